@@ -1,0 +1,356 @@
+//! The one rule that gives a new connection its link.
+//!
+//! It stands twice: here, as the reference, and in `ebpf/schedule.h`, where the kernel runs it at `connect`.
+//! Both are integer arithmetic without overflow up to loads of 1 EB and rates of 400 Gbit/s, and a test drives both with the same
+//! inputs and demands the same answers. Change one and you must change the other.
+//!
+//! Sources: DNIS III.B and DBAS II.D ("CO maximum throughput": the interface that finishes the system's load soonest),
+//! OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target throughput);
+//! round robin and weighted round robin (DBAS II.D) as least virtual start time.
+
+use braid_model::{Bytes, Direction, Rate};
+
+/// The most links that are scheduled at once: one bit each in a [`LinkMask`].
+pub const MAX_LINKS: usize = 32;
+
+/// Loads above this count as this much, so that sums cannot overflow.
+const LOAD_LIMIT: u64 = 1 << 61;
+/// Rates above this count as this much (140 Tbit/s).
+const RATE_LIMIT: u64 = (1 << 44) - 1;
+/// Finish times are counted in units of 2^-20 s, a little under a microsecond.
+const TIME_SHIFT: u32 = 20;
+/// Virtual time that one flow on the fastest link takes; a link n times slower takes n times as much.
+const STEP_UNIT: u64 = 1 << 20;
+/// A slower link's step is at most this many times the fastest's, so that tags cannot overflow while the machine runs.
+const STEP_RATIO_LIMIT: u64 = 1 << 16;
+
+/// A set of links by slot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct LinkMask(pub u32);
+
+impl LinkMask {
+    /// Whether `slot` is in the set; slots from [`MAX_LINKS`] on never are.
+    pub const fn contains(self, slot: usize) -> bool {
+        slot < MAX_LINKS && self.0 & (1 << slot) != 0
+    }
+
+    /// The slots of the set in rising order.
+    pub fn slots(self) -> impl Iterator<Item = usize> {
+        (0..MAX_LINKS).filter(move |slot| self.contains(*slot))
+    }
+
+    /// Adds `slot`; slots from [`MAX_LINKS`] on are ignored.
+    pub fn insert(&mut self, slot: usize) {
+        if slot < MAX_LINKS {
+            self.0 |= 1 << slot;
+        }
+    }
+}
+
+/// How a link is chosen among those a flow may use. The numbers are those of the kernel's side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Least rank: what the system itself would use.
+    OnlyOne,
+    /// Least virtual start time: round robin when all steps are equal, weighted when they follow the rates ([`steps`]).
+    VirtualStart,
+    /// The cheapest link that finishes within the deadline, else the one that finishes first.
+    ///
+    /// `target` is the throughput that all load together should reach (OPERETTA's `T_target`); the deadline is
+    /// `max(L / target, max_k load_k / r_k)`. `None` is a deadline of zero: maximum throughput (DNIS, DBAS).
+    CheapestInTime {
+        /// Target throughput.
+        target: Option<Rate>,
+    },
+}
+
+/// One link as the rule sees it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lane {
+    /// What the flows on the link still have to move, in bytes, by [`Direction`] (down, up).
+    pub load: [u64; 2],
+    /// Capacity in bytes per second, by [`Direction`].
+    pub rate: [u64; 2],
+    /// What a byte costs, in any one unit for all links; 0 where nothing is known.
+    pub price: u64,
+    /// Virtual finish tag. It never falls, else a link that was down would take every flow when it returns.
+    pub tag: u64,
+    /// Virtual time one flow takes, from [`steps`].
+    pub step: u64,
+    /// The system's own order of preference, least first.
+    pub rank: u32,
+    /// Flows on the link.
+    pub flows: u32,
+}
+
+/// All links and the virtual time: what one decision reads and the next one must see changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Board {
+    /// Start tag of the last flow scheduled by virtual finish time.
+    pub virtual_time: u64,
+    /// The links by slot; slots in no mask are never looked at.
+    pub lanes: [Lane; MAX_LINKS],
+}
+
+impl Default for Board {
+    fn default() -> Self {
+        Self { virtual_time: 0, lanes: [Lane::default(); MAX_LINKS] }
+    }
+}
+
+/// A new flow that wants a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// The links it may use: allowed by policy and alive.
+    pub allowed: LinkMask,
+    /// Which way its bytes will mostly go.
+    pub direction: Direction,
+    /// How many bytes it is expected to move.
+    pub demand: Bytes,
+}
+
+impl Board {
+    /// Chooses a link and reserves the flow's demand on it, in one step. `None` if no link is allowed.
+    pub fn choose(&mut self, mode: Mode, request: &Request) -> Option<usize> {
+        let slot = self.pick(mode, request)?;
+        self.commit(mode, request, slot);
+        Some(slot)
+    }
+
+    /// The link [`choose`](Self::choose) would take, reserving nothing.
+    pub fn pick(&self, mode: Mode, request: &Request) -> Option<usize> {
+        let slots = request.allowed.slots();
+        match mode {
+            Mode::OnlyOne => slots.min_by_key(|slot| (self.lanes[*slot].rank, *slot)),
+            Mode::VirtualStart => slots.min_by_key(|slot| (self.virtual_start(*slot), self.lanes[*slot].step, *slot)),
+            Mode::CheapestInTime { target } => {
+                let deadline = self.deadline(request, target);
+                slots.min_by_key(|slot| {
+                    let finish = self.finish(*slot, request);
+                    let price = self.lanes[*slot].price;
+                    if finish <= deadline { (0, price, 0, *slot) } else { (1, finish, price, *slot) }
+                })
+            }
+        }
+    }
+
+    /// Puts the flow on `slot`.
+    fn commit(&mut self, mode: Mode, request: &Request, slot: usize) {
+        if mode == Mode::VirtualStart {
+            let start = self.virtual_start(slot);
+            self.lanes[slot].tag = start.saturating_add(self.lanes[slot].step);
+            self.virtual_time = start;
+        }
+        let lane = &mut self.lanes[slot];
+        let load = &mut lane.load[request.direction as usize];
+        *load = load.saturating_add(request.demand.get()).min(LOAD_LIMIT);
+        lane.flows = lane.flows.saturating_add(1);
+    }
+
+    /// When the flow's link would be done with all its load and the flow, in units of 2^-20 s; `u64::MAX` for never.
+    pub fn finish(&self, slot: usize, request: &Request) -> u64 {
+        let lane = &self.lanes[slot];
+        let direction = request.direction as usize;
+        let load = lane.load[direction].min(LOAD_LIMIT).saturating_add(request.demand.get().min(LOAD_LIMIT));
+        duration(load, lane.rate[direction])
+    }
+
+    /// The virtual time at which the flow would start on `slot`.
+    ///
+    /// The least start tag wins, not the least finish tag: the virtual time follows the winner's start, so that with finish tags a
+    /// slow link would be lifted by it at every decision and never be chosen (weights 20:12:6 gave 253, 127 and 0 of 380 flows).
+    pub fn virtual_start(&self, slot: usize) -> u64 {
+        self.lanes[slot].tag.max(self.virtual_time)
+    }
+
+    /// The time within which every link counts as fast enough, in units of 2^-20 s.
+    ///
+    /// OPERETTA's connection case needs the second term: when an old load already breaks the target, every link that ends before
+    /// that load does is as good, and the cheap one should win.
+    pub fn deadline(&self, request: &Request, target: Option<Rate>) -> u64 {
+        let Some(target) = target else { return 0 };
+        let direction = request.direction as usize;
+        let mut total = request.demand.get().min(LOAD_LIMIT);
+        let mut latest = 0;
+        for slot in request.allowed.slots() {
+            let load = self.lanes[slot].load[direction].min(LOAD_LIMIT);
+            total = total.saturating_add(load).min(LOAD_LIMIT);
+            latest = latest.max(duration(load, self.lanes[slot].rate[direction]));
+        }
+        latest.max(duration(total, target.bytes_per_second()))
+    }
+}
+
+/// `floor(load * 2^20 / rate)`, saturating: the time to move `load` bytes at `rate` bytes per second.
+pub fn duration(load: u64, rate: u64) -> u64 {
+    let rate = rate.min(RATE_LIMIT);
+    if load == 0 {
+        return 0;
+    }
+    if rate == 0 {
+        return u64::MAX;
+    }
+    let whole = load / rate;
+    if whole >> (64 - TIME_SHIFT) != 0 {
+        return u64::MAX;
+    }
+    (whole << TIME_SHIFT) + ((load % rate) << TIME_SHIFT) / rate
+}
+
+/// Virtual time one flow takes on each link, from the links' rates in bytes per second (any common unit will do).
+///
+/// `weighted` false gives every link the same step: plain round robin. A rate of 0 counts as the slowest that is told apart.
+pub fn steps(rates: &[u64; MAX_LINKS], weighted: bool) -> [u64; MAX_LINKS] {
+    let fastest = rates.iter().copied().max().unwrap_or(0).max(1);
+    rates.map(|rate| {
+        if !weighted {
+            return STEP_UNIT;
+        }
+        let step = u128::from(STEP_UNIT) * u128::from(fastest) / u128::from(rate.max(1));
+        u64::try_from(step).unwrap_or(u64::MAX).min(STEP_UNIT * STEP_RATIO_LIMIT)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MAX_THROUGHPUT: Mode = Mode::CheapestInTime { target: None };
+
+    fn board(rates_mbps: &[u64]) -> (Board, LinkMask) {
+        let mut board = Board::default();
+        let mut mask = LinkMask::default();
+        for (slot, mbps) in rates_mbps.iter().enumerate() {
+            let rate = Rate::from_mbps(*mbps).bytes_per_second();
+            board.lanes[slot].rate = [rate, rate];
+            board.lanes[slot].rank = slot as u32;
+            mask.insert(slot);
+        }
+        (board, mask)
+    }
+
+    fn request(allowed: LinkMask, demand: u64) -> Request {
+        Request { allowed, direction: Direction::Down, demand: Bytes::new(demand) }
+    }
+
+    #[test]
+    fn nobody_is_chosen_when_nobody_is_allowed() {
+        let (mut board, _) = board(&[20, 10]);
+        let before = board.clone();
+        assert_eq!(board.choose(MAX_THROUGHPUT, &request(LinkMask(0), 1)), None);
+        assert_eq!(board, before);
+    }
+
+    #[test]
+    fn max_throughput_fills_links_in_proportion_to_their_rates() {
+        let (mut board, all) = board(&[20, 10]);
+        let mut counts = [0; 2];
+        for _ in 0..9 {
+            counts[board.choose(MAX_THROUGHPUT, &request(all, 4_000_000)).unwrap()] += 1;
+        }
+        assert_eq!(counts, [6, 3]);
+    }
+
+    #[test]
+    fn a_narrow_link_is_left_alone_while_the_wide_one_ends_sooner() {
+        let (mut board, all) = board(&[20, 2]);
+        let mut counts = [0; 2];
+        for _ in 0..11 {
+            counts[board.choose(MAX_THROUGHPUT, &request(all, 4_000_000)).unwrap()] += 1;
+        }
+        assert_eq!(counts, [10, 1]);
+    }
+
+    #[test]
+    fn a_target_takes_the_cheapest_link_in_time() {
+        let (mut board, all) = board(&[20, 10]);
+        board.lanes[0].price = 5;
+        board.lanes[1].price = 1;
+        let easy = Mode::CheapestInTime { target: Some(Rate::from_mbps(10)) };
+        assert_eq!(board.pick(easy, &request(all, 1_000_000)), Some(1));
+        let hard = Mode::CheapestInTime { target: Some(Rate::from_mbps(15)) };
+        assert_eq!(board.pick(hard, &request(all, 1_000_000)), Some(0));
+        // An old load that breaks the target anyway makes every link that ends before it as good.
+        board.lanes[0].load[0] = 100_000_000;
+        assert_eq!(board.pick(hard, &request(all, 1_000_000)), Some(1));
+    }
+
+    #[test]
+    fn a_link_that_returns_does_not_take_every_flow() {
+        let (mut board, all) = board(&[10, 10]);
+        board.lanes.iter_mut().for_each(|lane| lane.step = STEP_UNIT);
+        let only_first = LinkMask(1);
+        for _ in 0..100 {
+            board.choose(Mode::VirtualStart, &request(only_first, 1));
+        }
+        let taken: Vec<_> = (0..4).map(|_| board.choose(Mode::VirtualStart, &request(all, 1)).unwrap()).collect();
+        assert_eq!(taken, [1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn weights_share_flows_in_proportion() {
+        let (mut board, all) = board(&[20, 12, 6]);
+        let rates = board.lanes.map(|lane| lane.rate[0]);
+        for (lane, step) in board.lanes.iter_mut().zip(steps(&rates, true)) {
+            lane.step = step;
+        }
+        let mut counts = [0u32; 3];
+        for _ in 0..380 {
+            counts[board.choose(Mode::VirtualStart, &request(all, 1)).unwrap()] += 1;
+        }
+        assert!(counts[0].abs_diff(200) <= 1 && counts[1].abs_diff(120) <= 1 && counts[2].abs_diff(60) <= 1, "{counts:?}");
+    }
+
+    #[test]
+    fn upload_and_download_are_separate_loads() {
+        let (mut board, all) = board(&[10, 10]);
+        board.lanes[0].load[Direction::Down as usize] = 1_000_000;
+        let up = Request { direction: Direction::Up, ..request(all, 10) };
+        assert_eq!(board.choose(MAX_THROUGHPUT, &up), Some(0));
+        assert_eq!(board.lanes[0].load, [1_000_000, 10]);
+    }
+
+    #[test]
+    fn only_one_follows_the_system() {
+        let (mut board, all) = board(&[1, 10]);
+        board.lanes[1].rank = 7;
+        assert_eq!(board.choose(Mode::OnlyOne, &request(all, 1)), Some(0));
+    }
+
+    proptest! {
+        #[test]
+        fn duration_is_exact_or_saturates(load in any::<u64>(), rate in 0..=RATE_LIMIT) {
+            let load = load.min(2 * LOAD_LIMIT);
+            let exact = match (load, rate) {
+                (0, _) => 0,
+                (_, 0) => u128::MAX,
+                _ => (u128::from(load) << TIME_SHIFT) / u128::from(rate),
+            };
+            let got = duration(load, rate);
+            if got == u64::MAX {
+                prop_assert!(rate == 0 || exact >> 62 != 0);
+            } else {
+                prop_assert_eq!(u128::from(got), exact);
+            }
+        }
+
+        #[test]
+        fn a_choice_is_always_allowed_and_max_throughput_ends_no_later_than_any_other(
+            rates in prop::array::uniform4(0u64..50_000_000_000), loads in prop::array::uniform4(0u64..(1 << 60)),
+            demand in 0u64..(1 << 60), mask in 1u32..16,
+        ) {
+            let mut board = Board::default();
+            for slot in 0..4 {
+                board.lanes[slot].rate = [rates[slot]; 2];
+                board.lanes[slot].load = [loads[slot]; 2];
+            }
+            let request = request(LinkMask(mask), demand);
+            let slot = board.pick(MAX_THROUGHPUT, &request).unwrap();
+            prop_assert!(request.allowed.contains(slot));
+            for other in request.allowed.slots() {
+                prop_assert!(board.finish(slot, &request) <= board.finish(other, &request));
+            }
+        }
+    }
+}

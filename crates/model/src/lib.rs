@@ -1,0 +1,17 @@
+//! Braid's words: ids, units with types, and facts about links, flows and applications.
+//!
+//! Nothing here does I/O, reads a clock or decides anything; every other crate speaks in these types.
+
+#![forbid(unsafe_code)]
+
+mod application;
+mod flow;
+mod link;
+mod network;
+mod units;
+
+pub use application::{Application, Class};
+pub use flow::{Affinity, Carry, Direction, FlowId, Protocol};
+pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
+pub use network::{NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+pub use units::{Bytes, Rate, Time, UnitError};
