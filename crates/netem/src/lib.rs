@@ -1,1 +1,29 @@
-//! TODO
+//! A link emulator without I/O: rate, delay, jitter, loss, queue, recorded traces.
+//!
+//! [`Link`] is one direction of a link. Whoever drives it pushes packets in, pops packets out and asks when to come back:
+//!
+//! ```
+//! use braid_model::{Bytes, Rate, Time};
+//! use braid_netem::{Link, Profile, Verdict};
+//! use std::time::Duration;
+//!
+//! let profile = Profile { rate: Rate::from_mbps(12).into(), delay: Duration::from_millis(10), ..Profile::default() };
+//! let mut link = Link::new(profile, 1, Time::ZERO);
+//! assert_eq!(link.push(Time::ZERO, vec![0u8; 1500]), Verdict::Queued);
+//! let due = link.poll_timeout().unwrap();
+//! assert_eq!(due, Time::from_millis(11)); // 1 ms on the wire, 10 ms on the way
+//! assert!(link.pop(due).is_some());
+//! ```
+//!
+//! The same pushes at the same times with the same seed give the same results on every machine.
+
+#![forbid(unsafe_code)]
+
+mod link;
+mod loss;
+mod random;
+mod trace;
+
+pub use link::{Link, LinkStats, Packet, Profile, RateSource, Verdict};
+pub use loss::{Loss, Probability};
+pub use trace::{Trace, TraceError};
