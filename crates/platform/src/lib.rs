@@ -1,1 +1,4 @@
-//! TODO
+//! What Braid needs of an operating system, as traits, with Linux behind them and a fake for tests.
+
+pub mod linux;
+pub mod steering;

@@ -1,0 +1,35 @@
+//! Builds the BPF programs with clang, and the connection rule natively for the tests that compare it with the Rust reference.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() {
+    let ebpf = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../ebpf");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    for file in ["braid.bpf.c", "braid.h", "kernel.h", "schedule.h", "native.c"] {
+        println!("cargo:rerun-if-changed={}", ebpf.join(file).display());
+    }
+    println!("cargo:rerun-if-env-changed=BRAID_CLANG");
+    build_programs(&ebpf, &out.join("braid.bpf.o"));
+    cc::Build::new().file(ebpf.join("native.c")).include(&ebpf).opt_level(2).compile("braid_native");
+}
+
+fn build_programs(ebpf: &Path, object: &Path) {
+    let clang = env::var("BRAID_CLANG").unwrap_or_else(|_| "clang".to_owned());
+    let machine = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
+    let headers = format!("/usr/include/{machine}-linux-gnu");
+    let status = Command::new(&clang)
+        .args(["-O2", "-g", "-Wall", "-Werror", "-Wno-unused-function", "-target", "bpf", "-I", &headers, "-c"])
+        .arg(ebpf.join("braid.bpf.c"))
+        .arg("-o")
+        .arg(object)
+        .status();
+    match status {
+        Ok(status) if status.success() => {}
+        Ok(status) => panic!("{clang} could not build the BPF programs ({status}): it needs libbpf's headers (Debian: libbpf-dev)"),
+        Err(error) => {
+            panic!("{clang} could not be started to build the BPF programs: {error}; install it (Debian: clang), or set BRAID_CLANG")
+        }
+    }
+}

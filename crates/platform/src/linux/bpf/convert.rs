@@ -1,0 +1,335 @@
+//! Between the words of [`crate::steering`] and the layouts of `ebpf/braid.h`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use braid_decide::connection::{Board, Mode};
+use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
+use ipnet::IpNet;
+
+use crate::linux::sys::abi::{self, rule as bits};
+use crate::steering::{AppId, ExeId, FlowRow, Learnt, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent};
+
+const TCP_SYN_SENT: u32 = 2;
+const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
+/// Marks of links: this plus the slot plus one (`BRAID_MARK_BASE`).
+const MARK_BASE: u32 = 0xB1D0_0000;
+
+/// An address in network order, IPv4 mapped into IPv6.
+pub(super) fn mapped(addr: IpAddr) -> [u32; 4] {
+    let octets = match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(octets.chunks_exact(4)) {
+        *word = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    }
+    words
+}
+
+/// The address of such words; mapped ones come back as IPv4.
+pub(super) fn unmapped(words: [u32; 4]) -> IpAddr {
+    let mut octets = [0; 16];
+    for (bytes, word) in octets.chunks_exact_mut(4).zip(words) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    IpAddr::V6(Ipv6Addr::from(octets)).to_canonical()
+}
+
+/// A process name as the kernel keeps it: cut to 15 bytes, padded with zeroes.
+pub(super) fn process_name(name: &str) -> [u8; 16] {
+    let mut text = [0; 16];
+    let length = name.len().min(15);
+    text[..length].copy_from_slice(&name.as_bytes()[..length]);
+    text
+}
+
+fn text_of(name: &[u8; 16]) -> String {
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    String::from_utf8_lossy(&name[..end]).into_owned()
+}
+
+/// The kernel's own encoding of a device number.
+fn exe_key(exe: &ExeId) -> abi::ExeKey {
+    let (major, minor) = (libc::major(exe.device), libc::minor(exe.device));
+    abi::ExeKey { inode: exe.inode, device: major << 20 | minor, pad: 0 }
+}
+
+fn exe_id(key: &abi::ExeKey) -> ExeId {
+    ExeId { device: libc::makedev(key.device >> 20, key.device & 0xf_ffff), inode: key.inode }
+}
+
+pub(super) fn app_key(app: &AppId) -> abi::AppKey {
+    abi::AppKey { exe: exe_key(&app.exe), name: process_name(&app.name) }
+}
+
+pub(super) fn app_id(key: &abi::AppKey) -> AppId {
+    AppId { exe: exe_id(&key.exe), name: text_of(&key.name) }
+}
+
+/// Numbers executables for one bank of rules, from 1.
+#[derive(Debug, Default)]
+pub(super) struct ExeIds {
+    sets: Vec<Vec<ExeId>>,
+}
+
+impl ExeIds {
+    fn id_of(&mut self, files: &[ExeId]) -> u32 {
+        let position = self.sets.iter().position(|set| set == files).unwrap_or_else(|| {
+            self.sets.push(files.to_vec());
+            self.sets.len() - 1
+        });
+        position as u32 + 1
+    }
+
+    /// Every file with its number. A file in two different sets gets the first one's.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (abi::ExeKey, u32)> {
+        self.sets.iter().enumerate().rev().flat_map(|(index, set)| set.iter().map(move |exe| (exe_key(exe), index as u32 + 1)))
+    }
+}
+
+pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
+    let mut raw = abi::Rule { class: abi::UNSET, affinity: abi::UNSET, ..Default::default() };
+    let matching = &rule.matching;
+    if let Some(files) = &matching.exe {
+        raw.conditions |= if files.is_empty() { bits::NEVER } else { bits::IF_EXE };
+        raw.exe = ids.id_of(files);
+    }
+    if let Some(name) = &matching.name {
+        raw.conditions |= bits::IF_NAME;
+        raw.name = process_name(name);
+    }
+    if let Some(port) = matching.port {
+        raw.conditions |= bits::IF_PORT;
+        raw.port = port;
+    }
+    if let Some(net) = matching.destination {
+        raw.conditions |= bits::IF_DESTINATION;
+        raw.destination = mapped(net.network());
+        raw.prefix_len = match net {
+            IpNet::V4(net) => net.prefix_len() + 96,
+            IpNet::V6(net) => net.prefix_len(),
+        };
+    }
+    match matching.cgroup {
+        Some(Some((id, level))) => {
+            raw.conditions |= bits::IF_CGROUP;
+            raw.cgroup = id;
+            raw.cgroup_level = level;
+        }
+        Some(None) => raw.conditions |= bits::NEVER,
+        None => {}
+    }
+    if let Some(user) = matching.user {
+        raw.conditions |= bits::IF_USER;
+        raw.user = user;
+    }
+    if rule.exclude {
+        raw.actions |= bits::DO_EXCLUDE;
+    }
+    if let Some(links) = rule.links {
+        raw.actions |= bits::DO_LINKS;
+        raw.links = links.0;
+    }
+    if let Some(prefer) = rule.prefer {
+        raw.actions |= bits::DO_PREFER;
+        raw.prefer = prefer.0;
+    }
+    raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
+    raw.affinity = rule.affinity.map_or(abi::UNSET, affinity);
+    raw
+}
+
+fn affinity(affinity: Affinity) -> u8 {
+    match affinity {
+        Affinity::None => 0,
+        Affinity::Destination => 1,
+        Affinity::Application => 2,
+    }
+}
+
+/// The scheduling mode's number and its target in bytes per second, 0 for none.
+pub(super) fn mode(mode: Mode) -> (u32, u64) {
+    match mode {
+        Mode::OnlyOne => (0, 0),
+        Mode::VirtualStart => (1, 0),
+        Mode::CheapestInTime { target } => (2, target.map_or(0, |target| target.bytes_per_second().max(1))),
+    }
+}
+
+pub(super) fn params(params: &SteerParams, netns: u64, daemon: u32) -> abi::Params {
+    let (mode, target) = mode(params.mode);
+    let mut raw = abi::Params {
+        netns,
+        target,
+        default_demand: params.default_demand.get(),
+        mode,
+        scheduler: params.scheduler.into(),
+        rules: params.rules.len() as u32,
+        daemon,
+        usable: [params.usable.v4.0, params.usable.v6.0],
+        backup: params.backup.0,
+        affinity: params.affinity.map_or(abi::UNSET, affinity).into(),
+        ..Default::default()
+    };
+    for (slot, link) in params.links.iter().enumerate() {
+        if let Some(link) = link {
+            raw.slots[slot] = raw_slot(slot, link);
+        }
+    }
+    raw
+}
+
+fn raw_slot(slot: usize, link: &SteerLink) -> abi::Slot {
+    abi::Slot {
+        ifindex: link.index.0,
+        rank: link.rank,
+        name: process_name(&link.name),
+        source4: link.source4.map_or(0, |addr| u32::from_ne_bytes(addr.octets())),
+        mark: MARK_BASE | (slot as u32 + 1),
+        source6: link.source6.map_or([0; 4], |addr| mapped(addr.into())),
+        rate: link.rate.map(Rate::bytes_per_second),
+        price: link.price,
+        step: link.step,
+    }
+}
+
+pub(super) fn board(raw: &abi::Board, params: &SteerParams) -> Board {
+    let mut board = Board { virtual_time: raw.virtual_time, ..Board::default() };
+    for (slot, (lane, raw)) in board.lanes.iter_mut().zip(&raw.lanes).enumerate() {
+        lane.load = raw.load;
+        lane.tag = raw.tag;
+        lane.flows = raw.flows;
+        if let Some(link) = &params.links[slot] {
+            lane.rate = link.rate.map(Rate::bytes_per_second);
+            lane.price = link.price;
+            lane.step = link.step;
+            lane.rank = link.rank;
+        }
+    }
+    board
+}
+
+fn class(number: u8) -> Class {
+    [Class::RealTime, Class::Browser, Class::Bulk].into_iter().find(|class| *class as u8 == number).unwrap_or_default()
+}
+
+pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
+    let flow = &raw.flow;
+    let protocol = match flow.protocol {
+        IPPROTO_TCP => Protocol::Tcp,
+        IPPROTO_UDP => Protocol::Udp,
+        _ => return None,
+    };
+    let tcp = protocol == Protocol::Tcp;
+    let family = if flow.family == 6 { Family::V6 } else { Family::V4 };
+    let local = match unmapped(raw.local) {
+        addr if addr.is_unspecified() && family == Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        addr => addr,
+    };
+    Some(FlowRow {
+        // A datagram flow shares its socket with others: its remote port tells them apart.
+        id: FlowId(flow.id),
+        protocol,
+        family,
+        app: app_id(&flow.app),
+        process: flow.process,
+        user: flow.user,
+        cgroup: flow.cgroup,
+        local: (local, raw.local_port as u16),
+        remote: (unmapped(flow.remote), flow.port),
+        slot: flow.slot as usize,
+        link: LinkIndex(flow.ifindex),
+        direction: if flow.direction == 1 { Direction::Up } else { Direction::Down },
+        class: class(flow.class),
+        scheduler: flow.scheduler,
+        rule: (flow.rule != abi::UNSET).then_some(flow.rule),
+        started: Time::from_nanos(flow.started),
+        read_at: Time::from_nanos(raw.read_at),
+        demand: Bytes::new(flow.demand),
+        reserved: Bytes::new(flow.reserved),
+        rx: Bytes::new(raw.rx),
+        tx: Bytes::new(raw.tx),
+        rtt_us: [raw.srtt_us, raw.rcv_rtt_us].into_iter().find(|rtt| *rtt > 0),
+        retransmissions: tcp.then_some(raw.retransmissions),
+        segments_out: tcp.then_some(raw.segments_out),
+        delivery_rate: (raw.delivery_rate > 0).then(|| Rate::from_bps(raw.delivery_rate.saturating_mul(8))),
+        connecting: tcp && raw.state == TCP_SYN_SENT,
+    })
+}
+
+pub(super) fn event(raw: &abi::Event) -> Option<SteeringEvent> {
+    let flow = &raw.row.flow;
+    match raw.kind {
+        abi::event::END => flow_row(&raw.row).map(SteeringEvent::Ended),
+        abi::event::APP => {
+            Some(SteeringEvent::NewApp { app: app_id(&flow.app), process: flow.process, cgroup: flow.cgroup, class: class(flow.class) })
+        }
+        abi::event::SUFFERING => Some(SteeringEvent::Suffering {
+            link: LinkIndex(flow.ifindex),
+            family: if flow.family == 6 { Family::V6 } else { Family::V4 },
+            connecting: raw.detail >> 31 == 1,
+            retries: raw.detail & 0x7fff_ffff,
+            remote: (unmapped(flow.remote), flow.port),
+        }),
+        _ => None,
+    }
+}
+
+pub(super) fn learnt(key: &abi::DemandKey, demand: &abi::Demand) -> Learnt {
+    Learnt {
+        app: app_id(&key.app),
+        port: key.port,
+        down: Bytes::new(demand.down),
+        up: Bytes::new(demand.up),
+        count: demand.count,
+        updated: Time::from_nanos(demand.updated),
+    }
+}
+
+pub(super) fn signs(raw: &abi::Signs, family: Family) -> Signs {
+    let index = family as usize;
+    let (addr, port) = match family {
+        Family::V4 => (IpAddr::V4(Ipv4Addr::from(raw.remote4.to_ne_bytes())), raw.port4),
+        Family::V6 => (unmapped(raw.remote6), raw.port6),
+    };
+    Signs {
+        answered: raw.answered[index],
+        answered_at: Time::from_nanos(raw.answered_at[index]),
+        remote: (raw.answered[index] > 0).then_some((addr, port)),
+        timeouts: raw.timeouts[index],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_way_there_and_back() {
+        for text in ["203.0.113.7", "2001:db8::1", "::1", "0.0.0.0"] {
+            let addr: IpAddr = text.parse().unwrap();
+            assert_eq!(unmapped(mapped(addr)), addr);
+        }
+    }
+
+    #[test]
+    fn device_numbers_survive_the_way_there_and_back() {
+        let exe = ExeId { device: libc::makedev(259, 70_000), inode: 42 };
+        assert_eq!(exe_key(&exe).device, 259 << 20 | 70_000);
+        assert_eq!(exe_id(&exe_key(&exe)), exe);
+    }
+
+    #[test]
+    fn an_executable_that_is_not_there_matches_nothing() {
+        let mut ids = ExeIds::default();
+        let absent = SteerRule { matching: crate::steering::SteerMatch { exe: Some(vec![]), ..Default::default() }, ..Default::default() };
+        assert_eq!(rule(&absent, &mut ids).conditions, bits::NEVER);
+    }
+
+    #[test]
+    fn long_names_are_cut_as_the_kernel_cuts_them() {
+        assert_eq!(text_of(&process_name("a-very-long-program-name")), "a-very-long-pro");
+    }
+}

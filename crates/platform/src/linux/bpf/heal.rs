@@ -1,0 +1,97 @@
+//! Keeps the loads true: what the lanes hold must be what the living flows reserve.
+
+use crate::linux::sys::abi;
+use crate::steering::FlowRow;
+use braid_decide::connection::MAX_LINKS;
+
+/// Compares the loads with the flows and says what to add to which lane.
+#[derive(Debug, Default)]
+pub(super) struct Heal {
+    /// Datagram flows that fell idle and have not been reported yet.
+    pub(super) ended: Vec<FlowRow>,
+}
+
+impl Heal {
+    /// What must be added to each lane (modulo 2^64), where it is off by more than the flows that came and went during the walk can
+    /// explain: an event was missed, or an entry was evicted.
+    pub(super) fn corrections(&mut self, rows: &[abi::FlowRow], board: &abi::Board, churn: u64) -> Vec<(u32, abi::Lane)> {
+        let mut loads = [[0u64; 2]; MAX_LINKS];
+        let mut flows = [0u32; MAX_LINKS];
+        let mut largest = 0;
+        for flow in rows.iter().map(|row| &row.flow) {
+            let slot = flow.slot as usize % MAX_LINKS;
+            let load = &mut loads[slot][usize::from(flow.direction & 1)];
+            *load = load.wrapping_add(flow.reserved);
+            flows[slot] = flows[slot].wrapping_add(1);
+            largest = largest.max(flow.reserved).max(flow.demand);
+        }
+        let slack = i128::from(churn) * i128::from(largest);
+        let mut corrections = Vec::new();
+        for slot in 0..MAX_LINKS {
+            let lane = &board.lanes[slot];
+            let mut correction = abi::Lane::default();
+            for direction in 0..2 {
+                let off = loads[slot][direction].wrapping_sub(lane.load[direction]);
+                if i128::from(off as i64).abs() > slack {
+                    correction.load[direction] = off;
+                }
+            }
+            let off = flows[slot].wrapping_sub(lane.flows);
+            if u64::from((off as i32).unsigned_abs()) > churn {
+                correction.flows = off;
+            }
+            if correction != abi::Lane::default() {
+                corrections.push((slot as u32, correction));
+            }
+        }
+        corrections
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(slot: u32, reserved: u64) -> abi::FlowRow {
+        abi::FlowRow { flow: abi::Flow { slot, reserved, ..Default::default() }, ..Default::default() }
+    }
+
+    #[test]
+    fn true_loads_are_left_alone() {
+        let mut board = abi::Board::default();
+        board.lanes[1].load[0] = 300;
+        board.lanes[1].flows = 2;
+        assert!(Heal::default().corrections(&[row(1, 100), row(1, 200)], &board, 0).is_empty());
+    }
+
+    #[test]
+    fn a_missed_end_is_healed() {
+        let mut board = abi::Board::default();
+        board.lanes[1].load[0] = 1_000_000;
+        board.lanes[1].flows = 2;
+        let corrections = Heal::default().corrections(&[row(1, 100)], &board, 0);
+        assert_eq!(corrections.len(), 1);
+        let (slot, lane) = corrections[0];
+        assert_eq!(slot, 1);
+        assert_eq!(board.lanes[1].load[0].wrapping_add(lane.load[0]), 100);
+        assert_eq!(board.lanes[1].flows.wrapping_add(lane.flows), 1);
+    }
+
+    #[test]
+    fn churn_explains_small_differences_but_not_large_ones() {
+        let mut board = abi::Board::default();
+        board.lanes[0].load[0] = 250;
+        board.lanes[0].flows = 2;
+        assert!(Heal::default().corrections(&[row(0, 100)], &board, 2).is_empty());
+        board.lanes[0].load[0] = 100_000;
+        assert_eq!(Heal::default().corrections(&[row(0, 100)], &board, 2).len(), 1);
+    }
+
+    #[test]
+    fn a_load_that_fell_below_zero_is_healed_too() {
+        let mut board = abi::Board::default();
+        board.lanes[0].load[1] = 0u64.wrapping_sub(500);
+        let corrections = Heal::default().corrections(&[], &board, 0);
+        assert_eq!(board.lanes[0].load[1].wrapping_add(corrections[0].1.load[1]), 0);
+    }
+}

@@ -1,0 +1,185 @@
+//! Loading and attaching the programs, all or nothing.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::maps::{Map, RingBuf};
+use aya::programs::{
+    CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier, SockOps,
+};
+use aya::{Btf, EbpfLoader};
+use braid_decide::connection::LinkMask;
+use braid_decide::connection::{MAX_LINKS, Mode};
+use braid_model::{Bytes, PerFamily};
+
+use super::{BpfSteering, detail, take_map};
+use crate::linux::sys::bpf as sys;
+use crate::steering::SteerParams;
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/braid.bpf.o"));
+
+/// Why the programs could not be put in place. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The kernel tells no types.
+    #[error(
+        "the kernel has no BTF type information ({reason}): it must be built with CONFIG_DEBUG_INFO_BTF (/sys/kernel/btf/vmlinux); until then use `braid run`, which needs none"
+    )]
+    Btf {
+        /// What the system said.
+        reason: String,
+    },
+    /// Maps or code were refused.
+    #[error(
+        "the kernel did not take the BPF programs: {reason}; this needs Linux 5.15 or later and the capabilities CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (root has them); without them use `braid run`"
+    )]
+    Object {
+        /// What the system said.
+        reason: String,
+    },
+    /// One program was refused.
+    #[error(
+        "the kernel refused the BPF program {program}: {reason}; `braid doctor` tells what this kernel can do; `braid run` needs no BPF"
+    )]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// What the verifier or the system said.
+        reason: String,
+    },
+    /// The root of the cgroup hierarchy cannot be had.
+    #[error(
+        "no cgroup v2 hierarchy can be opened to attach to: {reason}; the kernel needs CONFIG_CGROUPS and CONFIG_CGROUP_BPF, and this process CAP_SYS_ADMIN; without them use `braid run`"
+    )]
+    Cgroup {
+        /// What the system said.
+        reason: String,
+    },
+    /// Something else the system refused.
+    #[error("cannot {action}: {reason}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        reason: String,
+    },
+}
+
+impl BpfSteering {
+    /// Loads the programs and attaches them to every process of the machine; they act in this process's network namespace only,
+    /// and only once [`set_params`](crate::steering::Steering::set_params) has been called and the heartbeat goes.
+    pub fn attach() -> Result<Self, LoadError> {
+        let mut steering = Self::load()?;
+        let cgroup = sys::open_cgroup2().map_err(|error| LoadError::Cgroup { reason: error.to_string() })?;
+        // What ends flows before what starts them, so that nothing can start that is not seen to end.
+        for name in ["braid_release", "braid_sockops", "braid_egress", "braid_ingress"] {
+            attach(&mut steering.ebpf, name, &cgroup)?;
+        }
+        for name in ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"] {
+            attach(&mut steering.ebpf, name, &cgroup)?;
+        }
+        Ok(steering)
+    }
+
+    /// Loads the programs and attaches them to nothing, for tests of the rule.
+    pub fn load() -> Result<Self, LoadError> {
+        let btf = Btf::from_sys_fs().map_err(|error| LoadError::Btf { reason: detail(&error) })?;
+        let has_retval = u8::from(kernel_at_least(5, 18));
+        let mut ebpf = EbpfLoader::new()
+            .btf(Some(&btf))
+            .override_global("has_retval", &has_retval, true)
+            .load(OBJECT)
+            .map_err(|error| LoadError::Object { reason: detail(&error) })?;
+        for name in PROGRAMS {
+            load_program(&mut ebpf, name, &btf)?;
+        }
+        let iterator = attach_iterator(&mut ebpf)?;
+        let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
+        let netns = sys::netns_cookie()
+            .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
+        Ok(Self {
+            ebpf,
+            iterator,
+            events,
+            params: no_params(),
+            bank: 0,
+            netns,
+            prefixes: [Vec::new(), Vec::new()],
+            heal: Default::default(),
+        })
+    }
+}
+
+const PROGRAMS: [&str; 10] = [
+    "braid_release",
+    "braid_sockops",
+    "braid_egress",
+    "braid_ingress",
+    "braid_sendmsg4",
+    "braid_sendmsg6",
+    "braid_connect4",
+    "braid_connect6",
+    "braid_flows",
+    "braid_trial",
+];
+
+fn no_params() -> SteerParams {
+    SteerParams {
+        mode: Mode::OnlyOne,
+        scheduler: 0,
+        default_demand: Bytes::ZERO,
+        affinity: None,
+        links: [const { None }; MAX_LINKS],
+        usable: PerFamily::default(),
+        backup: LinkMask::default(),
+        rules: Vec::new(),
+    }
+}
+
+fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result<&'a mut Program, LoadError> {
+    ebpf.program_mut(name).ok_or_else(|| LoadError::Program { program: name, reason: "it is not in the object".to_owned() })
+}
+
+fn load_program(ebpf: &mut aya::Ebpf, name: &'static str, btf: &Btf) -> Result<(), LoadError> {
+    let loaded = match program(ebpf, name)? {
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
+        Program::CgroupSkb(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        Program::SchedClassifier(program) => SchedClassifier::load(program),
+        Program::Iter(program) => Iter::load(program, "bpf_sk_storage_map", btf),
+        _ => return Err(LoadError::Program { program: name, reason: "it is of no known kind".to_owned() }),
+    };
+    loaded.map_err(|error| LoadError::Program { program: name, reason: detail(&error) })
+}
+
+fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<(), LoadError> {
+    let mode = CgroupAttachMode::AllowMultiple;
+    let attached = match program(ebpf, name)? {
+        Program::CgroupSockAddr(program) => CgroupSockAddr::attach(program, cgroup, mode).map(drop),
+        Program::CgroupSock(program) => CgroupSock::attach(program, cgroup, mode).map(drop),
+        Program::CgroupSkb(program) => {
+            let way = if name == "braid_egress" { CgroupSkbAttachType::Egress } else { CgroupSkbAttachType::Ingress };
+            CgroupSkb::attach(program, cgroup, way, mode).map(drop)
+        }
+        Program::SockOps(program) => SockOps::attach(program, cgroup, mode).map(drop),
+        _ => return Err(LoadError::Program { program: name, reason: "it attaches to no cgroup".to_owned() }),
+    };
+    attached.map_err(|error| LoadError::Program { program: name, reason: detail(&error) })
+}
+
+fn attach_iterator(ebpf: &mut aya::Ebpf) -> Result<OwnedFd, LoadError> {
+    let refused = |reason: String| LoadError::Program { program: "braid_flows", reason };
+    let Some(Map::SkStorage(storage)) = ebpf.map("flows") else {
+        return Err(refused("the programs have no map flows".to_owned()));
+    };
+    let program = ebpf.program("braid_flows").and_then(|program| program.fd().ok());
+    let program = program.ok_or_else(|| refused("it is not loaded".to_owned()))?;
+    sys::attach_iterator(program.as_fd(), storage.fd().as_fd()).map_err(|error| refused(error.to_string()))
+}
+
+/// Whether the running kernel's version is this or later; false if it cannot be told.
+fn kernel_at_least(major: u32, minor: u32) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}

@@ -1,0 +1,370 @@
+//! Steering by BPF: loads the programs of `ebpf/`, attaches them to the root of the cgroup hierarchy and speaks with them.
+//!
+//! Programs and maps are held by file descriptors only: when the process ends, however it ends, they are gone.
+
+mod convert;
+mod heal;
+pub mod load;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
+use braid_decide::connection::{Board, LinkMask, MAX_LINKS};
+use braid_model::{Class, Family, Time};
+use ipnet::IpNet;
+
+use super::sys::{abi, bpf as sys};
+use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent};
+use convert::{app_key, flow_row, mapped, process_name};
+
+/// `BPF_F_LOCK`: look an element up, or change it, under its spin lock.
+const LOCKED: u64 = 4;
+/// Unconnected datagrams end a flow when none has been seen for this long.
+const DATAGRAM_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
+const VERDICT_LEAVE: u8 = 0;
+const VERDICT_STEER: u8 = 1;
+
+/// The loaded and attached programs.
+pub struct BpfSteering {
+    /// Owns programs, links and the maps that are not taken out below.
+    ebpf: aya::Ebpf,
+    iterator: OwnedFd,
+    events: RingBuf<MapData>,
+    params: SteerParams,
+    bank: u32,
+    netns: u64,
+    /// What the prefix maps hold now, by family.
+    prefixes: [Vec<(IpNet, bool)>; 2],
+    heal: heal::Heal,
+}
+
+fn failed(action: &'static str) -> impl Fn(aya::maps::MapError) -> SteeringError {
+    move |error| SteeringError { action, reason: detail(&error) }
+}
+
+/// An error with its causes, since aya keeps the system's word there.
+fn detail(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Finds a map by name and gives it its type.
+macro_rules! typed_map {
+    ($self:ident, $kind:ident, $name:literal, $action:literal) => {
+        $self
+            .ebpf
+            .map_mut($name)
+            .ok_or(SteeringError { action: $action, reason: concat!("the programs have no map ", $name).to_owned() })
+            .and_then(|map| $kind::try_from(map).map_err(failed($action)))?
+    };
+}
+
+impl BpfSteering {
+    /// The descriptor that becomes readable when events have come.
+    pub fn events_fd(&self) -> RawFd {
+        self.events.as_raw_fd()
+    }
+
+    /// Mean time in nanoseconds of one decision on the current parameters, over `repeat` runs in the kernel.
+    pub fn time_decision(&mut self, repeat: u32, allowed: LinkMask) -> Result<u32, SteeringError> {
+        let trial = abi::Trial { allowed: allowed.0, demand: 1_000_000, ..Default::default() };
+        let action = "time a decision";
+        typed_map!(self, Array, "trials", "time a decision").set(0, trial, 0).map_err(failed(action))?;
+        self.run_trial(repeat)
+    }
+
+    fn run_trial(&mut self, repeat: u32) -> Result<u32, SteeringError> {
+        let program = self.ebpf.program("braid_trial").and_then(|program| program.fd().ok());
+        let program = program.ok_or_else(|| SteeringError { action: "run a trial", reason: "the program is not loaded".to_owned() })?;
+        sys::test_run(program.as_fd(), repeat).map_err(|error| SteeringError { action: "run a trial", reason: error.to_string() })
+    }
+
+    /// Runs the kernel's own rule once on `trial` with the parameters of bank 0, for tests.
+    pub fn try_rule(&mut self, params: abi::Params, trial: abi::Trial) -> Result<abi::Trial, SteeringError> {
+        let action = "run a trial";
+        typed_map!(self, Array, "params", "run a trial").set(0, params, 0).map_err(failed(action))?;
+        typed_map!(self, Array, "trials", "run a trial").set(0, trial, 0).map_err(failed(action))?;
+        self.run_trial(1)?;
+        typed_map!(self, Array, "trials", "run a trial").get(&0, 0).map_err(failed(action))
+    }
+
+    fn raw_board(&mut self) -> Result<abi::Board, SteeringError> {
+        typed_map!(self, Array, "board", "read the loads").get(&0, LOCKED).map_err(failed("read the loads"))
+    }
+
+    /// Walks the sockets' flows; the program brings their reservations up to date as it goes.
+    fn walk_sockets(&mut self) -> Result<Vec<abi::FlowRow>, SteeringError> {
+        let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
+        let mut bytes = Vec::new();
+        sys::start_iterator(self.iterator.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
+        Ok(bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect())
+    }
+
+    /// The flows of unconnected datagrams; those that fell idle end here, and are returned apart.
+    fn walk_datagrams(&mut self, now: Time) -> Result<(Vec<abi::FlowRow>, Vec<abi::FlowRow>), SteeringError> {
+        let mut map: HashMap<_, abi::DatagramKey, abi::Flow> = typed_map!(self, HashMap, "datagrams", "list the datagram flows");
+        let entries: Vec<_> = map.iter().filter_map(Result::ok).filter(|(_, flow)| flow.started != 0).collect();
+        let (mut living, mut idle) = (Vec::new(), Vec::new());
+        for (key, flow) in entries {
+            let row = abi::FlowRow { flow, rx: flow.rx, tx: flow.tx, read_at: now.as_nanos(), ..Default::default() };
+            if now.since(Time::from_nanos(flow.last)) < DATAGRAM_IDLE {
+                living.push(row);
+            } else if map.remove(&key).is_ok() {
+                idle.push(row);
+            }
+        }
+        Ok((living, idle))
+    }
+
+    /// What the kernel does when a socket is closed, for a datagram flow that fell idle.
+    fn learn(&mut self, row: &abi::FlowRow) -> Result<(), SteeringError> {
+        if row.rx + row.tx == 0 {
+            return Ok(());
+        }
+        let action = "learn from a datagram flow";
+        let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "learn from a datagram flow");
+        let key = abi::DemandKey { app: row.flow.app, port: row.flow.port, ..Default::default() };
+        let step = |estimate: u64, sample: u64| estimate - (estimate >> 3) + (sample >> 3);
+        let next = match map.get(&key, 0) {
+            Ok(known) => abi::Demand {
+                down: step(known.down, row.rx),
+                up: step(known.up, row.tx),
+                updated: row.read_at,
+                count: known.count.saturating_add(1),
+            },
+            Err(_) => abi::Demand { down: row.rx, up: row.tx, updated: row.read_at, count: 1 },
+        };
+        map.insert(key, next, 0).map_err(failed(action))
+    }
+}
+
+impl Steering for BpfSteering {
+    fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
+        let control = abi::Control { heartbeat: now.as_nanos(), bank: self.bank, pad: 0 };
+        typed_map!(self, Array, "control", "say that Braid is alive").set(0, control, 0).map_err(failed("say that Braid is alive"))
+    }
+
+    fn set_params(&mut self, params: &SteerParams) -> Result<(), SteeringError> {
+        const ACTION: &str = "put a new policy in force";
+        if params.rules.len() > abi::MAX_RULES {
+            let reason = format!("{} rules; the kernel's side looks at {} at most", params.rules.len(), abi::MAX_RULES);
+            return Err(SteeringError { action: ACTION, reason });
+        }
+        let bank = self.bank ^ 1;
+        let mut executables = convert::ExeIds::default();
+        let rules: Vec<_> = params.rules.iter().map(|rule| convert::rule(rule, &mut executables)).collect();
+        self.reset_new_slots(params)?;
+        self.set_executables(bank, &executables)?;
+        let mut places = typed_map!(self, Array, "rules", "put a new policy in force");
+        for (index, rule) in rules.into_iter().enumerate() {
+            places.set(bank * abi::MAX_RULES as u32 + index as u32, rule, 0).map_err(failed(ACTION))?;
+        }
+        let raw = convert::params(params, self.netns, std::process::id());
+        typed_map!(self, Array, "params", "put a new policy in force").set(bank, raw, 0).map_err(failed(ACTION))?;
+        self.bank = bank;
+        self.params = params.clone();
+        self.heartbeat(sys::now())
+    }
+
+    fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
+        const ACTION: &str = "tell the kernel what may be steered";
+        let old = std::mem::take(&mut self.prefixes[family as usize]);
+        let mut changes: Vec<(IpNet, Option<bool>)> = Vec::new();
+        let wanted: BTreeMap<_, _> = map.iter().copied().collect();
+        let had: BTreeMap<_, _> = old.iter().copied().collect();
+        changes.extend(wanted.iter().filter(|(net, steer)| had.get(*net) != Some(*steer)).map(|(net, steer)| (*net, Some(*steer))));
+        changes.extend(had.keys().filter(|net| !wanted.contains_key(*net)).map(|net| (*net, None)));
+        // What must be left alone first, so that no moment exists in which it is steered.
+        changes.sort_by_key(|(_, steer)| match steer {
+            Some(false) => 0,
+            Some(true) => 1,
+            None => 2,
+        });
+        let mut install = || -> Result<(), SteeringError> {
+            match family {
+                Family::V4 => {
+                    let mut trie: LpmTrie<_, u32, u8> = typed_map!(self, LpmTrie, "prefixes4", "tell the kernel what may be steered");
+                    for (net, change) in &changes {
+                        if let IpNet::V4(net) = net {
+                            let key = Key::new(u32::from(net.prefix_len()), u32::from(net.network()).to_be());
+                            change_prefix(&mut trie, &key, *change).map_err(failed(ACTION))?;
+                        }
+                    }
+                }
+                Family::V6 => {
+                    let mut trie: LpmTrie<_, [u32; 4], u8> = typed_map!(self, LpmTrie, "prefixes6", "tell the kernel what may be steered");
+                    for (net, change) in &changes {
+                        if let IpNet::V6(net) = net {
+                            let key = Key::new(u32::from(net.prefix_len()), mapped(IpAddr::V6(net.network())));
+                            change_prefix(&mut trie, &key, *change).map_err(failed(ACTION))?;
+                        }
+                    }
+                }
+            }
+            Ok(())
+        };
+        let result = install();
+        self.prefixes[family as usize] = map.to_vec();
+        result
+    }
+
+    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError> {
+        const ACTION: &str = "tell the kernel the links' resolvers";
+        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "resolvers", "tell the kernel the links' resolvers");
+        let wanted: Vec<_> = resolvers.iter().take(256).map(|(addr, mask)| (abi::Address { word: mapped(*addr) }, mask.0)).collect();
+        let stale: Vec<_> = map.keys().filter_map(Result::ok).filter(|key| !wanted.iter().any(|(want, _)| want == key)).collect();
+        for key in stale {
+            map.remove(&key).map_err(failed(ACTION))?;
+        }
+        for (key, mask) in wanted {
+            map.insert(key, mask, 0).map_err(failed(ACTION))?;
+        }
+        Ok(())
+    }
+
+    fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError> {
+        let mut map: HashMap<_, abi::ProcessName, abi::App> = typed_map!(self, HashMap, "names", "tell the kernel the programs' classes");
+        for (name, class) in names {
+            let key = abi::ProcessName { text: process_name(name) };
+            let app = abi::App { class: *class as u8, ..Default::default() };
+            map.insert(key, app, 0).map_err(failed("tell the kernel the programs' classes"))?;
+        }
+        Ok(())
+    }
+
+    fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError> {
+        let mut map: HashMap<_, abi::AppKey, abi::App> = typed_map!(self, HashMap, "apps", "set an application's class");
+        let value = abi::App { class: class as u8, ..Default::default() };
+        map.insert(app_key(app), value, 0).map_err(failed("set an application's class"))
+    }
+
+    fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError> {
+        let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "teach an application's demand");
+        let key = abi::DemandKey { app: app_key(&learnt.app), port: learnt.port, ..Default::default() };
+        let value = abi::Demand { down: learnt.down.get(), up: learnt.up.get(), updated: learnt.updated.as_nanos(), count: learnt.count };
+        map.insert(key, value, 0).map_err(failed("teach an application's demand"))
+    }
+
+    fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError> {
+        let map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "read what was learnt");
+        Ok(map.iter().filter_map(Result::ok).map(|(key, demand)| convert::learnt(&key, &demand)).collect())
+    }
+
+    fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError> {
+        let before = self.raw_board()?;
+        let ended_before = self.counters()?.ended;
+        let mut rows = self.walk_sockets()?;
+        let (datagrams, idle) = self.walk_datagrams(now)?;
+        rows.extend(datagrams);
+        for row in &idle {
+            self.learn(row)?;
+        }
+        let churn = self.raw_board()?.commits.wrapping_sub(before.commits) + (self.counters()?.ended - ended_before);
+        let after = self.raw_board()?;
+        let corrections = self.heal.corrections(&rows, &after, churn);
+        if !corrections.is_empty() {
+            let mut map: Array<_, abi::Lane> = typed_map!(self, Array, "corrections", "heal the loads");
+            for (slot, lane) in corrections {
+                map.set(slot, lane, 0).map_err(failed("heal the loads"))?;
+            }
+        }
+        self.heal.ended.extend(idle.iter().filter_map(flow_row));
+        Ok(rows.iter().filter_map(flow_row).collect())
+    }
+
+    fn board(&mut self) -> Result<Board, SteeringError> {
+        let raw = self.raw_board()?;
+        Ok(convert::board(&raw, &self.params))
+    }
+
+    fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError> {
+        let signs: abi::Signs =
+            typed_map!(self, Array, "signs", "read a link's signs").get(&(slot as u32), 0).map_err(failed("read a link's signs"))?;
+        Ok(convert::signs(&signs, family))
+    }
+
+    fn counters(&mut self) -> Result<SteeringCounters, SteeringError> {
+        let map: PerCpuArray<_, u64> = typed_map!(self, PerCpuArray, "counters", "read the counters");
+        let mut sums = [0u64; abi::COUNTERS];
+        for (index, sum) in sums.iter_mut().enumerate() {
+            let values = map.get(&(index as u32), 0).map_err(failed("read the counters"))?;
+            *sum = values.iter().sum();
+        }
+        let [steered, left_alone, denied, failed, untracked, lost_events, ended] = sums;
+        Ok(SteeringCounters { steered, left_alone, denied, failed, untracked, lost_events, ended })
+    }
+
+    fn events(&mut self, limit: usize) -> Vec<SteeringEvent> {
+        let mut events: Vec<_> = self.heal.ended.drain(..).map(SteeringEvent::Ended).collect();
+        while events.len() < limit {
+            let Some(item) = self.events.next() else { break };
+            events.extend(abi::read::<abi::Event>(&item).as_ref().and_then(convert::event));
+        }
+        events
+    }
+}
+
+impl BpfSteering {
+    /// A slot that another link takes over starts with nothing on it.
+    fn reset_new_slots(&mut self, params: &SteerParams) -> Result<(), SteeringError> {
+        const ACTION: &str = "give a link its slot";
+        for slot in 0..MAX_LINKS {
+            let (old, new) = (&self.params.links[slot], &params.links[slot]);
+            let taken = new.as_ref().is_some_and(|new| old.as_ref().is_none_or(|old| old.index != new.index));
+            if taken {
+                typed_map!(self, Array, "signs", "give a link its slot")
+                    .set(slot as u32, abi::Signs::default(), 0)
+                    .map_err(failed(ACTION))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Numbers the rules' executables for `bank`; the numbers of the other bank, which is in force, stay as they are.
+    fn set_executables(&mut self, bank: u32, ids: &convert::ExeIds) -> Result<(), SteeringError> {
+        const ACTION: &str = "tell the kernel the programs of the rules";
+        let (mine, other) = (bank as usize & 1, (bank as usize & 1) ^ 1);
+        let mut map: HashMap<_, abi::ExeKey, abi::Exe> =
+            typed_map!(self, HashMap, "executables", "tell the kernel the programs of the rules");
+        let mut known: BTreeMap<_, _> = map.iter().filter_map(Result::ok).map(|(key, exe)| ((key.device, key.inode), exe)).collect();
+        for (key, id) in ids.entries() {
+            let mut exe = known.remove(&(key.device, key.inode)).unwrap_or_default();
+            exe.id[mine] = id;
+            map.insert(key, exe, 0).map_err(failed(ACTION))?;
+        }
+        for ((device, inode), mut exe) in known {
+            let key = abi::ExeKey { inode, device, pad: 0 };
+            exe.id[mine] = 0;
+            if exe.id[other] == 0 { map.remove(&key) } else { map.insert(key, exe, 0) }.map_err(failed(ACTION))?;
+        }
+        Ok(())
+    }
+}
+
+fn change_prefix<K: aya::Pod>(
+    trie: &mut LpmTrie<&mut MapData, K, u8>,
+    key: &Key<K>,
+    change: Option<bool>,
+) -> Result<(), aya::maps::MapError> {
+    match change {
+        Some(steer) => trie.insert(key, if steer { VERDICT_STEER } else { VERDICT_LEAVE }, 0),
+        None => trie.remove(key),
+    }
+}
+
+/// Takes a map out of the loaded object.
+fn take_map(ebpf: &mut aya::Ebpf, name: &'static str) -> Result<Map, load::LoadError> {
+    ebpf.take_map(name).ok_or(load::LoadError::Object { reason: format!("the programs have no map {name}") })
+}

@@ -1,0 +1,5 @@
+//! Linux.
+
+pub mod bpf;
+pub mod seccomp;
+pub mod sys;

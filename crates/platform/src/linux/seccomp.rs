@@ -1,0 +1,354 @@
+//! What `braid run` hears of a command's system calls, and what it can do to the sockets behind them, without any privilege.
+//!
+//! The call is looked at and then let go on ([`Listener::let_go_on`]), and the kernel reads its arguments a second time. A program
+//! could change them in between. That is harmless here: this steers, it does not guard; all the program can gain is to be steered
+//! like another of its own connections.
+
+use std::fs::File;
+use std::io;
+use std::mem::size_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+
+use braid_model::{Family, LinkIndex, Protocol};
+use socket2::{SockRef, Type};
+
+use super::sys::seccomp as sys;
+pub use super::sys::seccomp::RawCall;
+
+/// Hears the calls of every thread under one filter.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+/// What [`Listener::next`] heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// A call waits for its answer.
+    Call(RawCall),
+    /// Nobody is under the filter any more.
+    End,
+}
+
+/// What a call is about to do, as far as steering cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// Nothing that could be steered.
+    Nothing,
+    /// Connect a socket, or send a datagram (the first of several) to here. A v4-mapped address is told as IPv4.
+    Reach {
+        /// The destination.
+        remote: SocketAddr,
+        /// The socket, as the caller numbers it.
+        fd: RawFd,
+        /// It is `connect`.
+        connect: bool,
+    },
+}
+
+impl Listener {
+    /// Puts the calling thread, and whatever it starts from now on, under a filter.
+    ///
+    /// # Errors
+    /// See [`install_filter`](sys::install_filter).
+    pub fn install() -> io::Result<Self> {
+        let listener = sys::install_filter()?;
+        sys::wake_on_same_cpu(listener.as_fd());
+        Ok(Self(listener))
+    }
+
+    /// Waits for the next call.
+    ///
+    /// # Errors
+    /// Those of the kernel, which a caller cannot do anything about.
+    pub fn next(&self) -> io::Result<Heard> {
+        loop {
+            // Older kernels never return from the receiving call itself when the last thread is gone.
+            let [ready] = super::sys::process::poll([(self.0.as_fd(), true)], None)?;
+            if ready.readable {
+                match sys::receive(self.0.as_fd()) {
+                    Ok(call) => return Ok(Heard::Call(call)),
+                    Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) => {}
+                    Err(error) => return Err(error),
+                }
+            } else if ready.hung_up {
+                return Ok(Heard::End);
+            }
+        }
+    }
+
+    /// Lets the call `id` go on. `false` if nobody waits for that answer (any more).
+    pub fn let_go_on(&self, id: u64) -> bool {
+        sys::answer_continue(self.0.as_fd(), id).is_ok()
+    }
+
+    /// What the call is about to do; reads the caller's memory.
+    ///
+    /// # Errors
+    /// `EPERM` when the caller may not be looked into, else what became of it meanwhile.
+    pub fn intent(&self, call: &RawCall) -> io::Result<Intent> {
+        let [fd, second, third, _, fifth, sixth] = call.args;
+        let (address, length, connect) = match call.number {
+            libc::SYS_connect => (second, third as u32, true),
+            libc::SYS_sendto => (fifth, sixth as u32, false),
+            // Both begin with a `msghdr`, and that with its address and the address's length.
+            libc::SYS_sendmsg | libc::SYS_sendmmsg => {
+                let mut head = [0u8; size_of::<u64>() + size_of::<u32>()];
+                sys::read_memory(call.thread, second, &mut head)?;
+                let [a, b, c, d, e, f, g, h, i, j, k, l] = head;
+                (u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u32::from_ne_bytes([i, j, k, l]), false)
+            }
+            _ => return Ok(Intent::Nothing),
+        };
+        if address == 0 {
+            return Ok(Intent::Nothing);
+        }
+        let mut bytes = [0u8; size_of::<libc::sockaddr_in6>()];
+        let length = (length as usize).min(bytes.len());
+        let read = sys::read_memory(call.thread, address, &mut bytes[..length])?;
+        Ok(match parse_address(&bytes[..read]) {
+            Some(remote) => Intent::Reach { remote, fd: fd as RawFd, connect },
+            None => Intent::Nothing,
+        })
+    }
+
+    /// The caller's socket. `None` if `fd` is no TCP or UDP socket, or the call does not wait any more.
+    ///
+    /// # Errors
+    /// `EPERM` when the caller may not be looked into, else what became of it meanwhile.
+    pub fn socket(&self, call: &RawCall, fd: RawFd) -> io::Result<Option<Socket>> {
+        let socket = sys::duplicate(call.thread, fd)?;
+        // Only now is it sure that thread number, memory and descriptor all belonged to the caller.
+        if !sys::is_waiting(self.0.as_fd(), call.id) {
+            return Ok(None);
+        }
+        Ok(Socket::new(socket))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// The IPv4 or IPv6 address in a caller's `sockaddr`; `None` for others and short ones.
+fn parse_address(bytes: &[u8]) -> Option<SocketAddr> {
+    let family = u16::from_ne_bytes(*bytes.first_chunk()?);
+    let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
+    match i32::from(family) {
+        libc::AF_INET if bytes.len() >= size_of::<libc::sockaddr_in>() - 8 => {
+            let octets: [u8; 4] = *bytes.get(4..)?.first_chunk()?;
+            Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from(octets)), port))
+        }
+        libc::AF_INET6 => {
+            // The scope may be missing (RFC 2133); it only matters for addresses that are left alone.
+            let octets: [u8; 16] = *bytes.get(8..)?.first_chunk()?;
+            Some(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(octets)).to_canonical(), port))
+        }
+        _ => None,
+    }
+}
+
+/// A second descriptor for a supervised program's TCP or UDP socket. Drop it before the call goes on: a connection ends only when
+/// its last descriptor is closed.
+#[derive(Debug)]
+pub struct Socket {
+    file: File,
+    protocol: Protocol,
+}
+
+impl Socket {
+    fn new(socket: OwnedFd) -> Option<Self> {
+        let it = SockRef::from(&socket);
+        let inet = matches!(it.domain().ok()?, socket2::Domain::IPV4 | socket2::Domain::IPV6);
+        let protocol = match (it.r#type().ok()?, it.protocol().ok()??) {
+            (Type::STREAM, socket2::Protocol::TCP) => Protocol::Tcp,
+            (Type::DGRAM, socket2::Protocol::UDP) => Protocol::Udp,
+            _ => return None,
+        };
+        inet.then(|| Self { file: File::from(socket), protocol })
+    }
+
+    /// Its transport.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Its inode, by which the kernel's socket tables name it; 0 if unknown.
+    pub fn inode(&self) -> u64 {
+        self.file.metadata().map_or(0, |facts| facts.ino())
+    }
+
+    /// A number that no other socket will have while the machine runs; 0 if unknown.
+    pub fn cookie(&self) -> u64 {
+        sys::socket_cookie(self.file.as_fd()).unwrap_or(0)
+    }
+
+    /// This end's address and port; unspecified and 0 where nothing is bound.
+    pub fn local(&self) -> SocketAddr {
+        let unbound = SocketAddr::from(([0, 0, 0, 0], 0));
+        let local = SockRef::from(&self.file).local_addr().ok().and_then(|local| local.as_socket());
+        local.map_or(unbound, |local| SocketAddr::new(local.ip().to_canonical(), local.port()))
+    }
+
+    /// Whether it has a peer.
+    pub fn connected(&self) -> bool {
+        SockRef::from(&self.file).peer_addr().is_ok()
+    }
+
+    /// Whether its program, or somebody for it, said where its packets go: a device or a mark.
+    pub fn is_directed(&self) -> bool {
+        let set = |name| sys::int_option(self.file.as_fd(), libc::SOL_SOCKET, name).is_ok_and(|value| value != 0);
+        set(SO_BINDTOIFINDEX) || set(libc::SO_MARK)
+    }
+
+    /// Whether `connect` would start a connection: a TCP socket that neither connects, is connected nor listens.
+    pub fn is_fresh_stream(&self) -> bool {
+        self.protocol == Protocol::Tcp && sys::tcp_is_closed(self.file.as_fd()).unwrap_or(false)
+    }
+
+    /// Binds it to `link` for good.
+    ///
+    /// # Errors
+    /// `EPERM`: it is bound already. `ENODEV`: no such device.
+    pub fn bind(&self, link: LinkIndex) -> io::Result<()> {
+        sys::set_int_option(self.file.as_fd(), libc::SOL_SOCKET, SO_BINDTOIFINDEX, device_number(link)?)
+    }
+
+    /// The link that packets of `family` are routed through, where one was set.
+    pub fn route(&self, family: Family) -> Option<LinkIndex> {
+        let (level, name) = unicast_option(family);
+        let value = sys::int_option(self.file.as_fd(), level, name).ok()?;
+        let index = u32::from_be(value as u32);
+        (index != 0).then_some(LinkIndex(index))
+    }
+
+    /// Routes the socket's packets of `family` through `link`, or as the system likes. Nothing is bound: it hears every link as
+    /// before, and this can be changed at any time. Only routing looks at it, and for a TCP socket not even that.
+    ///
+    /// # Errors
+    /// Those of `setsockopt`.
+    pub fn set_route(&self, family: Family, link: Option<LinkIndex>) -> io::Result<()> {
+        let (level, name) = unicast_option(family);
+        let index = link.map_or(Ok(0), device_number)?;
+        sys::set_int_option(self.file.as_fd(), level, name, index.to_be())
+    }
+
+    /// Forgets the peer and the source address that came with it.
+    ///
+    /// # Errors
+    /// Those of `connect`.
+    pub fn disconnect(&self) -> io::Result<()> {
+        sys::disconnect(self.file.as_fd())
+    }
+}
+
+/// Missing in the `libc` crate; `asm-generic/socket.h`.
+const SO_BINDTOIFINDEX: libc::c_int = 62;
+
+fn unicast_option(family: Family) -> (libc::c_int, libc::c_int) {
+    match family {
+        Family::V4 => (libc::SOL_IP, IP_UNICAST_IF),
+        Family::V6 => (libc::SOL_IPV6, libc::IPV6_UNICAST_IF),
+    }
+}
+
+/// `linux/in.h`.
+const IP_UNICAST_IF: libc::c_int = 50;
+
+fn device_number(link: LinkIndex) -> io::Result<libc::c_int> {
+    libc::c_int::try_from(link.0).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sockaddr(address: &str) -> Vec<u8> {
+        let address: SocketAddr = address.parse().unwrap();
+        let raw = socket2::SockAddr::from(address);
+        let mut bytes = (raw.family()).to_ne_bytes().to_vec();
+        bytes.extend(address.port().to_be_bytes());
+        match address.ip() {
+            IpAddr::V4(ip) => {
+                bytes.extend(ip.octets());
+                bytes.extend([0; 8]);
+            }
+            IpAddr::V6(ip) => {
+                bytes.extend([0; 4]);
+                bytes.extend(ip.octets());
+                bytes.extend([0; 4]);
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn addresses_are_read_and_mapped_ones_unmapped() {
+        let parse = |text: &str| parse_address(&sockaddr(text)).map(|address| address.to_string());
+        assert_eq!(parse("192.0.2.1:80").as_deref(), Some("192.0.2.1:80"));
+        assert_eq!(parse("[2001:db8::1]:443").as_deref(), Some("[2001:db8::1]:443"));
+        assert_eq!(parse("[::ffff:192.0.2.1]:443").as_deref(), Some("192.0.2.1:443"));
+    }
+
+    #[test]
+    fn other_and_short_addresses_are_nothing() {
+        assert_eq!(parse_address(&[]), None);
+        assert_eq!(parse_address(&[2, 0, 0]), None);
+        assert_eq!(parse_address(&sockaddr("192.0.2.1:80")[..7]), None);
+        assert_eq!(parse_address(&sockaddr("[2001:db8::1]:80")[..23]), None);
+        let mut unix = sockaddr("192.0.2.1:80");
+        unix[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
+        assert_eq!(parse_address(&unix), None);
+        let mut none = sockaddr("192.0.2.1:80");
+        none[..2].fill(0);
+        assert_eq!(parse_address(&none), None);
+    }
+
+    fn of(socket: impl Into<OwnedFd>) -> Option<Socket> {
+        Socket::new(socket.into())
+    }
+
+    #[test]
+    fn only_tcp_and_udp_sockets_count() {
+        let tcp = of(socket2::Socket::new(socket2::Domain::IPV6, Type::STREAM, None).unwrap()).unwrap();
+        assert_eq!((tcp.protocol(), tcp.is_fresh_stream(), tcp.is_directed()), (Protocol::Tcp, true, false));
+        assert_eq!(of(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap().protocol(), Protocol::Udp);
+        assert!(of(std::os::unix::net::UnixDatagram::unbound().unwrap()).is_none());
+        assert!(of(File::open("/dev/null").unwrap()).is_none());
+    }
+
+    #[test]
+    fn a_stream_is_bound_once_and_a_datagram_route_changes_at_will() {
+        let loopback = LinkIndex(1);
+        let tcp = of(socket2::Socket::new(socket2::Domain::IPV4, Type::STREAM, None).unwrap()).unwrap();
+        tcp.bind(loopback).unwrap();
+        assert!(tcp.is_directed());
+        let udp = of(socket2::Socket::new(socket2::Domain::IPV6, Type::DGRAM, None).unwrap()).unwrap();
+        for family in Family::ALL {
+            assert_eq!(udp.route(family), None);
+            udp.set_route(family, Some(loopback)).unwrap();
+            assert_eq!(udp.route(family), Some(loopback));
+            udp.set_route(family, None).unwrap();
+            assert_eq!(udp.route(family), None);
+        }
+        assert!(udp.set_route(Family::V4, Some(LinkIndex(u32::MAX))).is_err());
+    }
+
+    #[test]
+    fn a_socket_is_known_by_numbers() {
+        let udp = std::net::UdpSocket::bind("[::ffff:127.0.0.1]:0").unwrap();
+        let one = of(udp.try_clone().unwrap()).unwrap();
+        let two = of(udp).unwrap();
+        assert_eq!((one.cookie(), one.inode()), (two.cookie(), two.inode()));
+        assert!(one.cookie() != 0 && one.inode() != 0);
+        assert!(one.local().is_ipv4() && one.local().port() != 0 && !one.connected());
+    }
+}

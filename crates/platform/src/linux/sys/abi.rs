@@ -1,0 +1,172 @@
+//! The Rust side of `ebpf/braid.h`: what the daemon and its BPF programs say to each other. A test compares sizes with C's.
+
+use braid_decide::connection::MAX_LINKS;
+
+/// The most policy rules the programs look at.
+pub const MAX_RULES: usize = 64;
+/// No link.
+pub const NO_SLOT: u32 = u32::MAX;
+/// "Not set" in the one-byte class and affinity fields, and "no rule" in [`Flow::rule`].
+pub const UNSET: u8 = 255;
+
+macro_rules! abi {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub struct $name { $(pub $field: $type,)* }
+
+        impl Default for $name {
+            fn default() -> Self {
+                // SAFETY: every field is an integer or an array or structure of integers, for which all zeroes is a value.
+                unsafe { std::mem::zeroed() }
+            }
+        }
+
+        // SAFETY: `repr(C)`, integers only, and no padding (the C side has explicit padding fields; the test compares sizes).
+        unsafe impl aya::Pod for $name {}
+    )*};
+}
+
+abi! {
+    /// `struct braid_lane`.
+    Lane { load: [u64; 2], tag: u64, flows: u32, pad: u32, }
+    /// `struct braid_board_state` behind its lock.
+    Board { lock: u32, pad: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, lanes: [Lane; MAX_LINKS], }
+    /// `struct braid_slot`.
+    Slot {
+        ifindex: u32, rank: u32, name: [u8; 16], source4: u32, mark: u32, source6: [u32; 4],
+        rate: [u64; 2], price: u64, step: u64,
+    }
+    /// `struct braid_params`.
+    Params {
+        netns: u64, target: u64, default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
+        usable: [u32; 2], backup: u32, affinity: u32, slots: [Slot; MAX_LINKS],
+    }
+    /// `struct braid_control`.
+    Control { heartbeat: u64, bank: u32, pad: u32, }
+    /// `struct braid_exe_key`.
+    ExeKey { inode: u64, device: u32, pad: u32, }
+    /// `struct braid_exe`.
+    Exe { id: [u32; 2], }
+    /// `struct braid_app_key`.
+    AppKey { exe: ExeKey, name: [u8; 16], }
+    /// `struct braid_demand_key`.
+    DemandKey { app: AppKey, port: u16, pad: [u16; 3], }
+    /// `struct braid_demand`.
+    Demand { down: u64, up: u64, updated: u64, count: u64, }
+    /// `struct braid_app`.
+    App { class: u8, pad: [u8; 7], }
+    /// `struct braid_rule`.
+    Rule {
+        conditions: u32, actions: u32, exe: u32, user: u32, cgroup: u64, cgroup_level: u32, port: u16, prefix_len: u8, class: u8,
+        destination: [u32; 4], name: [u8; 16], links: u32, prefer: u32, affinity: u8, pad: [u8; 7],
+    }
+    /// `struct braid_flow`.
+    Flow {
+        id: u64, started: u64, demand: u64, reserved: u64, rx: u64, tx: u64, cgroup: u64, last: u64, app: AppKey,
+        remote: [u32; 4], port: u16, protocol: u8, family: u8, slot: u32, ifindex: u32, process: u32, user: u32, flags: u32,
+        direction: u8, class: u8, scheduler: u8, rule: u8, pad: u32,
+    }
+    /// `struct braid_flow_row`.
+    FlowRow {
+        flow: Flow, rx: u64, tx: u64, delivery_rate: u64, srtt_us: u32, rcv_rtt_us: u32, retransmissions: u32, segments_out: u32,
+        state: u32, local_port: u32, local: [u32; 4], read_at: u64,
+    }
+    /// `struct braid_datagram_key`.
+    DatagramKey { socket: u64, remote: [u32; 4], port: u32, pad: u32, }
+    /// `struct braid_event`.
+    Event { kind: u32, detail: u32, row: FlowRow, }
+    /// `struct braid_signs`.
+    Signs {
+        answered: [u64; 2], answered_at: [u64; 2], remote4: u32, port4: u16, port6: u16, remote6: [u32; 4], timeouts: [u64; 2],
+    }
+    /// `struct trial` of the test program.
+    Trial {
+        board: Board, allowed: u32, direction: u32, demand: u64, winner: u32, denied: u32, actions: u32, links: u32, prefer: u32, pad: u32,
+    }
+    /// An IPv6 or IPv4-mapped address in network order.
+    Address { word: [u32; 4], }
+    /// A process name, padded with zeroes.
+    ProcessName { text: [u8; 16], }
+}
+
+/// Conditions and actions of a [`Rule`].
+#[allow(missing_docs)]
+pub mod rule {
+    pub const IF_EXE: u32 = 1;
+    pub const IF_NAME: u32 = 2;
+    pub const IF_PORT: u32 = 4;
+    pub const IF_DESTINATION: u32 = 8;
+    pub const IF_CGROUP: u32 = 16;
+    pub const IF_USER: u32 = 32;
+    pub const NEVER: u32 = 64;
+
+    pub const DO_EXCLUDE: u32 = 1;
+    pub const DO_LINKS: u32 = 2;
+    pub const DO_PREFER: u32 = 4;
+}
+
+/// Kinds of [`Event`].
+#[allow(missing_docs)]
+pub mod event {
+    pub const END: u32 = 0;
+    pub const APP: u32 = 1;
+    pub const SUFFERING: u32 = 2;
+}
+
+/// Numbers of the counters.
+pub const COUNTERS: usize = 7;
+
+/// Reads a structure from the bytes of a dump or a ring buffer; `None` if there are too few.
+pub fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
+    if bytes.len() < size_of::<T>() {
+        return None;
+    }
+    // SAFETY: there are enough bytes, every bit pattern is a `Pod` value, and no alignment is assumed.
+    Some(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" {
+        static braid_native_sizes: [usize; 19];
+    }
+
+    #[test]
+    fn rust_and_c_agree_on_every_size() {
+        // SAFETY: the array is a constant of the native test library, linked by the build script, with exactly these elements.
+        let c = unsafe { braid_native_sizes };
+        let rust = [
+            size_of::<Params>(),
+            size_of::<Slot>(),
+            size_of::<Lane>(),
+            size_of::<Rule>(),
+            size_of::<Flow>(),
+            size_of::<FlowRow>(),
+            size_of::<Event>(),
+            size_of::<Signs>(),
+            size_of::<DemandKey>(),
+            size_of::<Demand>(),
+            size_of::<AppKey>(),
+            size_of::<DatagramKey>(),
+            size_of::<Board>() - 8,
+            size_of::<Control>(),
+            size_of::<ExeKey>(),
+            size_of::<App>(),
+            std::mem::offset_of!(Params, slots),
+            std::mem::offset_of!(Flow, remote),
+            std::mem::offset_of!(FlowRow, local),
+        ];
+        assert_eq!(rust, c);
+    }
+
+    #[test]
+    fn a_short_record_is_refused() {
+        assert_eq!(read::<Control>(&[0; 15]), None);
+        assert_eq!(read::<Control>(&[1; 16]).map(|c| c.bank), Some(0x0101_0101));
+    }
+}

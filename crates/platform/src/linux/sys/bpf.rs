@@ -1,0 +1,131 @@
+//! The system calls of BPF that `aya` does not offer, and two small facts of the kernel.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use braid_model::Time;
+
+const BPF_PROG_TEST_RUN: libc::c_long = 10;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_ITER_CREATE: libc::c_long = 33;
+const BPF_TRACE_ITER: u32 = 28;
+
+/// `union bpf_attr`'s part for BPF_LINK_CREATE of an iterator.
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+    iter_info: u64,
+    iter_info_len: u32,
+    pad: u32,
+}
+
+/// `union bpf_attr`'s part for BPF_PROG_TEST_RUN.
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    pad: u32,
+}
+
+fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {
+    // SAFETY: `attr` is a live structure laid out as the kernel's `union bpf_attr` for this command, and its size goes with it;
+    // the pointers inside refer to buffers that their makers keep alive across this call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::try_from(result).unwrap_or(i32::MAX)) }
+}
+
+fn owned(fd: i32) -> OwnedFd {
+    // SAFETY: the kernel just returned this descriptor to us, and nobody else knows it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Attaches an iterator program to the elements of one map.
+pub fn attach_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let info = u64::from(map.as_raw_fd() as u32); // `union bpf_iter_link_info { struct { __u32 map_fd; } map; ... }`
+    let mut attr = LinkCreate {
+        prog_fd: program.as_raw_fd() as u32,
+        target_fd: 0,
+        attach_type: BPF_TRACE_ITER,
+        flags: 0,
+        iter_info: std::ptr::from_ref(&info) as u64,
+        iter_info_len: size_of_val(&info) as u32,
+        pad: 0,
+    };
+    bpf(BPF_LINK_CREATE, &mut attr).map(owned)
+}
+
+/// Starts one walk of an attached iterator: reading the file runs the program.
+pub fn start_iterator(link: BorrowedFd<'_>) -> io::Result<File> {
+    let mut attr = [link.as_raw_fd() as u32, 0];
+    bpf(BPF_ITER_CREATE, &mut attr).map(|fd| File::from(owned(fd)))
+}
+
+/// Runs a packet program `repeat` times on an empty packet; the mean time of a run in nanoseconds.
+pub fn test_run(program: BorrowedFd<'_>, repeat: u32) -> io::Result<u32> {
+    let packet = [0u8; 64];
+    let mut attr = TestRun {
+        prog_fd: program.as_raw_fd() as u32,
+        data_size_in: packet.len() as u32,
+        data_in: packet.as_ptr() as u64,
+        repeat,
+        ..TestRun::default()
+    };
+    bpf(BPF_PROG_TEST_RUN, &mut attr)?;
+    Ok(attr.duration)
+}
+
+/// Now, on the clock that BPF programs read.
+pub fn now() -> Time {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a live, writable timespec; CLOCK_MONOTONIC always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    Time::from_nanos(u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// The cookie of this process's network namespace.
+pub fn netns_cookie() -> io::Result<u64> {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
+    let mut cookie = 0u64;
+    let mut length = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: `cookie` and `length` are live and say the buffer's true size.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, std::ptr::from_mut(&mut cookie).cast(), &mut length)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
+}
+
+/// Opens the root of the cgroup v2 hierarchy by a mount of our own that appears nowhere in the file system.
+pub fn open_cgroup2() -> io::Result<OwnedFd> {
+    const FSCONFIG_CMD_CREATE: libc::c_long = 6;
+    let check = |result: libc::c_long| {
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::try_from(result).unwrap_or(-1)) }
+    };
+    // SAFETY: plain system calls on a constant string and descriptors we own.
+    unsafe {
+        let context = owned(check(libc::syscall(libc::SYS_fsopen, c"cgroup2".as_ptr(), 1))?);
+        let none = std::ptr::null::<libc::c_char>();
+        check(libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), FSCONFIG_CMD_CREATE, none, none, 0))?;
+        let mount = owned(check(libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), 1, 0))?);
+        let root = libc::openat(mount.as_raw_fd(), c".".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC);
+        Ok(owned(check(libc::c_long::from(root))?))
+    }
+}

@@ -1,0 +1,353 @@
+//! System calls with which `braid run` arranges its processes: fork, wait, signals, descriptors, pipes.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::process;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use libc::c_int;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, with this status.
+    Exited(i32),
+    /// By this signal.
+    Signalled(i32),
+}
+
+impl Ended {
+    /// The status a shell would show: a signal counts as 128 and its number.
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signalled(signal) => 128 + signal,
+        }
+    }
+
+    fn from_raw(status: c_int) -> Self {
+        if libc::WIFSIGNALED(status) { Self::Signalled(libc::WTERMSIG(status)) } else { Self::Exited(libc::WEXITSTATUS(status)) }
+    }
+}
+
+/// Which side of a [`fork`] one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The process that called; holds the child's number.
+    Parent(i32),
+    /// The new process.
+    Child,
+}
+
+/// Makes a copy of this process.
+///
+/// # Errors
+/// `EDEADLK` when other threads run: what they hold would stay locked in the copy for ever. Else those of `fork`.
+pub fn fork() -> io::Result<Side> {
+    if thread_count()? != 1 {
+        return Err(io::Error::from_raw_os_error(libc::EDEADLK));
+    }
+    // SAFETY: this is the only thread, so the copy holds no lock that nobody will open, and may go on as any program.
+    match unsafe { libc::fork() } {
+        0 => Ok(Side::Child),
+        child => check(child).map(Side::Parent),
+    }
+}
+
+/// How many threads this process has.
+///
+/// # Errors
+/// When `/proc` is missing.
+pub fn thread_count() -> io::Result<usize> {
+    status_field("self", "Threads:")
+}
+
+/// The process that a thread belongs to.
+///
+/// # Errors
+/// When the thread is gone or `/proc` is missing.
+pub fn thread_group(thread: i32) -> io::Result<i32> {
+    status_field(&thread.to_string(), "Tgid:")
+}
+
+fn status_field<T: std::str::FromStr>(process: &str, name: &str) -> io::Result<T> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let value = status.lines().find_map(|line| line.strip_prefix(name)).and_then(|value| value.trim().parse().ok());
+    value.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{process}/status has no {name}")))
+}
+
+/// Makes this process the parent of descendants whose own parent ends.
+///
+/// # Errors
+/// Those of `prctl`.
+pub fn adopt_orphans() -> io::Result<()> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }).map(drop)
+}
+
+/// Leaves the terminal and the process group, so that their signals no longer come here.
+///
+/// # Errors
+/// `EPERM` when this process leads a group.
+pub fn leave_session() -> io::Result<()> {
+    // SAFETY: takes nothing.
+    check(unsafe { libc::setsid() }).map(drop)
+}
+
+/// Waits for one child, whichever (`None`) or this one, to end. With `block` false, `Ok(None)` if it has not ended yet.
+///
+/// # Errors
+/// `ECHILD` when there is no such child.
+pub fn wait(child: Option<i32>, block: bool) -> io::Result<Option<(i32, Ended)>> {
+    loop {
+        let mut status = 0;
+        // SAFETY: the kernel writes the status to the place we own.
+        match check(unsafe { libc::waitpid(child.unwrap_or(-1), &raw mut status, if block { 0 } else { libc::WNOHANG }) }) {
+            Ok(0) => return Ok(None),
+            Ok(child) => return Ok(Some((child, Ended::from_raw(status)))),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Sends `signal` to `process`.
+///
+/// # Errors
+/// Those of `kill`.
+pub fn send_signal(process: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::kill(process, signal) }).map(drop)
+}
+
+/// Holds `signals` back from this thread and those it makes.
+///
+/// # Errors
+/// Those of `sigprocmask`.
+pub fn block_signals(signals: &[i32]) -> io::Result<()> {
+    let set = signal_set(signals);
+    // SAFETY: the kernel reads one set from the place we own.
+    check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) }).map(drop)
+}
+
+/// Lets `signals` come again.
+///
+/// # Errors
+/// Those of `sigprocmask`.
+pub fn unblock_signals(signals: &[i32]) -> io::Result<()> {
+    let set = signal_set(signals);
+    // SAFETY: the kernel reads one set from the place we own.
+    check(unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) }).map(drop)
+}
+
+/// A descriptor that becomes readable when one of the blocked `signals` comes.
+///
+/// # Errors
+/// Those of `signalfd`.
+pub fn signal_descriptor(signals: &[i32]) -> io::Result<OwnedFd> {
+    let set = signal_set(signals);
+    // SAFETY: the kernel reads one set from the place we own.
+    let fd = check(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
+    // SAFETY: the kernel just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A signal that came, and whether a process sent it to this one by number (not the kernel, as for a key pressed).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// `kill`, `sigqueue` or `tgkill` sent it.
+    pub from_process: bool,
+}
+
+/// The next signal of a [`signal_descriptor`]; `None` when there is none now.
+///
+/// # Errors
+/// Those of `read`.
+pub fn next_signal(descriptor: BorrowedFd<'_>) -> io::Result<Option<Signal>> {
+    // SAFETY: all-zero is a valid value of this plain structure.
+    let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+    let size = size_of::<libc::signalfd_siginfo>();
+    // SAFETY: the kernel writes at most `size` bytes to the place we own.
+    let read = unsafe { libc::read(descriptor.as_raw_fd(), (&raw mut info).cast(), size) };
+    match read {
+        read if read == size as isize => Ok(Some(Signal { number: info.ssi_signo as i32, from_process: info.ssi_code <= 0 })),
+        read if read >= 0 => Ok(None),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
+fn signal_set(signals: &[i32]) -> libc::sigset_t {
+    // SAFETY: all-zero is a valid value of this plain structure; the calls below write to it only.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
+        }
+        set
+    }
+}
+
+/// What [`poll`] found on a descriptor.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ready {
+    /// Something can be read.
+    pub readable: bool,
+    /// The other end is gone for good.
+    pub hung_up: bool,
+}
+
+/// Waits until something happens on one of the descriptors, each asked for data (`true`) or only for its end (`false`),
+/// or until `patience` is over.
+///
+/// # Errors
+/// Those of `poll`, without `EINTR`.
+pub fn poll<const N: usize>(on: [(BorrowedFd<'_>, bool); N], patience: Option<Duration>) -> io::Result<[Ready; N]> {
+    let mut entries = on.map(|(fd, data)| libc::pollfd { fd: fd.as_raw_fd(), events: if data { libc::POLLIN } else { 0 }, revents: 0 });
+    let patience = patience.map_or(-1, |span| c_int::try_from(span.as_millis()).unwrap_or(c_int::MAX));
+    loop {
+        // SAFETY: `entries` is a live array of N entries.
+        match check(unsafe { libc::poll(entries.as_mut_ptr(), N as libc::nfds_t, patience) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(_) => {
+                let ready = |entry: libc::pollfd| Ready {
+                    readable: entry.revents & libc::POLLIN != 0,
+                    hung_up: entry.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0,
+                };
+                return Ok(entries.map(ready));
+            }
+        }
+    }
+}
+
+/// Points the standard descriptors `numbers` (0 to 2) at nothing, so that nobody waits for this process to close them.
+///
+/// # Errors
+/// When `/dev/null` cannot be opened.
+pub fn silence(numbers: &[RawFd]) -> io::Result<()> {
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    for number in numbers.iter().filter(|number| (0..=2).contains(*number)) {
+        // SAFETY: the standard descriptors belong to the whole process; replacing what is behind them leaves them open.
+        check(unsafe { libc::dup2(null.as_raw_fd(), *number) })?;
+    }
+    Ok(())
+}
+
+/// Closes every descriptor from 3 on but `keep`.
+///
+/// Call it in a process just forked that will not touch what it inherited: the owner of a closed descriptor would otherwise close
+/// somebody else's later.
+///
+/// # Errors
+/// Those of `close_range`.
+pub fn close_inherited(keep: &[RawFd]) -> io::Result<()> {
+    let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
+    keep.sort_unstable();
+    let mut first = 3;
+    for fd in keep.into_iter().chain([u32::MAX]) {
+        if fd > first {
+            // SAFETY: takes integers; the caller keeps away from what is closed.
+            let closed = unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) };
+            check(closed as c_int)?;
+        }
+        first = fd.saturating_add(1);
+    }
+    Ok(())
+}
+
+/// A number that this process and those forked from it see alike.
+///
+/// # Errors
+/// Those of `mmap`.
+pub fn shared_counter() -> io::Result<&'static AtomicU64> {
+    const PROTECTION: c_int = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: asks for fresh memory, which overlaps nothing.
+    let page =
+        unsafe { libc::mmap(std::ptr::null_mut(), size_of::<AtomicU64>(), PROTECTION, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the page is aligned, zeroed (a valid value), and never unmapped.
+    Ok(unsafe { &*page.cast::<AtomicU64>() })
+}
+
+/// Ends this process at once: nothing inherited is flushed or run, which a forked copy must not do twice.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(code) }
+}
+
+/// This process's number.
+pub fn own_number() -> i32 {
+    process::id() as i32
+}
+
+fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn statuses_are_told_as_a_shell_would() {
+        let end = |script: &str| {
+            let child = process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+            wait(Some(child.id() as i32), true).unwrap().unwrap().1
+        };
+        assert_eq!(end("exit 7"), Ended::Exited(7));
+        assert_eq!(end("kill -TERM $$"), Ended::Signalled(libc::SIGTERM));
+        assert_eq!(Ended::Signalled(9).code(), 137);
+    }
+
+    #[test]
+    fn a_process_with_threads_refuses_to_fork() {
+        // The test harness itself runs threads.
+        let other = std::thread::spawn(|| fork().map(|_| ()));
+        assert_eq!(other.join().unwrap().unwrap_err().raw_os_error(), Some(libc::EDEADLK));
+    }
+
+    #[test]
+    fn a_thread_knows_its_process() {
+        assert_eq!(thread_group(own_number()).unwrap(), own_number());
+        assert!(thread_group(i32::MAX).is_err());
+    }
+
+    #[test]
+    fn the_end_of_a_pipe_is_seen() {
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        let look = |reader: &io::PipeReader| poll([(reader.as_fd(), true)], Some(Duration::ZERO)).unwrap()[0];
+        assert_eq!(look(&reader), Ready::default());
+        writer.write_all(b"x").unwrap();
+        assert_eq!(look(&reader), Ready { readable: true, hung_up: false });
+        reader.read_exact(&mut [0]).unwrap();
+        drop(writer);
+        assert_eq!(look(&reader), Ready { readable: false, hung_up: true });
+    }
+
+    #[test]
+    fn a_signal_tells_who_sent_it() {
+        // In a thread of its own: the mask belongs to the thread.
+        std::thread::spawn(|| {
+            block_signals(&[libc::SIGUSR2]).unwrap();
+            let descriptor = signal_descriptor(&[libc::SIGUSR2]).unwrap();
+            assert_eq!(next_signal(descriptor.as_fd()).unwrap(), None);
+            // SAFETY: a thread signals itself with a signal that it blocks.
+            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
+            assert_eq!(next_signal(descriptor.as_fd()).unwrap(), Some(Signal { number: libc::SIGUSR2, from_process: true }));
+            unblock_signals(&[libc::SIGUSR2]).unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}

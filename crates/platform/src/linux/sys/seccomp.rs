@@ -1,0 +1,360 @@
+//! System calls behind `braid run`: the filter, its listener, and what a supervisor asks of a stopped system call.
+
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use libc::{c_int, c_long, c_void, sock_filter};
+
+/// A system call of a supervised thread that waits for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawCall {
+    /// Names the waiting call; the answer must carry it.
+    pub id: u64,
+    /// The calling thread, as seen from here; 0 when it lives in a PID namespace that is not visible.
+    pub thread: i32,
+    /// The system call's number on this architecture.
+    pub number: c_long,
+    /// Its arguments.
+    pub args: [u64; 6],
+}
+
+/// Puts the filter on the calling thread (and all its future children) and returns the listener that hears its calls.
+///
+/// `connect`, `sendto` with an address, `sendmsg` and `sendmmsg` wait for the listener's answer; `io_uring_setup` is answered
+/// `ENOSYS`, because a ring could connect behind the filter's back; everything else, and every call of another system call ABI
+/// than the machine's own (32-bit x86, x32), passes.
+///
+/// A thread without `CAP_SYS_ADMIN` has to give up privileges that later programs would bring (`no_new_privs`) first; that is done
+/// here only if the kernel asks for it.
+///
+/// # Errors
+/// `EBUSY`: the thread already stands under a filter with a listener. `EINVAL`, `ENOSYS`: no such kernel feature. `EPERM`: refused,
+/// for example by a container.
+pub fn install_filter() -> io::Result<OwnedFd> {
+    let program = filter_program();
+    match install(&program) {
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {}
+        other => return other,
+    }
+    // SAFETY: PR_SET_NO_NEW_PRIVS takes four integers and touches no memory.
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }.into())?;
+    install(&program)
+}
+
+fn install(program: &[sock_filter]) -> io::Result<OwnedFd> {
+    let waits_killable = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    // Killable waits (5.19) keep a program's signals from restarting a call that is being answered; older kernels do without.
+    match seccomp(program, waits_killable) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => seccomp(program, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER),
+        other => other,
+    }
+}
+
+fn seccomp(program: &[sock_filter], flags: libc::c_ulong) -> io::Result<OwnedFd> {
+    let length = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
+    let program = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut() };
+    // SAFETY: `program` describes a live slice of that length, which the kernel copies and does not write to.
+    let fd = check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) })?;
+    // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+#[cfg(target_arch = "x86_64")]
+const AUDIT_ARCH: u32 = 0xC000_003E;
+#[cfg(target_arch = "aarch64")]
+const AUDIT_ARCH: u32 = 0xC000_00B7;
+
+/// x32 shares x86_64's architecture value and sets this bit in the number.
+const X32_BIT: u32 = 0x4000_0000;
+
+/// The classic BPF program of [`install_filter`].
+fn filter_program() -> Vec<sock_filter> {
+    let number = offset_of!(libc::seccomp_data, nr) as u32;
+    let arch = offset_of!(libc::seccomp_data, arch) as u32;
+    // `sendto`'s address is its fifth argument; both halves of the pointer must be looked at. Both architectures are little-endian.
+    let address = (offset_of!(libc::seccomp_data, args) + 4 * size_of::<u64>()) as u32;
+    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+    const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
+    const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+    vec![
+        load(arch),
+        unless_equal(AUDIT_ARCH, 12),
+        load(number),
+        if_at_least(X32_BIT, 10),
+        if_equal(libc::SYS_connect as u32, 8),
+        if_equal(libc::SYS_sendmsg as u32, 7),
+        if_equal(libc::SYS_sendmmsg as u32, 6),
+        if_equal(libc::SYS_io_uring_setup as u32, 7),
+        unless_equal(libc::SYS_sendto as u32, 5),
+        load(address),
+        unless_equal(0, 2),
+        load(address + 4),
+        if_equal(0, 1),
+        ret(NOTIFY),
+        ret(ALLOW),
+        ret(REFUSE),
+    ]
+}
+
+const fn statement(code: u32, k: u32) -> sock_filter {
+    sock_filter { code: code as u16, jt: 0, jf: 0, k }
+}
+
+const fn load(offset: u32) -> sock_filter {
+    statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset)
+}
+
+const fn ret(action: u32) -> sock_filter {
+    statement(libc::BPF_RET | libc::BPF_K, action)
+}
+
+const fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: (libc::BPF_JMP | test | libc::BPF_K) as u16, jt, jf, k }
+}
+
+const fn if_equal(k: u32, skip: u8) -> sock_filter {
+    jump(libc::BPF_JEQ, k, skip, 0)
+}
+
+const fn unless_equal(k: u32, skip: u8) -> sock_filter {
+    jump(libc::BPF_JEQ, k, 0, skip)
+}
+
+const fn if_at_least(k: u32, skip: u8) -> sock_filter {
+    jump(libc::BPF_JGE, k, skip, 0)
+}
+
+/// Waits until a supervised thread makes a call that wants an answer.
+///
+/// # Errors
+/// `ENOENT`: the thread died or was interrupted meanwhile; ask again. `EINTR`: a signal came.
+pub fn receive(listener: BorrowedFd<'_>) -> io::Result<RawCall> {
+    // SAFETY: all-zero is a valid value of this plain structure, and the kernel demands it.
+    let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one `seccomp_notif` to the place we own.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) }.into())?;
+    Ok(RawCall { id: call.id, thread: call.pid as i32, number: call.data.nr.into(), args: call.data.args })
+}
+
+/// Lets the call `id` go on as if nobody had asked.
+///
+/// # Errors
+/// `ENOENT`: nobody waits for it any more. `EINPROGRESS`: it is not received yet, or already answered.
+pub fn answer_continue(listener: BorrowedFd<'_>, id: u64) -> io::Result<()> {
+    let mut answer = libc::seccomp_notif_resp { id, val: 0, error: 0, flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 };
+    // SAFETY: the kernel reads one `seccomp_notif_resp` from the place we own.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut answer) }.into())?;
+    Ok(())
+}
+
+/// Whether the call `id` still waits: only then did what was read by its thread number come from that thread.
+pub fn is_waiting(listener: BorrowedFd<'_>, id: u64) -> bool {
+    // SAFETY: the kernel reads one u64 from the place we own.
+    unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) == 0 }
+}
+
+/// Asks for wake-ups on the waker's CPU, which halves the cost of an answer (Linux 6.6). Older kernels refuse; no harm done.
+pub fn wake_on_same_cpu(listener: BorrowedFd<'_>) -> bool {
+    const SYNC_WAKE_UP: libc::c_ulong = 1;
+    // SAFETY: this request takes its flags by value.
+    unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) == 0 }
+}
+
+/// Reads another process's memory at `address`; returns how many bytes came (fewer than asked where its memory ends).
+///
+/// # Errors
+/// `EPERM`: the process may not be looked into. `ESRCH`: it is gone. `EFAULT`: it has no memory there.
+pub fn read_memory(thread: i32, address: u64, into: &mut [u8]) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast::<c_void>(), iov_len: into.len() };
+    let remote = libc::iovec { iov_base: address as usize as *mut c_void, iov_len: into.len() };
+    // SAFETY: `local` is a live buffer of that length; `remote` is an address of the other process, which the kernel checks.
+    let read = unsafe { libc::process_vm_readv(thread, &raw const local, 1, &raw const remote, 1, 0) };
+    check(read as c_long).map(|count| count as usize)
+}
+
+/// A second descriptor for `fd` of the process that `thread` belongs to. Close it soon: a connection ends only with its last one.
+///
+/// # Errors
+/// `EPERM`: the process may not be looked into. `ESRCH`, `EBADF`: it, or its descriptor, is gone.
+pub fn duplicate(thread: i32, fd: RawFd) -> io::Result<OwnedFd> {
+    // A thread may have a descriptor table of its own, so it is named itself where the kernel can (6.9); before, its process is.
+    let process = match pidfd_open(thread, libc::PIDFD_THREAD) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => match pidfd_open(thread, 0) {
+            Err(_) => pidfd_open(super::process::thread_group(thread)?, 0)?,
+            Ok(process) => process,
+        },
+        other => other?,
+    };
+    // SAFETY: takes three integers.
+    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
+    // SAFETY: the kernel just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+fn pidfd_open(thread: i32, flags: libc::c_uint) -> io::Result<OwnedFd> {
+    // SAFETY: takes two integers.
+    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, thread, flags) })?;
+    // SAFETY: the kernel just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// A socket option that is an `int`.
+///
+/// # Errors
+/// Those of `getsockopt`.
+pub fn int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut length = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `value`, and the length to `length`; both are ours.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length) }.into())?;
+    Ok(value)
+}
+
+/// Sets a socket option that is an `int`.
+///
+/// # Errors
+/// Those of `setsockopt`.
+pub fn set_int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    let length = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel reads `length` bytes from `value`.
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length) }.into())?;
+    Ok(())
+}
+
+/// Whether a TCP socket is in the state in which `connect` would start a connection (neither connecting nor connected).
+///
+/// # Errors
+/// Those of `getsockopt`.
+pub fn tcp_is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    const TCP_CLOSE: u8 = 7;
+    let mut state = 0u8;
+    let mut length = 1;
+    // SAFETY: the kernel writes the first `length` bytes of `tcp_info`, whose first byte is the state.
+    check(
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut length) }.into(),
+    )?;
+    Ok(state == TCP_CLOSE)
+}
+
+/// The socket's number that is never used again while the machine runs.
+///
+/// # Errors
+/// Those of `getsockopt`.
+pub fn socket_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut cookie = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes `length` bytes to `cookie`.
+    check(
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut cookie).cast(), &raw mut length) }
+            .into(),
+    )?;
+    Ok(cookie)
+}
+
+/// Takes a connected datagram socket back to having no peer and, unless its program bound one, no local address.
+///
+/// # Errors
+/// Those of `connect`.
+pub fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: all-zero is a valid `sockaddr`; its family is AF_UNSPEC.
+    let none: libc::sockaddr = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel reads one `sockaddr` from the place we own.
+    check(unsafe { libc::connect(socket.as_raw_fd(), &raw const none, size_of::<libc::sockaddr>() as libc::socklen_t) }.into())?;
+    Ok(())
+}
+
+fn check(result: c_long) -> io::Result<c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+    const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
+
+    /// What the filter answers, by running it as the kernel would.
+    fn verdict(number: u32, arch: u32, args: [u64; 6]) -> u32 {
+        let mut data = Vec::new();
+        data.extend(number.to_ne_bytes());
+        data.extend(arch.to_ne_bytes());
+        data.extend(0u64.to_ne_bytes());
+        args.iter().for_each(|arg| data.extend(arg.to_ne_bytes()));
+        let program = filter_program();
+        let (mut at, mut accumulator) = (0, 0u32);
+        loop {
+            let step = program[at];
+            let code = u32::from(step.code);
+            at += 1;
+            if code == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS {
+                let offset = step.k as usize;
+                accumulator = u32::from_ne_bytes(data[offset..offset + 4].try_into().unwrap());
+            } else if code == libc::BPF_RET | libc::BPF_K {
+                return step.k;
+            } else {
+                let holds = match code & 0xF0 {
+                    libc::BPF_JEQ => accumulator == step.k,
+                    libc::BPF_JGE => accumulator >= step.k,
+                    other => panic!("unknown jump {other:#x}"),
+                };
+                at += usize::from(if holds { step.jt } else { step.jf });
+            }
+        }
+    }
+
+    #[test]
+    fn the_filter_asks_about_calls_that_name_a_destination() {
+        for number in [libc::SYS_connect, libc::SYS_sendmsg, libc::SYS_sendmmsg] {
+            assert_eq!(verdict(number as u32, AUDIT_ARCH, [0; 6]), NOTIFY);
+        }
+        assert_eq!(verdict(libc::SYS_sendto as u32, AUDIT_ARCH, [0; 6]), ALLOW);
+        for address in [1, 1 << 31, 1 << 32, 0x7fff_0000_0000, u64::MAX] {
+            assert_eq!(verdict(libc::SYS_sendto as u32, AUDIT_ARCH, [0, 0, 0, 0, address, 0]), NOTIFY, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn the_filter_lets_the_rest_pass_and_refuses_rings() {
+        for number in [libc::SYS_read, libc::SYS_write, libc::SYS_bind, libc::SYS_execve, libc::SYS_seccomp, libc::SYS_close] {
+            assert_eq!(verdict(number as u32, AUDIT_ARCH, [1; 6]), ALLOW);
+        }
+        let refused = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+        assert_eq!(verdict(libc::SYS_io_uring_setup as u32, AUDIT_ARCH, [0; 6]), refused);
+    }
+
+    #[test]
+    fn other_system_call_interfaces_pass() {
+        const I386: u32 = 0x4000_0003;
+        assert_eq!(verdict(libc::SYS_connect as u32, I386, [1; 6]), ALLOW);
+        assert_eq!(verdict(libc::SYS_connect as u32 | X32_BIT, AUDIT_ARCH, [1; 6]), ALLOW);
+    }
+
+    #[test]
+    fn memory_and_descriptors_of_this_very_process_can_be_had() {
+        let secret = *b"destination";
+        let mut seen = [0u8; 11];
+        let me = std::process::id() as i32;
+        assert_eq!(read_memory(me, secret.as_ptr() as u64, &mut seen).unwrap(), secret.len());
+        assert_eq!(seen, secret);
+        assert_eq!(read_memory(me, 8, &mut seen).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let copy = std::net::UdpSocket::from(duplicate(me, socket.as_raw_fd()).unwrap());
+        assert_eq!(copy.local_addr().unwrap(), socket.local_addr().unwrap());
+    }
+
+    #[test]
+    fn options_are_read_and_written() {
+        use std::os::fd::AsFd;
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        set_int_option(socket.as_fd(), libc::SOL_IP, libc::IP_TTL, 7).unwrap();
+        assert_eq!(int_option(socket.as_fd(), libc::SOL_IP, libc::IP_TTL).unwrap(), 7);
+        socket.connect("127.0.0.1:9").unwrap();
+        disconnect(socket.as_fd()).unwrap();
+        assert!(socket.peer_addr().is_err());
+        assert_ne!(socket_cookie(socket.as_fd()).unwrap(), 0);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(!tcp_is_closed(listener.as_fd()).unwrap());
+    }
+}

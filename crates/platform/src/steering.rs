@@ -1,0 +1,278 @@
+//! What the engine needs of whatever steers flows: the Linux BPF programs, or the fake in tests.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Mode};
+use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, PerFamily, Protocol, Rate, Time};
+use ipnet::IpNet;
+
+/// Why steering could not be changed or read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action}: {reason}")]
+pub struct SteeringError {
+    /// What was tried, as in "write the policy rules".
+    pub action: &'static str,
+    /// What the system said, and the remedy where one is known.
+    pub reason: String,
+}
+
+/// A link in its slot, as the rule needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SteerLink {
+    /// The device.
+    pub index: LinkIndex,
+    /// Its name now.
+    pub name: String,
+    /// The system's order of preference, least first.
+    pub rank: u32,
+    /// The address unconnected IPv4 datagrams leave with.
+    pub source4: Option<Ipv4Addr>,
+    /// The address unconnected IPv6 datagrams leave with.
+    pub source6: Option<Ipv6Addr>,
+    /// Capacity, by [`Direction`] (down, up).
+    pub rate: [Rate; 2],
+    /// What a byte costs, in one unit for all links.
+    pub price: u64,
+    /// Virtual time one flow takes.
+    pub step: u64,
+}
+
+/// Everything a decision needs besides the loads: written as one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SteerParams {
+    /// How a link is chosen.
+    pub mode: Mode,
+    /// The configured scheduler's number, remembered by each flow.
+    pub scheduler: u8,
+    /// What a flow of an unknown application is expected to move.
+    pub default_demand: Bytes,
+    /// Affinity where no rule says otherwise; `None` follows the class.
+    pub affinity: Option<Affinity>,
+    /// The links by slot.
+    pub links: [Option<SteerLink>; MAX_LINKS],
+    /// Slots that may be given flows now, by family.
+    pub usable: PerFamily<LinkMask>,
+    /// Slots that are used only while no other usable one is.
+    pub backup: LinkMask,
+    /// The policy, first match decides; at most 64.
+    pub rules: Vec<SteerRule>,
+}
+
+/// An executable as the kernel knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExeId {
+    /// The file system's device, as `st_dev` has it.
+    pub device: u64,
+    /// The file's inode.
+    pub inode: u64,
+}
+
+/// An application as the kernel knows it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AppId {
+    /// Its executable.
+    pub exe: ExeId,
+    /// The process's name, at most 15 bytes.
+    pub name: String,
+}
+
+/// What a rule asks of a flow; all that is given must match.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SteerMatch {
+    /// One of these executables (the installed one, and one that was replaced but still runs); `Some` of none matches nothing.
+    pub exe: Option<Vec<ExeId>>,
+    /// The process's name.
+    pub name: Option<String>,
+    /// The remote port.
+    pub port: Option<u16>,
+    /// The remote address.
+    pub destination: Option<IpNet>,
+    /// A cgroup's id and depth below the root; the program is in it or below. `Some(None)` is one that does not exist: matches nothing.
+    pub cgroup: Option<Option<(u64, u32)>>,
+    /// The user.
+    pub user: Option<u32>,
+}
+
+/// One rule of the policy.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SteerRule {
+    /// Which flows.
+    pub matching: SteerMatch,
+    /// Leave them alone.
+    pub exclude: bool,
+    /// They may use these links only.
+    pub links: Option<LinkMask>,
+    /// They use these links while one of them is usable.
+    pub prefer: Option<LinkMask>,
+    /// Their class.
+    pub class: Option<Class>,
+    /// Their affinity.
+    pub affinity: Option<Affinity>,
+}
+
+/// A flow as steering sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FlowRow {
+    /// Its name.
+    pub id: FlowId,
+    /// Transport.
+    pub protocol: Protocol,
+    /// Family of its packets.
+    pub family: Family,
+    /// Its application.
+    pub app: AppId,
+    /// The process that opened it.
+    pub process: u32,
+    /// That process's user.
+    pub user: u32,
+    /// That process's cgroup.
+    pub cgroup: u64,
+    /// This end; the address is unspecified where it is not known.
+    pub local: (IpAddr, u16),
+    /// The other end.
+    pub remote: (IpAddr, u16),
+    /// The slot its link was in.
+    pub slot: usize,
+    /// Its link.
+    pub link: LinkIndex,
+    /// Which way its bytes were expected to go.
+    pub direction: Direction,
+    /// Its class when it started.
+    pub class: Class,
+    /// Number of the scheduler that placed it.
+    pub scheduler: u8,
+    /// Index of the rule that matched.
+    pub rule: Option<u8>,
+    /// When it started.
+    pub started: Time,
+    /// When this was read.
+    pub read_at: Time,
+    /// Bytes it was expected to move.
+    pub demand: Bytes,
+    /// Bytes it weighs on its link.
+    pub reserved: Bytes,
+    /// Bytes received.
+    pub rx: Bytes,
+    /// Bytes sent.
+    pub tx: Bytes,
+    /// Smoothed round-trip time, where there is one.
+    pub rtt_us: Option<u32>,
+    /// Retransmitted segments; TCP only.
+    pub retransmissions: Option<u32>,
+    /// Segments sent; TCP only.
+    pub segments_out: Option<u32>,
+    /// Delivery rate by the kernel's own sampling, not limited by the application.
+    pub delivery_rate: Option<Rate>,
+    /// Whether its handshake has not been answered yet.
+    pub connecting: bool,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SteeringEvent {
+    /// A flow ended; its final figures.
+    Ended(FlowRow),
+    /// An application never seen before connects.
+    NewApp {
+        /// The application.
+        app: AppId,
+        /// A process of it, which may be gone already.
+        process: u32,
+        /// That process's cgroup.
+        cgroup: u64,
+        /// Its class by name.
+        class: Class,
+    },
+    /// A segment of a flow was not answered in time.
+    Suffering {
+        /// The link.
+        link: LinkIndex,
+        /// The family.
+        family: Family,
+        /// It was the first one: nobody answered the connection.
+        connecting: bool,
+        /// How often it has been sent again.
+        retries: u32,
+        /// To whom.
+        remote: (IpAddr, u16),
+    },
+}
+
+/// What connections tell of a link and family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signs {
+    /// Handshakes answered since the slot was taken.
+    pub answered: u64,
+    /// When the last one was.
+    pub answered_at: Time,
+    /// By whom.
+    pub remote: Option<(IpAddr, u16)>,
+    /// Segments not answered in time.
+    pub timeouts: u64,
+}
+
+/// What steering has counted since it was loaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SteeringCounters {
+    /// Flows given a link.
+    pub steered: u64,
+    /// Connects and datagrams left alone.
+    pub left_alone: u64,
+    /// Flows refused by a strict rule.
+    pub denied: u64,
+    /// Sockets the kernel refused to steer.
+    pub failed: u64,
+    /// Flows steered but not followed, for want of memory.
+    pub untracked: u64,
+    /// Events that found no room.
+    pub lost_events: u64,
+    /// Flows ended.
+    pub ended: u64,
+}
+
+/// What an application's flows to one port moved (kept by the steering itself, by DBAS eq. 1).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Learnt {
+    /// Whose.
+    pub app: AppId,
+    /// The remote port.
+    pub port: u16,
+    /// Bytes towards this machine.
+    pub down: Bytes,
+    /// Bytes away from it.
+    pub up: Bytes,
+    /// Flows learnt from.
+    pub count: u64,
+    /// When it changed last.
+    pub updated: Time,
+}
+
+/// Steers flows. All calls are quick and do not block.
+pub trait Steering {
+    /// Says that the daemon is alive; without it steering stops within two seconds.
+    fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError>;
+    /// Puts new parameters and rules in force at once, together.
+    fn set_params(&mut self, params: &SteerParams) -> Result<(), SteeringError>;
+    /// Replaces the map of what may be steered: by longest prefix, `true` where it may.
+    fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
+    /// Replaces the map of resolvers that are to be asked through the links of the mask.
+    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError>;
+    /// Sets the class of process names not seen before.
+    fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError>;
+    /// Sets an application's class.
+    fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError>;
+    /// Teaches what was learnt in an earlier life.
+    fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError>;
+    /// All that has been learnt.
+    fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError>;
+    /// The living flows; brings their loads up to date and heals loads that went astray.
+    fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError>;
+    /// The loads as the next decision will see them, with the parameters in force.
+    fn board(&mut self) -> Result<Board, SteeringError>;
+    /// What connections tell of the link in `slot`.
+    fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError>;
+    /// Counters.
+    fn counters(&mut self) -> Result<SteeringCounters, SteeringError>;
+    /// Takes the events that have come; at most `limit`.
+    fn events(&mut self, limit: usize) -> Vec<SteeringEvent>;
+}

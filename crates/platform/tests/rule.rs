@@ -1,0 +1,148 @@
+//! The connection rule stands twice; here both are driven with the same inputs: the native build on many, the kernel's on fewer.
+
+use braid_decide::connection::{Board, Lane, LinkMask, MAX_LINKS, Mode, Request};
+use braid_model::{Bytes, Direction, Rate};
+use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::sys::abi;
+use proptest::prelude::*;
+
+unsafe extern "C" {
+    fn braid_native_choose(
+        board: *mut u64,
+        params: *const abi::Params,
+        usable: u32,
+        actions: u32,
+        links: u32,
+        prefer: u32,
+        direction: u32,
+        demand: u64,
+        denied: *mut u32,
+    ) -> u32;
+}
+
+/// One decision: everything that goes into it.
+#[derive(Debug, Clone)]
+struct Case {
+    board: Board,
+    mode: Mode,
+    request: Request,
+}
+
+impl Case {
+    fn params(&self) -> abi::Params {
+        let (mode, target) = match self.mode {
+            Mode::OnlyOne => (0, 0),
+            Mode::VirtualStart => (1, 0),
+            Mode::CheapestInTime { target } => (2, target.map_or(0, Rate::bytes_per_second)),
+        };
+        let mut params = abi::Params { mode, target, ..Default::default() };
+        for (slot, lane) in params.slots.iter_mut().zip(&self.board.lanes) {
+            (slot.rate, slot.price, slot.step, slot.rank) = (lane.rate, lane.price, lane.step, lane.rank);
+        }
+        params
+    }
+
+    fn raw_board(&self) -> abi::Board {
+        let mut raw = abi::Board { virtual_time: self.board.virtual_time, ..Default::default() };
+        for (raw, lane) in raw.lanes.iter_mut().zip(&self.board.lanes) {
+            (raw.load, raw.tag, raw.flows) = (lane.load, lane.tag, lane.flows);
+        }
+        raw
+    }
+
+    /// The reference's answer and the board after it.
+    fn expected(&self) -> (Option<usize>, Board) {
+        let mut board = self.board.clone();
+        (board.choose(self.mode, &self.request), board)
+    }
+
+    fn check(&self, slot: u32, raw: &abi::Board) -> Result<(), TestCaseError> {
+        let (expected, board) = self.expected();
+        prop_assert_eq!((slot != abi::NO_SLOT).then_some(slot as usize), expected);
+        prop_assert_eq!(raw.virtual_time, board.virtual_time);
+        for (raw, lane) in raw.lanes.iter().zip(&board.lanes) {
+            prop_assert_eq!((raw.load, raw.tag, raw.flows), (lane.load, lane.tag, lane.flows));
+        }
+        Ok(())
+    }
+}
+
+/// Ordinary numbers, ties and extremes: 1 EB, 400 Gbit/s, and everything 64 bits can say.
+fn number(usual: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => 0..=usual,
+        2 => 0..4u64,
+        1 => Just(1 << 60),
+        1 => Just(50_000_000_000),
+        1 => any::<u64>(),
+    ]
+}
+
+fn lane() -> impl Strategy<Value = Lane> {
+    let pair = |usual| [number(usual), number(usual)];
+    (pair(100_000_000), pair(5_000_000), number(10), number(1 << 30), number(1 << 21), 0..6u32, 0..9u32)
+        .prop_map(|(load, rate, price, tag, step, rank, flows)| Lane { load, rate, price, tag, step, rank, flows })
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let mode = prop_oneof![
+        Just(Mode::OnlyOne),
+        Just(Mode::VirtualStart),
+        Just(Mode::CheapestInTime { target: None }),
+        // Whole bytes per second, at least one: 0 means "none" to the kernel.
+        (1..100_000_000u64).prop_map(|rate| Mode::CheapestInTime { target: Some(Rate::from_bps(rate * 8)) }),
+    ];
+    let mask = prop_oneof![3 => 0..16u32, 1 => any::<u32>()];
+    (prop::collection::vec(lane(), MAX_LINKS), number(1 << 30), mode, mask, any::<bool>(), number(10_000_000)).prop_map(
+        |(lanes, virtual_time, mode, mask, up, demand)| Case {
+            board: Board { virtual_time, lanes: lanes.try_into().expect("as many as asked for") },
+            mode,
+            request: Request {
+                allowed: LinkMask(mask),
+                direction: if up { Direction::Up } else { Direction::Down },
+                demand: Bytes::new(demand),
+            },
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+    #[test]
+    fn the_native_build_decides_as_the_reference(case in case()) {
+        let params = case.params();
+        let mut raw = case.raw_board();
+        let mut denied = 0;
+        // SAFETY: the board without its lock, the first eight bytes, is `struct braid_board_state`; both structures have C's layout
+        // (tested beside them) and live through the call.
+        let slot = unsafe {
+            let state = std::ptr::from_mut(&mut raw).cast::<u64>().add(1);
+            braid_native_choose(state, &params, case.request.allowed.0, 0, 0, 0, case.request.direction as u32, case.request.demand.get(), &mut denied)
+        };
+        case.check(slot, &raw)?;
+    }
+}
+
+#[test]
+fn the_kernel_decides_as_the_reference() {
+    let mut kernel = match BpfSteering::load() {
+        Ok(kernel) => kernel,
+        Err(error) if std::env::var_os("CI").is_none() => return eprintln!("skipped, the kernel's rule is not compared: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(1_000));
+    let kernel = std::cell::RefCell::new(&mut kernel);
+    runner
+        .run(&case(), |case| {
+            let trial = abi::Trial {
+                board: case.raw_board(),
+                allowed: case.request.allowed.0,
+                direction: case.request.direction as u32,
+                demand: case.request.demand.get(),
+                ..Default::default()
+            };
+            let answer = kernel.borrow_mut().try_rule(case.params(), trial).map_err(|error| TestCaseError::fail(error.to_string()))?;
+            case.check(answer.winner, &answer.board)
+        })
+        .unwrap();
+}

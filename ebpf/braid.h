@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT OR Apache-2.0 */
+/*
+ * What the daemon and its BPF programs say to each other. The Rust side is crates/platform/src/linux/bpf/abi.rs;
+ * a test compares sizes and offsets. Every structure is laid out without hidden padding.
+ */
+#ifndef BRAID_H
+#define BRAID_H
+
+#define BRAID_MAX_LINKS 32
+#define BRAID_MAX_RULES 64
+#define BRAID_NO_SLOT 0xffffffffu
+
+/* A socket's routing mark is this plus the link's slot plus one; any other mark is foreign. */
+#define BRAID_MARK_BASE 0xB1D00000u
+#define BRAID_MARK_MASK 0xFFFFFF00u
+
+/* The programs do nothing once the heartbeat is older than this. */
+#define BRAID_HEARTBEAT_NS 2000000000ull
+
+enum braid_mode { BRAID_ONLY_ONE, BRAID_VIRTUAL_START, BRAID_CHEAPEST_IN_TIME };
+enum braid_direction { BRAID_DOWN, BRAID_UP };
+enum braid_affinity { BRAID_AFFINITY_NONE, BRAID_AFFINITY_DESTINATION, BRAID_AFFINITY_APPLICATION, BRAID_AFFINITY_UNSET = 255 };
+enum braid_class { BRAID_UNCLASSIFIED, BRAID_REAL_TIME, BRAID_BROWSER, BRAID_BULK, BRAID_CLASS_UNSET = 255 };
+enum braid_verdict { BRAID_LEAVE, BRAID_STEER };
+
+/* What the rule keeps of a link. Written by the programs under the board's lock, or added to atomically. */
+struct braid_lane {
+	__u64 load[2];
+	__u64 tag;
+	__u32 flows;
+	__u32 pad;
+};
+
+/* What the daemon says of a link. */
+struct braid_slot {
+	__u32 ifindex; /* 0: the slot is free */
+	__u32 rank;
+	__u8 name[16];
+	__u32 source4; /* network order; 0: none */
+	__u32 mark;
+	__u32 source6[4];
+	__u64 rate[2]; /* bytes per second, down and up */
+	__u64 price;
+	__u64 step;
+};
+
+/* One bank of what the daemon decided. The daemon writes the idle bank, then turns `braid_control.bank`. */
+struct braid_params {
+	__u64 netns;
+	__u64 target; /* bytes per second; 0: none */
+	__u64 default_demand;
+	__u32 mode;
+	__u32 scheduler; /* the configured scheduler's number, remembered by each flow */
+	__u32 rules;
+	__u32 daemon; /* its process: never steered */
+	__u32 usable[2]; /* masks of slots, IPv4 and IPv6 */
+	__u32 backup;
+	__u32 affinity; /* where no rule says otherwise */
+	struct braid_slot slots[BRAID_MAX_LINKS];
+};
+
+struct braid_control {
+	__u64 heartbeat; /* CLOCK_MONOTONIC, nanoseconds */
+	__u32 bank;
+	__u32 pad;
+};
+
+struct braid_exe_key {
+	__u64 inode;
+	__u32 device; /* the kernel's own encoding: major << 20 | minor */
+	__u32 pad;
+};
+
+/* Which of the rules' executables a file is: a number for each bank, 0 for none. */
+struct braid_exe {
+	__u32 id[2];
+};
+
+struct braid_app_key {
+	struct braid_exe_key exe;
+	__u8 name[16];
+};
+
+struct braid_demand_key {
+	struct braid_app_key app;
+	__u16 port; /* host order */
+	__u16 pad[3];
+};
+
+struct braid_demand {
+	__u64 down;
+	__u64 up;
+	__u64 updated; /* CLOCK_MONOTONIC, nanoseconds */
+	__u64 count;
+};
+
+struct braid_app {
+	__u8 class_;
+	__u8 pad[7];
+};
+
+#define BRAID_IF_EXE 1u
+#define BRAID_IF_NAME 2u
+#define BRAID_IF_PORT 4u
+#define BRAID_IF_DESTINATION 8u
+#define BRAID_IF_CGROUP 16u
+#define BRAID_IF_USER 32u
+#define BRAID_NEVER 64u /* an executable or cgroup that does not exist: the rule matches nothing */
+
+#define BRAID_DO_EXCLUDE 1u
+#define BRAID_DO_LINKS 2u
+#define BRAID_DO_PREFER 4u
+
+struct braid_rule {
+	__u32 conditions;
+	__u32 actions;
+	__u32 exe; /* id in the executables map, never 0 */
+	__u32 user;
+	__u64 cgroup;
+	__u32 cgroup_level;
+	__u16 port;
+	__u8 prefix_len; /* of `destination`, which is IPv6 or IPv4-mapped: 0 to 128 */
+	__u8 class_;
+	__u32 destination[4];
+	__u8 name[16];
+	__u32 links;
+	__u32 prefer;
+	__u8 affinity;
+	__u8 pad[7];
+};
+
+struct braid_affinity_key {
+	struct braid_app_key app;
+	__u32 remote[4]; /* zero for application affinity */
+};
+
+struct braid_affinity_value {
+	__u32 slot;
+	__u32 ifindex;
+	__u64 used;
+};
+
+#define BRAID_FLOW_PENDING 1u /* connected UDP that has sent nothing yet: reserves nothing */
+#define BRAID_FLOW_MARKER 2u  /* not a flow: the socket sends unconnected datagrams, see `datagrams` */
+
+struct braid_flow {
+	__u64 id; /* the socket's cookie */
+	__u64 started;
+	__u64 demand;
+	__u64 reserved; /* what of it the lane's load holds */
+	__u64 rx; /* UDP only; TCP's counters are the kernel's own */
+	__u64 tx;
+	__u64 cgroup;
+	__u64 last; /* last datagram, UDP only */
+	struct braid_app_key app;
+	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
+	__u16 port; /* remote, host order */
+	__u8 protocol;
+	__u8 family; /* 4 or 6, of the packets */
+	__u32 slot;
+	__u32 ifindex;
+	__u32 process;
+	__u32 user;
+	__u32 flags;
+	__u8 direction;
+	__u8 class_;
+	__u8 scheduler;
+	__u8 rule; /* index of the rule that matched; 255: none */
+	__u32 pad;
+};
+
+/* One flow as a dump or an end event tells it. */
+struct braid_flow_row {
+	struct braid_flow flow;
+	__u64 rx;
+	__u64 tx;
+	__u64 delivery_rate; /* bytes per second; 0: no sample, or limited by the application */
+	__u32 srtt_us; /* of the sender; 0: none */
+	__u32 rcv_rtt_us; /* of the receiver; 0: none */
+	__u32 retransmissions;
+	__u32 segments_out;
+	__u32 state; /* TCP state */
+	__u32 local_port;
+	__u32 local[4];
+	__u64 read_at; /* CLOCK_MONOTONIC, nanoseconds */
+};
+
+/* Unconnected datagrams: one entry per socket and remote. */
+struct braid_datagram_key {
+	__u64 socket;
+	__u32 remote[4];
+	__u32 port;
+	__u32 pad;
+};
+
+enum braid_event_kind { BRAID_EVENT_END, BRAID_EVENT_APP, BRAID_EVENT_SUFFERING };
+
+struct braid_event {
+	__u32 kind;
+	__u32 detail; /* SUFFERING: retransmissions so far, bit 31 set for an unanswered SYN */
+	struct braid_flow_row row; /* APP: `flow.app`, `process`, `user` and `cgroup` only */
+};
+
+/* What connections tell of a link, per slot. */
+struct braid_signs {
+	__u64 answered[2]; /* handshakes completed, IPv4 and IPv6 */
+	__u64 answered_at[2];
+	__u32 remote4;
+	__u16 port4; /* host order */
+	__u16 port6;
+	__u32 remote6[4];
+	__u64 timeouts[2];
+};
+
+enum braid_counter {
+	BRAID_COUNT_STEERED,
+	BRAID_COUNT_LEFT,
+	BRAID_COUNT_DENIED,
+	BRAID_COUNT_FAILED, /* the kernel refused to steer a socket */
+	BRAID_COUNT_UNTRACKED, /* steered, but no memory to follow the flow */
+	BRAID_COUNT_LOST_EVENTS,
+	BRAID_COUNT_ENDED,
+	BRAID_COUNTERS
+};
+
+#endif

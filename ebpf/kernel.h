@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The few fields of the kernel's own structures that the programs read. Only names and types matter: the loader finds the
+ * offsets in the running kernel's BTF (CO-RE).
+ */
+#ifndef BRAID_KERNEL_H
+#define BRAID_KERNEL_H
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct super_block {
+	__u32 s_dev;
+};
+
+struct inode {
+	unsigned long i_ino;
+	struct super_block *i_sb;
+};
+
+struct file {
+	struct inode *f_inode;
+};
+
+struct mm_struct {
+	struct file *exe_file;
+};
+
+struct task_struct {
+	struct task_struct *group_leader;
+	struct mm_struct *mm;
+	char comm[16];
+};
+
+struct sock_common {
+	__u32 skc_rcv_saddr;
+	struct in6_addr skc_v6_rcv_saddr;
+	__u16 skc_num;
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	__u8 sk_userlocks : 4;
+};
+
+struct ipv6_pinfo {
+	int ucast_oif;
+};
+
+struct inet_sock {
+	struct sock sk;
+	struct ipv6_pinfo *pinet6;
+	int uc_index;
+};
+
+struct tcp_sock {
+	__u64 bytes_received;
+	__u64 bytes_acked;
+	__u32 write_seq;
+	__u32 snd_una;
+	__u32 srtt_us;
+	__u32 total_retrans;
+	__u32 segs_out;
+	__u32 mss_cache;
+	__u32 rate_delivered;
+	__u32 rate_interval_us;
+	__u8 rate_app_limited : 1;
+	struct {
+		__u32 rtt_us;
+	} rcv_rtt_est;
+};
+
+#pragma clang attribute pop
+
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT OR Apache-2.0 */
+/* The connection rule built for this machine, so that a test can compare it with the Rust reference on millions of inputs. */
+#include <linux/types.h>
+#include <stddef.h>
+
+#include "schedule.h"
+
+/* As the kernel's choice: the winner, BRAID_NO_SLOT for nobody; `denied` tells why nobody. */
+__u32 braid_native_choose(struct braid_board_state *board, const struct braid_params *params, __u32 usable, __u32 actions, __u32 links,
+			  __u32 prefer, __u32 direction, __u64 demand, __u32 *denied)
+{
+	_Bool refused;
+	__u32 allowed = braid_admit(usable, params->backup, actions, links, prefer, &refused);
+
+	*denied = refused;
+	if (!allowed)
+		return BRAID_NO_SLOT;
+	braid_pick(board, params, allowed, direction, demand);
+	braid_commit(board, params, direction, demand);
+	return board->winner;
+}
+
+/* Sizes that the Rust side must agree with. */
+const size_t braid_native_sizes[] = {
+	sizeof(struct braid_params),	   sizeof(struct braid_slot),	  sizeof(struct braid_lane),	 sizeof(struct braid_rule),
+	sizeof(struct braid_flow),	   sizeof(struct braid_flow_row), sizeof(struct braid_event),	 sizeof(struct braid_signs),
+	sizeof(struct braid_demand_key),   sizeof(struct braid_demand),	  sizeof(struct braid_app_key),	 sizeof(struct braid_datagram_key),
+	sizeof(struct braid_board_state),  sizeof(struct braid_control),  sizeof(struct braid_exe_key),	 sizeof(struct braid_app),
+	offsetof(struct braid_params, slots), offsetof(struct braid_flow, remote), offsetof(struct braid_flow_row, local),
+};

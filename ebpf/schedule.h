@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT OR Apache-2.0 */
+/*
+ * The one rule that gives a new connection its link, as the kernel runs it. The reference, with the reasons and the sources, is
+ * crates/decide/src/connection.rs; a test drives both with the same inputs. Pure: compiles for BPF and natively.
+ *
+ * The caller holds the board's lock, so nothing here may call a function: everything is inlined.
+ */
+#ifndef BRAID_SCHEDULE_H
+#define BRAID_SCHEDULE_H
+
+#include "braid.h"
+
+#define BRAID_LOAD_LIMIT (1ull << 61)
+#define BRAID_RATE_LIMIT ((1ull << 44) - 1)
+#define BRAID_TIME_SHIFT 20
+#define BRAID_NEVER_ENDS (~0ull)
+
+#define BRAID_INLINE static inline __attribute__((always_inline))
+
+/*
+ * Comparisons and choices without branches: the verifier walks every branch of every turn of a loop, and 32 links' worth of
+ * them are more than it has patience for. Truth is 0 or 1; a mask is 0 or all ones.
+ */
+BRAID_INLINE __u64 braid_opaque(__u64 value)
+{
+	/* Else the compiler sees what is meant and makes branches of it again. */
+	__asm__("" : "+r"(value));
+	return value;
+}
+
+BRAID_INLINE __u64 braid_less(__u64 one, __u64 other)
+{
+	return braid_opaque((~one & other) | (~(one ^ other) & (one - other))) >> 63;
+}
+
+BRAID_INLINE __u64 braid_is_zero(__u64 value)
+{
+	return 1 ^ (braid_opaque(value | -value) >> 63);
+}
+
+BRAID_INLINE __u64 braid_select(__u64 truth, __u64 yes, __u64 no)
+{
+	return no ^ ((yes ^ no) & -braid_opaque(truth));
+}
+
+BRAID_INLINE __u64 braid_min(__u64 one, __u64 other)
+{
+	return braid_select(braid_less(one, other), one, other);
+}
+
+BRAID_INLINE __u64 braid_max(__u64 one, __u64 other)
+{
+	return braid_select(braid_less(one, other), other, one);
+}
+
+BRAID_INLINE __u64 braid_add(__u64 one, __u64 other)
+{
+	__u64 sum = one + other;
+
+	return sum | -braid_less(sum, one);
+}
+
+/* floor(load * 2^20 / rate), saturating. */
+BRAID_INLINE __u64 braid_duration(__u64 load, __u64 rate)
+{
+	__u64 stopped, whole, time;
+
+	rate = braid_min(rate, BRAID_RATE_LIMIT);
+	stopped = braid_is_zero(rate);
+	rate += stopped;
+	whole = load / rate;
+	time = (whole << BRAID_TIME_SHIFT) + ((load - whole * rate) << BRAID_TIME_SHIFT) / rate;
+	stopped |= 1 ^ braid_is_zero(whole >> (64 - BRAID_TIME_SHIFT));
+	return (time | -stopped) & -(1 ^ braid_is_zero(load));
+}
+
+/* The board as one decision reads it and the next one must see it changed. */
+struct braid_board_state {
+	__u64 virtual_time;
+	/* The verifier must not follow which slot is best through every branch of the loop: stored here, it is just a number. */
+	volatile __u32 winner;
+	__u32 pad;
+	__u64 commits;
+	struct braid_lane lanes[BRAID_MAX_LINKS];
+};
+
+BRAID_INLINE __u64 braid_virtual_start(const struct braid_board_state *board, __u32 slot)
+{
+	return braid_max(board->lanes[slot].tag, board->virtual_time);
+}
+
+BRAID_INLINE __u64 braid_deadline(const struct braid_board_state *board, const struct braid_params *params, __u32 allowed,
+				  __u32 direction, __u64 demand)
+{
+	__u64 total = braid_min(demand, BRAID_LOAD_LIMIT), latest = 0;
+
+	for (__u32 slot = 0; slot < BRAID_MAX_LINKS && allowed >> slot; slot++) {
+		__u64 load;
+
+		if (!(allowed & (1u << slot)))
+			continue;
+		load = braid_min(board->lanes[slot].load[direction], BRAID_LOAD_LIMIT);
+		total = braid_min(total + load, BRAID_LOAD_LIMIT);
+		latest = braid_max(latest, braid_duration(load, params->slots[slot].rate[direction]));
+	}
+	return braid_max(latest, braid_duration(total, params->target));
+}
+
+/* The best link so far; less is better, key by key, and the first one found wins ties. */
+struct braid_best {
+	__u64 tier, first, second;
+};
+
+BRAID_INLINE void braid_offer(struct braid_board_state *board, struct braid_best *best, __u64 tier, __u64 first, __u64 second, __u32 slot)
+{
+	__u64 better = braid_less(second, best->second);
+
+	better = braid_less(first, best->first) | (braid_is_zero(first ^ best->first) & better);
+	better = braid_less(tier, best->tier) | (braid_is_zero(tier ^ best->tier) & better);
+	best->tier = braid_select(better, tier, best->tier);
+	best->first = braid_select(better, first, best->first);
+	best->second = braid_select(better, second, best->second);
+	board->winner = braid_select(better, slot, board->winner);
+}
+
+/* Sets board->winner to the slot the rule picks among `allowed`, which must not be empty. */
+BRAID_INLINE void braid_pick(struct braid_board_state *board, const struct braid_params *params, __u32 allowed, __u32 direction,
+			     __u64 demand)
+{
+	struct braid_best best = { .tier = 2 };
+	__u32 mode = params->mode;
+	__u64 deadline = 0;
+
+	direction &= 1;
+	demand = braid_min(demand, BRAID_LOAD_LIMIT);
+	if (mode == BRAID_CHEAPEST_IN_TIME && params->target)
+		deadline = braid_deadline(board, params, allowed, direction, demand);
+	for (__u32 slot = 0; slot < BRAID_MAX_LINKS && allowed >> slot; slot++) {
+		const struct braid_slot *link = &params->slots[slot];
+
+		if (!(allowed & (1u << slot)))
+			continue;
+		if (mode == BRAID_ONLY_ONE) {
+			braid_offer(board, &best, 0, link->rank, 0, slot);
+		} else if (mode == BRAID_VIRTUAL_START) {
+			braid_offer(board, &best, 0, braid_virtual_start(board, slot), link->step, slot);
+		} else {
+			__u64 load = braid_min(board->lanes[slot].load[direction], BRAID_LOAD_LIMIT);
+			__u64 finish = braid_duration(load + demand, link->rate[direction]);
+			__u64 late = braid_less(deadline, finish);
+
+			braid_offer(board, &best, late, braid_select(late, finish, link->price), link->price & -late, slot);
+		}
+	}
+}
+
+/* Puts a flow on board->winner. */
+BRAID_INLINE void braid_commit(struct braid_board_state *board, const struct braid_params *params, __u32 direction, __u64 demand)
+{
+	__u32 slot = board->winner & (BRAID_MAX_LINKS - 1);
+	struct braid_lane *lane = &board->lanes[slot];
+
+	direction &= 1;
+	if (params->mode == BRAID_VIRTUAL_START) {
+		__u64 start = braid_virtual_start(board, slot);
+
+		lane->tag = braid_add(start, params->slots[slot].step);
+		board->virtual_time = start;
+	}
+	lane->load[direction] = braid_min(braid_add(lane->load[direction], demand), BRAID_LOAD_LIMIT);
+	if (lane->flows != ~0u)
+		lane->flows++;
+	board->commits++;
+}
+
+/*
+ * The links a flow may use, as `decide::policy::admission` says. 0: none.
+ * `denied` is set when the flow must fail, since a strict rule's links are all unusable.
+ */
+BRAID_INLINE __u32 braid_admit(__u32 usable, __u32 backup, __u32 actions, __u32 links, __u32 prefer, _Bool *denied)
+{
+	__u32 pool = usable, normal;
+
+	*denied = 0;
+	if (actions & BRAID_DO_LINKS) {
+		pool &= links;
+		if (!pool) {
+			*denied = 1;
+			return 0;
+		}
+	}
+	if ((actions & BRAID_DO_PREFER) && (pool & prefer))
+		pool &= prefer;
+	normal = pool & ~backup;
+	return normal ? normal : pool;
+}
+
+#endif
