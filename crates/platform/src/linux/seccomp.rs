@@ -143,7 +143,7 @@ fn parse_address(bytes: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(*bytes.first_chunk()?);
     let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
     match i32::from(family) {
-        libc::AF_INET if bytes.len() >= size_of::<libc::sockaddr_in>() - 8 => {
+        libc::AF_INET => {
             let octets: [u8; 4] = *bytes.get(4..)?.first_chunk()?;
             Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from(octets)), port))
         }

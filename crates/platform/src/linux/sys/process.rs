@@ -45,8 +45,14 @@ pub enum Side {
 /// # Errors
 /// `EDEADLK` when other threads run: what they hold would stay locked in the copy for ever. Else those of `fork`.
 pub fn fork() -> io::Result<Side> {
-    if thread_count()? != 1 {
-        return Err(io::Error::from_raw_os_error(libc::EDEADLK));
+    // A thread that was joined may be counted a moment longer.
+    let mut patience = 100;
+    while thread_count()? != 1 {
+        if patience == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EDEADLK));
+        }
+        patience -= 1;
+        std::thread::sleep(Duration::from_millis(1));
     }
     // SAFETY: this is the only thread, so the copy holds no lock that nobody will open, and may go on as any program.
     match unsafe { libc::fork() } {
@@ -77,13 +83,13 @@ fn status_field<T: std::str::FromStr>(process: &str, name: &str) -> io::Result<T
     value.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{process}/status has no {name}")))
 }
 
-/// Makes this process the parent of descendants whose own parent ends.
+/// Whether this process becomes the parent of descendants whose own parent ends.
 ///
 /// # Errors
 /// Those of `prctl`.
-pub fn adopt_orphans() -> io::Result<()> {
+pub fn adopt_orphans(adopt: bool) -> io::Result<()> {
     // SAFETY: takes integers only.
-    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }).map(drop)
+    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, libc::c_ulong::from(adopt), 0, 0, 0) }).map(drop)
 }
 
 /// Leaves the terminal and the process group, so that their signals no longer come here.
@@ -111,6 +117,15 @@ pub fn wait(child: Option<i32>, block: bool) -> io::Result<Option<(i32, Ended)>>
         }
     }
 }
+
+/// The signals by which a user, a terminal or a service manager ends or nudges a program.
+pub const FORWARDED: [i32; 6] = [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+
+/// Those that stop a program at the terminal.
+pub const TERMINAL_STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+
+/// A child has ended.
+pub const CHILD_ENDED: i32 = libc::SIGCHLD;
 
 /// Sends `signal` to `process`.
 ///
