@@ -1,1 +1,25 @@
-//! TODO
+//! The types of Braid's HTTP API, as its command line and other clients see them.
+//!
+//! What is not known is `null`, never 0. Fields may be added at any time; none is renamed or removed within one
+//! [`SCHEMA_VERSION`]. Names of quantities end in their unit: `_bps` bits per second, `_bytes`, `_us`, `_ms`.
+
+#![forbid(unsafe_code)]
+
+mod app;
+mod doctor;
+mod explain;
+mod flow;
+mod policy;
+mod problem;
+mod status;
+
+pub use app::App;
+pub use doctor::{Check, DoctorReport, Verdict};
+pub use explain::{Candidate, ExplainRequest, Explanation, Outcome};
+pub use flow::Flow;
+pub use policy::{AppEntry, ExcludeEntry, LinkEntry, PolicyView};
+pub use problem::Problem;
+pub use status::{Accepted, Counters, Link, Status};
+
+/// The version of these types: a client refuses a higher one.
+pub const SCHEMA_VERSION: u32 = 1;

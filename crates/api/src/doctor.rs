@@ -1,0 +1,51 @@
+//! What `braid doctor` finds.
+
+use serde::{Deserialize, Serialize};
+
+/// What this system can and cannot do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoctorReport {
+    /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
+    pub schema_version: u32,
+    /// The program's version.
+    pub version: String,
+    /// `braid up` can steer the whole machine.
+    pub whole_machine: bool,
+    /// `braid run` can steer one command.
+    pub one_command: bool,
+    /// Each thing looked at, in the order of their weight.
+    pub checks: Vec<Check>,
+}
+
+/// One thing looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What was looked at, in one or two words.
+    pub name: String,
+    /// How it stands.
+    pub verdict: Verdict,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+    /// `braid up` needs it.
+    #[serde(default)]
+    pub needed_by_up: bool,
+    /// `braid run` needs it.
+    #[serde(default)]
+    pub needed_by_run: bool,
+}
+
+/// How a thing stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Works, but not as well as it might.
+    Warning,
+    /// Does not work.
+    Missing,
+    /// Could not be told.
+    Unknown,
+}

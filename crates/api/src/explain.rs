@@ -1,0 +1,91 @@
+//! `POST /v1/explain`: why a flow gets the link it gets.
+
+use serde::{Deserialize, Serialize};
+
+/// What to explain: a live flow by `flow`, or a flow to come by program and destination.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExplainRequest {
+    /// A live flow's id.
+    pub flow: Option<u64>,
+    /// The executable's path.
+    pub exe: Option<String>,
+    /// The process's name; left out: the executable's last part.
+    pub name: Option<String>,
+    /// The destination: an address.
+    pub destination: Option<String>,
+    /// The destination's port.
+    pub port: Option<u16>,
+    /// `tcp` (left out) or `udp`.
+    pub protocol: Option<String>,
+    /// The program's user.
+    pub user: Option<u32>,
+    /// The program's control group.
+    pub cgroup: Option<String>,
+}
+
+/// What becomes of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It gets a link.
+    Steered,
+    /// The system decides.
+    LeftAlone,
+    /// It fails: a strict rule has no usable link.
+    Denied,
+}
+
+/// Why a flow gets the link it gets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The flow explained, in words: program and destination.
+    pub subject: String,
+    /// What becomes of it.
+    pub outcome: Outcome,
+    /// The link chosen.
+    pub link: Option<String>,
+    /// The link that would have been next.
+    pub runner_up: Option<String>,
+    /// In one or two sentences.
+    pub reason: String,
+    /// The `[[app]]` entry that matched, counted from 1.
+    pub rule: Option<u32>,
+    /// That entry's conditions.
+    pub rule_text: Option<String>,
+    /// The scheduler's name.
+    pub scheduler: String,
+    /// The application's class.
+    pub class: Option<String>,
+    /// What stays on one link.
+    pub affinity: Option<String>,
+    /// Bytes the flow is expected to move.
+    pub demand_bytes: Option<u64>,
+    /// `down` or `up`: which way most of them go.
+    pub direction: Option<String>,
+    /// Every link with what the rule saw of it.
+    pub candidates: Vec<Candidate>,
+}
+
+/// One link as the rule saw it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// The link.
+    pub link: String,
+    /// The flow may use it.
+    pub allowed: bool,
+    /// Why it may not.
+    pub reason: Option<String>,
+    /// What its flows still have to move in the flow's direction.
+    pub load_bytes: Option<u64>,
+    /// Its capacity in the flow's direction.
+    pub capacity_bps: Option<u64>,
+    /// When it would be done with its load and the flow.
+    pub finish_us: Option<u64>,
+    /// Its virtual start time, under the round robins, in units of one flow on the fastest link.
+    pub virtual_start: Option<f64>,
+    /// The system's own order, least first.
+    pub rank: Option<u32>,
+    /// Live flows on it.
+    pub flows: Option<u64>,
+}

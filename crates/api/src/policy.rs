@@ -1,0 +1,65 @@
+//! `GET /v1/policy`.
+
+use serde::{Deserialize, Serialize};
+
+/// The policy in force, each entry as text that reads like the configuration.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PolicyView {
+    /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
+    pub schema_version: u32,
+    /// The scheduler's name.
+    pub scheduler: String,
+    /// `none`, `destination`, `application`; `null`: by class.
+    pub affinity: Option<String>,
+    /// What a flow of an unknown application is expected to move.
+    pub default_demand_bytes: u64,
+    /// The `[[link]]` entries in their order.
+    pub links: Vec<LinkEntry>,
+    /// The `[[app]]` entries in their order: the first that matches decides.
+    pub apps: Vec<AppEntry>,
+    /// What is left to the system.
+    pub exclude: Vec<ExcludeEntry>,
+}
+
+/// One `[[link]]` entry.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkEntry {
+    /// The conditions, `name = "wlan0"`.
+    pub matches: String,
+    /// Devices it speaks of now.
+    pub devices: Vec<String>,
+    /// `normal`, `backup`, `excluded`.
+    pub role: String,
+    /// Its traffic is counted.
+    pub metered: bool,
+    /// The monthly allowance.
+    pub cap_bytes: Option<u64>,
+    /// The day on which the count starts anew.
+    pub reset_day: Option<u8>,
+    /// `eager`, `sparing`.
+    pub probe: Option<String>,
+}
+
+/// One `[[app]]` entry.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct AppEntry {
+    /// The conditions, `exe = "/usr/bin/curl", port = 443`.
+    pub matches: String,
+    /// The only links allowed; `null`: all.
+    pub links: Option<Vec<String>>,
+    /// Links preferred.
+    pub prefer: Vec<String>,
+    /// The class set by the user.
+    pub class: Option<String>,
+    /// `none`, `destination`, `application`.
+    pub affinity: Option<String>,
+    /// Its share against other flows.
+    pub weight: f64,
+}
+
+/// One exclusion.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExcludeEntry {
+    /// The condition, `user = 1000`.
+    pub matches: String,
+}

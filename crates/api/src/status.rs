@@ -1,0 +1,145 @@
+//! `GET /v1/status` and `GET /v1/links`.
+
+use serde::{Deserialize, Serialize};
+
+/// The daemon at a glance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
+    pub schema_version: u32,
+    /// The daemon's version.
+    pub version: String,
+    /// The scheduler in force: `only-one`, `round-robin`, `weighted-round-robin`, `max-throughput`.
+    pub scheduler: String,
+    /// Every link, in the order of their devices' numbers.
+    pub links: Vec<Link>,
+    /// Live flows.
+    pub flows: u64,
+    /// How connections are met: `ebpf` or `none`.
+    #[serde(default)]
+    pub interception: Option<String>,
+    /// Since the daemon's start, in milliseconds.
+    #[serde(default)]
+    pub uptime_ms: Option<u64>,
+    /// The configuration file in force; `null`: the defaults.
+    #[serde(default)]
+    pub config: Option<String>,
+    /// What was met and what became of it, since the start.
+    #[serde(default)]
+    pub counters: Counters,
+    /// What the user should know: a mode that had to be given up, a store that cannot be written, a reload that was refused.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
+/// What was met and what became of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// Flows given a link by Braid.
+    pub steered: Option<u64>,
+    /// Flows left to the system by rule.
+    pub left: Option<u64>,
+    /// Flows that failed because a strict rule had no usable link.
+    pub denied: Option<u64>,
+    /// Flows the kernel refused to steer.
+    pub failed: Option<u64>,
+    /// Flows steered but not followed, for want of room.
+    pub untracked: Option<u64>,
+    /// Events of the kernel that were lost.
+    pub lost_events: Option<u64>,
+}
+
+/// One link.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    /// The device's name.
+    pub name: String,
+    /// `up`, `dead`, `down`, `backup`, `capped`, `excluded`, `unknown`.
+    pub state: String,
+    /// `wired`, `wireless`, `cellular`, `vpn`, `virtual`.
+    pub kind: String,
+    /// Its addresses with prefix lengths.
+    pub addresses: Vec<String>,
+    /// Estimated capacity towards this machine.
+    pub capacity_down_bps: Option<u64>,
+    /// Estimated capacity away from this machine.
+    pub capacity_up_bps: Option<u64>,
+    /// Round-trip time.
+    pub rtt_us: Option<u64>,
+    /// Share of segments sent again, 0 to 1.
+    pub loss: Option<f64>,
+    /// Bytes that Braid's flows received over it since the daemon's start.
+    pub rx_bytes: Option<u64>,
+    /// Bytes that Braid's flows sent over it since the daemon's start.
+    pub tx_bytes: Option<u64>,
+    /// Live flows on it.
+    pub flows: u64,
+    /// The device's number.
+    #[serde(default)]
+    pub index: Option<u32>,
+    /// Why it is in this state, where there is something to say.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// `normal`, `backup`, `excluded`.
+    #[serde(default)]
+    pub role: Option<String>,
+    /// The state of IPv4 alone.
+    #[serde(default)]
+    pub state_v4: Option<String>,
+    /// The state of IPv6 alone.
+    #[serde(default)]
+    pub state_v6: Option<String>,
+    /// Next hops of its default routes.
+    #[serde(default)]
+    pub gateways: Vec<String>,
+    /// DNS servers reached over it.
+    #[serde(default)]
+    pub resolvers: Vec<String>,
+    /// Largest packet.
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// Bytes the device received, whoever caused them.
+    #[serde(default)]
+    pub device_rx_bytes: Option<u64>,
+    /// Bytes the device sent, whoever caused them.
+    #[serde(default)]
+    pub device_tx_bytes: Option<u64>,
+    /// What it receives now.
+    #[serde(default)]
+    pub rate_down_bps: Option<u64>,
+    /// What it sends now.
+    #[serde(default)]
+    pub rate_up_bps: Option<u64>,
+    /// What its flows still have to receive, as estimated.
+    #[serde(default)]
+    pub load_down_bytes: Option<u64>,
+    /// What its flows still have to send, as estimated.
+    #[serde(default)]
+    pub load_up_bytes: Option<u64>,
+    /// How far the capacities are to be trusted, 0 to 1.
+    #[serde(default)]
+    pub capacity_confidence: Option<f64>,
+    /// Since the capacities were last learnt from traffic.
+    #[serde(default)]
+    pub capacity_age_ms: Option<u64>,
+    /// Its traffic is counted against an allowance.
+    #[serde(default)]
+    pub metered: bool,
+    /// The monthly allowance.
+    #[serde(default)]
+    pub cap_bytes: Option<u64>,
+    /// Used of it since the last reset.
+    #[serde(default)]
+    pub used_bytes: Option<u64>,
+}
+
+/// The daemon took a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// What was done, for people.
+    pub message: String,
+    /// What the user should know of it, such as what `check` would warn of.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
