@@ -1,1 +1,36 @@
-//! TODO
+//! A network laboratory: a client and a server in namespaces of their own, joined by emulated links, with real programs in both.
+//!
+//! ```no_run
+//! use braid_lab::{Lab, LinkSpec, mbps, ms};
+//!
+//! let lab = Lab::builder()
+//!     .link(LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10)))
+//!     .link(LinkSpec::new("lte0").rate(mbps(6)).delay(ms(80)).loss(0.01))
+//!     .start()?;
+//! let ping = lab.client().command("ping")?.args(["-c", "1", "203.0.113.10"]).output()?;
+//! lab.dark(0)?;
+//! # anyhow::Ok(())
+//! ```
+//!
+//! It needs root, or a user namespace in which it is root. Nothing of it is seen outside: namespaces have no names, and vanish with the
+//! process even if that is killed.
+//!
+//! What it does not model: radio contention between links, middleboxes that keep state (NAT), routes that differ by destination.
+
+#![deny(unsafe_code)]
+
+mod air;
+mod frame;
+mod guardian;
+mod lab;
+mod namespace;
+mod spec;
+#[allow(unsafe_code)]
+mod sys;
+
+pub use air::{Count, Counters, SAMPLE_EVERY, Sample, Watch};
+pub use frame::{Filter, Way};
+pub use lab::{Builder, Lab};
+pub use namespace::Namespace;
+pub use spec::{LinkSpec, mbps, ms};
+pub use sys::{become_root_of_a_user_namespace, effective_group, effective_user};

@@ -1,0 +1,277 @@
+//! What lies between the two ends of the emulated links: one thread that takes frames from one device and gives them to the other.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use braid_model::{Bytes, Time};
+use braid_netem::{Link, LinkStats, Packet, Profile};
+
+use crate::frame::{Filter, Frame, Summary, Way};
+use crate::namespace::Namespace;
+use crate::sys;
+
+/// How often the delivered bytes are noted.
+pub const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+
+/// What crossed one link.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Towards the server.
+    pub up: LinkStats,
+    /// Towards the client.
+    pub down: LinkStats,
+    /// Frames the laboratory itself dropped because it was too slow: above zero, a measurement is void.
+    pub missed: u64,
+}
+
+/// What had been delivered at a moment, in sum.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Since the lab began.
+    pub at: Duration,
+    /// To the server.
+    pub up: Bytes,
+    /// To the client.
+    pub down: Bytes,
+}
+
+/// Packets that matched a filter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// How many.
+    pub packets: u64,
+    /// Their size.
+    pub bytes: Bytes,
+}
+
+/// Names a filter that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watch(usize);
+
+/// The thread and what it shares with those who steer it.
+#[derive(Debug)]
+pub(crate) struct Air {
+    shared: Arc<Shared>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    wake: OwnedFd,
+}
+
+#[derive(Debug)]
+struct State {
+    wires: Vec<Wire>,
+    watches: Vec<(usize, Filter, Count)>,
+    began: Time,
+    next_sample: Time,
+    quit: bool,
+}
+
+#[derive(Debug)]
+struct Wire {
+    client: OwnedFd,
+    server: OwnedFd,
+    up: Link<Frame>,
+    down: Link<Frame>,
+    missed: u64,
+    samples: Vec<Sample>,
+}
+
+impl Air {
+    /// Joins the devices `(client's peer, server's peer)` of `namespace` by links with these profiles (up, down).
+    pub(crate) fn start(namespace: &Namespace, wires: &[(String, String, Profile, Profile)], seed: u64) -> Result<Self> {
+        let began = sys::now();
+        let open = || -> io::Result<Vec<Wire>> {
+            let wire = |(number, (client, server, up, down)): (usize, &(String, String, Profile, Profile))| {
+                let seed = seed.wrapping_add(2 * number as u64);
+                Ok(Wire {
+                    client: sys::frames_of(client)?,
+                    server: sys::frames_of(server)?,
+                    up: Link::new(up.clone(), seed, began),
+                    down: Link::new(down.clone(), seed.wrapping_add(1), began),
+                    missed: 0,
+                    samples: vec![Sample::default()],
+                })
+            };
+            wires.iter().enumerate().map(wire).collect()
+        };
+        let wires = namespace.run(open)?.context("cannot open packet sockets")?;
+        let state = State { wires, watches: Vec::new(), began, next_sample: began + SAMPLE_EVERY, quit: false };
+        let shared = Arc::new(Shared { state: Mutex::new(state), wake: sys::event().context("cannot make an eventfd")? });
+        let theirs = Arc::clone(&shared);
+        let work = move || {
+            if let Err(error) = carry(&theirs) {
+                eprintln!("lab: the emulator stopped: {error}");
+            }
+        };
+        let thread = thread::Builder::new().name("lab-air".to_owned()).spawn(work).context("cannot start the emulator")?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    pub(crate) fn set_dark(&self, wire: usize, dark: bool) {
+        self.change(|state, now| {
+            state.wires[wire].up.set_dark(now, dark);
+            state.wires[wire].down.set_dark(now, dark);
+        });
+    }
+
+    pub(crate) fn configure(&self, wire: usize, way: Way, change: impl FnOnce(&mut Profile)) {
+        self.change(|state, now| {
+            let wire = &mut state.wires[wire];
+            let link = if way == Way::Up { &mut wire.up } else { &mut wire.down };
+            let mut profile = link.profile().clone();
+            change(&mut profile);
+            link.configure(now, profile);
+        });
+    }
+
+    pub(crate) fn watch(&self, wire: usize, filter: Filter) -> Watch {
+        let mut state = self.shared.lock();
+        state.watches.push((wire, filter, Count::default()));
+        Watch(state.watches.len() - 1)
+    }
+
+    pub(crate) fn watched(&self, watch: Watch) -> Count {
+        self.shared.lock().watches[watch.0].2
+    }
+
+    pub(crate) fn counters(&self, wire: usize) -> Counters {
+        let mut state = self.shared.lock();
+        let wire = &mut state.wires[wire];
+        wire.missed += sys::frames_missed(wire.client.as_fd()) + sys::frames_missed(wire.server.as_fd());
+        Counters { up: wire.up.stats(), down: wire.down.stats(), missed: wire.missed }
+    }
+
+    pub(crate) fn samples(&self, wire: usize) -> Vec<Sample> {
+        self.shared.lock().wires[wire].samples.clone()
+    }
+
+    pub(crate) fn age(&self) -> Duration {
+        sys::now().since(self.shared.lock().began)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State, Time)) {
+        change(&mut self.shared.lock(), sys::now());
+        self.shared.wake();
+    }
+}
+
+impl Drop for Air {
+    fn drop(&mut self) {
+        self.shared.lock().quit = true;
+        self.shared.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        sys::raise(self.wake.as_fd());
+    }
+}
+
+/// The thread's life.
+fn carry(shared: &Shared) -> io::Result<()> {
+    sys::precise_timers();
+    let fds: Vec<_> = {
+        let state = shared.lock();
+        let sockets = state.wires.iter().flat_map(|wire| [wire.client.as_raw_fd(), wire.server.as_raw_fd()]);
+        sockets.chain([shared.wake.as_raw_fd()]).collect()
+    };
+    let mut ready = vec![true; fds.len()];
+    let mut batch = sys::Batch::new();
+    let mut out = Vec::new();
+    loop {
+        if ready.last() == Some(&true) {
+            sys::drain(shared.wake.as_fd());
+        }
+        let next = {
+            let mut state = shared.lock();
+            if state.quit {
+                return Ok(());
+            }
+            state.turn(&ready, &mut batch, &mut out)
+        };
+        sys::wait_readable(&fds, &mut ready, Some(next.since(sys::now())))?;
+    }
+}
+
+impl State {
+    /// Takes in what is there, gives out what is due, and says when there is more to do.
+    fn turn(&mut self, ready: &[bool], batch: &mut sys::Batch, out: &mut Vec<Vec<u8>>) -> Time {
+        let now = sys::now();
+        let mut next = self.next_sample;
+        for (number, wire) in self.wires.iter_mut().enumerate() {
+            if ready[2 * number] {
+                take_in(&wire.client, &mut wire.up, (number, Way::Up), &mut self.watches, batch);
+            }
+            if ready[2 * number + 1] {
+                take_in(&wire.server, &mut wire.down, (number, Way::Down), &mut self.watches, batch);
+            }
+            wire.missed += give_out(&mut wire.up, &wire.server, out);
+            wire.missed += give_out(&mut wire.down, &wire.client, out);
+            for due in [wire.up.poll_timeout(), wire.down.poll_timeout()].into_iter().flatten() {
+                next = next.min(due);
+            }
+        }
+        if now >= self.next_sample {
+            self.sample(now);
+        }
+        next
+    }
+
+    fn sample(&mut self, now: Time) {
+        self.next_sample = now + SAMPLE_EVERY;
+        let at = now.since(self.began);
+        for wire in &mut self.wires {
+            wire.samples.push(Sample { at, up: wire.up.stats().delivered_bytes, down: wire.down.stats().delivered_bytes });
+        }
+    }
+}
+
+fn take_in(
+    socket: &OwnedFd,
+    link: &mut Link<Frame>,
+    (wire, way): (usize, Way),
+    watches: &mut [(usize, Filter, Count)],
+    batch: &mut sys::Batch,
+) {
+    let count = batch.receive(socket.as_fd());
+    let now = sys::now();
+    let watched = watches.iter().any(|(at, ..)| *at == wire);
+    for bytes in batch.frames().take(count) {
+        let frame = Frame(bytes.to_vec());
+        if let Some(packet) = watched.then(|| Summary::of(bytes)).flatten() {
+            for (_, _, count) in watches.iter_mut().filter(|(at, filter, _)| *at == wire && filter.matches(way, &packet)) {
+                count.packets += 1;
+                count.bytes += frame.size();
+            }
+        }
+        link.push(now, frame);
+    }
+}
+
+/// Gives how many frames the device did not take.
+fn give_out(link: &mut Link<Frame>, socket: &OwnedFd, out: &mut Vec<Vec<u8>>) -> u64 {
+    let now = sys::now();
+    out.clear();
+    out.extend(std::iter::from_fn(|| link.pop(now)).map(|frame| frame.0));
+    if out.is_empty() {
+        return 0;
+    }
+    let sent = sys::send_frames(socket.as_fd(), out);
+    (out.len() - sent) as u64
+}

@@ -1,0 +1,174 @@
+//! Who cleans up after a lab, however it ends.
+//!
+//! A small process waits for the lab's end of a pipe to close, kills whatever still runs in the lab's namespaces (they vanish with their
+//! last process) and removes the lab's directory. Killed together with the lab, it leaves that to the next lab's start.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::namespace::{MARK, Namespace};
+use crate::sys;
+
+const PREFIX: &str = "braid-lab-";
+/// Held as long as the lab lives.
+const LOCK: &str = "lock";
+
+/// Positional: the directory, then the namespaces' numbers.
+const SCRIPT: &str = r#"
+dir=$1; shift
+read -r nothing
+tries=0
+while [ $tries -lt 100 ]; do
+    found=
+    for line in $(stat -L -c '%i:%n' /proc/[0-9]*/ns/net 2>/dev/null); do
+        for namespace in "$@"; do
+            if [ "${line%%:*}" = "$namespace" ]; then
+                pid=${line#*:/proc/}
+                kill -9 "${pid%%/*}" 2>/dev/null
+                found=1
+            fi
+        done
+    done
+    [ -n "$found" ] || break
+    tries=$((tries + 1))
+    sleep 0.02
+done
+case "$dir" in */braid-lab-*) rm -rf -- "$dir" ;; esac
+"#;
+
+/// A lab's directory, which marks it as alive.
+#[derive(Debug)]
+pub(crate) struct Home {
+    directory: PathBuf,
+    _lock: File,
+}
+
+impl Home {
+    /// Makes one, after cleaning up after dead labs of this user.
+    pub(crate) fn new() -> Result<Self> {
+        sweep(&std::env::temp_dir());
+        let directory = tempfile::Builder::new().prefix(PREFIX).tempdir().context("cannot make the lab's directory")?;
+        let lock = File::create(directory.path().join(LOCK))?;
+        lock.lock().context("cannot lock the lab's directory")?;
+        Ok(Self { directory: directory.keep(), _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What the lab's programs carry in their environment.
+    pub(crate) fn mark(&self) -> String {
+        self.directory.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // Usually gone: the guardian was faster.
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// The process that waits.
+#[derive(Debug)]
+pub(crate) struct Guardian(Child);
+
+impl Guardian {
+    /// Starts it. It holds the namespaces, so that their numbers name nothing else before it has done its work.
+    pub(crate) fn start(home: &Home, namespaces: &[&Namespace]) -> Result<Self> {
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT, "braid-lab-guardian"]).arg(home.path());
+        for namespace in namespaces {
+            command.arg(namespace.inode()?.to_string());
+        }
+        sys::detach_keeping(&mut command, namespaces.iter().map(|n| n.network().as_raw_fd()).collect());
+        let child = command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        Ok(Self(child.context("cannot start the guardian")?))
+    }
+}
+
+impl Drop for Guardian {
+    /// Lets it do its work and waits until it is done.
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// Removes what dead labs of this user left in `parent`: processes that carry their mark, and their directories.
+fn sweep(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    let user = sys::effective_user();
+    for entry in entries.flatten() {
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && entry.metadata().is_ok_and(|meta| meta.uid() == user);
+        if ours && is_dead(&entry.path()) {
+            kill_marked(&entry.path());
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// A lab whose lock nobody holds is dead. One without a lock is being made, or was never one.
+fn is_dead(directory: &Path) -> bool {
+    match File::open(directory.join(LOCK)).map(|lock| lock.try_lock()) {
+        Ok(Ok(())) => true,
+        Ok(Err(TryLockError::WouldBlock | TryLockError::Error(_))) | Err(_) => false,
+    }
+}
+
+fn kill_marked(directory: &Path) {
+    let mark = format!("{MARK}={}", directory.display());
+    let Ok(processes) = fs::read_dir("/proc") else { return };
+    for process in processes.flatten() {
+        let Ok(pid) = process.file_name().to_string_lossy().parse::<i32>() else { continue };
+        let marked = fs::read(process.path().join("environ"))
+            .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()));
+        if marked {
+            let _: io::Result<()> = sys::kill(pid);
+        }
+    }
+}
+
+/// A directory of the lab for one program.
+pub(crate) fn room(home: &Home, name: &str) -> Result<TempDir> {
+    tempfile::Builder::new().prefix(name).tempdir_in(home.path()).context("cannot make a directory in the lab's")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sweep_removes_dead_labs_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let make = |name: &str, lock: bool| {
+            let path = parent.path().join(name);
+            fs::create_dir(&path).unwrap();
+            lock.then(|| File::create(path.join(LOCK)).unwrap())
+        };
+        let alive = make("braid-lab-alive", true).unwrap();
+        alive.lock().unwrap();
+        make("braid-lab-dead", true);
+        make("braid-lab-half-made", false);
+        make("other", true);
+        let mut victim =
+            Command::new("sleep").arg("1000").env(MARK, parent.path().join("braid-lab-dead").to_str().unwrap()).spawn().unwrap();
+        let mut bystander = Command::new("sleep").arg("1000").spawn().unwrap();
+        sweep(parent.path());
+        let mut left: Vec<_> = fs::read_dir(parent.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        assert_eq!(left, ["braid-lab-alive", "braid-lab-half-made", "other"]);
+        assert!(!victim.wait().unwrap().success());
+        assert_eq!(bystander.try_wait().unwrap(), None);
+        bystander.kill().unwrap();
+        bystander.wait().unwrap();
+    }
+}

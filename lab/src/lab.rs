@@ -1,0 +1,276 @@
+//! The laboratory: a client and a server joined by links.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use braid_netem::Profile;
+
+use crate::air::{Air, Count, Counters, Sample, Watch};
+use crate::frame::{Filter, Way};
+use crate::guardian::{Guardian, Home};
+use crate::namespace::Namespace;
+use crate::spec::{LinkSpec, Medium};
+use crate::sys;
+
+/// The last octets of the Internet's addresses: 203.0.113.N and 2001:db8:113::N (the same digits).
+const INTERNET: [u8; 22] = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 53];
+
+/// Two namespaces, a client and a server, joined by links. All of it ends with this value, or with the process.
+///
+/// Link i is the device named in its [`LinkSpec`] at the client, with 10.77.i.2/24 and fd77:0:0:i::2/64, and a default route of metric
+/// 100 + i by .1, which is the server's end. The server is the Internet: it has 203.0.113.10 to .30 and .53, and
+/// 2001:db8:113::10 to ::30 and ::53, reachable by every link; answers go back by the link whose address asked.
+#[derive(Debug)]
+pub struct Lab {
+    // Dropped in this order: no more traffic, then the programs, then the namespaces.
+    air: Option<Air>,
+    _guardian: Guardian,
+    client: Namespace,
+    server: Namespace,
+    between: Namespace,
+    links: Vec<LinkSpec>,
+    home: Home,
+}
+
+/// What a lab will be.
+#[derive(Debug, Clone)]
+pub struct Builder {
+    links: Vec<LinkSpec>,
+    rp_filter: u8,
+    ipv6: bool,
+    seed: u64,
+}
+
+impl Builder {
+    /// Adds a link; the first has number 0.
+    pub fn link(mut self, spec: LinkSpec) -> Self {
+        self.links.push(spec);
+        self
+    }
+
+    /// The client's reverse path filter: 0 off, 1 strict (the default), 2 loose.
+    pub fn rp_filter(mut self, mode: u8) -> Self {
+        self.rp_filter = mode;
+        self
+    }
+
+    /// Leaves IPv6 out.
+    pub fn without_ipv6(mut self) -> Self {
+        self.ipv6 = false;
+        self
+    }
+
+    /// Decides losses and jitter.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Makes the lab.
+    pub fn start(self) -> Result<Lab> {
+        ensure!(self.links.len() <= 200, "a lab has at most 200 links, not {}", self.links.len());
+        let home = Home::new()?;
+        let mark = home.mark();
+        let resolv_conf = home.path().join("resolv.conf");
+        std::fs::write(&resolv_conf, "nameserver 203.0.113.53\noptions timeout:1 attempts:2\n")?;
+        let client = Namespace::new("client", &mark, Some(&resolv_conf))?;
+        let server = Namespace::new("server", &mark, None)?;
+        let between = Namespace::new("middle", &mark, None)?;
+        let guardian = Guardian::start(&home, &[&client, &server, &between])?;
+
+        between.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
+        for namespace in [&client, &server] {
+            self.settle(namespace)?;
+        }
+        for key in ["all", "default"] {
+            client.sysctl(&format!("ipv4/conf/{key}/rp_filter"), &self.rp_filter.to_string())?;
+            server.sysctl(&format!("ipv4/conf/{key}/rp_filter"), "1")?;
+        }
+        self.make_devices(&client, &server, &between)?;
+        client.ip(&self.client_addresses())?;
+        server.ip(&self.server_addresses())?;
+
+        let wires = self.wires();
+        let air = if wires.is_empty() { None } else { Some(Air::start(&between, &wires, self.seed)?) };
+        Ok(Lab { air, _guardian: guardian, client, server, between, links: self.links, home })
+    }
+
+    /// No waiting for duplicate addresses, no router advertisements, ping for everyone.
+    fn settle(&self, namespace: &Namespace) -> Result<()> {
+        for key in ["all", "default"] {
+            namespace.sysctl(&format!("ipv6/conf/{key}/accept_dad"), "0")?;
+            namespace.sysctl(&format!("ipv6/conf/{key}/accept_ra"), "0")?;
+            if !self.ipv6 {
+                namespace.sysctl(&format!("ipv6/conf/{key}/disable_ipv6"), "1")?;
+            }
+        }
+        let _ = namespace.sysctl("ipv4/ping_group_range", "0 65535");
+        Ok(())
+    }
+
+    fn make_devices(&self, client: &Namespace, server: &Namespace, between: &Namespace) -> Result<()> {
+        let (theirs, ours) = (server.path(), client.path());
+        let (mut in_between, mut in_client) = (String::new(), String::new());
+        for (i, link) in self.links.iter().enumerate() {
+            let (name, mtu) = (&link.name, link.mtu);
+            match link.medium {
+                Medium::Direct => writeln!(in_client, "link add name {name} mtu {mtu} type veth peer name l{i} mtu {mtu} netns {theirs}")?,
+                Medium::Emulated { .. } => {
+                    writeln!(in_between, "link add name c{i} mtu {mtu} up type veth peer name {name} mtu {mtu} netns {ours}")?;
+                    writeln!(in_between, "link add name s{i} mtu {mtu} up type veth peer name l{i} mtu {mtu} netns {theirs}")?;
+                }
+            }
+        }
+        between.ip(&in_between)?;
+        client.ip(&in_client)?;
+        let emulated = || self.links.iter().enumerate().filter(|(_, link)| link.medium != Medium::Direct);
+        client.run(|| emulated().try_for_each(|(_, link)| sys::plain_frames(&link.name)))?.context("cannot switch off offloads")?;
+        server.run(|| emulated().try_for_each(|(i, _)| sys::plain_frames(&format!("l{i}"))))?.context("cannot switch off offloads")?;
+        Ok(())
+    }
+
+    fn client_addresses(&self) -> String {
+        let mut lines = String::from("link set dev lo up\n");
+        for (i, LinkSpec { name, .. }) in self.links.iter().enumerate() {
+            let metric = 100 + i;
+            lines += &format!("link set dev {name} up\naddress add 10.77.{i}.2/24 dev {name}\n");
+            lines += &format!("route add default via 10.77.{i}.1 dev {name} metric {metric}\n");
+            if self.ipv6 {
+                lines += &format!("address add fd77:0:0:{i:x}::2/64 dev {name} nodad\n");
+                lines += &format!("route add ::/0 via fd77:0:0:{i:x}::1 dev {name} metric {metric}\n");
+            }
+        }
+        lines
+    }
+
+    fn server_addresses(&self) -> String {
+        let mut lines = String::from("link set dev lo up\n");
+        for n in INTERNET {
+            lines += &format!("address add 203.0.113.{n}/32 dev lo\n");
+            if self.ipv6 {
+                lines += &format!("address add 2001:db8:113::{n}/128 dev lo nodad\n");
+            }
+        }
+        for i in 0..self.links.len() {
+            lines += &format!("link set dev l{i} up\naddress add 10.77.{i}.1/24 dev l{i}\n");
+            if self.ipv6 {
+                lines += &format!("address add fd77:0:0:{i:x}::1/64 dev l{i} nodad\n");
+            }
+        }
+        lines
+    }
+
+    fn wires(&self) -> Vec<(String, String, Profile, Profile)> {
+        let wire = |(i, link): (usize, &LinkSpec)| match &link.medium {
+            Medium::Emulated { up, down } => Some((format!("c{i}"), format!("s{i}"), up.clone(), down.clone())),
+            Medium::Direct => None,
+        };
+        self.links.iter().enumerate().filter_map(wire).collect()
+    }
+}
+
+impl Lab {
+    /// Says what it shall be, then [`start`](Builder::start) it.
+    pub fn builder() -> Builder {
+        Builder { links: Vec::new(), rp_filter: 1, ipv6: true, seed: 1 }
+    }
+
+    /// Where the programs under test run.
+    pub fn client(&self) -> &Namespace {
+        &self.client
+    }
+
+    /// The Internet.
+    pub fn server(&self) -> &Namespace {
+        &self.server
+    }
+
+    /// A directory that goes with the lab.
+    pub fn directory(&self) -> &std::path::Path {
+        self.home.path()
+    }
+
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// The links' specifications, by number.
+    pub fn links(&self) -> &[LinkSpec] {
+        &self.links
+    }
+
+    /// Server address 203.0.113.`n` (10 to 30, 53).
+    pub fn internet(n: u8) -> Ipv4Addr {
+        Ipv4Addr::new(203, 0, 113, n)
+    }
+
+    /// Server address 2001:db8:113::`n`, the decimal digits read as hexadecimal ones.
+    pub fn internet6(n: u8) -> Ipv6Addr {
+        let digits = u16::from(n / 10) * 16 + u16::from(n % 10);
+        Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, digits)
+    }
+
+    /// All server addresses, those of the gateways included.
+    pub(crate) fn server_addresses(&self) -> Vec<IpAddr> {
+        let internet = INTERNET.iter().flat_map(|n| [IpAddr::from(Self::internet(*n)), IpAddr::from(Self::internet6(*n))]);
+        let gateways = (0..self.links.len())
+            .flat_map(|i| [IpAddr::from([10, 77, i as u8, 1]), IpAddr::from(Ipv6Addr::new(0xfd77, 0, 0, i as u16, 0, 0, 0, 1))]);
+        internet.chain(gateways).collect()
+    }
+
+    /// Makes the link drop everything silently; its carrier stays.
+    pub fn dark(&self, link: usize) -> Result<()> {
+        self.wire(link).map(|(air, wire)| air.set_dark(wire, true))
+    }
+
+    /// Ends [`dark`](Self::dark).
+    pub fn bright(&self, link: usize) -> Result<()> {
+        self.wire(link).map(|(air, wire)| air.set_dark(wire, false))
+    }
+
+    /// Takes the carrier from the client's device, or gives it back, as a pulled cable does.
+    pub fn carrier(&self, link: usize, up: bool) -> Result<()> {
+        self.wire(link)?;
+        self.between.ip(&format!("link set dev c{link} {}\n", if up { "up" } else { "down" }))
+    }
+
+    /// Changes what the link does to packets in one direction, from the next packet on.
+    pub fn set(&self, link: usize, way: Way, change: impl FnOnce(&mut Profile)) -> Result<()> {
+        self.wire(link).map(|(air, wire)| air.configure(wire, way, change))
+    }
+
+    /// What has crossed the link.
+    pub fn counters(&self, link: usize) -> Result<Counters> {
+        self.wire(link).map(|(air, wire)| air.counters(wire))
+    }
+
+    /// What the link had delivered, every 100 ms since the lab began.
+    pub fn samples(&self, link: usize) -> Result<Vec<Sample>> {
+        self.wire(link).map(|(air, wire)| air.samples(wire))
+    }
+
+    /// How long ago the lab began: the clock of [`samples`](Self::samples).
+    pub fn age(&self) -> Duration {
+        self.air.as_ref().map_or(Duration::ZERO, Air::age)
+    }
+
+    /// Counts, from now on, the packets that enter the link (dark or not) and match.
+    pub fn watch(&self, link: usize, filter: Filter) -> Result<Watch> {
+        self.wire(link).map(|(air, wire)| air.watch(wire, filter))
+    }
+
+    /// What a watch has counted.
+    pub fn watched(&self, watch: Watch) -> Count {
+        self.air.as_ref().map_or(Count::default(), |air| air.watched(watch))
+    }
+
+    /// The emulator and the link's place in it.
+    fn wire(&self, link: usize) -> Result<(&Air, usize)> {
+        let Some(spec) = self.links.get(link) else { bail!("there is no link {link}: the lab has {}", self.links.len()) };
+        ensure!(spec.medium != Medium::Direct, "link {link} ({}) is direct: the lab does not see its packets", spec.name);
+        let before = self.links[..link].iter().filter(|l| l.medium != Medium::Direct).count();
+        Ok((self.air.as_ref().context("no emulator")?, before))
+    }
+}
