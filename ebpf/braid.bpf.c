@@ -31,6 +31,9 @@
 #define SOCK_BINDADDR_LOCK 4
 #define SOCK_BINDPORT_LOCK 8
 #define TCP_SYN_SENT 2
+#define TCP_CLOSE_WAIT 8
+#define TCP_LAST_ACK 9
+#define TCP_CLOSING 11
 #define ENETUNREACH 101
 #define DNS_PORT 53
 #define DNS_TLS_PORT 853
@@ -119,6 +122,7 @@ struct request {
 	__u64 cgroup;
 	__u64 demand;
 	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
+	__u32 source[4]; /* what an earlier connect of this UDP socket left behind, likewise; zero: nothing */
 	__u32 user;
 	__u32 process;
 	__u32 allowed;
@@ -227,6 +231,16 @@ BRAID_INLINE void read_wishes(struct bpf_sock *socket, struct wishes *wishes)
 	wishes->device = socket->bound_dev_if | BPF_CORE_READ(inet, uc_index);
 	if (inet6)
 		wishes->device |= BPF_CORE_READ(inet6, ucast_oif);
+}
+
+BRAID_INLINE void read_source(struct bpf_sock *socket, struct request *request)
+{
+	const struct sock *sk = as_number(socket);
+
+	if (request->family == 4)
+		request->source[3] = BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
+	else
+		BPF_CORE_READ_INTO(&request->source, sk, __sk_common.skc_v6_rcv_saddr);
 }
 
 BRAID_INLINE _Bool is_ours(__u32 mark)
@@ -354,6 +368,28 @@ BRAID_INLINE void expect(const struct braid_params *now, struct request *request
 enum judgement { GO_ON, LEAVE_ALONE, FAIL };
 
 /*
+ * The links whose address the socket already has. The kernel keeps the source address of a UDP socket that is connected again
+ * (unless it is disconnected in between), so it must keep its link too.
+ */
+BRAID_INLINE __u32 with_source(const struct braid_params *now, const struct request *request)
+{
+	__u32 mask = 0;
+
+	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
+		const struct braid_slot *link = &now->slots[slot];
+		__u32 same;
+
+		if (request->family == 4)
+			same = link->source4 == request->source[3];
+		else
+			same = !((link->source6[0] ^ request->source[0]) | (link->source6[1] ^ request->source[1]) |
+				 (link->source6[2] ^ request->source[2]) | (link->source6[3] ^ request->source[3]));
+		mask |= same << slot;
+	}
+	return mask;
+}
+
+/*
  * Judges a request by policy: GO_ON with `request->allowed`, or what else to do with it.
  *
  * This function and `choose` are global, so that the verifier walks each of them once, not once for every way that leads there.
@@ -389,6 +425,11 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		return FAIL;
 	if (!request->allowed)
 		return LEAVE_ALONE;
+	if (request->source[0] | request->source[1] | request->source[3]) {
+		request->allowed &= with_source(now, request);
+		if (!request->allowed)
+			return rule && (rule->actions & BRAID_DO_LINKS) ? FAIL : LEAVE_ALONE;
+	}
 	if (request->port == DNS_PORT || request->port == DNS_TLS_PORT) {
 		pinned = bpf_map_lookup_elem(&resolvers, request->remote);
 		if (pinned && (*pinned & request->allowed))
@@ -520,14 +561,19 @@ BRAID_INLINE void read_tcp(const void *socket, struct braid_flow_row *row)
 	const struct sock *sk = socket;
 	__u32 interval, delivered;
 
+	row->state = BPF_CORE_READ(sk, __sk_common.skc_state);
+	/* The kernel counts SYN and FIN as bytes. */
 	row->rx = BPF_CORE_READ(tcp, bytes_received);
+	if (row->rx && (row->state == TCP_CLOSE_WAIT || row->state == TCP_LAST_ACK || row->state == TCP_CLOSING))
+		row->rx--;
 	/* What the program has written, acknowledged or not. */
 	row->tx = BPF_CORE_READ(tcp, bytes_acked) + (__u32)(BPF_CORE_READ(tcp, write_seq) - BPF_CORE_READ(tcp, snd_una));
+	if (row->tx)
+		row->tx--;
 	row->srtt_us = BPF_CORE_READ(tcp, srtt_us) >> 3;
 	row->rcv_rtt_us = BPF_CORE_READ(tcp, rcv_rtt_est.rtt_us) >> 3;
 	row->retransmissions = BPF_CORE_READ(tcp, total_retrans);
 	row->segments_out = BPF_CORE_READ(tcp, segs_out);
-	row->state = BPF_CORE_READ(sk, __sk_common.skc_state);
 	interval = BPF_CORE_READ(tcp, rate_interval_us);
 	delivered = BPF_CORE_READ(tcp, rate_delivered);
 	if (interval && !BPF_CORE_READ_BITFIELD_PROBED(tcp, rate_app_limited))
@@ -587,9 +633,12 @@ BRAID_INLINE void end_flow(const void *socket, struct braid_flow *flow)
 	release(flow);
 	count(BRAID_COUNT_ENDED);
 	event = new_event(BRAID_EVENT_END);
+	if (event)
+		event->row.flow = *flow;
+	/* The kernel may keep the socket for a while: it is no flow any more. */
+	flow->flags |= BRAID_FLOW_MARKER;
 	if (!event)
 		return;
-	event->row.flow = *flow;
 	event->row.rx = flow->rx;
 	event->row.tx = flow->tx;
 	event->row.read_at = bpf_ktime_get_ns();
@@ -707,6 +756,8 @@ BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *re
 		count(BRAID_COUNT_LEFT);
 		return ALLOW;
 	}
+	if (request->protocol == IPPROTO_UDP)
+		read_source(socket, request);
 	read_caller(request);
 	judgement = judge(request, bank);
 	if (judgement == FAIL)
@@ -880,16 +931,25 @@ BRAID_INLINE int remote_of(struct __sk_buff *skb, struct braid_datagram_key *key
 /* A connected socket's first byte makes it a flow. */
 BRAID_INLINE void begin(struct braid_flow *flow)
 {
-	struct braid_lane *lane = lane_of(flow->slot);
+	__u32 zero = 0, bank;
+	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
+	struct board *shared = bpf_map_lookup_elem(&board, &zero);
+	const struct braid_params *now;
 
+	if (!switches || !shared)
+		return;
+	bank = switches->bank & 1;
+	now = bpf_map_lookup_elem(&params, &bank);
+	if (!now)
+		return;
 	flow->flags &= ~BRAID_FLOW_PENDING;
 	flow->started = bpf_ktime_get_ns();
 	flow->reserved = flow->demand;
+	bpf_spin_lock(&shared->lock);
+	shared->state.winner = flow->slot;
+	braid_commit(&shared->state, now, flow->direction, flow->demand);
+	bpf_spin_unlock(&shared->lock);
 	count(BRAID_COUNT_STEERED);
-	if (!lane)
-		return;
-	add_load(lane, flow->direction, flow->reserved);
-	__sync_fetch_and_add(&lane->flows, 1);
 }
 
 BRAID_INLINE int count_datagram(struct __sk_buff *skb, _Bool out)
@@ -1099,7 +1159,7 @@ struct trial {
 
 MAP(trials, BPF_MAP_TYPE_ARRAY, __u32, struct trial, 1, 0);
 
-SEC("tc")
+SEC("classifier")
 int braid_trial(struct __sk_buff *skb)
 {
 	__u32 zero = 0;

@@ -67,8 +67,11 @@ pub enum LoadError {
 impl BpfSteering {
     /// Loads the programs and attaches them to every process of the machine; they act in this process's network namespace only,
     /// and only once [`set_params`](crate::steering::Steering::set_params) has been called and the heartbeat goes.
-    pub fn attach() -> Result<Self, LoadError> {
+    ///
+    /// The sockets of `exempt`, the daemon's own process, are left alone.
+    pub fn attach(exempt: u32) -> Result<Self, LoadError> {
         let mut steering = Self::load()?;
+        steering.exempt = exempt;
         let cgroup = sys::open_cgroup2().map_err(|error| LoadError::Cgroup { reason: error.to_string() })?;
         // What ends flows before what starts them, so that nothing can start that is not seen to end.
         for name in ["braid_release", "braid_sockops", "braid_egress", "braid_ingress"] {
@@ -102,6 +105,7 @@ impl BpfSteering {
             events,
             params: no_params(),
             bank: 0,
+            exempt: 0,
             netns,
             prefixes: [Vec::new(), Vec::new()],
             heal: Default::default(),
@@ -153,7 +157,8 @@ fn load_program(ebpf: &mut aya::Ebpf, name: &'static str, btf: &Btf) -> Result<(
 }
 
 fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<(), LoadError> {
-    let mode = CgroupAttachMode::AllowMultiple;
+    // No flags: a link never excludes others at its cgroup, and the kernel refuses BPF_F_ALLOW_MULTI for one.
+    let mode = CgroupAttachMode::Single;
     let attached = match program(ebpf, name)? {
         Program::CgroupSockAddr(program) => CgroupSockAddr::attach(program, cgroup, mode).map(drop),
         Program::CgroupSock(program) => CgroupSock::attach(program, cgroup, mode).map(drop),

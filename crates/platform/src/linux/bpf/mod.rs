@@ -37,6 +37,8 @@ pub struct BpfSteering {
     params: SteerParams,
     bank: u32,
     netns: u64,
+    /// The process whose sockets are left alone.
+    exempt: u32,
     /// What the prefix maps hold now, by family.
     prefixes: [Vec<(IpNet, bool)>; 2],
     heal: heal::Heal,
@@ -171,7 +173,7 @@ impl Steering for BpfSteering {
         for (index, rule) in rules.into_iter().enumerate() {
             places.set(bank * abi::MAX_RULES as u32 + index as u32, rule, 0).map_err(failed(ACTION))?;
         }
-        let raw = convert::params(params, self.netns, std::process::id());
+        let raw = convert::params(params, self.netns, self.exempt);
         typed_map!(self, Array, "params", "put a new policy in force").set(bank, raw, 0).map_err(failed(ACTION))?;
         self.bank = bank;
         self.params = params.clone();

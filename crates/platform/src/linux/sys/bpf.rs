@@ -113,6 +113,18 @@ pub fn netns_cookie() -> io::Result<u64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
+/// The id of the mount that holds `path`, as `/proc/self/mountinfo` numbers them.
+pub fn mount_id(path: &std::path::Path) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    const STATX_MNT_ID: u32 = 0x1000;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `statx` is a plain structure of integers, for which all zeroes is a value.
+    let mut facts: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends with a zero byte, and `facts` is live and writable.
+    let result = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, STATX_MNT_ID, &mut facts) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(facts.stx_mnt_id) }
+}
+
 /// Opens the root of the cgroup v2 hierarchy by a mount of our own that appears nowhere in the file system.
 pub fn open_cgroup2() -> io::Result<OwnedFd> {
     const FSCONFIG_CMD_CREATE: libc::c_long = 6;

@@ -1,0 +1,255 @@
+//! The kernel's own list of sockets (`sock_diag`): what a connection has moved, and the means to end one.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use braid_model::{Bytes, LinkIndex, Protocol, Rate};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable};
+use netlink_packet_sock_diag::inet::nlas::Nla;
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags};
+use netlink_packet_sock_diag::{SockDiagDestroy, SockDiagMessage};
+use netlink_sys::constants::NETLINK_SOCK_DIAG;
+use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const TCP_SYN_SENT: u8 = 2;
+/// "Any socket", in place of a cookie.
+const NO_COOKIE: [u8; 8] = [0xff; 8];
+
+/// Why the kernel's list could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SockDiagError {
+    /// The list could not be had.
+    #[error("cannot list the machine's TCP sockets (sock_diag): {0}; the kernel needs CONFIG_INET_DIAG")]
+    List(#[source] io::Error),
+    /// The socket could not be ended.
+    #[error("cannot end the connection from {local} to {remote} (SOCK_DESTROY): {source}; it needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY")]
+    Destroy {
+        /// This end.
+        local: SocketAddr,
+        /// The other end.
+        remote: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// One TCP socket.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TcpSocket {
+    /// This end.
+    pub local: SocketAddr,
+    /// The other end.
+    pub remote: SocketAddr,
+    /// Number of the socket in /proc/PID/fd; 0 for one that no program holds any more.
+    pub inode: u32,
+    /// Its handshake has not been answered yet.
+    pub connecting: bool,
+    /// The device it is bound to.
+    pub link: Option<LinkIndex>,
+    /// Bytes received.
+    pub rx: Bytes,
+    /// Bytes acknowledged by the other end.
+    pub tx: Bytes,
+    /// Smoothed round-trip time; `None` until there is one.
+    pub rtt: Option<Duration>,
+    /// Segments sent again.
+    pub retransmissions: u32,
+    /// Delivery rate as sampled by the kernel; `None` without a sample, or when the program had nothing to send.
+    pub delivery_rate: Option<Rate>,
+}
+
+/// All TCP sockets of this network namespace that are or want to be connected. Needs no privilege.
+pub fn dump_tcp() -> Result<Vec<TcpSocket>, SockDiagError> {
+    let mut sockets = Vec::new();
+    for family in [AF_INET, AF_INET6] {
+        dump_family(family, &mut sockets).map_err(SockDiagError::List)?;
+    }
+    Ok(sockets)
+}
+
+fn dump_family(family: u8, sockets: &mut Vec<TcpSocket>) -> io::Result<()> {
+    let request = InetRequest {
+        family,
+        protocol: libc::IPPROTO_TCP as u8,
+        extensions: ExtensionFlags::INFO,
+        states: StateFlags::all() - StateFlags::LISTEN - StateFlags::TIME_WAIT,
+        socket_id: if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() },
+    };
+    let socket = send(SockDiagMessage::InetRequest(request), NLM_F_REQUEST | NLM_F_DUMP)?;
+    loop {
+        let (bytes, _) = socket.recv_from_full()?;
+        let mut rest = &bytes[..];
+        while rest.len() >= 16 {
+            let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
+            match message.payload {
+                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => sockets.push(tcp_socket(&response)),
+                NetlinkPayload::Done(_) => return Ok(()),
+                NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+                _ => {}
+            }
+            let length = (message.header.length as usize).next_multiple_of(4).max(16);
+            rest = rest.get(length..).unwrap_or_default();
+        }
+    }
+}
+
+fn send<M: NetlinkSerializable>(message: M, flags: u16) -> io::Result<Socket>
+where
+    NetlinkPayload<M>: From<M>,
+{
+    let mut header = NetlinkHeader::default();
+    header.flags = flags;
+    let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
+    packet.finalize();
+    let mut bytes = vec![0; packet.header.length as usize];
+    packet.serialize(&mut bytes);
+    let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.bind_auto()?;
+    socket.connect(&NetlinkAddr::new(0, 0))?;
+    socket.send(&bytes, 0)?;
+    Ok(socket)
+}
+
+fn tcp_socket(response: &InetResponse) -> TcpSocket {
+    let header = &response.header;
+    let id = &header.socket_id;
+    let info = response.nlas.iter().find_map(|nla| match nla {
+        Nla::TcpInfo(bytes) => Some(Info(bytes)),
+        _ => None,
+    });
+    let info = info.unwrap_or(Info(&[]));
+    let rtt = [info.u32(68), info.u32(92)].into_iter().find(|rtt| *rtt > 0);
+    let app_limited = info.0.get(7).is_some_and(|bits| bits & 1 == 1);
+    TcpSocket {
+        local: SocketAddr::new(id.source_address.to_canonical(), id.source_port),
+        remote: SocketAddr::new(id.destination_address.to_canonical(), id.destination_port),
+        inode: header.inode,
+        connecting: header.state == TCP_SYN_SENT,
+        link: (id.interface_id != 0).then_some(LinkIndex(id.interface_id)),
+        rx: Bytes::new(info.u64(128)),
+        // The kernel counts the SYN as a byte.
+        tx: Bytes::new(info.u64(120).saturating_sub(1)),
+        rtt: rtt.map(|micros| Duration::from_micros(micros.into())),
+        retransmissions: info.u32(100),
+        delivery_rate: Some(info.u64(160)).filter(|rate| *rate > 0 && !app_limited).map(|rate| Rate::from_bps(rate.saturating_mul(8))),
+    }
+}
+
+/// `struct tcp_info`, which only ever grows; what an older kernel does not tell is 0.
+struct Info<'a>(&'a [u8]);
+
+impl Info<'_> {
+    fn u32(&self, offset: usize) -> u32 {
+        self.0.get(offset..offset + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
+    }
+
+    fn u64(&self, offset: usize) -> u64 {
+        self.0.get(offset..offset + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
+    }
+}
+
+/// Ends a connection, so that its program sees ECONNABORTED at once. `Ok(false)` if there is none such (any more).
+///
+/// `link` is the device the socket is bound to, if it is.
+pub fn destroy(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>) -> Result<bool, SockDiagError> {
+    let found = destroy_as(protocol, local, remote, link);
+    // A v4-mapped socket is listed under IPv6.
+    let found = match found {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) && local.is_ipv4() => {
+            destroy_as(protocol, as_mapped(local), as_mapped(remote), link)
+        }
+        other => other,
+    };
+    match found {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(source) => Err(SockDiagError::Destroy { local, remote, source }),
+    }
+}
+
+fn as_mapped(addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), addr.port()),
+        IpAddr::V6(_) => addr,
+    }
+}
+
+fn destroy_as(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>) -> io::Result<()> {
+    let request = InetRequest {
+        family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
+        protocol: match protocol {
+            Protocol::Tcp => libc::IPPROTO_TCP as u8,
+            Protocol::Udp => libc::IPPROTO_UDP as u8,
+        },
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::all(),
+        socket_id: SocketId {
+            source_port: local.port(),
+            destination_port: remote.port(),
+            source_address: local.ip(),
+            destination_address: remote.ip(),
+            interface_id: link.map_or(0, |link| link.0),
+            cookie: NO_COOKIE,
+        },
+    };
+    let message = SockDiagDestroy::new(SockDiagMessage::InetRequest(request));
+    let socket = send(message, NLM_F_REQUEST | NLM_F_ACK)?;
+    let (bytes, _) = socket.recv_from_full()?;
+    match NetlinkMessage::<SockDiagMessage>::deserialize(&bytes).map_err(io::Error::other)?.payload {
+        NetlinkPayload::Error(error) if error.code.is_some() => Err(error.to_io()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    fn pair(host: &str) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind((host, 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        (near, far)
+    }
+
+    #[test]
+    fn a_connection_is_listed_with_what_it_moved() {
+        for host in ["127.0.0.1", "::1"] {
+            let Ok(_) = TcpListener::bind((host, 0)) else { continue };
+            let (mut near, mut far) = pair(host);
+            far.write_all(&[7; 3000]).unwrap();
+            near.read_exact(&mut [0; 3000]).unwrap();
+            let mine = near.local_addr().unwrap();
+            let listed = dump_tcp().unwrap().into_iter().find(|socket| socket.local == mine).unwrap();
+            assert_eq!((listed.remote, listed.rx, listed.connecting), (near.peer_addr().unwrap(), Bytes::new(3000), false));
+            assert_ne!(listed.inode, 0);
+            assert_eq!(listed.link, None);
+        }
+    }
+
+    #[test]
+    fn a_connection_is_ended_and_one_that_is_not_there_is_not() {
+        let (mut near, _far) = pair("127.0.0.1");
+        let (local, remote) = (near.local_addr().unwrap(), near.peer_addr().unwrap());
+        match destroy(Protocol::Tcp, local, remote, None) {
+            Ok(found) => {
+                assert!(found);
+                assert!(near.read(&mut [0; 1]).is_err());
+                assert!(!destroy(Protocol::Tcp, local, remote, None).unwrap());
+            }
+            // SAFETY: a plain system call without arguments.
+            Err(error) if unsafe { libc::geteuid() } != 0 => eprintln!("skipped, since it needs root: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn an_older_kernel_tells_less() {
+        assert_eq!(Info(&[1, 2, 3]).u64(128), 0);
+    }
+}

@@ -1,0 +1,376 @@
+//! The BPF programs at work on real sockets, in namespaces of the test's own.
+
+mod support {
+    pub mod world;
+}
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
+use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol, Rate};
+use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::sys::bpf::now;
+use braid_platform::steering::{SteerLink, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
+use support::world::{World, may_make_namespaces};
+
+/// The programs of one test act on one namespace, but all sit at the root of the cgroup hierarchy; one test at a time keeps it simple.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 10));
+
+fn index_of(name: &str) -> LinkIndex {
+    let name = std::ffi::CString::new(name).unwrap();
+    // SAFETY: the name ends with a zero byte.
+    LinkIndex(unsafe { libc::if_nametoindex(name.as_ptr()) })
+}
+
+/// Round robin over `links` links, no rules.
+fn params(links: usize) -> SteerParams {
+    let mut rates = [0; MAX_LINKS];
+    rates[..links].fill(1);
+    let steps = steps(&rates, false);
+    let mask = LinkMask((1 << links) - 1);
+    let link = |slot: usize| SteerLink {
+        index: index_of(&format!("link{slot}")),
+        name: format!("link{slot}"),
+        rank: slot as u32,
+        source4: Some(format!("10.77.{slot}.2").parse().unwrap()),
+        source6: Some(format!("fd77:0:0:{slot}::2").parse().unwrap()),
+        rate: [Rate::from_mbps(10); 2],
+        price: 0,
+        step: steps[slot],
+    };
+    SteerParams {
+        mode: Mode::VirtualStart,
+        scheduler: 1,
+        default_demand: Bytes::new(1000),
+        affinity: None,
+        links: std::array::from_fn(|slot| (slot < links).then(|| link(slot))),
+        usable: PerFamily { v4: mask, v6: mask },
+        backup: LinkMask(0),
+        rules: Vec::new(),
+    }
+}
+
+/// Attached programs that steer everything outside the links' own subnets. Runs in the client's namespace.
+fn steering(params: &SteerParams) -> BpfSteering {
+    let mut steering = BpfSteering::attach(u32::MAX).unwrap();
+    steering.set_params(params).unwrap();
+    steering.set_prefixes(Family::V4, &[("0.0.0.0/0".parse().unwrap(), true), ("10.77.0.0/16".parse().unwrap(), false)]).unwrap();
+    steering.set_prefixes(Family::V6, &[("::/0".parse().unwrap(), true), ("fd77::/32".parse().unwrap(), false)]).unwrap();
+    steering.heartbeat(now()).unwrap();
+    steering
+}
+
+/// Source rules, as `decide::tables` plans them.
+fn add_rules(world: &World, links: usize) {
+    for slot in 0..links {
+        world.client.ip(&format!("route add default via 10.77.{slot}.1 dev link{slot} table {}", 47000 + slot));
+        world.client.ip(&format!("rule add from 10.77.{slot}.2 lookup {} priority 32765", 47000 + slot));
+        world.client.ip(&format!("rule add fwmark {:#x} lookup {} priority 32765", 0xB1D0_0001u32 + slot as u32, 47000 + slot));
+        world.client.ip(&format!("-6 route add default via fd77:0:0:{slot}::1 dev link{slot} table {}", 47000 + slot));
+        world.client.ip(&format!("-6 rule add from fd77:0:0:{slot}::2 lookup {} priority 32765", 47000 + slot));
+        world.client.ip(&format!("-6 rule add fwmark {:#x} lookup {} priority 32765", 0xB1D0_0001u32 + slot as u32, 47000 + slot));
+    }
+}
+
+/// A TCP server that answers every connection with `reply` after reading one byte.
+fn serve_tcp(world: &World, port: u16, reply: usize) {
+    world.server.run(move || {
+        let listener = TcpListener::bind(("::", port)).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                std::thread::spawn(move || {
+                    let mut stream = stream;
+                    let mut byte = [0];
+                    while stream.read_exact(&mut byte).is_ok() && stream.write_all(&vec![b'x'; reply]).is_ok() {}
+                });
+            }
+        });
+    });
+}
+
+/// A UDP server that tells every sender the address it saw.
+fn serve_udp(world: &World, port: u16) {
+    world.server.run(move || {
+        // One socket an address, so that each answer comes from where the question went.
+        let addrs =
+            (10..14).map(|last| format!("203.0.113.{last}")).chain(["10.77.0.1", "10.77.1.1", "2001:db8:113::10"].map(String::from));
+        for addr in addrs {
+            let socket = UdpSocket::bind((addr.parse::<IpAddr>().unwrap(), port)).unwrap();
+            std::thread::spawn(move || {
+                let mut packet = [0; 2000];
+                while let Ok((_, peer)) = socket.recv_from(&mut packet) {
+                    let _ = socket.send_to(peer.ip().to_string().as_bytes(), peer);
+                }
+            });
+        }
+    });
+}
+
+/// Connects, moves one exchange, and says from where.
+fn fetch(to: SocketAddr, reply: usize) -> IpAddr {
+    let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+    let local = stream.local_addr().unwrap().ip().to_canonical();
+    stream.write_all(b"?").unwrap();
+    stream.read_exact(&mut vec![0; reply]).unwrap();
+    local
+}
+
+fn tally(addrs: impl IntoIterator<Item = IpAddr>) -> BTreeMap<IpAddr, usize> {
+    let mut counts = BTreeMap::new();
+    for addr in addrs {
+        *counts.entry(addr).or_default() += 1;
+    }
+    counts
+}
+
+fn asked(socket: &UdpSocket) -> String {
+    let mut packet = [0; 100];
+    socket.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+    let length = socket.recv(&mut packet).expect("an answer");
+    String::from_utf8_lossy(&packet[..length]).into_owned()
+}
+
+/// Runs `test` in the client's namespace of a world with `links` links, with source rules in place.
+fn in_world(what: &str, links: usize, test: impl FnOnce() + Send + 'static) {
+    if !may_make_namespaces(what) {
+        return;
+    }
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let world = World::new(links).unwrap();
+    add_rules(&world, links);
+    serve_tcp(&world, 80, 1000);
+    serve_udp(&world, 53);
+    serve_udp(&world, 5000);
+    world.client.run(test);
+}
+
+#[test]
+fn connections_take_turns_in_both_families_and_loads_end_with_them() {
+    in_world("TCP steering", 3, || {
+        let mut steering = steering(&params(3));
+        for server in ["203.0.113.10:80", "[2001:db8:113::10]:80", "[::ffff:203.0.113.10]:80"] {
+            let counts = tally((0..9).map(|_| fetch(server.parse().unwrap(), 1000)));
+            assert_eq!(counts.values().copied().collect::<Vec<_>>(), [3, 3, 3], "{server}: {counts:?}");
+        }
+        let board = steering.board().unwrap();
+        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        assert_eq!(steering.counters().unwrap().steered, 27);
+        let events = steering.events(1000);
+        let ended: Vec<_> =
+            events.iter().filter_map(|event| if let SteeringEvent::Ended(row) = event { Some(row) } else { None }).collect();
+        assert_eq!(ended.len(), 27);
+        for row in ended {
+            assert_eq!((row.rx, row.tx), (Bytes::new(1000), Bytes::new(1)), "{row:?}");
+            assert_eq!((row.protocol, row.remote.1), (Protocol::Tcp, 80));
+            assert!(row.rtt_us.is_some() && row.segments_out > Some(0));
+        }
+        assert!(events.iter().any(|event| matches!(event, SteeringEvent::NewApp { process, .. } if *process == std::process::id())));
+        let learnt = steering.learnt().unwrap();
+        assert_eq!(learnt.iter().map(|known| (known.port, known.count)).collect::<Vec<_>>(), [(80, 27)]);
+        assert!(learnt[0].down.get().abs_diff(1000) <= 8, "{learnt:?}");
+    });
+}
+
+#[test]
+fn living_flows_are_listed_and_weigh_what_they_still_have_to_move() {
+    in_world("the list of flows", 2, || {
+        let mut steering = steering(&params(2));
+        let mut stream = TcpStream::connect_timeout(&(SERVER, 80).into(), Duration::from_secs(3)).unwrap();
+        let rows = steering.flows(now()).unwrap();
+        assert_eq!(rows.len(), 1, "{rows:?}");
+        assert_eq!(rows[0].remote, (SERVER, 80));
+        assert_eq!(rows[0].local, (stream.local_addr().unwrap().ip(), stream.local_addr().unwrap().port()));
+        assert_eq!((rows[0].demand, rows[0].reserved), (Bytes::new(1000), Bytes::new(1000)));
+        stream.write_all(b"?").unwrap();
+        stream.read_exact(&mut [0; 1000]).unwrap();
+        stream.write_all(b"?").unwrap();
+        stream.read_exact(&mut [0; 1000]).unwrap();
+        let rows = steering.flows(now()).unwrap();
+        assert_eq!((rows[0].rx, rows[0].tx), (Bytes::new(2000), Bytes::new(2)));
+        assert_eq!(rows[0].reserved, Bytes::new(2002), "it outlived its estimate and weighs what it moved");
+        let slot = rows[0].slot;
+        assert_eq!(steering.board().unwrap().lanes[slot].load, [2002, 0]);
+        drop(stream);
+        assert!(steering.flows(now()).unwrap().is_empty());
+        assert_eq!(steering.board().unwrap().lanes[slot].load, [0, 0]);
+    });
+}
+
+#[test]
+fn connected_udp_is_a_flow_from_its_first_byte_and_can_be_reconnected() {
+    in_world("connected UDP", 2, || {
+        let mut steering = steering(&params(2));
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect("203.0.113.10:5000").unwrap();
+        assert!(steering.flows(now()).unwrap().is_empty(), "it has sent nothing");
+        assert_eq!(steering.board().unwrap().lanes.map(|lane| lane.flows).iter().sum::<u32>(), 0);
+        socket.send(b"hello").unwrap();
+        let seen = asked(&socket);
+        assert_eq!(seen, socket.local_addr().unwrap().ip().to_string());
+        let rows = steering.flows(now()).unwrap();
+        assert_eq!(rows.len(), 1);
+        assert_eq!((rows[0].protocol, rows[0].remote), (Protocol::Udp, (SERVER, 5000)));
+        assert!(rows[0].tx > Bytes::ZERO && rows[0].rx > Bytes::ZERO, "{rows:?}");
+        socket.connect("203.0.113.11:5000").unwrap();
+        socket.send(b"again").unwrap();
+        assert_eq!(asked(&socket), seen, "the kernel kept its source address, so it kept its link");
+        assert_eq!(steering.flows(now()).unwrap().len(), 1, "the first one ended");
+        socket.connect("10.77.1.1:5000").unwrap();
+        socket.send(b"left alone").unwrap();
+        asked(&socket);
+        assert!(steering.flows(now()).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn unconnected_datagrams_are_steered_per_destination_and_stay_on_their_link() {
+    in_world("unconnected UDP", 2, || {
+        let mut steering = steering(&params(2));
+        for wildcard in ["0.0.0.0:0", "[::]:0"] {
+            let socket = UdpSocket::bind(wildcard).unwrap();
+            let v6 = wildcard.starts_with('[');
+            let mut seen = Vec::new();
+            for last in [10, 11, 12, 13, 10, 11, 12, 13] {
+                let to = if v6 { format!("[::ffff:203.0.113.{last}]:5000") } else { format!("203.0.113.{last}:5000") };
+                socket.send_to(b"hello", to).unwrap();
+                seen.push(asked(&socket));
+            }
+            assert_eq!(seen[..4], seen[4..], "{seen:?}");
+            assert_eq!(seen.iter().filter(|addr| *addr == "10.77.0.2").count(), 4, "{seen:?}");
+        }
+        let six = UdpSocket::bind("[::]:0").unwrap();
+        six.send_to(b"hello", "[2001:db8:113::10]:5000").unwrap();
+        assert!(asked(&six).starts_with("fd77:"));
+        let rows = steering.flows(now()).unwrap();
+        assert_eq!(rows.len(), 9);
+        assert!(rows.iter().all(|row| row.tx > Bytes::ZERO && row.rx > Bytes::ZERO), "{rows:?}");
+        let server = UdpSocket::bind("0.0.0.0:7000").unwrap();
+        for _ in 0..4 {
+            server.send_to(b"hello", "203.0.113.10:5000").unwrap();
+            assert_eq!(asked(&server), "10.77.0.2", "a server's socket follows the system");
+        }
+    });
+}
+
+#[test]
+fn what_a_program_chose_itself_is_left_alone() {
+    in_world("sockets with wishes", 2, || {
+        let _steering = steering(&params(2));
+        use std::os::fd::AsRawFd;
+        for _ in 0..4 {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&"10.77.1.2:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+            socket.connect(&SocketAddr::new(SERVER, 80).into()).unwrap();
+            assert_eq!(socket.device().unwrap(), None);
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind_device(Some(b"link1")).unwrap();
+            socket.connect(&SocketAddr::new(SERVER, 80).into()).unwrap();
+            assert_eq!(socket.device().unwrap().as_deref(), Some(&b"link1"[..]));
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.set_mark(7).unwrap();
+            socket.connect(&SocketAddr::new(SERVER, 80).into()).unwrap();
+            assert_eq!(socket.device().unwrap(), None);
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            let index = index_of("link1").0.to_be();
+            // SAFETY: the option takes a four-byte interface index in network order.
+            unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_UNICAST_IF, (&raw const index).cast(), 4) };
+            socket.send_to(b"hello", "203.0.113.10:5000").unwrap();
+            assert_eq!(asked(&socket), "10.77.1.2");
+        }
+    });
+}
+
+#[test]
+fn rules_pin_forbid_and_exclude_from_the_first_packet() {
+    in_world("rules", 2, || {
+        let exe = braid_platform::linux::process::exe_id(&std::env::current_exe().unwrap()).unwrap();
+        let mut params = params(2);
+        let destination = |net: &str| SteerMatch { exe: Some(vec![exe]), destination: Some(net.parse().unwrap()), ..Default::default() };
+        params.rules = vec![
+            SteerRule { matching: destination("203.0.113.10/32"), links: Some(LinkMask(2)), ..Default::default() },
+            SteerRule { matching: destination("203.0.113.11/32"), exclude: true, ..Default::default() },
+            SteerRule { matching: destination("203.0.113.12/32"), links: Some(LinkMask(4)), ..Default::default() },
+            SteerRule {
+                matching: SteerMatch { port: Some(80), ..destination("203.0.113.13/32") },
+                prefer: Some(LinkMask(2)),
+                ..Default::default()
+            },
+            SteerRule {
+                matching: SteerMatch { name: Some("nobody".into()), ..Default::default() },
+                links: Some(LinkMask(0)),
+                ..Default::default()
+            },
+        ];
+        let mut steering = steering(&params);
+        let link1: IpAddr = "10.77.1.2".parse().unwrap();
+        for _ in 0..3 {
+            assert_eq!(fetch("203.0.113.10:80".parse().unwrap(), 1000), link1);
+            assert_eq!(fetch("203.0.113.11:80".parse().unwrap(), 1000), "10.77.0.2".parse::<IpAddr>().unwrap());
+            assert_eq!(fetch("203.0.113.13:80".parse().unwrap(), 1000), link1);
+        }
+        let error = TcpStream::connect("203.0.113.12:80").unwrap_err();
+        assert!(matches!(error.raw_os_error(), Some(libc::ENETUNREACH | libc::EPERM)), "{error}");
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        assert!(socket.send_to(b"x", "203.0.113.12:5000").is_err());
+        assert!(steering.counters().unwrap().denied >= 2);
+        params.usable = PerFamily { v4: LinkMask(1), v6: LinkMask(1) };
+        steering.set_params(&params).unwrap();
+        assert_eq!(fetch("203.0.113.13:80".parse().unwrap(), 1000), "10.77.0.2".parse::<IpAddr>().unwrap(), "`prefer` gives way");
+        assert!(TcpStream::connect("203.0.113.10:80").is_err(), "`links` does not");
+    });
+}
+
+#[test]
+fn an_old_heartbeat_and_the_end_of_the_daemon_leave_everything_to_the_system() {
+    in_world("fail open", 2, || {
+        let mut steering = steering(&params(2));
+        let server: SocketAddr = "203.0.113.10:80".parse().unwrap();
+        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2);
+        steering.heartbeat(braid_model::Time::from_nanos(now().as_nanos() - 2_100_000_000)).unwrap();
+        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1);
+        steering.heartbeat(now()).unwrap();
+        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2);
+        let kept = TcpStream::connect(server).unwrap();
+        drop(steering);
+        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1);
+        let mut kept = kept;
+        kept.write_all(b"?").unwrap();
+        kept.read_exact(&mut [0; 1000]).unwrap();
+    });
+}
+
+#[test]
+fn an_unprivileged_user_is_steered_too() {
+    in_world("an unprivileged user", 2, || {
+        let _steering = steering(&params(2));
+        let script = r#"
+import socket
+socket.setdefaulttimeout(3)
+seen = []
+for i in range(4):
+    s = socket.create_connection(("203.0.113.10", 80)); seen.append(s.getsockname()[0]); s.close()
+for i in range(4):
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    u.connect(("203.0.113.%d" % (10 + i), 5000)); u.send(b"x"); seen.append(u.recv(100).decode())
+v = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for i in range(4):
+    v.sendto(b"x", ("203.0.113.%d" % (10 + i), 5000)); seen.append(v.recv(100).decode())
+print(" ".join(seen))
+"#;
+        use std::os::unix::process::CommandExt;
+        let output = std::process::Command::new("/usr/bin/python3").args(["-c", script]).uid(65534).gid(65534).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let seen: Vec<_> = text.split_whitespace().collect();
+        for (what, part) in ["TCP", "connected UDP", "unconnected UDP"].iter().zip(seen.chunks(4)) {
+            assert_eq!(part.iter().filter(|addr| **addr == "10.77.0.2").count(), 2, "{what}: {part:?}");
+        }
+    });
+}

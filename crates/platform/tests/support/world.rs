@@ -1,0 +1,108 @@
+//! A small world for kernel tests: a client and a server namespace, joined by veth pairs, gone when the test is.
+
+use std::process::Command;
+use std::sync::mpsc;
+
+/// A thread that lives in a network namespace of its own and runs what it is sent. The namespace goes with the thread.
+pub struct Place {
+    jobs: mpsc::Sender<Box<dyn FnOnce() + Send>>,
+    /// The namespace as a path that `ip link set ... netns` takes.
+    pub path: String,
+}
+
+impl Place {
+    /// A fresh network namespace with its loopback up. Fails without root.
+    pub fn new() -> std::io::Result<Self> {
+        let (jobs, inbox) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let (ready, born) = mpsc::channel();
+        std::thread::spawn(move || {
+            // SAFETY: plain system calls without pointers.
+            let (result, thread) = unsafe { (libc::unshare(libc::CLONE_NEWNET), libc::gettid()) };
+            let outcome = if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(thread) };
+            let failed = outcome.is_err();
+            let _ = ready.send(outcome);
+            if failed {
+                return;
+            }
+            ip("link set dev lo up");
+            for job in inbox {
+                job();
+            }
+        });
+        let thread = born.recv().expect("the thread answers")?;
+        Ok(Self { jobs, path: format!("/proc/{}/task/{thread}/ns/net", std::process::id()) })
+    }
+
+    /// Runs `job` in this namespace and waits for its answer; a panic in it is passed on.
+    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (answer, result) = mpsc::channel();
+        self.jobs
+            .send(Box::new(move || {
+                let _ = answer.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)));
+            }))
+            .expect("the thread lives");
+        match result.recv().expect("the thread answers") {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    /// `ip` with these words, in this namespace.
+    pub fn ip(&self, words: &str) {
+        let words = words.to_owned();
+        self.run(move || ip(&words));
+    }
+
+    /// Writes a sysctl of this namespace.
+    pub fn sysctl(&self, name: &str, value: &str) {
+        let (path, value) = (format!("/proc/sys/{}", name.replace('.', "/")), value.to_owned());
+        self.run(move || std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}")));
+    }
+}
+
+/// `ip` with these words, in this thread's namespace.
+pub fn ip(words: &str) {
+    let output = Command::new("ip").args(words.split_whitespace()).output().expect("iproute2 is installed");
+    assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Whether this test may make namespaces. In CI it must; elsewhere it says what it skips.
+pub fn may_make_namespaces(what: &str) -> bool {
+    // SAFETY: a plain system call without arguments.
+    if unsafe { libc::geteuid() } == 0 {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "{what}: this needs root, and CI must have it");
+    eprintln!("skipped, since it needs root: {what}");
+    false
+}
+
+/// A client with `links` links to one server: `link0` (10.77.0.2, fd77:0:0:0::2), `link1`, ... each with its gateway `.1`, all
+/// reaching 203.0.113.10 and 2001:db8:113::10.
+pub struct World {
+    pub client: Place,
+    pub server: Place,
+}
+
+impl World {
+    pub fn new(links: usize) -> std::io::Result<Self> {
+        let world = Self { client: Place::new()?, server: Place::new()? };
+        for last in 10..14 {
+            world.server.ip(&format!("addr add 203.0.113.{last}/32 dev lo"));
+        }
+        world.server.ip("addr add 2001:db8:113::10/128 dev lo nodad");
+        world.server.sysctl("net.ipv4.ip_forward", "1");
+        for index in 0..links {
+            world.client.ip(&format!("link add dev link{index} type veth peer name peer{index} netns {}", world.server.path));
+            world.client.ip(&format!("addr add 10.77.{index}.2/24 dev link{index}"));
+            world.client.ip(&format!("addr add fd77:0:0:{index}::2/64 dev link{index} nodad"));
+            world.server.ip(&format!("addr add 10.77.{index}.1/24 dev peer{index}"));
+            world.server.ip(&format!("addr add fd77:0:0:{index}::1/64 dev peer{index} nodad"));
+            world.server.ip(&format!("link set dev peer{index} up"));
+            world.client.ip(&format!("link set dev link{index} up"));
+            world.client.ip(&format!("route add default via 10.77.{index}.1 dev link{index} metric {}", 100 + index));
+            world.client.ip(&format!("-6 route add default via fd77:0:0:{index}::1 dev link{index} metric {}", 100 + index));
+        }
+        Ok(world)
+    }
+}
