@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
 
 use crate::namespace::{MARK, Namespace};
 use crate::sys;
@@ -135,11 +134,6 @@ fn kill_marked(directory: &Path) {
             let _: io::Result<()> = sys::kill(pid);
         }
     }
-}
-
-/// A directory of the lab for one program.
-pub(crate) fn room(home: &Home, name: &str) -> Result<TempDir> {
-    tempfile::Builder::new().prefix(name).tempdir_in(home.path()).context("cannot make a directory in the lab's")
 }
 
 #[cfg(test)]

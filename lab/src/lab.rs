@@ -192,10 +192,6 @@ impl Lab {
         self.home.path()
     }
 
-    pub(crate) fn home(&self) -> &Home {
-        &self.home
-    }
-
     /// The links' specifications, by number.
     pub fn links(&self) -> &[LinkSpec] {
         &self.links

@@ -24,13 +24,19 @@ mod frame;
 mod guardian;
 mod lab;
 mod namespace;
+pub mod plot;
+mod responder;
 mod spec;
 #[allow(unsafe_code)]
 mod sys;
+mod web;
+pub mod workload;
 
 pub use air::{Count, Counters, SAMPLE_EVERY, Sample, Watch};
 pub use frame::{Filter, Way};
 pub use lab::{Builder, Lab};
 pub use namespace::Namespace;
+pub use responder::Responder;
 pub use spec::{LinkSpec, mbps, ms};
 pub use sys::{become_root_of_a_user_namespace, effective_group, effective_user};
+pub use web::Web;

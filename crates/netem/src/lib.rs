@@ -26,4 +26,5 @@ mod trace;
 
 pub use link::{Link, LinkStats, Packet, Profile, RateSource, Verdict};
 pub use loss::{Loss, Probability};
+pub use random::Random;
 pub use trace::{Trace, TraceError};

@@ -2,14 +2,17 @@
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 #[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The sequence of `seed`.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    #[expect(clippy::should_implement_trait, reason = "it never ends, and gives no option")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,7 +21,7 @@ impl Random {
     }
 
     /// A number from 0 to `limit`, both included.
-    pub(crate) fn up_to(&mut self, limit: u64) -> u64 {
+    pub fn up_to(&mut self, limit: u64) -> u64 {
         let scaled = u128::from(self.next()) * (u128::from(limit) + 1);
         (scaled >> 64) as u64
     }

@@ -1,0 +1,118 @@
+//! A real HTTP server in the server namespace: nginx, with a configuration of its own and nothing of the system's.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use braid_model::Bytes;
+use braid_netem::Random;
+
+use crate::lab::Lab;
+
+/// Files up to this size hold random bytes, larger ones zeros that take no room on the disk.
+const RANDOM_UP_TO: u64 = 4_000_000;
+
+/// nginx on port 80 of all server addresses. It ends with this value.
+#[derive(Debug)]
+pub struct Web {
+    nginx: Child,
+    root: PathBuf,
+}
+
+impl Web {
+    /// Starts it and waits until it answers.
+    pub fn start(lab: &Lab) -> Result<Self> {
+        let home = lab.directory().join("web");
+        let root = home.join("files");
+        fs::create_dir_all(&root)?;
+        let config = home.join("nginx.conf");
+        fs::write(&config, configuration(&home.to_string_lossy()))?;
+        let log = File::create(home.join("start.log"))?;
+        let mut command = lab.server().command("nginx")?;
+        command.arg("-p").arg(&home).arg("-c").arg(&config).arg("-e").arg(home.join("error.log"));
+        let nginx = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+        let mut web = Self { nginx: nginx.context("cannot run nginx: run lab/install-deps.sh")?, root };
+        let begin = Instant::now();
+        let answers = || lab.server().run(|| TcpStream::connect((Lab::internet(10), 80)).is_ok());
+        while !answers()? {
+            if let Some(status) = web.nginx.try_wait()? {
+                bail!("nginx ended at once ({status}): {}", fs::read_to_string(home.join("start.log"))?.trim());
+            }
+            if begin.elapsed() > Duration::from_secs(10) {
+                bail!("nginx does not answer after 10 s");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(web)
+    }
+
+    /// The address of a file of this size at 203.0.113.10; the file is made if it is not there.
+    pub fn url(&self, size: Bytes) -> Result<String> {
+        self.url_at(Lab::internet(10), size)
+    }
+
+    /// The same at another server address.
+    pub fn url_at(&self, host: Ipv4Addr, size: Bytes) -> Result<String> {
+        self.make(size)?;
+        Ok(format!("http://{host}/{}.bin", size.get()))
+    }
+
+    /// Makes a file of this size, named after it.
+    fn make(&self, size: Bytes) -> Result<()> {
+        let path = self.root.join(format!("{}.bin", size.get()));
+        if path.exists() {
+            return Ok(());
+        }
+        let mut file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        if size.get() > RANDOM_UP_TO {
+            return Ok(file.set_len(size.get())?);
+        }
+        let mut random = Random::new(size.get());
+        let mut content: Vec<u8> = (0..size.get().div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
+        content.truncate(size.get() as usize);
+        Ok(file.write_all(&content)?)
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        let _ = self.nginx.kill();
+        let _ = self.nginx.wait();
+    }
+}
+
+/// One process, no master, no logs, all files below `home`.
+fn configuration(home: &str) -> String {
+    format!(
+        "daemon off;
+master_process off;
+worker_processes 1;
+pid {home}/nginx.pid;
+error_log {home}/error.log warn;
+events {{ worker_connections 8192; }}
+http {{
+    access_log off;
+    sendfile on;
+    tcp_nopush on;
+    keepalive_timeout 30s;
+    default_type application/octet-stream;
+    client_body_temp_path {home}/body;
+    proxy_temp_path {home}/proxy;
+    fastcgi_temp_path {home}/fastcgi;
+    uwsgi_temp_path {home}/uwsgi;
+    scgi_temp_path {home}/scgi;
+    server {{
+        listen 80 backlog=4096;
+        listen [::]:80 ipv6only=on backlog=4096;
+        root {home}/files;
+        location = /generate_204 {{ return 204; }}
+    }}
+}}
+"
+    )
+}
