@@ -1,0 +1,256 @@
+//! Reads `[[app]]` and `[exclude]`.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use braid_decide::policy::{AppMatcher, AppRule, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT};
+use braid_model::{Class, Role};
+use ipnet::IpNet;
+
+use super::findings::{Severity, nearest};
+use super::links::LinkEntry;
+use super::reader::{Section, Value};
+use super::{AFFINITIES, World};
+
+const CLASSES: [(&str, Class); 4] =
+    [("real-time", Class::RealTime), ("browser", Class::Browser), ("bulk", Class::Bulk), ("unclassified", Class::Unclassified)];
+
+/// Reads all `[[app]]` entries and looks for entries that never count.
+pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusions, world: &World) -> Vec<AppRule> {
+    let exclusions = exclude.matchers();
+    let mut read: Vec<(AppRule, Range<usize>)> = Vec::new();
+    for value in value.list().unwrap_or_default() {
+        let Some(section) = value.section("an [[app]] entry") else { continue };
+        let span = section.span.clone();
+        let Some(rule) = entry(section, links, world) else { continue };
+        if let Some((earlier, place)) = read.iter().find(|(earlier, _)| earlier.matcher.covers(&rule.matcher)) {
+            let line = value.reader.line(place);
+            if earlier.matcher == rule.matcher {
+                let reason = format!("the entry in line {line} matches the same flows");
+                value.reader.refuse(&span, reason, "the first entry decides: join the two");
+            } else {
+                let reason = format!("this entry can never match: the one in line {line} takes all its flows");
+                value.reader.warn(&span, reason, "the first matching entry decides: put this one before it");
+            }
+        } else if exclusions.iter().any(|matcher| matcher.covers(&rule.matcher)) {
+            value.reader.warn(&span, "this entry can never match: [exclude] takes all its flows", "remove one of the two");
+        }
+        read.push((rule, span));
+    }
+    if exclusions.len() + read.len() > MAX_RULES {
+        let reason = format!("{} exclusions and {} [[app]] entries", exclusions.len(), read.len());
+        let span = read.last().map_or(0..0, |(_, span)| span.clone());
+        value.reader.refuse(&span, reason, format!("at most {MAX_RULES} together are looked at for each flow: join some of them"));
+    }
+    read.into_iter().map(|(rule, _)| rule).collect()
+}
+
+/// Reads `[exclude]`.
+pub(super) fn exclusions(mut section: Section<'_>, world: &World) -> Exclusions {
+    let mut exclude = Exclusions::default();
+    for value in list(&mut section, "applications") {
+        let Some(text) = value.text() else { continue };
+        if text.contains('/') {
+            exclude.exes.extend(exe(&value, world));
+        } else {
+            exclude.names.extend(name(&value));
+        }
+    }
+    exclude.users = list(&mut section, "users").iter().filter_map(|value| user(value, world)).collect();
+    exclude.cgroups = list(&mut section, "cgroups").iter().filter_map(cgroup).collect();
+    exclude.destinations = list(&mut section, "destinations").iter().filter_map(destination).collect();
+    section.finish();
+    exclude
+}
+
+fn list<'a>(section: &mut Section<'a>, key: &'static str) -> Vec<Value<'a>> {
+    section.take(key).and_then(|value| value.list()).unwrap_or_default()
+}
+
+fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option<AppRule> {
+    let (reader, span) = (section.reader, section.span.clone());
+    let matched = section.take("match");
+    let matcher = match &matched {
+        None => {
+            reader.refuse(&span, "an [[app]] entry without match", "write match = { exe = \"/usr/bin/curl\" }");
+            None
+        }
+        Some(value) => value.section("match").and_then(|section| matcher(section, world)),
+    };
+    let links_value = section.take("links");
+    let allowed = links_value.as_ref().and_then(|value| selectors(value, links, world));
+    let prefer_value = section.take("prefer");
+    let preferred = prefer_value.as_ref().and_then(|value| selectors(value, links, world)).unwrap_or_default();
+    if let (Some(value), Some(allowed)) = (&prefer_value, &allowed) {
+        prefer_within_links(value, &preferred, allowed);
+    }
+    let rule = AppRule {
+        matcher: matcher.clone().unwrap_or_default(),
+        links: allowed,
+        prefer: preferred,
+        class: section.take("class").and_then(|value| value.one_of(&CLASSES)),
+        affinity: section.take("affinity").and_then(|value| value.one_of(&AFFINITIES)),
+        weight: section.take("weight").and_then(|value| value.positive()).unwrap_or(1.0),
+    };
+    section.finish();
+    matcher.map(|_| rule)
+}
+
+/// The conditions; `None` when one was refused or none is given.
+fn matcher(mut section: Section<'_>, world: &World) -> Option<AppMatcher> {
+    let (reader, span) = (section.reader, section.span.clone());
+    let empty = section.is_empty();
+    let mut refused = false;
+    // A condition that was refused must not leave a matcher that matches more.
+    macro_rules! condition {
+        ($key:literal, $read:expr) => {
+            section.take($key).and_then(|value| {
+                let read = $read(&value);
+                refused |= read.is_none();
+                read
+            })
+        };
+    }
+    let matcher = AppMatcher {
+        exe: condition!("exe", |value| exe(value, world)),
+        name: condition!("name", name),
+        port: condition!("port", |value: &Value<'_>| value.whole(1..=65_535).map(|port| port as u16)),
+        destination: condition!("destination", destination),
+        cgroup: condition!("cgroup", cgroup),
+        user: condition!("user", |value| user(value, world)),
+    };
+    section.finish();
+    if empty {
+        let remedy = "write exe, name, port, destination, cgroup or user; several must all hold";
+        reader.refuse(&span, "a match without conditions", remedy);
+    }
+    (!refused && !matcher.is_empty()).then_some(matcher)
+}
+
+fn exe(value: &Value<'_>, world: &World) -> Option<PathBuf> {
+    let text = value.text()?;
+    let path = PathBuf::from(text);
+    if !path.is_absolute() {
+        let remedy = "write the whole path, \"/usr/bin/curl\", or match by name";
+        return value.refuse(format!("{text:?} is not the whole path of a program"), remedy.into());
+    }
+    if !world.has_program(&path) {
+        let beside = world.programs_beside(&path);
+        let near = nearest(text, beside.iter().map(String::as_str));
+        let severity = if world.strict { Severity::Error } else { Severity::Warning };
+        let remedy = "write the path of a program on this machine (a link to it will do)".to_owned();
+        value.reader.note(severity, &value.span, format!("there is no program {text}"), near, Some(remedy));
+    }
+    Some(path)
+}
+
+fn name(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    if text.is_empty() || text.contains('/') {
+        let remedy = "write the name alone, \"curl\", or exe = \"/usr/bin/curl\" for a path";
+        return value.refuse(format!("{text:?} is not the name of a process"), remedy.into());
+    }
+    if text.len() > NAME_LIMIT {
+        let reason = format!("{text:?} is longer than the {NAME_LIMIT} bytes the kernel keeps");
+        value.reader.warn(&value.span, reason, "only its first 15 bytes count; match by exe to be exact");
+    }
+    Some(text.to_owned())
+}
+
+fn destination(value: &Value<'_>) -> Option<IpNet> {
+    let text = value.text()?;
+    let net = text.parse::<IpNet>().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from));
+    let Some(net) = net else {
+        let remedy = "write an address or a prefix, \"192.0.2.0/24\" or \"2001:db8::/32\"; names are not looked up";
+        return value.refuse(format!("{text:?} is not a destination"), remedy.into());
+    };
+    if net != net.trunc() {
+        let reason = format!("{text} has bits beyond its prefix length");
+        value.reader.warn(&value.span, reason, format!("it is taken as {}", net.trunc()));
+    }
+    Some(net.trunc())
+}
+
+fn cgroup(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    if !text.starts_with('/') || text.split('/').any(|part| part == "..") {
+        let remedy = "write it from the hierarchy's root, \"/system.slice/docker.service\"";
+        return value.refuse(format!("{text:?} is not the path of a control group"), remedy.into());
+    }
+    Some(text.to_owned())
+}
+
+fn user(value: &Value<'_>, world: &World) -> Option<u32> {
+    if !value.is_text() {
+        return value.whole(0..=u64::from(u32::MAX - 1)).map(|user| user as u32);
+    }
+    let text = value.text()?;
+    if let Some(user) = world.users.get(text).copied().or_else(|| text.parse().ok()) {
+        return Some(user);
+    }
+    let near = nearest(text, world.users.keys().map(String::as_str));
+    let remedy = "write a user of this machine, by name or number".to_owned();
+    value.reader.note(Severity::Error, &value.span, format!("there is no user {text:?}"), near, Some(remedy));
+    None
+}
+
+fn selectors(value: &Value<'_>, links: &[LinkEntry], world: &World) -> Option<Vec<LinkSelector>> {
+    let elements = value.list()?;
+    if elements.is_empty() {
+        let remedy = if value.key == "links" {
+            "no flow could ever leave: leave links out to allow all, or put the application under [exclude]"
+        } else {
+            "leave prefer out"
+        };
+        return value.refuse(format!("{} is empty", value.key), remedy.into());
+    }
+    let mut read: Vec<LinkSelector> = Vec::new();
+    for element in &elements {
+        let wanted = "a link: a device's name, \"wlan0\", or \"kind:cellular\"";
+        let Some(selector) = element.parsed::<LinkSelector>(wanted) else { continue };
+        if read.contains(&selector) {
+            element.reader.refuse(&element.span, format!("{selector} stands twice in {}", value.key), "write it once");
+            continue;
+        }
+        known(element, &selector, links, world);
+        read.push(selector);
+    }
+    (!read.is_empty()).then_some(read)
+}
+
+/// Notes a link that no entry and no device bears, and one that is excluded.
+fn known(value: &Value<'_>, selector: &LinkSelector, links: &[LinkEntry], world: &World) {
+    let LinkSelector::Name(pattern) = selector else { return };
+    let declared = || links.iter().filter_map(|link| Some((link.rule.matcher.name.as_ref()?, link.rule.role)));
+    let meant = declared().find(|(name, _)| name.matches(pattern.as_str()) || pattern.matches(name.as_str()));
+    if let Some((_, Role::Excluded)) = meant {
+        let remedy = "take role = \"excluded\" from its [[link]] entry, or the link from this list";
+        return value.reader.refuse(&value.span, format!("{pattern} is excluded: it can never be used"), remedy);
+    }
+    if meant.is_some() || world.devices.iter().any(|device| pattern.matches(device)) {
+        return;
+    }
+    let names = declared().map(|(name, _)| name.as_str()).chain(world.devices.iter().map(String::as_str));
+    let near = nearest(pattern.as_str(), names.filter(|name| *name != "lo"));
+    let severity = if world.strict { Severity::Error } else { Severity::Warning };
+    let remedy = format!("if the device may appear later, say so with a [[link]] entry: name = \"{pattern}\"");
+    value.reader.note(severity, &value.span, format!("there is no link {pattern}"), near, Some(remedy));
+}
+
+/// A preference for a link that is not allowed contradicts itself. Kinds and patterns that may overlap are let pass.
+fn prefer_within_links(value: &Value<'_>, prefer: &[LinkSelector], links: &[LinkSelector]) {
+    for (index, wanted) in prefer.iter().enumerate() {
+        let within = links.iter().any(|allowed| match (wanted, allowed) {
+            (LinkSelector::Name(wanted), LinkSelector::Name(allowed)) => {
+                allowed.matches(wanted.as_str()) || wanted.matches(allowed.as_str()) || wanted.as_str().contains('*')
+            }
+            (LinkSelector::Kind(wanted), LinkSelector::Kind(allowed)) => wanted == allowed,
+            _ => true,
+        });
+        if !within {
+            let span = value.list().and_then(|list| Some(list.get(index)?.span.clone())).unwrap_or(value.span.clone());
+            let remedy = "prefer must name links that links allows: add it there, or take it from here";
+            value.reader.refuse(&span, format!("{wanted} is preferred but not allowed"), remedy);
+        }
+    }
+}

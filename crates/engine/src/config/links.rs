@@ -1,0 +1,131 @@
+//! Reads `[[link]]`.
+
+use std::ops::Range;
+
+use braid_decide::policy::{LINK_KINDS, LinkMatcher, LinkRule, NAME_LIMIT, Pattern};
+use braid_model::{Bytes, LinkKind, Rate, Role};
+
+use super::reader::{Section, Value};
+use super::{PROBE_MODES, targets};
+
+/// A `[[link]]` entry and where it stands.
+pub(super) struct LinkEntry {
+    pub(super) rule: LinkRule,
+    span: Range<usize>,
+}
+
+const ROLES: [(&str, Role); 3] = [("normal", Role::Normal), ("backup", Role::Backup), ("excluded", Role::Excluded)];
+
+/// Reads all entries and looks for entries that never count.
+pub(super) fn entries(value: Value<'_>) -> Vec<LinkEntry> {
+    let mut read: Vec<LinkEntry> = Vec::new();
+    for value in value.list().unwrap_or_default() {
+        let Some(section) = value.section("a [[link]] entry") else { continue };
+        let Some(entry) = entry(section) else { continue };
+        if let Some(earlier) = read.iter().find(|earlier| covers(&earlier.rule.matcher, &entry.rule.matcher)) {
+            let line = value.reader.line(&earlier.span);
+            if earlier.rule.matcher == entry.rule.matcher {
+                let reason = format!("the entry in line {line} names the same link");
+                value.reader.refuse(&entry.span, reason, "the first entry counts: join the two");
+            } else {
+                let reason = format!("this entry never counts: the one in line {line} matches all its links");
+                value.reader.warn(&entry.span, reason, "the first entry counts: put this one before it");
+            }
+        }
+        read.push(entry);
+    }
+    read
+}
+
+fn entry(mut section: Section<'_>) -> Option<LinkEntry> {
+    let (reader, span) = (section.reader, section.span.clone());
+    let refuse = |reason: &str, remedy: &str| reader.refuse(&span, reason, remedy);
+    let matcher = matcher(&mut section);
+    let role = section.take("role").and_then(|value| value.one_of(&ROLES)).unwrap_or_default();
+    let metered = section.take("metered").and_then(|value| value.flag()).unwrap_or(false);
+    let cap = section.take("cap");
+    let reset_day = section.take("reset_day");
+    if let Some(cap) = cap.as_ref().filter(|_| !metered) {
+        reader.refuse(&cap.span, "a cap on a link that is not metered", "write metered = true beside it");
+    }
+    if let Some(day) = reset_day.as_ref().filter(|_| cap.is_none()) {
+        reader.refuse(&day.span, "a reset_day without a cap", "write cap = \"10 GB\" beside it, or leave reset_day out");
+    }
+    let amount = cap.as_ref().and_then(|cap| {
+        let amount: Bytes = cap.quantity("an amount of data such as \"10 GB\"")?;
+        let none = "write role = \"excluded\" for a link that must carry nothing";
+        if amount == Bytes::ZERO { cap.refuse("a cap of nothing".into(), none.into()) } else { Some(amount) }
+    });
+    let rule = LinkRule {
+        role,
+        metered,
+        cap: amount,
+        reset_day: reset_day.and_then(|value| value.whole(1..=31)).map_or(1, |day| day as u8),
+        probe: section.take("probe").and_then(|value| value.one_of(&PROBE_MODES)),
+        probe_targets: section.take("probe_targets").map(targets::probe_targets).unwrap_or_default(),
+        capacity_down: capacity(section.take("capacity_down")),
+        capacity_up: capacity(section.take("capacity_up")),
+        matcher: matcher.clone().unwrap_or_default(),
+    };
+    if role == Role::Excluded && (metered || rule.probe.is_some() || rule.capacity_down.is_some() || rule.capacity_up.is_some()) {
+        reader.warn(&span, "an excluded link with more said of it", "the rest has no effect while role = \"excluded\"");
+    }
+    section.finish();
+    let matcher = matcher?;
+    if matcher.is_empty() {
+        refuse("a [[link]] entry that names no link", "write name, kind, mac or address; several must all hold");
+        return None;
+    }
+    Some(LinkEntry { rule, span })
+}
+
+fn capacity(value: Option<Value<'_>>) -> Option<Rate> {
+    let value = value?;
+    let rate: Rate = value.quantity("a rate such as \"20 Mbit/s\"")?;
+    let none = "leave it out: it is then learnt from traffic";
+    if rate == Rate::ZERO { value.refuse(format!("{} is nothing", value.key), none.into()) } else { Some(rate) }
+}
+
+/// The conditions; `None` when one was refused, so that what is left is not judged.
+fn matcher(section: &mut Section<'_>) -> Option<LinkMatcher> {
+    let kinds: Vec<(&'static str, LinkKind)> = LINK_KINDS.to_vec();
+    let name = section.take("name").map(|value| name(&value));
+    let kind = section.take("kind").map(|value| value.one_of(&kinds));
+    let mac = section.take("mac").map(|value| mac(&value));
+    let address = section.take("address").map(|value| value.parsed("an address prefix such as \"192.168.8.0/24\""));
+    let refused = matches!(name, Some(None)) || matches!(kind, Some(None)) || matches!(mac, Some(None)) || matches!(address, Some(None));
+    (!refused).then(|| LinkMatcher { name: name.flatten(), kind: kind.flatten(), mac: mac.flatten(), address: address.flatten() })
+}
+
+fn name(value: &Value<'_>) -> Option<Pattern> {
+    let text = value.text()?;
+    let bad = text.is_empty() || text.len() > NAME_LIMIT || text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace());
+    if bad {
+        let remedy = "write 1 to 15 bytes without blanks, slashes and colons; * stands for any text";
+        return value.refuse(format!("{text:?} cannot be the name of a device"), remedy.into());
+    }
+    if text == "lo" {
+        return value.refuse("the loopback device is never a link".into(), "leave this entry out".into());
+    }
+    Some(Pattern::new(text))
+}
+
+fn mac(value: &Value<'_>) -> Option<[u8; 6]> {
+    let text = value.text()?;
+    let parts: Option<Vec<u8>> = text.split([':', '-']).map(|part| (part.len() == 2).then(|| u8::from_str_radix(part, 16).ok())?).collect();
+    let remedy = "write six pairs of hexadecimal digits, \"02:00:5e:10:00:01\"";
+    parts.and_then(|parts| parts.try_into().ok()).or_else(|| value.refuse(format!("{text:?} is not a hardware address"), remedy.into()))
+}
+
+/// Whether every device that `later` matches is matched by `earlier` too, as far as can be told.
+fn covers(earlier: &LinkMatcher, later: &LinkMatcher) -> bool {
+    let name = match (&earlier.name, &later.name) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        // A pattern read as a name may hold no letter that the other does not allow, since * is no device's name.
+        (Some(mine), Some(their)) => mine == their || mine.matches(their.as_str()),
+    };
+    name && (earlier.kind.is_none() || earlier.kind == later.kind)
+        && (earlier.mac.is_none() || earlier.mac == later.mac)
+        && earlier.address.is_none_or(|net| later.address.is_some_and(|their| net.contains(&their)))
+}

@@ -1,0 +1,162 @@
+//! The configuration file: one TOML document, every key of which `braid.example.toml` explains.
+//!
+//! A file is refused with everything that is wrong in it at once, each thing with its place, the reason and the remedy.
+
+mod apps;
+mod findings;
+mod links;
+mod reader;
+mod targets;
+#[cfg(test)]
+mod tests;
+mod world;
+
+use std::path::Path;
+use std::time::Duration;
+
+use braid_decide::policy::{HttpTarget, Policy, ProbeMode, ProbeTarget, Scheduler};
+use braid_model::Affinity;
+use toml::de::DeTable;
+
+pub use findings::{ConfigErrors, Finding, Severity};
+pub use world::World;
+
+use reader::{Reader, Section};
+
+/// What a configuration file says; [`Config::default`] is what holds without one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Scheduler, links and applications.
+    pub policy: Policy,
+    /// How eagerly links are probed where their entry does not say.
+    pub probe: ProbeMode,
+    /// What is probed where a link's entry does not say, besides the gateway and the last destination that answered.
+    pub probe_targets: Vec<ProbeTarget>,
+    /// A flow on a dead link is ended after this long; `None`: never.
+    pub destroy_stuck_after: Option<Duration>,
+    /// End also those flows whose rule pins them to the dead link.
+    pub destroy_pinned: bool,
+    /// Active measurement of capacities; no servers: none.
+    pub measure: Measure,
+    /// What the file was taken with nevertheless.
+    pub warnings: Vec<Finding>,
+}
+
+/// Active measurement of links' capacities.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measure {
+    /// Pages to download, tried in turn.
+    pub servers: Vec<HttpTarget>,
+    /// The time between two measurements of one link.
+    pub every: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            probe: ProbeMode::default(),
+            probe_targets: Vec::new(),
+            destroy_stuck_after: Some(Duration::from_secs(5)),
+            destroy_pinned: false,
+            measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
+            warnings: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file for a start: names that this machine does not have are warnings.
+    pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
+        Self::read(path, &World::here(false))
+    }
+
+    /// Reads a file for `check` and `reload`: names that this machine does not have are errors.
+    pub fn check(path: &Path) -> Result<Self, ConfigErrors> {
+        Self::read(path, &World::here(true))
+    }
+
+    /// Reads a file and holds it against `world`.
+    pub fn read(path: &Path, world: &World) -> Result<Self, ConfigErrors> {
+        let name = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(&name, &text, world),
+            Err(error) => Err(ConfigErrors::Unreadable { path: name, error }),
+        }
+    }
+
+    /// Reads a document; `file` names it in findings.
+    pub fn parse(file: &str, text: &str, world: &World) -> Result<Self, ConfigErrors> {
+        let reader = Reader::new(file, text);
+        let (document, broken) = DeTable::parse_recoverable(text);
+        for error in &broken {
+            let span = error.span().unwrap_or(0..0);
+            reader.refuse(&span, error.message().trim(), "see braid.example.toml for how the file is written");
+        }
+        // A broken document is read no further: what is left of it would only give findings that mean nothing.
+        let mut config = Self::default();
+        if broken.is_empty() {
+            config = document_of(Section::new(&reader, "the configuration", document.span(), document.get_ref()), world);
+        }
+        let findings = reader.into_findings();
+        if findings.iter().any(|finding| finding.severity == Severity::Error) {
+            return Err(ConfigErrors::Refused(findings));
+        }
+        config.warnings = findings;
+        Ok(config)
+    }
+}
+
+/// The names of [`Affinity`].
+const AFFINITIES: [(&str, Affinity); 3] =
+    [("none", Affinity::None), ("destination", Affinity::Destination), ("application", Affinity::Application)];
+
+/// The names of [`ProbeMode`].
+const PROBE_MODES: [(&str, ProbeMode); 2] = [("eager", ProbeMode::Eager), ("sparing", ProbeMode::Sparing)];
+
+fn document_of(mut section: Section<'_>, world: &World) -> Config {
+    let mut config = Config::default();
+    if let Some(version) = section.take("version")
+        && let Some(number) = version.whole(0..=u64::MAX)
+        && number != 1
+    {
+        version.reader.refuse(&version.span, format!("version {number} of the format is not known"), "write version = 1, or leave it out");
+    }
+    if let Some(scheduler) = section.take("scheduler").and_then(|value| value.one_of(&Scheduler::ALL.map(|one| (one.name(), one)))) {
+        config.policy.scheduler = scheduler;
+    }
+    config.policy.affinity = section.take("affinity").and_then(|value| value.one_of(&AFFINITIES));
+    if let Some(demand) = section.take("default_demand").and_then(|value| value.quantity("an amount of data such as \"1 MB\"")) {
+        config.policy.default_demand = demand;
+    }
+    if let Some(mode) = section.take("probe").and_then(|value| value.one_of(&PROBE_MODES)) {
+        config.probe = mode;
+    }
+    config.probe_targets = section.take("probe_targets").map(targets::probe_targets).unwrap_or_default();
+    if let Some(value) = section.take("destroy_stuck_after") {
+        let never = value.is_text() && value.text() == Some("never");
+        config.destroy_stuck_after = if never { None } else { value.duration().or(config.destroy_stuck_after) };
+    }
+    config.destroy_pinned = section.take("destroy_pinned").and_then(|value| value.flag()).unwrap_or(false);
+    if let Some(measure) = section.take("measure").and_then(|value| value.section("[measure]")) {
+        config.measure = measure_of(measure, config.measure);
+    }
+    let links = section.take("link").map(links::entries).unwrap_or_default();
+    let exclude = section.take("exclude").and_then(|value| value.section("[exclude]"));
+    config.policy.exclude = exclude.map(|exclude| apps::exclusions(exclude, world)).unwrap_or_default();
+    config.policy.apps = section.take("app").map(|value| apps::entries(value, &links, &config.policy.exclude, world)).unwrap_or_default();
+    config.policy.links = links.into_iter().map(|link| link.rule).collect();
+    section.finish();
+    config
+}
+
+fn measure_of(mut section: Section<'_>, default: Measure) -> Measure {
+    let servers = section.take("servers").map(targets::servers).unwrap_or_default();
+    let every = section.take("every").and_then(|value| {
+        let every = value.duration()?;
+        let enough = every >= Duration::from_secs(60);
+        if enough { Some(every) } else { value.refuse("every is under a minute".into(), "write at least \"1 min\"".into()) }
+    });
+    section.finish();
+    Measure { servers, every: every.unwrap_or(default.every) }
+}

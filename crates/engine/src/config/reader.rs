@@ -1,0 +1,286 @@
+//! Reads a TOML document key by key, keeping places, so that every error is found and shown where it stands.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::str::FromStr;
+use std::time::Duration;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::findings::{Finding, Severity, nearest};
+
+/// The text being read and what was found in it.
+pub(super) struct Reader<'a> {
+    file: &'a str,
+    text: &'a str,
+    findings: RefCell<Vec<Finding>>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(file: &'a str, text: &'a str) -> Self {
+        Self { file, text, findings: RefCell::default() }
+    }
+
+    /// Notes an error; the last argument is the remedy.
+    pub(super) fn refuse(&self, span: &Range<usize>, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.note(Severity::Error, span, reason.into(), None, Some(remedy.into()));
+    }
+
+    /// Notes a warning; the last argument is the remedy.
+    pub(super) fn warn(&self, span: &Range<usize>, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.note(Severity::Warning, span, reason.into(), None, Some(remedy.into()));
+    }
+
+    /// Notes a finding.
+    pub(super) fn note(&self, severity: Severity, span: &Range<usize>, reason: String, nearest: Option<String>, remedy: Option<String>) {
+        let finding = Finding { nearest, remedy, ..Finding::at(severity, self.file, self.text, span.clone(), reason) };
+        let mut findings = self.findings.borrow_mut();
+        if !findings.contains(&finding) {
+            findings.push(finding);
+        }
+    }
+
+    /// The findings in the order of the file.
+    pub(super) fn into_findings(self) -> Vec<Finding> {
+        let mut findings = self.findings.into_inner();
+        findings.sort_by_key(|finding| (finding.line, finding.column, finding.severity));
+        findings
+    }
+
+    /// The line of a place, for words such as "the entry in line 3".
+    pub(super) fn line(&self, span: &Range<usize>) -> usize {
+        Finding::at(Severity::Error, self.file, self.text, span.clone(), String::new()).line
+    }
+}
+
+/// A table, whose keys are taken one by one.
+pub(super) struct Section<'a> {
+    pub(super) reader: &'a Reader<'a>,
+    pub(super) span: Range<usize>,
+    what: &'static str,
+    table: &'a DeTable<'a>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Section<'a> {
+    pub(super) fn new(reader: &'a Reader<'a>, what: &'static str, span: Range<usize>, table: &'a DeTable<'a>) -> Self {
+        Self { reader, span, what, table, known: Vec::new() }
+    }
+
+    /// The value of `key`, which thereby becomes a known key.
+    pub(super) fn take(&mut self, key: &'static str) -> Option<Value<'a>> {
+        self.known.push(key);
+        let (_, value) = self.table.iter().find(|(name, _)| name.get_ref() == key)?;
+        Some(Value { reader: self.reader, key, span: value.span(), value: value.get_ref() })
+    }
+
+    /// Whether nothing stands in it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Refuses every key that was not asked for.
+    pub(super) fn finish(self) {
+        for key in self.table.keys().filter(|key| !self.known.contains(&key.get_ref().as_ref())) {
+            let reason = format!("there is no key \"{}\" in {}", key.get_ref(), self.what);
+            let near = nearest(key.get_ref(), self.known.iter().copied());
+            let remedy = format!("the keys are: {}", self.known.join(", "));
+            self.reader.note(Severity::Error, &key.span(), reason, near, Some(remedy));
+        }
+    }
+}
+
+/// A value at its place. The readers below return `None` after noting why the value will not do.
+#[derive(Clone)]
+pub(super) struct Value<'a> {
+    pub(super) reader: &'a Reader<'a>,
+    pub(super) key: &'static str,
+    pub(super) span: Range<usize>,
+    value: &'a DeValue<'a>,
+}
+
+impl<'a> Value<'a> {
+    /// A text.
+    pub(super) fn text(&self) -> Option<&'a str> {
+        match self.value {
+            DeValue::String(text) => Some(text),
+            _ => self.wrong("a text in quotes"),
+        }
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&self) -> Option<bool> {
+        self.value.as_bool().or_else(|| self.wrong("true or false"))
+    }
+
+    /// A whole number within `range`.
+    pub(super) fn whole(&self, range: std::ops::RangeInclusive<u64>) -> Option<u64> {
+        let wanted = format!("a whole number from {} to {}", range.start(), range.end());
+        match self.value {
+            DeValue::Integer(number) => {
+                let digits = number.as_str().replace('_', "");
+                match u64::from_str_radix(&digits, number.radix()).ok().filter(|number| range.contains(number)) {
+                    Some(number) => Some(number),
+                    None => self.refuse(format!("{} = {number} is not {wanted}", self.key), format!("write {wanted}")),
+                }
+            }
+            _ => self.wrong(&wanted),
+        }
+    }
+
+    /// A number above 0.
+    pub(super) fn positive(&self) -> Option<f64> {
+        let number = match self.value {
+            DeValue::Float(number) => number.as_str().replace('_', "").parse::<f64>().ok(),
+            DeValue::Integer(number) => number.as_str().replace('_', "").parse::<f64>().ok(),
+            _ => return self.wrong("a number above 0"),
+        };
+        match number.filter(|number| number.is_finite() && *number > 0.0) {
+            Some(number) => Some(number),
+            None => self.refuse(format!("{} must be above 0", self.key), "write a number above 0; 1.0 is usual".into()),
+        }
+    }
+
+    /// An amount or a rate: a whole number of the base unit, or a text with a unit.
+    pub(super) fn quantity<T: FromStr>(&self, wanted: &str) -> Option<T>
+    where
+        T::Err: std::fmt::Display,
+    {
+        let text = match self.value {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
+            _ => return self.wrong(wanted),
+        };
+        match text.parse() {
+            Ok(quantity) => Some(quantity),
+            Err(error) => self.refuse(error.to_string(), format!("write {wanted}")),
+        }
+    }
+
+    /// A length of time: whole seconds, or a text such as `"500 ms"`.
+    pub(super) fn duration(&self) -> Option<Duration> {
+        const WANTED: &str = "a length of time such as \"500 ms\", \"5 s\", \"2 min\" or \"1 h\"";
+        let text = match self.value {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) if number.radix() == 10 => format!("{} s", number.as_str()),
+            _ => return self.wrong(WANTED),
+        };
+        parse_duration(&text).or_else(|| self.refuse(format!("{text:?} is not a length of time"), format!("write {WANTED}")))
+    }
+
+    /// Something with a text form; the error's text is the reason.
+    pub(super) fn parsed<T: FromStr>(&self, wanted: &str) -> Option<T> {
+        let text = self.text()?;
+        text.parse().ok().or_else(|| self.refuse(format!("{text:?} is not {wanted}"), format!("write {wanted}")))
+    }
+
+    /// One of some names.
+    pub(super) fn one_of<T: Copy>(&self, choices: &[(&'static str, T)]) -> Option<T> {
+        let text = self.text()?;
+        if let Some((_, value)) = choices.iter().find(|(name, _)| *name == text) {
+            return Some(*value);
+        }
+        let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+        let reason = format!("there is no {} {text:?}", self.key);
+        let remedy = Some(format!("write one of: {}", names.join(", ")));
+        self.reader.note(Severity::Error, &self.span, reason, nearest(text, names), remedy);
+        None
+    }
+
+    /// The elements of an array.
+    pub(super) fn list(&self) -> Option<Vec<Value<'a>>> {
+        let Some(array) = self.value.as_array() else { return self.wrong("a list in square brackets") };
+        Some(array.iter().map(|element| self.element(element)).collect())
+    }
+
+    fn element(&self, element: &'a Spanned<DeValue<'a>>) -> Value<'a> {
+        Value { reader: self.reader, key: self.key, span: element.span(), value: element.get_ref() }
+    }
+
+    /// A table.
+    pub(super) fn section(&self, what: &'static str) -> Option<Section<'a>> {
+        let Some(table) = self.value.as_table() else { return self.wrong("a table") };
+        Some(Section::new(self.reader, what, self.span.clone(), table))
+    }
+
+    /// Whether it is a text.
+    pub(super) fn is_text(&self) -> bool {
+        self.value.is_str()
+    }
+
+    /// Refuses the value.
+    pub(super) fn refuse<T>(&self, reason: String, remedy: String) -> Option<T> {
+        self.reader.refuse(&self.span, reason, remedy);
+        None
+    }
+
+    fn wrong<T>(&self, wanted: &str) -> Option<T> {
+        self.refuse(format!("{} is {}, where {wanted} belongs", self.key, article(self.value.type_str())), format!("write {wanted}"))
+    }
+}
+
+fn article(kind: &str) -> String {
+    let article = if kind.starts_with(['a', 'i', 'o']) { "an" } else { "a" };
+    format!("{article} {kind}")
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))?;
+    let number: f64 = text[..end].replace('_', "").parse().ok()?;
+    let unit = match text[end..].trim() {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(number * unit).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time_are_read() {
+        for (text, millis) in [("500 ms", 500), ("5s", 5_000), ("1.5 min", 90_000), ("2h", 7_200_000), ("1 d", 86_400_000)] {
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "5", "s", "-1 s", "5 fortnights", "1e400 s"] {
+            assert_eq!(parse_duration(text), None, "{text}");
+        }
+    }
+
+    /// Reads `key = TEXT` with `read` and returns what it gave and the reasons noted.
+    fn value<T>(text: &str, read: impl Fn(&Value<'_>) -> Option<T>) -> (Option<T>, Vec<String>) {
+        let text = format!("key = {text}");
+        let document = DeTable::parse(&text).unwrap();
+        let reader = Reader::new("f", &text);
+        let got = read(&Section::new(&reader, "the file", document.span(), document.get_ref()).take("key").unwrap());
+        (got, reader.into_findings().into_iter().map(|finding| finding.reason).collect())
+    }
+
+    #[test]
+    fn wrong_types_are_refused_with_what_belongs_there() {
+        assert_eq!(value("3", |value| value.text().map(str::to_owned)).1, ["key is an integer, where a text in quotes belongs"]);
+        assert_eq!(value("\"yes\"", |value| value.flag()).1, ["key is a string, where true or false belongs"]);
+        assert_eq!(value("true", |value| value.list().map(|_| ())).1.len(), 1);
+        assert_eq!(value("[]", |value| value.section("x").map(|_| ())).1.len(), 1);
+        assert_eq!(value("1979-05-27", |value| value.duration()).1.len(), 1);
+    }
+
+    #[test]
+    fn numbers_keep_within_their_range() {
+        let day = |text| value(text, |value| value.whole(1..=31));
+        assert_eq!(day("0x1f").0, Some(31));
+        assert_eq!(day("32"), (None, vec!["key = 32 is not a whole number from 1 to 31".to_owned()]));
+        assert_eq!(day("-1").0, None);
+        assert_eq!(value("0.5", |value| value.positive()).0, Some(0.5));
+        for text in ["0", "-2", "nan", "inf"] {
+            assert_eq!(value(text, |value| value.positive()).0, None, "{text}");
+        }
+    }
+}

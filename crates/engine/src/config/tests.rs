@@ -1,0 +1,226 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use braid_decide::policy::{LinkSelector, Pattern};
+use braid_model::{Bytes, Class, LinkKind, Rate, Role};
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../../braid.example.toml");
+
+fn world() -> World {
+    World {
+        strict: true,
+        devices: vec!["lo".into(), "wlan0".into(), "eth0".into()],
+        users: BTreeMap::from([("root".into(), 0), ("ada".into(), 1000)]),
+        programs: Some(vec!["/usr/bin/curl".into(), "/usr/bin/wget".into()]),
+    }
+}
+
+fn parse(text: &str) -> Config {
+    Config::parse("braid.toml", text, &world()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The findings of a file that must be refused.
+fn refused(text: &str) -> Vec<Finding> {
+    match Config::parse("braid.toml", text, &world()) {
+        Ok(config) => panic!("taken: {config:?}"),
+        Err(error) => error.findings().to_vec(),
+    }
+}
+
+/// The example with the lines that are switched off switched on.
+fn all_on() -> String {
+    EXAMPLE.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect()
+}
+
+#[test]
+fn no_file_and_an_empty_file_are_the_same() {
+    assert_eq!(parse(""), Config::default());
+}
+
+#[test]
+fn the_examples_defaults_are_the_defaults() {
+    let mut config = parse(EXAMPLE);
+    assert_eq!(config.policy.links.len(), 2);
+    config.policy.links.clear();
+    assert_eq!(config, Config::default());
+}
+
+#[test]
+fn the_example_is_taken_with_everything_switched_on() {
+    let config = parse(&all_on());
+    assert_eq!(config.warnings, []);
+    assert_eq!((config.probe_targets.len(), config.measure.servers.len(), config.policy.exclude.matchers().len()), (3, 1, 5));
+    let [wifi, cellular] = &config.policy.links[..] else { panic!("{:?}", config.policy.links) };
+    assert_eq!((wifi.capacity_down, wifi.probe), (Some(Rate::from_mbps(20)), Some(ProbeMode::Eager)));
+    assert_eq!((cellular.role, cellular.matcher.kind, cellular.matcher.mac.is_some()), (Role::Backup, Some(LinkKind::Cellular), true));
+    let [_, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
+    assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
+}
+
+/// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
+#[test]
+fn the_example_names_every_key() {
+    let wrong = "x = 1\n[[link]]\nname = \"a\"\nx = 1\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n";
+    let findings = refused(wrong);
+    assert_eq!(findings.len(), 6, "{findings:#?}");
+    let example = all_on();
+    for finding in findings {
+        let keys = finding.remedy.unwrap();
+        for key in keys.strip_prefix("the keys are: ").unwrap().split(", ") {
+            let written = [format!("{key} = "), format!("[{key}]")];
+            assert!(written.iter().any(|text| example.contains(text)), "{key}");
+        }
+    }
+}
+
+#[test]
+fn the_fixed_format_is_taken_literally() {
+    let config = parse(
+        r#"
+        version = 1             # may be left out
+        scheduler = "max-throughput"
+        [[link]]
+        name = "wlan0"          # or match by kind, MAC, address prefix
+        role = "normal"         # normal, backup; beside it: metered, cap, reset_day, probe
+        [[app]]
+        match = { exe = "/usr/bin/curl" }   # keys: exe, name, port, destination (CIDR), cgroup, user; all given must match
+        links = ["wlan0"]                   # allowed links; prefer = [...], class = "...", weight = 1.0 beside it
+        "#,
+    );
+    assert_eq!(config.policy.apps[0].links, Some(vec![LinkSelector::Name(Pattern::new("wlan0"))]));
+    assert_eq!(config.policy.apps[0].matcher.exe.as_deref(), Some(Path::new("/usr/bin/curl")));
+}
+
+#[test]
+fn a_wrong_key_is_shown_with_its_line_and_the_nearest_key() {
+    let error = Config::parse("braid.toml", "version = 1\nsheduler = \"round-robin\"\n", &world()).unwrap_err().to_string();
+    let expected = "braid.toml:2:1: error: there is no key \"sheduler\" in the configuration\n 2 | sheduler = \"round-robin\"\n   | ^^^^^^^^\n   = did you mean \"scheduler\"?\n   = the keys are: ";
+    assert!(error.starts_with(expected), "{error}");
+    assert!(error.ends_with("1 error: the configuration is refused"), "{error}");
+}
+
+#[test]
+fn everything_wrong_is_told_at_once_in_the_order_of_the_file() {
+    let findings = refused("scheduler = \"max-troughput\"\ndefault_demand = true\n[[link]]\nnam = \"wlan0\"\n[[app]]\nlinks = []\n");
+    let lines: Vec<_> = findings.iter().map(|finding| finding.line).collect();
+    assert_eq!(lines, [1, 2, 3, 4, 5, 6], "{findings:#?}");
+    assert_eq!(findings[0].nearest.as_deref(), Some("max-throughput"));
+    assert!(findings.iter().all(|finding| finding.remedy.is_some()));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for (text, reason, line) in [
+        ("version = 2", "version 2", 1),
+        ("affinity = \"sticky\"", "no affinity \"sticky\"", 1),
+        ("probe = \"often\"", "no probe \"often\"", 1),
+        ("default_demand = \"1 bucket\"", "\"1 bucket\" is not an amount", 1),
+        ("destroy_stuck_after = \"soon\"", "not a length of time", 1),
+        ("probe_targets = [\"tcp:example.org:80\"]", "not a probe target", 1),
+        ("probe_targets = [{ status = 204 }]", "needs a url", 1),
+        ("[measure]\nevery = \"1 s\"", "under a minute", 2),
+        ("link = 3", "link is an integer", 1),
+        ("[[link]]", "names no link", 1),
+        ("[[link]]\nname = \"lo\"", "loopback", 2),
+        ("[[link]]\nname = \"a/b\"", "cannot be the name", 2),
+        ("[[link]]\nkind = \"wirless\"", "no kind \"wirless\"", 2),
+        ("[[link]]\nmac = \"02:00\"", "not a hardware address", 2),
+        ("[[link]]\nname = \"w\"\nreset_day = 32\nmetered = true\ncap = 9", "1 to 31", 3),
+        ("[[link]]\nname = \"w\"\nreset_day = 0\nmetered = true\ncap = 9", "1 to 31", 3),
+        ("[[link]]\nname = \"w\"\ncap = \"1 GB\"", "not metered", 3),
+        ("[[link]]\nname = \"w\"\nmetered = true\ncap = 0", "cap of nothing", 4),
+        ("[[link]]\nname = \"w\"\nmetered = true\nreset_day = 3", "without a cap", 4),
+        ("[[link]]\nname = \"w\"\ncapacity_up = 0", "capacity_up is nothing", 3),
+        ("[[link]]\nname = \"w\"\n[[link]]\nname = \"w\"", "line 1 names the same link", 3),
+        ("[[app]]\nclass = \"bulk\"", "without match", 1),
+        ("[[app]]\nmatch = {}", "without conditions", 2),
+        ("[[app]]\nmatch = { exe = \"curl\" }", "not the whole path", 2),
+        ("[[app]]\nmatch = { exe = \"/usr/bin/crul\" }", "no program /usr/bin/crul", 2),
+        ("[[app]]\nmatch = { name = \"a/b\" }", "not the name of a process", 2),
+        ("[[app]]\nmatch = { port = 0 }", "1 to 65535", 2),
+        ("[[app]]\nmatch = { destination = \"example.org\" }", "not a destination", 2),
+        ("[[app]]\nmatch = { cgroup = \"user.slice\" }", "not the path of a control group", 2),
+        ("[[app]]\nmatch = { user = \"adam\" }", "no user \"adam\"", 2),
+        ("[[app]]\nmatch = { port = 1 }\nweight = 0", "above 0", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = []", "links is empty", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan0\", \"wlan0\"]", "twice", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan1\"]", "no link wlan1", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = [\"kind:warp\"]", "not a link", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan0\"]\nprefer = [\"eth0\"]", "preferred but not allowed", 4),
+        ("[[link]]\nname = \"eth0\"\nrole = \"excluded\"\n[[app]]\nmatch = { port = 1 }\nlinks = [\"eth0\"]", "is excluded", 6),
+        ("[[app]]\nmatch = { port = 1 }\n[[app]]\nmatch = { port = 1 }", "line 1 matches the same flows", 3),
+        ("[exclude]\nusers = [-1]", "users = -1", 2),
+        ("version = 1\nversion = 1", "duplicate key", 2),
+        ("scheduler = \n", "", 1),
+    ] {
+        let findings = refused(text);
+        assert!(findings.iter().any(|finding| finding.reason.contains(reason) && finding.line == line), "{text}\n{findings:#?}");
+    }
+}
+
+#[test]
+fn nearest_names_are_offered() {
+    for (text, near) in [
+        ("[[app]]\nmatch = { exe = \"/usr/bin/crul\" }", "/usr/bin/curl"),
+        ("[[app]]\nmatch = { user = \"adda\" }", "ada"),
+        ("[[app]]\nmatch = { prt = 3 }", "port"),
+        ("[[app]]\nmatch = { port = 1 }\nprefer = [\"wlan1\"]", "wlan0"),
+        ("[[link]]\nkind = \"wirless\"", "wireless"),
+    ] {
+        assert!(refused(text).iter().any(|finding| finding.nearest.as_deref() == Some(near)), "{text}");
+    }
+}
+
+#[test]
+fn a_start_takes_names_this_machine_does_not_have() {
+    let lenient = World { strict: false, ..world() };
+    let text = "[[app]]\nmatch = { exe = \"/opt/gone\" }\nlinks = [\"usb0\"]\n";
+    let config = Config::parse("f", text, &lenient).unwrap();
+    assert_eq!(config.warnings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(refused(text).len(), 2);
+    // Said of a link to come, it is in order.
+    let config = parse("[[link]]\nname = \"usb*\"\n[[app]]\nmatch = { port = 1 }\nlinks = [\"usb0\"]\n");
+    assert_eq!(config.warnings, []);
+}
+
+#[test]
+fn entries_that_never_count_are_warned_of() {
+    for (text, line) in [
+        ("[[link]]\nname = \"w*\"\n[[link]]\nname = \"wlan0\"\nrole = \"backup\"\n", 3),
+        ("[[app]]\nmatch = { name = \"curl\" }\n[[app]]\nmatch = { name = \"curl\", port = 80 }\n", 3),
+        ("[exclude]\nusers = [0]\n[[app]]\nmatch = { user = \"root\", port = 80 }\n", 3),
+        ("[[link]]\nname = \"w*\"\nrole = \"excluded\"\nprobe = \"eager\"\n", 1),
+        ("[[app]]\nmatch = { destination = \"10.0.0.1/8\" }\n", 2),
+    ] {
+        let lines: Vec<_> = parse(text).warnings.iter().map(|finding| finding.line).collect();
+        assert_eq!(lines, [line], "{text}");
+    }
+}
+
+#[test]
+fn a_refused_condition_does_not_leave_a_rule_that_matches_more() {
+    let findings = refused("[[app]]\nmatch = { name = \"curl\", port = 99999 }\n[[app]]\nmatch = { name = \"curl\" }\n");
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+}
+
+#[test]
+fn more_rules_than_are_looked_at_are_refused() {
+    let text: String = (1..=65).map(|port| format!("[[app]]\nmatch = {{ port = {port} }}\n")).collect();
+    assert!(refused(&text)[0].reason.contains("65 [[app]]"));
+}
+
+#[test]
+fn units_and_times_are_read() {
+    let config = parse("default_demand = 5\ndestroy_stuck_after = \"never\"\n[[link]]\nname = \"w\"\nmetered = true\ncap = \"2 GB\"\n");
+    assert_eq!((config.policy.default_demand, config.destroy_stuck_after), (Bytes::new(5), None));
+    assert_eq!((config.policy.links[0].cap, config.policy.links[0].reset_day), (Some(Bytes::new(2_000_000_000)), 1));
+    assert_eq!(parse("destroy_stuck_after = 9").destroy_stuck_after, Some(Duration::from_secs(9)));
+}
+
+#[test]
+fn an_unreadable_file_is_told_with_its_name() {
+    let error = Config::load(Path::new("/nonexistent/braid.toml")).unwrap_err();
+    assert!(error.to_string().contains("/nonexistent/braid.toml") && error.findings().is_empty(), "{error}");
+}
