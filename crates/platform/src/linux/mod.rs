@@ -1,6 +1,7 @@
 //! Linux.
 
 pub mod bpf;
+pub mod netlink;
 pub mod process;
 pub mod seccomp;
 pub mod sockdiag;
