@@ -20,6 +20,8 @@
 #![deny(unsafe_code)]
 
 mod air;
+pub mod daemon;
+pub mod demo;
 mod frame;
 mod guardian;
 mod lab;

@@ -17,6 +17,7 @@ pub const fn ms(count: u64) -> Duration {
 }
 
 /// How the lab makes a link.
+#[expect(clippy::large_enum_variant, reason = "there are a handful")]
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Medium {
     /// Through the emulator: towards the server, towards the client.

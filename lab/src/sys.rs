@@ -302,3 +302,10 @@ pub(crate) fn kill(pid: i32) -> io::Result<()> {
     // SAFETY: takes numbers only.
     check(unsafe { libc::kill(pid, libc::SIGKILL) }).map(drop)
 }
+
+/// Asks a process to end.
+pub(crate) fn terminate(pid: u32) -> io::Result<()> {
+    let pid = i32::try_from(pid).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::kill(pid, libc::SIGTERM) }).map(drop)
+}

@@ -1,0 +1,106 @@
+//! `braid-lab`: the demonstration, and a lab to try things in.
+
+#![forbid(unsafe_code)]
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, demo, effective_user};
+use braid_model::Rate;
+use clap::{Parser, Subcommand};
+
+/// A network laboratory on one machine: namespaces, emulated links, real programs.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Runs the same downloads with one link and with all of them, prints a table and writes a plot.
+    Demo {
+        /// The braid program [default: the one beside this program; without one only the first link is used]
+        #[arg(long)]
+        braid: Option<PathBuf>,
+        /// The schedulers to compare; the last one also has to live with a dark link.
+        #[arg(long, value_delimiter = ',', default_value = "round-robin,weighted-round-robin,max-throughput")]
+        schedulers: Vec<String>,
+        /// Where demo.svg and demo.json are written.
+        #[arg(long, default_value = ".")]
+        out: PathBuf,
+        /// Use `braid run` even as root.
+        #[arg(long)]
+        unprivileged: bool,
+    },
+    /// Makes a lab with an HTTP server, a DNS server and a UDP echo, says how to enter it, and keeps it until its input ends.
+    Hold {
+        /// Links as NAME=RATE, in order.
+        #[arg(default_values = ["wlan0=20 Mbit/s", "lte0=6 Mbit/s"])]
+        links: Vec<String>,
+    },
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let was_root = effective_user() == 0;
+    if !was_root {
+        // While there is one thread only.
+        become_root_of_a_user_namespace().context(
+            "the lab needs root, or a system that lets its users make user namespaces \
+             (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
+        )?;
+    }
+    match arguments.action {
+        Action::Demo { braid, schedulers, out, unprivileged } => demonstrate(braid, &schedulers, &out, was_root && !unprivileged),
+        Action::Hold { links } => hold(&links),
+    }
+}
+
+fn demonstrate(braid: Option<PathBuf>, schedulers: &[String], out: &std::path::Path, daemon: bool) -> Result<()> {
+    let braid = match braid {
+        Some(braid) => Some(braid.canonicalize().with_context(|| format!("there is no {}", braid.display()))?),
+        None => demo::beside(&std::env::current_exe()?),
+    };
+    let way = match braid {
+        None => demo::Way::Without,
+        Some(braid) if daemon => demo::Way::Daemon(braid),
+        Some(braid) => demo::Way::Run(braid),
+    };
+    eprintln!(
+        "Three links, the same downloads by curl from nginx, {}:",
+        match &way {
+            demo::Way::Without => "without Braid, since the braid program was not found (--braid)",
+            demo::Way::Daemon(_) => "steered by braid up (eBPF)",
+            demo::Way::Run(_) => "steered by braid run (seccomp, no privilege)",
+        }
+    );
+    let (outcomes, plot) = demo::run(&way, schedulers)?;
+    println!("{}", demo::table(&outcomes));
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    for (name, content) in [("demo.svg", plot), ("demo.json", serde_json::to_string_pretty(&outcomes)?)] {
+        let path = out.join(name);
+        std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+fn hold(links: &[String]) -> Result<()> {
+    let mut builder = Lab::builder().rp_filter(2);
+    for link in links {
+        let (name, rate) = link.split_once('=').with_context(|| format!("{link:?} is not NAME=RATE, as in \"wlan0=20 Mbit/s\""))?;
+        let rate: Rate = rate.parse().with_context(|| format!("the rate of {name}"))?;
+        builder = builder.link(LinkSpec::new(name).rate(rate));
+    }
+    let lab = builder.start()?;
+    let _web = Web::start(&lab)?;
+    let _responder = Responder::start(&lab)?;
+    println!("ready {}", lab.directory().display());
+    println!("client: nsenter --net={}", lab.client().path());
+    println!("server: nsenter --net={}", lab.server().path());
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

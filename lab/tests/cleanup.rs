@@ -1,0 +1,71 @@
+//! A lab leaves nothing behind, however it ends.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use braid_lab::effective_user;
+
+/// Whether labs can be made. In CI they must.
+fn able() -> bool {
+    if effective_user() == 0 {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "the lab's tests need root");
+    println!("skipped: needs root");
+    false
+}
+
+/// A lab in a process of its own: the process, its input (which keeps it alive), its output, and the lab's directory.
+fn hold() -> (Child, ChildStdin, BufReader<ChildStdout>, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_braid-lab")).arg("hold").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let input = child.stdin.take().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    output.read_line(&mut first).unwrap();
+    (child, input, output, first.trim_end().strip_prefix("ready ").unwrap().to_owned())
+}
+
+/// Processes that carry the lab's mark.
+fn marked(directory: &str) -> usize {
+    let mark = format!("BRAID_LAB={directory}");
+    let carries = |environment: Vec<u8>| environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes());
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes.filter(|process| fs::read(process.path().join("environ")).is_ok_and(carries)).count()
+}
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !check() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_killed_lab_takes_its_programs_and_files_along() {
+    if !able() {
+        return;
+    }
+    let (mut lab, _input, _output, directory) = hold();
+    assert!(marked(&directory) >= 1, "nginx runs");
+    assert!(Path::new(&directory).exists());
+    lab.kill().unwrap();
+    lab.wait().unwrap();
+    eventually("its programs end", || marked(&directory) == 0);
+    eventually("its directory goes", || !Path::new(&directory).exists());
+}
+
+#[test]
+fn a_lab_that_ends_leaves_nothing() {
+    if !able() {
+        return;
+    }
+    let (mut lab, input, _output, directory) = hold();
+    drop(input);
+    assert!(lab.wait().unwrap().success());
+    assert_eq!(marked(&directory), 0);
+    assert!(!Path::new(&directory).exists());
+}
