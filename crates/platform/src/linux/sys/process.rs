@@ -136,24 +136,33 @@ pub fn send_signal(process: i32, signal: i32) -> io::Result<()> {
     check(unsafe { libc::kill(process, signal) }).map(drop)
 }
 
-/// Holds `signals` back from this thread and those it makes.
+/// Which signals are held back.
+#[derive(Clone, Copy)]
+pub struct SignalMask(libc::sigset_t);
+
+/// Holds `signals` back from this thread and those it makes; returns what was held back before.
 ///
 /// # Errors
-/// Those of `sigprocmask`.
-pub fn block_signals(signals: &[i32]) -> io::Result<()> {
-    let set = signal_set(signals);
-    // SAFETY: the kernel reads one set from the place we own.
-    check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) }).map(drop)
+/// Those of `pthread_sigmask`.
+pub fn block_signals(signals: &[i32]) -> io::Result<SignalMask> {
+    set_mask(libc::SIG_BLOCK, signal_set(signals))
 }
 
-/// Lets `signals` come again.
+/// Puts an earlier mask in force again for this thread and those it makes.
 ///
 /// # Errors
-/// Those of `sigprocmask`.
-pub fn unblock_signals(signals: &[i32]) -> io::Result<()> {
-    let set = signal_set(signals);
-    // SAFETY: the kernel reads one set from the place we own.
-    check(unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) }).map(drop)
+/// Those of `pthread_sigmask`.
+pub fn restore_signals(mask: SignalMask) -> io::Result<()> {
+    set_mask(libc::SIG_SETMASK, mask.0).map(drop)
+}
+
+fn set_mask(how: c_int, set: libc::sigset_t) -> io::Result<SignalMask> {
+    let mut before = signal_set(&[]);
+    // SAFETY: the kernel reads one set and writes another, both ours.
+    match unsafe { libc::pthread_sigmask(how, &raw const set, &raw mut before) } {
+        0 => Ok(SignalMask(before)),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
 }
 
 /// A descriptor that becomes readable when one of the blocked `signals` comes.
@@ -354,13 +363,13 @@ mod tests {
     fn a_signal_tells_who_sent_it() {
         // In a thread of its own: the mask belongs to the thread.
         std::thread::spawn(|| {
-            block_signals(&[libc::SIGUSR2]).unwrap();
+            let before = block_signals(&[libc::SIGUSR2]).unwrap();
             let descriptor = signal_descriptor(&[libc::SIGUSR2]).unwrap();
             assert_eq!(next_signal(descriptor.as_fd()).unwrap(), None);
             // SAFETY: a thread signals itself with a signal that it blocks.
             unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
             assert_eq!(next_signal(descriptor.as_fd()).unwrap(), Some(Signal { number: libc::SIGUSR2, from_process: true }));
-            unblock_signals(&[libc::SIGUSR2]).unwrap();
+            restore_signals(before).unwrap();
         })
         .join()
         .unwrap();

@@ -1,0 +1,112 @@
+//! The process the user started: waits for the command, passes signals on, ends with its status.
+
+use std::io::{self, PipeReader};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use braid_platform::linux::sys::process::{self, CHILD_ENDED, FORWARDED, Side, SignalMask, TERMINAL_STOPS};
+
+use super::message::Message;
+use super::{RunError, RunOptions, supervisor};
+
+/// Starts the supervisor, which starts the command, and waits for the command's end. Returns its exit status.
+pub(super) fn run(options: &RunOptions) -> Result<i32, RunError> {
+    let signals: Vec<i32> = FORWARDED.into_iter().chain([CHILD_ENDED]).collect();
+    // Before the fork, so that no signal can end the supervisor either. The command starts with what was blocked before.
+    let mask = process::block_signals(&signals).map_err(refused("block signals"))?;
+    process::adopt_orphans(true).map_err(refused("adopt orphans"))?;
+    let (from, to) = io::pipe().map_err(refused("make a pipe"))?;
+    let supervisor = match process::fork().map_err(refused("fork"))? {
+        Side::Parent(supervisor) => supervisor,
+        Side::Child => {
+            drop(from);
+            // The terminal's stop key is for the command and for the front, which shows the shell that the command has stopped.
+            let _ = process::block_signals(&TERMINAL_STOPS);
+            process::exit_now(supervisor::run(options, mask, to));
+        }
+    };
+    drop(to);
+    let command = match Message::receive(&from) {
+        Ok(Some(Message::Started(command))) => command,
+        other => return not_started(options, mask, other.ok().flatten()),
+    };
+    let signals = process::signal_descriptor(&signals).map_err(refused("receive signals"))?;
+    // Whoever reads the command's output must not wait for this process too.
+    let _ = process::silence(&[0, 1, 2]);
+    let _ = process::close_inherited(&[from.as_raw_fd(), signals.as_raw_fd()]);
+    Front { supervisor, command, from, signals }.wait().map_err(refused("wait for the command"))
+}
+
+fn refused(action: &'static str) -> impl FnOnce(io::Error) -> RunError {
+    move |source| RunError::System { action, source }
+}
+
+/// The supervisor could not start the command and said why.
+fn not_started(options: &RunOptions, mask: SignalMask, why: Option<Message>) -> Result<i32, RunError> {
+    let _ = process::adopt_orphans(false);
+    let _ = process::restore_signals(mask);
+    let program = options.command[0].clone();
+    match why {
+        Some(Message::NoCommand(errno)) => Err(RunError::Command { program, source: io::Error::from_raw_os_error(errno) }),
+        // A filter with a listener is above this process already: another `braid run`, or a container's.
+        Some(Message::NoFilter(errno)) if errno == EBUSY => {
+            eprintln!("braid: something supervises this command already; it runs without a supervisor of its own");
+            let source = Command::new(&program).args(&options.command[1..]).exec();
+            Err(RunError::Command { program, source })
+        }
+        Some(Message::NoFilter(errno)) => Err(RunError::Filter(io::Error::from_raw_os_error(errno))),
+        _ => Err(RunError::System { action: "start the supervisor", source: io::ErrorKind::BrokenPipe.into() }),
+    }
+}
+
+/// `asm-generic/errno-base.h`.
+const EBUSY: i32 = 16;
+
+struct Front {
+    supervisor: i32,
+    command: i32,
+    from: PipeReader,
+    signals: OwnedFd,
+}
+
+impl Front {
+    /// Waits until the supervisor tells the command's status, or, if the supervisor is gone, for the command itself.
+    fn wait(&self) -> io::Result<i32> {
+        loop {
+            let [told, signalled] = process::poll([(self.from.as_fd(), true), (self.signals.as_fd(), true)], None)?;
+            if signalled.readable {
+                self.pass_signals_on()?;
+            }
+            if told.readable || told.hung_up {
+                return match Message::receive(&self.from)? {
+                    Some(Message::Ended(status)) => Ok(status),
+                    _ => self.wait_alone(),
+                };
+            }
+        }
+    }
+
+    /// The supervisor is dead: the command is this process's child now.
+    fn wait_alone(&self) -> io::Result<i32> {
+        // Its descriptors close before its children are handed on; once it is reaped they have been.
+        let _ = process::wait(Some(self.supervisor), true);
+        loop {
+            if let Some((_, ended)) = process::wait(Some(self.command), false)? {
+                return Ok(ended.code());
+            }
+            process::poll([(self.signals.as_fd(), true)], None)?;
+            self.pass_signals_on()?;
+        }
+    }
+
+    /// What the terminal sends, the command gets by itself; what a process sent to this one's number is meant for the command.
+    fn pass_signals_on(&self) -> io::Result<()> {
+        while let Some(signal) = process::next_signal(self.signals.as_fd())? {
+            if signal.from_process && signal.number != CHILD_ENDED {
+                let _ = process::send_signal(self.command, signal.number);
+            }
+        }
+        Ok(())
+    }
+}

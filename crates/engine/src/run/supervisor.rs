@@ -1,0 +1,282 @@
+//! The process that hears the command's connects and chooses their links.
+
+use std::io::{self, PipeWriter};
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use braid_decide::steer::{self, Verdict};
+use braid_model::{Family, NetworkSnapshot, Protocol, Time};
+use braid_platform::linux::netlink::Follower;
+use braid_platform::linux::seccomp::{Heard, Intent, Listener, RawCall, Socket};
+use braid_platform::linux::sockdiag;
+use braid_platform::linux::sys::process::{self, Side, SignalMask};
+
+use super::chooser::{Chooser, DatagramRoute, DatagramSocket, StreamSeen};
+use super::message::Message;
+use super::{RunOptions, guard};
+
+/// How often followed streams are looked up.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long the first connect waits for the network to be known.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+/// Starts the command and steers it until nobody is left. Returns this process's exit status.
+pub(super) fn run(options: &RunOptions, mask: SignalMask, mut front: PipeWriter) -> i32 {
+    let (listener, command) = match start(options, mask) {
+        Ok(started) => started,
+        Err(why) => return i32::from(why.send(&mut front).is_err()),
+    };
+    if Message::Started(command).send(&mut front).is_err() {
+        return 1;
+    }
+    // From here on nothing that fails may end this process: the command runs.
+    let _ = process::leave_session();
+    let _ = process::silence(&[0, 1]);
+    let _ = process::close_inherited(&[listener.as_raw_fd(), front.as_raw_fd()]);
+    let taken = start_guard(&listener).unwrap_or_else(|error| {
+        eprintln!("braid: no guard ({error}): should braid die, the command will see its connections fail");
+        Box::leak(Box::new(AtomicU64::new(0)))
+    });
+    let shared = Arc::new(Shared::new(options));
+    let follower = Arc::clone(&shared);
+    std::thread::spawn(move || follow(&follower));
+    let reaper = std::thread::spawn(move || reap(command, front));
+    shared.wait_until_known();
+    shared.hear(&listener, taken);
+    drop(listener);
+    let _ = reaper.join();
+    0
+}
+
+/// Starts the command under a filter, with the signals blocked that the user's shell had blocked.
+fn start(options: &RunOptions, mask: SignalMask) -> Result<(Listener, i32), Message> {
+    let errno = |error: &io::Error| error.raw_os_error().unwrap_or(0);
+    let start = || {
+        let listener = Listener::install().map_err(|error| Message::NoFilter(errno(&error)))?;
+        let _ = process::restore_signals(mask);
+        let mut command = Command::new(&options.command[0]);
+        let child = command.args(&options.command[1..]).spawn().map_err(|error| Message::NoCommand(errno(&error)))?;
+        Ok((listener, child.id() as i32))
+    };
+    // A filter belongs to a thread and to what that thread starts. The thread ends here; this process stays free, and holds the listener.
+    std::thread::scope(|scope| scope.spawn(start).join().unwrap_or(Err(Message::NoFilter(0))))
+}
+
+/// Starts the guard, and returns where it will look for the number of the call last taken.
+fn start_guard(listener: &Listener) -> io::Result<&'static AtomicU64> {
+    let taken = process::shared_counter()?;
+    let (lifeline, ours) = io::pipe()?;
+    match process::fork()? {
+        Side::Parent(_) => {
+            // Never closed: its end tells the guard that this process is gone.
+            std::mem::forget(ours);
+            Ok(taken)
+        }
+        Side::Child => {
+            drop(ours);
+            guard::run(listener, &lifeline, taken);
+            process::exit_now(0);
+        }
+    }
+}
+
+/// Waits for every child, and tells the front when the command has ended.
+fn reap(command: i32, mut front: PipeWriter) {
+    while let Ok(Some((child, ended))) = process::wait(None, true) {
+        if child == command {
+            // Whoever reads the command's errors must not wait for what it left running.
+            let _ = process::silence(&[2]);
+            let _ = Message::Ended(ended.code()).send(&mut front);
+        }
+    }
+}
+
+struct Shared {
+    chooser: Mutex<Chooser>,
+    known: (Mutex<bool>, Condvar),
+    warned: Mutex<bool>,
+    started: Instant,
+}
+
+impl Shared {
+    fn new(options: &RunOptions) -> Self {
+        Self {
+            chooser: Mutex::new(Chooser::new(options.scheduler, options.links.clone())),
+            known: (Mutex::new(false), Condvar::new()),
+            warned: Mutex::new(false),
+            started: Instant::now(),
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn chooser(&self) -> MutexGuard<'_, Chooser> {
+        self.chooser.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the network has been looked at once, but not for long: a command must not hang because that fails.
+    fn wait_until_known(&self) {
+        let known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.known.1.wait_timeout_while(known, FIRST_LOOK, |known| !*known);
+    }
+
+    /// Answers calls until nobody is left who could make one.
+    fn hear(&self, listener: &Listener, taken: &AtomicU64) {
+        while let Ok(Heard::Call(call)) = listener.next() {
+            taken.store(call.id, Ordering::SeqCst);
+            if let Err(error) = self.steer(listener, &call) {
+                self.warn(&call, &error);
+            }
+            listener.let_go_on(call.id);
+        }
+    }
+
+    /// Puts the socket that `call` is about to use on a link, where that is ours to do.
+    fn steer(&self, listener: &Listener, call: &RawCall) -> io::Result<()> {
+        let Intent::Reach { remote, fd, connect } = listener.intent(call)? else { return Ok(()) };
+        {
+            let chooser = self.chooser();
+            if !chooser.has_datagrams() && !chooser.may_steer(remote.ip()) {
+                return Ok(());
+            }
+        }
+        let Some(socket) = listener.socket(call, fd)? else { return Ok(()) };
+        match socket.protocol() {
+            Protocol::Tcp => self.steer_stream(call, &socket, remote),
+            Protocol::Udp => self.steer_datagram(&socket, remote, connect),
+        }
+        Ok(())
+    }
+
+    fn steer_stream(&self, call: &RawCall, socket: &Socket, remote: std::net::SocketAddr) {
+        // A socket that we bound at an earlier try is directed too, and so keeps its link.
+        if socket.is_directed() || !socket.local().ip().is_unspecified() || !socket.is_fresh_stream() {
+            return;
+        }
+        let application = std::fs::read_link(format!("/proc/{}/exe", call.thread)).unwrap_or_default();
+        let inode = socket.inode();
+        let link = self.chooser().stream(self.now(), inode, remote, &application.to_string_lossy());
+        if let Some(link) = link
+            && socket.bind(link).is_err()
+        {
+            self.chooser().withdraw(inode);
+        }
+    }
+
+    fn steer_datagram(&self, socket: &Socket, remote: std::net::SocketAddr, connect: bool) {
+        if socket.is_directed() {
+            return;
+        }
+        let family = Family::of(remote.ip());
+        let (local, before) = (socket.local(), socket.route(family));
+        let bound = local.port() != 0 || !local.ip().is_unspecified();
+        let facts = DatagramSocket { cookie: socket.cookie(), bound, routed: before.is_some() };
+        let after = match self.chooser().datagram(self.now(), facts, remote) {
+            DatagramRoute::Leave => return,
+            DatagramRoute::System => None,
+            DatagramRoute::Link(link) => Some(link),
+        };
+        if before == after {
+            return;
+        }
+        // A socket keeps the source address of its first connection, which is another link's.
+        if connect && socket.connected() {
+            let _ = socket.disconnect();
+        }
+        let _ = socket.set_route(family, after);
+    }
+
+    /// Says once that something runs unsteered.
+    fn warn(&self, call: &RawCall, error: &io::Error) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if error.kind() != io::ErrorKind::PermissionDenied || std::mem::replace(&mut warned, true) {
+            return;
+        }
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", call.thread)).unwrap_or_default();
+        eprintln!(
+            "braid: {} (process {}) cannot be looked into ({error}); its connections, and those of others like it, go as without Braid",
+            name.trim_end(),
+            call.thread
+        );
+    }
+
+    fn on_network(&self, network: &NetworkSnapshot) -> Vec<String> {
+        let refused = self.chooser().on_network(
+            network,
+            |links, family| {
+                let map = steer::prefix_map(network, links, family);
+                map.into_iter().map(|(net, verdict)| (net, verdict == Verdict::Steer)).collect()
+            },
+            is_filtered,
+        );
+        *self.known.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.known.1.notify_all();
+        refused
+    }
+
+    fn on_streams(&self) {
+        if !self.chooser().has_streams() {
+            return;
+        }
+        let Ok(sockets) = sockdiag::dump_tcp() else { return };
+        let seen = sockets.iter().map(|socket| StreamSeen {
+            inode: u64::from(socket.inode),
+            connecting: socket.connecting,
+            rx: socket.rx.get(),
+            tx: socket.tx.get(),
+        });
+        self.chooser().on_streams(self.now(), seen);
+    }
+}
+
+/// Follows the network and the streams until this process ends.
+fn follow(shared: &Shared) {
+    let failed = |error: &dyn std::fmt::Display| eprintln!("braid: cannot follow the network ({error}); connections go as without Braid");
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    runtime.block_on(async {
+        let (_follower, mut network) = match Follower::start() {
+            Ok(started) => started,
+            Err(error) => return failed(&error),
+        };
+        let mut refused = Vec::new();
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let snapshot = network.borrow_and_update().clone();
+            let now_refused = shared.on_network(&snapshot);
+            for link in now_refused.iter().filter(|link| !refused.contains(*link)) {
+                eprintln!(
+                    "braid: {link} is not used for IPv4: its answers would be dropped (strict rp_filter); \
+                     remedy: sysctl net.ipv4.conf.{link}.rp_filter=2, or braid up"
+                );
+            }
+            refused = now_refused;
+            loop {
+                tokio::select! {
+                    changed = network.changed() => match changed {
+                        Ok(()) => break,
+                        Err(error) => return failed(&error),
+                    },
+                    _ = look.tick() => shared.on_streams(),
+                }
+            }
+        }
+    });
+}
+
+/// Whether the kernel drops IPv4 packets on this device that do not come the way it would answer them.
+fn is_filtered(device: &str) -> bool {
+    let value = |name: &str| {
+        let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter")).unwrap_or_default();
+        text.trim().parse::<u8>().unwrap_or(0)
+    };
+    value("all").max(value(device)) == 1
+}
