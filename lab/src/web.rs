@@ -91,6 +91,7 @@ fn configuration(home: &str) -> String {
     format!(
         "daemon off;
 master_process off;
+user root root;
 worker_processes 1;
 pid {home}/nginx.pid;
 error_log {home}/error.log warn;
