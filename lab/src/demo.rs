@@ -75,7 +75,7 @@ pub fn run(way: &Way, schedulers: &[String]) -> Result<(Vec<Outcome>, String)> {
         runs.push(run);
     }
     let names: Vec<_> = lab.links().iter().map(describe).collect();
-    Ok((outcomes, plot::stacked("Goodput per link", &names, &runs)))
+    Ok((outcomes, plot::stacked("Traffic received per link", &names, &runs)))
 }
 
 /// The outcomes as a table for people.

@@ -13,7 +13,7 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 66.0;
 const BOTTOM: f64 = 46.0;
 /// Space between rows, where a row's title stands.
-const GAP: f64 = 34.0;
+const GAP: f64 = 46.0;
 /// Colours that people with any colour vision tell apart (Okabe and Ito).
 const COLOURS: [&str; 7] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"];
 

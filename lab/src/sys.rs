@@ -210,7 +210,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Frames at a time.
-    pub(crate) const COUNT: usize = 64;
+    pub(crate) const COUNT: usize = 16;
     /// The longest frame: a jumbo packet and its header.
     const FRAME: usize = 9216;
 
