@@ -6,3 +6,5 @@
 
 pub mod connection;
 pub mod policy;
+pub mod steer;
+pub mod tables;

@@ -52,6 +52,8 @@ pub struct RouteFacts {
     pub metric: u32,
     /// Where it sends packets; several for a multipath route, none where `kind` needs none.
     pub hops: Vec<NextHop>,
+    /// The source address it gives packets that have none, where it names one.
+    pub source: Option<IpAddr>,
     /// It applies to some packets only, by a selector not told here (source prefix, type of service).
     pub conditional: bool,
     /// Braid made it.

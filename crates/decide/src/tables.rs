@@ -1,0 +1,334 @@
+//! Routing tables and policy rules of our own: one table per link, so that replies, bound sockets and marked packets leave by their link.
+//!
+//! Where they stand among the system's rules:
+//!
+//! | priority | rule | why there |
+//! |---|---|---|
+//! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: their neighbours are reached, and answered, by the link whose address is used |
+//! | 32764 | `lookup main suppress_prefixlength 0` | specific routes win over the links' default routes |
+//! | 32765 | `fwmark MARK lookup T` | packets steered by mark |
+//! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` asks this rule too |
+//! | 32766 | `lookup main` | the system's own |
+//!
+//! They must come behind every foreign rule, so that VPNs keep precedence. A rule added without a priority (wg-quick, for one) is put in
+//! front of all but `lookup local`: one that comes after ours goes in front of them. One that came before ours holds 32764 or 32765 at
+//! the highest, and the kernel appends rules of equal priority, so ours stand behind it. What is routed by such a rule never reaches ours.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use braid_model::{Family, LinkFacts, LinkIndex, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+use ipnet::IpNet;
+
+/// Marks our rules and routes in the kernel (`rtm_protocol`, `FRA_PROTOCOL`); not used by anyone in iproute2's `rt_protos`.
+pub const PROTOCOL: u8 = 187;
+/// The system's main table.
+pub const MAIN: u32 = 254;
+
+const TABLE_BASE: u32 = 47_000;
+const MARK_BASE: u32 = 0xB1D0_0000;
+const MARK_MASK: u32 = 0xFFFF_0000;
+const SHARED_SUBNET: u32 = 32_763;
+const SPECIFIC_FIRST: u32 = 32_764;
+const BY_LINK: u32 = 32_765;
+
+/// The number of the routing table of the link in `slot`.
+pub const fn table(slot: usize) -> u32 {
+    TABLE_BASE + slot as u32
+}
+
+/// The mark that sends a packet out of the link in `slot`.
+pub const fn mark(slot: usize) -> u32 {
+    MARK_BASE | (slot as u32 + 1)
+}
+
+/// Whether `mark` is one of ours, of whatever slot.
+pub const fn is_ours(mark: u32) -> bool {
+    mark & MARK_MASK == MARK_BASE && mark & !MARK_MASK != 0
+}
+
+/// What should stand in the kernel of ours: nothing more, nothing less.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TablePlan {
+    /// Rules, in the order in which they are to be added.
+    pub rules: Vec<RuleFacts>,
+    /// Routes, those on-link before those by a gateway.
+    pub routes: Vec<RouteFacts>,
+}
+
+/// The rules and routes for the links in their `slots`.
+///
+/// A link takes part in a family for which it is usable now (carrier, address, default route); one that [`conflicts`] refuses does not.
+pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> TablePlan {
+    let refused = conflicts(snapshot, slots.keys().copied());
+    let links: Vec<(usize, &LinkFacts)> = slots
+        .iter()
+        .filter(|(index, _)| !refused.contains_key(index))
+        .filter_map(|(index, slot)| Some((*slot, snapshot.interface(*index)?)))
+        .collect();
+    let mut plan = TablePlan::default();
+    for family in Family::ALL {
+        let links: Vec<_> = links.iter().copied().filter(|(_, facts)| facts.usable(family)).collect();
+        if links.is_empty() {
+            continue;
+        }
+        plan.rules.push(RuleFacts { suppress_prefix_len: Some(0), ..rule(family, SPECIFIC_FIRST, MAIN) });
+        for (slot, facts) in &links {
+            let others: Vec<IpNet> =
+                links.iter().filter(|(other, _)| other != slot).flat_map(|(_, facts)| subnets(facts, family)).collect();
+            plan.rules.extend(rules(*slot, facts, family, &others));
+            plan.routes.extend(routes(*slot, facts, family));
+        }
+    }
+    plan
+}
+
+/// Links that cannot be told from another, since both hold the very same address: the one of the higher index is refused, and why.
+pub fn conflicts(snapshot: &NetworkSnapshot, links: impl IntoIterator<Item = LinkIndex>) -> BTreeMap<LinkIndex, String> {
+    let mut links: Vec<&LinkFacts> = links.into_iter().filter_map(|index| snapshot.interface(index)).collect();
+    links.sort_by_key(|facts| facts.index);
+    let mut holders: BTreeMap<IpAddr, &LinkFacts> = BTreeMap::new();
+    let mut refused = BTreeMap::new();
+    for facts in links {
+        let held = facts.addresses.iter().find_map(|net| holders.get(&net.addr()).map(|holder| (net.addr(), *holder)));
+        match held {
+            Some((address, holder)) => {
+                let reason = format!(
+                    "{} and {} both have the address {address}, so packets cannot be told apart; give one of the networks another address range",
+                    holder.name, facts.name
+                );
+                refused.insert(facts.index, reason);
+            }
+            None => holders.extend(facts.addresses.iter().map(|net| (net.addr(), facts))),
+        }
+    }
+    refused
+}
+
+/// The rules of one link; `others` are the subnets of the other links.
+fn rules(slot: usize, facts: &LinkFacts, family: Family, others: &[IpNet]) -> Vec<RuleFacts> {
+    let by_link = rule(family, BY_LINK, table(slot));
+    let mut rules = vec![RuleFacts { mark: Some((mark(slot), u32::MAX)), ..by_link.clone() }];
+    let shared: Vec<IpNet> = subnets(facts, family).into_iter().filter(|net| others.iter().any(|other| overlap(*net, *other))).collect();
+    for address in addresses(facts, family) {
+        let source = Some(IpNet::from(address));
+        rules.push(RuleFacts { source, ..by_link.clone() });
+        rules.extend(shared.iter().map(|subnet| RuleFacts {
+            source,
+            destination: Some(*subnet),
+            priority: SHARED_SUBNET,
+            ..by_link.clone()
+        }));
+    }
+    rules
+}
+
+/// The table of one link.
+fn routes(slot: usize, facts: &LinkFacts, family: Family) -> Vec<RouteFacts> {
+    let mut only = addresses(facts, family);
+    let source = only.next().filter(|_| only.next().is_none());
+    let route = |destination, gateway, metric| RouteFacts {
+        table: table(slot),
+        destination,
+        kind: RouteKind::Unicast,
+        metric,
+        hops: vec![NextHop { device: facts.index, gateway, dead: false }],
+        source,
+        conditional: false,
+        ours: true,
+    };
+    let mut routes: Vec<RouteFacts> = Vec::new();
+    for subnet in subnets(facts, family) {
+        routes.push(route(subnet, None, metric(family, 0)));
+    }
+    let everything = match family {
+        Family::V4 => IpNet::V4(Default::default()),
+        Family::V6 => IpNet::V6(Default::default()),
+    };
+    for default in facts.gateways.get(family) {
+        let route = route(everything, default.gateway, metric(family, default.metric));
+        // Two gateways of one metric: the kernel takes one, and the second would be refused as existing already.
+        if routes.iter().all(|other| (other.destination, other.metric) != (route.destination, route.metric)) {
+            routes.push(route);
+        }
+    }
+    routes
+}
+
+/// The kernel's own figure for IPv6 routes without metric.
+fn metric(family: Family, metric: u32) -> u32 {
+    if family == Family::V6 && metric == 0 { 1024 } else { metric }
+}
+
+fn rule(family: Family, priority: u32, table: u32) -> RuleFacts {
+    RuleFacts {
+        family,
+        priority,
+        source: None,
+        destination: None,
+        mark: None,
+        input: None,
+        output: None,
+        conditional: false,
+        invert: false,
+        action: RuleAction::Table(table),
+        suppress_prefix_len: None,
+        suppress_group: false,
+        ours: true,
+    }
+}
+
+fn addresses(facts: &LinkFacts, family: Family) -> impl Iterator<Item = IpAddr> {
+    facts.addresses.iter().map(IpNet::addr).filter(move |address| Family::of(*address) == family)
+}
+
+/// The prefixes that are on-link, each once.
+fn subnets(facts: &LinkFacts, family: Family) -> Vec<IpNet> {
+    let mut subnets: Vec<IpNet> = facts
+        .addresses
+        .iter()
+        .filter(|net| Family::of(net.addr()) == family && net.prefix_len() < net.max_prefix_len())
+        .map(IpNet::trunc)
+        .collect();
+    subnets.sort();
+    subnets.dedup();
+    subnets
+}
+
+fn overlap(one: IpNet, other: IpNet) -> bool {
+    one.contains(&other) || other.contains(&one)
+}
+
+#[cfg(test)]
+mod tests {
+    use braid_model::{DefaultRoute, LinkKind, PerFamily};
+
+    use super::*;
+
+    fn link(index: u32, nets: &[&str], gateways: &[&str]) -> LinkFacts {
+        let mut facts = LinkFacts {
+            index: LinkIndex(index),
+            name: format!("link{index}"),
+            kind: LinkKind::Wired,
+            mac: None,
+            mtu: 1500,
+            carrier: true,
+            nominal: None,
+            addresses: nets.iter().map(|net| net.parse().unwrap()).collect(),
+            gateways: PerFamily::default(),
+            resolvers: Vec::new(),
+        };
+        for gateway in gateways {
+            let gateway: IpAddr = gateway.parse().unwrap();
+            facts.gateways.get_mut(Family::of(gateway)).push(DefaultRoute { gateway: Some(gateway), metric: 100 + index });
+        }
+        facts
+    }
+
+    fn network(interfaces: Vec<LinkFacts>) -> (NetworkSnapshot, BTreeMap<LinkIndex, usize>) {
+        let slots = interfaces.iter().enumerate().map(|(slot, facts)| (facts.index, slot)).collect();
+        (NetworkSnapshot { interfaces, ..NetworkSnapshot::default() }, slots)
+    }
+
+    fn shown(plan: &TablePlan) -> Vec<String> {
+        let rules = plan.rules.iter().map(|rule| {
+            let RuleAction::Table(table) = rule.action else { panic!("{rule:?}") };
+            let source = rule.source.map_or(String::new(), |net| format!(" from {net}"));
+            let to = rule.destination.map_or(String::new(), |net| format!(" to {net}"));
+            let mark = rule.mark.map_or(String::new(), |(value, _)| format!(" mark {value:x}"));
+            let suppress = if rule.suppress_prefix_len == Some(0) { " suppress 0" } else { "" };
+            format!("{}{source}{to}{mark} lookup {table}{suppress}", rule.priority)
+        });
+        let routes = plan.routes.iter().map(|route| {
+            let via = route.hops[0].gateway.map_or(String::new(), |gateway| format!(" via {gateway}"));
+            let source = route.source.map_or(String::new(), |source| format!(" src {source}"));
+            format!("{}: {}{via} dev {}{source} metric {}", route.table, route.destination, route.hops[0].device, route.metric)
+        });
+        rules.chain(routes).collect()
+    }
+
+    #[test]
+    fn each_link_and_family_gets_its_table_and_rules() {
+        let (snapshot, slots) = network(vec![
+            link(2, &["10.0.0.2/24", "2001:db8::2/64", "2001:db8::3/64"], &["10.0.0.1", "fe80::1"]),
+            link(5, &["10.0.1.2/24"], &["10.0.1.1"]),
+        ]);
+        let expected = [
+            "32764 lookup 254 suppress 0",
+            "32765 mark b1d00001 lookup 47000",
+            "32765 from 10.0.0.2/32 lookup 47000",
+            "32765 mark b1d00002 lookup 47001",
+            "32765 from 10.0.1.2/32 lookup 47001",
+            "32764 lookup 254 suppress 0",
+            "32765 mark b1d00001 lookup 47000",
+            "32765 from 2001:db8::2/128 lookup 47000",
+            "32765 from 2001:db8::3/128 lookup 47000",
+            "47000: 10.0.0.0/24 dev #2 src 10.0.0.2 metric 0",
+            "47000: 0.0.0.0/0 via 10.0.0.1 dev #2 src 10.0.0.2 metric 102",
+            "47001: 10.0.1.0/24 dev #5 src 10.0.1.2 metric 0",
+            "47001: 0.0.0.0/0 via 10.0.1.1 dev #5 src 10.0.1.2 metric 105",
+            "47000: 2001:db8::/64 dev #2 metric 1024",
+            "47000: ::/0 via fe80::1 dev #2 metric 102",
+        ];
+        let plan = plan(&snapshot, &slots);
+        assert_eq!(shown(&plan), expected);
+        assert!(plan.rules.iter().all(|rule| rule.ours) && plan.routes.iter().all(|route| route.ours));
+    }
+
+    #[test]
+    fn links_on_one_subnet_reach_its_neighbours_by_their_own_address() {
+        let (snapshot, slots) =
+            network(vec![link(2, &["192.168.43.2/24"], &["192.168.43.1"]), link(3, &["192.168.43.9/24"], &["192.168.43.1"])]);
+        let plan = shown(&plan(&snapshot, &slots));
+        assert!(plan.contains(&"32763 from 192.168.43.2/32 to 192.168.43.0/24 lookup 47000".to_owned()), "{plan:?}");
+        assert!(plan.contains(&"32763 from 192.168.43.9/32 to 192.168.43.0/24 lookup 47001".to_owned()), "{plan:?}");
+    }
+
+    #[test]
+    fn a_link_that_is_not_usable_gets_nothing() {
+        let mut dark = link(2, &["10.0.0.2/24"], &["10.0.0.1"]);
+        dark.carrier = false;
+        let (snapshot, slots) = network(vec![dark, link(3, &["10.0.1.2/24"], &[]), link(4, &[], &["10.0.2.1"])]);
+        assert_eq!(plan(&snapshot, &slots), TablePlan::default());
+        assert_eq!(plan(&snapshot, &BTreeMap::from([(LinkIndex(99), 0)])), TablePlan::default());
+    }
+
+    #[test]
+    fn a_link_without_subnet_or_gateway_has_a_default_route_only() {
+        let mut modem = link(2, &["10.64.1.7/32"], &[]);
+        modem.gateways.v4.push(DefaultRoute { gateway: None, metric: 700 });
+        let (snapshot, slots) = network(vec![modem]);
+        assert_eq!(shown(&plan(&snapshot, &slots))[3..], ["47000: 0.0.0.0/0 dev #2 src 10.64.1.7 metric 700"]);
+    }
+
+    #[test]
+    fn several_gateways_are_kept_and_one_metric_is_used_once() {
+        let mut lan = link(2, &["10.0.0.2/24"], &["10.0.0.1", "10.0.0.254"]);
+        lan.gateways.v4.push(DefaultRoute { gateway: Some("10.0.0.253".parse().unwrap()), metric: 900 });
+        let (snapshot, slots) = network(vec![lan]);
+        let gateways: Vec<_> = plan(&snapshot, &slots).routes.iter().filter_map(|route| route.hops[0].gateway).collect();
+        assert_eq!(gateways, ["10.0.0.1".parse::<IpAddr>().unwrap(), "10.0.0.253".parse().unwrap()]);
+    }
+
+    #[test]
+    fn of_two_links_with_one_address_the_later_is_refused() {
+        let (snapshot, slots) = network(vec![
+            link(2, &["192.168.42.129/24"], &["192.168.42.1"]),
+            link(3, &["192.168.42.129/24"], &["192.168.42.1"]),
+            link(4, &["10.0.0.2/24"], &["10.0.0.1"]),
+        ]);
+        let refused = conflicts(&snapshot, slots.keys().copied());
+        assert_eq!(refused.keys().collect::<Vec<_>>(), [&LinkIndex(3)]);
+        assert!(refused[&LinkIndex(3)].starts_with("link2 and link3 both have the address 192.168.42.129"), "{refused:?}");
+        let plan = plan(&snapshot, &slots);
+        assert!(
+            plan.routes.iter().all(|route| route.table != table(1)) && plan.rules.iter().all(|rule| rule.mark != Some((mark(1), u32::MAX)))
+        );
+    }
+
+    #[test]
+    fn marks_are_told_from_others() {
+        assert!((0..32).all(|slot| is_ours(mark(slot))));
+        assert!(![0, 1, 0xca6c, MARK_BASE, 0xB1D1_0001, u32::MAX].into_iter().any(is_ours));
+    }
+}
