@@ -1,1 +1,162 @@
-fn main() {}
+//! All the networks around you, at once: the one binary.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod client;
+mod doctor;
+mod explain;
+mod show;
+mod start;
+mod table;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use braid_api::{Accepted, App, Flow, Link, PolicyView, Status};
+use braid_engine::config::{Config, ConfigErrors, Finding, Severity, World};
+use clap::{CommandFactory, Parser};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::cli::{Check, Cli, Command, Daemon, Query};
+use crate::table::Page;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(cli) {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Standard error may be closed as well; there is nobody left to tell then.
+            let _ = writeln!(io::stderr(), "braid: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Up(up) => start::up(up, cli.verbose)?,
+        Command::Run(run) => return start::run(run),
+        Command::Guardian => start::guardian(cli.verbose)?,
+        Command::Down(daemon) => down(&daemon)?,
+        Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,
+        Command::Status(query) => show_facts(&query, "/v1/status", show::status as Show<Status>)?,
+        Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &Vec<Link>| show::links(page, links))?,
+        Command::Flows(query) => show_facts(&query, "/v1/flows", |page, flows: &Vec<Flow>| show::flows(page, flows))?,
+        Command::Apps(query) => show_facts(&query, "/v1/apps", |page, apps: &Vec<App>| show::apps(page, apps))?,
+        Command::Policy(query) => show_facts(&query, "/v1/policy", show::policy as Show<PolicyView>)?,
+        Command::Check(check) => return check_file(&check),
+        Command::Explain(explain) => {
+            let request = explain::request(&explain)?;
+            let answer = client::send(&explain.query.daemon.socket, "/v1/explain", &request)?;
+            print(explain.query.json, &answer, show::explanation)?;
+        }
+        Command::Doctor(doctor) => return doctor::run(&doctor),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "braid", &mut script);
+            io::stdout().write_all(&script)?;
+        }
+        Command::Man { dir } => manual(dir.as_deref())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+type Show<T> = fn(&mut Page<'_>, &T) -> io::Result<()>;
+
+fn show_facts<T>(query: &Query, path: &str, show: impl FnOnce(&mut Page<'_>, &T) -> io::Result<()>) -> anyhow::Result<()>
+where
+    T: DeserializeOwned + Serialize,
+{
+    let facts: T = client::read(&query.daemon.socket, path)?;
+    Ok(print(query.json, &facts, show)?)
+}
+
+/// Writes facts to standard output, as JSON or for people.
+fn print<T: Serialize>(json: bool, facts: &T, show: impl FnOnce(&mut Page<'_>, &T) -> io::Result<()>) -> io::Result<()> {
+    // Gathered first, so that a reader never sees half a table of a daemon that is asked twice.
+    let mut text = Vec::new();
+    if json {
+        serde_json::to_writer_pretty(&mut text, facts)?;
+        text.push(b'\n');
+    } else {
+        show(&mut Page::new(&mut text, table::colour_wanted()), facts)?;
+    }
+    io::stdout().write_all(&text)
+}
+
+fn print_accepted(accepted: &Accepted) -> io::Result<()> {
+    let mut out = io::stdout();
+    for warning in &accepted.warnings {
+        writeln!(out, "{warning}")?;
+    }
+    writeln!(out, "{}", accepted.message)
+}
+
+fn down(daemon: &Daemon) -> anyhow::Result<()> {
+    match client::send(&daemon.socket, "/v1/down", &()) {
+        Ok(accepted) => Ok(print_accepted(&accepted)?),
+        Err(error) if error.is_nobody() => {
+            let swept = start::sweep().context("no daemon answers, and what a dead one may have left cannot be swept")?;
+            Ok(writeln!(io::stdout(), "no daemon answers on {}; {swept}", daemon.socket.display())?)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn check_file(check: &Check) -> anyhow::Result<ExitCode> {
+    let result = Config::read(&check.file, &World::here(!check.portable));
+    let (findings, taken) = match &result {
+        Ok(config) => (config.warnings.as_slice(), true),
+        Err(ConfigErrors::Refused(findings)) => (findings.as_slice(), false),
+        Err(error @ ConfigErrors::Unreadable { .. }) => anyhow::bail!("{error}"),
+    };
+    let facts = serde_json::json!({ "ok": taken, "findings": findings.iter().map(finding_json).collect::<Vec<_>>() });
+    print(check.json, &facts, |page, _| {
+        // Line by line, since a page lets no control characters through.
+        for line in findings.iter().flat_map(|finding| finding.to_string().lines().map(str::to_owned).collect::<Vec<_>>()) {
+            page.line(line.replace('\t', " "))?;
+        }
+        page.line(format!("{}: {}", check.file.display(), verdict(findings, taken)))
+    })?;
+    Ok(if taken { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn verdict(findings: &[Finding], taken: bool) -> String {
+    let count = |severity, word: &str| match findings.iter().filter(|finding| finding.severity == severity).count() {
+        0 => None,
+        1 => Some(format!("1 {word}")),
+        n => Some(format!("{n} {word}s")),
+    };
+    let counts: Vec<String> = [count(Severity::Error, "error"), count(Severity::Warning, "warning")].into_iter().flatten().collect();
+    let judged = if taken { "in order" } else { "refused" };
+    if counts.is_empty() { judged.to_owned() } else { format!("{judged} ({})", counts.join(", ")) }
+}
+
+fn finding_json(finding: &Finding) -> serde_json::Value {
+    serde_json::json!({
+        "severity": if finding.severity == Severity::Error { "error" } else { "warning" },
+        "file": finding.file, "line": finding.line, "column": finding.column, "excerpt": finding.excerpt,
+        "reason": finding.reason, "nearest": finding.nearest, "remedy": finding.remedy,
+    })
+}
+
+fn manual(dir: Option<&Path>) -> anyhow::Result<()> {
+    let Some(dir) = dir else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(Cli::command()).render(&mut page)?;
+        return Ok(io::stdout().write_all(&page)?);
+    };
+    std::fs::create_dir_all(dir)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), dir))
+        .with_context(|| format!("cannot write manual pages to {}; name a directory that can be written", dir.display()))
+}
+
+/// A reader that went away (`braid flows | head`) is no error.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

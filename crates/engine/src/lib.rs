@@ -3,5 +3,5 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
-pub mod store;
 pub mod server;
+pub mod store;

@@ -1,6 +1,7 @@
 //! Linux.
 
 pub mod bpf;
+pub mod doctor;
 pub mod netlink;
 pub mod process;
 pub mod seccomp;

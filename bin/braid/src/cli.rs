@@ -1,0 +1,192 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use braid_decide::policy::Scheduler;
+use braid_engine::server::DEFAULT_SOCKET;
+use clap::{Args, Parser, Subcommand};
+
+/// Where state is kept unless told otherwise.
+pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/braid";
+/// The configuration that `braid up` reads where it exists and no other is named.
+pub(crate) const DEFAULT_CONFIG: &str = "/etc/braid/braid.toml";
+
+/// All the networks around you, at once.
+///
+/// `braid up` (as root) gives every connection of this machine its link; `braid run -- COMMAND` does the same for one command with
+/// no privilege. `braid doctor` tells what this system can do.
+#[derive(Debug, Parser)]
+#[command(name = "braid", version, propagate_version = true, disable_help_subcommand = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Log more; twice: everything. RUST_LOG overrides it.
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start the daemon, in the foreground.
+    Up(Up),
+    /// Stop the daemon; without one, sweep what a dead one may have left.
+    Down(Daemon),
+    /// Read the configuration again and apply it to new flows.
+    Reload(Daemon),
+    /// Show the daemon and its links at a glance.
+    Status(Query),
+    /// Show links in detail.
+    Links(Query),
+    /// Show live flows.
+    Flows(Query),
+    /// Show what was learnt of applications.
+    Apps(Query),
+    /// Show the policy in force.
+    Policy(Query),
+    /// Tell what is wrong in a configuration file, without applying it.
+    Check(Check),
+    /// Run one command over all links, with no privilege.
+    Run(Run),
+    /// Tell why a flow gets the link it gets.
+    Explain(Explain),
+    /// Tell what this system can and cannot do, and the remedy.
+    Doctor(Doctor),
+    /// Write a completion script for a shell to standard output.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual page to standard output, or all manual pages to a directory.
+    Man {
+        /// The directory.
+        dir: Option<PathBuf>,
+    },
+    /// Take a dead daemon's rules down (started by the daemon).
+    #[command(hide = true)]
+    Guardian,
+}
+
+/// How the daemon is reached.
+#[derive(Debug, Args)]
+pub(crate) struct Daemon {
+    /// The daemon's socket.
+    #[arg(long, value_name = "PATH", env = "BRAID_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+/// A question to the daemon.
+#[derive(Debug, Args)]
+pub(crate) struct Query {
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// The configuration file. Left out: /etc/braid/braid.toml where there is one, else the defaults.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where what is learnt is kept.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
+    pub(crate) state_dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// The configuration file.
+    pub(crate) file: PathBuf,
+    /// The file is for another machine: programs and links that this one does not have are warned of, not refused.
+    #[arg(long)]
+    pub(crate) portable: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Run one command over all links, with no privilege.
+///
+/// Its connections are heard by a seccomp filter, which no privilege is needed for; in return programs that gain privilege when
+/// started (sudo, su) do not. Exits with the command's own status.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// How links are chosen.
+    #[arg(long, short, value_name = "NAME", default_value_t, value_parser = scheduler_parser())]
+    pub(crate) scheduler: Scheduler,
+    /// Use this link; may be given several times. Left out: all.
+    #[arg(long = "link", short, value_name = "NAME")]
+    pub(crate) links: Vec<String>,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+fn scheduler_parser() -> impl clap::builder::TypedValueParser<Value = Scheduler> {
+    use clap::builder::TypedValueParser;
+    clap::builder::PossibleValuesParser::new(Scheduler::ALL.map(Scheduler::name)).try_map(|name| name.parse::<Scheduler>())
+}
+
+/// Tell why a flow gets the link it gets.
+///
+/// `braid explain 17` explains a live flow by its id (see `braid flows`); `braid explain curl 192.0.2.1:443` one to come.
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// A flow's id, or a program by path or name.
+    #[arg(value_name = "FLOW|PROGRAM")]
+    pub(crate) subject: String,
+    /// Where the program connects to: an address or name, with a port where it matters.
+    pub(crate) destination: Option<String>,
+    /// A UDP exchange instead of a TCP connection.
+    #[arg(long)]
+    pub(crate) udp: bool,
+    /// The program's user, by number.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) user: Option<u32>,
+    /// The program's control group.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cgroup: Option<String>,
+    #[command(flatten)]
+    pub(crate) query: Query,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Where what is learnt would be kept.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
+    pub(crate) state_dir: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_command_belongs_to_it() {
+        let cli = Cli::try_parse_from(["braid", "run", "-s", "round-robin", "--link", "wlan0", "--", "curl", "--json", "-v"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!() };
+        assert_eq!((run.scheduler, run.links, cli.verbose), (Scheduler::RoundRobin, vec!["wlan0".to_owned()], 0));
+        assert_eq!(run.command, ["curl", "--json", "-v"]);
+    }
+
+    #[test]
+    fn a_wrong_scheduler_is_refused_with_the_valid_ones() {
+        let error = Cli::try_parse_from(["braid", "run", "-s", "max-troughput", "true"]).unwrap_err().to_string();
+        assert!(error.contains("max-throughput") && error.contains("weighted-round-robin"), "{error}");
+    }
+}

@@ -1,0 +1,86 @@
+//! Asks the daemon, over HTTP on its Unix socket.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use braid_api::Problem;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::{Method, Request, header};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+/// A little more than the daemon's own patience with its core.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Why the daemon gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    #[error("no braid answers on {0}: start one with `sudo braid up`, or name its socket with --socket or BRAID_SOCKET")]
+    NobodyThere(PathBuf),
+    #[error("{0} may not be connected to by this user: run the command with sudo")]
+    NotAllowed(PathBuf),
+    #[error("cannot connect to {path}: {error}; name the daemon's socket with --socket or BRAID_SOCKET")]
+    Connect { path: PathBuf, error: io::Error },
+    #[error("{0}")]
+    Problem(Problem),
+    #[error("the daemon on {0} does not answer: see its log, and restart it if that lasts (traffic goes on without it)")]
+    Silent(PathBuf),
+    #[error("what answers on {path} is no braid of this version ({reason}): restart the daemon after an upgrade")]
+    Nonsense { path: PathBuf, reason: String },
+}
+
+impl ClientError {
+    /// Whether there is no daemon.
+    pub(crate) fn is_nobody(&self) -> bool {
+        matches!(self, Self::NobodyThere(_))
+    }
+}
+
+/// Reads `path` of the API.
+pub(crate) fn read<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
+    exchange(socket, Method::GET, path, Bytes::new())
+}
+
+/// Sends `body` to `path` of the API.
+pub(crate) fn send<T: DeserializeOwned>(socket: &Path, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+    let body = serde_json::to_vec(body).map_err(|error| ClientError::Nonsense { path: socket.into(), reason: error.to_string() })?;
+    exchange(socket, Method::POST, path, body.into())
+}
+
+fn exchange<T: DeserializeOwned>(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<T, ClientError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| ClientError::Connect { path: socket.into(), error })?;
+    let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, talk(socket, method, path, body)).await });
+    let (status, body) = answer.unwrap_or_else(|_| Err(ClientError::Silent(socket.into())))?;
+    let nonsense = |error: serde_json::Error| ClientError::Nonsense { path: socket.into(), reason: error.to_string() };
+    if status == 200 {
+        return serde_json::from_slice(&body).map_err(nonsense);
+    }
+    Err(serde_json::from_slice(&body).map_or_else(nonsense, ClientError::Problem))
+}
+
+async fn talk(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<(u16, Bytes), ClientError> {
+    let nonsense = |error: &dyn std::fmt::Display| ClientError::Nonsense { path: socket.into(), reason: error.to_string() };
+    let stream = UnixStream::connect(socket).await.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NobodyThere(socket.into()),
+        io::ErrorKind::PermissionDenied => ClientError::NotAllowed(socket.into()),
+        _ => ClientError::Connect { path: socket.into(), error },
+    })?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| nonsense(&error))?;
+    tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "braid")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(body))
+        .map_err(|error| nonsense(&error))?;
+    let answer = sender.send_request(request).await.map_err(|error| nonsense(&error))?;
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.map_err(|error| nonsense(&error))?;
+    Ok((status, body.to_bytes()))
+}

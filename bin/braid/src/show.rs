@@ -1,0 +1,392 @@
+//! Facts as people read them.
+
+use std::io;
+
+use braid_api::{App, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, PolicyView, Status, Verdict};
+
+use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, micros, numbers, percent, rate, toned, words};
+
+/// `braid status`.
+pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
+    let up = age(status.uptime_ms).map(|age| format!(", up {age}")).unwrap_or_default();
+    let plural = if status.flows == 1 { "" } else { "s" };
+    page.line(format!("braid {}: {}, {} flow{plural}{up}", status.version, status.scheduler, status.flows))?;
+    for warning in &status.warnings {
+        page.toned(Tone::Doubtful, &format!("warning: {warning}"))?;
+    }
+    let columns =
+        [words("LINK"), words("STATE"), words("KIND"), numbers("DOWN"), numbers("UP"), numbers("RTT"), numbers("LOSS"), numbers("FLOWS")];
+    let row = |link: &Link| {
+        vec![
+            cell(Some(&link.name)),
+            state(&link.state),
+            cell(Some(&link.kind)),
+            cell(rate(link.capacity_down_bps)),
+            cell(rate(link.capacity_up_bps)),
+            cell(micros(link.rtt_us)),
+            cell(percent(link.loss)),
+            cell(Some(link.flows)),
+        ]
+    };
+    page.table(&columns, &status.links.iter().map(row).collect::<Vec<_>>(), "no links: see `braid doctor`")
+}
+
+/// `braid links`.
+pub(crate) fn links(page: &mut Page<'_>, links: &[Link]) -> io::Result<()> {
+    if links.is_empty() {
+        return page.line("no links: see `braid doctor`");
+    }
+    for (index, link) in links.iter().enumerate() {
+        if index > 0 {
+            page.line("")?;
+        }
+        link_details(page, link)?;
+    }
+    Ok(())
+}
+
+fn link_details(page: &mut Page<'_>, link: &Link) -> io::Result<()> {
+    let or_unknown = |text: Option<String>| text.unwrap_or_else(|| UNKNOWN.to_owned());
+    let show = |value: Option<u64>| or_unknown(rate(value).map(|rate| rate.to_string()));
+    let size = |value: Option<u64>| or_unknown(bytes(value).map(|bytes| bytes.to_string()));
+    let list = |texts: &[String]| if texts.is_empty() { UNKNOWN.to_owned() } else { texts.join(", ") };
+    let tone = state_tone(&link.state);
+    page.toned(tone, &format!("{} {} ({})", link.name, link.state, link.kind))?;
+    let mut fact = |name: &str, text: String| page.line(format!("  {name:<11} {text}"));
+    if let Some(reason) = &link.reason {
+        fact("because", reason.clone())?;
+    }
+    if link.state_v4.is_some() || link.state_v6.is_some() {
+        fact("families", format!("IPv4 {}, IPv6 {}", or_unknown(link.state_v4.clone()), or_unknown(link.state_v6.clone())))?;
+    }
+    fact("addresses", list(&link.addresses))?;
+    fact("gateways", list(&link.gateways))?;
+    fact("resolvers", list(&link.resolvers))?;
+    let trust = match (percent(link.capacity_confidence), age(link.capacity_age_ms)) {
+        (Some(confidence), Some(age)) => format!(" (confidence {confidence}, learnt {age} ago)"),
+        (Some(confidence), None) => format!(" (confidence {confidence})"),
+        _ => String::new(),
+    };
+    fact("capacity", format!("down {}, up {}{trust}", show(link.capacity_down_bps), show(link.capacity_up_bps)))?;
+    fact("now", format!("down {}, up {}", show(link.rate_down_bps), show(link.rate_up_bps)))?;
+    fact("round trip", format!("{}, loss {}", or_unknown(micros(link.rtt_us)), or_unknown(percent(link.loss))))?;
+    fact("flows", format!("{}, to move down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;
+    fact("moved", format!("received {}, sent {}", size(link.rx_bytes), size(link.tx_bytes)))?;
+    fact("device", format!("received {}, sent {}", size(link.device_rx_bytes), size(link.device_tx_bytes)))?;
+    if link.metered {
+        fact("allowance", format!("{} of {} used", size(link.used_bytes), size(link.cap_bytes)))?;
+    }
+    Ok(())
+}
+
+/// `braid flows`.
+pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
+    let columns = [
+        numbers("ID"),
+        words("APPLICATION"),
+        words("PROTO"),
+        words("REMOTE"),
+        words("LINK"),
+        numbers("RECEIVED"),
+        numbers("SENT"),
+        numbers("RTT"),
+        numbers("AGE"),
+    ];
+    let row = |flow: &Flow| {
+        vec![
+            cell(Some(flow.id)),
+            cell(Some(&flow.application)),
+            cell(Some(&flow.protocol)),
+            cell(Some(&flow.remote)),
+            cell(Some(&flow.link)),
+            cell(bytes(flow.rx_bytes)),
+            cell(bytes(flow.tx_bytes)),
+            cell(micros(flow.rtt_us)),
+            cell(age(flow.age_ms)),
+        ]
+    };
+    page.table(&columns, &flows.iter().map(row).collect::<Vec<_>>(), "no flows")
+}
+
+/// `braid apps`.
+pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
+    let columns = [
+        words("APPLICATION"),
+        numbers("PORT"),
+        words("CLASS"),
+        numbers("DEMAND"),
+        numbers("LEARNT FROM"),
+        numbers("DOWN"),
+        numbers("UP"),
+        numbers("FLOWS"),
+    ];
+    let row = |app: &App| {
+        vec![
+            cell(Some(&app.application)),
+            cell(app.port),
+            cell(Some(&app.class)),
+            cell(bytes(app.demand_bytes)),
+            cell(Some(app.samples)),
+            cell(rate(app.rate_down_bps)),
+            cell(rate(app.rate_up_bps)),
+            cell(Some(app.flows)),
+        ]
+    };
+    page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "nothing learnt yet")
+}
+
+/// `braid policy`.
+pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()> {
+    page.line(format!("scheduler       {}", policy.scheduler))?;
+    page.line(format!("affinity        {}", policy.affinity.as_deref().unwrap_or("by class")))?;
+    page.line(format!("default demand  {}", braid_model::Bytes::new(policy.default_demand_bytes)))?;
+    if !policy.links.is_empty() {
+        page.line("")?;
+    }
+    for link in &policy.links {
+        let mut text = format!("link {{ {} }}: {}", link.matches, link.role);
+        if let Some(cap) = bytes(link.cap_bytes) {
+            text += &format!(", {cap} a month from day {}", link.reset_day.unwrap_or(1));
+        } else if link.metered {
+            text += ", metered";
+        }
+        if let Some(probe) = &link.probe {
+            text += &format!(", probed {probe}");
+        }
+        let devices = if link.devices.is_empty() { "no device now".to_owned() } else { link.devices.join(", ") };
+        page.line(format!("{text} ({devices})"))?;
+    }
+    if !policy.apps.is_empty() {
+        page.line("")?;
+    }
+    for (index, app) in policy.apps.iter().enumerate() {
+        let mut says = Vec::new();
+        says.extend(app.links.as_ref().map(|links| format!("only {}", links.join(", "))));
+        says.extend((!app.prefer.is_empty()).then(|| format!("rather {}", app.prefer.join(", "))));
+        says.extend(app.class.as_ref().map(|class| format!("class {class}")));
+        says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
+        says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
+        let says = if says.is_empty() { "as the scheduler says".to_owned() } else { says.join("; ") };
+        page.line(format!("app {} {{ {} }}: {says}", index + 1, app.matches))?;
+    }
+    for exclude in &policy.exclude {
+        page.line(format!("left to the system {{ {} }}", exclude.matches))?;
+    }
+    Ok(())
+}
+
+/// `braid explain`.
+pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {
+    let outcome = match (&explained.link, explained.outcome) {
+        (Some(link), Outcome::Steered) => format!("goes over {link}"),
+        (None, Outcome::Steered) => "is steered".to_owned(),
+        (_, Outcome::LeftAlone) => "is left to the system".to_owned(),
+        (_, Outcome::Denied) => "fails: its rule is strict and none of its links is usable".to_owned(),
+    };
+    page.toned(Tone::Strong, &format!("{} {outcome}", explained.subject))?;
+    page.line(&explained.reason)?;
+    let rule = match (explained.rule, &explained.rule_text) {
+        (Some(number), Some(text)) => format!("[[app]] entry {number} {{ {text} }}"),
+        (Some(number), None) => format!("[[app]] entry {number}"),
+        (None, _) => "none matches".to_owned(),
+    };
+    page.line(format!("rule       {rule}"))?;
+    let demand = bytes(explained.demand_bytes).map_or(UNKNOWN.to_owned(), |bytes| bytes.to_string());
+    let direction = explained.direction.as_deref().map(|direction| format!(" {direction}")).unwrap_or_default();
+    let class = explained.class.as_deref().unwrap_or(UNKNOWN);
+    page.line(format!("expected   {demand}{direction}, class {class}, scheduler {}", explained.scheduler))?;
+    if let Some(next) = &explained.runner_up {
+        page.line(format!("runner-up  {next}"))?;
+    }
+    candidates(page, explained)
+}
+
+fn candidates(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {
+    let columns = [words("LINK"), words("MAY"), numbers("LOAD"), numbers("CAPACITY"), numbers("FINISH"), numbers("TURN"), words("WHY NOT")];
+    let row = |candidate: &Candidate| -> Vec<Cell> {
+        let chosen = explained.link.as_ref() == Some(&candidate.link);
+        let why_not = candidate.reason.clone().or_else(|| candidate.allowed.then(String::new));
+        let mut row = vec![
+            toned(Some(&candidate.link), if chosen { Tone::Good } else { Tone::Plain }),
+            cell(Some(if candidate.allowed { "yes" } else { "no" })),
+            cell(bytes(candidate.load_bytes)),
+            cell(rate(candidate.capacity_bps)),
+            cell(micros(candidate.finish_us)),
+            cell(candidate.virtual_start.map(|turn| format!("{turn:.2}"))),
+        ];
+        row.extend(why_not.filter(|text| !text.is_empty()).map(|text| cell(Some(text))));
+        row
+    };
+    page.table(&columns, &explained.candidates.iter().map(row).collect::<Vec<_>>(), "no links")
+}
+
+/// `braid doctor`.
+pub(crate) fn doctor(page: &mut Page<'_>, report: &DoctorReport) -> io::Result<()> {
+    let word = |can| if can { "yes" } else { "no" };
+    for check in &report.checks {
+        let (sign, tone) = match check.verdict {
+            Verdict::Ok => ("ok     ", Tone::Plain),
+            Verdict::Warning => ("warning", Tone::Doubtful),
+            Verdict::Missing => ("missing", Tone::Bad),
+            Verdict::Unknown => ("unknown", Tone::Faint),
+        };
+        page.toned(tone, &format!("{sign}  {}: {}", check.name, check.found))?;
+        if let Some(remedy) = &check.remedy {
+            page.line(format!("         -> {remedy}"))?;
+        }
+    }
+    page.line("")?;
+    page.line(format!("the whole machine (braid up):  {}", word(report.whole_machine)))?;
+    page.line(format!("one command (braid run):       {}", word(report.one_command)))
+}
+
+fn state(state: &str) -> Cell {
+    toned(Some(state), state_tone(state))
+}
+
+fn state_tone(state: &str) -> Tone {
+    match state {
+        "up" => Tone::Good,
+        "dead" | "down" => Tone::Bad,
+        "capped" | "backup" => Tone::Doubtful,
+        _ => Tone::Faint,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn shown<T: serde::de::DeserializeOwned>(value: serde_json::Value, show: impl Fn(&mut Page<'_>, &T) -> io::Result<()>) -> String {
+        let mut out = Vec::new();
+        show(&mut Page::new(&mut out, false), &serde_json::from_value(value).unwrap()).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn wifi() -> serde_json::Value {
+        json!({
+            "name": "wlan0", "state": "up", "kind": "wireless", "addresses": ["10.0.0.2/24"], "capacity_down_bps": 20_000_000,
+            "capacity_up_bps": null, "rtt_us": 12_345, "loss": 0.013, "rx_bytes": 1_500_000, "tx_bytes": null, "flows": 2,
+            "metered": true, "cap_bytes": 10_000_000_000u64, "used_bytes": 2_500_000_000u64,
+        })
+    }
+
+    #[test]
+    fn a_status_is_one_line_and_a_table() {
+        let lte = json!({
+            "name": "wwan0", "state": "backup", "kind": "cellular", "addresses": [], "capacity_down_bps": null, "capacity_up_bps": null,
+            "rtt_us": null, "loss": null, "rx_bytes": null, "tx_bytes": null, "flows": 0,
+        });
+        let value = json!({
+            "schema_version": 1, "version": "0.1.0", "scheduler": "max-throughput", "links": [wifi(), lte], "flows": 2,
+            "uptime_ms": 61_000, "warnings": ["the disk is full"],
+        });
+        let expected = "\
+braid 0.1.0: max-throughput, 2 flows, up 1 min 1 s
+warning: the disk is full
+LINK   STATE   KIND             DOWN  UP    RTT   LOSS  FLOWS
+wlan0  up      wireless  20.0 Mbit/s   -  12 ms  1.3 %      2
+wwan0  backup  cellular            -   -      -      -      0
+";
+        assert_eq!(shown(value, status), expected);
+    }
+
+    #[test]
+    fn links_are_shown_in_full() {
+        let text = shown(json!([wifi()]), |page, list: &Vec<Link>| links(page, list));
+        let expected = "\
+wlan0 up (wireless)
+  addresses   10.0.0.2/24
+  gateways    -
+  resolvers   -
+  capacity    down 20.0 Mbit/s, up -
+  now         down -, up -
+  round trip  12 ms, loss 1.3 %
+  flows       2, to move down -, up -
+  moved       received 1.5 MB, sent -
+  device      received -, sent -
+  allowance   2.5 GB of 10.0 GB used
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn flows_with_unknowns_are_shown_with_signs() {
+        let flow = json!({
+            "id": 17, "application": "/usr/bin/curl", "protocol": "tcp", "local": null, "remote": "192.0.2.1:443", "link": "wlan0",
+            "carry": "direct", "scheduler": "max-throughput", "rx_bytes": 4_000_000, "tx_bytes": null, "rtt_us": null, "age_ms": 2_000,
+        });
+        let expected = "\
+ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE
+17  /usr/bin/curl  tcp    192.0.2.1:443  wlan0    4.0 MB     -    -  2 s
+";
+        assert_eq!(shown(json!([flow]), |page, list: &Vec<Flow>| flows(page, list)), expected);
+        assert_eq!(shown(json!([]), |page, list: &Vec<Flow>| flows(page, list)), "no flows\n");
+    }
+
+    #[test]
+    fn a_policy_reads_like_sentences() {
+        let value = json!({
+            "schema_version": 1, "scheduler": "round-robin", "affinity": null, "default_demand_bytes": 1_000_000,
+            "links": [{"matches": "kind = \"cellular\"", "devices": [], "role": "backup", "metered": true, "cap_bytes": 10_000_000_000u64,
+                       "reset_day": 3, "probe": "eager"}],
+            "apps": [{"matches": "name = \"curl\"", "links": ["wlan0"], "prefer": [], "class": "bulk", "affinity": null, "weight": 0.5}],
+            "exclude": [{"matches": "user = 7"}],
+        });
+        let expected = "\
+scheduler       round-robin
+affinity        by class
+default demand  1.0 MB
+
+link { kind = \"cellular\" }: backup, 10.0 GB a month from day 3, probed eager (no device now)
+
+app 1 { name = \"curl\" }: only wlan0; class bulk; weight 0.5
+left to the system { user = 7 }
+";
+        assert_eq!(shown(value, policy), expected);
+    }
+
+    #[test]
+    fn an_explanation_shows_what_the_rule_saw() {
+        let seen = |link: &str, allowed, reason: Option<&str>, finish| {
+            json!({"link": link, "allowed": allowed, "reason": reason, "load_bytes": 0, "capacity_bps": 8_000_000, "finish_us": finish,
+                   "virtual_start": null, "rank": 0, "flows": 0})
+        };
+        let value = json!({
+            "subject": "curl to 192.0.2.1:443", "outcome": "steered", "link": "wlan0", "runner_up": "eth0",
+            "reason": "It finishes first.", "rule": 2, "rule_text": "port = 443", "scheduler": "max-throughput", "class": "bulk",
+            "affinity": "none", "demand_bytes": 1_000_000, "direction": "down",
+            "candidates": [seen("wlan0", true, None, Some(1_000_000)), seen("wwan0", false, Some("backup"), None)],
+        });
+        let expected = "\
+curl to 192.0.2.1:443 goes over wlan0
+It finishes first.
+rule       [[app]] entry 2 { port = 443 }
+expected   1.0 MB down, class bulk, scheduler max-throughput
+runner-up  eth0
+LINK   MAY  LOAD    CAPACITY  FINISH  TURN  WHY NOT
+wlan0  yes   0 B  8.0 Mbit/s   1.0 s     -
+wwan0  no    0 B  8.0 Mbit/s       -     -  backup
+";
+        assert_eq!(shown(value, explanation), expected);
+    }
+
+    #[test]
+    fn the_doctor_tells_the_remedy() {
+        let value = json!({
+            "schema_version": 1, "version": "0.1.0", "whole_machine": false, "one_command": true,
+            "checks": [{"name": "kernel", "verdict": "ok", "found": "6.18", "remedy": null},
+                       {"name": "privilege", "verdict": "missing", "found": "not root", "remedy": "use sudo"}],
+        });
+        let expected = "\
+ok       kernel: 6.18
+missing  privilege: not root
+         -> use sudo
+
+the whole machine (braid up):  no
+one command (braid run):       yes
+";
+        assert_eq!(shown(value, doctor), expected);
+    }
+}

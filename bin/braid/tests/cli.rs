@@ -1,0 +1,213 @@
+//! The binary as users meet it: against no daemon, against one that answers from fixed data, and with files of all sorts.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+
+use braid_api::{Accepted, Problem, Status};
+use braid_engine::server::{Request, Server};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+fn braid(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_braid"));
+    command.args(words).env_remove("BRAID_SOCKET").env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Standard output of a command that must succeed.
+fn succeed(mut command: Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{command:?}: {}", text(&stderr));
+    text(&stdout)
+}
+
+/// Standard error of a command that must fail with `code`.
+fn fail(mut command: Command, code: i32) -> String {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    assert_eq!(status.code(), Some(code), "{command:?}: {}", text(&stderr));
+    text(&stderr)
+}
+
+/// A daemon that answers from fixed data until dropped.
+struct FakeDaemon {
+    folder: tempfile::TempDir,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl FakeDaemon {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("braid.sock");
+        let (end, ended) = oneshot::channel();
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let server = Server::bind(&path).unwrap();
+                ready.send(()).unwrap();
+                let (send, receive) = mpsc::channel(4);
+                tokio::spawn(answer(receive));
+                server.serve(send, async { drop(ended.await) }).await.unwrap();
+            });
+        });
+        is_ready.recv().unwrap();
+        Self { folder, end: Some(end), thread: Some(thread) }
+    }
+
+    fn ask(&self, words: &[&str]) -> Command {
+        let mut command = braid(words);
+        command.env("BRAID_SOCKET", self.folder.path().join("braid.sock"));
+        command
+    }
+}
+
+impl Drop for FakeDaemon {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+fn fixed(value: Value) -> Status {
+    serde_json::from_value(value).unwrap()
+}
+
+fn status() -> Value {
+    let link = json!({
+        "name": "wlan0", "state": "up", "kind": "wireless", "addresses": ["10.0.0.2/24"], "capacity_down_bps": 20_000_000,
+        "capacity_up_bps": null, "rtt_us": null, "loss": null, "rx_bytes": null, "tx_bytes": null, "flows": 0,
+    });
+    json!({"schema_version": 1, "version": "9.9.9", "scheduler": "round-robin", "links": [link], "flows": 0})
+}
+
+async fn answer(mut requests: mpsc::Receiver<Request>) {
+    while let Some(request) = requests.recv().await {
+        match request {
+            Request::Status(answer) => drop(answer.send(Ok(fixed(status())))),
+            Request::Flows(answer) => drop(answer.send(Ok(Vec::new()))),
+            Request::Reload(answer) => drop(answer.send(Err(Problem::new(422, "Refused", "line 3 is wrong")))),
+            Request::Down(answer) => drop(answer.send(Ok(Accepted { message: "going down".into(), warnings: Vec::new() }))),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn without_a_daemon_the_remedy_is_told() {
+    for words in [&["status"][..], &["flows", "--json"], &["reload"], &["explain", "3"]] {
+        let mut command = braid(words);
+        command.env("BRAID_SOCKET", "/nonexistent/braid.sock");
+        let said = fail(command, 1);
+        assert!(said.contains("/nonexistent/braid.sock") && said.contains("sudo braid up"), "{said}");
+    }
+}
+
+#[test]
+fn facts_come_as_tables_and_as_json_with_null_for_the_unknown() {
+    let daemon = FakeDaemon::start();
+    let table = succeed(daemon.ask(&["status"]));
+    let expected = "braid 9.9.9: round-robin, 0 flows\nLINK   STATE  KIND             DOWN  UP  RTT  LOSS  FLOWS\nwlan0  up     wireless  20.0 Mbit/s   -    -     -      0\n";
+    assert_eq!(table, expected);
+    let read: Value = serde_json::from_str(&succeed(daemon.ask(&["status", "--json"]))).unwrap();
+    assert_eq!((&read["links"][0]["rtt_us"], &read["schema_version"]), (&Value::Null, &json!(1)));
+    assert_eq!(succeed(daemon.ask(&["flows", "--json"])), "[]\n");
+}
+
+#[test]
+fn the_daemons_refusals_are_passed_on() {
+    let daemon = FakeDaemon::start();
+    assert_eq!(fail(daemon.ask(&["reload"]), 1), "braid: Refused: line 3 is wrong\n");
+    assert_eq!(succeed(daemon.ask(&["down"])), "going down\n");
+    assert!(fail(daemon.ask(&["apps"]), 1).contains("ending"));
+}
+
+#[test]
+fn what_answers_but_is_no_braid_is_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let other = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        std::io::Write::write_all(&mut stream, b"220 mail.example ESMTP\r\n").unwrap();
+    });
+    let said = fail(braid(&["status", "--socket", path.to_str().unwrap()]), 1);
+    assert!(said.contains("no braid of this version"), "{said}");
+    other.join().unwrap();
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let daemon = FakeDaemon::start();
+    let mut child = daemon.ask(&["status"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let done = child.wait_with_output().unwrap();
+    assert!(done.status.success() && done.stderr.is_empty(), "{}", text(&done.stderr));
+    let mut child = braid(&["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait_with_output().unwrap().stderr.is_empty());
+}
+
+fn check(file: &Path, more: &[&str]) -> Output {
+    braid(&["check", file.to_str().unwrap()]).args(more).output().unwrap()
+}
+
+#[test]
+fn check_shows_what_is_wrong_and_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("braid.toml");
+    std::fs::write(&file, "version = 1\nsheduler = \"only-one\"\n").unwrap();
+    let checked = check(&file, &[]);
+    let said = text(&checked.stdout);
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    assert!(said.contains("braid.toml:2:1: error: ") && said.contains("did you mean \"scheduler\"?") && said.contains("1 error"), "{said}");
+
+    let read: Value = serde_json::from_slice(&check(&file, &["--json"]).stdout).unwrap();
+    assert_eq!((&read["ok"], &read["findings"][0]["line"]), (&json!(false), &json!(2)));
+
+    std::fs::write(&file, "scheduler = \"only-one\"\n[[app]]\nmatch = { exe = \"/opt/none/such\" }\n").unwrap();
+    assert_eq!(check(&file, &[]).status.code(), Some(1));
+    let portable = check(&file, &["--portable"]);
+    assert!(portable.status.success() && text(&portable.stdout).contains("in order (1 warning)"), "{}", text(&portable.stdout));
+    assert!(fail(braid(&["check", "/nonexistent"]), 1).contains("/nonexistent"));
+}
+
+#[test]
+fn the_shipped_example_is_in_order() {
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../braid.example.toml");
+    let checked = check(&example, &[]);
+    assert!(checked.status.success(), "{}", text(&checked.stdout));
+}
+
+#[test]
+fn wrong_usage_ends_with_2() {
+    for words in [&["statsu"][..], &[], &["run"], &["run", "-s", "fastest", "true"], &["check"]] {
+        fail(braid(words), 2);
+    }
+}
+
+#[test]
+fn the_doctor_finds_something_to_say() {
+    let output = braid(&["doctor", "--json"]).output().unwrap();
+    let read: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(read["checks"].as_array().unwrap().len() >= 10 && read["whole_machine"].is_boolean());
+    let checks = read["checks"].as_array().unwrap();
+    assert!(checks.iter().all(|check| check["verdict"] != "missing" || check["remedy"].is_string()), "{read:#}");
+}
+
+#[test]
+fn completions_and_manual_pages_are_written() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(succeed(braid(&["completions", shell])).contains("explain"), "{shell}");
+    }
+    let page = succeed(braid(&["man"]));
+    assert!(page.contains(".TH braid") && !page.contains("guardian"), "{page}");
+    let folder = tempfile::tempdir().unwrap();
+    succeed(braid(&["man", folder.path().to_str().unwrap()]));
+    assert!(folder.path().join("braid-up.1").exists());
+}

@@ -1,0 +1,276 @@
+//! Looks at what this kernel and system can and cannot do, and knows the remedy. Reads only, and changes nothing.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+
+/// How a thing stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// As it should be.
+    Ok,
+    /// Works, but not as well as it might.
+    Warning,
+    /// Does not work.
+    Missing,
+    /// Could not be told.
+    Unknown,
+}
+
+/// One thing looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// What was looked at, in one or two words.
+    pub name: &'static str,
+    /// How it stands.
+    pub standing: Standing,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+    /// The whole machine cannot be steered without it.
+    pub needed_by_up: bool,
+    /// One command cannot be steered without it.
+    pub needed_by_run: bool,
+}
+
+/// Looks at everything, what weighs most first. `state_dir` is where the daemon would keep what it learns.
+pub fn examine(state_dir: &Path) -> Vec<Check> {
+    let root = Path::new("/");
+    let mut checks = vec![
+        kernel(&read(root, "proc/sys/kernel/osrelease")),
+        privilege(&read(root, "proc/self/status")),
+        btf(root),
+        cgroups(&read(root, "proc/self/mountinfo")),
+        seccomp(&read(root, "proc/sys/kernel/seccomp/actions_avail")),
+        bind_device(),
+        reverse_path(root),
+        lockdown(&read(root, "sys/kernel/security/lockdown")),
+        state(state_dir),
+    ];
+    checks.extend(others(root));
+    checks
+}
+
+const UP: (bool, bool) = (true, false);
+const RUN: (bool, bool) = (false, true);
+const BOTH: (bool, bool) = (true, true);
+const NEITHER: (bool, bool) = (false, false);
+
+fn check(name: &'static str, needed: (bool, bool), standing: Standing, found: impl Into<String>, remedy: Option<&str>) -> Check {
+    Check { name, standing, found: found.into(), remedy: remedy.map(str::to_owned), needed_by_up: needed.0, needed_by_run: needed.1 }
+}
+
+fn read(root: &Path, path: &str) -> String {
+    fs::read_to_string(root.join(path)).unwrap_or_default()
+}
+
+fn kernel(release: &str) -> Check {
+    let release = release.trim();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().ok());
+    let version = numbers.next().flatten().zip(numbers.next().flatten());
+    match version {
+        None => check("kernel", NEITHER, Standing::Unknown, "its version cannot be read", None),
+        Some(version) if version >= (5, 15) => check("kernel", BOTH, Standing::Ok, format!("Linux {release}"), None),
+        Some(_) => check("kernel", BOTH, Standing::Missing, format!("Linux {release}"), Some("Braid needs Linux 5.15 or later")),
+    }
+}
+
+/// Capabilities by number, from linux/capability.h.
+const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
+const SYS_ADMIN: u64 = 1 << 21;
+
+fn privilege(status: &str) -> Check {
+    let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    let Some(effective) = effective else { return check("privilege", UP, Standing::Unknown, "it cannot be read", None) };
+    // CAP_SYS_ADMIN holds the newer BPF capabilities too, but not CAP_NET_ADMIN.
+    let has = |bit: u32| effective & 1 << bit != 0 || (bit != 12 && effective & SYS_ADMIN != 0);
+    let missing: Vec<&str> = NEEDED.iter().filter(|(bit, _)| !has(*bit)).map(|(_, name)| *name).collect();
+    if missing.is_empty() {
+        return check("privilege", UP, Standing::Ok, "enough for the whole machine", None);
+    }
+    let remedy = "use sudo for `braid up`; `braid run -- COMMAND` needs no privilege";
+    check("privilege", UP, Standing::Missing, format!("without {}", missing.join(", ")), Some(remedy))
+}
+
+fn btf(root: &Path) -> Check {
+    if root.join("sys/kernel/btf/vmlinux").exists() {
+        return check("BTF", UP, Standing::Ok, "the kernel describes its types", None);
+    }
+    let remedy =
+        "use a kernel built with CONFIG_DEBUG_INFO_BTF (those of Debian 12, Ubuntu 22.04, Fedora and later are); mount /sys if it is not";
+    check("BTF", UP, Standing::Missing, "/sys/kernel/btf/vmlinux is not there", Some(remedy))
+}
+
+fn cgroups(mountinfo: &str) -> Check {
+    match cgroup2_mount(mountinfo) {
+        Some(place) => check("cgroup v2", NEITHER, Standing::Ok, format!("mounted on {}", place.display()), None),
+        None => {
+            let remedy = "`braid up` mounts it for itself where the kernel has it; else boot with systemd.unified_cgroup_hierarchy=1";
+            check("cgroup v2", NEITHER, Standing::Warning, "not mounted", Some(remedy))
+        }
+    }
+}
+
+/// Where the cgroup v2 hierarchy is mounted, by `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+fn cgroup2_mount(mountinfo: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        (after.split(' ').next() == Some("cgroup2")).then(|| before.split(' ').nth(4).map(PathBuf::from))?
+    })
+}
+
+fn seccomp(actions: &str) -> Check {
+    if actions.split_whitespace().any(|action| action == "user_notif") {
+        return check("seccomp", RUN, Standing::Ok, "can tell a supervisor of connects", None);
+    }
+    let remedy = "use a kernel built with CONFIG_SECCOMP_FILTER; in a container, allow seccomp to it";
+    check("seccomp", RUN, Standing::Missing, "no user notification", Some(remedy))
+}
+
+/// Binding a socket to a device needs no privilege since Linux 5.7, unless a security module forbids it.
+fn bind_device() -> Check {
+    let bound = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket2::SockRef::from(&socket).bind_device(Some(b"lo")));
+    match bound {
+        Ok(()) => check("device binding", RUN, Standing::Ok, "sockets may be bound to a device", None),
+        Err(error) => {
+            let remedy =
+                "use Linux 5.7 or later, and let no security module (SELinux, AppArmor, a container's filter) refuse SO_BINDTODEVICE";
+            check("device binding", RUN, Standing::Missing, error.to_string(), Some(remedy))
+        }
+    }
+}
+
+fn reverse_path(root: &Path) -> Check {
+    let strict = read(root, "proc/sys/net/ipv4/conf/all/rp_filter").trim() == "1";
+    if !strict {
+        return check("rp_filter", NEITHER, Standing::Ok, "lets answers in on every link", None);
+    }
+    let remedy = "`braid up` adds rules so that answers pass; for `braid run` set net.ipv4.conf.all.rp_filter=2";
+    check(
+        "rp_filter",
+        NEITHER,
+        Standing::Warning,
+        "strict: answers that come in on another link than the default are dropped",
+        Some(remedy),
+    )
+}
+
+fn lockdown(text: &str) -> Check {
+    if text.contains("[confidentiality]") {
+        let remedy = "boot without lockdown=confidentiality, or use `braid run`";
+        return check("lockdown", UP, Standing::Missing, "confidentiality mode keeps BPF programs from reading the kernel", Some(remedy));
+    }
+    check("lockdown", UP, Standing::Ok, "does not stand in the way", None)
+}
+
+fn state(folder: &Path) -> Check {
+    let existing = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let write_access = fs::metadata(existing).map(|data| data.is_dir() && !data.permissions().readonly()).unwrap_or(false);
+    // The mode alone does not tell of read-only file systems or of the user; the kernel's answer does.
+    let probe = existing.join(format!(".braid-doctor-{}", std::process::id()));
+    let written = fs::File::create_new(&probe);
+    let _ = fs::remove_file(&probe);
+    match written {
+        Ok(_) if write_access => check("state", NEITHER, Standing::Ok, format!("{} can be written", existing.display()), None),
+        Ok(_) => check("state", NEITHER, Standing::Ok, format!("{} can be written by root", existing.display()), None),
+        Err(error) => {
+            let remedy = "name another --state-dir; without one nothing learnt outlasts a restart";
+            check("state", NEITHER, Standing::Warning, format!("{}: {error}", existing.display()), Some(remedy))
+        }
+    }
+}
+
+/// Programs that steer connections too, and what to mind.
+const OTHERS: [(&str, &str); 6] = [
+    ("mptcpd", "connections that use MPTCP choose links by themselves; both can run together"),
+    ("tailscaled", "its own traffic is marked and left alone; its exit-node routes are respected"),
+    ("wg-quick", "traffic that its rules send into the tunnel is left alone"),
+    ("openvpn", "traffic that its routes send into the tunnel is left alone"),
+    ("cilium-agent", "it attaches to connect as well and may refuse other programs: exclude containers, or do not run both"),
+    ("clash", "it takes connections over before they leave: run either"),
+];
+
+fn others(root: &Path) -> Vec<Check> {
+    let processes = fs::read_dir(root.join("proc")).into_iter().flatten().flatten();
+    let mut names: Vec<String> = processes
+        .filter(|entry| entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()))
+        .filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok())
+        .map(|name| name.trim().to_owned())
+        .collect();
+    names.sort();
+    names.dedup();
+    let known = OTHERS.iter().filter(|(name, _)| names.iter().any(|have| have == name));
+    let found: Vec<Check> =
+        known.map(|(name, mind)| check("beside", NEITHER, Standing::Warning, format!("{name} runs"), Some(mind))).collect();
+    if found.is_empty() { vec![check("beside", NEITHER, Standing::Ok, "nothing known to steer connections runs", None)] } else { found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_kernels_are_refused() {
+        for (release, standing) in [
+            ("6.18.0-arch1\n", Standing::Ok),
+            ("5.15.0-91-generic", Standing::Ok),
+            ("5.10.0-28-amd64", Standing::Missing),
+            ("4.19.1", Standing::Missing),
+            ("", Standing::Unknown),
+        ] {
+            assert_eq!(kernel(release).standing, standing, "{release}");
+        }
+    }
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        assert_eq!(privilege("CapEff:\t000001ffffffffff\n").standing, Standing::Ok);
+        assert_eq!(privilege("CapEff:\t0000000000201000\n").standing, Standing::Ok, "CAP_SYS_ADMIN and CAP_NET_ADMIN do");
+        let none = privilege("Name:\tx\nCapEff:\t0000000000000000\n");
+        assert!(none.standing == Standing::Missing && none.found.contains("CAP_BPF") && none.remedy.unwrap().contains("braid run"));
+        assert!(privilege("CapEff:\t0000000000200000\n").found.ends_with("CAP_NET_ADMIN"));
+    }
+
+    #[test]
+    fn the_hierarchy_is_found_wherever_it_is_mounted() {
+        let text = "25 1 0:22 / /sys/fs/cgroup rw shared:9 - tmpfs tmpfs rw\n\
+                    26 25 0:23 / /sys/fs/cgroup/unified rw,nosuid shared:10 master:1 - cgroup2 cgroup2 rw\n";
+        assert_eq!(cgroup2_mount(text), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        assert_eq!(cgroups("25 1 0:22 / /sys rw - sysfs sysfs rw\n").standing, Standing::Warning);
+    }
+
+    #[test]
+    fn a_system_without_anything_gets_remedies_not_panics() {
+        let empty = tempfile::tempdir().unwrap();
+        for found in [btf(empty.path()), seccomp("kill_process errno allow"), cgroups(""), lockdown("none integrity [confidentiality]")] {
+            assert!(found.standing != Standing::Ok && found.remedy.is_some(), "{found:?}");
+        }
+        assert_eq!(others(empty.path())[0].standing, Standing::Ok);
+        assert_eq!(reverse_path(empty.path()).standing, Standing::Ok);
+    }
+
+    #[test]
+    fn a_state_directory_that_cannot_be_is_found_and_nothing_is_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(state(&folder.path().join("a/b")).standing, Standing::Ok);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(state(&file).standing, Standing::Warning);
+    }
+
+    #[test]
+    fn programs_beside_are_found_by_name() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/12")).unwrap();
+        fs::write(root.path().join("proc/12/comm"), "openvpn\n").unwrap();
+        let found = others(root.path());
+        assert!(found.len() == 1 && found[0].found == "openvpn runs");
+    }
+
+    #[test]
+    fn this_machine_can_be_examined() {
+        assert!(examine(Path::new("/var/lib/braid")).len() >= 10);
+    }
+}
