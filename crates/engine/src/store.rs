@@ -338,7 +338,11 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
     for (key, row) in &batch.links {
         put.execute(params![key.name, key.kind, key.network, row.capacity_down.map(int), row.capacity_up.map(int), int(row.updated)])?;
     }
-    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?;
+    // Within one period the count never falls: what was counted before a start that could not read the store is kept.
+    let mut put = transaction.prepare_cached(
+        "INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT DO UPDATE SET updated = excluded.updated, period = excluded.period,
+         used = CASE WHEN period = excluded.period THEN max(used, excluded.used) ELSE excluded.used END",
+    )?;
     for (key, row) in &batch.usage {
         put.execute(params![key.name, key.kind, key.network, int(row.used), row.period, int(row.updated)])?;
     }
@@ -456,6 +460,18 @@ mod tests {
         store.put_class("/usr/bin/curl".into(), "curl".into(), None);
         store.flush();
         assert!(Store::open(folder.path()).1.classes.is_empty());
+    }
+
+    #[test]
+    fn usage_never_falls_within_its_period() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path());
+        for (used, period, kept) in [(3, 20_000, 7), (9, 20_000, 9), (1, 20_030, 1)] {
+            let (mut store, ..) = Store::open(folder.path());
+            store.put_usage(link(), UsageRow { used, period, updated: 8 });
+            store.flush();
+            assert_eq!(Store::open(folder.path()).1.usage[&link()], UsageRow { used: kept, period, updated: 8 });
+        }
     }
 
     #[test]
