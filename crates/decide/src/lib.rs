@@ -4,7 +4,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod allowance;
+pub mod capacity;
+pub mod class;
 pub mod connection;
+pub mod demand;
+pub mod health;
 pub mod policy;
 pub mod steer;
 pub mod tables;

@@ -1,0 +1,177 @@
+//! What a metered link may still carry this month.
+
+use braid_model::Bytes;
+
+const DAY: i64 = 86_400;
+
+/// A monthly allowance. Months begin on the reset day at 00:00 UTC, in shorter months on their last day.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allowance {
+    cap: Option<Bytes>,
+    reset_day: u8,
+    used: Bytes,
+    /// First day of the period counted, in days of Unix time.
+    period: i64,
+}
+
+impl Allowance {
+    /// Nothing used yet, at `unix` seconds of Unix time. `cap` `None` counts and never ends. `reset_day` is kept within 1 to 31.
+    pub fn new(cap: Option<Bytes>, reset_day: u8, unix: i64) -> Self {
+        let reset_day = reset_day.clamp(1, 31);
+        Self { cap, reset_day, used: Bytes::ZERO, period: period_of(unix.div_euclid(DAY), reset_day) }
+    }
+
+    /// Takes up what was counted in an earlier life, if the period is not over. More is never lost than that.
+    pub fn recall(&mut self, used: Bytes, period: i64) {
+        if period >= self.period {
+            self.used += used;
+            self.period = period;
+        }
+    }
+
+    /// Counts `moved`. A period ends only by a clock that goes forward: one that jumps back changes nothing.
+    pub fn on_bytes(&mut self, unix: i64, moved: Bytes) {
+        let period = period_of(unix.div_euclid(DAY), self.reset_day);
+        if period > self.period {
+            self.period = period;
+            self.used = Bytes::ZERO;
+        }
+        self.used += moved;
+    }
+
+    /// Whether all of it is used.
+    pub fn exhausted(&self) -> bool {
+        self.cap.is_some_and(|cap| self.used >= cap)
+    }
+
+    /// Used since the period began.
+    pub fn used(&self) -> Bytes {
+        self.used
+    }
+
+    /// The period's first day, in days of Unix time: with [`used`](Self::used) all that must be kept.
+    pub fn period(&self) -> i64 {
+        self.period
+    }
+}
+
+/// The first day of the period that `day` (days of Unix time) lies in.
+fn period_of(day: i64, reset_day: u8) -> i64 {
+    let (year, month, _) = civil(day);
+    let start = |year: i64, month: i64| days(year, month, i64::from(reset_day).min(month_length(year, month)));
+    let this = start(year, month);
+    if day >= this {
+        return this;
+    }
+    if month == 1 { start(year - 1, 12) } else { start(year, month - 1) }
+}
+
+fn month_length(year: i64, month: i64) -> i64 {
+    let (next_year, next_month) = if month == 12 { (year + 1, 1) } else { (year, month + 1) };
+    days(next_year, next_month, 1) - days(year, month, 1)
+}
+
+/// Days of Unix time of a date of the Gregorian calendar. Years begin in March here, so that the leap day comes last.
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let of_era = year.rem_euclid(400);
+    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
+/// Year, month and day of days of Unix time.
+fn civil(day: i64) -> (i64, i64, i64) {
+    let shifted = day + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let of_era = shifted.rem_euclid(146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * of_year + 2) / 153;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + i64::from(month <= 2);
+    (year, month, of_year - (153 * shifted_month + 2) / 5 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn unix(year: i64, month: i64, day: i64) -> i64 {
+        days(year, month, day) * DAY
+    }
+
+    fn gigabytes(count: u64) -> Bytes {
+        Bytes::new(count * 1_000_000_000)
+    }
+
+    #[test]
+    fn known_dates() {
+        assert_eq!(days(1970, 1, 1), 0);
+        assert_eq!(days(2000, 3, 1), 11_017);
+        assert_eq!(civil(20_000), (2024, 10, 4));
+    }
+
+    #[test]
+    fn it_is_used_up_and_begins_anew_on_its_day() {
+        let mut allowance = Allowance::new(Some(gigabytes(10)), 15, unix(2026, 11, 1));
+        allowance.on_bytes(unix(2026, 11, 14), gigabytes(10));
+        assert!(allowance.exhausted());
+        allowance.on_bytes(unix(2026, 11, 15) - 1, Bytes::ZERO);
+        assert!(allowance.exhausted());
+        allowance.on_bytes(unix(2026, 11, 15), gigabytes(1));
+        assert_eq!((allowance.exhausted(), allowance.used()), (false, gigabytes(1)));
+    }
+
+    #[test]
+    fn a_short_month_begins_on_its_last_day() {
+        let mut allowance = Allowance::new(Some(gigabytes(1)), 31, unix(2028, 2, 10));
+        allowance.on_bytes(unix(2028, 2, 28), gigabytes(1));
+        assert!(allowance.exhausted());
+        allowance.on_bytes(unix(2028, 2, 29), Bytes::ZERO);
+        assert!(!allowance.exhausted(), "2028 is a leap year");
+    }
+
+    #[test]
+    fn a_clock_that_jumps_back_and_forth_resets_at_most_once() {
+        let mut allowance = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 11, 20));
+        allowance.on_bytes(unix(2026, 11, 21), gigabytes(3));
+        allowance.on_bytes(0, gigabytes(1));
+        assert_eq!(allowance.used(), gigabytes(4));
+        allowance.on_bytes(unix(2026, 12, 2), gigabytes(1));
+        assert_eq!(allowance.used(), gigabytes(1));
+        allowance.on_bytes(unix(2026, 11, 21), gigabytes(1));
+        allowance.on_bytes(unix(2026, 12, 3), gigabytes(1));
+        assert_eq!(allowance.used(), gigabytes(3), "December was begun already");
+    }
+
+    #[test]
+    fn what_was_counted_before_is_taken_up_within_the_period() {
+        let mut allowance = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 11, 20));
+        let earlier = allowance.period();
+        allowance.recall(gigabytes(9), earlier);
+        allowance.on_bytes(unix(2026, 11, 21), gigabytes(1));
+        assert!(allowance.exhausted());
+        let mut next = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 12, 20));
+        next.recall(gigabytes(9), earlier);
+        assert_eq!(next.used(), Bytes::ZERO);
+    }
+
+    proptest! {
+        #[test]
+        fn dates_survive_the_way_there_and_back(day in -1_000_000..1_000_000i64) {
+            let (year, month, of_month) = civil(day);
+            prop_assert_eq!(days(year, month, of_month), day);
+            prop_assert!((1..=12).contains(&month) && (1..=month_length(year, month)).contains(&of_month));
+        }
+
+        #[test]
+        fn a_period_holds_its_day_and_lasts_about_a_month(day in -1_000_000..1_000_000i64, reset_day in 1..=31u8) {
+            let start = period_of(day, reset_day);
+            prop_assert!(start <= day && day - start <= 31);
+            prop_assert_eq!(period_of(start, reset_day), start);
+            prop_assert!(period_of(start - 1, reset_day) < start);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What a flow is expected to move, learnt from the flows before it.
+
+use std::time::Duration;
+
+use braid_model::{Bytes, Direction, Time};
+
+use crate::capacity::halved;
+
+/// Trust in what was learnt halves in this time.
+const HALF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The expected bytes of an application's flows to one port (DBAS eq. 1), by direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Towards this machine.
+    pub down: Bytes,
+    /// Away from it.
+    pub up: Bytes,
+    /// Flows learnt from.
+    pub count: u64,
+    /// When the last one ended.
+    pub updated: Time,
+}
+
+impl Demand {
+    /// Learns from a flow that ended. The first one sets the estimate; one that moved nothing teaches nothing.
+    ///
+    /// The kernel's side does the same arithmetic (`learn_step` in `ebpf/braid.bpf.c`).
+    pub fn learn(&mut self, down: Bytes, up: Bytes, now: Time) {
+        if down + up == Bytes::ZERO {
+            return;
+        }
+        if self.count == 0 {
+            (self.down, self.up) = (down, up);
+        } else {
+            self.down = step(self.down, down);
+            self.up = step(self.up, up);
+        }
+        self.count = self.count.saturating_add(1);
+        self.updated = now;
+    }
+
+    /// Bytes of a flow to come, both ways.
+    pub fn total(&self) -> Bytes {
+        self.down + self.up
+    }
+
+    /// Which way most of them go.
+    pub fn direction(&self) -> Direction {
+        if self.up > self.down { Direction::Up } else { Direction::Down }
+    }
+
+    /// How far this is to be trusted, 0 to 1: more with the flows seen, less with the time since.
+    pub fn confidence(&self, now: Time) -> f64 {
+        let count = self.count as f64;
+        count / (count + 4.0) * halved(now.since(self.updated), HALF_LIFE)
+    }
+}
+
+/// DBAS eq. 1 with a = 1/8 in whole bytes: `C - C/8 + CC/8`, each eighth rounded down, so that a constant sequence is met within 8.
+pub fn step(estimate: Bytes, sample: Bytes) -> Bytes {
+    Bytes::new(estimate.get() - (estimate.get() >> 3)) + Bytes::new(sample.get() >> 3)
+}
+
+/// What a living flow is still expected to move: `max(C - moved, moved)`, so that one that outlives its estimate still weighs.
+pub fn remaining(expected: Bytes, moved: Bytes) -> Bytes {
+    expected.saturating_sub(moved).max(moved)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_first_flow_sets_the_estimate_and_the_next_moves_it_by_an_eighth() {
+        let mut demand = Demand::default();
+        demand.learn(Bytes::new(8000), Bytes::new(80), Time::ZERO);
+        assert_eq!((demand.down, demand.up), (Bytes::new(8000), Bytes::new(80)));
+        demand.learn(Bytes::new(16_000), Bytes::new(80), Time::ZERO);
+        assert_eq!(demand.down, Bytes::new(9000));
+        assert_eq!((demand.count, demand.direction()), (2, Direction::Down));
+    }
+
+    #[test]
+    fn a_failed_connection_teaches_nothing() {
+        let mut demand = Demand::default();
+        demand.learn(Bytes::ZERO, Bytes::ZERO, Time::ZERO);
+        assert_eq!(demand, Demand::default());
+    }
+
+    #[test]
+    fn a_flow_that_outlives_its_estimate_still_weighs() {
+        let bytes = Bytes::new;
+        assert_eq!(remaining(bytes(100), bytes(0)), bytes(100));
+        assert_eq!(remaining(bytes(100), bytes(30)), bytes(70));
+        assert_eq!(remaining(bytes(100), bytes(500)), bytes(500));
+    }
+
+    #[test]
+    fn trust_grows_with_flows_and_fades_with_time() {
+        let mut demand = Demand::default();
+        assert_eq!(demand.confidence(Time::ZERO), 0.0);
+        for _ in 0..12 {
+            demand.learn(Bytes::new(1), Bytes::ZERO, Time::ZERO);
+        }
+        assert_eq!(demand.confidence(Time::ZERO), 0.75);
+        assert!(demand.confidence(Time::ZERO + HALF_LIFE) < 0.38);
+    }
+
+    proptest! {
+        #[test]
+        fn a_constant_sequence_is_met_within_eight_bytes(start in any::<u64>(), value in any::<u64>()) {
+            let mut estimate = Bytes::new(start);
+            for _ in 0..600 {
+                estimate = step(estimate, Bytes::new(value));
+            }
+            prop_assert!(estimate.get().abs_diff(value) <= 8, "{} for {value}", estimate.get());
+        }
+    }
+}
