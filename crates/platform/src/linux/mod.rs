@@ -3,6 +3,7 @@
 pub mod bpf;
 pub mod doctor;
 pub mod netlink;
+pub mod probe;
 pub mod process;
 pub mod seccomp;
 pub mod sockdiag;

@@ -1,0 +1,163 @@
+//! Echo requests (RFC 792, RFC 4443 section 4): by an unprivileged ping socket where the system allows it, else by a raw one.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::process;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, Type};
+use tokio::net::UdpSocket;
+
+use super::{ProbeOutcome, Trouble, bound};
+
+/// Requests within one probe, evenly spread over its time: a single lost packet is no dead link.
+const REQUESTS: u16 = 3;
+
+/// Their distance has bounds: no timer of zero, and no long wait in a patient probe.
+const DISTANCE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
+
+const HEADER: usize = 8;
+
+/// Tells this process's probes apart where the kernel does not: raw sockets hear every answer of their other end.
+static NEXT_TOKEN: AtomicU16 = AtomicU16::new(0);
+
+/// Asks until an answer comes; it is the caller who ends it after `timeout`.
+pub(super) async fn ask(device: &str, address: IpAddr, timeout: Duration) -> Result<ProbeOutcome, Trouble> {
+    let socket = open(device, address)?;
+    let echo = Echo::new(address);
+    let mut sent = Vec::with_capacity(REQUESTS.into());
+    let mut pause = tokio::time::interval((timeout / u32::from(REQUESTS)).clamp(DISTANCE.0, DISTANCE.1));
+    loop {
+        tokio::select! {
+            answer = receive(&socket, &echo) => {
+                let sequence = answer.map_err(|error| Trouble::met("receive an echo reply", error))?;
+                if let Some(start) = sent.get(usize::from(sequence)) {
+                    let start: &Instant = start;
+                    return Ok(ProbeOutcome::Alive { rtt: start.elapsed() });
+                }
+            }
+            _ = pause.tick(), if sent.len() < usize::from(REQUESTS) => {
+                let request = echo.request(sent.len() as u16);
+                sent.push(Instant::now());
+                socket.send(&request).await.map_err(|error| Trouble::met("send an echo request", error))?;
+            }
+        }
+    }
+}
+
+/// A socket connected to `address`, so that it hears only that address and what routers say of it.
+///
+/// It is no UDP socket, but what sends and receives on one of a connected address does so on any datagram socket.
+fn open(device: &str, address: IpAddr) -> Result<UdpSocket, Trouble> {
+    let (domain, protocol) = match address {
+        IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
+        IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
+    };
+    let socket = match bound(device, domain, Type::DGRAM, protocol) {
+        Err(trouble) if trouble.forbidden() => bound(device, domain, Type::RAW, protocol)?,
+        other => other?,
+    };
+    socket.connect(&SocketAddr::new(address, 0).into()).map_err(Trouble::impossible("connect an echo socket"))?;
+    UdpSocket::from_std(socket.into()).map_err(Trouble::impossible("wait for the socket"))
+}
+
+/// The sequence number of the next answer to one of this probe's requests.
+async fn receive(socket: &UdpSocket, echo: &Echo) -> io::Result<u16> {
+    let mut packet = [0; 256];
+    loop {
+        let length = socket.recv(&mut packet).await?;
+        if let Some(sequence) = echo.answered(&packet[..length]) {
+            return Ok(sequence);
+        }
+    }
+}
+
+/// What the requests of one probe have in common.
+struct Echo {
+    v4: bool,
+    /// Identifier and payload. A ping socket replaces the identifier, so the payload is what is compared.
+    token: [u8; 8],
+}
+
+impl Echo {
+    fn new(address: IpAddr) -> Self {
+        let count = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        let process = process::id().to_be_bytes();
+        Self { v4: address.is_ipv4(), token: [count[0], count[1], process[0], process[1], process[2], process[3], b'b', b'r'] }
+    }
+
+    fn request(&self, sequence: u16) -> [u8; HEADER + 8] {
+        let mut packet = [0; HEADER + 8];
+        packet[0] = if self.v4 { 8 } else { 128 };
+        packet[4..6].copy_from_slice(&self.token[..2]);
+        packet[6..8].copy_from_slice(&sequence.to_be_bytes());
+        packet[HEADER..].copy_from_slice(&self.token);
+        // For IPv6 the kernel fills it in.
+        if self.v4 {
+            let sum = checksum(&packet);
+            packet[2..4].copy_from_slice(&sum.to_be_bytes());
+        }
+        packet
+    }
+
+    /// The sequence number, if the packet is an answer to one of these requests. Raw IPv4 sockets put the IP header before it.
+    fn answered(&self, packet: &[u8]) -> Option<u16> {
+        let packet = match packet.first()? {
+            first if self.v4 && first >> 4 == 4 => packet.get(usize::from(first & 15) * 4..)?,
+            _ => packet,
+        };
+        let reply = if self.v4 { 0 } else { 129 };
+        let ours = packet.len() >= HEADER && packet[..2] == [reply, 0] && packet[HEADER..] == self.token;
+        ours.then(|| u16::from_be_bytes([packet[6], packet[7]]))
+    }
+}
+
+/// RFC 1071.
+fn checksum(packet: &[u8]) -> u16 {
+    let mut sum: u32 = packet.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(echo: &Echo, sequence: u16) -> Vec<u8> {
+        let mut packet = echo.request(sequence).to_vec();
+        packet[0] = if echo.v4 { 0 } else { 129 };
+        packet
+    }
+
+    #[test]
+    fn a_packet_with_its_checksum_sums_to_nothing() {
+        let echo = Echo::new("192.0.2.1".parse().unwrap());
+        assert_eq!(checksum(&echo.request(0x1234)), 0);
+        assert_eq!(checksum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), 0x220d, "the example of RFC 1071, section 3");
+    }
+
+    #[test]
+    fn only_answers_to_this_probe_count() {
+        for address in ["192.0.2.1", "2001:db8::1"] {
+            let (mine, other) = (Echo::new(address.parse().unwrap()), Echo::new(address.parse().unwrap()));
+            assert_eq!(mine.answered(&reply(&mine, 2)), Some(2));
+            assert_eq!(mine.answered(&reply(&other, 2)), None, "somebody else's");
+            assert_eq!(mine.answered(&mine.request(2)), None, "the request itself, as on loopback");
+            assert_eq!(mine.answered(&reply(&mine, 2)[..9]), None, "cut off");
+            assert_eq!(mine.answered(&[]), None);
+        }
+    }
+
+    #[test]
+    fn the_header_that_raw_sockets_show_is_skipped() {
+        let echo = Echo::new("192.0.2.1".parse().unwrap());
+        let mut packet = vec![0x46];
+        packet.resize(24, 0);
+        packet.extend(reply(&echo, 1));
+        assert_eq!(echo.answered(&packet), Some(1));
+        assert_eq!(echo.answered(&packet[..10]), None);
+    }
+}

@@ -1,0 +1,205 @@
+//! A page with a known answer over HTTP/1.1 (RFC 9112), by hand: a few bytes are compared, nothing is followed or run.
+
+use std::io;
+use std::time::Instant;
+
+use braid_decide::policy::HttpTarget;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{Connect, ProbeOutcome, Trouble, canonical, connect};
+
+/// More than this of an answer is not looked at.
+const LIMIT: usize = 16 * 1024;
+
+/// More than this of another's text is not shown.
+const SHOWN: usize = 120;
+
+/// Asks for the page, and compares the answer.
+pub(super) async fn ask(device: &str, page: &HttpTarget) -> Result<ProbeOutcome, Trouble> {
+    let start = Instant::now();
+    let mut stream = match connect(device, canonical(page.address)).await {
+        Ok(stream) => stream,
+        Err(Connect::Refused) => return Err(Trouble::Unanswered),
+        Err(Connect::Trouble(trouble)) => return Err(trouble),
+    };
+    let rtt = start.elapsed();
+    let request = request(page)?;
+    stream.write_all(request.as_bytes()).await.map_err(|error| Trouble::met("send the request", error))?;
+    match read(&mut stream, page).await.map_err(|error| Trouble::met("read the answer", error))? {
+        Verdict::Expected => Ok(ProbeOutcome::Alive { rtt }),
+        Verdict::Other(what) => {
+            let detail = format!("http://{}{} at {} answered {what}", page.host, page.path, page.address);
+            Ok(ProbeOutcome::Portal { detail })
+        }
+        Verdict::Nothing => Err(Trouble::Unanswered),
+    }
+}
+
+fn request(page: &HttpTarget) -> Result<String, Trouble> {
+    if page.host.chars().chain(page.path.chars()).any(|one| one.is_control() || one == ' ') {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "a space or control character in it");
+        return Err(Trouble::Impossible { tried: "write host and path into a request", source });
+    }
+    let HttpTarget { host, path, .. } = page;
+    let agent = concat!("braid/", env!("CARGO_PKG_VERSION"));
+    Ok(format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {agent}\r\nAccept: */*\r\nCache-Control: no-cache\r\nConnection: close\r\n\r\n"
+    ))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Status and the begin of the body are as they should be.
+    Expected,
+    /// Something else, for the user.
+    Other(String),
+    /// Closed before the answer was complete enough to tell.
+    Nothing,
+}
+
+async fn read(stream: &mut TcpStream, page: &HttpTarget) -> io::Result<Verdict> {
+    let mut answer = Vec::with_capacity(1024);
+    loop {
+        let ended = match stream.read_buf(&mut answer).await {
+            Ok(count) => count == 0,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => true,
+            Err(error) => return Err(error),
+        };
+        if let Some(verdict) = judge(&answer, ended || answer.len() >= LIMIT, page) {
+            return Ok(verdict);
+        }
+    }
+}
+
+/// What the answer is, as soon as that can be told; always when it has `ended`.
+fn judge(answer: &[u8], ended: bool, page: &HttpTarget) -> Option<Verdict> {
+    let start = b"HTTP/1.";
+    if !answer.starts_with(&start[..start.len().min(answer.len())]) {
+        return Some(Verdict::Other(format!("with no HTTP: {}", shown(answer))));
+    }
+    let Some(head_length) = answer.windows(4).position(|four| four == b"\r\n\r\n") else {
+        return ended.then_some(Verdict::Nothing);
+    };
+    let head = String::from_utf8_lossy(&answer[..head_length]);
+    let (status_line, _) = head.split_once("\r\n").unwrap_or((&head, ""));
+    let status = status_line.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
+    if status != Some(page.status) {
+        let location = field(&head, "location").map(|to| format!(" to {}", shown(to.as_bytes()))).unwrap_or_default();
+        return Some(Verdict::Other(format!("{:?}{location} in place of status {}", shown(status_line.as_bytes()), page.status)));
+    }
+    let (body, complete) = body(&head, &answer[head_length + 4..]);
+    let expected = page.body.as_bytes();
+    if body.starts_with(expected) {
+        return Some(Verdict::Expected);
+    }
+    if !expected.starts_with(&body) || complete {
+        return Some(Verdict::Other(format!("with {:?} in place of {:?}", shown(&body), shown(expected))));
+    }
+    ended.then_some(Verdict::Nothing)
+}
+
+/// A header's value; `name` in small letters.
+fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines()
+        .skip(1)
+        .filter_map(|line| line.split_once(':'))
+        .find(|(key, _)| key.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value.trim())
+}
+
+/// What has come of the body, and whether that is all of it.
+fn body(head: &str, rest: &[u8]) -> (Vec<u8>, bool) {
+    if field(head, "transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
+        return unchunk(rest);
+    }
+    match field(head, "content-length").and_then(|length| length.parse::<usize>().ok()) {
+        Some(length) => (rest[..length.min(rest.len())].to_vec(), rest.len() >= length),
+        None => (rest.to_vec(), false),
+    }
+}
+
+/// RFC 9112, section 7.1, as far as it has come. A size that is none ends the body.
+fn unchunk(mut rest: &[u8]) -> (Vec<u8>, bool) {
+    let mut body = Vec::new();
+    while let Some(line) = rest.windows(2).position(|two| two == b"\r\n") {
+        let size = std::str::from_utf8(&rest[..line]).ok().and_then(|line| line.split(';').next());
+        let size = size.and_then(|size| usize::from_str_radix(size.trim(), 16).ok()).unwrap_or(0);
+        if size == 0 {
+            return (body, true);
+        }
+        let chunk = &rest[line + 2..];
+        body.extend_from_slice(&chunk[..size.min(chunk.len())]);
+        rest = size.checked_add(2).and_then(|next| chunk.get(next..)).unwrap_or_default();
+    }
+    (body, false)
+}
+
+/// Another's text, short and without control characters.
+fn shown(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    text.chars().take(SHOWN).map(|one| if one.is_control() { ' ' } else { one }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(status: u16, body: &str) -> HttpTarget {
+        let address = "203.0.113.10:80".parse().unwrap();
+        HttpTarget { address, host: "probe.example".into(), path: "/check".into(), status, body: body.into() }
+    }
+
+    /// The verdict on an answer that comes byte by byte and then ends.
+    fn verdict(answer: &str, page: &HttpTarget) -> Verdict {
+        let early = (0..=answer.len()).find_map(|length| judge(&answer.as_bytes()[..length], false, page));
+        early.or_else(|| judge(answer.as_bytes(), true, page)).expect("an answer that has ended is judged")
+    }
+
+    fn is_other(verdict: Verdict, part: &str) -> bool {
+        matches!(verdict, Verdict::Other(what) if what.contains(part))
+    }
+
+    #[test]
+    fn the_expected_answer_is_told_before_the_connection_ends() {
+        assert_eq!(judge(b"HTTP/1.1 204 No Content\r\n\r\n", false, &page(204, "")), Some(Verdict::Expected));
+        assert_eq!(
+            judge(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nsuccess and", false, &page(200, "success")),
+            Some(Verdict::Expected)
+        );
+        assert_eq!(judge(b"HTTP/1.1 200 OK\r\n\r\nsucc", false, &page(200, "success")), None);
+    }
+
+    #[test]
+    fn chunks_are_put_together() {
+        let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n3;x=y\r\nsuc\r\n4\r\ncess\r\n0\r\n\r\n";
+        assert_eq!(verdict(answer, &page(200, "success")), Verdict::Expected);
+        assert!(is_other(verdict(answer, &page(200, "successful")), "success"));
+        let huge = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nabc";
+        assert!(is_other(verdict(huge, &page(200, "success")), "\"a\" in place"));
+    }
+
+    #[test]
+    fn a_redirect_another_status_and_another_body_are_portals() {
+        let login = "HTTP/1.1 302 Found\r\nlocation: http://login.example/\x1b[31m\r\n\r\n";
+        assert!(is_other(verdict(login, &page(204, "")), "to http://login.example/ [31m in place of status 204"));
+        assert!(is_other(verdict("HTTP/1.0 200 OK\r\n\r\n<html>", &page(204, "")), "200 OK"));
+        assert!(is_other(verdict("HTTP/1.1 200 OK\r\n\r\n<html>", &page(200, "success")), "\"<\" in place"));
+        assert!(is_other(verdict("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsucc", &page(200, "success")), "succ"));
+        assert!(is_other(verdict("220 mail.example", &page(204, "")), "no HTTP"));
+    }
+
+    #[test]
+    fn an_answer_that_breaks_off_is_none() {
+        for answer in ["", "HTT", "HTTP/1.1 204 No Content\r\n", "HTTP/1.1 200 OK\r\n\r\nsucc"] {
+            assert_eq!(verdict(answer, &page(200, "success")), Verdict::Nothing, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_can_be_smuggled_into_the_request() {
+        assert!(request(&page(204, "")).unwrap().starts_with("GET /check HTTP/1.1\r\nHost: probe.example\r\n"));
+        let smuggled = HttpTarget { path: "/\r\nX: y".into(), ..page(204, "") };
+        assert!(request(&smuggled).is_err());
+    }
+}

@@ -1,0 +1,237 @@
+//! Probes on the real kernel, in namespaces of the test's own: out of the right link, and what comes back told apart.
+
+mod support {
+    pub mod world;
+}
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use braid_decide::policy::HttpTarget;
+use braid_platform::linux::probe::{ProbeOutcome, ProbeSpec, Target, probe, probe_any};
+use support::world::{Place, World, may_make_namespaces};
+
+/// Long: a test that waits for an answer must not fail because the machine is slow.
+const PATIENT: Duration = Duration::from_secs(20);
+
+/// Short: for what gives no answer at all.
+const BRIEF: Duration = Duration::from_millis(200);
+
+const SERVER: &str = "203.0.113.10";
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn at(address: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip(address), port)
+}
+
+fn page(port: u16) -> Target {
+    let host = "probe.example".into();
+    Target::Http(HttpTarget { address: at(SERVER, port), host, path: "/204".into(), status: 204, body: String::new() })
+}
+
+/// Asks in the client's namespace; the runtime's threads must be of it.
+fn ask(place: &Place, device: &str, targets: &[Target], timeout: Duration) -> ProbeOutcome {
+    let (device, targets) = (device.to_owned(), targets.to_vec());
+    place.run(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            match &targets[..] {
+                [target] => probe(&ProbeSpec { device, target: target.clone() }, timeout).await,
+                _ => probe_any(&device, &targets, timeout).await,
+            }
+        })
+    })
+}
+
+fn is_alive(outcome: &ProbeOutcome) -> bool {
+    matches!(outcome, ProbeOutcome::Alive { rtt } if *rtt > Duration::ZERO && *rtt < PATIENT)
+}
+
+/// A server of one answer to everybody, and who has asked it what.
+fn serve(place: &Place, answer: &'static str) -> (u16, Arc<Mutex<Vec<(SocketAddr, String)>>>) {
+    let listener = place.run(|| TcpListener::bind("0.0.0.0:0").unwrap());
+    let port = listener.local_addr().unwrap().port();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        while let Ok((mut stream, from)) = listener.accept() {
+            let mut request = [0; 1024];
+            let length = stream.read(&mut request).unwrap_or(0);
+            seen.lock().unwrap().push((from, String::from_utf8_lossy(&request[..length]).into_owned()));
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    (port, asked)
+}
+
+/// The server drops what comes in by `link`, silently, behind its own address: the uplink is dead, the gateway is not.
+fn cut_uplink(world: &World, link: usize) {
+    world.server.ip(&format!("rule add iif peer{link} to 203.0.113.0/24 blackhole priority 0"));
+    world.server.ip(&format!("-6 rule add iif peer{link} to 2001:db8:113::/48 blackhole priority 0"));
+    // The own addresses of the namespace stand in the first table; the cut must stand before it.
+    for family in ["", "-6 "] {
+        world.server.ip(&format!("{family}rule add lookup local priority 1"));
+        world.server.ip(&format!("{family}rule del lookup local priority 0"));
+    }
+}
+
+fn refuse_ping_sockets(place: &Place) {
+    place.sysctl("net.ipv4.ping_group_range", "1 0");
+}
+
+#[test]
+fn echo_of_both_families_and_both_kinds_of_socket() {
+    if !may_make_namespaces("echo probes") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    world.client.ip("route add blackhole 198.51.100.0/24");
+    for range in ["0 2147483647", "1 0"] {
+        world.client.sysctl("net.ipv4.ping_group_range", range);
+        for target in [
+            Target::Gateway(ip("10.77.1.1")),
+            Target::Gateway(ip("fd77:0:0:1::1")),
+            Target::Icmp(ip(SERVER)),
+            Target::Icmp(ip("::ffff:203.0.113.10")),
+            Target::Icmp(ip("2001:db8:113::10")),
+        ] {
+            let outcome = ask(&world.client, "link1", &[target.clone()], PATIENT);
+            assert!(is_alive(&outcome), "{target:?} with ping_group_range {range}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn an_ipv6_gateway_is_asked_by_its_link_local_address() {
+    if !may_make_namespaces("link-local gateways") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    world.server.ip("addr add fe80::77/64 dev peer1 nodad");
+    world.client.ip("addr add fe80::78/64 dev link1 nodad");
+    for target in [Target::Gateway(ip("fe80::77")), Target::Tcp("[fe80::77]:9".parse().unwrap())] {
+        let outcome = ask(&world.client, "link1", &[target], PATIENT);
+        assert!(is_alive(&outcome), "{outcome:?}");
+    }
+    assert_eq!(ask(&world.client, "link0", &[Target::Tcp("[fe80::77]:9".parse().unwrap())], BRIEF), ProbeOutcome::Silent);
+}
+
+#[test]
+fn a_connect_leaves_by_its_link_and_a_refusal_is_an_answer() {
+    if !may_make_namespaces("TCP probes") {
+        return;
+    }
+    let world = World::new(3).unwrap();
+    let (port, asked) = serve(&world.server, "");
+    for link in 0..3 {
+        let outcome = ask(&world.client, &format!("link{link}"), &[Target::Tcp(at(SERVER, port))], PATIENT);
+        assert!(is_alive(&outcome), "{outcome:?}");
+    }
+    for target in [Target::Tcp(at(SERVER, 9)), Target::Tcp(at("2001:db8:113::10", 9))] {
+        assert!(is_alive(&ask(&world.client, "link2", &[target], PATIENT)));
+    }
+    // The connections were answered before the server's thread saw them.
+    let deadline = Instant::now() + PATIENT;
+    while asked.lock().unwrap().len() < 3 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let sources: Vec<IpAddr> = asked.lock().unwrap().iter().map(|(from, _)| from.ip()).collect();
+    assert_eq!(sources, ["10.77.0.2", "10.77.1.2", "10.77.2.2"].map(ip));
+}
+
+#[test]
+fn a_dead_uplink_is_silent_and_the_gateway_does_not_hide_it_from_a_page() {
+    if !may_make_namespaces("dead uplinks") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    let (port, _) = serve(&world.server, "HTTP/1.1 204 No Content\r\n\r\n");
+    cut_uplink(&world, 1);
+    let gateway = Target::Gateway(ip("10.77.1.1"));
+    for target in [Target::Icmp(ip(SERVER)), Target::Tcp(at(SERVER, port)), page(port), Target::Icmp(ip("2001:db8:113::10"))] {
+        assert_eq!(ask(&world.client, "link1", &[target.clone()], BRIEF), ProbeOutcome::Silent, "{target:?}");
+        assert!(is_alive(&ask(&world.client, "link0", &[target], PATIENT)), "the other link");
+    }
+    assert!(is_alive(&ask(&world.client, "link1", &[Target::Tcp(at(SERVER, port)), gateway.clone()], PATIENT)));
+    assert_eq!(ask(&world.client, "link1", &[page(port), gateway], BRIEF), ProbeOutcome::Silent);
+}
+
+#[test]
+fn a_captive_portal_is_told_from_the_internet() {
+    if !may_make_namespaces("captive portals") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    let (portal, _) = serve(&world.server, "HTTP/1.1 302 Found\r\nLocation: http://login.example/\r\n\r\n");
+    let (internet, asked) = serve(&world.server, "HTTP/1.1 204 No Content\r\n\r\n");
+    let gateway = Target::Gateway(ip("10.77.0.1"));
+    let outcome = ask(&world.client, "link0", &[gateway.clone(), Target::Tcp(at(SERVER, portal)), page(portal)], PATIENT);
+    assert!(matches!(&outcome, ProbeOutcome::Portal { detail } if detail.contains("login.example")), "{outcome:?}");
+    assert!(is_alive(&ask(&world.client, "link0", &[page(internet)], PATIENT)));
+    assert!(is_alive(&ask(&world.client, "link0", &[page(portal), page(internet), gateway], PATIENT)));
+    assert!(asked.lock().unwrap()[0].1.starts_with("GET /204 HTTP/1.1\r\nHost: probe.example\r\n"));
+    assert_eq!(ask(&world.client, "link0", &[page(9)], PATIENT), ProbeOutcome::Silent, "a refusal is no page");
+}
+
+#[test]
+fn nobody_there_is_silent_and_what_cannot_be_asked_failed() {
+    if !may_make_namespaces("failing probes") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    // The kernel gives up on a neighbour after some seconds; both that and the timeout are silence.
+    assert_eq!(ask(&world.client, "link0", &[Target::Gateway(ip("10.77.0.99"))], BRIEF), ProbeOutcome::Silent);
+    assert_eq!(ask(&world.client, "link0", &[Target::Tcp(at("10.77.0.99", 80))], PATIENT), ProbeOutcome::Silent);
+    assert_eq!(ask(&world.client, "link0", &[Target::Icmp(ip(SERVER))], Duration::ZERO), ProbeOutcome::Silent);
+    world.client.ip("-6 route del default dev link0");
+    for (device, target, part) in [
+        ("gone0", Target::Tcp(at(SERVER, 80)), "the device is gone"),
+        ("", Target::Icmp(ip(SERVER)), "without a name"),
+        ("link0", Target::Tcp(at("2001:db8:113::10", 80)), "needs an address and a route"),
+        ("link0", Target::Icmp(ip("2001:db8:113::10")), "needs an address and a route"),
+    ] {
+        let outcome = ask(&world.client, device, &[target], PATIENT);
+        assert!(matches!(&outcome, ProbeOutcome::Failed { reason } if reason.contains(part)), "{part}: {outcome:?}");
+    }
+}
+
+#[test]
+fn a_router_that_says_unreachable_is_silence_at_once() {
+    if !may_make_namespaces("unreachable networks") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    world.server.sysctl("net.ipv6.conf.all.forwarding", "1");
+    world.server.ip("route add unreachable 198.51.100.0/24");
+    world.server.ip("-6 route add unreachable 2001:db8:51::/48");
+    for address in ["198.51.100.1", "192.0.2.1", "2001:db8:51::1", "2001:db8:99::1"] {
+        assert_eq!(ask(&world.client, "link0", &[Target::Tcp(at(address, 80))], PATIENT), ProbeOutcome::Silent, "{address}");
+    }
+}
+
+#[test]
+fn a_dropped_probe_leaves_no_socket() {
+    if !may_make_namespaces("dropped probes") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    let (port, _) = serve(&world.server, "HTTP/1.1 204 No Content\r\n\r\n");
+    world.server.ip("route add blackhole 198.51.100.0/24");
+    refuse_ping_sockets(&world.client);
+    assert!(is_alive(&ask(&world.client, "link0", &[page(port)], PATIENT)));
+    assert_eq!(
+        ask(&world.client, "link0", &[Target::Tcp(at("10.77.0.99", 80)), Target::Icmp(ip("10.77.0.99"))], BRIEF),
+        ProbeOutcome::Silent
+    );
+    let left = world.client.run(|| {
+        // This thread's namespace, not that of the process.
+        ["tcp", "raw", "icmp"]
+            .map(|kind| std::fs::read_to_string(format!("/proc/thread-self/net/{kind}")).unwrap())
+            .map(|text| text.lines().count() - 1)
+    });
+    assert_eq!(left, [0, 0, 0], "TCP, raw and ping sockets of the namespace");
+}
