@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod netlink;
 pub mod probe;
 pub mod process;
+mod resolvers;
 pub mod seccomp;
 pub mod sockdiag;
 pub mod sys;

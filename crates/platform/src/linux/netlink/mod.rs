@@ -1,7 +1,81 @@
 //! The kernel's network, followed and shaped over rtnetlink.
 //!
-//! - `Follower::start() -> Result<(Follower, watch::Receiver<Arc<NetworkSnapshot>>), FollowError>`: reads only, needs no privilege
-//! - `snapshot() -> Result<NetworkSnapshot, DumpError>`: the same once, blocking
-//! - `device_counters() -> Result<Vec<(LinkIndex, Bytes, Bytes)>, DumpError>`: received and sent bytes of every device
-//! - `apply(&TablePlan, &NetworkSnapshot) -> Result<(), ApplyError>`: makes our rules and routes what the plan says
-//! - `sweep() -> Result<Swept, ApplyError>`: removes our rules and routes, blocking, needs no daemon
+//! [`Follower`] and [`snapshot`] read, and need no privilege; [`apply`] and [`sweep`] change, and need `CAP_NET_ADMIN`.
+//! All of it concerns the network namespace of the calling thread.
+
+mod apply;
+mod device;
+mod facts;
+mod follow;
+mod wire;
+
+use std::io;
+use std::path::PathBuf;
+
+use braid_model::{Bytes, LinkIndex, NetworkSnapshot};
+
+pub use apply::{ApplyError, Swept, apply, sweep};
+pub use follow::{FollowError, Follower};
+use wire::{Conversation, attributes, u32_at, u64_at};
+
+/// Marks our rules and routes in the kernel (`rtm_protocol`).
+const PROTOCOL: u8 = 187;
+
+/// Whether a route that carries our mark is ours. Marks are assigned by nobody (FRR's IS-IS has the same), so the table counts too.
+fn is_our_route(table: u32) -> bool {
+    (47_000..48_000).contains(&table)
+}
+
+/// Whether a rule that carries our mark is ours, by its priority.
+fn is_our_rule(priority: u32) -> bool {
+    (32_763..=32_765).contains(&priority)
+}
+
+/// Where the system keeps what the kernel does not tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// Devices of the kernel, `/sys/class/net`.
+    pub devices: PathBuf,
+    /// State of running services, `/run`.
+    pub run: PathBuf,
+    /// The resolver's configuration, `/etc/resolv.conf`.
+    pub resolv_conf: PathBuf,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self { devices: "/sys/class/net".into(), run: "/run".into(), resolv_conf: "/etc/resolv.conf".into() }
+    }
+}
+
+/// Why the network could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the machine's {what} (rtnetlink): {source}; a sandbox may forbid AF_NETLINK sockets: allow them")]
+pub struct DumpError {
+    what: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+/// The network as it is now. Blocks for about a millisecond, and about 1 microsecond per route.
+pub fn snapshot(files: &Files) -> Result<NetworkSnapshot, DumpError> {
+    let mut kernel = Conversation::open().map_err(|source| DumpError { what: "network", source })?;
+    follow::take(&mut kernel, files)
+}
+
+/// Bytes received and sent by every device since it was made, in rising order of index. One short system call, no privilege.
+pub fn device_counters() -> Result<Vec<(LinkIndex, Bytes, Bytes)>, DumpError> {
+    const IFLA_STATS_LINK_64: u16 = 1;
+    // struct if_stats_msg: family and padding, index (all), the wanted statistics as bits.
+    let mut header = [0; 12];
+    header[8..].copy_from_slice(&1u32.to_ne_bytes());
+    let read = |body: &[u8]| {
+        let stats = attributes(body.get(12..)?).find(|(kind, _)| *kind == IFLA_STATS_LINK_64)?.1;
+        Some((LinkIndex(u32_at(body, 4)?), Bytes::new(u64_at(stats, 16)?), Bytes::new(u64_at(stats, 24)?)))
+    };
+    let mut counters = Conversation::open()
+        .and_then(|mut kernel| kernel.dump(libc::RTM_GETSTATS, &header, read))
+        .map_err(|source| DumpError { what: "device counters", source })?;
+    counters.sort();
+    Ok(counters)
+}

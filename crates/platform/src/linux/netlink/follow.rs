@@ -1,0 +1,291 @@
+//! Following the kernel's network: told of a change, read it all again.
+//!
+//! Notifications are not interpreted: they only say that something changed. Reading everything again cannot drift from the truth,
+//! survives lost notifications (`ENOBUFS`), and ten thousand routes cost some milliseconds; the pause between two readings grows
+//! with what they cost, so that following takes at most a fifth of one core however much changes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use braid_model::{DefaultRoute, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, RouteFacts, RouteKind, RuleFacts};
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+use socket2::SockRef;
+use tokio::sync::watch;
+
+use super::facts::{self, AF_INET, AF_INET6};
+use super::wire::{ACK, Conversation, REQUEST, Request};
+use super::{DumpError, Files, device};
+use crate::linux::resolvers::Resolvers;
+
+/// Changes come in bursts; one reading serves all of a burst.
+const COALESCE: Duration = Duration::from_millis(20);
+/// After a reading of length t nothing is read for this many times t.
+const REST: u32 = 4;
+/// Services write a link's resolvers a little after the kernel's news, and tell nobody: look again this long after a change.
+const SETTLE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
+/// How long to wait after a reading failed.
+const RETRY: Duration = Duration::from_secs(1);
+const RECEIVE_BUFFER: usize = 1 << 20;
+const NLMSG_NOOP: u16 = 1;
+const MAIN_TABLE: u32 = libc::RT_TABLE_MAIN as u32;
+
+const GROUPS: [u32; 9] = [
+    libc::RTNLGRP_LINK,
+    libc::RTNLGRP_IPV4_IFADDR,
+    libc::RTNLGRP_IPV6_IFADDR,
+    libc::RTNLGRP_IPV4_ROUTE,
+    libc::RTNLGRP_IPV6_ROUTE,
+    libc::RTNLGRP_IPV4_RULE,
+    libc::RTNLGRP_IPV6_RULE,
+    libc::RTNLGRP_NEXTHOP,
+    libc::RTNLGRP_ND_USEROPT,
+];
+
+/// Why the network cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    /// The kernel does not let us listen.
+    #[error("cannot listen to changes of the machine's network (rtnetlink): {0}; a sandbox may forbid AF_NETLINK sockets: allow them")]
+    Listen(#[source] io::Error),
+    /// The first reading failed.
+    #[error(transparent)]
+    Dump(#[from] DumpError),
+    /// No thread could be had.
+    #[error("cannot start the thread that follows the network: {0}; raise the limit of processes (ulimit -u)")]
+    Thread(#[source] io::Error),
+}
+
+/// Keeps the network of one namespace followed, on a thread of its own; dropping it ends that.
+#[derive(Debug)]
+pub struct Follower {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    news: Socket,
+    stop: AtomicBool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("stop", &self.stop).finish_non_exhaustive()
+    }
+}
+
+impl Follower {
+    /// Reads the network of the calling thread's namespace and follows it. The receiver holds the first snapshot at once, and a new
+    /// one some 20 ms after each burst of changes; what did not change is not sent again. Needs no privilege and no tokio runtime.
+    pub fn start() -> Result<(Self, watch::Receiver<Arc<NetworkSnapshot>>), FollowError> {
+        Self::with_files(Files::default())
+    }
+
+    /// The same with other places for what the kernel does not tell.
+    pub fn with_files(files: Files) -> Result<(Self, watch::Receiver<Arc<NetworkSnapshot>>), FollowError> {
+        let news = listen().map_err(FollowError::Listen)?;
+        // Both sockets are opened here: they belong to this thread's namespace.
+        let mut kernel = Conversation::open().map_err(FollowError::Listen)?;
+        let first = Arc::new(take(&mut kernel, &files)?);
+        let (sender, receiver) = watch::channel(first);
+        let shared = Arc::new(Shared { news, stop: AtomicBool::new(false) });
+        let reader = Reader { shared: shared.clone(), kernel, files, sender, rest_until: Instant::now() };
+        thread::Builder::new().name("braid-network".into()).spawn(move || reader.run()).map_err(FollowError::Thread)?;
+        Ok((Self { shared }, receiver))
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        // The kernel's answer to an empty request wakes the thread.
+        let _ = self.shared.news.send(&Request::new(NLMSG_NOOP, REQUEST | ACK, &[]).finish(0), 0);
+    }
+}
+
+fn listen() -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    for group in GROUPS {
+        match socket.add_membership(group) {
+            // Nexthop objects came with Linux 5.3.
+            Err(error) if group == libc::RTNLGRP_NEXTHOP => tracing::debug!(%error, "no news of nexthop objects"),
+            outcome => outcome?,
+        }
+    }
+    SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
+    Ok(socket)
+}
+
+struct Reader {
+    shared: Arc<Shared>,
+    kernel: Conversation,
+    files: Files,
+    sender: watch::Sender<Arc<NetworkSnapshot>>,
+    rest_until: Instant,
+}
+
+impl Reader {
+    fn run(mut self) {
+        let mut settle = &SETTLE[..];
+        loop {
+            let told = self.wait(settle.first().copied());
+            if self.shared.stop.load(Ordering::Acquire) || self.sender.is_closed() {
+                return;
+            }
+            if told {
+                thread::sleep(COALESCE.max(self.rest_until.saturating_duration_since(Instant::now())));
+                self.forget_news();
+            }
+            settle = if told { &SETTLE } else { settle.get(1..).unwrap_or_default() };
+            let start = Instant::now();
+            if let Err(error) = self.publish() {
+                tracing::warn!(%error, "the network could not be read; trying again");
+                settle = &[RETRY, SETTLE[0]];
+            }
+            self.rest_until = Instant::now() + start.elapsed() * REST;
+        }
+    }
+
+    /// Waits for news, for at most `limit`. Tells whether there were some; lost ones count.
+    fn wait(&self, limit: Option<Duration>) -> bool {
+        let news = &self.shared.news;
+        if let Err(error) = SockRef::from(news).set_read_timeout(limit) {
+            tracing::warn!(%error, "no timeout on the network's news");
+        }
+        match news.recv(&mut Vec::with_capacity(64), 0) {
+            Ok(_) => true,
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => true,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => false,
+            Err(error) => {
+                tracing::warn!(%error, "no news of the network; looking every second");
+                thread::sleep(RETRY);
+                true
+            }
+        }
+    }
+
+    /// Drops the news that the coming reading will show anyway.
+    fn forget_news(&self) {
+        let mut scrap = Vec::with_capacity(64);
+        let lost = |error: &io::Error| error.raw_os_error() == Some(libc::ENOBUFS);
+        loop {
+            scrap.clear();
+            match self.shared.news.recv(&mut scrap, libc::MSG_DONTWAIT) {
+                Ok(_) => {}
+                Err(error) if lost(&error) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn publish(&mut self) -> Result<(), DumpError> {
+        let snapshot = take(&mut self.kernel, &self.files)?;
+        self.sender.send_if_modified(|last| {
+            let changed = **last != snapshot;
+            if changed {
+                *last = Arc::new(snapshot);
+            }
+            changed
+        });
+        Ok(())
+    }
+}
+
+/// Reads everything once.
+pub(super) fn take(kernel: &mut Conversation, files: &Files) -> Result<NetworkSnapshot, DumpError> {
+    let failed = |what| move |source| DumpError { what, source };
+    // struct ifinfomsg; statistics are left out of the answer.
+    const IFLA_EXT_MASK: u16 = libc::IFLA_EXT_MASK;
+    const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
+    let mut header = vec![0; 16];
+    header.extend(8u16.to_ne_bytes());
+    header.extend(IFLA_EXT_MASK.to_ne_bytes());
+    header.extend(RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
+    let devices = kernel.dump(libc::RTM_GETLINK, &header, facts::device).map_err(failed("devices"))?;
+    let addresses = kernel.dump(libc::RTM_GETADDR, &[0; 8], facts::address).map_err(failed("addresses"))?;
+    let (rules, routes) = (rules(kernel)?, routes(kernel)?);
+    Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, files), routes, rules })
+}
+
+/// All rules of both families, in the order in which they are tried.
+pub(super) fn rules(kernel: &mut Conversation) -> Result<Vec<RuleFacts>, DumpError> {
+    both(kernel, libc::RTM_GETRULE, "rules", facts::rule)
+}
+
+/// All routes of all tables and both families.
+pub(super) fn routes(kernel: &mut Conversation) -> Result<Vec<RouteFacts>, DumpError> {
+    both(kernel, libc::RTM_GETROUTE, "routes", facts::route)
+}
+
+fn both<T>(kernel: &mut Conversation, kind: u16, what: &'static str, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>, DumpError> {
+    let mut all = Vec::new();
+    for family in [AF_INET, AF_INET6] {
+        let mut header = [0; 12];
+        header[0] = family;
+        // A kernel without IPv6 refuses, or answers with every family it has.
+        let of_family = |body: &[u8]| if body.first() == Some(&family) { read(body) } else { None };
+        match kernel.dump(kind, &header, of_family) {
+            Ok(found) => all.extend(found),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => {}
+            Err(source) => return Err(DumpError { what, source }),
+        }
+    }
+    Ok(all)
+}
+
+fn interfaces(mut devices: Vec<facts::Device>, addresses: &[facts::Address], routes: &[RouteFacts], files: &Files) -> Vec<LinkFacts> {
+    let mut defaults = default_routes(routes);
+    let resolvers = Resolvers::read(files);
+    devices.sort_by_key(|device| device.index);
+    let facts = devices.into_iter().map(|device| {
+        let (kind, nominal) = device::describe(&device, &files.devices);
+        let mut own: Vec<_> = addresses.iter().filter(|address| address.device == device.index).collect();
+        // IPv4 first, then privacy addresses; otherwise the kernel's order.
+        own.sort_by_key(|address| (Family::of(address.net.addr()), !address.temporary));
+        let addresses: Vec<_> = own.iter().map(|address| address.net).collect();
+        LinkFacts {
+            index: device.index,
+            kind,
+            mac: device.mac,
+            mtu: device.mtu,
+            carrier: device.carrier,
+            nominal,
+            gateways: defaults.remove(&device.index).unwrap_or_default(),
+            resolvers: resolvers.of(files, device.index, &device.name, &addresses),
+            addresses,
+            name: device.name,
+        }
+    });
+    facts.collect()
+}
+
+/// The default routes of every device, best first. Those of the main table; of a device that has none there, those of other tables.
+fn default_routes(routes: &[RouteFacts]) -> BTreeMap<LinkIndex, PerFamily<Vec<DefaultRoute>>> {
+    let mut found: BTreeMap<LinkIndex, PerFamily<Vec<DefaultRoute>>> = BTreeMap::new();
+    let eligible = |route: &&RouteFacts| {
+        let unconditional = route.kind == RouteKind::Unicast && !route.ours && !route.conditional;
+        unconditional && braid_decide::steer::is_default(route.destination)
+    };
+    let (main, mut other): (Vec<_>, Vec<_>) = routes.iter().filter(eligible).partition(|route| route.table == MAIN_TABLE);
+    let standing =
+        |device: LinkIndex, family| main.iter().any(|route| route.family() == family && route.hops.iter().any(|hop| hop.device == device));
+    other.retain(|route| !route.hops.iter().any(|hop| standing(hop.device, route.family())));
+    for route in main.iter().chain(&other) {
+        for hop in route.hops.iter().filter(|hop| !hop.dead) {
+            let list = found.entry(hop.device).or_default().get_mut(route.family());
+            let default = DefaultRoute { gateway: hop.gateway, metric: route.metric };
+            if !list.contains(&default) {
+                list.push(default);
+            }
+        }
+    }
+    for list in found.values_mut().flat_map(|both| [&mut both.v4, &mut both.v6]) {
+        list.sort_by_key(|default| default.metric);
+    }
+    found
+}
