@@ -1,0 +1,32 @@
+//! The smallest `braid run`: `run [--scheduler S] [--link L]... -- COMMAND...`. The integration tests use it.
+
+use std::process::ExitCode;
+
+use braid_decide::policy::Scheduler;
+use braid_engine::run::{RunOptions, main as run};
+
+fn main() -> ExitCode {
+    let mut options = RunOptions { scheduler: Scheduler::default(), links: Vec::new(), command: Vec::new(), socket: None };
+    let mut words = std::env::args_os().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().and_then(|value| value.into_string().ok()).unwrap_or_default();
+        match word.to_str() {
+            Some("--scheduler") => {
+                let name = value();
+                let Some(scheduler) = Scheduler::ALL.into_iter().find(|scheduler| scheduler.name() == name) else {
+                    eprintln!("no scheduler is named {name:?}");
+                    return ExitCode::from(2);
+                };
+                options.scheduler = scheduler;
+            }
+            Some("--link") => options.links.push(value()),
+            _ => break,
+        }
+    }
+    options.command = words.collect();
+    let code = run(options).unwrap_or_else(|error| {
+        eprintln!("braid: {error}");
+        error.exit_code()
+    });
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
