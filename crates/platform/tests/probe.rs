@@ -1,5 +1,6 @@
 //! Probes on the real kernel, in namespaces of the test's own: out of the right link, and what comes back told apart.
 
+#[allow(unreachable_pub, reason = "other tests share it")]
 mod support {
     pub mod world;
 }
@@ -79,6 +80,14 @@ fn cut_uplink(world: &World, link: usize) {
     }
 }
 
+/// Makes the place's thread, and no other of this process, an ordinary user's.
+fn lose_privilege(place: &Place) {
+    let nobody = 65534;
+    // SAFETY: a plain system call without pointers; not libc's function, which would change every thread.
+    let result = place.run(move || unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) });
+    assert_eq!(result, 0);
+}
+
 fn refuse_ping_sockets(place: &Place) {
     place.sysctl("net.ipv4.ping_group_range", "1 0");
 }
@@ -89,7 +98,6 @@ fn echo_of_both_families_and_both_kinds_of_socket() {
         return;
     }
     let world = World::new(2).unwrap();
-    world.client.ip("route add blackhole 198.51.100.0/24");
     for range in ["0 2147483647", "1 0"] {
         world.client.sysctl("net.ipv4.ping_group_range", range);
         for target in [
@@ -103,6 +111,23 @@ fn echo_of_both_families_and_both_kinds_of_socket() {
             assert!(is_alive(&outcome), "{target:?} with ping_group_range {range}: {outcome:?}");
         }
     }
+}
+
+#[test]
+fn where_no_echo_may_be_sent_a_gateway_is_asked_by_connects() {
+    if !may_make_namespaces("gateways without echo") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    refuse_ping_sockets(&world.client);
+    lose_privilege(&world.client);
+    for gateway in ["10.77.1.1", "fd77:0:0:1::1"] {
+        let outcome = ask(&world.client, "link1", &[Target::Gateway(ip(gateway))], PATIENT);
+        assert!(is_alive(&outcome), "{outcome:?}");
+    }
+    assert_eq!(ask(&world.client, "link1", &[Target::Gateway(ip("10.77.1.99"))], BRIEF), ProbeOutcome::Silent);
+    let outcome = ask(&world.client, "link1", &[Target::Icmp(ip(SERVER))], PATIENT);
+    assert!(matches!(&outcome, ProbeOutcome::Failed { reason } if reason.contains("ping_group_range")), "{outcome:?}");
 }
 
 #[test]
@@ -220,7 +245,6 @@ fn a_dropped_probe_leaves_no_socket() {
     }
     let world = World::new(1).unwrap();
     let (port, _) = serve(&world.server, "HTTP/1.1 204 No Content\r\n\r\n");
-    world.server.ip("route add blackhole 198.51.100.0/24");
     refuse_ping_sockets(&world.client);
     assert!(is_alive(&ask(&world.client, "link0", &[page(port)], PATIENT)));
     assert_eq!(

@@ -266,7 +266,7 @@ async fn connect(device: &str, address: SocketAddr) -> Result<TcpStream, Connect
     start_connecting(&socket, address).map_err(Connect::Trouble)?;
     let stream = TcpStream::from_std(socket.into()).map_err(|error| Connect::Trouble(Trouble::impossible("wait for the socket")(error)))?;
     let outcome = stream.writable().await.and_then(|()| stream.take_error());
-    match outcome.map_or_else(Some, |error| error) {
+    match outcome.unwrap_or_else(Some) {
         None => Ok(stream),
         Some(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Connect::Refused),
         Some(error) => Err(Connect::Trouble(Trouble::met("connect", error))),
