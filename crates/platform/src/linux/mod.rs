@@ -9,3 +9,4 @@ mod resolvers;
 pub mod seccomp;
 pub mod sockdiag;
 pub mod sys;
+pub mod watch;

@@ -4,3 +4,4 @@ pub mod abi;
 pub mod bpf;
 pub mod process;
 pub mod seccomp;
+pub mod watch;
