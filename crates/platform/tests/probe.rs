@@ -52,8 +52,11 @@ fn is_alive(outcome: &ProbeOutcome) -> bool {
     matches!(outcome, ProbeOutcome::Alive { rtt } if *rtt > Duration::ZERO && *rtt < PATIENT)
 }
 
+/// Who has asked a server, and what.
+type Asked = Arc<Mutex<Vec<(SocketAddr, String)>>>;
+
 /// A server of one answer to everybody, and who has asked it what.
-fn serve(place: &Place, answer: &'static str) -> (u16, Arc<Mutex<Vec<(SocketAddr, String)>>>) {
+fn serve(place: &Place, answer: &'static str) -> (u16, Asked) {
     let listener = place.run(|| TcpListener::bind("0.0.0.0:0").unwrap());
     let port = listener.local_addr().unwrap().port();
     let asked = Arc::new(Mutex::new(Vec::new()));
@@ -107,7 +110,7 @@ fn echo_of_both_families_and_both_kinds_of_socket() {
             Target::Icmp(ip("::ffff:203.0.113.10")),
             Target::Icmp(ip("2001:db8:113::10")),
         ] {
-            let outcome = ask(&world.client, "link1", &[target.clone()], PATIENT);
+            let outcome = ask(&world.client, "link1", std::slice::from_ref(&target), PATIENT);
             assert!(is_alive(&outcome), "{target:?} with ping_group_range {range}: {outcome:?}");
         }
     }
@@ -178,7 +181,7 @@ fn a_dead_uplink_is_silent_and_the_gateway_does_not_hide_it_from_a_page() {
     cut_uplink(&world, 1);
     let gateway = Target::Gateway(ip("10.77.1.1"));
     for target in [Target::Icmp(ip(SERVER)), Target::Tcp(at(SERVER, port)), page(port), Target::Icmp(ip("2001:db8:113::10"))] {
-        assert_eq!(ask(&world.client, "link1", &[target.clone()], BRIEF), ProbeOutcome::Silent, "{target:?}");
+        assert_eq!(ask(&world.client, "link1", std::slice::from_ref(&target), BRIEF), ProbeOutcome::Silent, "{target:?}");
         assert!(is_alive(&ask(&world.client, "link0", &[target], PATIENT)), "the other link");
     }
     assert!(is_alive(&ask(&world.client, "link1", &[Target::Tcp(at(SERVER, port)), gateway.clone()], PATIENT)));
