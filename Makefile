@@ -1,0 +1,52 @@
+# Everything a person does with the source. `make demo` and `make test` do their own set-up.
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
+.PHONY: help deps build demo test bench check install uninstall
+
+help:
+	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
+	@echo "make test       all tests; those on real kernels need root"
+	@echo "make bench      measurements, with the figures the documentation quotes"
+	@echo "make check      formatting, lints and the purity of the pure crates"
+	@echo "make install    build, and install to $(PREFIX) (DESTDIR and PREFIX are honoured)"
+	@echo "make uninstall  remove what install installed; configuration and state stay"
+	@echo "make deps       install the Debian or Ubuntu packages all this needs"
+
+deps:
+	$(SUDO) lab/install-deps.sh
+
+build: deps
+	$(CARGO) build --release --locked -p braid -p braid-lab
+
+demo: build
+	$(TARGET)/release/braid-lab demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
+
+test: deps
+	$(CARGO) build --locked -p braid
+	$(CARGO) test --workspace --locked
+
+bench: build
+	$(TARGET)/release/braid-lab bench --braid $(TARGET)/release/braid --out $(TARGET)/bench
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	.ci/purity
+
+install: build
+	install -D -m 755 $(TARGET)/release/braid $(DESTDIR)$(PREFIX)/bin/braid
+	install -D -m 644 braid.example.toml $(DESTDIR)$(PREFIX)/share/doc/braid/braid.example.toml
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	$(TARGET)/release/braid man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+	$(TARGET)/release/braid completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/braid
+	$(TARGET)/release/braid completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_braid
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/braid $(DESTDIR)$(PREFIX)/share/man/man1/braid.1 $(DESTDIR)$(PREFIX)/share/man/man1/braid-*.1
+	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/braid $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_braid
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/braid
