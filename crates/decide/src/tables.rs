@@ -20,12 +20,15 @@ use std::net::IpAddr;
 use braid_model::{Family, LinkFacts, LinkIndex, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::IpNet;
 
-/// Marks our rules and routes in the kernel (`rtm_protocol`, `FRA_PROTOCOL`); not used by anyone in iproute2's `rt_protos`.
-pub const PROTOCOL: u8 = 187;
+/// Marks our rules and routes in the kernel (`rtm_protocol`, `FRA_PROTOCOL`).
+///
+/// Nobody's in the kernel's `rtnetlink.h` and iproute2's `rt_protos` (186 to 197 are routing daemons'), since what carries it is removed.
+pub const PROTOCOL: u8 = 177;
 /// The system's main table.
 pub const MAIN: u32 = 254;
 
 const TABLE_BASE: u32 = 47_000;
+const TABLES: u32 = 256;
 const MARK_BASE: u32 = 0xB1D0_0000;
 const MARK_MASK: u32 = 0xFFFF_0000;
 const SHARED_SUBNET: u32 = 32_763;
@@ -35,6 +38,11 @@ const BY_LINK: u32 = 32_765;
 /// The number of the routing table of the link in `slot`.
 pub const fn table(slot: usize) -> u32 {
     TABLE_BASE + slot as u32
+}
+
+/// Whether a table is one of ours, of whatever slot.
+pub const fn is_our_table(table: u32) -> bool {
+    table >= TABLE_BASE && table - TABLE_BASE < TABLES
 }
 
 /// The mark that sends a packet out of the link in `slot`.
@@ -74,10 +82,11 @@ pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> T
         }
         plan.rules.push(RuleFacts { suppress_prefix_len: Some(0), ..rule(family, SPECIFIC_FIRST, MAIN) });
         for (slot, facts) in &links {
-            let others: Vec<IpNet> =
-                links.iter().filter(|(other, _)| other != slot).flat_map(|(_, facts)| subnets(facts, family)).collect();
-            plan.rules.extend(rules(*slot, facts, family, &others));
-            plan.routes.extend(routes(*slot, facts, family));
+            let others = links.iter().filter(|(other, _)| other != slot).flat_map(|(_, facts)| subnets(snapshot, facts, family));
+            let others: Vec<IpNet> = others.collect();
+            let subnets = subnets(snapshot, facts, family);
+            plan.rules.extend(rules(*slot, facts, family, &subnets, &others));
+            plan.routes.extend(routes(*slot, facts, family, &subnets));
         }
     }
     plan
@@ -105,17 +114,17 @@ pub fn conflicts(snapshot: &NetworkSnapshot, links: impl IntoIterator<Item = Lin
     refused
 }
 
-/// The rules of one link; `others` are the subnets of the other links.
-fn rules(slot: usize, facts: &LinkFacts, family: Family, others: &[IpNet]) -> Vec<RuleFacts> {
+/// The rules of one link with its own subnets and those of the others.
+fn rules(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet], others: &[IpNet]) -> Vec<RuleFacts> {
     let by_link = rule(family, BY_LINK, table(slot));
     let mut rules = vec![RuleFacts { mark: Some((mark(slot), u32::MAX)), ..by_link.clone() }];
-    let shared: Vec<IpNet> = subnets(facts, family).into_iter().filter(|net| others.iter().any(|other| overlap(*net, *other))).collect();
+    let shared: Vec<&IpNet> = subnets.iter().filter(|net| others.iter().any(|other| overlap(**net, *other))).collect();
     for address in addresses(facts, family) {
         let source = Some(IpNet::from(address));
         rules.push(RuleFacts { source, ..by_link.clone() });
         rules.extend(shared.iter().map(|subnet| RuleFacts {
             source,
-            destination: Some(*subnet),
+            destination: Some(**subnet),
             priority: SHARED_SUBNET,
             ..by_link.clone()
         }));
@@ -124,7 +133,7 @@ fn rules(slot: usize, facts: &LinkFacts, family: Family, others: &[IpNet]) -> Ve
 }
 
 /// The table of one link.
-fn routes(slot: usize, facts: &LinkFacts, family: Family) -> Vec<RouteFacts> {
+fn routes(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet]) -> Vec<RouteFacts> {
     let mut only = addresses(facts, family);
     let source = only.next().filter(|_| only.next().is_none());
     let route = |destination, gateway, metric| RouteFacts {
@@ -138,8 +147,8 @@ fn routes(slot: usize, facts: &LinkFacts, family: Family) -> Vec<RouteFacts> {
         ours: true,
     };
     let mut routes: Vec<RouteFacts> = Vec::new();
-    for subnet in subnets(facts, family) {
-        routes.push(route(subnet, None, metric(family, 0)));
+    for subnet in subnets {
+        routes.push(route(*subnet, None, metric(family, 0)));
     }
     let everything = match family {
         Family::V4 => IpNet::V4(Default::default()),
@@ -182,17 +191,29 @@ fn addresses(facts: &LinkFacts, family: Family) -> impl Iterator<Item = IpAddr> 
     facts.addresses.iter().map(IpNet::addr).filter(move |address| Family::of(*address) == family)
 }
 
-/// The prefixes that are on-link, each once.
-fn subnets(facts: &LinkFacts, family: Family) -> Vec<IpNet> {
-    let mut subnets: Vec<IpNet> = facts
-        .addresses
-        .iter()
-        .filter(|net| Family::of(net.addr()) == family && net.prefix_len() < net.max_prefix_len())
-        .map(IpNet::trunc)
-        .collect();
+/// The link's on-link prefixes, each once: what the main table sends to the device without a gateway. The addresses' own prefix lengths
+/// do not tell: `noprefixroute` addresses have neighbours that are reached by the gateway only.
+fn subnets(snapshot: &NetworkSnapshot, facts: &LinkFacts, family: Family) -> Vec<IpNet> {
+    let on_link = |route: &&RouteFacts| {
+        route.table == MAIN
+            && route.family() == family
+            && route.kind == RouteKind::Unicast
+            && !route.conditional
+            && matches!(route.hops[..], [NextHop { device, gateway: None, .. }] if device == facts.index)
+            && !crate::steer::is_default(route.destination)
+            && !is_link_local(route.destination.addr())
+    };
+    let mut subnets: Vec<IpNet> = snapshot.routes.iter().filter(on_link).map(|route| route.destination.trunc()).collect();
     subnets.sort();
     subnets.dedup();
     subnets
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.is_multicast(),
+    }
 }
 
 fn overlap(one: IpNet, other: IpNet) -> bool {
@@ -227,7 +248,23 @@ mod tests {
 
     fn network(interfaces: Vec<LinkFacts>) -> (NetworkSnapshot, BTreeMap<LinkIndex, usize>) {
         let slots = interfaces.iter().enumerate().map(|(slot, facts)| (facts.index, slot)).collect();
-        (NetworkSnapshot { interfaces, ..NetworkSnapshot::default() }, slots)
+        let routes = interfaces.iter().flat_map(connected).collect();
+        (NetworkSnapshot { interfaces, routes, rules: Vec::new() }, slots)
+    }
+
+    /// The routes that the kernel makes beside addresses.
+    fn connected(facts: &LinkFacts) -> impl Iterator<Item = RouteFacts> {
+        let hops = vec![NextHop { device: facts.index, gateway: None, dead: false }];
+        facts.addresses.iter().filter(|net| net.prefix_len() < net.max_prefix_len()).map(move |net| RouteFacts {
+            table: MAIN,
+            destination: net.trunc(),
+            kind: RouteKind::Unicast,
+            metric: 0,
+            hops: hops.clone(),
+            source: Some(net.addr()),
+            conditional: false,
+            ours: false,
+        })
     }
 
     fn shown(plan: &TablePlan) -> Vec<String> {
@@ -299,6 +336,13 @@ mod tests {
         modem.gateways.v4.push(DefaultRoute { gateway: None, metric: 700 });
         let (snapshot, slots) = network(vec![modem]);
         assert_eq!(shown(&plan(&snapshot, &slots))[3..], ["47000: 0.0.0.0/0 dev #2 src 10.64.1.7 metric 700"]);
+    }
+
+    #[test]
+    fn an_address_without_prefix_route_has_no_neighbours() {
+        let (mut snapshot, slots) = network(vec![link(2, &["2001:db8::2/64"], &["fe80::1"])]);
+        snapshot.routes.clear();
+        assert_eq!(shown(&plan(&snapshot, &slots))[3..], ["47000: ::/0 via fe80::1 dev #2 src 2001:db8::2 metric 102"]);
     }
 
     #[test]
