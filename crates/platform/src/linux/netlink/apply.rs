@@ -3,13 +3,14 @@
 use std::io;
 use std::net::IpAddr;
 
+use braid_decide::tables::{PROTOCOL, TablePlan};
 use braid_model::{Family, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::IpNet;
 
+use super::DumpError;
 use super::facts::{self, AF_INET, AF_INET6};
 use super::follow;
-use super::wire::{ACK, CREATE, Conversation, EXCLUSIVE, REPLACE, REQUEST, Request};
-use super::{DumpError, PROTOCOL};
+use super::talk::{ACK, CREATE, Conversation, EXCLUSIVE, REPLACE, REQUEST, Request};
 
 /// What IPv6 makes of a route without metric.
 const IPV6_METRIC: u32 = 1024;
@@ -55,13 +56,13 @@ pub struct Swept {
     pub routes: usize,
 }
 
-/// Makes our rules and routes in this thread's namespace the given ones, where `snapshot` tells what stands there now. Adds first,
+/// Makes our rules and routes in this thread's namespace those of `plan`, where `snapshot` tells what stands there now. Adds first,
 /// then removes, so that there is no moment without; does nothing when nothing differs. A route has at most one hop. Goes on after a
 /// refusal, and tells the first one.
-pub fn apply(rules: &[RuleFacts], routes: &[RouteFacts], snapshot: &NetworkSnapshot) -> Result<(), ApplyError> {
-    let wanted_rules: Vec<_> = rules.iter().map(|rule| RuleFacts { ours: true, ..rule.clone() }).collect();
+pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyError> {
+    let wanted_rules: Vec<_> = plan.rules.iter().map(|rule| RuleFacts { ours: true, ..rule.clone() }).collect();
     let mut wanted_routes: Vec<RouteFacts> = Vec::new();
-    for route in routes.iter().map(settled) {
+    for route in plan.routes.iter().map(settled) {
         // One destination and metric hold one route: the first.
         if !wanted_routes.iter().any(|other| same_place(other, &route)) {
             wanted_routes.push(route);

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use braid_model::{Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::IpNet;
 
-use super::wire::{attributes, string, u16_at, u32_at};
-use super::{PROTOCOL, is_our_route, is_our_rule};
+use super::talk::{attributes, string, u16_at, u32_at};
+use super::{is_our_route, is_our_rule};
 
 pub(super) const AF_INET: u8 = libc::AF_INET as u8;
 pub(super) const AF_INET6: u8 = libc::AF_INET6 as u8;
@@ -157,7 +157,7 @@ pub(super) fn route(body: &[u8]) -> Option<RouteFacts> {
         hops,
         source,
         conditional: header[2] != 0 || header[3] != 0,
-        ours: header[5] == PROTOCOL && is_our_route(table),
+        ours: is_our_route(header[5], table),
     })
 }
 
@@ -248,7 +248,7 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
         action if FR_ACT_REFUSE.contains(&action) => RuleAction::Refuse,
         _ => RuleAction::Other,
     };
-    rule.ours = protocol == PROTOCOL && is_our_rule(rule.priority);
+    rule.ours = is_our_rule(protocol, rule.priority);
     Some(rule)
 }
 

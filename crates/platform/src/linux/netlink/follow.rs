@@ -18,7 +18,7 @@ use socket2::SockRef;
 use tokio::sync::watch;
 
 use super::facts::{self, AF_INET, AF_INET6};
-use super::wire::{ACK, Conversation, REQUEST, Request};
+use super::talk::{ACK, Conversation, REQUEST, Request};
 use super::{DumpError, Files, device};
 use crate::linux::resolvers::Resolvers;
 

@@ -7,28 +7,26 @@ mod apply;
 mod device;
 mod facts;
 mod follow;
-mod wire;
+mod talk;
 
 use std::io;
 use std::path::PathBuf;
 
+use braid_decide::tables::{self, PROTOCOL};
 use braid_model::{Bytes, LinkIndex, NetworkSnapshot};
 
 pub use apply::{ApplyError, Swept, apply, sweep};
 pub use follow::{FollowError, Follower};
-use wire::{Conversation, attributes, u32_at, u64_at};
+use talk::{Conversation, attributes, u32_at, u64_at};
 
-/// Marks our rules and routes in the kernel (`rtm_protocol`).
-const PROTOCOL: u8 = 187;
-
-/// Whether a route that carries our mark is ours. Marks are assigned by nobody (FRR's IS-IS has the same), so the table counts too.
-fn is_our_route(table: u32) -> bool {
-    (47_000..48_000).contains(&table)
+/// Whether a route is ours: by its mark and, since FRR's IS-IS daemon marks its routes with the same number, by its table.
+fn is_our_route(protocol: u8, table: u32) -> bool {
+    protocol == PROTOCOL && (tables::table(0)..tables::table(1_000)).contains(&table)
 }
 
-/// Whether a rule that carries our mark is ours, by its priority.
-fn is_our_rule(priority: u32) -> bool {
-    (32_763..=32_765).contains(&priority)
+/// Whether a rule is ours: by its mark and its priority.
+fn is_our_rule(protocol: u8, priority: u32) -> bool {
+    protocol == PROTOCOL && (32_763..=32_765).contains(&priority)
 }
 
 /// Where the system keeps what the kernel does not tell.

@@ -1,0 +1,296 @@
+//! The kernel's network, followed and shaped, in namespaces of the test's own.
+
+#[path = "support/world.rs"]
+#[allow(dead_code)]
+mod world;
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use braid_decide::tables;
+use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, RuleAction};
+use braid_platform::linux::netlink::{self, Files, Follower, Swept};
+use tokio::sync::watch;
+use world::{Place, World, may_make_namespaces};
+
+type News = watch::Receiver<Arc<NetworkSnapshot>>;
+
+/// Waits until the network is as `wanted`.
+fn until(news: &mut News, what: &str, wanted: impl Fn(&NetworkSnapshot) -> bool) -> Arc<NetworkSnapshot> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let found = runtime.block_on(async {
+        let found = tokio::time::timeout(Duration::from_secs(20), news.wait_for(|network| wanted(network))).await;
+        found.ok().map(|network| network.expect("the follower lives").clone())
+    });
+    found.unwrap_or_else(|| panic!("never seen: {what}; last: {:#?}", news.borrow().interfaces))
+}
+
+fn link<'a>(network: &'a NetworkSnapshot, name: &str) -> &'a LinkFacts {
+    network.interfaces.iter().find(|facts| facts.name == name).unwrap_or_else(|| panic!("{name} is there"))
+}
+
+fn has(network: &NetworkSnapshot, name: &str, test: impl Fn(&LinkFacts) -> bool) -> bool {
+    network.interfaces.iter().any(|facts| facts.name == name && test(facts))
+}
+
+fn snapshot(place: &Place) -> NetworkSnapshot {
+    place.run(|| netlink::snapshot(&Files::default()).unwrap())
+}
+
+/// All rules and routes in iproute2's words.
+fn dump(place: &Place) -> String {
+    place.run(|| {
+        let mut all = String::new();
+        for words in ["-4 rule", "-6 rule", "-4 route show table all", "-6 route show table all"] {
+            let output = Command::new("ip").args(words.split(' ')).output().unwrap();
+            all += &String::from_utf8_lossy(&output.stdout);
+        }
+        all
+    })
+}
+
+fn plan(network: &NetworkSnapshot) -> tables::TablePlan {
+    let names = |facts: &&LinkFacts| facts.name.starts_with("link");
+    let slots: BTreeMap<_, _> = network.interfaces.iter().filter(names).enumerate().map(|(slot, facts)| (facts.index, slot)).collect();
+    tables::plan(network, &slots)
+}
+
+fn braid_up(place: &Place) -> NetworkSnapshot {
+    let network = snapshot(place);
+    let plan = plan(&network);
+    place.run(move || netlink::apply(&plan, &network)).unwrap();
+    snapshot(place)
+}
+
+#[test]
+fn links_are_followed_through_their_lives() {
+    if !may_make_namespaces("following the network") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
+    let network = until(&mut news, "two links", |network| has(network, "link1", |link| link.usable(Family::V4) && link.usable(Family::V6)));
+    let link0 = link(&network, "link0");
+    assert_eq!((link0.kind, link0.mtu, link0.nominal), (LinkKind::Virtual, 1500, None));
+    assert_eq!(link(&network, "lo").kind, LinkKind::Loopback);
+    assert!(link0.mac.is_some() && link0.carrier);
+    assert_eq!(link0.source(Family::V4), Some("10.77.0.2".parse().unwrap()));
+    assert_eq!(link0.source(Family::V6), Some("fd77::2".parse().unwrap()));
+    assert_eq!(link0.gateways.v4[0].gateway, Some("10.77.0.1".parse().unwrap()));
+    assert_eq!(link0.gateways.v6[0].gateway, Some("fd77::1".parse().unwrap()));
+    assert_eq!(link(&network, "link1").gateways.v4[0].metric, 101);
+
+    world.server.ip("link set dev peer0 down");
+    until(&mut news, "carrier lost", |network| has(network, "link0", |link| !link.carrier));
+    world.server.ip("link set dev peer0 up");
+    until(&mut news, "carrier back", |network| has(network, "link0", |link| link.carrier));
+
+    world.client.ip("addr add 10.99.0.5/24 dev link0");
+    world.client.ip("addr del 10.77.0.2/24 dev link0");
+    until(&mut news, "another address", |network| {
+        has(network, "link0", |link| link.source(Family::V4) == Some("10.99.0.5".parse().unwrap()))
+    });
+    world.client.ip("route replace default via 10.99.0.1 dev link0 metric 7");
+    world.client.ip("route add default via 10.99.0.9 dev link0 metric 3");
+    until(&mut news, "three default routes, the best first", |network| {
+        has(network, "link0", |link| link.gateways.v4.iter().map(|route| route.metric).collect::<Vec<_>>() == [3, 7, 100])
+    });
+    world.client.ip("link set dev link0 mtu 1400");
+    until(&mut news, "another packet size", |network| has(network, "link0", |link| link.mtu == 1400));
+    world.client.ip("rule add fwmark 0x7 lookup 99 priority 500");
+    let network = until(&mut news, "a rule", |network| network.rules.iter().any(|rule| rule.priority == 500));
+    let rule = network.rules.iter().find(|rule| rule.priority == 500).unwrap();
+    assert_eq!((rule.mark, rule.action, rule.conditional, rule.ours), (Some((7, u32::MAX)), RuleAction::Table(99), false, false));
+
+    world.client.ip("link del dev link1");
+    until(&mut news, "a link gone", |network| !has(network, "link1", |_| true));
+    world.client.ip("link add dev late type veth peer name etal");
+    until(&mut news, "a link come", |network| has(network, "late", |_| true));
+}
+
+#[test]
+fn unusable_addresses_are_left_out_and_other_tables_count_where_main_has_nothing() {
+    if !may_make_namespaces("reading addresses") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    world.client.ip("-6 addr add 2001:db8::5/64 dev link0 nodad preferred_lft 0");
+    world.client.ip("-4 route del default dev link0");
+    world.client.ip("route add default via 10.77.0.1 dev link0 table 77");
+    let network = snapshot(&world.client);
+    let link0 = link(&network, "link0");
+    let addresses: Vec<_> = link0.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["10.77.0.2/24", "fd77::2/64"], "neither the deprecated nor the link-local address");
+    assert_eq!(link0.gateways.v4.len(), 1);
+    assert!(network.routes.iter().any(|route| route.table == 77 && !route.ours));
+}
+
+#[test]
+fn wg_quicks_rules_are_read_as_they_are() {
+    if !may_make_namespaces("reading rules") {
+        return;
+    }
+    let place = Place::new().unwrap();
+    place.ip("-4 rule add not fwmark 0xca6c table 51820");
+    place.ip("-4 rule add table main suppress_prefixlength 0");
+    place.ip("-4 rule add from 10.0.0.0/8 to 192.0.2.0/24 iif lo ipproto tcp blackhole priority 9");
+    place.ip("-4 rule add goto 32766 priority 10");
+    let rules = snapshot(&place).rules;
+    let with = |priority| rules.iter().find(|rule| rule.family == Family::V4 && rule.priority == priority).unwrap();
+    assert!(with(32765).invert && with(32765).mark == Some((0xca6c, u32::MAX)));
+    assert_eq!((with(32764).suppress_prefix_len, with(32764).action), (Some(0), RuleAction::Table(254)));
+    assert_eq!((with(10).action, with(9).action), (RuleAction::Goto(32766), RuleAction::Refuse));
+    assert!(with(9).conditional && with(9).input.as_deref() == Some("lo"));
+    assert_eq!(with(9).source.map(|net| net.to_string()).as_deref(), Some("10.0.0.0/8"));
+    assert_eq!(with(0).action, RuleAction::Table(255));
+    let order: Vec<_> = rules.iter().filter(|rule| rule.family == Family::V4).map(|rule| rule.priority).collect();
+    assert!(order.is_sorted(), "{order:?}");
+}
+
+#[test]
+fn bound_sockets_and_replies_use_their_link_under_strict_filtering_and_a_sweep_leaves_no_trace() {
+    if !may_make_namespaces("shaping the network") {
+        return;
+    }
+    let world = World::new(3).unwrap();
+    for name in ["all", "link0", "link1", "link2"] {
+        world.client.sysctl(&format!("net.ipv4.conf.{name}.rp_filter"), "1");
+    }
+    let before = dump(&world.client);
+    let listener = world.server.run(|| TcpListener::bind("[::]:7000").unwrap());
+    let echo = std::thread::spawn(move || {
+        for _ in 0..6 {
+            let (mut stream, from) = listener.accept().unwrap();
+            stream.write_all(from.ip().to_canonical().to_string().as_bytes()).unwrap();
+        }
+    });
+
+    let network = braid_up(&world.client);
+    let (ours, wanted) = (network.rules.iter().filter(|rule| rule.ours).count(), plan(&network));
+    assert_eq!((ours, network.routes.iter().filter(|route| route.ours).count()), (wanted.rules.len(), wanted.routes.len()));
+    for index in 0..3 {
+        let families = [(format!("10.77.{index}.2"), "203.0.113.10:7000"), (format!("fd77:0:0:{index}::2"), "[2001:db8:113::10]:7000")];
+        for (source, server) in families {
+            let (source, server): (IpAddr, SocketAddr) = (source.parse().unwrap(), server.parse().unwrap());
+            let counters = world.client.run(|| netlink::device_counters().unwrap());
+            let answer = world.client.run(move || {
+                let socket = socket2::Socket::new(socket2::Domain::for_address(server), socket2::Type::STREAM, None).unwrap();
+                socket.bind(&SocketAddr::new(source, 0).into()).unwrap();
+                socket.connect_timeout(&server.into(), Duration::from_secs(5)).unwrap();
+                let mut text = String::new();
+                TcpStream::from(socket).read_to_string(&mut text).unwrap();
+                text
+            });
+            assert_eq!(answer, source.to_string());
+            let after = world.client.run(|| netlink::device_counters().unwrap());
+            let moved = |name: &str| {
+                let of = |list: &[(braid_model::LinkIndex, braid_model::Bytes, braid_model::Bytes)]| {
+                    list.iter().find(|(index, ..)| *index == link(&network, name).index).map(|(_, rx, tx)| rx.get() + tx.get()).unwrap()
+                };
+                of(&after) - of(&counters)
+            };
+            assert!(moved(&format!("link{index}")) > 300, "{source} uses its link");
+        }
+    }
+    echo.join().unwrap();
+
+    assert_eq!(
+        dump(&world.client),
+        {
+            braid_up(&world.client);
+            dump(&world.client)
+        },
+        "applying again changes nothing"
+    );
+    let swept = world.client.run(|| netlink::sweep().unwrap());
+    assert_eq!(swept, Swept { rules: wanted.rules.len(), routes: wanted.routes.len() });
+    assert_eq!(dump(&world.client), before);
+    assert_eq!(world.client.run(|| netlink::sweep().unwrap()), Swept::default());
+}
+
+#[test]
+fn a_changed_gateway_and_a_lost_link_replace_their_routes() {
+    if !may_make_namespaces("shaping a changing network") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    braid_up(&world.client);
+    world.client.ip("route replace default via 10.77.0.99 dev link0 metric 100");
+    world.client.ip("-6 route del default dev link0");
+    world.client.ip("-6 route add default via fd77::99 dev link0 metric 100");
+    world.server.ip("link set dev peer1 down");
+    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
+    until(&mut news, "no carrier", |network| has(network, "link1", |link| !link.carrier));
+    let network = braid_up(&world.client);
+    let ours: Vec<_> = network.routes.iter().filter(|route| route.ours && route.destination.prefix_len() == 0).collect();
+    let gateways: Vec<_> =
+        ours.iter().flat_map(|route| &route.hops).filter_map(|hop| hop.gateway).map(|gateway| gateway.to_string()).collect();
+    assert_eq!(gateways, ["10.77.0.99", "fd77::99"], "the new gateways of one link, nothing of the dark one");
+}
+
+#[test]
+fn our_rules_stand_behind_foreign_ones_and_foreign_entries_survive_a_sweep() {
+    if !may_make_namespaces("living beside a VPN") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    world.client.ip("-4 rule add not fwmark 0xca6c table 51820");
+    world.client.ip("-4 rule add table main suppress_prefixlength 0");
+    // The same mark as ours, as FRR's IS-IS daemon writes it.
+    world.client.ip("route add 198.51.100.0/24 via 10.77.0.1 proto 187");
+    let before = dump(&world.client);
+    braid_up(&world.client);
+    world.client.ip("-4 rule add not fwmark 0xca6d table 51821");
+    let network = snapshot(&world.client);
+    let v4: Vec<_> = network.rules.iter().filter(|rule| rule.family == Family::V4 && rule.priority > 0 && rule.priority < 32766).collect();
+    for priority in [32764, 32765] {
+        let marks: Vec<_> = v4.iter().filter(|rule| rule.priority == priority).map(|rule| rule.ours).collect();
+        assert!(marks.len() > 1 && marks.is_sorted(), "foreign rules come first: {v4:#?}");
+    }
+    assert!(!v4[0].ours, "a rule that comes later goes in front: {v4:#?}");
+    world.client.ip("-4 rule del not fwmark 0xca6d table 51821");
+    world.client.run(|| netlink::sweep().unwrap());
+    assert_eq!(dump(&world.client), before);
+}
+
+#[test]
+fn ten_thousand_routes_are_read_and_a_storm_of_changes_ends_in_the_truth() {
+    if !may_make_namespaces("a storm of routes") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
+    let lines: String = (0..10_000).map(|n| format!("route add 100.{}.{}.0/24 via 10.77.0.1 dev link0\n", 64 + n / 250, n % 250)).collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), lines).unwrap();
+    world.client.ip(&format!("-batch {}", file.path().display()));
+    let network = until(&mut news, "all routes", |network| network.routes.len() > 10_000);
+    assert!(network.routes.iter().filter(|route| route.table == 254 && route.family() == Family::V4).count() >= 10_000);
+    let start = Instant::now();
+    snapshot(&world.client);
+    eprintln!("reading 10,000 routes took {:?}", start.elapsed());
+    world.client.ip("link del dev link0");
+    until(&mut news, "no routes", |network| network.routes.len() < 100);
+}
+
+#[test]
+fn without_privilege_the_network_is_read_and_changes_are_refused_with_the_remedy() {
+    if !may_make_namespaces("losing privilege") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    let network = braid_up(&world.client);
+    let outcome = world.client.run(move || {
+        // SAFETY: plain system calls of this thread, which ends with the test; only this thread's ids change.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
+        let (_follower, news) = Follower::start().unwrap();
+        assert_eq!(news.borrow().rules, network.rules);
+        netlink::sweep()
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("remove") && error.contains("CAP_NET_ADMIN"), "{error}");
+}
