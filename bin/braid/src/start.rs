@@ -3,6 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use braid_engine::daemon;
+use braid_engine::run::RunOptions;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli;
@@ -10,26 +12,26 @@ use crate::cli;
 /// `braid up`.
 pub(crate) fn up(up: cli::Up, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    let config = up.config.or_else(|| Some(cli::DEFAULT_CONFIG.into()).filter(|path: &std::path::PathBuf| path.exists()));
-    let _options = (config, up.state_dir, up.daemon.socket);
-    anyhow::bail!("this build has no daemon yet: use `braid run -- COMMAND`")
+    let options = daemon::Options { config: up.config, state_dir: Some(up.state_dir), socket: Some(up.daemon.socket) };
+    daemon::run(&options)
 }
 
 /// `braid run`: exits with the command's own status.
 pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
-    let _options = (run.scheduler, run.links, run.command, run.daemon.socket);
-    anyhow::bail!("this build cannot run commands yet")
+    let cli::Run { scheduler, links, command, daemon } = run;
+    let status = braid_engine::run::main(RunOptions { scheduler, links, command, socket: Some(daemon.socket) })?;
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
 /// The hidden guardian, started by the daemon.
 pub(crate) fn guardian(verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    anyhow::bail!("this build has no guardian yet")
+    braid_engine::guardian::watch()
 }
 
 /// Removes what a dead daemon may have left; tells what was done.
 pub(crate) fn sweep() -> anyhow::Result<String> {
-    anyhow::bail!("this build has no daemon yet, so there is nothing to sweep")
+    daemon::sweep()
 }
 
 /// Logs to standard error: what RUST_LOG says, else `usual`, more with --verbose.

@@ -101,6 +101,11 @@ impl Capacity {
         Self { fixed: true, confidence: 1.0, ..Self::new(rate, Time::ZERO) }
     }
 
+    /// Whether the user knows it.
+    pub fn is_fixed(&self) -> bool {
+        self.fixed
+    }
+
     /// What was learnt in an earlier life replaces the guess, half-trusted.
     pub fn recall(&mut self, rate: Rate) {
         if !self.fixed && rate > Rate::ZERO && self.evidence.is_none() {

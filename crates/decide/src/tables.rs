@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: their neighbours are reached, and answered, by the link whose address is used |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes win over the links' default routes |
+//! | 32765 | `oif DEVICE lookup T` | sockets bound to the link: where the main table has no default route by it (multi-homed by source rules), the kernel would look for every destination among the link's neighbours |
 //! | 32765 | `fwmark MARK lookup T` | packets steered by mark |
 //! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` asks this rule too |
 //! | 32766 | `lookup main` | the system's own |
@@ -117,7 +118,10 @@ pub fn conflicts(snapshot: &NetworkSnapshot, links: impl IntoIterator<Item = Lin
 /// The rules of one link with its own subnets and those of the others.
 fn rules(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet], others: &[IpNet]) -> Vec<RuleFacts> {
     let by_link = rule(family, BY_LINK, table(slot));
-    let mut rules = vec![RuleFacts { mark: Some((mark(slot), u32::MAX)), ..by_link.clone() }];
+    let mut rules = vec![
+        RuleFacts { output: Some(facts.name.clone()), ..by_link.clone() },
+        RuleFacts { mark: Some((mark(slot), u32::MAX)), ..by_link.clone() },
+    ];
     let shared: Vec<&IpNet> = subnets.iter().filter(|net| others.iter().any(|other| overlap(**net, *other))).collect();
     for address in addresses(facts, family) {
         let source = Some(IpNet::from(address));
@@ -273,8 +277,9 @@ mod tests {
             let source = rule.source.map_or(String::new(), |net| format!(" from {net}"));
             let to = rule.destination.map_or(String::new(), |net| format!(" to {net}"));
             let mark = rule.mark.map_or(String::new(), |(value, _)| format!(" mark {value:x}"));
+            let output = rule.output.as_ref().map_or(String::new(), |name| format!(" oif {name}"));
             let suppress = if rule.suppress_prefix_len == Some(0) { " suppress 0" } else { "" };
-            format!("{}{source}{to}{mark} lookup {table}{suppress}", rule.priority)
+            format!("{}{source}{to}{output}{mark} lookup {table}{suppress}", rule.priority)
         });
         let routes = plan.routes.iter().map(|route| {
             let via = route.hops[0].gateway.map_or(String::new(), |gateway| format!(" via {gateway}"));
@@ -292,11 +297,14 @@ mod tests {
         ]);
         let expected = [
             "32764 lookup 254 suppress 0",
+            "32765 oif link2 lookup 47000",
             "32765 mark b1d00001 lookup 47000",
             "32765 from 10.0.0.2/32 lookup 47000",
+            "32765 oif link5 lookup 47001",
             "32765 mark b1d00002 lookup 47001",
             "32765 from 10.0.1.2/32 lookup 47001",
             "32764 lookup 254 suppress 0",
+            "32765 oif link2 lookup 47000",
             "32765 mark b1d00001 lookup 47000",
             "32765 from 2001:db8::2/128 lookup 47000",
             "32765 from 2001:db8::3/128 lookup 47000",
@@ -335,14 +343,14 @@ mod tests {
         let mut modem = link(2, &["10.64.1.7/32"], &[]);
         modem.gateways.v4.push(DefaultRoute { gateway: None, metric: 700 });
         let (snapshot, slots) = network(vec![modem]);
-        assert_eq!(shown(&plan(&snapshot, &slots))[3..], ["47000: 0.0.0.0/0 dev #2 src 10.64.1.7 metric 700"]);
+        assert_eq!(shown(&plan(&snapshot, &slots))[4..], ["47000: 0.0.0.0/0 dev #2 src 10.64.1.7 metric 700"]);
     }
 
     #[test]
     fn an_address_without_prefix_route_has_no_neighbours() {
         let (mut snapshot, slots) = network(vec![link(2, &["2001:db8::2/64"], &["fe80::1"])]);
         snapshot.routes.clear();
-        assert_eq!(shown(&plan(&snapshot, &slots))[3..], ["47000: ::/0 via fe80::1 dev #2 src 2001:db8::2 metric 102"]);
+        assert_eq!(shown(&plan(&snapshot, &slots))[4..], ["47000: ::/0 via fe80::1 dev #2 src 2001:db8::2 metric 102"]);
     }
 
     #[test]

@@ -3,5 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod core;
+pub mod daemon;
+pub mod guardian;
+mod lock;
+mod memory;
+pub mod run;
 pub mod server;
 pub mod store;

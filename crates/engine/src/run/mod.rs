@@ -19,8 +19,10 @@
 mod chooser;
 mod front;
 mod guard;
+mod links;
 mod message;
 mod prefixes;
+mod streams;
 mod supervisor;
 
 use std::ffi::OsString;

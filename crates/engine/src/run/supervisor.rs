@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use braid_decide::steer::{self, Verdict};
 use braid_model::{Family, NetworkSnapshot, Protocol, Time};
-use braid_platform::linux::netlink::Follower;
+use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::seccomp::{Heard, Intent, Listener, RawCall, Socket};
 use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
 
-use super::chooser::{Chooser, DatagramRoute, DatagramSocket, StreamSeen};
+use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
 use super::message::Message;
+use super::streams::StreamSeen;
 use super::{RunOptions, guard};
 
 /// How often followed streams are looked up.
@@ -164,7 +165,7 @@ impl Shared {
         if let Some(link) = link
             && socket.bind(link).is_err()
         {
-            self.chooser().withdraw(inode);
+            self.chooser().withdraw(self.now(), inode);
         }
     }
 
@@ -207,6 +208,7 @@ impl Shared {
 
     fn on_network(&self, network: &NetworkSnapshot) -> Vec<String> {
         let refused = self.chooser().on_network(
+            self.now(),
             network,
             |links, family| {
                 let map = steer::prefix_map(network, links, family);
@@ -219,7 +221,7 @@ impl Shared {
         refused
     }
 
-    fn on_streams(&self) {
+    fn look(&self) {
         if !self.chooser().has_streams() {
             return;
         }
@@ -230,7 +232,7 @@ impl Shared {
             rx: socket.rx.get(),
             tx: socket.tx.get(),
         });
-        self.chooser().on_streams(self.now(), seen);
+        self.chooser().on_look(self.now(), seen, netlink::device_counters().unwrap_or_default());
     }
 }
 
@@ -265,7 +267,7 @@ fn follow(shared: &Shared) {
                         Ok(()) => break,
                         Err(error) => return failed(&error),
                     },
-                    _ = look.tick() => shared.on_streams(),
+                    _ = look.tick() => shared.look(),
                 }
             }
         }

@@ -9,7 +9,7 @@ pub mod load;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
@@ -74,9 +74,9 @@ macro_rules! typed_map {
 }
 
 impl BpfSteering {
-    /// The descriptor that becomes readable when events have come.
-    pub fn events_fd(&self) -> RawFd {
-        self.events.as_raw_fd()
+    /// Tells when events have come. Must be called inside a tokio runtime.
+    pub fn ready(&self) -> std::io::Result<sys::Ready> {
+        sys::Ready::watch(self.events.as_fd())
     }
 
     /// Mean time in nanoseconds of one decision on the current parameters, over `repeat` runs in the kernel.

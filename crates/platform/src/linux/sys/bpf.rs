@@ -113,6 +113,26 @@ pub fn netns_cookie() -> io::Result<u64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
+/// Waits on a ring buffer inside tokio's loop.
+#[derive(Debug)]
+pub struct Ready(tokio::io::unix::AsyncFd<OwnedFd>);
+
+impl Ready {
+    /// Watches (a duplicate of) the ring buffer's descriptor. Must be called inside a tokio runtime.
+    pub fn watch(ring: BorrowedFd<'_>) -> io::Result<Self> {
+        let ring = ring.try_clone_to_owned()?;
+        // SAFETY: the `AsyncFd` owns the descriptor, which stays open and the same for as long as it is registered.
+        let registered = unsafe { tokio::io::unix::AsyncFd::register_with_interest(ring, tokio::io::Interest::READABLE) };
+        Ok(Self(registered?))
+    }
+
+    /// Resolves when records may have come since it resolved last. Take all there are before waiting again.
+    pub async fn records(&self) -> io::Result<()> {
+        self.0.readable().await?.clear_ready();
+        Ok(())
+    }
+}
+
 /// The id of the mount that holds `path`, as `/proc/self/mountinfo` numbers them.
 pub fn mount_id(path: &std::path::Path) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;

@@ -1,0 +1,215 @@
+//! Why a flow gets the link it gets: the same rule, on the same loads, with its reasons.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, Problem};
+use braid_decide::connection::{Board, LinkMask, Mode, Request};
+use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
+use braid_decide::steer::{self, Verdict};
+use braid_model::{Affinity, Bytes, Class, Direction, Family, Time};
+use braid_platform::steering::{FlowRow, Steering};
+
+use super::views::{affinity_name, matcher_text};
+use super::Core;
+
+/// What is asked, filled in.
+struct Question {
+    exe: Option<String>,
+    name: String,
+    destination: IpAddr,
+    port: u16,
+    user: Option<u32>,
+    cgroup: Option<String>,
+}
+
+/// What the rule answers, with the reason why a flow is not steered.
+struct Verdicts {
+    mask: LinkMask,
+    outcome: Outcome,
+    reason: String,
+}
+
+impl<S: Steering> Core<S> {
+    /// `POST /v1/explain`.
+    pub fn explain(&mut self, now: Time, request: &ExplainRequest) -> Result<Explanation, Problem> {
+        let board = self.steering.board().map_err(|error| Problem::new(500, "Not explained", error.to_string()))?;
+        if let Some(id) = request.flow {
+            let row = self.flows.iter().find(|row| row.id.0 == id).cloned();
+            let row = row.ok_or_else(|| {
+                Problem::new(404, "No such flow", format!("no living flow has the id {id}: see `braid flows` for those that have one"))
+            })?;
+            return Ok(self.explain_flow(now, &row, &board));
+        }
+        let question = self.question(request)?;
+        Ok(self.answer(now, &question, &board))
+    }
+
+    fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {
+        let unclear = |detail: String| Problem::new(400, "Not understood", detail);
+        let destination = request.destination.as_deref().ok_or_else(|| unclear("name a flow, or a program and a destination address".into()))?;
+        let destination = destination
+            .parse::<IpAddr>()
+            .map_err(|_| unclear(format!("{destination:?} is no IP address: names are not resolved here, since each link may answer otherwise")))?;
+        let exe = request.exe.clone();
+        let from_exe = exe.as_deref().and_then(|exe| Path::new(exe).file_name()).map(|name| name.to_string_lossy().chars().take(15).collect());
+        let name = request.name.clone().or(from_exe).unwrap_or_default();
+        Ok(Question { exe, name, destination: destination.to_canonical(), port: request.port.unwrap_or(443), user: request.user, cgroup: request.cgroup.clone() })
+    }
+
+    /// A living flow: its link is settled; the rest is what the rule would say of it now.
+    fn explain_flow(&mut self, now: Time, row: &FlowRow, board: &Board) -> Explanation {
+        let exe = self.apps.get(&row.app).and_then(|met| met.application.exe.as_ref()).map(|exe| exe.display().to_string());
+        let cgroup = self.apps.get(&row.app).and_then(|met| met.cgroup.clone());
+        let question = Question { exe, name: row.app.name.clone(), destination: row.remote.0, port: row.remote.1, user: Some(row.user), cgroup };
+        let mut explanation = self.answer(now, &question, board);
+        let link = self.device_name(row);
+        let age = now.since(row.started).as_secs_f64();
+        let scheduler = braid_decide::policy::Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name());
+        explanation.reason = format!(
+            "it was given {link} by {scheduler} {age:.1} s ago and stays there; a new flow like it would now find this: {}",
+            explanation.reason
+        );
+        explanation.link = Some(link);
+        explanation.outcome = Outcome::Steered;
+        explanation.demand_bytes = Some(row.demand.get());
+        explanation
+    }
+
+    fn answer(&mut self, now: Time, question: &Question, board: &Board) -> Explanation {
+        let family = Family::of(question.destination);
+        let subject = Subject {
+            exe: question.exe.as_deref().map(Path::new),
+            name: &question.name,
+            port: question.port,
+            destination: question.destination,
+            cgroup: question.cgroup.as_deref(),
+            user: question.user,
+        };
+        let (demand, direction, class) = self.expected(question);
+        let policy = &self.config.policy;
+        let rule = policy.first_match(&subject);
+        let verdicts = self.verdicts(&subject, rule, family);
+        let class = rule.and_then(|rule| policy.apps[rule].class).unwrap_or(class);
+        let affinity = policy.affinity(rule.map(|rule| &policy.apps[rule]), class);
+        let request = Request { allowed: verdicts.mask, direction, demand };
+        let mode = policy.scheduler.mode();
+        let chosen = board.pick(mode, &request);
+        let second = chosen.and_then(|slot| board.pick(mode, &Request { allowed: LinkMask(verdicts.mask.0 & !(1 << slot)), ..request }));
+        let name = |slot: usize| self.links.values().find(|link| link.slot == slot).map(|link| link.facts.name.clone());
+        let reason = match chosen {
+            Some(slot) => self.why(mode, slot, &request, board, affinity),
+            None => verdicts.reason.clone(),
+        };
+        Explanation {
+            subject: format!(
+                "{} to {}",
+                question.exe.as_deref().unwrap_or(&question.name),
+                std::net::SocketAddr::new(question.destination, question.port)
+            ),
+            outcome: if chosen.is_some() { Outcome::Steered } else { verdicts.outcome },
+            link: chosen.and_then(name),
+            runner_up: second.and_then(name),
+            reason,
+            rule: rule.map(|rule| rule as u32 + 1),
+            rule_text: rule.map(|rule| matcher_text(&policy.apps[rule].matcher)),
+            scheduler: policy.scheduler.to_string(),
+            class: Some(class.to_string()),
+            affinity: Some(affinity_name(affinity).to_owned()),
+            demand_bytes: Some(demand.get()),
+            direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
+            candidates: self.candidates(now, family, &request, board),
+        }
+    }
+
+    /// Which links the flow may use, or why none.
+    fn verdicts(&self, subject: &Subject<'_>, rule: Option<usize>, family: Family) -> Verdicts {
+        let none = |outcome, reason: String| Verdicts { mask: LinkMask(0), outcome, reason };
+        if self.config.policy.excludes(subject) {
+            return none(Outcome::LeftAlone, "the configuration excludes it ([exclude])".to_owned());
+        }
+        let links = self.links.values().filter(|link| link.refused.is_none()).map(|link| link.facts.index).collect();
+        let map = steer::prefix_map(&self.network, &links, family);
+        let covering = map.iter().filter(|(net, _)| net.contains(&subject.destination)).max_by_key(|(net, _)| net.prefix_len());
+        if covering.is_none_or(|(_, verdict)| *verdict == Verdict::Leave) {
+            return none(
+                Outcome::LeftAlone,
+                "the system would not send it through a link's default route (a VPN, a static route, a local or on-link destination), so it is left alone".to_owned(),
+            );
+        }
+        let mut backup = LinkMask::default();
+        self.links.values().filter(|link| link.rule.role == braid_model::Role::Backup).for_each(|link| backup.insert(link.slot));
+        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
+        let entry = rule.map(|rule| &self.config.policy.apps[rule]);
+        let strict = entry.and_then(|entry| entry.links.as_deref()).map(mask);
+        let prefer = entry.map(|entry| &entry.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
+        match admit(self.usable(family), backup, strict, prefer) {
+            Admission::Use(mask) => Verdicts { mask, outcome: Outcome::Steered, reason: String::new() },
+            Admission::Deny => none(Outcome::Denied, "its rule is strict (links = [...]) and none of those links is usable now".to_owned()),
+            Admission::LeaveAlone => none(Outcome::LeftAlone, format!("no link is usable for {family} now")),
+        }
+    }
+
+    /// What the kernel expects of such a flow: demand, direction, class.
+    fn expected(&mut self, question: &Question) -> (Bytes, Direction, Class) {
+        let ids: Vec<_> = match &question.exe {
+            Some(exe) => self.apps.ids_of(exe).cloned().collect(),
+            None => self.apps.iter().filter(|(id, _)| id.name == question.name).map(|(id, _)| id.clone()).collect(),
+        };
+        let class = ids.iter().find_map(|id| self.apps.get(id)).map(|met| met.class);
+        let class = class.unwrap_or_else(|| braid_decide::class::by_name(&question.name).unwrap_or_default());
+        let learnt = self.steering.learnt().unwrap_or_default();
+        match learnt.iter().filter(|known| known.port == question.port && ids.contains(&known.app)).max_by_key(|known| known.count) {
+            Some(known) if known.up > known.down => (known.down + known.up, Direction::Up, class),
+            Some(known) => (known.down + known.up, Direction::Down, class),
+            None => (self.config.policy.default_demand, Direction::Down, class),
+        }
+    }
+
+    fn why(&self, mode: Mode, slot: usize, request: &Request, board: &Board, affinity: Affinity) -> String {
+        let mut text = match mode {
+            Mode::OnlyOne => "it is the link the system itself prefers (lowest metric)".to_owned(),
+            Mode::VirtualStart => "its turn is next".to_owned(),
+            Mode::CheapestInTime { .. } => {
+                let seconds = board.finish(slot, request) as f64 / f64::from(1 << 20);
+                format!("with its load and this flow it is done first, in {seconds:.3} s")
+            }
+        };
+        if request.allowed.slots().count() == 1 {
+            text = "it is the only link allowed and usable".to_owned();
+        }
+        match affinity {
+            Affinity::None => {}
+            Affinity::Destination => text += "; while it lives, further flows of the program to this destination follow the first one",
+            Affinity::Application => text += "; while it lives, further flows of the program follow the first one",
+        }
+        text
+    }
+
+    fn candidates(&self, now: Time, family: Family, request: &Request, board: &Board) -> Vec<Candidate> {
+        let direction = request.direction as usize;
+        let view = |link: &super::link::Link| {
+            let allowed = request.allowed.contains(link.slot);
+            let lane = &board.lanes[link.slot];
+            let never = |time: u64| (time != u64::MAX).then(|| (u128::from(time) * 1_000_000 >> 20) as u64);
+            Candidate {
+                link: link.facts.name.clone(),
+                allowed,
+                reason: (!allowed).then(|| match link.usable(family) {
+                    true => "its rule does not name it, or a better role is there".to_owned(),
+                    false => link.reason().unwrap_or_else(|| format!("{family} is {} on it", link.family_state(family))),
+                }),
+                load_bytes: Some(lane.load[direction]),
+                capacity_bps: Some(link.estimate(request.direction, now).rate.bps()),
+                finish_us: never(board.finish(link.slot, request)),
+                virtual_start: matches!(self.config.policy.scheduler.mode(), Mode::VirtualStart)
+                    .then(|| board.virtual_start(link.slot).saturating_sub(board.virtual_time) as f64 / f64::from(1 << 20)),
+                rank: Some(lane.rank).filter(|rank| *rank != u32::MAX),
+                flows: Some(u64::from(lane.flows)),
+            }
+        };
+        self.links.values().map(view).collect()
+    }
+}
+

@@ -1,0 +1,249 @@
+//! What people and programs are told, in the API's words.
+
+use braid_api::{App, AppEntry, Counters, ExcludeEntry, Flow, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
+use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
+use braid_model::{Affinity, Bytes, Direction, Family, NetworkSnapshot, PerFamily, Role, Time};
+use braid_platform::steering::{FlowRow, Learnt, Steering};
+
+use super::link::Link;
+use super::{Core, rules};
+
+impl<S: Steering> Core<S> {
+    /// `GET /v1/status`.
+    pub fn status(&mut self, now: Time) -> Status {
+        let counters = self.steering.counters().ok();
+        let count = |get: fn(&braid_platform::steering::SteeringCounters) -> u64| counters.as_ref().map(get);
+        Status {
+            schema_version: SCHEMA_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            scheduler: self.config.policy.scheduler.to_string(),
+            links: self.links(now),
+            flows: self.flows.len() as u64,
+            interception: Some("ebpf".to_owned()),
+            uptime_ms: Some(now.since(self.started).as_millis() as u64),
+            config: None,
+            counters: Counters {
+                steered: count(|counters| counters.steered),
+                left: count(|counters| counters.left_alone),
+                denied: count(|counters| counters.denied),
+                failed: count(|counters| counters.failed),
+                untracked: count(|counters| counters.untracked),
+                lost_events: count(|counters| counters.lost_events),
+            },
+            warnings: self.warnings(),
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for family in Family::ALL {
+            let configured = self.links.values().filter(|link| link.configured(family) && !link.capped()).count();
+            let alive = self.links.values().filter(|link| link.usable(family)).count();
+            if configured > 0 && alive == 0 {
+                warnings.push(format!("every link is judged dead in {family}: all are treated as up until one answers"));
+            }
+        }
+        warnings
+    }
+
+    /// `GET /v1/links`.
+    pub fn links(&mut self, now: Time) -> Vec<LinkView> {
+        let board = self.steering.board().ok();
+        self.links.values().map(|link| link_view(link, now, board.as_ref().map(|board| &board.lanes[link.slot]))).collect()
+    }
+
+    /// `GET /v1/flows`.
+    pub fn flows(&self, now: Time) -> Vec<Flow> {
+        self.flows.iter().map(|row| self.flow_view(row, now)).collect()
+    }
+
+    pub(super) fn device_name(&self, row: &FlowRow) -> String {
+        let device = self.network.interface(row.link);
+        device.map_or_else(|| format!("{} (gone)", row.link), |device| device.name.clone())
+    }
+
+    fn flow_view(&self, row: &FlowRow, now: Time) -> Flow {
+        let met = self.apps.get(&row.app);
+        let exclusions = rules::exclusions(&self.config.policy);
+        let address = |end: (std::net::IpAddr, u16)| std::net::SocketAddr::new(end.0, end.1).to_string();
+        Flow {
+            id: row.id.0,
+            application: self.apps.name(&row.app),
+            protocol: row.protocol.to_string(),
+            local: (row.local.1 != 0).then(|| address(row.local)),
+            remote: address(row.remote),
+            link: self.device_name(row),
+            carry: "direct".to_owned(),
+            scheduler: Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name()).to_owned(),
+            rx_bytes: Some(row.rx.get()),
+            tx_bytes: Some(row.tx.get()),
+            rtt_us: row.rtt_us.map(u64::from),
+            age_ms: Some(now.since(row.started).as_millis() as u64),
+            name: Some(row.app.name.clone()),
+            pid: Some(row.process),
+            user: Some(row.user),
+            cgroup: met.and_then(|met| met.cgroup.clone()),
+            class: Some(met.map_or(row.class, |met| met.class).to_string()),
+            demand_bytes: Some(row.demand.get()),
+            retransmissions: row.retransmissions.map(u64::from),
+            delivery_rate_bps: row.delivery_rate.map(|rate| rate.bps()),
+            rule: row.rule.and_then(|rule| usize::from(rule).checked_sub(exclusions)).map(|rule| rule as u32 + 1),
+        }
+    }
+
+    /// `GET /v1/apps`.
+    pub fn applications(&mut self, now: Time) -> Vec<App> {
+        let learnt = self.steering.learnt().unwrap_or_default();
+        learnt.iter().map(|learnt| self.app_view(learnt, now)).collect()
+    }
+
+    fn app_view(&self, learnt: &Learnt, now: Time) -> App {
+        let met = self.apps.get(&learnt.app);
+        let demand = braid_decide::demand::Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
+        let rates = met.and_then(|met| met.traffic().mean_rates());
+        let highest = |pick: fn(&super::apps::Traffic) -> u64| met.map(|met| pick(met.traffic())).filter(|rate| *rate > 0);
+        App {
+            application: self.apps.name(&learnt.app),
+            name: learnt.app.name.clone(),
+            port: (learnt.port != 0).then_some(learnt.port),
+            class: met.map(|met| met.class).unwrap_or_default().to_string(),
+            class_source: met.map(|met| met.source.to_owned()).filter(|source| !source.is_empty()),
+            demand_bytes: Some((learnt.down + learnt.up).get()),
+            samples: learnt.count,
+            confidence: Some(demand.confidence(now)),
+            age_ms: Some(now.since(learnt.updated).as_millis() as u64),
+            rate_down_bps: rates.map(|rates| rates.0),
+            rate_up_bps: rates.map(|rates| rates.1),
+            max_rate_down_bps: highest(|traffic| traffic.max_down),
+            max_rate_up_bps: highest(|traffic| traffic.max_up),
+            flows: self.flows.iter().filter(|row| row.app == learnt.app && row.remote.1 == learnt.port).count() as u64,
+        }
+    }
+
+    /// `GET /v1/policy`.
+    pub fn policy(&self) -> PolicyView {
+        let policy = &self.config.policy;
+        PolicyView {
+            schema_version: SCHEMA_VERSION,
+            scheduler: policy.scheduler.to_string(),
+            affinity: policy.affinity.map(|affinity| affinity_name(affinity).to_owned()),
+            default_demand_bytes: policy.default_demand.get(),
+            links: policy
+                .links
+                .iter()
+                .map(|rule| LinkEntry {
+                    matches: link_matcher_text(&rule.matcher),
+                    devices: self.links.values().filter(|link| link.rule == *rule).map(|link| link.facts.name.clone()).collect(),
+                    role: role_name(rule.role).to_owned(),
+                    metered: rule.metered,
+                    cap_bytes: rule.cap.map(Bytes::get),
+                    reset_day: rule.metered.then_some(rule.reset_day),
+                    probe: rule.probe.map(|mode| match mode {
+                        ProbeMode::Eager => "eager".to_owned(),
+                        ProbeMode::Sparing => "sparing".to_owned(),
+                    }),
+                })
+                .collect(),
+            apps: policy
+                .apps
+                .iter()
+                .map(|rule| AppEntry {
+                    matches: matcher_text(&rule.matcher),
+                    links: rule.links.as_ref().map(|links| links.iter().map(ToString::to_string).collect()),
+                    prefer: rule.prefer.iter().map(ToString::to_string).collect(),
+                    class: rule.class.map(|class| class.to_string()),
+                    affinity: rule.affinity.map(|affinity| affinity_name(affinity).to_owned()),
+                    weight: rule.weight,
+                })
+                .collect(),
+            exclude: policy.exclude.matchers().iter().map(|matcher| ExcludeEntry { matches: matcher_text(matcher) }).collect(),
+        }
+    }
+
+    /// The network as last seen.
+    pub fn network(&self) -> &NetworkSnapshot {
+        &self.network
+    }
+}
+
+fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lane>) -> LinkView {
+    let capacity = |direction| link.estimate(direction, now);
+    let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
+    let gateways = |routes: &PerFamily<Vec<braid_model::DefaultRoute>>| {
+        let all = Family::ALL.iter().flat_map(|family| routes.get(*family).iter().filter_map(|route| route.gateway));
+        all.map(|gateway| gateway.to_string()).collect()
+    };
+    let moved = link.moved();
+    LinkView {
+        name: link.facts.name.clone(),
+        state: link.state().to_string(),
+        kind: link.facts.kind.to_string(),
+        addresses: link.facts.addresses.iter().map(ToString::to_string).collect(),
+        capacity_down_bps: Some(down.rate.bps()).filter(|rate| *rate > 0),
+        capacity_up_bps: Some(up.rate.bps()).filter(|rate| *rate > 0),
+        rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
+        loss: link.loss.rate(now),
+        rx_bytes: Some(moved[0].get()),
+        tx_bytes: Some(moved[1].get()),
+        flows: lane.map_or(0, |lane| u64::from(lane.flows)),
+        index: Some(link.facts.index.0),
+        reason: link.reason(),
+        role: Some(role_name(link.rule.role).to_owned()),
+        state_v4: Some(link.family_state(Family::V4).to_string()),
+        state_v6: Some(link.family_state(Family::V6).to_string()),
+        gateways: gateways(&link.facts.gateways),
+        resolvers: link.facts.resolvers.iter().map(ToString::to_string).collect(),
+        mtu: Some(link.facts.mtu),
+        device_rx_bytes: link.device.map(|device| device[0].get()),
+        device_tx_bytes: link.device.map(|device| device[1].get()),
+        rate_down_bps: link.rate[0].map(|rate| rate.bps()),
+        rate_up_bps: link.rate[1].map(|rate| rate.bps()),
+        load_down_bytes: lane.map(|lane| lane.load[0]),
+        load_up_bytes: lane.map(|lane| lane.load[1]),
+        capacity_confidence: Some(down.confidence),
+        capacity_age_ms: down.age.map(|age| age.as_millis() as u64),
+        metered: link.rule.metered,
+        cap_bytes: link.rule.cap.map(Bytes::get),
+        used_bytes: link.allowance.as_ref().map(|allowance| allowance.used().get()),
+    }
+}
+
+pub(super) fn affinity_name(affinity: Affinity) -> &'static str {
+    match affinity {
+        Affinity::None => "none",
+        Affinity::Destination => "destination",
+        Affinity::Application => "application",
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Normal => "normal",
+        Role::Backup => "backup",
+        Role::Excluded => "excluded",
+    }
+}
+
+/// A matcher as it reads in the configuration.
+pub(super) fn matcher_text(matcher: &AppMatcher) -> String {
+    let parts = [
+        matcher.exe.as_ref().map(|exe| format!("exe = {exe:?}")),
+        matcher.name.as_ref().map(|name| format!("name = {name:?}")),
+        matcher.port.map(|port| format!("port = {port}")),
+        matcher.destination.map(|net| format!("destination = \"{net}\"")),
+        matcher.cgroup.as_ref().map(|group| format!("cgroup = {group:?}")),
+        matcher.user.map(|user| format!("user = {user}")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn link_matcher_text(matcher: &LinkMatcher) -> String {
+    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let parts = [
+        matcher.name.as_ref().map(|name| format!("name = \"{}\"", name.as_str())),
+        matcher.kind.map(|kind| format!("kind = \"{kind}\"")),
+        matcher.mac.map(|bytes| format!("mac = \"{}\"", mac(bytes))),
+        matcher.address.map(|net| format!("address = \"{net}\"")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}

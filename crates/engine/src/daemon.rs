@@ -1,0 +1,351 @@
+//! The daemon: the live loop around [`Core`].
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use braid_api::{Accepted, Problem};
+use braid_decide::health::Outcome;
+use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Time};
+use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::netlink::{self, Follower};
+use braid_platform::linux::probe::{self, ProbeOutcome};
+use braid_platform::linux::process::{self, CgroupTree};
+use braid_platform::linux::sys::bpf::{Ready, now};
+use braid_platform::linux::{sockdiag, watch::ExeWatch};
+use braid_platform::steering::{AppId, ExeId, Steering};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+
+use crate::config::{Config, ConfigErrors};
+use crate::core::{Core, Names, ProbeOrder, Stuck, Todo};
+use crate::guardian::Guardian;
+use crate::memory::Memory;
+use crate::server::{DEFAULT_SOCKET, Request, Server};
+
+/// Events taken from the kernel at a time, so that others get their turn.
+const EVENTS_AT_ONCE: usize = 2000;
+/// The heartbeat, and what else has its time.
+const TICK: Duration = Duration::from_millis(250);
+/// What was learnt is written this often.
+const FLUSH: Duration = Duration::from_secs(15);
+
+/// What `braid up` was told.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The configuration file; `None`: the default place if there is a file, else the defaults.
+    pub config: Option<PathBuf>,
+    /// Where what was learnt is kept; `None`: `/var/lib/braid`.
+    pub state_dir: Option<PathBuf>,
+    /// Where the API listens; `None`: [`DEFAULT_SOCKET`].
+    pub socket: Option<PathBuf>,
+}
+
+/// The default configuration file.
+pub const DEFAULT_CONFIG: &str = "/etc/braid/braid.toml";
+/// The default state directory.
+pub const DEFAULT_STATE: &str = "/var/lib/braid";
+
+/// Runs the daemon in the foreground until it is told to end. All or nothing: an error leaves no rule and no program behind.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let lock = crate::lock::Lock::take().context("cannot start Braid")?;
+    let config_path = options.config.clone().or_else(|| Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists()));
+    let config = match &config_path {
+        Some(path) => Config::load(path)?,
+        None => Config::default(),
+    };
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let swept = netlink::sweep().context("cannot clear away what an earlier Braid left")?;
+    tracing::debug!(?swept, "cleared away what an earlier Braid left");
+    let guardian = Guardian::start(&["guardian"]).context("cannot start the guardian")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    let result = runtime.block_on(live(options, config_path, config));
+    // Programs and maps went with the loop; rules and routes go now, whatever happened.
+    let swept = netlink::sweep();
+    guardian.dismiss();
+    drop(lock);
+    swept.context("cannot take Braid's rules and routes down")?;
+    result
+}
+
+/// Takes down what a daemon that is gone left behind, in this network namespace. Returns what was found, for people.
+pub fn sweep() -> anyhow::Result<String> {
+    let lock = crate::lock::Lock::take().context("cannot sweep")?;
+    let swept = netlink::sweep()?;
+    drop(lock);
+    Ok(format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes))
+}
+
+/// Seconds of Unix time.
+fn unix() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| i64::try_from(span.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// The running system's names.
+struct SystemNames {
+    cgroups: Option<CgroupTree>,
+}
+
+impl Names for SystemNames {
+    fn executable(&mut self, path: &std::path::Path) -> Option<ExeId> {
+        process::exe_id(path)
+    }
+
+    fn cgroup(&mut self, path: &str) -> Option<(u64, u32)> {
+        self.cgroups.as_ref()?.find(path)
+    }
+
+    fn application(&mut self, app: &AppId, pid: u32, cgroup: u64) -> (Application, Option<String>) {
+        // The process may be gone and its number taken by another: only the executable the kernel saw counts.
+        let exe = process::exe_path(pid).filter(|path| process::exe_id(path).is_none_or(|id| id.inode == app.exe.inode));
+        let group = self.cgroups.as_mut().and_then(|tree| tree.path(cgroup, pid)).filter(|path| *path != "/").map(str::to_owned);
+        (Application { exe, name: app.name.clone() }, group)
+    }
+}
+
+type ProbeAnswer = (LinkIndex, Family, Outcome);
+
+async fn live(options: &Options, config_path: Option<PathBuf>, config: Config) -> anyhow::Result<()> {
+    let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
+    let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
+    let server = Server::bind(&socket)?;
+    let steering = BpfSteering::attach(std::process::id())?;
+    let events = steering.ready().context("cannot wait for the BPF programs' events")?;
+    let (_follower, network) = Follower::start()?;
+    let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
+    let mut core = Core::new(steering, names, config, now())?;
+    let mut memory = Memory::open(&state_dir);
+    memory.recall(&mut core, now(), unix());
+
+    let (requests, inbox) = mpsc::channel(64);
+    let (stop_server, server_stopped) = oneshot::channel::<()>();
+    let serving = tokio::spawn(server.serve(requests, async move { drop(server_stopped.await) }));
+    let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
+    let mut daemon = Daemon { core, memory, config_path, network, probes: mpsc::channel(64), inbox, watch, config_trouble: None, next_look: Time::ZERO };
+    let first = daemon.network.borrow_and_update().clone();
+    daemon.on_network(first).await?;
+    daemon.core.tick(now())?;
+    notify("READY=1");
+    tracing::info!(socket = %socket.display(), "Braid is up");
+    let result = daemon.turn(&events).await;
+    notify("STOPPING=1");
+    daemon.memory.keep(&mut daemon.core, now(), unix());
+    drop(events);
+    drop(daemon);
+    drop(stop_server);
+    let _ = tokio::time::timeout(Duration::from_secs(2), serving).await;
+    tracing::info!("Braid is down");
+    result
+}
+
+struct Daemon {
+    core: Core<BpfSteering>,
+    memory: Memory,
+    config_path: Option<PathBuf>,
+    network: watch::Receiver<Arc<NetworkSnapshot>>,
+    probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
+    inbox: mpsc::Receiver<Request>,
+    watch: Option<ExeWatch>,
+    config_trouble: Option<String>,
+    /// The flows are not looked at again before.
+    next_look: Time,
+}
+
+impl Daemon {
+    async fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
+        self.core.on_network(now(), (*network).clone())?;
+        self.memory.recognise(&mut self.core);
+        self.act().await
+    }
+
+    /// The loop. Ends on a signal or `braid down`.
+    async fn turn(&mut self, events: &Ready) -> anyhow::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut flush = tokio::time::interval_at(Instant::now() + FLUSH, FLUSH);
+        self.watch_executables();
+        loop {
+            let due = self.core.poll_timeout().map(|time| Instant::now() + time.since(now()));
+            let changed = async {
+                match &mut self.watch {
+                    Some(watch) => watch.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                ready = events.records() => {
+                    ready.context("cannot wait for the BPF programs' events any more")?;
+                    self.take_events()?;
+                }
+                changed = self.network.changed() => {
+                    changed.context("the kernel's network cannot be followed any more")?;
+                    let network = self.network.borrow_and_update().clone();
+                    self.on_network(network).await?;
+                }
+                Some((link, family, outcome)) = self.probes.1.recv() => self.core.on_probe(now(), link, family, outcome)?,
+                changed = changed => {
+                    if let Err(error) = changed {
+                        tracing::warn!("upgraded programs are noticed late: {error}");
+                        self.watch = None;
+                    }
+                    self.core.on_executables_changed(now())?;
+                }
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.core.tick(now())?,
+                _ = tick.tick() => self.on_tick()?,
+                _ = flush.tick() => self.memory.keep(&mut self.core, now(), unix()),
+                Some(request) = self.inbox.recv() => {
+                    if self.on_request(request).await? {
+                        return Ok(());
+                    }
+                }
+                _ = hangup.recv() => drop(self.reload()),
+                _ = terminate.recv() => return Ok(()),
+                _ = interrupt.recv() => return Ok(()),
+            }
+            self.act().await?;
+        }
+    }
+
+    fn take_events(&mut self) -> anyhow::Result<()> {
+        loop {
+            let batch = self.core.steering().events(EVENTS_AT_ONCE);
+            let last = batch.len() < EVENTS_AT_ONCE;
+            self.core.on_events(now(), batch)?;
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn on_tick(&mut self) -> anyhow::Result<()> {
+        self.core.tick(now())?;
+        self.take_events()?;
+        let started = now();
+        if started < self.next_look {
+            return Ok(());
+        }
+        self.core.look(started)?;
+        let counters = netlink::device_counters()?;
+        self.core.on_counters(now(), unix(), &counters);
+        // Ten thousand flows take longer to look at than ten: the looks take a twentieth of the time at most.
+        self.next_look = started + now().since(started) * 20;
+        Ok(())
+    }
+
+    /// Does what the core wants done.
+    async fn act(&mut self) -> anyhow::Result<()> {
+        let Todo { plan, probes, stuck } = self.core.todo();
+        if let Some(plan) = plan
+            && let Err(error) = netlink::apply(&plan, self.core.network())
+        {
+            // Steering TCP needs no rule; what needs one follows the system until the next change.
+            tracing::warn!("{error}");
+        }
+        for order in probes {
+            tokio::spawn(send_probe(order, self.probes.0.clone()));
+        }
+        for flow in stuck {
+            end_stuck(&flow);
+        }
+        Ok(())
+    }
+
+    fn watch_executables(&mut self) {
+        let paths = self.core.executables();
+        if let Some(Err(error)) = self.watch.as_mut().map(|watch| watch.set(&paths)) {
+            tracing::warn!("upgraded programs are noticed late: {error}");
+        }
+    }
+
+    fn reload(&mut self) -> Result<Accepted, Problem> {
+        let Some(path) = self.config_path.clone() else {
+            let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
+            return Err(Problem::new(409, "No configuration file", detail));
+        };
+        let loaded = Config::check(&path).map_err(|errors: ConfigErrors| {
+            tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
+            self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
+            Problem::new(422, "Configuration refused", errors.to_string())
+        })?;
+        let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+        self.core.reconfigure(now(), loaded).map_err(|error| Problem::new(500, "Not applied", error.to_string()))?;
+        self.config_trouble = None;
+        self.memory.recognise(&mut self.core);
+        self.watch_executables();
+        Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
+    }
+
+    /// Answers a client; true if it was told to end. A client that does not wait for its answer is none of our business.
+    async fn on_request(&mut self, request: Request) -> anyhow::Result<bool> {
+        let time = now();
+        match request {
+            Request::Status(answer) => {
+                let mut status = self.core.status(time);
+                status.config = self.config_path.as_ref().map(|path| path.display().to_string());
+                status.warnings.extend(self.memory.trouble());
+                status.warnings.extend(self.config_trouble.clone());
+                let _ = answer.send(Ok(status));
+            }
+            Request::Links(answer) => drop(answer.send(Ok(self.core.links(time)))),
+            Request::Flows(answer) => {
+                self.core.look(time)?;
+                let _ = answer.send(Ok(self.core.flows(time)));
+            }
+            Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time)))),
+            Request::Policy(answer) => drop(answer.send(Ok(self.core.policy()))),
+            Request::Explain(request, answer) => drop(answer.send(self.core.explain(time, &request))),
+            Request::Reload(answer) => drop(answer.send(self.reload())),
+            Request::Down(answer) => {
+                let accepted = Accepted { message: "Braid goes down; flows go on as the system has them".to_owned(), warnings: Vec::new() };
+                let _ = answer.send(Ok(accepted));
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
+    let mut targets: Vec<_> = order.gateways.iter().map(|gateway| probe::Target::Gateway(*gateway)).collect();
+    targets.extend(order.targets.into_iter().map(probe::Target::from));
+    let outcome = match probe::probe_any(&order.device, &targets, order.timeout).await {
+        ProbeOutcome::Alive { rtt } => Outcome::Alive { rtt },
+        ProbeOutcome::Silent => Outcome::Silent,
+        ProbeOutcome::Portal { .. } => Outcome::Portal,
+        ProbeOutcome::Failed { reason } => {
+            tracing::debug!(device = order.device, "a probe could not be sent: {reason}");
+            Outcome::Silent
+        }
+    };
+    let _ = answers.send((order.link, order.family, outcome)).await;
+}
+
+fn end_stuck(flow: &Stuck) {
+    match sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link)) {
+        Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "a flow on a dead link was ended"),
+        Err(error) => tracing::warn!("{error}"),
+    }
+}
+
+/// Tells systemd, where it started us.
+fn notify(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let sent = std::os::unix::net::UnixDatagram::unbound().and_then(|socket| match path.to_str().and_then(|path| path.strip_prefix('@')) {
+        Some(name) => {
+            use std::os::linux::net::SocketAddrExt;
+            let addr = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+            socket.send_to_addr(state.as_bytes(), &addr)
+        }
+        None => socket.send_to(state.as_bytes(), &path),
+    });
+    if let Err(error) = sent {
+        tracing::debug!("systemd could not be told {state}: {error}");
+    }
+}

@@ -1,0 +1,46 @@
+//! One daemon per network namespace.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+/// Held while the daemon lives; the kernel lets go of it when the process ends, however it ends.
+#[derive(Debug)]
+pub struct Lock {
+    _listener: UnixListener,
+}
+
+/// Why the lock could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another daemon has it.
+    #[error("another `braid up` is running in this network namespace: use it (`braid status`), or stop it with `braid down`")]
+    Held,
+    /// The system refused.
+    #[error("the lock of this network namespace cannot be taken: {0}")]
+    System(#[from] std::io::Error),
+}
+
+impl Lock {
+    /// Takes the lock: an abstract Unix socket, whose names each network namespace has for itself.
+    pub fn take() -> Result<Self, LockError> {
+        let name = SocketAddr::from_abstract_name("braid daemon")?;
+        match UnixListener::bind_addr(&name) {
+            Ok(listener) => Ok(Self { _listener: listener }),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(LockError::Held),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lock_is_had_once_at_a_time() {
+        let first = Lock::take().unwrap();
+        assert!(matches!(Lock::take(), Err(LockError::Held)));
+        drop(first);
+        Lock::take().unwrap();
+    }
+}
