@@ -113,6 +113,18 @@ fn links_are_followed_through_their_lives() {
 }
 
 #[test]
+fn a_dropped_follower_ends_at_once() {
+    // Reads the machine's own network; changes nothing.
+    let (follower, mut news) = Follower::start().unwrap();
+    assert!(has(&news.borrow(), "lo", |lo| lo.kind == LinkKind::Loopback));
+    drop(follower);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let ended =
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), async { while news.changed().await.is_ok() {} }).await });
+    assert!(ended.is_ok(), "the sender is gone with the thread");
+}
+
+#[test]
 fn unusable_addresses_are_left_out_and_other_tables_count_where_main_has_nothing() {
     if !may_make_namespaces("reading addresses") {
         return;
@@ -240,8 +252,8 @@ fn our_rules_stand_behind_foreign_ones_and_foreign_entries_survive_a_sweep() {
     let world = World::new(1).unwrap();
     world.client.ip("-4 rule add not fwmark 0xca6c table 51820");
     world.client.ip("-4 rule add table main suppress_prefixlength 0");
-    // The same mark as ours, as FRR's IS-IS daemon writes it.
-    world.client.ip("route add 198.51.100.0/24 via 10.77.0.1 proto 187");
+    // The same mark as ours, by somebody else's choice.
+    world.client.ip(&format!("route add 198.51.100.0/24 via 10.77.0.1 proto {}", tables::PROTOCOL));
     let before = dump(&world.client);
     braid_up(&world.client);
     world.client.ip("-4 rule add not fwmark 0xca6d table 51821");

@@ -181,8 +181,16 @@ fn route_request(message: u16, flags: u16, route: &RouteFacts, scope: u8, route_
     request.attribute(facts::RTA_PRIORITY, &route.metric.to_ne_bytes());
     if let Some(NextHop { device, gateway, .. }) = route.hops.first() {
         request.attribute(facts::RTA_OIF, &device.0.to_ne_bytes());
-        if let Some(gateway) = gateway {
-            request.attribute(facts::RTA_GATEWAY, &octets(*gateway));
+        match gateway {
+            Some(gateway) if gateway.is_ipv4() == route.destination.addr().is_ipv4() => {
+                request.attribute(facts::RTA_GATEWAY, &octets(*gateway));
+            }
+            // A gateway of the other family (RFC 5549): its family first.
+            Some(gateway) => {
+                let family = if gateway.is_ipv4() { AF_INET } else { AF_INET6 };
+                request.attribute(facts::RTA_VIA, &[&u16::from(family).to_ne_bytes()[..], &octets(*gateway)].concat());
+            }
+            None => {}
         }
     }
     if let Some(source) = route.source {
@@ -201,6 +209,9 @@ fn rule_request(message: u16, flags: u16, rule: &RuleFacts) -> Request {
         if let Some(net) = net {
             request.attribute(kind, &octets(net.addr()));
         }
+    }
+    if let Some(device) = &rule.output {
+        request.attribute(facts::FRA_OIFNAME, &[device.as_bytes(), &[0]].concat());
     }
     if let Some((mark, mask)) = rule.mark {
         request.attribute(facts::FRA_FWMARK, &mark.to_ne_bytes()).attribute(facts::FRA_FWMASK, &mask.to_ne_bytes());
@@ -241,6 +252,9 @@ fn rule_text(rule: &RuleFacts) -> String {
         if let Some(net) = net {
             text += &format!(" {word} {net}");
         }
+    }
+    if let Some(device) = &rule.output {
+        text += &format!(" oif {device}");
     }
     if let Some((mark, mask)) = rule.mark {
         text += &format!(" fwmark {mark:#x}/{mask:#x}");

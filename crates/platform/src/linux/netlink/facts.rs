@@ -18,7 +18,7 @@ pub(super) const RTA_PRIORITY: u16 = 6;
 pub(super) const RTA_PREFSRC: u16 = 7;
 const RTA_MULTIPATH: u16 = 9;
 pub(super) const RTA_TABLE: u16 = 15;
-const RTA_VIA: u16 = 18;
+pub(super) const RTA_VIA: u16 = 18;
 
 pub(super) const FRA_DST: u16 = 1;
 pub(super) const FRA_SRC: u16 = 2;
@@ -32,7 +32,7 @@ const FRA_SUPPRESS_IFGROUP: u16 = 13;
 pub(super) const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 pub(super) const FRA_TABLE: u16 = 15;
 pub(super) const FRA_FWMASK: u16 = 16;
-const FRA_OIFNAME: u16 = 17;
+pub(super) const FRA_OIFNAME: u16 = 17;
 const FRA_PAD: u16 = 18;
 pub(super) const FRA_PROTOCOL: u16 = 21;
 
@@ -282,4 +282,76 @@ fn unspecified(number: u8) -> Option<IpAddr> {
 /// An address of either family, told by its length.
 fn ip(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 4]>::try_from(bytes).map(IpAddr::from).or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linux::netlink::talk::Request;
+    use proptest::prelude::*;
+
+    /// The body of a message with this fixed part and these attributes.
+    fn body(fixed: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut request = Request::new(0, 0, fixed);
+        for (kind, value) in attributes {
+            request.attribute(*kind, value);
+        }
+        request.finish(0).split_off(16)
+    }
+
+    #[test]
+    fn each_hop_of_a_multipath_route_is_read() {
+        let hop = |flags: u8, device: u32, gateway: [u8; 4]| {
+            let mut entry = vec![16, 0, flags, 0];
+            entry.extend(device.to_ne_bytes());
+            entry.extend([8, 0, 5, 0]);
+            entry.extend(gateway);
+            entry
+        };
+        let hops = [hop(0, 3, [10, 0, 0, 1]), hop(RTNH_F_DEAD, 4, [10, 1, 0, 1])].concat();
+        let route = route(&body(&[AF_INET, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0], &[(RTA_MULTIPATH, &hops)])).unwrap();
+        assert_eq!(route.destination.to_string(), "0.0.0.0/0");
+        let read: Vec<_> = route.hops.iter().map(|hop| (hop.device.0, hop.gateway.unwrap().to_string(), hop.dead)).collect();
+        assert_eq!(read, [(3, "10.0.0.1".to_owned(), false), (4, "10.1.0.1".to_owned(), true)]);
+    }
+
+    #[test]
+    fn a_gateway_of_the_other_family_is_read_and_a_cached_route_is_not() {
+        let via = [&[10, 0][..], &[0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]].concat();
+        let attributes: [(u16, &[u8]); 2] = [(RTA_OIF, &2u32.to_ne_bytes()), (RTA_VIA, &via)];
+        let mut fixed = [AF_INET, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
+        assert_eq!(route(&body(&fixed, &attributes)).unwrap().hops[0].gateway, Some("fe80::1".parse().unwrap()));
+        fixed[8..].copy_from_slice(&libc::RTM_F_CLONED.to_ne_bytes());
+        assert_eq!(route(&body(&fixed, &attributes)), None);
+    }
+
+    #[test]
+    fn a_source_route_is_conditional_and_so_is_a_rule_with_an_unknown_selector() {
+        let source = body(&[AF_INET6, 0, 56, 0, 254, 3, 0, 1, 0, 0, 0, 0], &[]);
+        assert!(route(&source).unwrap().conditional);
+        let fixed = [AF_INET6, 0, 0, 0, 254, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0];
+        assert!(!rule(&body(&fixed, &[(FRA_PRIORITY, &[9, 0, 0, 0])])).unwrap().conditional);
+        assert!(rule(&body(&fixed, &[(99, &[1])])).unwrap().conditional);
+    }
+
+    #[test]
+    fn only_addresses_that_new_flows_can_use_are_read() {
+        let read = |flags: u32, scope: u8| {
+            let fixed = [AF_INET6, 64, 0, scope, 5, 0, 0, 0];
+            address(&body(&fixed, &[(libc::IFA_ADDRESS, &[0x20; 16]), (libc::IFA_FLAGS, &flags.to_ne_bytes())]))
+        };
+        assert!(read(libc::IFA_F_TEMPORARY, 0).unwrap().temporary);
+        assert!(read(libc::IFA_F_TENTATIVE | libc::IFA_F_OPTIMISTIC, 0).is_some());
+        for flags in [libc::IFA_F_TENTATIVE, libc::IFA_F_DADFAILED, libc::IFA_F_DEPRECATED] {
+            assert_eq!(read(flags, 0), None);
+        }
+        assert_eq!(read(0, libc::RT_SCOPE_LINK), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_left(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (device(&bytes), address(&bytes), route(&bytes), rule(&bytes));
+        }
+    }
 }

@@ -19,9 +19,9 @@ pub use apply::{ApplyError, Swept, apply, sweep};
 pub use follow::{FollowError, Follower};
 use talk::{Conversation, attributes, u32_at, u64_at};
 
-/// Whether a route is ours: by its mark and, since FRR's IS-IS daemon marks its routes with the same number, by its table.
+/// Whether a route is ours: by its mark and, since nobody assigns those numbers, by its table.
 fn is_our_route(protocol: u8, table: u32) -> bool {
-    protocol == PROTOCOL && (tables::table(0)..tables::table(1_000)).contains(&table)
+    protocol == PROTOCOL && tables::is_our_table(table)
 }
 
 /// Whether a rule is ours: by its mark and its priority.
@@ -55,7 +55,7 @@ pub struct DumpError {
     source: io::Error,
 }
 
-/// The network as it is now. Blocks for about a millisecond, and about 1 microsecond per route.
+/// The network as it is now. Blocks while it reads: 41 ms with 10,000 routes in an unoptimised build.
 pub fn snapshot(files: &Files) -> Result<NetworkSnapshot, DumpError> {
     let mut kernel = Conversation::open().map_err(|source| DumpError { what: "network", source })?;
     follow::take(&mut kernel, files)
