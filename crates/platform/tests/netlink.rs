@@ -1,8 +1,8 @@
 //! The kernel's network, followed and shaped, in namespaces of the test's own.
 
-#[path = "support/world.rs"]
-#[allow(dead_code)]
-mod world;
+mod support {
+    pub mod world;
+}
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use braid_decide::tables;
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, RuleAction};
 use braid_platform::linux::netlink::{self, Files, Follower, Swept};
+use support::world::{Place, World, may_make_namespaces};
 use tokio::sync::watch;
-use world::{Place, World, may_make_namespaces};
 
 type News = watch::Receiver<Arc<NetworkSnapshot>>;
 
