@@ -1,5 +1,6 @@
 //! The kernel's network, followed and shaped, in namespaces of the test's own.
 
+#[allow(unreachable_pub)]
 mod support {
     pub mod world;
 }
