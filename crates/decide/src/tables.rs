@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: their neighbours are reached, and answered, by the link whose address is used |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes win over the links' default routes |
-//! | 32765 | `oif DEVICE lookup T` | sockets bound to the link: where the main table has no default route by it (multi-homed by source rules), the kernel would look for every destination among the link's neighbours |
+//! | 32765 | `oif DEVICE lookup T` | sockets bound to the link, where the main table has no default route by it: in IPv6 they would have no route |
 //! | 32765 | `fwmark MARK lookup T` | packets steered by mark |
 //! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` asks this rule too |
 //! | 32766 | `lookup main` | the system's own |

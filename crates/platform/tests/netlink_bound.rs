@@ -1,0 +1,125 @@
+//! Links that the system knows by source rules only, two links on one subnet, and gateways of the other family: sockets that are bound
+//! to the device must get through.
+
+#[allow(unreachable_pub)]
+mod support {
+    pub mod world;
+}
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use braid_decide::steer::{Verdict, prefix_map};
+use braid_decide::tables;
+use braid_model::{Family, NetworkSnapshot};
+use braid_platform::linux::netlink::{self, Files};
+use support::world::{Place, World, may_make_namespaces};
+
+fn snapshot(place: &Place) -> NetworkSnapshot {
+    place.run(|| netlink::snapshot(&Files::default()).unwrap())
+}
+
+fn slots(network: &NetworkSnapshot) -> BTreeMap<braid_model::LinkIndex, usize> {
+    let links = network.interfaces.iter().filter(|facts| facts.name.starts_with("link"));
+    links.enumerate().map(|(slot, facts)| (facts.index, slot)).collect()
+}
+
+fn shape(place: &Place) -> NetworkSnapshot {
+    let network = snapshot(place);
+    let plan = tables::plan(&network, &slots(&network));
+    place.run(move || netlink::apply(&plan, &network)).unwrap();
+    snapshot(place)
+}
+
+/// Connects from a socket bound to `device` and returns the address it left with.
+fn connect_by(place: &Place, device: &'static str, server: &str) -> std::io::Result<SocketAddr> {
+    let server: SocketAddr = server.parse().unwrap();
+    place.run(move || {
+        let socket = socket2::Socket::new(socket2::Domain::for_address(server), socket2::Type::STREAM, None)?;
+        socket.bind_device(Some(device.as_bytes()))?;
+        socket.connect_timeout(&server.into(), Duration::from_secs(2))?;
+        Ok(socket.local_addr()?.as_socket().unwrap())
+    })
+}
+
+/// The same, tried until it succeeds: a fresh link asks for its neighbours in vain while its link-local address is being checked.
+fn connect_at_last(place: &Place, device: &'static str, server: &str) -> SocketAddr {
+    let tries = (0..20).map(|_| connect_by(place, device, server)).find(|outcome| outcome.is_ok());
+    tries.unwrap_or_else(|| panic!("{server} was never reached by {device}")).unwrap()
+}
+
+/// Serves on every address of the server, which answers for the addresses of its links alone, as gateways do.
+fn serve(world: &World) {
+    world.server.sysctl("net.ipv4.conf.all.arp_ignore", "1");
+    let listener = world.server.run(|| TcpListener::bind("[::]:7000").unwrap());
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+}
+
+#[test]
+fn a_link_with_its_default_route_in_a_table_of_its_own_is_reached_by_its_device() {
+    if !may_make_namespaces("multi-homing by source rules") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    serve(&world);
+    for (family, source, gateway) in [("-4", "10.77.1.2", "10.77.1.1"), ("-6", "fd77:0:0:1::2", "fd77:0:0:1::1")] {
+        world.client.ip(&format!("{family} route del default dev link1"));
+        world.client.ip(&format!("{family} route add default via {gateway} dev link1 table 100"));
+        world.client.ip(&format!("{family} rule add from {source} lookup 100"));
+    }
+    let without = connect_by(&world.client, "link1", "[2001:db8:113::10]:7000");
+    assert!(without.is_err(), "else the rule by device would not be needed: {without:?}");
+    let network = shape(&world.client);
+    assert_eq!(connect_at_last(&world.client, "link1", "203.0.113.10:7000").ip().to_string(), "10.77.1.2");
+    assert_eq!(connect_at_last(&world.client, "link1", "[2001:db8:113::10]:7000").ip().to_string(), "fd77:0:0:1::2");
+    let links: BTreeSet<_> = slots(&network).into_keys().collect();
+    let map = prefix_map(&network, &links, Family::V4);
+    assert_eq!(map[0].1, Verdict::Steer);
+    assert!(map.contains(&("10.77.0.0/24".parse().unwrap(), Verdict::Leave)), "{map:?}");
+    world.client.run(|| netlink::sweep().unwrap());
+    assert!(snapshot(&world.client).rules.iter().all(|rule| !rule.ours && rule.output.is_none()));
+}
+
+#[test]
+fn two_links_on_one_subnet_answer_their_neighbours_under_strict_filtering() {
+    if !may_make_namespaces("two links on one subnet") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    // Two phones' tethers: the same subnet and the same gateway behind each.
+    let other = Place::new().unwrap();
+    world.client.ip(&format!("link add dev link2 type veth peer name peer2 netns {}", other.path));
+    other.ip("addr add 10.77.0.1/24 dev peer2");
+    other.ip("link set dev peer2 up");
+    world.client.ip("addr add 10.77.0.9/24 dev link2");
+    world.client.ip("link set dev link2 up");
+    world.client.ip("route add default via 10.77.0.1 dev link2 metric 300");
+    for name in ["all", "link0", "link2"] {
+        world.client.sysctl(&format!("net.ipv4.conf.{name}.rp_filter"), "1");
+        world.client.sysctl(&format!("net.ipv4.conf.{name}.arp_filter"), "1");
+    }
+    serve(&world);
+    let second = other.run(|| TcpListener::bind("0.0.0.0:7000").unwrap());
+    std::thread::spawn(move || second.incoming().for_each(drop));
+    shape(&world.client);
+    assert_eq!(connect_by(&world.client, "link0", "10.77.0.1:7000").unwrap().ip().to_string(), "10.77.0.2");
+    assert_eq!(connect_by(&world.client, "link2", "10.77.0.1:7000").unwrap().ip().to_string(), "10.77.0.9");
+}
+
+#[test]
+fn a_gateway_of_the_other_family_is_kept() {
+    if !may_make_namespaces("IPv4 by an IPv6 gateway") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    serve(&world);
+    world.client.ip("-4 route replace default via inet6 fd77::1 dev link0 metric 100");
+    let network = shape(&world.client);
+    let ours: Vec<_> = network.routes.iter().filter(|route| route.ours && route.destination == "0.0.0.0/0".parse().unwrap()).collect();
+    assert_eq!(ours[0].hops[0].gateway, Some("fd77::1".parse().unwrap()));
+    assert_eq!(connect_at_last(&world.client, "link0", "203.0.113.10:7000").ip().to_string(), "10.77.0.2");
+    let plan = tables::plan(&network, &slots(&network));
+    let again = world.client.run(move || netlink::apply(&plan, &network));
+    assert!(again.is_ok(), "{again:?}");
+}
