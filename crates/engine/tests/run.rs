@@ -96,7 +96,10 @@ fn a_link_that_loses_carrier_is_given_nothing_more() {
     shell.stdout.as_mut().unwrap().read_exact(&mut before).unwrap();
     assert_eq!(text(&before), "10.88.0.2 1\n10.88.1.2 1\n10.88.2.2 1\n");
     world.far_ip("link set far1 down");
-    // That is how soon it has to be noticed.
+    // The kernel tells of changed carriers once a second at most, all namespaces together.
+    let state = || text(&world.on_client("ip").args(["link", "show", "dev", "link1"]).output().unwrap().stdout);
+    wait_for("the kernel's word", || !state().contains(" state UP "));
+    // That is how soon it has to be noticed then.
     std::thread::sleep(Duration::from_millis(100));
     world.open_gate();
     let after = shell.wait_with_output().unwrap();

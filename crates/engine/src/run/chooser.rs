@@ -86,7 +86,7 @@ impl Chooser {
         // A program whose sessions end when its address changes stays on its link.
         let kept = self.streams.kept(application, remote.ip()).filter(|slot| allowed.contains(*slot));
         let allowed = kept.map_or(allowed, |slot| LinkMask(1 << slot));
-        let (demand, direction) = self.demands.of(now, application, remote.port());
+        let (demand, direction) = self.demands.of(application, remote.port());
         self.set_ranks(Family::of(remote.ip()));
         let slot = self.board.choose(self.scheduler.mode(), &Request { allowed, direction, demand })?;
         self.streams.start(now, inode, slot, remote, application, (demand, direction));

@@ -190,9 +190,8 @@ fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFac
     let real = |facts: &LinkFacts| matches!(facts.kind, LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular);
     let usable = |facts: &LinkFacts| Family::ALL.iter().any(|family| facts.usable(*family));
     let container = !network.interfaces.iter().any(|facts| real(facts) && usable(facts));
-    let is_link = |facts: &&LinkFacts| {
-        real(facts) || wanted.contains(&facts.name) || (container && facts.kind == LinkKind::Virtual && usable(facts))
-    };
+    let is_link =
+        |facts: &&LinkFacts| real(facts) || wanted.contains(&facts.name) || (container && facts.kind == LinkKind::Virtual && usable(facts));
     network.interfaces.iter().filter(is_link).collect()
 }
 
@@ -223,7 +222,10 @@ pub(super) mod tests {
             carrier: true,
             nominal: Some(Rate::from_mbps(100 * u64::from(number))),
             addresses: vec![format!("10.0.{number}.2/24").parse().unwrap(), format!("2001:db8:{number}::2/64").parse().unwrap()],
-            gateways: PerFamily { v4: vec![DefaultRoute { gateway: None, metric: number }], v6: vec![DefaultRoute { gateway: None, metric: number }] },
+            gateways: PerFamily {
+                v4: vec![DefaultRoute { gateway: None, metric: number }],
+                v6: vec![DefaultRoute { gateway: None, metric: number }],
+            },
             resolvers: vec![],
         };
         NetworkSnapshot { interfaces: (1..=count).map(facts).collect(), ..NetworkSnapshot::default() }

@@ -13,8 +13,6 @@ use super::links::Links;
 
 /// What a stream of a program not known yet is expected to move.
 const DEFAULT_DEMAND: Bytes = Bytes::new(1_000_000);
-/// What was learnt counts half after this.
-const DEMAND_HALF_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The most programs and ports, and the most hosts, remembered.
 const MAX_REMEMBERED: usize = 4096;
 /// A handshake not answered for this long speaks against its link.
@@ -123,13 +121,7 @@ impl Streams {
     }
 
     /// Takes in what the kernel's tables show: bytes moved, ends, handshakes without answer.
-    pub(super) fn on_seen(
-        &mut self,
-        now: Time,
-        seen: impl IntoIterator<Item = StreamSeen>,
-        demands: &mut Demands,
-        links: &mut Links,
-    ) {
+    pub(super) fn on_seen(&mut self, now: Time, seen: impl IntoIterator<Item = StreamSeen>, demands: &mut Demands, links: &mut Links) {
         let seen: BTreeMap<u64, StreamSeen> = seen.into_iter().map(|seen| (seen.inode, seen)).collect();
         let mut ended = Vec::new();
         for (inode, stream) in &mut self.living {
@@ -215,9 +207,9 @@ pub(super) struct Demands(BTreeMap<(String, u16), Demand>);
 
 impl Demands {
     /// What a stream of `application` to `port` is expected to move, and which way.
-    pub(super) fn of(&self, now: Time, application: &str, port: u16) -> (Bytes, Direction) {
+    pub(super) fn of(&self, application: &str, port: u16) -> (Bytes, Direction) {
         match self.0.get(&(application.to_owned(), port)) {
-            Some(demand) if !demand.forgotten(now, DEMAND_HALF_LIFE) => (demand.total(), demand.direction()),
+            Some(demand) => (demand.total(), demand.direction()),
             _ => (DEFAULT_DEMAND, Direction::Down),
         }
     }
@@ -230,7 +222,7 @@ impl Demands {
         }
         bound(&mut self.0);
         let key = (stream.application.clone(), stream.remote.port());
-        self.0.entry(key).and_modify(|demand| demand.learn(now, down, up)).or_insert_with(|| Demand::first(now, down, up));
+        self.0.entry(key).or_default().learn(down, up, now);
     }
 }
 
@@ -326,16 +318,16 @@ mod tests {
     #[test]
     fn ended_streams_teach_demand_and_direction() {
         let mut world = World::new();
-        assert_eq!(world.demands.of(at(0), "/bin/x", 443), (DEFAULT_DEMAND, Direction::Down));
+        assert_eq!(world.demands.of("/bin/x", 443), (DEFAULT_DEMAND, Direction::Down));
         world.start(at(0), 1, 0, host(1));
         world.see(at(200), &[(1, false, 4_000)]);
         world.see(at(800), &[]);
-        assert_eq!(world.demands.of(at(800), "/bin/x", 443), (Bytes::new(4_010), Direction::Down));
-        assert_eq!(world.demands.of(at(800), "/bin/x", 80), (DEFAULT_DEMAND, Direction::Down), "another port");
+        assert_eq!(world.demands.of("/bin/x", 443), (Bytes::new(4_010), Direction::Down));
+        assert_eq!(world.demands.of("/bin/x", 80), (DEFAULT_DEMAND, Direction::Down), "another port");
         world.start(at(800), 2, 0, host(1));
         world.see(at(900), &[(2, false, 0)]);
         world.streams.forget(at(900), 2, &mut world.demands);
-        assert_eq!(world.demands.of(at(900), "/bin/x", 443).0, Bytes::new(4_000 - 500 + 10 - 1 + 1 - 1 + 1));
+        assert_eq!(world.demands.of("/bin/x", 443).0, Bytes::new(4_000 - 500 + 10 - 1 + 1 - 1 + 1));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
@@ -205,12 +206,23 @@ fn within(child: &Child, program: &str) -> Command {
 }
 
 fn check(command: &mut Command) {
-    let output = command.output().expect("util-linux and iproute2 are installed");
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
 }
 
-/// A program of `examples/`, which cargo builds beside the tests (unless it is told to build one test alone).
+/// A program of `examples/`. Cargo builds them only with a full test run, so this asks for them.
 fn example(name: &str) -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    own.parent().and_then(Path::parent).expect("tests stand in target/PROFILE/deps").join("examples").join(name)
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let directory = BUILT.get_or_init(|| {
+        let own = std::env::current_exe().unwrap();
+        let profile = own.parent().and_then(Path::parent).expect("tests stand in target/PROFILE/deps");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--offline", "--package", env!("CARGO_PKG_NAME"), "--examples"]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        check(build.current_dir(env!("CARGO_MANIFEST_DIR")));
+        profile.join("examples")
+    });
+    directory.join(name)
 }

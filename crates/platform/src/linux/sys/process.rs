@@ -326,8 +326,10 @@ mod tests {
     #[test]
     fn statuses_are_told_as_a_shell_would() {
         let end = |script: &str| {
-            let child = process::Command::new("sh").args(["-c", script]).spawn().unwrap();
-            wait(Some(child.id() as i32), true).unwrap().unwrap().1
+            let mut child = process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let (_, ended) = wait(Some(child.id() as i32), true).unwrap().unwrap();
+            assert!(child.wait().is_err(), "waited for already");
+            ended
         };
         assert_eq!(end("exit 7"), Ended::Exited(7));
         assert_eq!(end("kill -TERM $$"), Ended::Signalled(libc::SIGTERM));

@@ -230,10 +230,9 @@ pub fn tcp_is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     const TCP_CLOSE: u8 = 7;
     let mut state = 0u8;
     let mut length = 1;
+    let at = (&raw mut state).cast();
     // SAFETY: the kernel writes the first `length` bytes of `tcp_info`, whose first byte is the state.
-    check(
-        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut length) }.into(),
-    )?;
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, at, &raw mut length) }.into())?;
     Ok(state == TCP_CLOSE)
 }
 
@@ -244,11 +243,9 @@ pub fn tcp_is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
 pub fn socket_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut cookie = 0u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
+    let at = (&raw mut cookie).cast();
     // SAFETY: the kernel writes `length` bytes to `cookie`.
-    check(
-        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut cookie).cast(), &raw mut length) }
-            .into(),
-    )?;
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_COOKIE, at, &raw mut length) }.into())?;
     Ok(cookie)
 }
 
