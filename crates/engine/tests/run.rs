@@ -217,6 +217,31 @@ fn a_program_that_cannot_be_looked_into_runs_unsteered_with_one_warning() {
 }
 
 #[test]
+fn privileges_are_given_up_only_where_the_kernel_asks_for_it() {
+    if !may_make_namespaces("privileges") {
+        return;
+    }
+    let world = World::new();
+    let words = ["grep", "NoNewPrivs", "/proc/self/status"];
+    let output = world.run(&[&["--"], &words[..]].concat()).output().unwrap();
+    assert_eq!(text(&output.stdout), "NoNewPrivs:\t1\n");
+    let output = world.run_as_root(&[&["--"], &words[..]].concat()).output().unwrap();
+    assert_eq!(text(&output.stdout), "NoNewPrivs:\t0\n");
+}
+
+#[test]
+fn sockets_of_other_namespaces_are_left_alone() {
+    if !may_make_namespaces("other namespaces") {
+        return;
+    }
+    let world = World::new();
+    let peer = world.directory.path().join("peer");
+    let words = ["--link", "link1", "--", "nsenter", &world.far_namespace(), peer.to_str().unwrap(), "tcp", SERVER, "2"];
+    let output = world.run_as_root(&words).output().unwrap();
+    assert_eq!(counts(&output), each(2, [SERVER.to_owned()]), "{output:?}");
+}
+
+#[test]
 fn inside_another_one_it_leaves_the_work_to_the_outer() {
     if !may_make_namespaces("a run within a run") {
         return;

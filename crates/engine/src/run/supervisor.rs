@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use braid_decide::steer::{self, Verdict};
 use braid_model::{Family, NetworkSnapshot, Protocol, Time};
 use braid_platform::linux::netlink::{self, Follower};
-use braid_platform::linux::seccomp::{Heard, Intent, Listener, RawCall, Socket};
+use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Socket};
 use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
 
@@ -100,6 +100,8 @@ struct Shared {
     known: (Mutex<bool>, Condvar),
     warned: Mutex<bool>,
     started: Instant,
+    namespace: Option<u64>,
+    routes_connected: bool,
 }
 
 impl Shared {
@@ -109,6 +111,8 @@ impl Shared {
             known: (Mutex::new(false), Condvar::new()),
             warned: Mutex::new(false),
             started: Instant::now(),
+            namespace: seccomp::own_namespace(),
+            routes_connected: seccomp::routes_connected_datagrams(),
         }
     }
 
@@ -147,6 +151,10 @@ impl Shared {
             }
         }
         let Some(socket) = listener.socket(call, fd)? else { return Ok(()) };
+        // The command may have made namespaces of its own, whose devices are others.
+        if !socket.is_in(self.namespace) {
+            return Ok(());
+        }
         match socket.protocol() {
             Protocol::Tcp => self.steer_stream(call, &socket, remote),
             Protocol::Udp => self.steer_datagram(&socket, remote, connect),
@@ -170,7 +178,7 @@ impl Shared {
     }
 
     fn steer_datagram(&self, socket: &Socket, remote: std::net::SocketAddr, connect: bool) {
-        if socket.is_directed() {
+        if socket.is_directed() || (connect && !self.routes_connected) {
             return;
         }
         let family = Family::of(remote.ip());

@@ -165,6 +165,18 @@ impl World {
         command
     }
 
+    /// The same as root.
+    pub(crate) fn run_as_root(&self, words: &[&str]) -> Command {
+        let mut command = within(&self.client, self.directory.path().join("run").to_str().unwrap());
+        command.args(words);
+        command
+    }
+
+    /// The option by which `nsenter` enters the server's namespace.
+    pub(crate) fn far_namespace(&self) -> String {
+        namespace_option(&self.server)
+    }
+
     /// How often each answer came to the client program `peer` under `braid run` with `options`.
     pub(crate) fn ask(&self, options: &[&str], peer: &[&str]) -> BTreeMap<String, u64> {
         let output = self.run(&[options, &["--", "./peer"], peer].concat()).output().unwrap();
@@ -201,8 +213,12 @@ pub(crate) fn each(count: u64, answers: impl IntoIterator<Item = String>) -> BTr
 
 fn within(child: &Child, program: &str) -> Command {
     let mut command = Command::new("nsenter");
-    command.args([&format!("--net=/proc/{}/ns/net", child.id()), "--", program]);
+    command.args([&namespace_option(child), "--", program]);
     command
+}
+
+fn namespace_option(child: &Child) -> String {
+    format!("--net=/proc/{}/ns/net", child.id())
 }
 
 fn check(command: &mut Command) {

@@ -188,7 +188,13 @@ impl Socket {
 
     /// A number that no other socket will have while the machine runs; 0 if unknown.
     pub fn cookie(&self) -> u64 {
-        sys::socket_cookie(self.file.as_fd()).unwrap_or(0)
+        sys::wide_option(self.file.as_fd(), libc::SO_COOKIE).unwrap_or(0)
+    }
+
+    /// Whether it lives in the network namespace with this cookie; where the kernel does not tell (before 5.14), it is taken to.
+    pub fn is_in(&self, namespace: Option<u64>) -> bool {
+        let own = sys::wide_option(self.file.as_fd(), SO_NETNS_COOKIE).ok();
+        own.is_none() || own == namespace
     }
 
     /// This end's address and port; unspecified and 0 where nothing is bound.
@@ -249,6 +255,26 @@ impl Socket {
         sys::disconnect(self.file.as_fd())
     }
 }
+
+/// The cookie of this process's network namespace; `None` where the kernel does not tell.
+pub fn own_namespace() -> Option<u64> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, Type::DGRAM, None).ok()?;
+    sys::wide_option(socket.as_fd(), SO_NETNS_COOKIE).ok()
+}
+
+/// Whether the kernel looks at [`Socket::set_route`] also when a datagram socket is connected (Linux 6.1). Before, a connected
+/// socket's packets would sooner or later leave by that link with another's address.
+pub fn routes_connected_datagrams() -> bool {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease").is_ok_and(|release| is_at_least(&release, (6, 1)))
+}
+
+fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= wanted
+}
+
+/// `asm-generic/socket.h`.
+const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// Missing in the `libc` crate; `asm-generic/socket.h`.
 const SO_BINDTOIFINDEX: libc::c_int = 62;
@@ -340,6 +366,20 @@ mod tests {
             assert_eq!(udp.route(family), None);
         }
         assert!(udp.set_route(Family::V4, Some(LinkIndex(u32::MAX))).is_err());
+    }
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        let new_enough = |release| is_at_least(release, (6, 1));
+        assert!(new_enough("6.1.0-13-amd64") && new_enough("6.18.44") && new_enough("10.0"));
+        assert!(!new_enough("6.0.19") && !new_enough("5.15.0-91-generic") && !new_enough("") && !new_enough("x"));
+    }
+
+    #[test]
+    fn sockets_are_in_the_namespace_that_made_them() {
+        let udp = of(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
+        assert!(udp.is_in(own_namespace()));
+        assert!(!udp.is_in(own_namespace().map(|cookie| cookie + 1)) || own_namespace().is_none());
     }
 
     #[test]

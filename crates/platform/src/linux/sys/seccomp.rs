@@ -236,17 +236,17 @@ pub fn tcp_is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(state == TCP_CLOSE)
 }
 
-/// The socket's number that is never used again while the machine runs.
+/// A socket option of level `SOL_SOCKET` that is 64 bits wide.
 ///
 /// # Errors
 /// Those of `getsockopt`.
-pub fn socket_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut cookie = 0u64;
+pub fn wide_option(socket: BorrowedFd<'_>, name: c_int) -> io::Result<u64> {
+    let mut value = 0u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
-    let at = (&raw mut cookie).cast();
-    // SAFETY: the kernel writes `length` bytes to `cookie`.
-    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_COOKIE, at, &raw mut length) }.into())?;
-    Ok(cookie)
+    let at = (&raw mut value).cast();
+    // SAFETY: the kernel writes at most `length` bytes to `value`.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, at, &raw mut length) }.into())?;
+    Ok(value)
 }
 
 /// Takes a connected datagram socket back to having no peer and, unless its program bound one, no local address.
@@ -350,7 +350,7 @@ mod tests {
         socket.connect("127.0.0.1:9").unwrap();
         disconnect(socket.as_fd()).unwrap();
         assert!(socket.peer_addr().is_err());
-        assert_ne!(socket_cookie(socket.as_fd()).unwrap(), 0);
+        assert_ne!(wide_option(socket.as_fd(), libc::SO_COOKIE).unwrap(), 0);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(!tcp_is_closed(listener.as_fd()).unwrap());
     }
