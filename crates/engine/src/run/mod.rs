@@ -14,7 +14,15 @@
 //! process under the filter has ended, which may be long after the command.
 //!
 //! An unprivileged filter demands `no_new_privs`: programs that would gain privileges when started (`sudo`, `ping` on some systems)
-//! run without them.
+//! run without them. Whoever may do without (`CAP_SYS_ADMIN`) keeps them.
+//!
+//! What it costs (median, one core of a small virtual machine, Linux 6.18): a steered TCP connect 19 microseconds, a connect that is
+//! left alone 8, an unconnected datagram 13, and every `sendmsg` 5, since a filter cannot see whether it names a destination.
+//! Connected datagrams, and all that is sent by `write`, `send` and `sendto` without an address, cost nothing.
+//!
+//! What is left alone besides what the daemon leaves alone: sockets of programs that may not be looked into or that live in another
+//! network namespace; datagram sockets that their program bound to a port, which cannot be told from servers; connected datagram
+//! sockets before Linux 6.1. A `sendmmsg` goes where its first datagram goes.
 
 mod chooser;
 mod front;
