@@ -1,57 +1,75 @@
 //! What a metered link may still carry this month.
 
+use std::collections::BTreeMap;
+
 use braid_model::Bytes;
 
 const DAY: i64 = 86_400;
 
+/// Periods whose counts are kept, so that a clock that was wrong for a while loses nothing.
+const PERIODS: usize = 4;
+
 /// A monthly allowance. Months begin on the reset day at 00:00 UTC, in shorter months on their last day.
+///
+/// Counts are kept per period: a clock that jumps ahead and back finds its count again. A clock that falls to a time never counted
+/// before (1970, say) counts to the period that was current.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allowance {
     cap: Option<Bytes>,
     reset_day: u8,
-    used: Bytes,
-    /// First day of the period counted, in days of Unix time.
-    period: i64,
+    /// Bytes by the first day of their period, in days of Unix time.
+    counts: BTreeMap<i64, Bytes>,
+    current: i64,
 }
 
 impl Allowance {
     /// Nothing used yet, at `unix` seconds of Unix time. `cap` `None` counts and never ends. `reset_day` is kept within 1 to 31.
     pub fn new(cap: Option<Bytes>, reset_day: u8, unix: i64) -> Self {
         let reset_day = reset_day.clamp(1, 31);
-        Self { cap, reset_day, used: Bytes::ZERO, period: period_of(unix.div_euclid(DAY), reset_day) }
+        let current = period_of(unix.div_euclid(DAY), reset_day);
+        Self { cap, reset_day, counts: BTreeMap::from([(current, Bytes::ZERO)]), current }
     }
 
-    /// Takes up what was counted in an earlier life, if the period is not over. More is never lost than that.
+    /// Takes up what was counted in an earlier life. A period that began on another day of the month was counted under another reset
+    /// day: if it is not a month old, its bytes count here too.
     pub fn recall(&mut self, used: Bytes, period: i64) {
-        if period >= self.period {
-            self.used += used;
-            self.period = period;
-        }
+        let foreign = period_of(period, self.reset_day) != period;
+        let target = if foreign && (self.current - 31..=self.current + 31).contains(&period) { self.current } else { period };
+        *self.counts.entry(target).or_default() += used;
+        self.prune();
     }
 
-    /// Counts `moved`. A period ends only by a clock that goes forward: one that jumps back changes nothing.
+    /// Counts `moved`.
     pub fn on_bytes(&mut self, unix: i64, moved: Bytes) {
         let period = period_of(unix.div_euclid(DAY), self.reset_day);
-        if period > self.period {
-            self.period = period;
-            self.used = Bytes::ZERO;
+        if period > self.current || self.counts.contains_key(&period) {
+            self.current = period;
         }
-        self.used += moved;
+        *self.counts.entry(self.current).or_default() += moved;
+        self.prune();
+    }
+
+    fn prune(&mut self) {
+        while self.counts.len() > PERIODS {
+            // The oldest goes, but never the current one.
+            let Some(oldest) = self.counts.keys().copied().find(|period| *period != self.current) else { return };
+            self.counts.remove(&oldest);
+        }
     }
 
     /// Whether all of it is used.
     pub fn exhausted(&self) -> bool {
-        self.cap.is_some_and(|cap| self.used >= cap)
+        self.cap.is_some_and(|cap| self.used() >= cap)
     }
 
     /// Used since the period began.
     pub fn used(&self) -> Bytes {
-        self.used
+        self.counts.get(&self.current).copied().unwrap_or_default()
     }
 
     /// The period's first day, in days of Unix time: with [`used`](Self::used) all that must be kept.
     pub fn period(&self) -> i64 {
-        self.period
+        self.current
     }
 }
 
@@ -134,16 +152,26 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_jumps_back_and_forth_resets_at_most_once() {
+    fn a_clock_that_jumps_loses_nothing() {
         let mut allowance = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 11, 20));
         allowance.on_bytes(unix(2026, 11, 21), gigabytes(3));
         allowance.on_bytes(0, gigabytes(1));
-        assert_eq!(allowance.used(), gigabytes(4));
-        allowance.on_bytes(unix(2026, 12, 2), gigabytes(1));
+        assert_eq!(allowance.used(), gigabytes(4), "1970 is no month to begin in");
+        allowance.on_bytes(unix(2031, 1, 2), gigabytes(1));
         assert_eq!(allowance.used(), gigabytes(1));
-        allowance.on_bytes(unix(2026, 11, 21), gigabytes(1));
-        allowance.on_bytes(unix(2026, 12, 3), gigabytes(1));
-        assert_eq!(allowance.used(), gigabytes(3), "December was begun already");
+        allowance.on_bytes(unix(2026, 11, 22), gigabytes(1));
+        assert_eq!(allowance.used(), gigabytes(5), "the clock was wrong for a moment");
+        allowance.on_bytes(unix(2026, 12, 2), gigabytes(1));
+        assert_eq!(allowance.used(), gigabytes(1), "and the month ends when it does");
+    }
+
+    #[test]
+    fn another_reset_day_forgets_nothing() {
+        let mut before = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 11, 21));
+        before.on_bytes(unix(2026, 11, 21), gigabytes(9));
+        let mut after = Allowance::new(Some(gigabytes(10)), 15, unix(2026, 11, 21));
+        after.recall(before.used(), before.period());
+        assert_eq!(after.used(), gigabytes(9));
     }
 
     #[test]

@@ -18,10 +18,10 @@ const WINDOW: usize = 6;
 const FALL_ALONE: f64 = 2.3;
 /// Time constant of the fall with two or more.
 const FALL_SEVERAL: f64 = 0.6;
-/// A capacity that was proven resists this much longer, by flows alone or several.
-const PROVEN_ALONE: f64 = 8.0;
-/// See [`PROVEN_ALONE`].
-const PROVEN_SEVERAL: f64 = 3.0;
+/// A capacity that was proven resists this much longer, with one flow or several, while their round trips show a queue.
+const PROVEN_QUEUED: [f64; 2] = [4.0, 3.0];
+/// And while they show none: then the servers, not the link, are likely to set the pace (a paced video stream, say).
+const PROVEN_UNQUEUED: [f64; 2] = [60.0, 12.0];
 /// Proofs are forgotten after this.
 const PROOF_LIFE: Duration = Duration::from_secs(60);
 /// Confidence halves in this time without evidence.
@@ -49,8 +49,10 @@ pub struct Busy {
     pub flows: u32,
     /// Different remote hosts among theirs.
     pub destinations: u32,
-    /// At least one had more to move all the time.
+    /// At least one was there, and moved something, all the time.
     pub backlogged: bool,
+    /// Round trips were longer than the link's least: packets wait for it.
+    pub queued: bool,
 }
 
 /// A capacity as it is thought to be.
@@ -134,6 +136,7 @@ impl Capacity {
                 flows: before.flows.min(busy.flows),
                 destinations: before.destinations.min(busy.destinations),
                 backlogged: before.backlogged && busy.backlogged,
+                queued: before.queued || busy.queued,
             },
         });
         if self.gathered_for < INTERVAL_LEAST {
@@ -179,11 +182,11 @@ impl Capacity {
         let several = busy.flows >= 2;
         let mut constant = if several { FALL_SEVERAL } else { FALL_ALONE };
         if self.proven.is_some_and(|(proven, _)| self.level <= proven * 1.02) {
-            constant *= if several { PROVEN_SEVERAL } else { PROVEN_ALONE };
+            constant *= if busy.queued { PROVEN_QUEUED } else { PROVEN_UNQUEUED }[usize::from(several)];
         }
         // level moves towards best by the share 1 - exp(-t / constant), on a logarithmic scale: multiplied by (best/level)^share.
-        let share = (span.as_secs_f64() / constant).min(1.0);
-        let share = share / (1.0 + share / 2.0);
+        let x = span.as_secs_f64() / constant;
+        let share = 1.0 - 1.0 / (1.0 + x + x * x / 2.0 + x * x * x / 6.0);
         self.level *= power(best / self.level, share);
         self.note(now, span);
     }
@@ -196,10 +199,11 @@ impl Capacity {
 
     /// The kernel's sample of what one flow delivered, while it had more to send: the link carries at least this.
     pub fn on_delivery_rate(&mut self, now: Time, rate: Rate) {
-        let rate = rate.bps() as f64;
-        // A single sample can be far too high behind a link that gathers acknowledgements; it pulls, it does not set.
-        if !self.fixed && rate > self.level && self.evidence.is_some() {
-            self.level += (rate.min(self.level * 2.0) - self.level) / 16.0;
+        // Behind a link that gathers acknowledgements a sample can be far too high: it counts only as far as the counters bear it out.
+        let best = self.recent.iter().copied().fold(0.0, f64::max);
+        let rate = (rate.bps() as f64).min(best * 1.25);
+        if !self.fixed && rate > self.level {
+            self.level += (rate - self.level) / 8.0;
             self.evidence = Some(now);
         }
     }
@@ -264,6 +268,11 @@ impl Rtt {
         self.smoothed.filter(|_| now.since(self.at) < Duration::from_secs(600))
     }
 
+    /// Since the last measurement, and how far the value is to be trusted (0 to 1, half after a minute).
+    pub fn age(&self, now: Time) -> Option<(Duration, f64)> {
+        self.smoothed.map(|_| (now.since(self.at), halved(now.since(self.at), Duration::from_secs(60))))
+    }
+
     /// The least time of the last minutes.
     pub fn least(&self) -> Option<Duration> {
         self.least.map(|(least, _)| least)
@@ -291,6 +300,12 @@ impl Loss {
         self.at = now;
     }
 
+    /// Since the last segments, and how far the share is to be trusted (0 to 1, more with the segments it rests on).
+    pub fn age(&self, now: Time) -> Option<(Duration, f64)> {
+        let weight = self.sent * halved(now.since(self.at), Self::HALF_LIFE);
+        (self.sent > 0.0).then(|| (now.since(self.at), weight / (weight + 100.0)))
+    }
+
     /// The share, 0 to 1; `None` while too little was sent to tell.
     pub fn rate(&self, now: Time) -> Option<f64> {
         let left = halved(now.since(self.at), Self::HALF_LIFE);
@@ -314,7 +329,7 @@ mod tests {
             let now = Time::from_millis(from + step * 250);
             let moved = if bulk > 0 { mbps } else { slow_mbps.min(mbps) };
             let flows = bulk + u32::from(slow_mbps > 0.0);
-            let busy = Busy { flows, destinations: flows, backlogged: flows > 0 };
+            let busy = Busy { flows, destinations: flows, backlogged: flows > 0, queued: bulk > 0 };
             capacity.on_interval(now, Bytes::new((moved * 1e6 / 8.0 * 0.25) as u64), STEP, busy);
         }
         from + steps * 250
@@ -350,8 +365,18 @@ mod tests {
     fn one_slow_server_does_not_ruin_a_proven_link() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 10, 100.0, 3, 0.0);
-        let at = run(&mut capacity, at, 5, 100.0, 0, 1.0);
-        assert!(mbps(&capacity, at) > 30.0, "{}", mbps(&capacity, at));
+        let at = run(&mut capacity, at, 20, 100.0, 0, 1.0);
+        assert!(mbps(&capacity, at) > 40.0, "{}", mbps(&capacity, at));
+    }
+
+    #[test]
+    fn samples_of_a_sender_do_not_raise_it_above_what_was_carried() {
+        let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
+        let at = run(&mut capacity, 0, 10, 20.0, 3, 0.0);
+        for _ in 0..1000 {
+            capacity.on_delivery_rate(Time::from_millis(at), Rate::from_mbps(1000));
+        }
+        assert!(mbps(&capacity, at) <= 25.1, "{}", mbps(&capacity, at));
     }
 
     #[test]
@@ -379,7 +404,7 @@ mod tests {
     fn a_single_burst_is_not_believed() {
         let mut capacity = Capacity::new(Rate::from_mbps(20), Time::ZERO);
         let mut at = run(&mut capacity, 0, 5, 20.0, 2, 0.0);
-        let busy = Busy { flows: 2, destinations: 2, backlogged: true };
+        let busy = Busy { flows: 2, destinations: 2, backlogged: true, queued: true };
         capacity.on_interval(Time::from_millis(at), Bytes::new(10_000_000), STEP, busy);
         at = run(&mut capacity, at + 250, 1, 20.0, 2, 0.0);
         assert!(mbps(&capacity, at) < 25.0, "{}", mbps(&capacity, at));
@@ -433,7 +458,7 @@ mod tests {
         ) {
             let mut capacity = Capacity::new(Rate::from_mbps(guess), Time::ZERO);
             for (step, rate) in rates.iter().enumerate() {
-                let busy = Busy { flows, destinations: flows, backlogged: flows > 0 };
+                let busy = Busy { flows, destinations: flows, backlogged: flows > 0, queued: flows > 1 };
                 capacity.on_interval(Time::from_millis(step as u64 * 250), Bytes::new((rate * 31_250.0) as u64), STEP, busy);
             }
             let highest = rates.iter().copied().fold(guess as f64, f64::max);

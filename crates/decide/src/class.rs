@@ -90,18 +90,18 @@ pub struct Pattern {
 
 /// The class by the shape of the traffic; `None` while it looks like nothing in particular.
 ///
-/// Few and large flows are bulk; many short and small ones to the web's ports a browser; flows that last, with little and about
-/// as much each way, real-time.
+/// Flows that last, slow and with about as much each way, are real-time, however long; else few and large ones bulk, many short and
+/// small ones to the web's ports a browser.
 pub fn by_pattern(pattern: &Pattern) -> Option<Class> {
     let bytes = (pattern.mean_down + pattern.mean_up).get() as f64;
     let larger = pattern.mean_down.max(pattern.mean_up).get() as f64;
     let smaller = pattern.mean_down.get().min(pattern.mean_up.get()) as f64;
     let rate = bytes * 8.0 / pattern.mean_seconds.max(0.001);
-    if larger >= 5e6 {
-        return Some(Class::Bulk);
-    }
     if pattern.mean_seconds >= 10.0 && smaller * 4.0 >= larger && smaller > 0.0 && rate <= 5e6 {
         return Some(Class::RealTime);
+    }
+    if larger >= 5e6 {
+        return Some(Class::Bulk);
     }
     let web = matches!(pattern.port, 80 | 443 | 8080 | 8443);
     if web && pattern.flows_per_minute >= 12.0 && larger <= 1e6 {

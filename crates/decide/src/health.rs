@@ -4,7 +4,8 @@
 //! reach nothing, so asking goes out of the link itself. Sans-IO: the caller sends the probes and passes the time.
 //!
 //! Detection: a routine probe every [`EAGER_PERIOD`] and two silent ones in a row find an idle link's death within a second while the
-//! round trip is under 80 ms; after a stall or a timeout one silent probe is enough, since the sign counts for the other.
+//! round trip is under 200 ms; after a stall or a timeout one silent probe is enough, since the sign counts for the other. A first
+//! segment without an answer does not count: servers die more often than links.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use braid_model::Time;
 use crate::policy::ProbeMode;
 
 /// Time between routine probes of an eager link.
-pub const EAGER_PERIOD: Duration = Duration::from_millis(350);
+pub const EAGER_PERIOD: Duration = Duration::from_millis(300);
 /// Time between routine probes of a sparing link at first; it doubles up to [`SPARING_MOST`].
 pub const SPARING_PERIOD: Duration = Duration::from_secs(30);
 /// The longest time between routine probes of a sparing link.
@@ -26,6 +27,12 @@ pub const DEAD_MOST: Duration = Duration::from_secs(5);
 const THOROUGH_EVERY: u32 = 10;
 /// Deaths count for this long by half.
 const FLAP_HALF_LIFE: Duration = Duration::from_secs(30);
+/// An answer this fresh outweighs a timeout, which takes its time to show.
+const FRESH: Duration = Duration::from_millis(500);
+/// How long a probe may take before any round trip is known.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the probe of a dead link may take: it may have come back slow.
+const DEAD_PATIENCE: Duration = Duration::from_secs(3);
 /// The longest time a flapping link is kept out.
 const HOLD_MOST: Duration = Duration::from_secs(30);
 
@@ -103,6 +110,8 @@ pub struct Health {
     /// A flapping link is not trusted before.
     hold_until: Option<Time>,
     last_sign: Option<Suffering>,
+    /// When the suspicion under which it stands arose.
+    suspect_since: Option<Time>,
 }
 
 impl Health {
@@ -122,6 +131,7 @@ impl Health {
             deaths_at: now,
             hold_until: None,
             last_sign: None,
+            suspect_since: None,
         }
     }
 
@@ -161,6 +171,7 @@ impl Health {
                 self.hold(now);
                 if self.hold_until.is_some() {
                     self.judgement = Judgement::Dead;
+                    self.period = DEAD_PERIOD;
                 }
                 self.probe_again(now, Duration::ZERO);
             }
@@ -176,9 +187,11 @@ impl Health {
         }
     }
 
-    /// Bytes or an acknowledgement arrived.
-    pub fn on_progress(&mut self, now: Time) {
-        if self.judgement == Judgement::Unusable || self.held(now) || self.judgement == Judgement::Portal {
+    /// Bytes or an acknowledgement arrived some time between `since` and now. What may have come before the suspicion arose does not
+    /// allay it.
+    pub fn on_progress(&mut self, now: Time, since: Time) {
+        let stale = self.judgement == Judgement::Suspect && self.suspect_since.is_some_and(|suspicion| since < suspicion);
+        if self.judgement == Judgement::Unusable || self.judgement == Judgement::Portal || self.held(now) || stale {
             return;
         }
         self.revive(now);
@@ -189,19 +202,24 @@ impl Health {
         if !self.alive() {
             return;
         }
-        // An answer that came just now outweighs a sign that took its time to show.
-        let fresh = self.last_proof.is_some_and(|proof| now.since(proof) < Duration::from_millis(150));
-        if fresh && sign != Suffering::NoAnswer {
+        if sign != Suffering::Stall && self.last_proof.is_some_and(|proof| now.since(proof) < FRESH) {
             return;
         }
         self.last_sign = Some(sign);
-        if self.judgement != Judgement::Suspect {
-            self.judgement = Judgement::Suspect;
+        if sign != Suffering::NoAnswer {
             self.silent = self.silent.max(1);
+        }
+        if self.judgement != Judgement::Suspect {
+            self.suspect(now);
             if self.waiting_until.is_none() {
                 self.probe_again(now, Duration::ZERO);
             }
         }
+    }
+
+    fn suspect(&mut self, now: Time) {
+        self.judgement = Judgement::Suspect;
+        self.suspect_since = Some(now);
     }
 
     /// The outcome of the probe under way.
@@ -242,7 +260,7 @@ impl Health {
                 self.probe_again(now, DEAD_PERIOD);
             }
             _ => {
-                self.judgement = Judgement::Suspect;
+                self.suspect(now);
                 self.probe_again(now, Duration::ZERO);
             }
         }
@@ -261,8 +279,11 @@ impl Health {
     }
 
     fn timeout(&self) -> Duration {
-        let srtt = self.srtt.unwrap_or(Duration::from_millis(75));
-        (srtt * 2 + Duration::from_millis(100)).clamp(Duration::from_millis(200), Duration::from_secs(1))
+        match self.srtt {
+            _ if !self.alive() => DEAD_PATIENCE,
+            None => PATIENCE,
+            Some(srtt) => (srtt * 3 / 2 + Duration::from_millis(50)).clamp(Duration::from_millis(200), Duration::from_secs(2)),
+        }
     }
 
     /// Lets time pass.
@@ -304,6 +325,7 @@ impl Health {
         self.judgement = Judgement::Alive;
         self.silent = 0;
         self.last_sign = None;
+        self.suspect_since = None;
         self.last_proof = Some(now);
         self.probe_again(now, self.period);
     }
@@ -343,6 +365,8 @@ mod tests {
     use proptest::prelude::*;
 
     const RTT: Duration = Duration::from_millis(20);
+    /// A satellite's round trip.
+    const FAR: Duration = Duration::from_millis(700);
 
     fn ms(millis: u64) -> Time {
         Time::from_millis(millis)
@@ -351,6 +375,10 @@ mod tests {
     /// A link that answers probes after [`RTT`] when `up(time)`; runs the machine by its own timeouts and returns when its
     /// judgement changed, and to what.
     fn simulate(health: &mut Health, from: u64, to: u64, up: impl Fn(u64) -> bool) -> Vec<(u64, Judgement)> {
+        simulate_at(health, from, to, RTT, up)
+    }
+
+    fn simulate_at(health: &mut Health, from: u64, to: u64, rtt: Duration, up: impl Fn(u64) -> bool) -> Vec<(u64, Judgement)> {
         let mut changes = Vec::new();
         let mut answers: Vec<(Time, Outcome)> = Vec::new();
         let mut last = health.judgement();
@@ -365,7 +393,8 @@ mod tests {
             });
             health.handle_timeout(now);
             if let Some(request) = health.poll_probe(now) {
-                answers.push(if up(milli) { (now + RTT, Outcome::Alive { rtt: RTT }) } else { (now + request.timeout, Outcome::Silent) });
+                let answered = up(milli) && rtt <= request.timeout;
+                answers.push(if answered { (now + rtt, Outcome::Alive { rtt }) } else { (now + request.timeout, Outcome::Silent) });
             }
             if health.judgement() != last {
                 last = health.judgement();
@@ -422,11 +451,62 @@ mod tests {
     }
 
     #[test]
+    fn a_far_link_is_given_the_time_it_needs() {
+        for mode in [ProbeMode::Eager, ProbeMode::Sparing] {
+            let mut health = Health::new(mode, ms(0));
+            health.on_usable(ms(0), true);
+            let changes = simulate_at(&mut health, 0, 60_000, FAR, |_| true);
+            assert_eq!(changes.iter().map(|(_, judgement)| *judgement).collect::<Vec<_>>(), [Judgement::Alive]);
+        }
+    }
+
+    #[test]
+    fn regression_a_link_held_from_the_start_is_not_probed_without_end() {
+        let mut health = Health::new(ProbeMode::Eager, ms(0));
+        for step in 0..10 {
+            health.on_usable(ms(step), step % 2 == 0);
+        }
+        health.on_usable(ms(10), true);
+        assert_eq!(health.judgement(), Judgement::Dead);
+        let mut probes = 0;
+        for milli in 10..1010 {
+            health.handle_timeout(ms(milli));
+            while health.poll_probe(ms(milli)).is_some() {
+                probes += 1;
+                health.on_probe(ms(milli), Outcome::Silent);
+                assert!(probes < 10);
+            }
+        }
+    }
+
+    #[test]
+    fn regression_bytes_from_before_a_suspicion_do_not_allay_it() {
+        let mut health = settled(ProbeMode::Sparing);
+        health.on_suffering(ms(3000), Suffering::Timeout);
+        health.on_progress(ms(3100), ms(2850));
+        assert_eq!(health.judgement(), Judgement::Suspect);
+        health.on_progress(ms(3350), ms(3100));
+        assert_eq!(health.judgement(), Judgement::Alive);
+    }
+
+    #[test]
+    fn regression_a_dead_server_and_one_lost_probe_do_not_kill_a_link() {
+        let mut health = settled(ProbeMode::Sparing);
+        health.on_suffering(ms(3000), Suffering::NoAnswer);
+        health.poll_probe(ms(3000)).unwrap();
+        health.on_probe(ms(3200), Outcome::Silent);
+        assert!(health.alive());
+        health.poll_probe(ms(3200)).unwrap();
+        health.on_probe(ms(3220), Outcome::Alive { rtt: RTT });
+        assert_eq!(health.judgement(), Judgement::Alive);
+    }
+
+    #[test]
     fn traffic_makes_probes_needless() {
         let mut health = settled(ProbeMode::Eager);
         for step in 0..100 {
             let now = ms(1000 + step * 100);
-            health.on_progress(now);
+            health.on_progress(now, now);
             assert_eq!(health.poll_probe(now), None);
         }
     }
@@ -449,7 +529,7 @@ mod tests {
         let mut health = settled(ProbeMode::Sparing);
         health.on_probe(ms(1000), Outcome::Portal);
         assert_eq!((health.judgement(), health.alive()), (Judgement::Portal, false));
-        health.on_progress(ms(1100));
+        health.on_progress(ms(1100), ms(1100));
         assert_eq!(health.judgement(), Judgement::Portal, "the portal's own page is no proof");
         let changes = simulate(&mut health, 1100, 3000, |_| true);
         assert!(when(&changes, Judgement::Alive).is_some());
@@ -501,7 +581,7 @@ mod tests {
                 match what {
                     0 => health.on_usable(time, true),
                     1 => health.on_usable(time, false),
-                    2 => health.on_progress(time),
+                    2 => health.on_progress(time, time),
                     3 => health.on_suffering(time, Suffering::Timeout),
                     4 => health.on_probe(time, Outcome::Alive { rtt: RTT }),
                     5 => health.on_probe(time, Outcome::Silent),

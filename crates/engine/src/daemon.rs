@@ -125,7 +125,8 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config) -
     let (stop_server, server_stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(server.serve(requests, async move { drop(server_stopped.await) }));
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
-    let mut daemon = Daemon { core, memory, config_path, network, probes: mpsc::channel(64), inbox, watch, config_trouble: None, next_look: Time::ZERO };
+    let mut daemon =
+        Daemon { core, memory, config_path, network, probes: mpsc::channel(64), inbox, watch, config_trouble: None, next_look: Time::ZERO };
     let first = daemon.network.borrow_and_update().clone();
     daemon.on_network(first).await?;
     daemon.core.tick(now())?;

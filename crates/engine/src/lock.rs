@@ -5,13 +5,13 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 /// Held while the daemon lives; the kernel lets go of it when the process ends, however it ends.
 #[derive(Debug)]
-pub struct Lock {
+pub(crate) struct Lock {
     _listener: UnixListener,
 }
 
 /// Why the lock could not be had.
 #[derive(Debug, thiserror::Error)]
-pub enum LockError {
+pub(crate) enum LockError {
     /// Another daemon has it.
     #[error("another `braid up` is running in this network namespace: use it (`braid status`), or stop it with `braid down`")]
     Held,
@@ -22,7 +22,7 @@ pub enum LockError {
 
 impl Lock {
     /// Takes the lock: an abstract Unix socket, whose names each network namespace has for itself.
-    pub fn take() -> Result<Self, LockError> {
+    pub(crate) fn take() -> Result<Self, LockError> {
         let name = SocketAddr::from_abstract_name("braid daemon")?;
         match UnixListener::bind_addr(&name) {
             Ok(listener) => Ok(Self { _listener: listener }),

@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::store::{self, AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
 
 /// The memory.
-pub struct Memory {
+pub(crate) struct Memory {
     store: Store,
     learnt: store::Learnt,
     warnings: Vec<String>,
@@ -21,7 +21,7 @@ pub struct Memory {
 
 impl Memory {
     /// Opens the store; troubles become warnings, never a reason not to run.
-    pub fn open(folder: &Path) -> Self {
+    pub(crate) fn open(folder: &Path) -> Self {
         let (store, learnt, warnings) = Store::open(folder);
         for warning in &warnings {
             tracing::warn!("{warning}");
@@ -30,12 +30,12 @@ impl Memory {
     }
 
     /// What the user should know.
-    pub fn trouble(&self) -> Vec<String> {
+    pub(crate) fn trouble(&self) -> Vec<String> {
         self.warnings.iter().cloned().chain(self.store.trouble().map(str::to_owned)).collect()
     }
 
     /// Teaches the steering what applications' flows moved.
-    pub fn recall<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+    pub(crate) fn recall<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         for (key, row) in &self.learnt.apps {
             // A program that is gone, or was replaced by another file of the same path, begins with the same expectation.
             let Some(exe) = process::exe_id(Path::new(&key.exe)) else { continue };
@@ -57,7 +57,7 @@ impl Memory {
     }
 
     /// Reminds links that appeared of their capacity and of what they used of their allowance.
-    pub fn recognise<S: Steering>(&mut self, core: &mut Core<S>) {
+    pub(crate) fn recognise<S: Steering>(&mut self, core: &mut Core<S>) {
         let mut present = BTreeSet::new();
         for link in core.all_links_mut() {
             let key = link_key(link);
@@ -78,7 +78,7 @@ impl Memory {
     }
 
     /// Writes what was learnt since.
-    pub fn keep<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+    pub(crate) fn keep<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         let unix = u64::try_from(unix).unwrap_or(0);
         for learnt in core.steering().learnt().unwrap_or_default() {
             let Some(exe) = core.executable_of(&learnt.app) else { continue };

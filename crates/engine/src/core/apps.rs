@@ -63,7 +63,8 @@ impl Traffic {
 
     /// Mean rates received and sent in bits per second; `None` before anything lasted.
     pub fn mean_rates(&self) -> Option<(u64, u64)> {
-        (self.seconds > 0.0).then(|| ((self.rx.get() as f64 * 8.0 / self.seconds) as u64, (self.tx.get() as f64 * 8.0 / self.seconds) as u64))
+        (self.seconds > 0.0)
+            .then(|| ((self.rx.get() as f64 * 8.0 / self.seconds) as u64, (self.tx.get() as f64 * 8.0 / self.seconds) as u64))
     }
 }
 

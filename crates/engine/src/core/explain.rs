@@ -10,8 +10,8 @@ use braid_decide::steer::{self, Verdict};
 use braid_model::{Affinity, Bytes, Class, Direction, Family, Time};
 use braid_platform::steering::{FlowRow, Steering};
 
-use super::views::{affinity_name, matcher_text};
 use super::Core;
+use super::views::{affinity_name, matcher_text};
 
 /// What is asked, filled in.
 struct Question {
@@ -47,25 +47,36 @@ impl<S: Steering> Core<S> {
 
     fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {
         let unclear = |detail: String| Problem::new(400, "Not understood", detail);
-        let destination = request.destination.as_deref().ok_or_else(|| unclear("name a flow, or a program and a destination address".into()))?;
-        let destination = destination
-            .parse::<IpAddr>()
-            .map_err(|_| unclear(format!("{destination:?} is no IP address: names are not resolved here, since each link may answer otherwise")))?;
+        let destination =
+            request.destination.as_deref().ok_or_else(|| unclear("name a flow, or a program and a destination address".into()))?;
+        let destination = destination.parse::<IpAddr>().map_err(|_| {
+            unclear(format!("{destination:?} is no IP address: names are not resolved here, since each link may answer otherwise"))
+        })?;
         let exe = request.exe.clone();
-        let from_exe = exe.as_deref().and_then(|exe| Path::new(exe).file_name()).map(|name| name.to_string_lossy().chars().take(15).collect());
+        let from_exe =
+            exe.as_deref().and_then(|exe| Path::new(exe).file_name()).map(|name| name.to_string_lossy().chars().take(15).collect());
         let name = request.name.clone().or(from_exe).unwrap_or_default();
-        Ok(Question { exe, name, destination: destination.to_canonical(), port: request.port.unwrap_or(443), user: request.user, cgroup: request.cgroup.clone() })
+        Ok(Question {
+            exe,
+            name,
+            destination: destination.to_canonical(),
+            port: request.port.unwrap_or(443),
+            user: request.user,
+            cgroup: request.cgroup.clone(),
+        })
     }
 
     /// A living flow: its link is settled; the rest is what the rule would say of it now.
     fn explain_flow(&mut self, now: Time, row: &FlowRow, board: &Board) -> Explanation {
         let exe = self.apps.get(&row.app).and_then(|met| met.application.exe.as_ref()).map(|exe| exe.display().to_string());
         let cgroup = self.apps.get(&row.app).and_then(|met| met.cgroup.clone());
-        let question = Question { exe, name: row.app.name.clone(), destination: row.remote.0, port: row.remote.1, user: Some(row.user), cgroup };
+        let question =
+            Question { exe, name: row.app.name.clone(), destination: row.remote.0, port: row.remote.1, user: Some(row.user), cgroup };
         let mut explanation = self.answer(now, &question, board);
         let link = self.device_name(row);
         let age = now.since(row.started).as_secs_f64();
-        let scheduler = braid_decide::policy::Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name());
+        let scheduler =
+            braid_decide::policy::Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name());
         explanation.reason = format!(
             "it was given {link} by {scheduler} {age:.1} s ago and stays there; a new flow like it would now find this: {}",
             explanation.reason
@@ -192,7 +203,7 @@ impl<S: Steering> Core<S> {
         let view = |link: &super::link::Link| {
             let allowed = request.allowed.contains(link.slot);
             let lane = &board.lanes[link.slot];
-            let never = |time: u64| (time != u64::MAX).then(|| (u128::from(time) * 1_000_000 >> 20) as u64);
+            let never = |time: u64| (time != u64::MAX).then(|| ((u128::from(time) * 1_000_000) >> 20) as u64);
             Candidate {
                 link: link.facts.name.clone(),
                 allowed,
@@ -212,4 +223,3 @@ impl<S: Steering> Core<S> {
         self.links.values().map(view).collect()
     }
 }
-

@@ -19,7 +19,7 @@ use braid_decide::health::{Outcome, Suffering};
 use braid_decide::policy::ProbeTarget;
 use braid_decide::steer::{self, Verdict};
 use braid_decide::tables::{self, TablePlan};
-use braid_model::{Bytes, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Role, Time};
+use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Role, Time};
 use braid_platform::steering::{FlowRow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
 
 use crate::config::Config;
@@ -99,6 +99,8 @@ pub struct Core<S> {
     dead_since: BTreeMap<(LinkIndex, Family), Time>,
     todo: Todo,
     started: Time,
+    /// When the flows were looked at last.
+    looked: Time,
     unix: i64,
 }
 
@@ -135,6 +137,7 @@ impl<S: Steering> Core<S> {
             dead_since: BTreeMap::new(),
             todo: Todo::default(),
             started: now,
+            looked: now,
             unix: 0,
         };
         core.executables.refresh(&core.config.policy, core.names.as_mut());
@@ -379,6 +382,7 @@ impl<S: Steering> Core<S> {
     /// Looks at the living flows: loads, progress, estimates. To be called several times a second while there are any.
     pub fn look(&mut self, now: Time) -> Result<(), SteeringError> {
         self.flows = self.steering.flows(now)?;
+        let looked = std::mem::replace(&mut self.looked, now);
         let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
         for link in self.links.values_mut() {
             link.living = [Bytes::ZERO; 2];
@@ -402,7 +406,7 @@ impl<S: Steering> Core<S> {
             if let Some(link) = self.links.get_mut(&index) {
                 let health = link.health.get_mut(family);
                 if received {
-                    health.on_progress(now);
+                    health.on_progress(now, looked);
                 } else if waiting {
                     health.on_suffering(now, Suffering::Stall);
                 }
@@ -426,7 +430,7 @@ impl<S: Steering> Core<S> {
                 let seen = link.answered.get_mut(family);
                 if signs.answered > *seen {
                     *seen = signs.answered;
-                    link.health.get_mut(family).on_progress(signs.answered_at.min(now));
+                    link.health.get_mut(family).on_progress(now, signs.answered_at);
                     *link.last_answer.get_mut(family) = signs.remote;
                 }
             }
@@ -511,12 +515,19 @@ impl<S: Steering> Core<S> {
             if now.since(progress.grown) > Duration::from_millis(600) {
                 continue;
             }
+            if self.apps.get(&row.app).map_or(row.class, |met| met.class) == Class::RealTime {
+                // It sends at its own pace, whatever the link could carry.
+                continue;
+            }
             let fresh = remotes.insert((row.link, row.remote.0));
+            let least = self.links.get(&row.link).and_then(|link| link.rtt.least());
             let entry = &mut busy.entry(row.link).or_default()[row.direction as usize];
             entry.flows += 1;
             entry.destinations += u32::from(fresh);
             // It was there for the whole interval and had more to move than it has moved.
             entry.backlogged |= now.since(row.started) > Duration::from_millis(600);
+            let rtt = row.rtt_us.map(|micros| Duration::from_micros(micros.into()));
+            entry.queued |= matches!((rtt, least), (Some(rtt), Some(least)) if rtt > least * 6 / 5 + Duration::from_millis(2));
         }
         busy
     }

@@ -22,13 +22,13 @@ const VERSIONS: usize = 4;
 
 /// The inodes of the policy's executables. A program that is upgraded gets a new one; processes of the old one still run.
 #[derive(Debug, Default)]
-pub struct Executables {
+pub(super) struct Executables {
     versions: BTreeMap<PathBuf, Vec<ExeId>>,
 }
 
 impl Executables {
     /// Looks at every executable the policy names again. Whether anything changed.
-    pub fn refresh(&mut self, policy: &Policy, names: &mut dyn Names) -> bool {
+    pub(super) fn refresh(&mut self, policy: &Policy, names: &mut dyn Names) -> bool {
         let before = self.versions.clone();
         let paths: Vec<PathBuf> = matchers(policy).into_iter().filter_map(|matcher| matcher.exe).collect();
         self.versions.retain(|path, _| paths.contains(path));
@@ -45,7 +45,7 @@ impl Executables {
     }
 
     /// The executables looked at.
-    pub fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+    pub(super) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
         self.versions.keys()
     }
 
@@ -60,12 +60,17 @@ fn matchers(policy: &Policy) -> Vec<AppMatcher> {
 }
 
 /// How many of [`steer_rules`]'s rules are exclusions: those come first.
-pub fn exclusions(policy: &Policy) -> usize {
+pub(super) fn exclusions(policy: &Policy) -> usize {
     policy.exclude.matchers().len()
 }
 
 /// The rules for the kernel's side.
-pub fn steer_rules(policy: &Policy, links: &[(usize, &LinkFacts)], executables: &Executables, names: &mut dyn Names) -> Vec<SteerRule> {
+pub(super) fn steer_rules(
+    policy: &Policy,
+    links: &[(usize, &LinkFacts)],
+    executables: &Executables,
+    names: &mut dyn Names,
+) -> Vec<SteerRule> {
     let mut condition = |matcher: &AppMatcher| SteerMatch {
         exe: matcher.exe.as_ref().map(|path| executables.of(path)),
         name: matcher.name.clone(),

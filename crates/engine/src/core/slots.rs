@@ -8,14 +8,14 @@ use braid_model::LinkIndex;
 /// Keeps each link in one slot while its device exists. A free slot is reused as late as possible, since flows of the link that
 /// had it may still end.
 #[derive(Debug, Default)]
-pub struct Slots {
+pub(super) struct Slots {
     held: BTreeMap<LinkIndex, usize>,
     next: usize,
 }
 
 impl Slots {
     /// Gives every link a slot and takes those of links that are gone. Links beyond [`MAX_LINKS`] get none and are returned.
-    pub fn update(&mut self, links: &BTreeSet<LinkIndex>) -> Vec<LinkIndex> {
+    pub(super) fn update(&mut self, links: &BTreeSet<LinkIndex>) -> Vec<LinkIndex> {
         self.held.retain(|link, _| links.contains(link));
         let mut without = Vec::new();
         for link in links {
@@ -36,13 +36,8 @@ impl Slots {
     }
 
     /// The link's slot.
-    pub fn get(&self, link: LinkIndex) -> Option<usize> {
+    pub(super) fn get(&self, link: LinkIndex) -> Option<usize> {
         self.held.get(&link).copied()
-    }
-
-    /// All links with their slots.
-    pub fn map(&self) -> &BTreeMap<LinkIndex, usize> {
-        &self.held
     }
 }
 
