@@ -1,4 +1,5 @@
 //! What Braid needs of an operating system, as traits, with Linux behind them and a fake for tests.
 
+pub mod fake;
 pub mod linux;
 pub mod steering;

@@ -1,0 +1,424 @@
+//! The daemon's mind on a fake system: what it decides when links come, die, return and fill up.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use braid_decide::health::Outcome;
+use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, Policy, ProbeMode, Scheduler};
+use braid_engine::config::Config;
+use braid_engine::core::{Core, Names};
+use braid_model::{
+    Application, Bytes, DefaultRoute, Family, FlowId, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, Role,
+    RouteFacts, RouteKind, RuleAction, RuleFacts, Time,
+};
+use braid_platform::fake::{FakeSteering, Steered};
+use braid_platform::steering::{AppId, ExeId, Steering};
+
+const RTT: Duration = Duration::from_millis(20);
+const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 10));
+/// 21 November 2026.
+const UNIX: i64 = 1_795_219_200;
+
+struct FakeNames(BTreeMap<String, u64>);
+
+impl Names for FakeNames {
+    fn executable(&mut self, path: &Path) -> Option<ExeId> {
+        self.0.get(path.to_str()?).map(|inode| ExeId { device: 1, inode: *inode })
+    }
+    fn cgroup(&mut self, _path: &str) -> Option<(u64, u32)> {
+        None
+    }
+    fn application(&mut self, app: &AppId, _process: u32, _cgroup: u64) -> (Application, Option<String>) {
+        (Application { exe: Some(format!("/usr/bin/{}", app.name).into()), name: app.name.clone() }, None)
+    }
+}
+
+fn facts(index: u32, name: &str) -> LinkFacts {
+    let route = DefaultRoute { gateway: Some(format!("10.0.{index}.1").parse().unwrap()), metric: 100 + index };
+    LinkFacts {
+        index: LinkIndex(index),
+        name: name.to_owned(),
+        kind: LinkKind::Wired,
+        mac: None,
+        mtu: 1500,
+        carrier: true,
+        nominal: None,
+        addresses: vec![format!("10.0.{index}.2/24").parse().unwrap()],
+        gateways: PerFamily { v4: vec![route], v6: vec![] },
+        resolvers: vec![],
+    }
+}
+
+fn main_rule() -> RuleFacts {
+    RuleFacts {
+        family: Family::V4,
+        priority: 32766,
+        source: None,
+        destination: None,
+        mark: None,
+        input: None,
+        output: None,
+        conditional: false,
+        invert: false,
+        action: RuleAction::Table(254),
+        suppress_prefix_len: None,
+        suppress_group: false,
+        ours: false,
+    }
+}
+
+fn network(devices: &[LinkFacts]) -> NetworkSnapshot {
+    let routes = devices.iter().flat_map(|device| {
+        device.gateways.v4.iter().map(|route| RouteFacts {
+            table: 254,
+            destination: "0.0.0.0/0".parse().unwrap(),
+            kind: RouteKind::Unicast,
+            metric: route.metric,
+            hops: vec![NextHop { device: device.index, gateway: route.gateway, dead: false }],
+            source: None,
+            conditional: false,
+            ours: false,
+        })
+    });
+    NetworkSnapshot { interfaces: devices.to_vec(), routes: routes.collect(), rules: vec![main_rule()] }
+}
+
+/// A core with two links, on a clock of the test's own.
+struct World {
+    core: Core<FakeSteering>,
+    now: Time,
+    devices: Vec<LinkFacts>,
+    /// Which links answer probes.
+    answering: BTreeMap<LinkIndex, bool>,
+    /// Probes under way: when they end, and how.
+    probes: Vec<(Time, LinkIndex, Family, Outcome)>,
+    beat: u64,
+}
+
+impl World {
+    fn new(config: Config) -> Self {
+        Self::with(FakeSteering::default(), config)
+    }
+
+    fn with(steering: FakeSteering, config: Config) -> Self {
+        let names = FakeNames([("/usr/bin/curl".to_owned(), 7)].into());
+        let now = Time::from_millis(1000);
+        let devices = vec![facts(1, "wlan0"), facts(2, "lte0")];
+        let core = Core::new(steering, Box::new(names), config, now).unwrap();
+        let mut world = Self { core, now, devices, answering: BTreeMap::new(), probes: Vec::new(), beat: 0 };
+        world.set_network();
+        world
+    }
+
+    fn set_network(&mut self) {
+        let network = network(&self.devices);
+        self.core.on_network(self.now, network).unwrap();
+    }
+
+    /// Lets time pass as the live loop does.
+    fn run(&mut self, span: Duration) {
+        let end = self.now + span;
+        while self.now < end {
+            self.now = self.now + Duration::from_millis(10);
+            self.beat += 1;
+            let done: Vec<_> = self.probes.iter().filter(|(at, ..)| *at <= self.now).copied().collect();
+            self.probes.retain(|(at, ..)| *at > self.now);
+            for (_, link, family, outcome) in done {
+                self.core.on_probe(self.now, link, family, outcome).unwrap();
+            }
+            let events = self.core.steering().events(100);
+            self.core.on_events(self.now, events).unwrap();
+            if self.beat.is_multiple_of(25) {
+                self.core.look(self.now).unwrap();
+            }
+            self.core.tick(self.now).unwrap();
+            for order in self.core.todo().probes {
+                let alive = self.answering.get(&order.link).copied().unwrap_or(true);
+                let (after, outcome) = if alive { (RTT, Outcome::Alive { rtt: RTT }) } else { (order.timeout, Outcome::Silent) };
+                self.probes.push((self.now + after, order.link, order.family, outcome));
+            }
+        }
+    }
+
+    fn connect(&mut self, name: &str, inode: u64) -> Steered {
+        let app = AppId { exe: ExeId { device: 1, inode }, name: name.to_owned() };
+        let now = self.now;
+        self.core.steering().connect(now, &app, 1000, (SERVER, 443))
+    }
+
+    /// The names of the links that ten new flows of one program use.
+    fn used(&mut self) -> Vec<String> {
+        let mut slots: Vec<_> = (0..10)
+            .filter_map(|_| match self.connect("test", 99) {
+                Steered::To(slot, id) => {
+                    let now = self.now;
+                    self.core.steering().close(now, id);
+                    Some(slot)
+                }
+                _ => None,
+            })
+            .collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let params = self.core.steering().params().unwrap().clone();
+        slots.into_iter().filter_map(|slot| Some(params.links[slot].as_ref()?.name.clone())).collect()
+    }
+
+    fn state(&mut self, name: &str) -> String {
+        let now = self.now;
+        self.core.links(now).into_iter().find(|link| link.name == name).map_or("absent".to_owned(), |link| link.state)
+    }
+}
+
+fn config(scheduler: Scheduler) -> Config {
+    Config { policy: Policy { scheduler, ..Policy::default() }, ..Config::default() }
+}
+
+fn link_rule(name: &str) -> LinkRule {
+    LinkRule { matcher: LinkMatcher { name: Some(Pattern::new(name)), ..LinkMatcher::default() }, reset_day: 1, ..LinkRule::default() }
+}
+
+fn only(names: &[&str]) -> Option<Vec<LinkSelector>> {
+    Some(names.iter().map(|name| LinkSelector::Name(Pattern::new(*name))).collect())
+}
+
+#[test]
+fn both_links_are_used_and_shown() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+    assert_eq!((world.state("wlan0"), world.state("lte0")), ("up".to_owned(), "up".to_owned()));
+    let now = world.now;
+    let status = world.core.status(now);
+    assert_eq!((status.schema_version, status.scheduler.as_str(), status.links.len()), (1, "round-robin", 2));
+}
+
+#[test]
+fn only_one_follows_the_systems_metric() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["wlan0"]);
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(world.used(), ["lte0"], "and the next best when that is gone");
+}
+
+#[test]
+fn an_idle_link_that_goes_dark_is_left_within_a_second_and_used_again_within_two() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.probe = ProbeMode::Eager;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(3));
+    world.answering.insert(LinkIndex(1), false);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["lte0"]);
+    assert_eq!(world.state("wlan0"), "dead");
+    world.answering.insert(LinkIndex(1), true);
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+}
+
+#[test]
+fn a_stall_is_noticed_within_a_second_without_eager_probes() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let flows: Vec<FlowId> =
+        (0..2).filter_map(|_| if let Steered::To(_, id) = world.connect("bulk", 8) { Some(id) } else { None }).collect();
+    for _ in 0..20 {
+        flows.iter().for_each(|id| world.core.steering().transfer(*id, Bytes::new(100_000), Bytes::new(100)));
+        world.run(Duration::from_millis(100));
+    }
+    world.answering.insert(LinkIndex(1), false);
+    for _ in 0..10 {
+        // The flow on the other link goes on.
+        world.core.steering().transfer(flows[1], Bytes::new(100_000), Bytes::new(100));
+        world.run(Duration::from_millis(100));
+    }
+    assert_eq!(world.state("wlan0"), "dead");
+    assert_eq!(world.used(), ["lte0"]);
+}
+
+#[test]
+fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not() {
+    let mut config = config(Scheduler::OnlyOne);
+    config.probe = ProbeMode::Eager;
+    config.destroy_stuck_after = Some(Duration::from_secs(2));
+    config.policy.apps = vec![AppRule {
+        matcher: AppMatcher { exe: Some("/usr/bin/curl".into()), ..AppMatcher::default() },
+        links: only(&["wlan0"]),
+        ..AppRule::default()
+    }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, free) = world.connect("free", 9) else { panic!() };
+    let Steered::To(0, _pinned) = world.connect("curl", 7) else { panic!() };
+    world.run(Duration::from_secs(1));
+    world.answering.insert(LinkIndex(1), false);
+    let mut ended = Vec::new();
+    for _ in 0..50 {
+        world.run(Duration::from_millis(10));
+        assert!(world.core.todo().stuck.is_empty() || world.state("wlan0") == "dead");
+    }
+    for step in 0..500 {
+        let end = world.now + Duration::from_millis(10);
+        world.core.tick(end).unwrap();
+        if step % 25 == 0 {
+            world.core.look(end).unwrap();
+        }
+        world.now = end;
+        let todo = world.core.todo();
+        ended.extend(todo.stuck.iter().map(|stuck| stuck.id));
+        for order in todo.probes {
+            world
+                .core
+                .on_probe(end, order.link, order.family, if order.link.0 == 1 { Outcome::Silent } else { Outcome::Alive { rtt: RTT } })
+                .unwrap();
+        }
+    }
+    assert_eq!(ended, [free], "once, and the pinned one never");
+}
+
+#[test]
+fn if_every_link_is_judged_dead_all_are_treated_as_up() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.probe = ProbeMode::Eager;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.answering = [(LinkIndex(1), false), (LinkIndex(2), false)].into();
+    world.run(Duration::from_secs(2));
+    assert_eq!((world.state("wlan0"), world.state("lte0")), ("dead".to_owned(), "dead".to_owned()));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+    let now = world.now;
+    assert!(world.core.status(now).warnings.iter().any(|warning| warning.contains("treated as up")));
+}
+
+#[test]
+fn a_backup_link_serves_only_while_no_other_does() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.links = vec![LinkRule { role: Role::Backup, ..link_rule("lte0") }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["wlan0"]);
+    assert_eq!(world.state("lte0"), "backup");
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(world.used(), ["lte0"]);
+}
+
+#[test]
+fn a_capped_link_is_given_no_more_flows_until_its_month_ends() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.links = vec![LinkRule { metered: true, cap: Some(Bytes::new(1_000_000)), ..link_rule("lte0") }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    let counters = |lte: u64| [(LinkIndex(1), Bytes::ZERO, Bytes::ZERO), (LinkIndex(2), Bytes::new(lte), Bytes::ZERO)];
+    world.core.on_counters(world.now, UNIX, &counters(5_000_000));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0", "lte0"], "what the device carried before does not count");
+    world.core.on_counters(world.now, UNIX + 1, &counters(6_000_000));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0"]);
+    assert_eq!(world.state("lte0"), "capped");
+    world.core.on_counters(world.now, UNIX + 40 * 86_400, &counters(6_000_100));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+}
+
+#[test]
+fn a_strict_rule_fails_and_a_preference_gives_way_when_its_link_is_gone() {
+    let mut config = config(Scheduler::RoundRobin);
+    let matcher = |name: &str| AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() };
+    config.policy.apps = vec![
+        AppRule { matcher: matcher("bank"), links: only(&["wlan0"]), ..AppRule::default() },
+        AppRule { matcher: matcher("radio"), prefer: only(&["wlan0"]).unwrap(), ..AppRule::default() },
+    ];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    assert!(matches!(world.connect("bank", 1), Steered::To(0, _)));
+    assert!(matches!(world.connect("radio", 2), Steered::To(0, _)));
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(world.connect("bank", 1), Steered::Denied);
+    assert!(matches!(world.connect("radio", 2), Steered::To(1, _)));
+}
+
+#[test]
+fn a_new_configuration_holds_for_new_flows_and_keeps_what_was_learnt() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, id) = world.connect("old", 5) else { panic!() };
+    world.core.steering().transfer(id, Bytes::new(5000), Bytes::new(10));
+    world.run(Duration::from_millis(500));
+    let mut next = config(Scheduler::RoundRobin);
+    next.policy.links = vec![LinkRule { role: Role::Backup, ..link_rule("wlan0") }];
+    world.core.reconfigure(world.now, next).unwrap();
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.used(), ["lte0"]);
+    let now = world.now;
+    assert_eq!(world.core.flows(now)[0].link, "wlan0", "a living flow stays where it is");
+    let wlan = world.core.links(now).into_iter().find(|link| link.name == "wlan0").unwrap();
+    assert_eq!((wlan.state.as_str(), wlan.rx_bytes), ("backup", Some(5000)));
+}
+
+#[test]
+fn two_links_with_one_address_are_refused_with_the_reason() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.devices[1].addresses = world.devices[0].addresses.clone();
+    world.set_network();
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0"]);
+    let now = world.now;
+    let lte = world.core.links(now).into_iter().find(|link| link.name == "lte0").unwrap();
+    assert_eq!(lte.state, "excluded");
+    assert!(lte.reason.unwrap().contains("10.0.1.2"));
+}
+
+#[test]
+fn an_explanation_names_the_rule_the_loads_and_the_runner_up() {
+    let mut config = config(Scheduler::MaxThroughput);
+    config.policy.apps =
+        vec![AppRule { matcher: AppMatcher { port: Some(25), ..AppMatcher::default() }, links: only(&["eth9"]), ..AppRule::default() }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.connect("busy", 3);
+    let ask = |port| braid_api::ExplainRequest {
+        exe: Some("/usr/bin/curl".into()),
+        destination: Some(SERVER.to_string()),
+        port: Some(port),
+        ..Default::default()
+    };
+    let now = world.now;
+    let answer = world.core.explain(now, &ask(443)).unwrap();
+    assert_eq!((answer.link.as_deref(), answer.runner_up.as_deref()), (Some("lte0"), Some("wlan0")), "{answer:?}");
+    assert!(answer.reason.contains("done first") && answer.candidates.len() == 2);
+    let denied = world.core.explain(now, &ask(25)).unwrap();
+    assert_eq!((denied.outcome, denied.rule), (braid_api::Outcome::Denied, Some(1)));
+    let mut unclear = ask(1);
+    unclear.destination = Some("example.org".into());
+    assert_eq!(world.core.explain(now, &unclear).unwrap_err().status, 400);
+}
+
+#[test]
+fn whatever_fails_is_an_error_and_never_a_panic() {
+    for every in 1..40 {
+        let names = FakeNames(BTreeMap::new());
+        let Ok(mut core) = Core::new(FakeSteering::chaos(every), Box::new(names), config(Scheduler::MaxThroughput), Time::ZERO) else {
+            continue;
+        };
+        let mut now = Time::from_millis(1);
+        for step in 0..200 {
+            now = now + Duration::from_millis(50);
+            let _ = match step % 5 {
+                0 => core.on_network(now, network(&[facts(1, "wlan0"), facts(2, "lte0")])),
+                1 => core.look(now),
+                2 => core.tick(now),
+                3 => core.on_probe(now, LinkIndex(1 + step % 3), Family::V4, Outcome::Silent),
+                _ => core.reconfigure(now, config(Scheduler::RoundRobin)),
+            };
+            core.status(now);
+            core.todo();
+        }
+    }
+}
