@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use braid_api::{Accepted, Problem};
 use braid_decide::health::Outcome;
-use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Time};
+use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now};
-use braid_platform::linux::{sockdiag, watch::ExeWatch};
+use braid_platform::linux::{measure, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -109,6 +109,9 @@ impl Names for SystemNames {
 
 type ProbeAnswer = (LinkIndex, Family, Outcome);
 
+/// Links are looked over for one worth measuring this often; one is measured at a time.
+const MEASURE: Duration = Duration::from_secs(10);
+
 async fn live(options: &Options, config_path: Option<PathBuf>, config: Config) -> anyhow::Result<()> {
     let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
     let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
@@ -125,8 +128,19 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config) -
     let (stop_server, server_stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(server.serve(requests, async move { drop(server_stopped.await) }));
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
-    let mut daemon =
-        Daemon { core, memory, config_path, network, probes: mpsc::channel(64), inbox, watch, config_trouble: None, next_look: Time::ZERO };
+    let mut daemon = Daemon {
+        core,
+        memory,
+        config_path,
+        network,
+        probes: mpsc::channel(64),
+        measured: mpsc::channel(4),
+        next_server: 0,
+        inbox,
+        watch,
+        config_trouble: None,
+        next_look: Time::ZERO,
+    };
     let first = daemon.network.borrow_and_update().clone();
     daemon.on_network(first).await?;
     daemon.core.tick(now())?;
@@ -149,6 +163,9 @@ struct Daemon {
     config_path: Option<PathBuf>,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
+    measured: (mpsc::Sender<(LinkIndex, Rate)>, mpsc::Receiver<(LinkIndex, Rate)>),
+    /// Which of the configured servers is asked next.
+    next_server: usize,
     inbox: mpsc::Receiver<Request>,
     watch: Option<ExeWatch>,
     config_trouble: Option<String>,
@@ -171,6 +188,8 @@ impl Daemon {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut flush = tokio::time::interval_at(Instant::now() + FLUSH, FLUSH);
+        let mut measure = tokio::time::interval(MEASURE);
+        measure.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.watch_executables();
         loop {
             let due = self.core.poll_timeout().map(|time| Instant::now() + time.since(now()));
@@ -200,6 +219,8 @@ impl Daemon {
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.core.tick(now())?,
                 _ = tick.tick() => self.on_tick()?,
+                Some((link, rate)) = self.measured.1.recv() => self.core.on_measured(now(), link, rate)?,
+                _ = measure.tick() => self.measure(),
                 _ = flush.tick() => self.memory.keep(&mut self.core, now(), unix()),
                 Some(request) = self.inbox.recv() => {
                     if self.on_request(request).await? {
@@ -256,6 +277,24 @@ impl Daemon {
             end_stuck(&flow);
         }
         Ok(())
+    }
+
+    /// Starts the measurement of one link, where servers are configured for it.
+    fn measure(&mut self) {
+        let settings = &self.core.config().measure;
+        let Some(server) = settings.servers.get(self.next_server % settings.servers.len().max(1)).cloned() else { return };
+        let Some((link, device)) = self.core.worth_measuring(now(), settings.every).into_iter().next() else { return };
+        self.next_server = self.next_server.wrapping_add(1);
+        let answers = self.measured.0.clone();
+        tokio::spawn(async move {
+            match measure::measure(&device, &server).await {
+                Ok(rate) => {
+                    tracing::info!(device, %rate, "measured");
+                    let _ = answers.send((link, rate)).await;
+                }
+                Err(error) => tracing::warn!("{error}"),
+            }
+        });
     }
 
     fn watch_executables(&mut self) {

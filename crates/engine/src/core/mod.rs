@@ -367,6 +367,25 @@ impl<S: Steering> Core<S> {
         self.judge(now)
     }
 
+    /// The links whose capacity is worth a measurement now: alive, idle, and not learnt from traffic for a while.
+    pub fn worth_measuring(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
+        let idle = |link: &Link| !self.flows.iter().any(|row| row.link == link.facts.index);
+        let stale = |link: &Link| link.estimate(Direction::Down, now).age.is_none_or(|age| age >= every);
+        let wanted = self.links.values().filter(|link| !link.capacity[0].is_fixed() && !link.rule.metered && idle(link) && stale(link));
+        wanted
+            .filter(|link| Family::ALL.iter().any(|family| link.usable(*family)))
+            .map(|link| (link.facts.index, link.facts.name.clone()))
+            .collect()
+    }
+
+    /// What an active measurement found, towards this machine.
+    pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: braid_model::Rate) -> Result<(), SteeringError> {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.capacity[Direction::Down as usize].on_measured(now, rate);
+        }
+        self.update_params(now)
+    }
+
     /// The devices' counters, received and sent, and the wall clock in seconds of Unix time.
     pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, Bytes, Bytes)]) {
         self.unix = unix;

@@ -2,6 +2,7 @@
 
 pub mod bpf;
 pub mod doctor;
+pub mod measure;
 pub mod netlink;
 pub mod probe;
 pub mod process;

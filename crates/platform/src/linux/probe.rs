@@ -5,7 +5,7 @@
 //! closed, so that no half-closed socket stays in the kernel.
 
 mod echo;
-mod http;
+pub(super) mod http;
 
 use std::future::Future;
 use std::io;
@@ -175,7 +175,7 @@ async fn within<T>(timeout: Duration, asking: impl Future<Output = T>) -> Option
 
 /// Why a question has no answer.
 #[derive(Debug)]
-enum Trouble {
+pub(super) enum Trouble {
     /// The network, or the other end, said that none will come.
     Unanswered,
     /// It could not be put.
@@ -255,13 +255,13 @@ async fn connects(device: &str, address: SocketAddr) -> Result<ProbeOutcome, Tro
     }
 }
 
-enum Connect {
+pub(super) enum Connect {
     Refused,
     Trouble(Trouble),
 }
 
 /// A connection out of `device` that is reset when it is dropped.
-async fn connect(device: &str, address: SocketAddr) -> Result<TcpStream, Connect> {
+pub(super) async fn connect(device: &str, address: SocketAddr) -> Result<TcpStream, Connect> {
     let socket = bound(device, Domain::for_address(address), Type::STREAM, Protocol::TCP).map_err(Connect::Trouble)?;
     start_connecting(&socket, address).map_err(Connect::Trouble)?;
     let stream = TcpStream::from_std(socket.into()).map_err(|error| Connect::Trouble(Trouble::impossible("wait for the socket")(error)))?;

@@ -36,7 +36,7 @@ pub(super) async fn ask(device: &str, page: &HttpTarget) -> Result<ProbeOutcome,
     }
 }
 
-fn request(page: &HttpTarget) -> Result<String, Trouble> {
+pub(crate) fn request(page: &HttpTarget) -> Result<String, Trouble> {
     if page.host.chars().chain(page.path.chars()).any(|one| one.is_control() || one == ' ') {
         let source = io::Error::new(io::ErrorKind::InvalidInput, "a space or control character in it");
         return Err(Trouble::Impossible { tried: "write host and path into a request", source });
