@@ -1,6 +1,7 @@
 //! The connection rule stands twice; here both are driven with the same inputs: the native build on many, the kernel's on fewer.
 
 use braid_decide::connection::{Board, Lane, LinkMask, MAX_LINKS, Mode, Request};
+use braid_decide::policy::{Admission, admit};
 use braid_model::{Bytes, Direction, Rate};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::abi;
@@ -25,7 +26,11 @@ unsafe extern "C" {
 struct Case {
     board: Board,
     mode: Mode,
+    /// Asked with `allowed` as the usable links; policy narrows it.
     request: Request,
+    backup: LinkMask,
+    links: Option<LinkMask>,
+    prefer: Option<LinkMask>,
 }
 
 impl Case {
@@ -35,7 +40,7 @@ impl Case {
             Mode::VirtualStart => (1, 0),
             Mode::CheapestInTime { target } => (2, target.map_or(0, Rate::bytes_per_second)),
         };
-        let mut params = abi::Params { mode, target, ..Default::default() };
+        let mut params = abi::Params { mode, target, backup: self.backup.0, ..Default::default() };
         for (slot, lane) in params.slots.iter_mut().zip(&self.board.lanes) {
             (slot.rate, slot.price, slot.step, slot.rank) = (lane.rate, lane.price, lane.step, lane.rank);
         }
@@ -50,15 +55,27 @@ impl Case {
         raw
     }
 
-    /// The reference's answer and the board after it.
-    fn expected(&self) -> (Option<usize>, Board) {
-        let mut board = self.board.clone();
-        (board.choose(self.mode, &self.request), board)
+    /// The rule's actions and masks as the kernel's side has them.
+    fn actions(&self) -> (u32, u32, u32) {
+        let actions =
+            if self.links.is_some() { abi::rule::DO_LINKS } else { 0 } | if self.prefer.is_some() { abi::rule::DO_PREFER } else { 0 };
+        (actions, self.links.unwrap_or_default().0, self.prefer.unwrap_or_default().0)
     }
 
-    fn check(&self, slot: u32, raw: &abi::Board) -> Result<(), TestCaseError> {
-        let (expected, board) = self.expected();
+    /// The reference's answer, whether it is a refusal, and the board after it.
+    fn expected(&self) -> (Option<usize>, bool, Board) {
+        let mut board = self.board.clone();
+        match admit(self.request.allowed, self.backup, self.links, self.prefer) {
+            Admission::Use(allowed) => (board.choose(self.mode, &Request { allowed, ..self.request }), false, board),
+            Admission::Deny => (None, true, board),
+            Admission::LeaveAlone => (None, false, board),
+        }
+    }
+
+    fn check(&self, slot: u32, denied: u32, raw: &abi::Board) -> Result<(), TestCaseError> {
+        let (expected, refused, board) = self.expected();
         prop_assert_eq!((slot != abi::NO_SLOT).then_some(slot as usize), expected);
+        prop_assert_eq!(denied != 0, refused);
         prop_assert_eq!(raw.virtual_time, board.virtual_time);
         for (raw, lane) in raw.lanes.iter().zip(&board.lanes) {
             prop_assert_eq!((raw.load, raw.tag, raw.flows), (lane.load, lane.tag, lane.flows));
@@ -92,16 +109,16 @@ fn case() -> impl Strategy<Value = Case> {
         // Whole bytes per second, at least one: 0 means "none" to the kernel.
         (1..100_000_000u64).prop_map(|rate| Mode::CheapestInTime { target: Some(Rate::from_bps(rate * 8)) }),
     ];
-    let mask = prop_oneof![3 => 0..16u32, 1 => any::<u32>()];
-    (prop::collection::vec(lane(), MAX_LINKS), number(1 << 30), mode, mask, any::<bool>(), number(10_000_000)).prop_map(
-        |(lanes, virtual_time, mode, mask, up, demand)| Case {
+    let mask = || prop_oneof![3 => 0..16u32, 1 => any::<u32>()].prop_map(LinkMask);
+    let policy = (mask(), prop::option::of(mask()), prop::option::of(mask()));
+    (prop::collection::vec(lane(), MAX_LINKS), number(1 << 30), mode, mask(), any::<bool>(), number(10_000_000), policy).prop_map(
+        |(lanes, virtual_time, mode, allowed, up, demand, (backup, links, prefer))| Case {
             board: Board { virtual_time, lanes: lanes.try_into().expect("as many as asked for") },
             mode,
-            request: Request {
-                allowed: LinkMask(mask),
-                direction: if up { Direction::Up } else { Direction::Down },
-                demand: Bytes::new(demand),
-            },
+            request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: Bytes::new(demand) },
+            backup,
+            links,
+            prefer,
         },
     )
 }
@@ -117,9 +134,12 @@ proptest! {
         // (tested beside them) and live through the call.
         let slot = unsafe {
             let state = std::ptr::from_mut(&mut raw).cast::<u64>().add(1);
-            braid_native_choose(state, &params, case.request.allowed.0, 0, 0, 0, case.request.direction as u32, case.request.demand.get(), &mut denied)
+            let (actions, links, prefer) = case.actions();
+            let usable = case.request.allowed.0;
+            let (direction, demand) = (case.request.direction as u32, case.request.demand.get());
+            braid_native_choose(state, &params, usable, actions, links, prefer, direction, demand, &mut denied)
         };
-        case.check(slot, &raw)?;
+        case.check(slot, denied, &raw)?;
     }
 }
 
@@ -134,7 +154,11 @@ fn the_kernel_decides_as_the_reference() {
     let kernel = std::cell::RefCell::new(&mut kernel);
     runner
         .run(&case(), |case| {
+            let (actions, links, prefer) = case.actions();
             let trial = abi::Trial {
+                actions,
+                links,
+                prefer,
                 board: case.raw_board(),
                 allowed: case.request.allowed.0,
                 direction: case.request.direction as u32,
@@ -142,7 +166,7 @@ fn the_kernel_decides_as_the_reference() {
                 ..Default::default()
             };
             let answer = kernel.borrow_mut().try_rule(case.params(), trial).map_err(|error| TestCaseError::fail(error.to_string()))?;
-            case.check(answer.winner, &answer.board)
+            case.check(answer.winner, answer.denied, &answer.board)
         })
         .unwrap();
 }

@@ -328,6 +328,55 @@ fn rules_pin_forbid_and_exclude_from_the_first_packet() {
 }
 
 #[test]
+fn affinity_keeps_flows_on_one_link_while_it_lives() {
+    in_world("affinity", 2, || {
+        use braid_model::Affinity;
+        let mut params = params(2);
+        params.affinity = Some(Affinity::Destination);
+        let mut steering = steering(&params);
+        let links = |last: u8| tally((0..4).map(|_| fetch(format!("203.0.113.{last}:80").parse().unwrap(), 1000)));
+        let (ten, eleven) = (links(10), links(11));
+        assert_eq!((ten.len(), eleven.len()), (1, 1));
+        assert_ne!(ten, eleven, "another destination has its turn");
+        params.affinity = Some(Affinity::Application);
+        steering.set_params(&params).unwrap();
+        assert_eq!(links(12), links(13), "all destinations follow the first");
+        let held = *links(12).keys().next().unwrap();
+        let dead = u32::from(held == "10.77.1.2".parse::<IpAddr>().unwrap());
+        params.usable = PerFamily { v4: LinkMask(1 << (1 - dead)), v6: LinkMask(0) };
+        steering.set_params(&params).unwrap();
+        assert_ne!(*links(12).keys().next().unwrap(), held, "a dead link holds nobody");
+        params.affinity = Some(Affinity::None);
+        params.usable = PerFamily { v4: LinkMask(3), v6: LinkMask(0) };
+        steering.set_params(&params).unwrap();
+        assert_eq!(links(12).len(), 2);
+    });
+}
+
+#[test]
+fn a_links_own_resolver_is_asked_through_it() {
+    in_world("resolvers", 2, || {
+        let mut steering = steering(&params(2));
+        steering.set_resolvers(&[("203.0.113.11".parse().unwrap(), LinkMask(2))]).unwrap();
+        for _ in 0..4 {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.send_to(b"?", "203.0.113.11:53").unwrap();
+            assert_eq!(asked(&socket), "10.77.1.2");
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect("203.0.113.11:53").unwrap();
+            socket.send(b"?").unwrap();
+            assert_eq!(asked(&socket), "10.77.1.2");
+        }
+        let others = tally((0..4).map(|_| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.send_to(b"?", "203.0.113.11:5000").unwrap();
+            asked(&socket).parse().unwrap()
+        }));
+        assert_eq!(others.len(), 2, "other ports are scheduled: {others:?}");
+    });
+}
+
+#[test]
 fn an_old_heartbeat_and_the_end_of_the_daemon_leave_everything_to_the_system() {
     in_world("fail open", 2, || {
         let mut steering = steering(&params(2));
