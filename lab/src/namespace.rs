@@ -46,12 +46,18 @@ impl Namespace {
 
     /// Runs `work` on a thread inside and gives its result; panics if it does.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        self.run_as(None, work)
+    }
+
+    /// The same, as another user (with the group of the same number).
+    pub fn run_as<T: Send>(&self, user: Option<u32>, work: impl FnOnce() -> T + Send) -> Result<T> {
         let outcome = thread::scope(|scope| {
             let enter_and_work = || -> io::Result<T> {
                 // A thread that shares its working directory with others may not change its mounts.
                 sys::unshare(libc::CLONE_FS)?;
                 sys::setns(self.mounts.as_fd(), libc::CLONE_NEWNS)?;
                 sys::setns(self.network.as_fd(), libc::CLONE_NEWNET)?;
+                user.map_or(Ok(()), sys::become_user)?;
                 Ok(work())
             };
             scope.spawn(enter_and_work).join()

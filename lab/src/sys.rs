@@ -96,6 +96,17 @@ pub(crate) fn enter(command: &mut Command, namespaces: [(OwnedFd, libc::c_int); 
     }
 }
 
+/// Makes the calling thread, and no other, an unprivileged user, with the group of the same number and no others.
+pub(crate) fn become_user(user: u32) -> io::Result<()> {
+    let done = |result: libc::c_long| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
+    // SAFETY: numbers, and no groups. The bare system calls, since libc's functions change every thread of the process.
+    unsafe {
+        done(libc::syscall(libc::SYS_setgroups, 0usize, std::ptr::null::<libc::gid_t>()))?;
+        done(libc::syscall(libc::SYS_setresgid, user, user, user))?;
+        done(libc::syscall(libc::SYS_setresuid, user, user, user))
+    }
+}
+
 /// Makes the command a session of its own, deaf to the terminal's signals, that keeps these descriptors open.
 pub(crate) fn detach_keeping(command: &mut Command, kept: Vec<RawFd>) {
     // SAFETY: as in `enter`: system calls only.
