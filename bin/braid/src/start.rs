@@ -1,6 +1,6 @@
 //! Starts what lives in the engine.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use braid_engine::daemon;
@@ -49,7 +49,7 @@ fn log(usual: &str, verbose: u8) {
         _ => "trace",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let time = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let time = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
     // journald writes the time itself.
     if std::env::var_os("JOURNAL_STREAM").is_some() { time.without_time().init() } else { time.init() }
 }
