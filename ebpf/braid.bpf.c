@@ -250,10 +250,15 @@ BRAID_INLINE _Bool is_ours(__u32 mark)
 
 /* ------------------------------------------------------------------ policy */
 
-static __attribute__((noinline)) int matches(const struct braid_rule *rule, const struct request *request)
+/* Global, like `judge` and `choose` below: walked by the verifier once, not once for every rule there may be. */
+__attribute__((noinline)) int matches(const struct request *request, __u32 key)
 {
-	__u32 conditions = rule->conditions;
+	const struct braid_rule *rule = bpf_map_lookup_elem(&rules, &key);
+	__u32 conditions;
 
+	if (!request || !rule)
+		return 0;
+	conditions = rule->conditions;
 	if (conditions & BRAID_NEVER)
 		return 0;
 	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
@@ -295,16 +300,12 @@ BRAID_INLINE const struct braid_rule *first_match(__u32 bank, const struct braid
 	request->rule = 255;
 	for (__u32 index = 0; index < BRAID_MAX_RULES; index++) {
 		__u32 key = bank * BRAID_MAX_RULES + index;
-		const struct braid_rule *rule;
 
 		if (index >= now->rules)
 			break;
-		rule = bpf_map_lookup_elem(&rules, &key);
-		if (!rule)
-			break;
-		if (matches(rule, request)) {
+		if (matches(request, key)) {
 			request->rule = index;
-			return rule;
+			return bpf_map_lookup_elem(&rules, &key);
 		}
 	}
 	return NULL;
@@ -377,14 +378,14 @@ BRAID_INLINE __u32 with_source(const struct braid_params *now, const struct requ
 
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		const struct braid_slot *link = &now->slots[slot];
-		__u32 same;
+		__u64 differs;
 
 		if (request->family == 4)
-			same = link->source4 == request->source[3];
+			differs = link->source4 ^ request->source[3];
 		else
-			same = !((link->source6[0] ^ request->source[0]) | (link->source6[1] ^ request->source[1]) |
-				 (link->source6[2] ^ request->source[2]) | (link->source6[3] ^ request->source[3]));
-		mask |= same << slot;
+			differs = (link->source6[0] ^ request->source[0]) | (link->source6[1] ^ request->source[1]) |
+				  (link->source6[2] ^ request->source[2]) | (link->source6[3] ^ request->source[3]);
+		mask |= braid_is_zero(differs) << slot;
 	}
 	return mask;
 }

@@ -94,12 +94,12 @@ BRAID_INLINE __u64 braid_deadline(const struct braid_board_state *board, const s
 {
 	__u64 total = braid_min(demand, BRAID_LOAD_LIMIT), latest = 0;
 
-	for (__u32 slot = 0; slot < BRAID_MAX_LINKS && allowed >> slot; slot++) {
-		__u64 load;
+	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
+		__u64 rest = braid_opaque(allowed >> slot), load;
 
-		if (!(allowed & (1u << slot)))
-			continue;
-		load = braid_min(board->lanes[slot].load[direction], BRAID_LOAD_LIMIT);
+		if (!rest)
+			break;
+		load = braid_min(board->lanes[slot].load[direction], BRAID_LOAD_LIMIT) & -(rest & 1);
 		total = braid_min(total + load, BRAID_LOAD_LIMIT);
 		latest = braid_max(latest, braid_duration(load, params->slots[slot].rate[direction]));
 	}
@@ -111,12 +111,14 @@ struct braid_best {
 	__u64 tier, first, second;
 };
 
-BRAID_INLINE void braid_offer(struct braid_board_state *board, struct braid_best *best, __u64 tier, __u64 first, __u64 second, __u32 slot)
+BRAID_INLINE void braid_offer(struct braid_board_state *board, struct braid_best *best, __u64 allowed, __u64 tier, __u64 first,
+			      __u64 second, __u32 slot)
 {
 	__u64 better = braid_less(second, best->second);
 
 	better = braid_less(first, best->first) | (braid_is_zero(first ^ best->first) & better);
 	better = braid_less(tier, best->tier) | (braid_is_zero(tier ^ best->tier) & better);
+	better &= allowed;
 	best->tier = braid_select(better, tier, best->tier);
 	best->first = braid_select(better, first, best->first);
 	best->second = braid_select(better, second, best->second);
@@ -135,21 +137,23 @@ BRAID_INLINE void braid_pick(struct braid_board_state *board, const struct braid
 	demand = braid_min(demand, BRAID_LOAD_LIMIT);
 	if (mode == BRAID_CHEAPEST_IN_TIME && params->target)
 		deadline = braid_deadline(board, params, allowed, direction, demand);
-	for (__u32 slot = 0; slot < BRAID_MAX_LINKS && allowed >> slot; slot++) {
+	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		const struct braid_slot *link = &params->slots[slot];
+		/* A number of its own, so that the verifier does not remember of `allowed` which bits were found where. */
+		__u64 rest = braid_opaque(allowed >> slot);
 
-		if (!(allowed & (1u << slot)))
-			continue;
+		if (!rest)
+			break;
 		if (mode == BRAID_ONLY_ONE) {
-			braid_offer(board, &best, 0, link->rank, 0, slot);
+			braid_offer(board, &best, rest & 1, 0, link->rank, 0, slot);
 		} else if (mode == BRAID_VIRTUAL_START) {
-			braid_offer(board, &best, 0, braid_virtual_start(board, slot), link->step, slot);
+			braid_offer(board, &best, rest & 1, 0, braid_virtual_start(board, slot), link->step, slot);
 		} else {
 			__u64 load = braid_min(board->lanes[slot].load[direction], BRAID_LOAD_LIMIT);
 			__u64 finish = braid_duration(load + demand, link->rate[direction]);
 			__u64 late = braid_less(deadline, finish);
 
-			braid_offer(board, &best, late, braid_select(late, finish, link->price), link->price & -late, slot);
+			braid_offer(board, &best, rest & 1, late, braid_select(late, finish, link->price), link->price & -late, slot);
 		}
 	}
 }

@@ -85,10 +85,13 @@ impl BpfSteering {
 
     /// Loads the programs and attaches them to nothing, for tests of the rule.
     pub fn load() -> Result<Self, LoadError> {
-        let btf = Btf::from_sys_fs().map_err(|error| LoadError::Btf { reason: detail(&error) })?;
+        // The kernel's types are megabytes to read, twice: the loader reads them for itself, and the iterator is looked up in them.
+        let reading = std::thread::spawn(Btf::from_sys_fs);
+        let mut loader = EbpfLoader::new();
+        let no_btf = |reason: String| LoadError::Btf { reason };
+        let btf = reading.join().map_err(|_| no_btf("reading them failed".to_owned()))?.map_err(|error| no_btf(detail(&error)))?;
         let has_retval = u8::from(kernel_at_least(5, 18));
-        let mut ebpf = EbpfLoader::new()
-            .btf(Some(&btf))
+        let mut ebpf = loader
             .override_global("has_retval", &has_retval, true)
             .load(OBJECT)
             .map_err(|error| LoadError::Object { reason: detail(&error) })?;
