@@ -25,7 +25,7 @@ pub struct Demand {
 impl Demand {
     /// Learns from a flow that ended. The first one sets the estimate; one that moved nothing teaches nothing.
     ///
-    /// The kernel's side does the same arithmetic (`learn_step` in `ebpf/braid.bpf.c`).
+    /// The kernel's side does the same arithmetic (`learn_step` in `ebpf/flow.h`).
     pub fn learn(&mut self, down: Bytes, up: Bytes, now: Time) {
         if down + up == Bytes::ZERO {
             return;

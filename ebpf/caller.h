@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Who wants to reach what: the calling program, the destination, and what the program itself asked of its socket. */
+#ifndef BRAID_CALLER_H
+#define BRAID_CALLER_H
+
+#include "maps.h"
+
+/* Who wants to reach what, and what was decided about it. */
+struct request {
+	struct braid_app_key app;
+	__u64 cgroup;
+	__u64 demand;
+	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
+	__u32 source[4]; /* what an earlier connect of this UDP socket left behind, likewise; zero: nothing */
+	__u32 user;
+	__u32 process;
+	__u32 allowed;
+	__u32 slot;
+	__u16 port; /* host order */
+	__u8 family; /* 4 or 6, of the packets */
+	__u8 protocol;
+	__u8 direction;
+	__u8 class_;
+	__u8 affinity;
+	__u8 rule;
+	__u32 bank;
+	__u32 pad;
+};
+
+static const struct braid_flow no_flow;
+
+BRAID_INLINE void read_caller(struct request *request)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct inode *inode = BPF_CORE_READ(task, mm, exe_file, f_inode);
+	struct task_struct *leader = BPF_CORE_READ(task, group_leader);
+
+	request->app.exe.inode = BPF_CORE_READ(inode, i_ino);
+	request->app.exe.device = BPF_CORE_READ(inode, i_sb, s_dev);
+	BPF_CORE_READ_INTO(&request->app.name, leader, comm);
+	request->cgroup = bpf_get_current_cgroup_id();
+	request->user = (__u32)bpf_get_current_uid_gid();
+	request->process = bpf_get_current_pid_tgid() >> 32;
+}
+
+/* The bank of parameters in force, or NULL where Braid must not act: no live daemon, another network namespace, the daemon itself. */
+BRAID_INLINE const struct braid_params *acting(struct bpf_sock_addr *ctx, __u32 *bank)
+{
+	__u32 zero = 0;
+	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
+	const struct braid_params *found;
+
+	if (!switches || bpf_ktime_get_ns() - switches->heartbeat > BRAID_HEARTBEAT_NS)
+		return NULL;
+	*bank = switches->bank & 1;
+	found = bpf_map_lookup_elem(&params, bank);
+	if (!found || bpf_get_netns_cookie(ctx) != found->netns || bpf_get_current_pid_tgid() >> 32 == found->daemon)
+		return NULL;
+	return found;
+}
+
+BRAID_INLINE _Bool is_mapped(const __u32 *addr)
+{
+	return addr[0] == 0 && addr[1] == 0 && addr[2] == bpf_htonl(0xffff);
+}
+
+BRAID_INLINE void set_remote4(struct request *request, __u32 addr)
+{
+	request->remote[0] = 0;
+	request->remote[1] = 0;
+	request->remote[2] = bpf_htonl(0xffff);
+	request->remote[3] = addr;
+	request->family = 4;
+}
+
+/* Whether the kernel's own choice for the destination is a link; what is unknown is not. */
+BRAID_INLINE _Bool steerable(const struct request *request)
+{
+	__u8 *verdict;
+
+	if (request->family == 4) {
+		struct lpm4 key = { .len = 32, .addr = request->remote[3] };
+
+		verdict = bpf_map_lookup_elem(&prefixes4, &key);
+	} else {
+		struct lpm6 key = { .len = 128 };
+
+		__builtin_memcpy(key.addr, request->remote, sizeof(key.addr));
+		verdict = bpf_map_lookup_elem(&prefixes6, &key);
+	}
+	return verdict && *verdict == BRAID_STEER;
+}
+
+/*
+ * The verifier lets nobody add an offset to a socket's pointer, so its fields cannot be found by CO-RE. Copied by way of the
+ * stack, the pointer is just a number, which the probing reads accept.
+ */
+BRAID_INLINE const void *as_number(const void *pointer)
+{
+	const void *number = NULL;
+
+	bpf_probe_read_kernel(&number, sizeof(number), &pointer);
+	return number;
+}
+
+/* What the program itself asked of its socket. */
+struct wishes {
+	__u32 device;
+	__u32 mark;
+	__u8 locks;
+};
+
+BRAID_INLINE void read_wishes(struct bpf_sock *socket, struct wishes *wishes)
+{
+	const struct inet_sock *inet = as_number(socket);
+	struct ipv6_pinfo *inet6 = BPF_CORE_READ(inet, pinet6);
+
+	wishes->mark = socket->mark;
+	wishes->locks = BPF_CORE_READ_BITFIELD_PROBED(&inet->sk, sk_userlocks);
+	wishes->device = socket->bound_dev_if | BPF_CORE_READ(inet, uc_index);
+	if (inet6)
+		wishes->device |= BPF_CORE_READ(inet6, ucast_oif);
+}
+
+BRAID_INLINE void read_source(struct bpf_sock *socket, struct request *request)
+{
+	const struct sock *sk = as_number(socket);
+
+	if (request->family == 4)
+		request->source[3] = BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
+	else
+		BPF_CORE_READ_INTO(&request->source, sk, __sk_common.skc_v6_rcv_saddr);
+}
+
+BRAID_INLINE _Bool is_ours(__u32 mark)
+{
+	return (mark & BRAID_MARK_MASK) == BRAID_MARK_BASE;
+}
+
+#endif

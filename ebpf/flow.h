@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* A flow from its reservation to its end: choosing the link, loads, what was moved, what is learnt from it. */
+#ifndef BRAID_FLOW_H
+#define BRAID_FLOW_H
+
+#include "policy.h"
+
+BRAID_INLINE void affinity_key(const struct request *request, struct braid_affinity_key *key)
+{
+	key->app = request->app;
+	if (request->affinity == BRAID_AFFINITY_DESTINATION)
+		__builtin_memcpy(key->remote, request->remote, sizeof(key->remote));
+	else
+		__builtin_memset(key->remote, 0, sizeof(key->remote));
+}
+
+/* Chooses request->slot and, if asked to, reserves the demand on it: one step under one lock. */
+__attribute__((noinline)) int choose(struct request *request, __u32 bank, __u32 reserve)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	struct braid_affinity_key key;
+	__u32 zero = 0, slot = BRAID_NO_SLOT;
+	struct board *shared = bpf_map_lookup_elem(&board, &zero);
+
+	if (!request || !now || !shared)
+		return -1;
+	if (request->affinity != BRAID_AFFINITY_NONE) {
+		struct braid_affinity_value *held;
+
+		affinity_key(request, &key);
+		held = bpf_map_lookup_elem(&affinities, &key);
+		if (held) {
+			__u32 old = held->slot & (BRAID_MAX_LINKS - 1);
+
+			if ((request->allowed & (1u << old)) && now->slots[old].ifindex == held->ifindex) {
+				slot = old;
+				held->used = bpf_ktime_get_ns();
+			}
+		}
+	}
+	bpf_spin_lock(&shared->lock);
+	if (slot != BRAID_NO_SLOT)
+		shared->state.winner = slot;
+	else
+		braid_pick(&shared->state, now, request->allowed, request->direction, request->demand);
+	if (reserve)
+		braid_commit(&shared->state, now, request->direction, request->demand);
+	request->slot = shared->state.winner & (BRAID_MAX_LINKS - 1);
+	bpf_spin_unlock(&shared->lock);
+	if (request->affinity != BRAID_AFFINITY_NONE && slot == BRAID_NO_SLOT) {
+		struct braid_affinity_value held = { .slot = request->slot };
+
+		held.ifindex = now->slots[request->slot & (BRAID_MAX_LINKS - 1)].ifindex;
+		held.used = bpf_ktime_get_ns();
+		bpf_map_update_elem(&affinities, &key, &held, BPF_ANY);
+	}
+	return 0;
+}
+
+BRAID_INLINE struct braid_lane *lane_of(__u32 slot)
+{
+	__u32 zero = 0;
+	struct board *shared = bpf_map_lookup_elem(&board, &zero);
+
+	return shared ? &shared->state.lanes[slot & (BRAID_MAX_LINKS - 1)] : NULL;
+}
+
+BRAID_INLINE void add_load(struct braid_lane *lane, __u32 direction, __s64 amount)
+{
+	__sync_fetch_and_add(&lane->load[direction & 1], amount);
+}
+
+BRAID_INLINE void release(struct braid_flow *flow)
+{
+	struct braid_lane *lane = lane_of(flow->slot);
+
+	if (!lane || (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
+		return;
+	add_load(lane, flow->direction, -(__s64)flow->reserved);
+	__sync_fetch_and_add(&lane->flows, -1);
+	flow->reserved = 0;
+}
+
+BRAID_INLINE void unreserve(const struct request *request)
+{
+	struct braid_lane *lane = lane_of(request->slot);
+
+	if (!lane)
+		return;
+	add_load(lane, request->direction, -(__s64)request->demand);
+	__sync_fetch_and_add(&lane->flows, -1);
+}
+
+BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, const struct request *request, __u64 id, __u32 flags)
+{
+	flow->id = id;
+	flow->started = bpf_ktime_get_ns();
+	flow->last = flow->started;
+	flow->demand = request->demand;
+	flow->reserved = flags & BRAID_FLOW_PENDING ? 0 : request->demand;
+	flow->rx = 0;
+	flow->tx = 0;
+	flow->cgroup = request->cgroup;
+	flow->app = request->app;
+	__builtin_memcpy(flow->remote, request->remote, sizeof(flow->remote));
+	flow->port = request->port;
+	flow->protocol = request->protocol;
+	flow->family = request->family;
+	flow->slot = request->slot;
+	flow->ifindex = now->slots[request->slot & (BRAID_MAX_LINKS - 1)].ifindex;
+	flow->process = request->process;
+	flow->user = request->user;
+	flow->flags = flags;
+	flow->direction = request->direction;
+	flow->class_ = request->class_;
+	flow->scheduler = now->scheduler;
+	flow->rule = request->rule;
+}
+
+/* ------------------------------------------------------------------ the end of a flow */
+
+BRAID_INLINE void read_tcp(const void *socket, struct braid_flow_row *row)
+{
+	const struct tcp_sock *tcp = socket;
+	const struct sock *sk = socket;
+	__u32 interval, delivered;
+
+	row->state = BPF_CORE_READ(sk, __sk_common.skc_state);
+	/* The kernel counts SYN and FIN as bytes. */
+	row->rx = BPF_CORE_READ(tcp, bytes_received);
+	if (row->rx && (row->state == TCP_CLOSE_WAIT || row->state == TCP_LAST_ACK || row->state == TCP_CLOSING))
+		row->rx--;
+	/* What the program has written, acknowledged or not. */
+	row->tx = BPF_CORE_READ(tcp, bytes_acked) + (__u32)(BPF_CORE_READ(tcp, write_seq) - BPF_CORE_READ(tcp, snd_una));
+	if (row->tx)
+		row->tx--;
+	row->srtt_us = BPF_CORE_READ(tcp, srtt_us) >> 3;
+	row->rcv_rtt_us = BPF_CORE_READ(tcp, rcv_rtt_est.rtt_us) >> 3;
+	row->retransmissions = BPF_CORE_READ(tcp, total_retrans);
+	row->segments_out = BPF_CORE_READ(tcp, segs_out);
+	interval = BPF_CORE_READ(tcp, rate_interval_us);
+	delivered = BPF_CORE_READ(tcp, rate_delivered);
+	if (interval && !BPF_CORE_READ_BITFIELD_PROBED(tcp, rate_app_limited))
+		row->delivery_rate = (__u64)delivered * BPF_CORE_READ(tcp, mss_cache) * 1000000 / interval;
+}
+
+BRAID_INLINE void read_local(const void *socket, struct braid_flow_row *row)
+{
+	const struct sock *sk = socket;
+
+	row->local_port = BPF_CORE_READ(sk, __sk_common.skc_num);
+	if (row->flow.family == 4) {
+		row->local[2] = bpf_htonl(0xffff);
+		row->local[3] = BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
+	} else {
+		BPF_CORE_READ_INTO(&row->local, sk, __sk_common.skc_v6_rcv_saddr);
+	}
+}
+
+BRAID_INLINE __u64 learn_step(__u64 estimate, __u64 sample)
+{
+	return estimate - (estimate >> 3) + (sample >> 3);
+}
+
+/* DBAS eq. 1 with a = 1/8, per application and remote port. What moved nothing teaches nothing. */
+BRAID_INLINE void learn(const struct braid_flow_row *row)
+{
+	struct braid_demand_key key = {};
+	struct braid_demand *known, first = {};
+
+	if (row->rx + row->tx == 0)
+		return;
+	key.app = row->flow.app;
+	key.port = row->flow.port;
+	known = bpf_map_lookup_elem(&demands, &key);
+	if (known) {
+		known->down = learn_step(known->down, row->rx);
+		known->up = learn_step(known->up, row->tx);
+		known->updated = bpf_ktime_get_ns();
+		known->count++;
+		return;
+	}
+	first.down = row->rx;
+	first.up = row->tx;
+	first.updated = bpf_ktime_get_ns();
+	first.count = 1;
+	bpf_map_update_elem(&demands, &key, &first, BPF_ANY);
+}
+
+BRAID_INLINE void end_flow(const void *socket, struct braid_flow *flow)
+{
+	struct braid_event *event;
+
+	if (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))
+		return;
+	socket = as_number(socket);
+	release(flow);
+	count(BRAID_COUNT_ENDED);
+	event = new_event(BRAID_EVENT_END);
+	if (event)
+		event->row.flow = *flow;
+	/* The kernel may keep the socket for a while: it is no flow any more. */
+	flow->flags |= BRAID_FLOW_MARKER;
+	if (!event)
+		return;
+	event->row.rx = flow->rx;
+	event->row.tx = flow->tx;
+	event->row.read_at = bpf_ktime_get_ns();
+	read_local(socket, &event->row);
+	if (flow->protocol == IPPROTO_TCP)
+		read_tcp(socket, &event->row);
+	learn(&event->row);
+	bpf_ringbuf_submit(event, 0);
+}
+
+SEC("cgroup/sock_release")
+int braid_release(struct bpf_sock *ctx)
+{
+	struct braid_flow *flow = bpf_sk_storage_get(&flows, ctx, NULL, 0);
+
+	if (flow)
+		end_flow(ctx, flow);
+	return ALLOW;
+}
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What the programs share: maps, constants and counters. Included once, by braid.bpf.c. */
+#ifndef BRAID_MAPS_H
+#define BRAID_MAPS_H
+
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+
+#include "kernel.h"
+#include "schedule.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define SOL_SOCKET 1
+#define SO_BINDTODEVICE 25
+#define SO_MARK 36
+#define SOCK_BINDADDR_LOCK 4
+#define SOCK_BINDPORT_LOCK 8
+#define TCP_SYN_SENT 2
+#define TCP_CLOSE_WAIT 8
+#define TCP_LAST_ACK 9
+#define TCP_CLOSING 11
+#define ENETUNREACH 101
+#define DNS_PORT 53
+#define DNS_TLS_PORT 853
+
+#define ALLOW 1
+#define DENY 0
+
+/* What this kernel can do, set by the loader before loading. */
+const volatile __u8 has_retval = 0;
+
+struct board {
+	struct bpf_spin_lock lock;
+	__u32 pad;
+	struct braid_board_state state;
+};
+
+#define MAP(NAME, TYPE, KEY, VALUE, ENTRIES, FLAGS)   \
+	struct {                                      \
+		__uint(type, TYPE);                   \
+		__type(key, KEY);                     \
+		__type(value, VALUE);                 \
+		__uint(max_entries, ENTRIES);         \
+		__uint(map_flags, FLAGS);             \
+	} NAME SEC(".maps")
+
+struct process_name {
+	__u8 text[16];
+};
+
+struct lpm4 {
+	__u32 len;
+	__u32 addr;
+};
+
+struct address {
+	__u32 word[4];
+};
+
+struct lpm6 {
+	__u32 len;
+	__u32 addr[4];
+};
+
+MAP(control, BPF_MAP_TYPE_ARRAY, __u32, struct braid_control, 1, 0);
+MAP(params, BPF_MAP_TYPE_ARRAY, __u32, struct braid_params, 2, 0);
+MAP(rules, BPF_MAP_TYPE_ARRAY, __u32, struct braid_rule, 2 * BRAID_MAX_RULES, 0);
+MAP(board, BPF_MAP_TYPE_ARRAY, __u32, struct board, 1, 0);
+MAP(corrections, BPF_MAP_TYPE_ARRAY, __u32, struct braid_lane, BRAID_MAX_LINKS, 0);
+MAP(prefixes4, BPF_MAP_TYPE_LPM_TRIE, struct lpm4, __u8, 65536, BPF_F_NO_PREALLOC);
+MAP(prefixes6, BPF_MAP_TYPE_LPM_TRIE, struct lpm6, __u8, 65536, BPF_F_NO_PREALLOC);
+MAP(resolvers, BPF_MAP_TYPE_HASH, struct address, __u32, 256, 0);
+MAP(executables, BPF_MAP_TYPE_HASH, struct braid_exe_key, struct braid_exe, 1024, 0);
+MAP(names, BPF_MAP_TYPE_HASH, struct process_name, struct braid_app, 1024, 0);
+MAP(apps, BPF_MAP_TYPE_LRU_HASH, struct braid_app_key, struct braid_app, 4096, 0);
+MAP(demands, BPF_MAP_TYPE_LRU_HASH, struct braid_demand_key, struct braid_demand, 16384, 0);
+MAP(affinities, BPF_MAP_TYPE_LRU_HASH, struct braid_affinity_key, struct braid_affinity_value, 16384, 0);
+MAP(datagrams, BPF_MAP_TYPE_LRU_HASH, struct braid_datagram_key, struct braid_flow, 16384, 0);
+MAP(signs, BPF_MAP_TYPE_ARRAY, __u32, struct braid_signs, BRAID_MAX_LINKS, 0);
+MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, BRAID_COUNTERS, 0);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct braid_flow);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} events SEC(".maps");
+
+BRAID_INLINE void count(__u32 which)
+{
+	__u64 *counter = bpf_map_lookup_elem(&counters, &which);
+
+	if (counter)
+		(*counter)++;
+}
+
+#endif

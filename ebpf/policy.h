@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What the policy says of a request: the first rule that matches, class, affinity, demand, and the links allowed. */
+#ifndef BRAID_POLICY_H
+#define BRAID_POLICY_H
+
+#include "caller.h"
+
+/* Global, like `judge` and `choose` below: walked by the verifier once, not once for every rule there may be. */
+__attribute__((noinline)) int matches(const struct request *request, __u32 key)
+{
+	const struct braid_rule *rule = bpf_map_lookup_elem(&rules, &key);
+	__u32 conditions;
+
+	if (!request || !rule)
+		return 0;
+	conditions = rule->conditions;
+	if (conditions & BRAID_NEVER)
+		return 0;
+	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
+		return 0;
+	if ((conditions & BRAID_IF_USER) && rule->user != request->user)
+		return 0;
+	if (conditions & BRAID_IF_NAME) {
+		const __u64 *want = (const __u64 *)rule->name, *have = (const __u64 *)request->app.name;
+
+		if (want[0] != have[0] || want[1] != have[1])
+			return 0;
+	}
+	if (conditions & BRAID_IF_EXE) {
+		struct braid_exe *exe = bpf_map_lookup_elem(&executables, &request->app.exe);
+
+		if (!exe || exe->id[request->bank & 1] != rule->exe)
+			return 0;
+	}
+	if ((conditions & BRAID_IF_CGROUP) && bpf_get_current_ancestor_cgroup_id(rule->cgroup_level) != rule->cgroup)
+		return 0;
+	if (conditions & BRAID_IF_DESTINATION) {
+		__u32 left = rule->prefix_len;
+
+		for (int word = 0; word < 4; word++) {
+			__u32 bits = left > 32 ? 32 : left;
+			__u32 mask = bits ? bpf_htonl(~0u << (32 - bits)) : 0;
+
+			if ((rule->destination[word] ^ request->remote[word]) & mask)
+				return 0;
+			left -= bits;
+		}
+	}
+	return 1;
+}
+
+/* The rule that decides, or NULL. */
+BRAID_INLINE const struct braid_rule *first_match(__u32 bank, const struct braid_params *now, struct request *request)
+{
+	request->rule = 255;
+	for (__u32 index = 0; index < BRAID_MAX_RULES; index++) {
+		__u32 key = bank * BRAID_MAX_RULES + index;
+
+		if (index >= now->rules)
+			break;
+		if (matches(request, key)) {
+			request->rule = index;
+			return bpf_map_lookup_elem(&rules, &key);
+		}
+	}
+	return NULL;
+}
+
+BRAID_INLINE struct braid_event *new_event(__u32 kind)
+{
+	struct braid_event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+
+	if (!event) {
+		count(BRAID_COUNT_LOST_EVENTS);
+		return NULL;
+	}
+	__builtin_memset(event, 0, sizeof(*event));
+	event->kind = kind;
+	return event;
+}
+
+/* The application's class; one never seen is introduced to the daemon, which can still read its path from /proc. */
+BRAID_INLINE __u8 class_of(const struct request *request)
+{
+	struct braid_app *known = bpf_map_lookup_elem(&apps, &request->app);
+	struct braid_app fresh = {}, *named;
+	struct braid_event *event;
+
+	if (known)
+		return known->class_;
+	named = bpf_map_lookup_elem(&names, &request->app.name);
+	if (named)
+		fresh.class_ = named->class_;
+	bpf_map_update_elem(&apps, &request->app, &fresh, BPF_NOEXIST);
+	event = new_event(BRAID_EVENT_APP);
+	if (event) {
+		event->row.flow.app = request->app;
+		event->row.flow.process = request->process;
+		event->row.flow.user = request->user;
+		event->row.flow.cgroup = request->cgroup;
+		event->row.flow.class_ = fresh.class_;
+		bpf_ringbuf_submit(event, 0);
+	}
+	return fresh.class_;
+}
+
+BRAID_INLINE void expect(const struct braid_params *now, struct request *request)
+{
+	struct braid_demand_key key = {};
+	struct braid_demand *known;
+
+	key.app = request->app;
+	key.port = request->port;
+	known = bpf_map_lookup_elem(&demands, &key);
+	request->direction = BRAID_DOWN;
+	request->demand = now->default_demand;
+	if (known) {
+		request->demand = known->down + known->up;
+		if (known->up > known->down)
+			request->direction = BRAID_UP;
+	}
+}
+
+enum judgement { GO_ON, LEAVE_ALONE, FAIL };
+
+/*
+ * The links whose address the socket already has. The kernel keeps the source address of a UDP socket that is connected again
+ * (unless it is disconnected in between), so it must keep its link too.
+ */
+BRAID_INLINE __u32 with_source(const struct braid_params *now, const struct request *request)
+{
+	__u32 mask = 0;
+
+	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
+		const struct braid_slot *link = &now->slots[slot];
+		__u64 differs;
+
+		if (request->family == 4)
+			differs = link->source4 ^ request->source[3];
+		else
+			differs = (link->source6[0] ^ request->source[0]) | (link->source6[1] ^ request->source[1]) |
+				  (link->source6[2] ^ request->source[2]) | (link->source6[3] ^ request->source[3]);
+		mask |= braid_is_zero(differs) << slot;
+	}
+	return mask;
+}
+
+/*
+ * Judges a request by policy: GO_ON with `request->allowed`, or what else to do with it.
+ *
+ * This function and `choose` are global, so that the verifier walks each of them once, not once for every way that leads there.
+ */
+__attribute__((noinline)) int judge(struct request *request, __u32 bank)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	const struct braid_rule *rule;
+	__u32 usable, *pinned;
+	_Bool denied;
+
+	if (!request || !now)
+		return LEAVE_ALONE;
+	request->bank = bank;
+	rule = first_match(bank, now, request);
+	usable = now->usable[request->family == 6];
+	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
+		return LEAVE_ALONE;
+	request->class_ = class_of(request);
+	request->affinity = BRAID_AFFINITY_UNSET;
+	if (rule) {
+		if (rule->class_ != BRAID_CLASS_UNSET)
+			request->class_ = rule->class_;
+		request->affinity = rule->affinity;
+	}
+	if (request->affinity == BRAID_AFFINITY_UNSET)
+		request->affinity = now->affinity;
+	if (request->affinity == BRAID_AFFINITY_UNSET)
+		request->affinity = request->class_ == BRAID_BROWSER ? BRAID_AFFINITY_DESTINATION : BRAID_AFFINITY_NONE;
+	request->allowed = braid_admit(usable, now->backup, rule ? rule->actions : 0, rule ? rule->links : 0, rule ? rule->prefer : 0,
+				       &denied);
+	if (denied)
+		return FAIL;
+	if (!request->allowed)
+		return LEAVE_ALONE;
+	if (request->source[0] | request->source[1] | request->source[3]) {
+		request->allowed &= with_source(now, request);
+		if (!request->allowed)
+			return rule && (rule->actions & BRAID_DO_LINKS) ? FAIL : LEAVE_ALONE;
+	}
+	if (request->port == DNS_PORT || request->port == DNS_TLS_PORT) {
+		pinned = bpf_map_lookup_elem(&resolvers, request->remote);
+		if (pinned && (*pinned & request->allowed))
+			request->allowed &= *pinned;
+	}
+	expect(now, request);
+	return GO_ON;
+}
+
+#endif
