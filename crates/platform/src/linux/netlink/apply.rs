@@ -1,16 +1,19 @@
 //! Making our rules and routes what they should be, and removing them.
 
 use std::io;
-use std::net::IpAddr;
 
 use braid_decide::tables::{PROTOCOL, TablePlan};
 use braid_model::{Family, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType};
+use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleHeader, RuleMessage};
 
 use super::DumpError;
-use super::facts::{self, AF_INET, AF_INET6};
+use super::facts::address_family;
 use super::follow;
-use super::talk::{ACK, CREATE, Conversation, EXCLUSIVE, REPLACE, REQUEST, Request};
+use super::talk::Conversation;
 
 /// What IPv6 makes of a route without metric.
 const IPV6_METRIC: u32 = 1024;
@@ -78,10 +81,10 @@ pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyEr
         changes.make("add", route_text(route), add_route(route), libc::EEXIST);
     }
     for rule in wanted_rules.iter().filter(|rule| !standing_rules.contains(rule)) {
-        changes.make("add", rule_text(rule), rule_request(libc::RTM_NEWRULE, CREATE | EXCLUSIVE, rule), libc::EEXIST);
+        changes.make("add", rule_text(rule), add_rule(rule), libc::EEXIST);
     }
     for rule in standing_rules.iter().filter(|rule| !wanted_rules.contains(rule)) {
-        changes.make("remove", rule_text(rule), rule_request(libc::RTM_DELRULE, 0, rule), libc::ENOENT);
+        changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT);
     }
     for route in standing_routes.iter().filter(|route| !wanted_routes.iter().any(|wanted| same_place(wanted, route))) {
         changes.make("remove", route_text(route), remove_route(route), libc::ESRCH);
@@ -95,13 +98,16 @@ pub fn sweep() -> Result<Swept, ApplyError> {
     let mut changes = Changes::open()?;
     let mut swept = Swept::default();
     for rule in follow::rules(&mut changes.kernel)?.iter().filter(|rule| rule.ours) {
-        swept.rules += usize::from(changes.make("remove", rule_text(rule), rule_request(libc::RTM_DELRULE, 0, rule), libc::ENOENT));
+        swept.rules += usize::from(changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT));
     }
     for route in follow::routes(&mut changes.kernel)?.iter().filter(|route| route.ours) {
         swept.routes += usize::from(changes.make("remove", route_text(route), remove_route(route), libc::ESRCH));
     }
     changes.finish().map(|()| swept)
 }
+
+/// What the kernel is asked, and how: with flags such as `NLM_F_CREATE`.
+type Change = (RouteNetlinkMessage, u16);
 
 /// Changes made one after the other; the first refusal is kept, the others are logged.
 struct Changes {
@@ -115,8 +121,8 @@ impl Changes {
     }
 
     /// `already` is what the kernel says when nothing is left to do. Tells whether something was changed.
-    fn make(&mut self, verb: &'static str, entry: String, request: Request, already: i32) -> bool {
-        match self.kernel.change(request) {
+    fn make(&mut self, verb: &'static str, entry: String, change: Change, already: i32) -> bool {
+        match self.kernel.change(change.0, change.1) {
             Ok(()) => return true,
             Err(error) if error.raw_os_error() == Some(already) => {}
             Err(source) => {
@@ -148,95 +154,86 @@ fn same_place(a: &RouteFacts, b: &RouteFacts) -> bool {
     (a.table, a.destination, a.metric) == (b.table, b.destination, b.metric)
 }
 
-fn add_route(route: &RouteFacts) -> Request {
+fn add_route(route: &RouteFacts) -> Change {
     let gateway = route.hops.first().and_then(|hop| hop.gateway);
     let scope = match (route.kind, gateway) {
-        (RouteKind::Unicast, None) => libc::RT_SCOPE_LINK,
-        _ => libc::RT_SCOPE_UNIVERSE,
+        (RouteKind::Unicast, None) => RouteScope::Link,
+        _ => RouteScope::Universe,
     };
     // The table holds the one device's routes: the gateway need not be found by another look-up.
-    let flags = if gateway.is_some() { u32::from(RTNH_F_ONLINK) } else { 0 };
-    route_request(libc::RTM_NEWROUTE, CREATE | REPLACE, route, scope, flags)
+    let flags = if gateway.is_some() { RouteFlags::Onlink } else { RouteFlags::empty() };
+    (RouteNetlinkMessage::NewRoute(route_message(route, scope, flags)), NLM_F_CREATE | NLM_F_REPLACE)
 }
 
-fn remove_route(route: &RouteFacts) -> Request {
-    route_request(libc::RTM_DELROUTE, 0, route, libc::RT_SCOPE_NOWHERE, 0)
+fn remove_route(route: &RouteFacts) -> Change {
+    (RouteNetlinkMessage::DelRoute(route_message(route, RouteScope::NoWhere, RouteFlags::empty())), 0)
 }
 
-const RTNH_F_ONLINK: u8 = 4;
-
-fn route_request(message: u16, flags: u16, route: &RouteFacts, scope: u8, route_flags: u32) -> Request {
+fn route_message(route: &RouteFacts, scope: RouteScope, flags: RouteFlags) -> RouteMessage {
     let kind = match route.kind {
-        RouteKind::Unicast => libc::RTN_UNICAST,
-        RouteKind::Local => libc::RTN_LOCAL,
-        RouteKind::Broadcast => libc::RTN_BROADCAST,
-        RouteKind::Refuse => libc::RTN_UNREACHABLE,
-        RouteKind::Throw => libc::RTN_THROW,
+        RouteKind::Unicast => RouteType::Unicast,
+        RouteKind::Local => RouteType::Local,
+        RouteKind::Broadcast => RouteType::Broadcast,
+        RouteKind::Refuse => RouteType::Unreachable,
+        RouteKind::Throw => RouteType::Throw,
     };
-    let mut header = [number(route.family()), route.destination.prefix_len(), 0, 0, 0, PROTOCOL, scope, kind, 0, 0, 0, 0];
-    header[8..].copy_from_slice(&route_flags.to_ne_bytes());
-    let mut request = Request::new(message, REQUEST | ACK | flags, &header);
-    request.attribute(facts::RTA_TABLE, &route.table.to_ne_bytes());
-    request.attribute(facts::RTA_DST, &octets(route.destination.addr()));
-    request.attribute(facts::RTA_PRIORITY, &route.metric.to_ne_bytes());
+    let mut message = RouteMessage::default();
+    message.header = RouteHeader {
+        address_family: address_family(route.family()),
+        destination_prefix_length: route.destination.prefix_len(),
+        protocol: PROTOCOL.into(),
+        scope,
+        kind,
+        flags,
+        ..Default::default()
+    };
+    message.attributes = vec![
+        RouteAttribute::Table(route.table),
+        RouteAttribute::Destination(route.destination.addr().into()),
+        RouteAttribute::Priority(route.metric),
+    ];
     if let Some(NextHop { device, gateway, .. }) = route.hops.first() {
-        request.attribute(facts::RTA_OIF, &device.0.to_ne_bytes());
-        match gateway {
-            Some(gateway) if gateway.is_ipv4() == route.destination.addr().is_ipv4() => {
-                request.attribute(facts::RTA_GATEWAY, &octets(*gateway));
-            }
-            // A gateway of the other family (RFC 5549): its family first.
-            Some(gateway) => {
-                let family = if gateway.is_ipv4() { AF_INET } else { AF_INET6 };
-                request.attribute(facts::RTA_VIA, &[&u16::from(family).to_ne_bytes()[..], &octets(*gateway)].concat());
-            }
-            None => {}
-        }
+        message.attributes.push(RouteAttribute::Oif(device.0));
+        message.attributes.extend(gateway.map(|gateway| match gateway.is_ipv4() == route.destination.addr().is_ipv4() {
+            true => RouteAttribute::Gateway(gateway.into()),
+            // A gateway of the other family (RFC 5549).
+            false => RouteAttribute::Via(gateway.into()),
+        }));
     }
-    if let Some(source) = route.source {
-        request.attribute(facts::RTA_PREFSRC, &octets(source));
-    }
-    request
+    message.attributes.extend(route.source.map(|source| RouteAttribute::PrefSource(source.into())));
+    message
 }
 
-fn rule_request(message: u16, flags: u16, rule: &RuleFacts) -> Request {
+fn add_rule(rule: &RuleFacts) -> Change {
+    (RouteNetlinkMessage::NewRule(rule_message(rule)), NLM_F_CREATE | NLM_F_EXCL)
+}
+
+fn remove_rule(rule: &RuleFacts) -> Change {
+    (RouteNetlinkMessage::DelRule(rule_message(rule)), 0)
+}
+
+fn rule_message(rule: &RuleFacts) -> RuleMessage {
     let length = |net: Option<IpNet>| net.map_or(0, |net| net.prefix_len());
-    let header = [number(rule.family), length(rule.destination), length(rule.source), 0, 0, 0, 0, facts::FR_ACT_TO_TBL, 0, 0, 0, 0];
-    let mut request = Request::new(message, REQUEST | ACK | flags, &header);
-    request.attribute(facts::FRA_PRIORITY, &rule.priority.to_ne_bytes());
-    request.attribute(facts::FRA_PROTOCOL, &[PROTOCOL]);
-    for (kind, net) in [(facts::FRA_DST, rule.destination), (facts::FRA_SRC, rule.source)] {
-        if let Some(net) = net {
-            request.attribute(kind, &octets(net.addr()));
-        }
-    }
-    if let Some(device) = &rule.output {
-        request.attribute(facts::FRA_OIFNAME, &[device.as_bytes(), &[0]].concat());
-    }
-    if let Some((mark, mask)) = rule.mark {
-        request.attribute(facts::FRA_FWMARK, &mark.to_ne_bytes()).attribute(facts::FRA_FWMASK, &mask.to_ne_bytes());
-    }
+    let mut message = RuleMessage::default();
+    message.header = RuleHeader {
+        family: address_family(rule.family),
+        dst_len: length(rule.destination),
+        src_len: length(rule.source),
+        action: Action::ToTable,
+        ..Default::default()
+    };
+    message.attributes = vec![RuleAttribute::Priority(rule.priority), RuleAttribute::Protocol(PROTOCOL.into())];
+    let mut add = |attribute: Option<RuleAttribute>| message.attributes.extend(attribute);
+    add(rule.destination.map(|net| RuleAttribute::Destination(net.addr())));
+    add(rule.source.map(|net| RuleAttribute::Source(net.addr())));
+    add(rule.output.clone().map(RuleAttribute::Oifname));
+    add(rule.mark.map(|(mark, _)| RuleAttribute::FwMark(mark)));
+    add(rule.mark.map(|(_, mask)| RuleAttribute::FwMask(mask)));
     if let RuleAction::Table(table) = rule.action {
-        request.attribute(facts::FRA_TABLE, &table.to_ne_bytes());
+        add(Some(RuleAttribute::Table(table)));
     }
-    if let Some(length) = rule.suppress_prefix_len {
-        request.attribute(facts::FRA_SUPPRESS_PREFIXLEN, &u32::from(length).to_ne_bytes());
-    }
-    request
-}
-
-fn number(family: Family) -> u8 {
-    match family {
-        Family::V4 => AF_INET,
-        Family::V6 => AF_INET6,
-    }
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
+    add(rule.suppress_prefix_len.map(|length| RuleAttribute::SuppressPrefixLen(length.into())));
+    message
 }
 
 fn route_text(route: &RouteFacts) -> String {

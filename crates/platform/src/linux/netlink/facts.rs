@@ -1,49 +1,30 @@
 //! From rtnetlink's messages to facts.
+//!
+//! Headers and attributes are the library's; only what is wanted is read, one attribute at a time, for the library refuses a whole
+//! message for one attribute it cannot read. What is unreadable in a rule or a route makes it a thing that may do anything.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use braid_model::{Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+use braid_model::{Bytes, Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::IpNet;
+use netlink_packet_core::{DecodeError, Emitable, Nla, NlaBuffer, NlasIterator, Parseable, ParseableParametrized};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeader};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkHeader};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteLwEnCapType, RouteNextHop, RouteNextHopFlags, RouteType, RouteVia,
+};
+use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleFlags, RuleHeader};
+use netlink_packet_route::stats::{StatsAttribute, StatsHeader};
 
-use super::talk::{attributes, string, u16_at, u32_at};
 use super::{is_our_route, is_our_rule};
 
-pub(super) const AF_INET: u8 = libc::AF_INET as u8;
-pub(super) const AF_INET6: u8 = libc::AF_INET6 as u8;
-
-pub(super) const RTA_DST: u16 = 1;
-pub(super) const RTA_OIF: u16 = 4;
-pub(super) const RTA_GATEWAY: u16 = 5;
-pub(super) const RTA_PRIORITY: u16 = 6;
-pub(super) const RTA_PREFSRC: u16 = 7;
-const RTA_MULTIPATH: u16 = 9;
-pub(super) const RTA_TABLE: u16 = 15;
-pub(super) const RTA_VIA: u16 = 18;
-
-pub(super) const FRA_DST: u16 = 1;
-pub(super) const FRA_SRC: u16 = 2;
+// Kinds of attributes that neither the library nor libc names in public.
+const RTA_VIA: u16 = 18;
 const FRA_IIFNAME: u16 = 3;
-const FRA_GOTO: u16 = 4;
-pub(super) const FRA_PRIORITY: u16 = 6;
-pub(super) const FRA_FWMARK: u16 = 10;
-const FRA_FLOW: u16 = 11;
-const FRA_TUN_ID: u16 = 12;
-const FRA_SUPPRESS_IFGROUP: u16 = 13;
-pub(super) const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
-pub(super) const FRA_TABLE: u16 = 15;
-pub(super) const FRA_FWMASK: u16 = 16;
-pub(super) const FRA_OIFNAME: u16 = 17;
+const FRA_OIFNAME: u16 = 17;
 const FRA_PAD: u16 = 18;
-pub(super) const FRA_PROTOCOL: u16 = 21;
-
-pub(super) const FR_ACT_TO_TBL: u8 = 1;
-const FR_ACT_GOTO: u8 = 2;
-const FR_ACT_NOP: u8 = 3;
-const FR_ACT_REFUSE: std::ops::RangeInclusive<u8> = 6..=8;
-const FIB_RULE_INVERT: u32 = 2;
-
-const RTNH_F_DEAD: u8 = 1;
-const LOWER_UP: u32 = 1 << 16;
+const IFLA_STATS_LINK_64: u16 = 1;
 
 /// A device as the kernel describes it, before files of the system are asked about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,30 +42,35 @@ pub(super) struct Device {
 
 /// Reads `RTM_NEWLINK`.
 pub(super) fn device(body: &[u8]) -> Option<Device> {
-    let flags = u32_at(body, 8)?;
+    let header = read("device", LinkHeader::parse(body))?;
     // RUNNING follows the operational state (a Wi-Fi device has none until it is authenticated), LOWER_UP the carrier itself.
-    let wanted = libc::IFF_UP as u32 | libc::IFF_RUNNING as u32 | LOWER_UP;
-    let mut device = Device {
-        index: LinkIndex(u32_at(body, 4)?),
-        name: String::new(),
-        hardware: u16_at(body, 2)?,
-        made_as: None,
-        mac: None,
-        mtu: 0,
-        carrier: flags & wanted == wanted,
-    };
-    for (kind, value) in attributes(body.get(16..)?) {
-        match kind {
-            libc::IFLA_IFNAME => device.name = string(value),
-            libc::IFLA_MTU => device.mtu = u32_at(value, 0)?,
-            libc::IFLA_ADDRESS => device.mac = <[u8; 6]>::try_from(value).ok(),
-            libc::IFLA_LINKINFO => {
-                device.made_as = attributes(value).find(|(kind, _)| *kind == libc::IFLA_INFO_KIND).map(|(_, kind)| string(kind));
+    let carrier = header.flags.contains(LinkFlags::Up | LinkFlags::Running | LinkFlags::LowerUp);
+    let (index, hardware) = (LinkIndex(header.index), u16::from(header.link_layer_type));
+    let mut device = Device { index, name: String::new(), hardware, made_as: None, mac: None, mtu: 0, carrier };
+    for attribute in attributes(body, &header) {
+        let attribute = read("device", attribute)?;
+        match attribute.kind() {
+            libc::IFLA_LINKINFO => device.made_as = made_as(attribute.value()),
+            libc::IFLA_IFNAME | libc::IFLA_MTU | libc::IFLA_ADDRESS => {
+                match LinkAttribute::parse_with_param(&attribute, header.interface_family) {
+                    Ok(LinkAttribute::IfName(name)) => device.name = name,
+                    Ok(LinkAttribute::Mtu(mtu)) => device.mtu = mtu,
+                    Ok(LinkAttribute::Address(address)) => device.mac = <[u8; 6]>::try_from(address).ok(),
+                    Err(_) if attribute.kind() == libc::IFLA_IFNAME => device.name = name(&attribute),
+                    outcome => return read("device", outcome).and(None),
+                }
             }
             _ => {}
         }
     }
     Some(device)
+}
+
+/// The kind in `IFLA_LINKINFO`. The library reads the whole of it or nothing, down to the last option of every driver; a bridge with
+/// an option of tomorrow must not be taken for a network card.
+fn made_as(info: &[u8]) -> Option<String> {
+    let kind = NlasIterator::new(info).flatten().find(|attribute| attribute.kind() == libc::IFLA_INFO_KIND)?;
+    Some(InfoKind::parse(&kind).map_or_else(|_| name(&kind), |kind| kind.to_string()))
 }
 
 /// An address that packets can leave with.
@@ -98,107 +84,120 @@ pub(super) struct Address {
 
 /// Reads `RTM_NEWADDR`; addresses that are not global or cannot be used (yet, or for new flows) are left out.
 pub(super) fn address(body: &[u8]) -> Option<Address> {
-    let (family, prefix, scope) = (*body.first()?, *body.get(1)?, *body.get(3)?);
-    let mut flags = u32::from(*body.get(2)?);
+    let header = read("address", AddressHeader::parse(body))?;
+    let mut flags = AddressFlags::from_bits_retain(u32::from(header.flags.bits()));
     let (mut local, mut other) = (None, None);
-    for (kind, value) in attributes(body.get(8..)?) {
-        match kind {
-            libc::IFA_LOCAL => local = ip(value),
-            libc::IFA_ADDRESS => other = ip(value),
-            libc::IFA_FLAGS => flags = u32_at(value, 0)?,
+    for attribute in attributes(body, &header) {
+        let attribute = read("address", attribute)?;
+        if !matches!(attribute.kind(), libc::IFA_LOCAL | libc::IFA_ADDRESS | libc::IFA_FLAGS) {
+            continue;
+        }
+        match read("address", AddressAttribute::parse(&attribute))? {
+            AddressAttribute::Local(address) => local = Some(address),
+            AddressAttribute::Address(address) => other = Some(address),
+            AddressAttribute::Flags(all) => flags = all,
             _ => {}
         }
     }
-    let waiting = flags & libc::IFA_F_TENTATIVE != 0 && flags & libc::IFA_F_OPTIMISTIC == 0;
-    if scope >= libc::RT_SCOPE_LINK || waiting || flags & (libc::IFA_F_DADFAILED | libc::IFA_F_DEPRECATED) != 0 {
+    let waiting = flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
+    let unusable = waiting || flags.intersects(AddressFlags::Dadfailed | AddressFlags::Deprecated);
+    if u8::from(header.scope) >= libc::RT_SCOPE_LINK || unusable {
         return None;
     }
     // On point-to-point devices ADDRESS is the other end.
-    let net = IpNet::new(local.or(other)?, prefix).ok()?;
-    let temporary = family == AF_INET6 && flags & libc::IFA_F_TEMPORARY != 0;
-    Some(Address { device: LinkIndex(u32_at(body, 4)?), net, temporary })
+    let net = IpNet::new(local.or(other)?, header.prefix_len).ok()?;
+    // One bit has two names: IFA_F_SECONDARY for IPv4, IFA_F_TEMPORARY for IPv6.
+    let temporary = header.family == AddressFamily::Inet6 && flags.contains(AddressFlags::Secondary);
+    Some(Address { device: LinkIndex(header.index), net, temporary })
 }
 
-/// Reads `RTM_NEWROUTE`; entries of the routing cache are left out.
+/// Reads `RTM_NEWROUTE`; entries of the routing cache are left out. A route that cannot be read to its end is conditional and leads
+/// nowhere known, perhaps to everywhere: what it may concern is left alone.
 pub(super) fn route(body: &[u8]) -> Option<RouteFacts> {
-    let header = body.get(..12)?;
-    let (family, flags) = (header[0], u32_at(header, 8)?);
-    if flags & libc::RTM_F_CLONED != 0 {
+    let header = read("route", RouteHeader::parse(body))?;
+    if header.flags.contains(RouteFlags::Cloned) {
         return None;
     }
-    let mut destination = unspecified(family)?;
-    let (mut table, mut metric, mut source) = (u32::from(header[4]), 0, None);
-    let (mut single, mut hops) = (Hop::default(), Vec::new());
-    for (kind, value) in attributes(&body[12..]) {
-        match kind {
-            RTA_DST => destination = ip(value)?,
-            RTA_TABLE => table = u32_at(value, 0)?,
-            RTA_PRIORITY => metric = u32_at(value, 0)?,
-            RTA_PREFSRC => source = ip(value),
-            RTA_MULTIPATH => hops = multipath(value),
-            _ => single.read(kind, value),
+    let (mut destination, mut table, mut metric, mut source) = (None, u32::from(header.table), 0, None);
+    let (mut device, mut gateway, mut hops, mut whole) = (None, None, Vec::new(), true);
+    for attribute in attributes(body, &header) {
+        let attribute = match attribute {
+            Ok(attribute) if !DECIDES.contains(&attribute.kind()) => continue,
+            // Encapsulations are not read, so none is told.
+            Ok(attribute) => RouteAttribute::parse_with_param(&attribute, (header.address_family, header.kind, RouteLwEnCapType::None)),
+            Err(error) => Err(error),
+        };
+        match read("route", attribute) {
+            Some(RouteAttribute::Destination(address)) => destination = ip(&address),
+            Some(RouteAttribute::Table(number)) => table = number,
+            Some(RouteAttribute::Priority(number)) => metric = number,
+            Some(RouteAttribute::PrefSource(address)) => source = ip(&address),
+            Some(RouteAttribute::MultiPath(several)) => hops = several.iter().map(next_hop).collect(),
+            Some(RouteAttribute::Oif(index)) => device = Some(LinkIndex(index)),
+            Some(other) => gateway = gateway_of(&other).or(gateway),
+            None => whole = false,
         }
     }
-    if let Some(device) = single.device {
-        hops.insert(0, NextHop { device, gateway: single.gateway, dead: flags as u8 & RTNH_F_DEAD != 0 });
+    if let Some(device) = device {
+        hops.insert(0, NextHop { device, gateway, dead: header.flags.contains(RouteFlags::Dead) });
     }
-    let kind = match header[7] {
-        libc::RTN_UNICAST => RouteKind::Unicast,
-        libc::RTN_LOCAL => RouteKind::Local,
-        libc::RTN_BROADCAST | libc::RTN_ANYCAST | libc::RTN_MULTICAST => RouteKind::Broadcast,
-        libc::RTN_THROW => RouteKind::Throw,
+    if !whole {
+        hops.clear();
+    }
+    let unspecified = unspecified(family(header.address_family)?);
+    let length = if whole || destination.is_some() { header.destination_prefix_length } else { 0 };
+    let kind = match header.kind {
+        RouteType::Unicast => RouteKind::Unicast,
+        RouteType::Local => RouteKind::Local,
+        RouteType::Broadcast | RouteType::Anycast | RouteType::Multicast => RouteKind::Broadcast,
+        RouteType::Throw => RouteKind::Throw,
         _ => RouteKind::Refuse,
     };
     Some(RouteFacts {
         table,
-        destination: IpNet::new(destination, header[1]).ok()?,
+        destination: IpNet::new(destination.unwrap_or(unspecified), length).ok()?,
         kind,
         metric,
         hops,
         source,
-        conditional: header[2] != 0 || header[3] != 0,
-        ours: is_our_route(header[5], table),
+        conditional: !whole || header.source_prefix_length != 0 || header.tos != 0,
+        ours: is_our_route(header.protocol.into(), table),
     })
 }
 
-#[derive(Default)]
-struct Hop {
-    device: Option<LinkIndex>,
-    gateway: Option<IpAddr>,
+/// The attributes that decide where a route leads; metrics, cache entries and encapsulations do not.
+const DECIDES: [u16; 8] =
+    [libc::RTA_DST, libc::RTA_OIF, libc::RTA_GATEWAY, libc::RTA_PRIORITY, libc::RTA_PREFSRC, libc::RTA_MULTIPATH, libc::RTA_TABLE, RTA_VIA];
+
+fn next_hop(hop: &RouteNextHop) -> NextHop {
+    let gateway = hop.attributes.iter().find_map(gateway_of);
+    NextHop { device: LinkIndex(hop.interface_index), gateway, dead: hop.flags.contains(RouteNextHopFlags::Dead) }
 }
 
-impl Hop {
-    fn read(&mut self, kind: u16, value: &[u8]) {
-        match kind {
-            RTA_OIF => self.device = u32_at(value, 0).map(LinkIndex),
-            RTA_GATEWAY => self.gateway = ip(value),
-            // A gateway of the other family (RFC 5549): its family first.
-            RTA_VIA => self.gateway = value.get(2..).and_then(ip),
-            _ => {}
-        }
+fn gateway_of(attribute: &RouteAttribute) -> Option<IpAddr> {
+    match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        // A gateway of the other family (RFC 5549).
+        RouteAttribute::Via(RouteVia::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Via(RouteVia::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
     }
 }
 
-/// The next hops of `RTA_MULTIPATH`: `struct rtnexthop` with attributes, one after the other.
-fn multipath(value: &[u8]) -> Vec<NextHop> {
-    let mut rest = value;
-    let walk = std::iter::from_fn(|| {
-        let length = u16_at(rest, 0)? as usize;
-        let entry = rest.get(..length).filter(|entry| entry.len() >= 8)?;
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        let mut hop = Hop::default();
-        attributes(&entry[8..]).for_each(|(kind, value)| hop.read(kind, value));
-        Some(NextHop { device: LinkIndex(u32_at(entry, 4)?), gateway: hop.gateway, dead: entry[2] & RTNH_F_DEAD != 0 })
-    });
-    walk.collect()
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
+        RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
 }
 
-/// Reads `RTM_NEWRULE`.
+/// Reads `RTM_NEWRULE`. A rule that cannot be read to its end may do anything to anything.
 pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
-    let header = body.get(..12)?;
-    let family = family(header[0])?;
+    let header = read("rule", RuleHeader::parse(body))?;
+    let family = family(header.family)?;
     let (mut source, mut destination, mut mark, mut mask) = (None, None, None, None);
-    let (mut table, mut target, mut protocol) = (u32::from(header[4]), 0, 0);
+    let (mut table, mut target, mut protocol, mut whole) = (u32::from(header.table), 0, 0, true);
     let mut rule = RuleFacts {
         family,
         priority: 0,
@@ -207,49 +206,62 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
         mark: None,
         input: None,
         output: None,
-        conditional: header[3] != 0,
-        invert: u32_at(header, 8)? & FIB_RULE_INVERT != 0,
+        conditional: header.tos != 0,
+        invert: header.flags.contains(RuleFlags::Invert),
         action: RuleAction::Other,
         suppress_prefix_len: None,
         suppress_group: false,
         ours: false,
     };
-    for (kind, value) in attributes(&body[12..]) {
-        match kind {
-            FRA_DST => destination = ip(value),
-            FRA_SRC => source = ip(value),
-            FRA_IIFNAME => rule.input = Some(string(value)),
-            FRA_OIFNAME => rule.output = Some(string(value)),
-            FRA_GOTO => target = u32_at(value, 0)?,
-            FRA_PRIORITY => rule.priority = u32_at(value, 0)?,
-            FRA_FWMARK => mark = u32_at(value, 0),
-            FRA_FWMASK => mask = u32_at(value, 0),
-            FRA_TABLE => table = u32_at(value, 0)?,
-            FRA_PROTOCOL => protocol = *value.first()?,
+    for attribute in attributes(body, &header) {
+        match read("rule", attribute.and_then(|attribute| rule_attribute(&attribute))) {
+            Some(RuleAttribute::Destination(address)) => destination = Some(address),
+            Some(RuleAttribute::Source(address)) => source = Some(address),
+            Some(RuleAttribute::Iifname(name)) => rule.input = Some(name),
+            Some(RuleAttribute::Oifname(name)) => rule.output = Some(name),
+            Some(RuleAttribute::Goto(priority)) => target = priority,
+            Some(RuleAttribute::Priority(priority)) => rule.priority = priority,
+            Some(RuleAttribute::FwMark(value)) => mark = Some(value),
+            Some(RuleAttribute::FwMask(value)) => mask = Some(value),
+            Some(RuleAttribute::Table(number)) => table = number,
+            Some(RuleAttribute::Protocol(number)) => protocol = number.into(),
             // "None" is told as -1.
-            FRA_SUPPRESS_PREFIXLEN => rule.suppress_prefix_len = u8::try_from(u32_at(value, 0)?).ok(),
-            FRA_SUPPRESS_IFGROUP => rule.suppress_group = u32_at(value, 0)? != u32::MAX,
-            FRA_TUN_ID => rule.conditional |= value.iter().any(|byte| *byte != 0),
-            FRA_FLOW | FRA_PAD => {}
+            Some(RuleAttribute::SuppressPrefixLen(length)) => rule.suppress_prefix_len = u8::try_from(length).ok(),
+            Some(RuleAttribute::SuppressIfGroup(group)) => rule.suppress_group = group != u32::MAX,
+            Some(RuleAttribute::TunId(tunnel)) => rule.conditional |= tunnel != 0,
+            Some(RuleAttribute::Realm(_)) => {}
+            Some(RuleAttribute::Other(pad)) if pad.kind() == FRA_PAD => {}
             // Users, ports, protocols, l3mdev, and whatever a later kernel selects by.
-            _ => rule.conditional = true,
+            Some(_) => rule.conditional = true,
+            None => whole = false,
         }
     }
-    rule.source = prefix(source, header[2], family);
-    rule.destination = prefix(destination, header[1], family);
+    rule.conditional |= !whole;
+    rule.source = prefix(source, header.src_len, family);
+    rule.destination = prefix(destination, header.dst_len, family);
     rule.mark = match (mark, mask) {
         (None | Some(0), None | Some(0)) => None,
         (mark, mask) => Some((mark.unwrap_or(0), mask.unwrap_or(u32::MAX))),
     };
-    rule.action = match header[7] {
-        FR_ACT_TO_TBL => RuleAction::Table(table),
-        FR_ACT_GOTO => RuleAction::Goto(target),
-        FR_ACT_NOP => RuleAction::Nop,
-        action if FR_ACT_REFUSE.contains(&action) => RuleAction::Refuse,
+    rule.action = match header.action {
+        _ if !whole => RuleAction::Other,
+        Action::ToTable => RuleAction::Table(table),
+        Action::Goto => RuleAction::Goto(target),
+        Action::Nop => RuleAction::Nop,
+        Action::Blackhole | Action::Unreachable | Action::Prohibit => RuleAction::Refuse,
         _ => RuleAction::Other,
     };
     rule.ours = is_our_rule(protocol, rule.priority);
     Some(rule)
+}
+
+/// As the library reads it, but devices may have names that are not UTF-8.
+fn rule_attribute(attribute: &NlaBuffer<&[u8]>) -> Result<RuleAttribute, DecodeError> {
+    RuleAttribute::parse(attribute).or_else(|error| match attribute.kind() {
+        FRA_IIFNAME => Ok(RuleAttribute::Iifname(name(attribute))),
+        FRA_OIFNAME => Ok(RuleAttribute::Oifname(name(attribute))),
+        _ => Err(error),
+    })
 }
 
 /// A selector's prefix; a length with no address is a prefix of zeros.
@@ -257,59 +269,111 @@ fn prefix(address: Option<IpAddr>, length: u8, family: Family) -> Option<IpNet> 
     if length == 0 && address.is_none() {
         return None;
     }
-    let zeros = match family {
-        Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    IpNet::new(address.unwrap_or(zeros), length).ok()
+    IpNet::new(address.unwrap_or(unspecified(family)), length).ok()
 }
 
-fn family(number: u8) -> Option<Family> {
-    match number {
-        AF_INET => Some(Family::V4),
-        AF_INET6 => Some(Family::V6),
+/// Reads `RTM_NEWSTATS`: bytes received and sent.
+pub(super) fn counters(body: &[u8]) -> Option<(LinkIndex, Bytes, Bytes)> {
+    let header = read("counters", StatsHeader::parse(body))?;
+    let counted = attributes(body, &header).flatten().find(|attribute| attribute.kind() == IFLA_STATS_LINK_64)?;
+    match read("counters", StatsAttribute::parse(&counted))? {
+        StatsAttribute::Link64(stats) => Some((LinkIndex(header.ifindex), Bytes::new(stats.rx_bytes), Bytes::new(stats.tx_bytes))),
         _ => None,
     }
 }
 
-fn unspecified(number: u8) -> Option<IpAddr> {
-    match family(number)? {
-        Family::V4 => Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-        Family::V6 => Some(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+/// What stands behind the fixed part; what is cut short or malformed is an error, and the last.
+fn attributes<'a>(body: &'a [u8], header: &impl Emitable) -> NlasIterator<&'a [u8]> {
+    NlasIterator::new(body.get(header.buffer_len()..).unwrap_or_default())
+}
+
+/// What the library made of something, or the reason why not into the log.
+fn read<T>(what: &'static str, outcome: Result<T, DecodeError>) -> Option<T> {
+    outcome.inspect_err(|error| tracing::debug!(what, %error, "rtnetlink says something unreadable")).ok()
+}
+
+/// A device's name, up to its closing zero; it need not be UTF-8.
+fn name(attribute: &NlaBuffer<&[u8]>) -> String {
+    let bytes = attribute.value().split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn family(number: AddressFamily) -> Option<Family> {
+    match number {
+        AddressFamily::Inet => Some(Family::V4),
+        AddressFamily::Inet6 => Some(Family::V6),
+        _ => None,
     }
 }
 
-/// An address of either family, told by its length.
-fn ip(bytes: &[u8]) -> Option<IpAddr> {
-    <[u8; 4]>::try_from(bytes).map(IpAddr::from).or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+/// The library's word for a family.
+pub(super) fn address_family(family: Family) -> AddressFamily {
+    match family {
+        Family::V4 => AddressFamily::Inet,
+        Family::V6 => AddressFamily::Inet6,
+    }
+}
+
+fn unspecified(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linux::netlink::talk::Request;
+    use netlink_packet_core::DefaultNla;
+    use netlink_packet_route::address::AddressMessage;
+    use netlink_packet_route::link::LinkMessage;
+    use netlink_packet_route::route::RouteMessage;
+    use netlink_packet_route::rule::RuleMessage;
     use proptest::prelude::*;
 
-    /// The body of a message with this fixed part and these attributes.
-    fn body(fixed: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
-        let mut request = Request::new(0, 0, fixed);
-        for (kind, value) in attributes {
-            request.attribute(*kind, value);
-        }
-        request.finish(0).split_off(16)
+    fn bytes(message: &impl Emitable) -> Vec<u8> {
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
+        bytes
+    }
+
+    fn raw(kind: u16, value: &[u8]) -> DefaultNla {
+        DefaultNla::new(kind, value.to_vec())
+    }
+
+    fn read_route(header: RouteHeader, attributes: Vec<RouteAttribute>) -> Option<RouteFacts> {
+        let mut message = RouteMessage::default();
+        (message.header, message.attributes) = (header, attributes);
+        route(&bytes(&message))
+    }
+
+    fn read_rule(attributes: Vec<RuleAttribute>) -> RuleFacts {
+        let mut message = RuleMessage::default();
+        message.header = RuleHeader { family: AddressFamily::Inet6, table: 254, action: Action::ToTable, ..Default::default() };
+        message.attributes = attributes;
+        rule(&bytes(&message)).unwrap()
+    }
+
+    fn read_device(attributes: Vec<LinkAttribute>) -> Option<Device> {
+        let mut message = LinkMessage::default();
+        (message.header.index, message.attributes) = (7, attributes);
+        device(&bytes(&message))
+    }
+
+    fn unicast(address_family: AddressFamily) -> RouteHeader {
+        RouteHeader { address_family, table: 254, kind: RouteType::Unicast, ..Default::default() }
     }
 
     #[test]
     fn each_hop_of_a_multipath_route_is_read() {
-        let hop = |flags: u8, device: u32, gateway: [u8; 4]| {
-            let mut entry = vec![16, 0, flags, 0];
-            entry.extend(device.to_ne_bytes());
-            entry.extend([8, 0, 5, 0]);
-            entry.extend(gateway);
-            entry
+        let hop = |flags, interface_index, gateway: [u8; 4]| {
+            let mut hop = RouteNextHop::default();
+            (hop.flags, hop.interface_index) = (flags, interface_index);
+            hop.attributes = vec![RouteAttribute::Gateway(RouteAddress::Inet(gateway.into()))];
+            hop
         };
-        let hops = [hop(0, 3, [10, 0, 0, 1]), hop(RTNH_F_DEAD, 4, [10, 1, 0, 1])].concat();
-        let route = route(&body(&[AF_INET, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0], &[(RTA_MULTIPATH, &hops)])).unwrap();
+        let hops = vec![hop(RouteNextHopFlags::empty(), 3, [10, 0, 0, 1]), hop(RouteNextHopFlags::Dead, 4, [10, 1, 0, 1])];
+        let route = read_route(unicast(AddressFamily::Inet), vec![RouteAttribute::MultiPath(hops)]).unwrap();
         assert_eq!(route.destination.to_string(), "0.0.0.0/0");
         let read: Vec<_> = route.hops.iter().map(|hop| (hop.device.0, hop.gateway.unwrap().to_string(), hop.dead)).collect();
         assert_eq!(read, [(3, "10.0.0.1".to_owned(), false), (4, "10.1.0.1".to_owned(), true)]);
@@ -317,28 +381,80 @@ mod tests {
 
     #[test]
     fn a_gateway_of_the_other_family_is_read_and_a_cached_route_is_not() {
-        let via = [&[10, 0][..], &[0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]].concat();
-        let attributes: [(u16, &[u8]); 2] = [(RTA_OIF, &2u32.to_ne_bytes()), (RTA_VIA, &via)];
-        let mut fixed = [AF_INET, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
-        assert_eq!(route(&body(&fixed, &attributes)).unwrap().hops[0].gateway, Some("fe80::1".parse().unwrap()));
-        fixed[8..].copy_from_slice(&libc::RTM_F_CLONED.to_ne_bytes());
-        assert_eq!(route(&body(&fixed, &attributes)), None);
+        let attributes = vec![RouteAttribute::Oif(2), RouteAttribute::Via(RouteVia::Inet6("fe80::1".parse().unwrap()))];
+        let header = unicast(AddressFamily::Inet);
+        assert_eq!(read_route(header.clone(), attributes.clone()).unwrap().hops[0].gateway, Some("fe80::1".parse().unwrap()));
+        assert_eq!(read_route(RouteHeader { flags: RouteFlags::Cloned, ..header }, attributes), None);
     }
 
     #[test]
     fn a_source_route_is_conditional_and_so_is_a_rule_with_an_unknown_selector() {
-        let source = body(&[AF_INET6, 0, 56, 0, 254, 3, 0, 1, 0, 0, 0, 0], &[]);
-        assert!(route(&source).unwrap().conditional);
-        let fixed = [AF_INET6, 0, 0, 0, 254, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0];
-        assert!(!rule(&body(&fixed, &[(FRA_PRIORITY, &[9, 0, 0, 0])])).unwrap().conditional);
-        assert!(rule(&body(&fixed, &[(99, &[1])])).unwrap().conditional);
+        let source = RouteHeader { source_prefix_length: 56, ..unicast(AddressFamily::Inet6) };
+        assert!(read_route(source, vec![]).unwrap().conditional);
+        assert!(!read_rule(vec![RuleAttribute::Priority(9), RuleAttribute::Other(raw(FRA_PAD, &[]))]).conditional);
+        let unknown = read_rule(vec![RuleAttribute::Other(raw(99, &[1]))]);
+        assert_eq!((unknown.conditional, unknown.action), (true, RuleAction::Table(254)));
+    }
+
+    #[test]
+    fn a_rule_that_cannot_be_read_may_do_anything() {
+        // A table's number of three bytes.
+        let rule = read_rule(vec![RuleAttribute::Priority(9), RuleAttribute::Other(raw(15, &[1, 2, 3]))]);
+        assert_eq!((rule.priority, rule.conditional, rule.action), (9, true, RuleAction::Other));
+        let mut cut = RuleMessage::default();
+        cut.header.family = AddressFamily::Inet;
+        let cut = [&bytes(&cut)[..], &[200, 0, 1, 0]].concat();
+        assert_eq!(rule_action(&cut), (true, RuleAction::Other));
+    }
+
+    fn rule_action(body: &[u8]) -> (bool, RuleAction) {
+        let rule = rule(body).unwrap();
+        (rule.conditional, rule.action)
+    }
+
+    #[test]
+    fn a_route_that_cannot_be_read_is_conditional_and_leads_nowhere_known() {
+        let header = RouteHeader { destination_prefix_length: 8, ..unicast(AddressFamily::Inet) };
+        let to = RouteAttribute::Destination(RouteAddress::Inet([10, 0, 0, 0].into()));
+        let bad = |kind| RouteAttribute::Other(raw(kind, &[1, 2, 3]));
+        let route = read_route(header.clone(), vec![to.clone(), RouteAttribute::Oif(2), bad(libc::RTA_GATEWAY)]).unwrap();
+        assert_eq!((route.destination.to_string().as_str(), route.conditional, route.hops.len()), ("10.0.0.0/8", true, 0));
+        let route = read_route(header.clone(), vec![bad(libc::RTA_DST), RouteAttribute::Oif(2)]).unwrap();
+        assert_eq!((route.destination.to_string().as_str(), route.conditional), ("0.0.0.0/0", true), "perhaps to everywhere");
+        // What does not decide where it leads may be as it likes.
+        let route = read_route(header, vec![to, RouteAttribute::Oif(2), bad(libc::RTA_METRICS), bad(77)]).unwrap();
+        assert_eq!((route.conditional, route.hops.len()), (false, 1));
+    }
+
+    #[test]
+    fn a_device_is_read_whatever_else_is_told_of_it() {
+        let unreadable = LinkAttribute::Other(raw(libc::IFLA_OPERSTATE, &[1, 2, 3]));
+        let latin = LinkAttribute::Other(raw(libc::IFLA_IFNAME, b"caf\xe9\0"));
+        let device = read_device(vec![unreadable, latin, LinkAttribute::Mtu(1400), LinkAttribute::Address(vec![2; 6])]).unwrap();
+        assert_eq!((device.index.0, device.name.as_str(), device.mtu, device.mac), (7, "caf\u{fffd}", 1400, Some([2; 6])));
+        assert_eq!(read_device(vec![LinkAttribute::Other(raw(libc::IFLA_MTU, &[1]))]), None);
+    }
+
+    #[test]
+    fn a_software_device_is_known_even_by_an_option_that_cannot_be_read() {
+        // IFLA_INFO_KIND "bridge", then IFLA_INFO_DATA with a forward delay of three bytes.
+        let kind = [&[11, 0, 1, 0][..], b"bridge\0\0"].concat();
+        let option = [12, 0, 2, 0, 7, 0, 1, 0, 1, 2, 3, 0];
+        let info = LinkAttribute::Other(raw(libc::IFLA_LINKINFO, &[&kind[..], &option].concat()));
+        assert_eq!(read_device(vec![info]).unwrap().made_as.as_deref(), Some("bridge"));
+        let port = LinkAttribute::Other(raw(libc::IFLA_LINKINFO, &[11, 0, 4, 0, b'b', b'r', b'i', b'd', b'g', b'e', 0, 0]));
+        assert_eq!(read_device(vec![port]).unwrap().made_as, None, "a network card in a bridge stays a network card");
     }
 
     #[test]
     fn only_addresses_that_new_flows_can_use_are_read() {
-        let read = |flags: u32, scope: u8| {
-            let fixed = [AF_INET6, 64, 0, scope, 5, 0, 0, 0];
-            address(&body(&fixed, &[(libc::IFA_ADDRESS, &[0x20; 16]), (libc::IFA_FLAGS, &flags.to_ne_bytes())]))
+        let read = |flags, scope: u8| {
+            let mut message = AddressMessage::default();
+            message.header =
+                AddressHeader { family: AddressFamily::Inet6, prefix_len: 64, scope: scope.into(), index: 5, ..Default::default() };
+            let net = IpAddr::from([0x20; 16]);
+            message.attributes = vec![AddressAttribute::Address(net), AddressAttribute::Flags(AddressFlags::from_bits_retain(flags))];
+            address(&bytes(&message))
         };
         assert!(read(libc::IFA_F_TEMPORARY, 0).unwrap().temporary);
         assert!(read(libc::IFA_F_TENTATIVE | libc::IFA_F_OPTIMISTIC, 0).is_some());
@@ -351,7 +467,16 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_read_or_left(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (device(&bytes), address(&bytes), route(&bytes), rule(&bytes));
+            let _ = (device(&bytes), address(&bytes), route(&bytes), rule(&bytes), counters(&bytes));
+        }
+
+        #[test]
+        fn any_value_of_any_attribute_is_read_or_left(kind in 0u16..32, value in prop::collection::vec(any::<u8>(), 0..40)) {
+            read_device(vec![LinkAttribute::Other(raw(kind, &value))]);
+            read_rule(vec![RuleAttribute::Other(raw(kind, &value))]);
+            for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+                prop_assert!(read_route(unicast(family), vec![RouteAttribute::Other(raw(kind, &value))]).is_some());
+            }
         }
     }
 }

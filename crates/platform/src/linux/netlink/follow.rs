@@ -12,14 +12,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use braid_model::{DefaultRoute, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, RouteFacts, RouteKind, RuleFacts};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
+use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::rule::RuleMessage;
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 use socket2::SockRef;
 use tokio::sync::watch;
 
-use super::facts::{self, AF_INET, AF_INET6};
-use super::talk::{ACK, Conversation, REQUEST, Request};
-use super::{DumpError, Files, device};
+use super::talk::{self, Conversation};
+use super::{DumpError, Files, device, facts};
 use crate::linux::resolvers::Resolvers;
 
 /// Changes come in bursts; one reading serves all of a burst.
@@ -31,7 +36,6 @@ const SETTLE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
 /// How long to wait after a reading failed.
 const RETRY: Duration = Duration::from_secs(1);
 const RECEIVE_BUFFER: usize = 1 << 20;
-const NLMSG_NOOP: u16 = 1;
 const MAIN_TABLE: u32 = libc::RT_TABLE_MAIN as u32;
 
 const GROUPS: [u32; 9] = [
@@ -102,7 +106,7 @@ impl Drop for Follower {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         // The kernel's answer to an empty request wakes the thread.
-        let _ = self.shared.news.send(&Request::new(NLMSG_NOOP, REQUEST | ACK, &[]).finish(0), 0);
+        let _ = self.shared.news.send(&talk::request(NetlinkPayload::Noop, NLM_F_REQUEST | NLM_F_ACK, 0), 0);
     }
 }
 
@@ -199,37 +203,47 @@ impl Reader {
 /// Reads everything once.
 pub(super) fn take(kernel: &mut Conversation, files: &Files) -> Result<NetworkSnapshot, DumpError> {
     let failed = |what| move |source| DumpError { what, source };
-    // struct ifinfomsg; statistics are left out of the answer.
-    const IFLA_EXT_MASK: u16 = libc::IFLA_EXT_MASK;
-    const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
-    let mut header = vec![0; 16];
-    header.extend(8u16.to_ne_bytes());
-    header.extend(IFLA_EXT_MASK.to_ne_bytes());
-    header.extend(RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
-    let devices = kernel.dump(libc::RTM_GETLINK, &header, facts::device).map_err(failed("devices"))?;
-    let addresses = kernel.dump(libc::RTM_GETADDR, &[0; 8], facts::address).map_err(failed("addresses"))?;
+    let mut all_links = LinkMessage::default();
+    // Statistics are left out of the answer.
+    all_links.attributes = vec![LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])];
+    let devices = kernel.dump(&RouteNetlinkMessage::GetLink(all_links), facts::device).map_err(failed("devices"))?;
+    let all_addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let addresses = kernel.dump(&all_addresses, facts::address).map_err(failed("addresses"))?;
     let (rules, routes) = (rules(kernel)?, routes(kernel)?);
     Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, files), routes, rules })
 }
 
 /// All rules of both families, in the order in which they are tried.
 pub(super) fn rules(kernel: &mut Conversation) -> Result<Vec<RuleFacts>, DumpError> {
-    both(kernel, libc::RTM_GETRULE, "rules", facts::rule)
+    let of = |family| {
+        let mut request = RuleMessage::default();
+        request.header.family = family;
+        RouteNetlinkMessage::GetRule(request)
+    };
+    both(kernel, of, "rules", facts::rule)
 }
 
 /// All routes of all tables and both families.
 pub(super) fn routes(kernel: &mut Conversation) -> Result<Vec<RouteFacts>, DumpError> {
-    both(kernel, libc::RTM_GETROUTE, "routes", facts::route)
+    let of = |family| {
+        let mut request = RouteMessage::default();
+        request.header.address_family = family;
+        RouteNetlinkMessage::GetRoute(request)
+    };
+    both(kernel, of, "routes", facts::route)
 }
 
-fn both<T>(kernel: &mut Conversation, kind: u16, what: &'static str, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>, DumpError> {
+fn both<T>(
+    kernel: &mut Conversation,
+    request: impl Fn(AddressFamily) -> RouteNetlinkMessage,
+    what: &'static str,
+    read: impl Fn(&[u8]) -> Option<T>,
+) -> Result<Vec<T>, DumpError> {
     let mut all = Vec::new();
-    for family in [AF_INET, AF_INET6] {
-        let mut header = [0; 12];
-        header[0] = family;
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         // A kernel without IPv6 refuses, or answers with every family it has.
-        let of_family = |body: &[u8]| if body.first() == Some(&family) { read(body) } else { None };
-        match kernel.dump(kind, &header, of_family) {
+        let of_family = |body: &[u8]| if body.first() == Some(&family.into()) { read(body) } else { None };
+        match kernel.dump(&request(family), of_family) {
             Ok(found) => all.extend(found),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => {}
             Err(source) => return Err(DumpError { what, source }),

@@ -17,7 +17,9 @@ use braid_model::{Bytes, LinkIndex, NetworkSnapshot};
 
 pub use apply::{ApplyError, Swept, apply, sweep};
 pub use follow::{FollowError, Follower};
-use talk::{Conversation, attributes, u32_at, u64_at};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};
+use talk::Conversation;
 
 /// Whether a route is ours: by its mark and, since nobody assigns those numbers, by its table.
 fn is_our_route(protocol: u8, table: u32) -> bool {
@@ -63,16 +65,10 @@ pub fn snapshot(files: &Files) -> Result<NetworkSnapshot, DumpError> {
 
 /// Bytes received and sent by every device since it was made, in rising order of index. One short system call, no privilege.
 pub fn device_counters() -> Result<Vec<(LinkIndex, Bytes, Bytes)>, DumpError> {
-    const IFLA_STATS_LINK_64: u16 = 1;
-    // struct if_stats_msg: family and padding, index (all), the wanted statistics as bits.
-    let mut header = [0; 12];
-    header[8..].copy_from_slice(&1u32.to_ne_bytes());
-    let read = |body: &[u8]| {
-        let stats = attributes(body.get(12..)?).find(|(kind, _)| *kind == IFLA_STATS_LINK_64)?.1;
-        Some((LinkIndex(u32_at(body, 4)?), Bytes::new(u64_at(stats, 16)?), Bytes::new(u64_at(stats, 24)?)))
-    };
+    let mut request = StatsMessage::default();
+    request.header.filter_mask = StatsFilterMask::Link64;
     let mut counters = Conversation::open()
-        .and_then(|mut kernel| kernel.dump(libc::RTM_GETSTATS, &header, read))
+        .and_then(|mut kernel| kernel.dump(&RouteNetlinkMessage::GetStats(request), facts::counters))
         .map_err(|source| DumpError { what: "device counters", source })?;
     counters.sort();
     Ok(counters)
