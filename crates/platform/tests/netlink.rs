@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use braid_decide::tables;
-use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, RuleAction};
+use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, RouteFacts, RuleAction};
 use braid_platform::linux::netlink::{self, Files, Follower, Swept};
 use support::world::{Place, World, may_make_namespaces};
 use tokio::sync::watch;
@@ -162,6 +162,78 @@ fn wg_quicks_rules_are_read_as_they_are() {
     assert_eq!(with(0).action, RuleAction::Table(255));
     let order: Vec<_> = rules.iter().filter(|rule| rule.family == Family::V4).map(|rule| rule.priority).collect();
     assert!(order.is_sorted(), "{order:?}");
+}
+
+#[test]
+fn nothing_is_lost_among_devices_routes_and_rules_of_many_kinds() {
+    if !may_make_namespaces("reading a zoo") {
+        return;
+    }
+    let world = World::new(2).unwrap();
+    // What this kernel has of these; the first ones every kernel has on which Braid runs.
+    let zoo = [
+        "link add zoo0 type bridge",
+        "link add link link0 name zoo1 type vlan id 7",
+        "link add zoo2 type bond mode active-backup",
+        "link add zoo3 type vxlan id 9 dstport 4789 dev link0",
+        "link add zoo4 type wireguard",
+        "link add link link1 name zoo5 type macvlan mode bridge",
+        "link add zoo6 type vrf table 55",
+        "link add zoo7 type sit local 10.77.0.2 remote 10.77.0.1",
+        "link add zoo8 type gretap local 10.77.0.2 remote 10.77.0.1",
+        "link add zoo9 type geneve id 3 remote 10.77.0.1",
+        "tuntap add zoo10 mode tun",
+        "link add zoo11 type dummy",
+        "link set zoo11 master zoo0",
+        "link set zoo0 up",
+        "nexthop add id 5 via 10.77.0.1 dev link0",
+        "route add 198.51.100.0/25 nhid 5",
+        "route add 198.51.100.128/25 nexthop via 10.77.0.1 dev link0 weight 2 nexthop via 10.77.1.1 dev link1",
+        "route add 192.0.2.0/25 via 10.77.0.1 dev link0 mtu 1300 initcwnd 20 congctl reno quickack 1 realm 4",
+        "route add 192.0.2.128/25 via 10.77.0.1 dev link0 table 70000",
+        "route add 192.0.2.7/32 encap ip id 30 dst 10.77.0.1 dev link0",
+        "route add blackhole 192.0.2.8/32",
+        "-6 route add fd99::/64 encap seg6 mode encap segs fd77::1 dev link0",
+        "-6 route add fd98::/64 from fd77::/64 via fd77::1 dev link0 expires 300 pref high",
+        "-6 route add fd97::/64 nexthop via fd77::1 dev link0 nexthop via fd77:0:0:1::1 dev link1",
+        "rule add uidrange 5-9 ipproto udp dport 53-54 lookup 55 priority 20",
+        "rule add dscp 5 lookup 55 priority 21",
+        "rule add tun_id 3 lookup 55 priority 22",
+        "rule add lookup 55 suppress_ifgroup 4 priority 23",
+        "-6 rule add from fd77::/64 sport 7 prohibit priority 24",
+    ];
+    let count = |words: &'static str| {
+        world.client.run(move || {
+            let output = Command::new("ip").args(words.split(' ')).output().unwrap();
+            assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+            output.stdout.iter().filter(|byte| **byte == b'\n').count()
+        })
+    };
+    let lacks = |words: &&'static str| {
+        let words = *words;
+        world.client.run(move || !Command::new("ip").args(words.split(' ')).output().unwrap().status.success())
+    };
+    let lacking: Vec<_> = zoo.into_iter().filter(lacks).collect();
+    eprintln!("not on this kernel: {lacking:#?}");
+    let network = snapshot(&world.client);
+    assert_eq!(network.interfaces.len(), count("-o link"));
+    for (family, routes, rules) in
+        [(Family::V4, "-o -4 route show table all", "-o -4 rule"), (Family::V6, "-o -6 route show table all", "-o -6 rule")]
+    {
+        assert_eq!(network.routes.iter().filter(|route| route.family() == family).count(), count(routes), "{family} routes");
+        assert_eq!(network.rules.iter().filter(|rule| rule.family == family).count(), count(rules), "{family} rules");
+    }
+    let odd = |facts: &&LinkFacts| facts.name.starts_with("zoo") && !matches!(facts.kind, LinkKind::Virtual | LinkKind::Vpn);
+    assert_eq!(network.interfaces.iter().filter(odd).collect::<Vec<_>>(), Vec::<&LinkFacts>::new(), "software devices are no links");
+    let to = |net: &str| network.routes.iter().find(|route| route.destination == net.parse().unwrap());
+    for route in network.routes.iter().filter(|route| route.conditional) {
+        assert_eq!(route.destination.to_string(), "fd98::/64", "only what has a selector is conditional");
+    }
+    let hops = |net| to(net).map_or(2, |route: &RouteFacts| route.hops.len());
+    assert_eq!((hops("198.51.100.128/25"), hops("fd97::/64")), (2, 2));
+    assert!(to("192.0.2.128/25").is_none_or(|route| route.table == 70_000));
+    let selected = network.rules.iter().filter(|rule| (20..25).contains(&rule.priority) && rule.priority != 23);
+    assert!(selected.clone().count() > 1 && selected.clone().all(|rule| rule.conditional), "{:#?}", selected.collect::<Vec<_>>());
 }
 
 #[test]
