@@ -1,5 +1,6 @@
 //! The BPF programs at work on real sockets, in namespaces of the test's own.
 
+#[allow(unreachable_pub)]
 mod support {
     pub mod world;
 }

@@ -30,8 +30,8 @@ impl Heal {
         for slot in 0..MAX_LINKS {
             let lane = &board.lanes[slot];
             let mut correction = abi::Lane::default();
-            for direction in 0..2 {
-                let off = loads[slot][direction].wrapping_sub(lane.load[direction]);
+            for (direction, load) in loads[slot].iter().enumerate() {
+                let off = load.wrapping_sub(lane.load[direction]);
                 if i128::from(off as i64).abs() > slack {
                     correction.load[direction] = off;
                 }
