@@ -347,7 +347,7 @@ pub(super) mod tests {
         let mut links = links(&network(1), &[]);
         let rate = |links: &Links, now| links.rates(now).next().unwrap()[0];
         assert_eq!(rate(&links, NOW), Rate::from_mbps(100));
-        let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true }; 2];
+        let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true, queued: false }; 2];
         let mut now = NOW;
         for look in 0..40u64 {
             now = Time::from_millis(1000 + look * 250);

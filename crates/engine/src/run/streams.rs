@@ -346,9 +346,9 @@ mod tests {
         world.start(at(0), 1, 0, host(1));
         world.start(at(0), 2, 0, host(1));
         world.see(at(250), &[(1, false, 100), (2, false, 100)]);
-        assert_eq!(world.streams.busy(at(250), 0)[0], Busy { flows: 2, destinations: 1, backlogged: false });
+        assert_eq!(world.streams.busy(at(250), 0)[0], Busy { flows: 2, destinations: 1, backlogged: false, queued: false });
         world.see(at(750), &[(1, false, 200), (2, false, 100)]);
-        assert_eq!(world.streams.busy(at(860), 0)[0], Busy { flows: 1, destinations: 1, backlogged: true });
+        assert_eq!(world.streams.busy(at(860), 0)[0], Busy { flows: 1, destinations: 1, backlogged: true, queued: false });
         assert_eq!(world.streams.busy(at(860), 1), [Busy::default(); 2]);
     }
 
