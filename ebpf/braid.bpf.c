@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Connection mode in the kernel: every connect and every unconnected datagram of this network namespace gets its link here, on
- * the caller's own socket, and the kernel does the rest. No TCP packet is touched: the two programs that count UDP see each of
- * them pass, and let it.
+ * the caller's own socket, and the kernel does the rest. No program runs per TCP packet (but before
+ * Linux 6.3, where the two that count UDP see every packet pass).
  *
  *   connect4/6    TCP: binds the socket to its link, once. Connected UDP: marks it, and a rule routes the mark.
  *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that.
  *   sock_release  ends a flow: loads, demand, the event for the daemon.
  *   sockops       what connections suffer: SYNs and segments without an answer, handshakes answered.
- *   egress/ingress  count UDP, whose sockets have no counters of their own.
+ *   sent/received  count UDP, whose sockets have no counters of their own; on kernels without these tracepoints egress/ingress.
  *   flows         dumps the living flows and brings their reservations up to date.
  *
  * Fail open: nothing is touched when the heartbeat is old, the destination unknown, or anything at all goes wrong.
@@ -150,13 +150,27 @@ int braid_connect6(struct bpf_sock_addr *ctx)
 
 /* ------------------------------------------------------------------ unconnected datagrams */
 
+/* Notes on a socket that it sends datagrams, and to whom last. */
+BRAID_INLINE int mark_socket(struct bpf_sock *socket, const struct braid_datagram_key *key)
+{
+	struct braid_flow *marker = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!marker)
+		return -1;
+	marker->flags = BRAID_FLOW_MARKER;
+	marker->id = key->socket;
+	__builtin_memcpy(marker->remote, key->remote, sizeof(marker->remote));
+	marker->port = key->port;
+	return 0;
+}
+
 /* The slot this datagram goes out of, or BRAID_NO_SLOT to leave it alone; -1 in *verdict fails it. */
 BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *request, const struct braid_params **bank_in_force, int *verdict)
 {
 	struct bpf_sock *socket = ctx->sk;
 	struct braid_datagram_key key = {};
 	const struct braid_params *now;
-	struct braid_flow *flow, *marker;
+	struct braid_flow *flow;
 	struct wishes wishes;
 	int judgement;
 	__u32 bank;
@@ -183,8 +197,10 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		__u32 slot = flow->slot & (BRAID_MAX_LINKS - 1);
 		__u32 usable = now->usable[request->family == 6];
 
-		if ((usable & (1u << slot)) && now->slots[slot].ifindex == flow->ifindex)
+		if ((usable & (1u << slot)) && now->slots[slot].ifindex == flow->ifindex) {
+			mark_socket(socket, &key);
 			return slot;
+		}
 	}
 	read_caller(request);
 	judgement = judge(request, bank);
@@ -203,13 +219,11 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	else
 		bpf_map_update_elem(&datagrams, &key, &no_flow, BPF_ANY);
 	flow = bpf_map_lookup_elem(&datagrams, &key);
-	marker = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!flow || !marker) {
+	if (!flow || mark_socket(socket, &key)) {
 		unreserve(request);
 		count(BRAID_COUNT_UNTRACKED);
 		return request->slot;
 	}
-	marker->flags = BRAID_FLOW_MARKER;
 	fill(flow, now, request, key.socket, 0);
 	count(BRAID_COUNT_STEERED);
 	return request->slot;
@@ -339,6 +353,53 @@ BRAID_INLINE int count_datagram(struct __sk_buff *skb, _Bool out)
 	__sync_fetch_and_add(out ? &flow->tx : &flow->rx, skb->len);
 	flow->last = bpf_ktime_get_ns();
 	return ALLOW;
+}
+
+/*
+ * The same by system call, where the kernel has the tracepoints (Linux 6.3): no packet is looked at then. What an unconnected socket
+ * receives counts for the remote it sent to last.
+ */
+BRAID_INLINE int count_call(__u64 *ctx, _Bool out)
+{
+	struct sock *socket = (void *)ctx[0];
+	int length = (int)ctx[1], flags = (int)ctx[2];
+	struct braid_flow *flow;
+
+	if (length <= 0 || socket->sk_protocol != IPPROTO_UDP || (flags & MSG_PEEK))
+		return 0;
+	flow = bpf_sk_storage_get(&flows, socket, NULL, 0);
+	if (!flow)
+		return 0;
+	if (flow->flags & BRAID_FLOW_MARKER) {
+		struct braid_datagram_key key = {};
+
+		key.socket = flow->id;
+		__builtin_memcpy(key.remote, flow->remote, sizeof(key.remote));
+		key.port = flow->port;
+		flow = bpf_map_lookup_elem(&datagrams, &key);
+		if (!flow)
+			return 0;
+	}
+	if (flow->flags & BRAID_FLOW_PENDING) {
+		if (!out)
+			return 0;
+		begin(flow);
+	}
+	__sync_fetch_and_add(out ? &flow->tx : &flow->rx, (__u64)length);
+	flow->last = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/sock_send_length")
+int braid_sent(__u64 *ctx)
+{
+	return count_call(ctx, 1);
+}
+
+SEC("tp_btf/sock_recv_length")
+int braid_received(__u64 *ctx)
+{
+	return count_call(ctx, 0);
 }
 
 SEC("cgroup_skb/egress")

@@ -42,6 +42,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	__u8 sk_userlocks : 4;
+	__u16 sk_protocol;
 };
 
 struct ipv6_pinfo {

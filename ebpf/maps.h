@@ -25,6 +25,7 @@
 #define TCP_CLOSE_WAIT 8
 #define TCP_LAST_ACK 9
 #define TCP_CLOSING 11
+#define MSG_PEEK 2
 #define ENETUNREACH 101
 #define DNS_PORT 53
 #define DNS_TLS_PORT 853

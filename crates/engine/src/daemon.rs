@@ -177,7 +177,18 @@ impl Daemon {
     async fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
         self.core.on_network(now(), (*network).clone())?;
         self.memory.recognise(&mut self.core);
+        self.begin_allowances()?;
         self.act().await
+    }
+
+    /// Counts at once for links whose allowance has not begun to be counted: one that is used up already must get no flow meanwhile.
+    fn begin_allowances(&mut self) -> anyhow::Result<()> {
+        if self.core.all_links_mut().any(|link| link.rule.metered && link.allowance.is_none()) {
+            let counters = netlink::device_counters()?;
+            self.core.on_counters(now(), unix(), &counters);
+            self.core.tick(now())?;
+        }
+        Ok(())
     }
 
     /// The loop. Ends on a signal or `braid down`.
@@ -256,6 +267,8 @@ impl Daemon {
         self.core.look(started)?;
         let counters = netlink::device_counters()?;
         self.core.on_counters(now(), unix(), &counters);
+        // An allowance may have been used up.
+        self.core.tick(now())?;
         // Ten thousand flows take longer to look at than ten: the looks take a twentieth of the time at most.
         self.next_look = started + now().since(started) * 20;
         Ok(())
@@ -318,6 +331,7 @@ impl Daemon {
         self.core.reconfigure(now(), loaded).map_err(|error| Problem::new(500, "Not applied", error.to_string()))?;
         self.config_trouble = None;
         self.memory.recognise(&mut self.core);
+        self.begin_allowances().map_err(|error| Problem::new(500, "Not applied", error.to_string()))?;
         self.watch_executables();
         Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
     }

@@ -31,7 +31,8 @@ impl Memory {
 
     /// What the user should know.
     pub(crate) fn trouble(&self) -> Vec<String> {
-        self.warnings.iter().cloned().chain(self.store.trouble().map(str::to_owned)).collect()
+        let now = self.store.trouble().filter(|trouble| !self.warnings.iter().any(|warning| warning == trouble));
+        self.warnings.iter().cloned().chain(now.map(str::to_owned)).collect()
     }
 
     /// Teaches the steering what applications' flows moved.

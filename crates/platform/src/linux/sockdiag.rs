@@ -25,7 +25,9 @@ pub enum SockDiagError {
     #[error("cannot list the machine's TCP sockets (sock_diag): {0}; the kernel needs CONFIG_INET_DIAG")]
     List(#[source] io::Error),
     /// The socket could not be ended.
-    #[error("cannot end the connection from {local} to {remote} (SOCK_DESTROY): {source}; it needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY")]
+    #[error(
+        "cannot end the connection from {local} to {remote} (SOCK_DESTROY): {source}; it needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY"
+    )]
     Destroy {
         /// This end.
         local: SocketAddr,

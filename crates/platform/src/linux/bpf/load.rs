@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Map, RingBuf};
 use aya::programs::{
-    CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier, SockOps,
+    BtfTracePoint, CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier, SockOps,
 };
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::LinkMask;
@@ -73,11 +73,11 @@ impl BpfSteering {
         let mut steering = Self::load()?;
         steering.exempt = exempt;
         let cgroup = sys::open_cgroup2().map_err(|error| LoadError::Cgroup { reason: error.to_string() })?;
-        // What ends flows before what starts them, so that nothing can start that is not seen to end.
-        for name in ["braid_release", "braid_sockops", "braid_egress", "braid_ingress"] {
-            attach(&mut steering.ebpf, name, &cgroup)?;
-        }
-        for name in ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"] {
+        // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
+        let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
+        let ending = ["braid_release", "braid_sockops"];
+        let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
+        for name in ending.into_iter().chain(counting).chain(starting) {
             attach(&mut steering.ebpf, name, &cgroup)?;
         }
         Ok(steering)
@@ -98,6 +98,10 @@ impl BpfSteering {
         for name in PROGRAMS {
             load_program(&mut ebpf, name, &btf)?;
         }
+        let counts_calls = COUNT_CALLS.into_iter().try_for_each(|name| load_program(&mut ebpf, name, &btf)).is_ok();
+        if !counts_calls {
+            COUNT_PACKETS.into_iter().try_for_each(|name| load_program(&mut ebpf, name, &btf))?;
+        }
         let iterator = attach_iterator(&mut ebpf)?;
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
@@ -109,6 +113,7 @@ impl BpfSteering {
             params: no_params(),
             bank: 0,
             exempt: 0,
+            counts_calls,
             netns,
             prefixes: [Vec::new(), Vec::new()],
             heal: Default::default(),
@@ -116,11 +121,13 @@ impl BpfSteering {
     }
 }
 
-const PROGRAMS: [&str; 10] = [
+/// Count UDP by system call: nothing runs per packet. Linux 6.3 and later.
+const COUNT_CALLS: [&str; 2] = ["braid_sent", "braid_received"];
+/// Count UDP by packet, where there is nothing better.
+const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
+const PROGRAMS: [&str; 8] = [
     "braid_release",
     "braid_sockops",
-    "braid_egress",
-    "braid_ingress",
     "braid_sendmsg4",
     "braid_sendmsg6",
     "braid_connect4",
@@ -153,6 +160,10 @@ fn load_program(ebpf: &mut aya::Ebpf, name: &'static str, btf: &Btf) -> Result<(
         Program::CgroupSkb(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::SchedClassifier(program) => SchedClassifier::load(program),
+        Program::BtfTracePoint(program) => {
+            let tracepoint = if name == "braid_sent" { "sock_send_length" } else { "sock_recv_length" };
+            BtfTracePoint::load(program, tracepoint, btf)
+        }
         Program::Iter(program) => Iter::load(program, "bpf_sk_storage_map", btf),
         _ => return Err(LoadError::Program { program: name, reason: "it is of no known kind".to_owned() }),
     };
@@ -170,7 +181,8 @@ fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<
             CgroupSkb::attach(program, cgroup, way, mode).map(drop)
         }
         Program::SockOps(program) => SockOps::attach(program, cgroup, mode).map(drop),
-        _ => return Err(LoadError::Program { program: name, reason: "it attaches to no cgroup".to_owned() }),
+        Program::BtfTracePoint(program) => BtfTracePoint::attach(program).map(drop),
+        _ => return Err(LoadError::Program { program: name, reason: "it is attached to nothing".to_owned() }),
     };
     attached.map_err(|error| LoadError::Program { program: name, reason: detail(&error) })
 }

@@ -39,6 +39,8 @@ pub struct BpfSteering {
     netns: u64,
     /// The process whose sockets are left alone.
     exempt: u32,
+    /// UDP is counted by system call, not by packet.
+    counts_calls: bool,
     /// What the prefix maps hold now, by family.
     prefixes: [Vec<(IpNet, bool)>; 2],
     heal: heal::Heal,

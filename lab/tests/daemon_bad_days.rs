@@ -1,0 +1,287 @@
+//! The daemon dies, hangs, finds no room or bad files: the network goes on, and nothing is left behind.
+
+mod support;
+
+use std::fs;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use braid_lab::{Filter, Lab, LinkSpec, Web};
+use braid_model::Bytes;
+use support::*;
+
+const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+
+/// Whether both links get flows, which the system alone never does: its first default route takes all.
+fn steered(lab: &Lab) -> bool {
+    let links = chosen_many(lab, remote(10, 9), 6);
+    links.contains(&0) && links.contains(&1)
+}
+
+/// Whether flows, TCP and datagrams of both families, follow the system alone.
+fn unsteered(lab: &Lab) -> bool {
+    let first = |to| chosen_many(lab, to, 6) == [0; 6];
+    first(remote(10, 9)) && first(remote6(10, 9))
+}
+
+#[test]
+fn a_stopped_daemon_lets_traffic_follow_the_system_and_takes_it_up_again() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _web = Web::start(&lab).unwrap();
+    let up = Up::start(&lab, EAGER);
+    assert!(steered(&lab));
+    let (mut stream, link) = std::iter::repeat_with(|| open(&lab, remote(10, 80))).find(|(_, link)| *link == 1).unwrap();
+    up.signal("STOP");
+    let took = eventually("traffic follows the system", || unsteered(&lab));
+    println!("stopped: the system's own way after {took:?}");
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert!(fetch(&mut stream, "/").is_ok(), "a flow on link {link} goes on");
+    let (mut stream, _) = open(&lab, remote(11, 80));
+    assert!(fetch(&mut stream, "/").is_ok());
+    up.signal("CONT");
+    let took = eventually("Braid steers again", || steered(&lab));
+    println!("continued: steered again after {took:?}");
+    up.wait_state("wlan0", "up");
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_and_the_next_one_starts() {
+    if !able() {
+        return;
+    }
+    // A strict filter drops the answers to flows on all links but the system's first, once the rules are gone.
+    let links = NAMES[..2].iter().map(|name| LinkSpec::new(name));
+    let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start().unwrap();
+    let _web = Web::start(&lab).unwrap();
+    let before = routing(&lab);
+    for _ in 0..2 {
+        let mut up = Up::start(&lab, EAGER);
+        assert!(steered(&lab) && routing(&lab) != before);
+        let (mut stream, _) = std::iter::repeat_with(|| open(&lab, remote(10, 80))).find(|(_, link)| *link == 1).unwrap();
+        up.signal("KILL");
+        let begin = Instant::now();
+        up.wait_end();
+        eventually("rules and routes are gone", || routing(&lab) == before);
+        eventually("flows are not steered", || unsteered(&lab));
+        println!("killed: all gone after {:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        assert!(fetch(&mut stream, "/").is_ok(), "an established flow goes on");
+    }
+}
+
+#[test]
+fn what_a_daemon_and_its_guardian_leave_when_both_are_killed_is_swept() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let before = routing(&lab);
+    for next in ["down", "up"] {
+        let mut up = Up::start(&lab, EAGER);
+        up.signal("STOP");
+        for guardian in children(up.pid()) {
+            assert!(std::process::Command::new("kill").args(["-9", &guardian.to_string()]).status().unwrap().success());
+        }
+        up.signal("KILL");
+        up.wait_end();
+        eventually("flows are not steered", || unsteered(&lab));
+        assert_ne!(routing(&lab), before, "nobody cleared away");
+        if next == "down" {
+            let output = up.braid(&["down"]);
+            assert!(output.status.success(), "{}", text(&output.stderr));
+        } else {
+            drop(Up::start(&lab, EAGER));
+        }
+        assert_eq!(routing(&lab), before, "after braid {next}");
+    }
+}
+
+/// Processes this one started.
+fn children(pid: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+#[test]
+fn braid_down_leaves_nothing() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let before = routing(&lab);
+    let mut up = Up::start(&lab, EAGER);
+    assert!(steered(&lab));
+    assert!(up.braid(&["down"]).status.success());
+    up.wait_end();
+    assert_eq!(routing(&lab), before);
+    assert!(unsteered(&lab));
+    assert!(!lab.directory().join("braid/socket").exists());
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_goes_on() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let up = Up::start(&lab, EAGER);
+    let there = routing(&lab);
+    let other = lab.directory().join("other");
+    let paths =
+        ["--state-dir", &other.join("state").to_string_lossy(), "--socket", &other.join("socket").to_string_lossy()].map(str::to_owned);
+    let arguments: Vec<&str> = ["up"].into_iter().chain(paths.iter().map(String::as_str)).collect();
+    let output = up.braid(&arguments);
+    let message = text(&output.stderr);
+    assert!(!output.status.success() && message.contains("another `braid up`") && message.contains("braid down"), "{message}");
+    assert_eq!(routing(&lab), there);
+    assert!(steered(&lab));
+}
+
+/// A file system of 256 kB of the client's alone, which goes with the lab.
+fn tiny(lab: &Lab) -> PathBuf {
+    let path = lab.directory().join("tiny");
+    fs::create_dir(&path).unwrap();
+    client(lab, &format!("mount -t tmpfs -o size=256k tmpfs {}", path.display()));
+    path
+}
+
+/// Writes what the client's file system takes.
+fn fill(lab: &Lab, path: &Path) {
+    lab.client().run(|| fs::write(path.join("filler"), vec![0; 1 << 20]).unwrap_err()).unwrap();
+}
+
+#[test]
+fn a_full_disk_is_told_and_harms_nothing() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _web = Web::start(&lab).unwrap();
+    let state = tiny(&lab);
+    fill(&lab, &state);
+    let up = Up::start_with(&lab, EAGER, &state);
+    eventually("flows are steered", || steered(&lab));
+    let warnings = || up.status().unwrap()["warnings"].to_string();
+    eventually("the trouble is told", || warnings().contains(&*state.to_string_lossy()));
+    let (mut stream, _) = open(&lab, remote(10, 80));
+    assert!(fetch(&mut stream, "/").is_ok());
+    let told = up.status().unwrap()["warnings"].as_array().unwrap().len();
+    assert_eq!(told, 1, "{}", warnings());
+}
+
+#[test]
+fn a_corrupt_state_is_set_aside_and_told() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let state = lab.directory().join("braid/state");
+    fs::create_dir_all(&state).unwrap();
+    fs::write(state.join("braid.sqlite"), "this is no database at all, and was not for a long time".repeat(100)).unwrap();
+    let up = Up::start(&lab, EAGER);
+    assert!(steered(&lab));
+    let warnings = up.status().unwrap()["warnings"].to_string();
+    assert!(warnings.contains("braid.sqlite"), "{warnings}");
+    let kept = fs::read_dir(&state).unwrap().flatten().any(|file| fs::read(file.path()).unwrap().starts_with(b"this is no database"));
+    assert!(kept, "what was there is not thrown away: {warnings}");
+}
+
+#[test]
+fn a_bad_reload_changes_nothing_and_names_line_and_remedy() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let up = Up::start(&lab, &format!("{EAGER}[[app]]\nmatch = {{ port = 9 }}\nlinks = [\"lte0\"]\n"));
+    assert_eq!(chosen_many(&lab, remote(10, 9), 6), [1; 6]);
+    up.configure(&format!("{EAGER}[[app]]\nmatch = {{ port = 9 }}\nlinks = [\"lte0\"]\nlinsk = [\"wlan0\"]\n"));
+    let output = up.braid(&["reload"]);
+    let message = text(&output.stderr);
+    assert!(!output.status.success() && message.contains("braid.toml:6") && message.contains("links"), "{message}");
+    assert_eq!(chosen_many(&lab, remote(10, 9), 6), [1; 6]);
+    up.configure("scheduler = \"max-troughput\"\n");
+    up.signal("HUP");
+    eventually("the log tells", || up.log().contains("max-troughput"));
+    assert!(up.log().contains("max-throughput"), "the nearest valid name");
+    assert_eq!(chosen_many(&lab, remote(10, 9), 6), [1; 6]);
+    let status = up.status().unwrap();
+    assert_eq!(status["scheduler"], "round-robin");
+    assert!(status["warnings"].to_string().contains("refused"), "{status}");
+    up.configure(EAGER);
+    assert!(up.braid(&["reload"]).status.success());
+    assert_eq!(up.status().unwrap()["warnings"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_reload_changes_the_policy_for_new_flows_only() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let web = Web::start(&lab).unwrap();
+    web.url(Bytes::new(1000)).unwrap();
+    let rule = |link: &str| format!("{EAGER}[[app]]\nmatch = {{ port = 80 }}\nlinks = [\"{link}\"]\n");
+    let up = Up::start(&lab, &rule("wlan0"));
+    let (mut old, link) = open(&lab, remote(10, 80));
+    assert_eq!(link, 0);
+    up.configure(&rule("lte0"));
+    assert!(up.braid(&["reload"]).status.success());
+    assert_eq!(chosen_many(&lab, remote(10, 80), 6), [1; 6]);
+    let port = old.local_addr().unwrap().port();
+    let watches = watch_all(&lab, Filter { source_port: Some(port), ..Filter::to(Lab::internet(10)) });
+    assert!(fetch(&mut old, "/1000.bin").unwrap() > 1000);
+    let counts = packets(&lab, &watches);
+    assert!(counts[0] > 0 && counts[1] == 0, "the old flow stays where it is: {counts:?}");
+    up.configure(&rule("wlan0"));
+    up.signal("HUP");
+    eventually("the third policy is in force", || chosen_many(&lab, remote(10, 80), 6) == [0; 6]);
+}
+
+#[test]
+fn ten_thousand_short_flows_leave_no_trace_but_right_counts() {
+    if !able() {
+        return;
+    }
+    const WORKERS: usize = 20;
+    let lab = lab(2);
+    let web = Web::start(&lab).unwrap();
+    web.url(Bytes::new(1000)).unwrap();
+    let up = Up::start(&lab, EAGER);
+    let burst = |count: usize| {
+        let work = || {
+            for _ in 0..count / WORKERS {
+                let mut stream = TcpStream::connect_timeout(&remote(10, 80), LIMIT).unwrap();
+                assert!(fetch(&mut stream, "/1000.bin").unwrap() > 1000);
+            }
+        };
+        lab.client().run(|| std::thread::scope(|scope| (0..WORKERS).for_each(|_| drop(scope.spawn(work))))).unwrap();
+    };
+    // The first flows fill caches and maps.
+    burst(2000);
+    eventually("no flow is left", || up.status().unwrap()["flows"] == 0);
+    let (memory, before) = (up.resident(), up.status().unwrap());
+    let begin = Instant::now();
+    burst(10_000);
+    println!("10,000 flows in {:?}", begin.elapsed());
+    let idle = |status: &serde_json::Value| {
+        let links = status["links"].as_array().unwrap();
+        links.iter().all(|link| link["flows"] == 0 && link["load_down_bytes"] == 0 && link["load_up_bytes"] == 0)
+    };
+    eventually("loads are back to nothing", || up.status().is_some_and(|status| status["flows"] == 0 && idle(&status)));
+    let after = up.status().unwrap();
+    let grown = |key: &str| after["counters"][key].as_u64().unwrap() - before["counters"][key].as_u64().unwrap();
+    assert_eq!(grown("steered"), 10_000);
+    assert_eq!((grown("denied"), grown("failed"), grown("untracked"), grown("lost_events")), (0, 0, 0, 0));
+    let moved = |status: &serde_json::Value| -> u64 {
+        status["links"].as_array().unwrap().iter().map(|link| link["rx_bytes"].as_u64().unwrap()).sum()
+    };
+    let each = (moved(&after) - moved(&before)) / 10_000;
+    assert!((1000..1500).contains(&each), "a file and its header: {each} bytes a flow");
+    let growth = up.resident().saturating_sub(memory);
+    println!("resident {} kB, {growth} kB more than before", up.resident());
+    assert!(growth < 4096, "{growth} kB more than before");
+}
