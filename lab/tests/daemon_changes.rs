@@ -1,0 +1,249 @@
+//! The network changes under the daemon: it follows.
+
+mod support;
+
+use std::fs;
+use std::net::UdpSocket;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use braid_lab::{Filter, Lab, LinkSpec, Responder, Web, ms};
+use braid_model::Bytes;
+use socket2::{Domain, Socket, Type};
+use support::*;
+
+const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+
+/// The local addresses of new flows; those that fail are left out.
+fn locals(lab: &Lab, count: usize) -> Vec<String> {
+    lab.client().run(|| (0..count).filter_map(|_| local_of(remote(10, 9)).ok()).map(|ip| ip.to_string()).collect()).unwrap()
+}
+
+/// Waits until new flows use exactly these addresses.
+#[track_caller]
+fn use_exactly(lab: &Lab, addresses: &[&str]) -> Duration {
+    eventually(&format!("flows use {addresses:?}"), || {
+        let mut found = locals(lab, 8);
+        found.sort();
+        found.dedup();
+        found == addresses
+    })
+}
+
+#[test]
+fn a_link_that_changes_its_address_is_followed() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let web = Web::start(&lab).unwrap();
+    web.url(Bytes::new(1000)).unwrap();
+    let up = Up::start(&lab, EAGER);
+    use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
+    // As a renewal does that gives another address: the old one goes, and the routes with it.
+    client(&lab, "ip address del 10.77.1.2/24 dev lte0");
+    client(&lab, "ip address add 10.77.1.9/24 dev lte0");
+    client(&lab, "ip route add default via 10.77.1.1 dev lte0 metric 101");
+    let took = use_exactly(&lab, &["10.77.0.2", "10.77.1.9"]);
+    println!("a new address is followed after {took:?}");
+    eventually("it is shown", || up.link("lte0")["addresses"].to_string().contains("10.77.1.9"));
+    // The reverse path filter is strict: only with rules for the new address do answers come in.
+    for _ in 0..4 {
+        let (mut stream, _) = open_any(&lab);
+        assert!(fetch(&mut stream, "/1000.bin").unwrap() > 1000);
+    }
+    let datagram = lab.client().run(|| UdpSocket::from(Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap())).unwrap();
+    let _responder = Responder::start(&lab).unwrap();
+    for host in 10..16 {
+        echo(&datagram, remote(host, 7)).unwrap();
+    }
+}
+
+/// A connection, with the address it has.
+fn open_any(lab: &Lab) -> (std::net::TcpStream, String) {
+    let stream = lab.client().run(|| std::net::TcpStream::connect_timeout(&remote(10, 80), LIMIT)).unwrap().unwrap();
+    let local = stream.local_addr().unwrap().ip().to_string();
+    (stream, local)
+}
+
+#[test]
+fn a_renamed_link_stays_the_link_it_is() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _web = Web::start(&lab).unwrap();
+    // By prefix, since the name is what changes.
+    let by_name = "[[link]]\nname = \"lte*\"\n";
+    let up = Up::start(&lab, &format!("{EAGER}{by_name}"));
+    let index = up.link("lte0")["index"].clone();
+    client(&lab, "ip link set lte0 name lte9");
+    eventually("the new name is shown", || up.link("lte9")["index"] == index && up.state("lte0") == "gone");
+    use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
+    up.wait_state("lte9", "up");
+    for _ in 0..4 {
+        let (mut stream, _) = open(&lab, remote(10, 80));
+        fetch(&mut stream, "/").unwrap();
+    }
+}
+
+#[test]
+fn a_link_that_is_removed_and_made_anew_is_used_again() {
+    if !able() {
+        return;
+    }
+    let lab = Lab::builder().link(LinkSpec::direct("wlan0")).link(LinkSpec::direct("lte0")).start().unwrap();
+    let _web = Web::start(&lab).unwrap();
+    let up = Up::start(&lab, EAGER);
+    use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
+    for round in 0..2 {
+        client(&lab, "ip link del lte0");
+        use_exactly(&lab, &["10.77.0.2"]);
+        assert_eq!(up.state("lte0"), "gone");
+        client(&lab, &format!("ip link add lte0 type veth peer name l1 netns {}", lab.server().path()));
+        server(&lab, "ip link set l1 up");
+        server(&lab, "ip address add 10.77.1.1/24 dev l1");
+        client(&lab, "ip link set lte0 up");
+        client(&lab, "ip address add 10.77.1.2/24 dev lte0");
+        client(&lab, "ip route add default via 10.77.1.1 dev lte0 metric 101");
+        let took = use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
+        println!("round {round}: used again after {took:?}");
+        for _ in 0..4 {
+            let (mut stream, _) = open(&lab, remote(10, 80));
+            fetch(&mut stream, "/").unwrap();
+        }
+    }
+}
+
+#[test]
+fn two_links_of_one_subnet_and_gateway_work_both() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let web = Web::start(&lab).unwrap();
+    web.url(Bytes::new(1000)).unwrap();
+    // Two phones' tethers: the same subnet and gateway, but two wires.
+    for (link, name) in NAMES[..2].iter().enumerate() {
+        client(&lab, &format!("ip address flush dev {name} scope global"));
+        client(&lab, &format!("ip address add 192.168.42.1{link}/24 dev {name}"));
+        client(&lab, &format!("ip route add default via 192.168.42.1 dev {name} metric 10{link}"));
+        server(&lab, &format!("ip address add 192.168.42.1/32 dev l{link}"));
+        server(&lab, &format!("ip route add 192.168.42.1{link}/32 dev l{link}"));
+    }
+    let up = Up::start(&lab, EAGER);
+    let states = ["wlan0", "lte0"].map(|name| up.state(name));
+    if states.contains(&"excluded".to_owned()) {
+        let reasons = ["wlan0", "lte0"].map(|name| up.link(name)["reason"].to_string());
+        assert!(reasons.iter().any(|reason| reason.contains("subnet") || reason.contains("gateway")), "{reasons:?}");
+        return;
+    }
+    assert_eq!(states, ["up", "up"]);
+    let watches = watch_all(&lab, Filter::to(Lab::internet(10)));
+    let mut addresses: Vec<_> = (0..8)
+        .map(|_| {
+            let (mut stream, local) = open_any(&lab);
+            assert!(fetch(&mut stream, "/1000.bin").unwrap() > 1000);
+            local
+        })
+        .collect();
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses, ["192.168.42.10", "192.168.42.11"]);
+    assert!(packets(&lab, &watches).iter().all(|count| *count > 10), "each on its own wire: {:?}", packets(&lab, &watches));
+}
+
+#[test]
+fn lookups_by_a_links_own_resolver_go_by_that_link() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _responder = Responder::start(&lab).unwrap();
+    // resolvconf's records, in a /run of the client's own.
+    client(&lab, "mount -t tmpfs tmpfs /run");
+    lab.client()
+        .run(|| {
+            fs::create_dir_all("/run/resolvconf/interface").unwrap();
+            fs::write("/run/resolvconf/interface/lte0.dhclient", "nameserver 203.0.113.53\nnameserver 2001:db8:113::53\n").unwrap();
+        })
+        .unwrap();
+    let up = Up::start(&lab, EAGER);
+    assert!(up.link("lte0")["resolvers"].to_string().contains("203.0.113.53"));
+    let watches = watch_all(&lab, Filter::to(Lab::internet(53)));
+    let others = watch_all(&lab, Filter::to(Lab::internet(12)));
+    let dig = |server: &str| client(&lab, &format!("dig +short +time=2 +tries=1 @{server} n14.lab"));
+    for _ in 0..4 {
+        assert_eq!(dig("203.0.113.12").trim(), "203.0.113.14");
+    }
+    for _ in 0..6 {
+        assert_eq!(dig("203.0.113.53").trim(), "203.0.113.14");
+        assert_eq!(dig("2001:db8:113::53").trim(), "203.0.113.14");
+    }
+    assert_eq!(packets(&lab, &watches), [0, 6]);
+    assert!(packets(&lab, &others).iter().all(|count| *count > 0), "another's goes by either");
+    lab.dark(1).unwrap();
+    up.wait_state("lte0", "dead");
+    assert_eq!(dig("203.0.113.53").trim(), "203.0.113.14", "another link must do while its own is dead");
+}
+
+#[test]
+fn a_captive_portal_is_found_and_left_once_it_opens() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let web = Web::start(&lab).unwrap();
+    // While this page exists it stands for the portal's.
+    web.url(Bytes::new(4)).unwrap();
+    let page = lab.directory().join("web/files/4.bin");
+    let links = "[[link]]\nname = \"wlan0\"\nprobe_targets = [{ url = \"http://203.0.113.20/generate_204\" }]\n\
+                 [[link]]\nname = \"lte0\"\nprobe_targets = [{ url = \"http://203.0.113.20/4.bin\", status = 404 }]\n";
+    lab.client()
+        .run(|| {
+            for name in NAMES {
+                // In IPv6 nobody is asked but the gateway: leave it out.
+                let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
+            }
+        })
+        .unwrap();
+    let up = Up::start(&lab, &format!("{EAGER}{links}"));
+    up.wait_state("lte0", "dead");
+    assert!(up.link("lte0")["reason"].to_string().contains("portal"), "{}", up.link("lte0"));
+    assert_eq!(up.state("wlan0"), "up");
+    assert_eq!(chosen_many(&lab, remote(10, 9), 8), [0; 8]);
+    fs::remove_file(page).unwrap();
+    up.wait_state("lte0", "up");
+    eventually("flows use it", || chosen_many(&lab, remote(10, 9), 4).contains(&1));
+}
+
+#[test]
+fn a_link_that_flaps_is_kept_out_until_it_stays() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let up = Up::start(&lab, EAGER);
+    let begin = Instant::now();
+    let mut seconds = Vec::new();
+    for second in 0..15 {
+        lab.carrier(1, second % 2 == 1).unwrap();
+        let mut flows = 0;
+        while begin.elapsed() < Duration::from_secs(second + 1) {
+            let local = locals(&lab, 1);
+            assert_eq!(local.len(), 1, "a flow finds no link");
+            flows += usize::from(local == ["10.77.1.2"]);
+            thread::sleep(ms(20));
+        }
+        seconds.push(flows);
+    }
+    println!("flows on the flapping link, by second: {seconds:?}");
+    assert!(seconds[1] > 5, "the first time it is trusted: {seconds:?}");
+    // A flow or two may come between the loss of the carrier and its news.
+    let trusted = seconds[7..].iter().filter(|flows| **flows > 5).count();
+    assert!(trusted <= 2, "in half of the last eight seconds it had its carrier: {seconds:?}");
+    lab.carrier(1, true).unwrap();
+    let took = within(Duration::from_secs(60), "it is trusted again", || chosen_many(&lab, remote(10, 9), 4).contains(&1));
+    println!("used again {took:?} after it stays");
+    up.wait_state("lte0", "up");
+}
