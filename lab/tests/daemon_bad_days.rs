@@ -19,7 +19,7 @@ fn steered(lab: &Lab) -> bool {
     links.contains(&0) && links.contains(&1)
 }
 
-/// Whether flows, TCP and datagrams of both families, follow the system alone.
+/// Whether flows of both families follow the system alone.
 fn unsteered(lab: &Lab) -> bool {
     let first = |to| chosen_many(lab, to, 6) == [0; 6];
     first(remote(10, 9)) && first(remote6(10, 9))

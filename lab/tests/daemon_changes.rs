@@ -100,12 +100,7 @@ fn a_link_that_is_removed_and_made_anew_is_used_again() {
         client(&lab, "ip link del lte0");
         use_exactly(&lab, &["10.77.0.2"]);
         assert_eq!(up.state("lte0"), "gone");
-        client(&lab, &format!("ip link add lte0 type veth peer name l1 netns {}", lab.server().path()));
-        server(&lab, "ip link set l1 up");
-        server(&lab, "ip address add 10.77.1.1/24 dev l1");
-        client(&lab, "ip link set lte0 up");
-        client(&lab, "ip address add 10.77.1.2/24 dev lte0");
-        client(&lab, "ip route add default via 10.77.1.1 dev lte0 metric 101");
+        make_direct(&lab, "lte0", 1);
         let took = use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
         println!("round {round}: used again after {took:?}");
         for _ in 0..4 {

@@ -5,7 +5,7 @@ mod support;
 use std::net::{SocketAddr, UdpSocket};
 use std::thread;
 
-use braid_lab::{Filter, Lab, Responder, Web};
+use braid_lab::{Filter, Lab, LinkSpec, Responder, Web};
 use braid_model::Bytes;
 use support::*;
 
@@ -207,4 +207,25 @@ fn an_allowance_is_kept_when_the_daemon_is_killed() {
     drop(up);
     let up = Up::start(&lab, &capped);
     up.wait_state("lte0", "capped");
+}
+
+#[test]
+fn an_allowance_is_kept_when_its_modem_is_pulled_out_and_put_back() {
+    if !able() {
+        return;
+    }
+    let lab = Lab::builder().link(LinkSpec::direct("wlan0")).link(LinkSpec::direct("lte0")).start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let url = web.url(Bytes::new(1_500_000)).unwrap();
+    let up = Up::start(&lab, &format!("{EAGER}[[link]]\nname = \"lte0\"\nmetered = true\ncap = \"1 MB\"\n"));
+    download(&lab, "lte0", &url);
+    up.wait_state("lte0", "capped");
+    let used = up.link("lte0")["used_bytes"].as_u64().unwrap();
+    client(&lab, "ip link del lte0");
+    eventually("it is gone", || up.state("lte0") == "gone");
+    make_direct(&lab, "lte0", 1);
+    eventually("it is back", || up.state("lte0") != "gone" && up.state("lte0") != "down");
+    assert_eq!(up.state("lte0"), "capped");
+    assert!(up.link("lte0")["used_bytes"].as_u64() >= Some(used));
+    assert_eq!(chosen_many(&lab, remote(11, 9), 6), [0; 6]);
 }

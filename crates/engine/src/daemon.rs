@@ -108,6 +108,7 @@ impl Names for SystemNames {
 }
 
 type ProbeAnswer = (LinkIndex, Family, Outcome);
+type Measured = (LinkIndex, Rate);
 
 /// Links are looked over for one worth measuring this often; one is measured at a time.
 const MEASURE: Duration = Duration::from_secs(10);
@@ -163,7 +164,7 @@ struct Daemon {
     config_path: Option<PathBuf>,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
-    measured: (mpsc::Sender<(LinkIndex, Rate)>, mpsc::Receiver<(LinkIndex, Rate)>),
+    measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
     /// Which of the configured servers is asked next.
     next_server: usize,
     inbox: mpsc::Receiver<Request>,
@@ -175,6 +176,11 @@ struct Daemon {
 
 impl Daemon {
     async fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
+        let there = |index| network.interfaces.iter().any(|device| device.index == index);
+        if self.core.all_links_mut().any(|link| link.allowance.is_some() && !there(link.facts.index)) {
+            // A modem that is pulled out and put back has used what it has used.
+            self.memory.keep(&mut self.core, now(), unix());
+        }
         self.core.on_network(now(), (*network).clone())?;
         self.memory.recognise(&mut self.core);
         self.begin_allowances()?;

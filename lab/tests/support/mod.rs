@@ -217,6 +217,16 @@ pub fn server(lab: &Lab, command: &str) {
     assert!(output.status.success(), "{command}: {}", text(&output.stderr));
 }
 
+/// Makes a direct link anew after its device was removed.
+pub fn make_direct(lab: &Lab, name: &str, number: usize) {
+    client(lab, &format!("ip link add {name} type veth peer name l{number} netns {}", lab.server().path()));
+    server(lab, &format!("ip link set l{number} up"));
+    server(lab, &format!("ip address add 10.77.{number}.1/24 dev l{number}"));
+    client(lab, &format!("ip link set {name} up"));
+    client(lab, &format!("ip address add 10.77.{number}.2/24 dev {name}"));
+    client(lab, &format!("ip route add default via 10.77.{number}.1 dev {name} metric 10{number}"));
+}
+
 /// All rules and routes of the client, as text.
 pub fn routing(lab: &Lab) -> String {
     ["ip rule", "ip -6 rule", "ip route show table all", "ip -6 route show table all"].map(|command| client(lab, command)).concat()
