@@ -9,8 +9,6 @@ use clap::{Args, Parser, Subcommand};
 
 /// Where state is kept unless told otherwise.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/braid";
-/// The configuration that `braid up` reads where it exists and no other is named.
-pub(crate) const DEFAULT_CONFIG: &str = "/etc/braid/braid.toml";
 
 /// All the networks around you, at once.
 ///
