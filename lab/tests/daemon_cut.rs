@@ -168,6 +168,42 @@ fn a_link_without_carrier_is_left_at_once_and_used_again() {
     }
 }
 
+#[test]
+fn one_family_of_a_link_dies_alone() {
+    if !able() {
+        return;
+    }
+    let lab = three_links();
+    let up = Up::start(&lab, EAGER);
+    // The gateway stops to speak IPv6.
+    lab.server().sysctl("ipv6/conf/l1/disable_ipv6", "1").unwrap();
+    eventually("lte0 is dead for IPv6", || up.link("lte0")["state_v6"] == "dead");
+    assert_eq!(up.link("lte0")["state_v4"], "up");
+    let six = chosen_many(&lab, remote6(10, 9), 9);
+    assert!(!six.contains(&1) && six.contains(&0) && six.contains(&2), "{six:?}");
+    let four = chosen_many(&lab, remote(10, 9), 9);
+    assert!((0..3).all(|link| four.contains(&link)), "{four:?}");
+}
+
+#[test]
+fn links_that_are_all_dead_are_treated_as_up() {
+    if !able() {
+        return;
+    }
+    let lab = three_links();
+    let up = Up::start(&lab, EAGER);
+    for link in 0..3 {
+        lab.dark(link).unwrap();
+    }
+    for name in NAMES {
+        up.wait_state(name, "dead");
+    }
+    let links = chosen_many(&lab, remote(10, 9), 9);
+    assert!((0..3).all(|link| links.contains(&link)), "the network may be better than the judgement: {links:?}");
+    lab.bright(2).unwrap();
+    eventually("the one that lives gets all", || chosen_many(&lab, remote(10, 9), 6) == [2; 6]);
+}
+
 /// Darkens a link, waits until the flows for which `ends` holds have ended, and checks that they failed as ended connections do, and no
 /// other flow failed.
 #[track_caller]

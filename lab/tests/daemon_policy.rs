@@ -76,6 +76,29 @@ fn pinned_and_forbidden_flows_keep_to_their_links_dead_or_alive() {
 }
 
 #[test]
+fn multipath_and_fast_open_are_no_way_around_the_policy() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _up = Up::start(&lab, &format!("{EAGER}[[app]]\nmatch = {{ destination = \"203.0.113.11\" }}\nlinks = [\"lte0\"]\n"));
+    let counts = captured(&lab, 11, || {
+        let work = || {
+            for _ in 0..4 {
+                let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, Some(socket2::Protocol::MPTCP)).unwrap();
+                socket.set_nonblocking(true).unwrap();
+                let _ = socket.connect(&remote(11, 9).into());
+            }
+        };
+        lab.client().run(work).unwrap();
+        let mut curl = lab.client().command("curl").unwrap();
+        // Nobody listens: only the first segments count.
+        curl.args(["-s", "--tcp-fastopen", "--max-time", "2", "http://203.0.113.11:9/"]).status().unwrap();
+    });
+    assert!(counts[0] == 0 && counts[1] >= 5, "{counts:?}");
+}
+
+#[test]
 fn programs_are_told_apart_by_executable_name_and_user_from_the_first_packet() {
     if !able() {
         return;

@@ -220,3 +220,43 @@ fn sockets_their_programs_bound_are_left_alone() {
     assert!(links.iter().all(|links| *links == [1, 0]), "{links:?}");
     assert_eq!(up.status().unwrap()["counters"]["steered"], 0);
 }
+
+#[test]
+fn a_connected_socket_that_sends_nothing_is_no_flow() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let up = Up::start(&lab, ROUND_ROBIN);
+    // As resolver libraries do, to learn which source address the system would choose.
+    let sockets: Vec<_> = lab
+        .client()
+        .run(|| {
+            let connected = |_| {
+                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                socket.connect(remote(11, 9)).unwrap();
+                socket
+            };
+            (0..5).map(connected).collect()
+        })
+        .unwrap();
+    assert!(up.flows().is_empty());
+    sockets[0].send(b"x").unwrap();
+    eventually("its first byte makes it one", || up.flows().len() == 1);
+    let status = up.status().unwrap();
+    assert_eq!((&status["counters"]["steered"], &status["flows"]), (&1.into(), &1.into()));
+}
+
+#[test]
+fn excluded_users_and_destinations_follow_the_system() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let excluded = format!("{ROUND_ROBIN}[exclude]\nusers = [{NOBODY}]\ndestinations = [\"203.0.113.12/31\"]\n");
+    let _up = Up::start(&lab, &excluded);
+    let links = |user, to| -> Vec<_> { lab.client().run_as(user, || (0..6).map(|_| number(local_of(to).unwrap())).collect()).unwrap() };
+    assert_eq!(links(Some(NOBODY), remote(10, 9)), [0; 6]);
+    assert_eq!(links(None, remote(13, 9)), [0; 6]);
+    assert_eq!(used(links(None, remote(14, 9)), 2), [true; 2]);
+}
