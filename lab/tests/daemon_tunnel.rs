@@ -170,6 +170,27 @@ fn braid_itself_asks_nobody_behind_a_tunnel() {
     assert_eq!(packets(&lab, &hosts), vec![0; hosts.len()]);
 }
 
+/// Flows that were begun on a link before the tunnel came. Without Braid the system would send them into the tunnel.
+#[test]
+#[ignore = "they do: a socket bound to its link goes around the tunnel's rules until it is closed"]
+fn flows_begun_before_the_tunnel_do_not_go_on_outside() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _web = Web::start(&lab).unwrap();
+    let _up = Up::start(&lab, EAGER);
+    let flows: Vec<_> = (0..2).map(|_| open(&lab, remote(10, 80)).0).collect();
+    wg_quick(&lab);
+    followed(&lab);
+    eventually("flows outside are ended", || flows.iter().all(|flow| flow.peer_addr().is_err()));
+    let watches = watch_hosts(&lab, 10..11);
+    for mut flow in flows {
+        let _ = fetch(&mut flow, "/");
+    }
+    assert_eq!(sum(&lab, &watches), 0);
+}
+
 #[test]
 fn nothing_goes_around_wg_quick() {
     nothing_leaves(wg_quick);
