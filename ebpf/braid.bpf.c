@@ -38,19 +38,46 @@ BRAID_INLINE void forget(struct bpf_sock_addr *ctx, struct bpf_sock *socket, str
 		bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &none, sizeof(none));
 }
 
+enum binding { BOUND, NOT_BOUND, ASTRAY };
+
+/*
+ * Binds by name and looks what that was: names can change hands before the daemon hears of it. By index would be simpler, but that
+ * "succeeds" for a device that is gone.
+ */
+BRAID_INLINE enum binding bind_device(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_slot *slot)
+{
+	__u32 none = 0;
+
+	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, (void *)slot->name, sizeof(slot->name)))
+		return NOT_BOUND;
+	if (socket->bound_dev_if == slot->ifindex)
+		return BOUND;
+	/* Unbinding is refused to unprivileged users. */
+	return bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none)) ? ASTRAY : NOT_BOUND;
+}
+
+/* The kernel refused to steer: a flow that may use no other link must not go out of whichever. */
+BRAID_INLINE int not_steered(const struct request *request)
+{
+	count(BRAID_COUNT_FAILED);
+	return request->strict ? refuse() : ALLOW;
+}
+
 BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now, __u32 bank,
 			   struct request *request)
 {
 	const struct braid_slot *slot;
 	struct braid_flow *flow;
+	enum binding binding;
 
 	if (choose(request, bank, 1))
-		return ALLOW;
+		return not_steered(request);
 	slot = &now->slots[request->slot & (BRAID_MAX_LINKS - 1)];
-	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, (void *)slot->name, sizeof(slot->name))) {
+	binding = bind_device(ctx, socket, slot);
+	if (binding != BOUND) {
 		unreserve(request);
-		count(BRAID_COUNT_FAILED);
-		return ALLOW;
+		request->strict |= binding == ASTRAY;
+		return not_steered(request);
 	}
 	flow = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!flow) {
@@ -70,12 +97,10 @@ BRAID_INLINE int steer_udp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 	__u32 mark;
 
 	if (choose(request, bank, 0))
-		return ALLOW;
+		return not_steered(request);
 	mark = now->slots[request->slot & (BRAID_MAX_LINKS - 1)].mark;
-	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof(mark))) {
-		count(BRAID_COUNT_FAILED);
-		return ALLOW;
-	}
+	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof(mark)))
+		return not_steered(request);
 	flow = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!flow) {
 		count(BRAID_COUNT_UNTRACKED);
@@ -212,8 +237,10 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		count(BRAID_COUNT_LEFT);
 		return BRAID_NO_SLOT;
 	}
-	if (choose(request, bank, 1))
+	if (choose(request, bank, 1)) {
+		*verdict = not_steered(request);
 		return BRAID_NO_SLOT;
+	}
 	if (flow)
 		release(flow);
 	else
@@ -303,8 +330,10 @@ BRAID_INLINE void begin(struct braid_flow *flow)
 {
 	__u32 zero = 0, bank;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
-	struct board *shared = bpf_map_lookup_elem(&board, &zero);
+	struct board *shared = the_board();
 	const struct braid_params *now;
+	__u64 time = bpf_ktime_get_ns();
+	_Bool first = 0;
 
 	if (!switches || !shared)
 		return;
@@ -312,14 +341,19 @@ BRAID_INLINE void begin(struct braid_flow *flow)
 	now = bpf_map_lookup_elem(&params, &bank);
 	if (!now)
 		return;
-	flow->flags &= ~BRAID_FLOW_PENDING;
-	flow->started = bpf_ktime_get_ns();
-	flow->reserved = flow->demand;
 	bpf_spin_lock(&shared->lock);
-	shared->state.winner = flow->slot;
-	braid_commit(&shared->state, now, flow->direction, flow->demand);
+	/* Looked at again under the lock: two threads may send at once. */
+	if (flow->flags & BRAID_FLOW_PENDING) {
+		first = 1;
+		flow->flags &= ~BRAID_FLOW_PENDING;
+		flow->started = time;
+		flow->reserved = flow->demand;
+		shared->state.winner = flow->slot;
+		braid_commit(&shared->state, now, flow->direction, flow->demand);
+	}
 	bpf_spin_unlock(&shared->lock);
-	count(BRAID_COUNT_STEERED);
+	if (first)
+		count(BRAID_COUNT_STEERED);
 }
 
 BRAID_INLINE int count_datagram(struct __sk_buff *skb, _Bool out)
@@ -479,6 +513,8 @@ int braid_sockops(struct bpf_sock_ops *ctx)
 
 /* A flow that neither sends nor receives for this long weighs nothing until it does again. */
 #define IDLE_NS 10000000000ull
+/* A socket whose connect has only just been called is still closed. */
+#define SETTLED_NS 1000000000ull
 
 /* What a flow is still expected to move: max(C - moved, moved), so that one that outlives its estimate still weighs. */
 BRAID_INLINE __u64 remaining(__u64 demand, __u64 moved)
@@ -490,26 +526,20 @@ BRAID_INLINE __u64 remaining(__u64 demand, __u64 moved)
 
 BRAID_INLINE void refresh(struct braid_flow *flow, __u64 moved, __u64 last, __u64 now)
 {
-	struct braid_lane *lane = lane_of(flow->slot);
-	__u64 weight = now - last > IDLE_NS ? 0 : remaining(flow->demand, moved);
-
-	if (!lane)
-		return;
-	add_load(lane, flow->direction, (__s64)weight - (__s64)flow->reserved);
-	flow->reserved = weight;
+	/* Signed: a datagram may pass meanwhile. */
+	weigh(flow, (__s64)(now - last) > (__s64)IDLE_NS ? 0 : remaining(flow->demand, moved), 0);
 }
 
 BRAID_INLINE void apply_corrections(void)
 {
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		__u32 key = slot;
-		struct braid_lane *wrong = bpf_map_lookup_elem(&corrections, &key), *lane = lane_of(slot);
+		struct braid_lane *wrong = bpf_map_lookup_elem(&corrections, &key);
 
-		if (!wrong || !lane)
+		if (!wrong || !(wrong->load[0] | wrong->load[1] | wrong->flows))
 			continue;
-		for (int direction = 0; direction < 2; direction++)
-			__sync_fetch_and_add(&lane->load[direction], wrong->load[direction]);
-		__sync_fetch_and_add(&lane->flows, wrong->flows);
+		add_to_lane(slot, BRAID_DOWN, wrong->load[0], wrong->flows);
+		add_to_lane(slot, BRAID_UP, wrong->load[1], 0);
 		wrong->load[0] = 0;
 		wrong->load[1] = 0;
 		wrong->flows = 0;
@@ -550,6 +580,11 @@ int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 			flow->last = row.read_at;
 		flow->rx = row.rx;
 		flow->tx = row.tx;
+	}
+	if (flow->protocol == IPPROTO_TCP && row.state == TCP_CLOSE && row.read_at - flow->started > SETTLED_NS) {
+		/* Reset, refused or ended by force: its program has yet to close it, but it moves nothing any more. */
+		end_flow(socket, flow);
+		return 0;
 	}
 	moved = row.rx + row.tx;
 	refresh(flow, moved, flow->last, row.read_at);

@@ -23,7 +23,7 @@ enum braid_affinity { BRAID_AFFINITY_NONE, BRAID_AFFINITY_DESTINATION, BRAID_AFF
 enum braid_class { BRAID_UNCLASSIFIED, BRAID_REAL_TIME, BRAID_BROWSER, BRAID_BULK, BRAID_CLASS_UNSET = 255 };
 enum braid_verdict { BRAID_LEAVE, BRAID_STEER };
 
-/* What the rule keeps of a link. Written by the programs under the board's lock, or added to atomically. */
+/* What the rule keeps of a link. Written by the programs under the board's lock only. */
 struct braid_lane {
 	__u64 load[2];
 	__u64 tag;

@@ -24,7 +24,7 @@ struct request {
 	__u8 affinity;
 	__u8 rule;
 	__u32 bank;
-	__u32 pad;
+	__u32 strict; /* its rule names the links: where they cannot be had, it must fail */
 };
 
 static const struct braid_flow no_flow;
@@ -37,7 +37,8 @@ BRAID_INLINE void read_caller(struct request *request)
 
 	request->app.exe.inode = BPF_CORE_READ(inode, i_ino);
 	request->app.exe.device = BPF_CORE_READ(inode, i_sb, s_dev);
-	BPF_CORE_READ_INTO(&request->app.name, leader, comm);
+	/* As text: before Linux 5.17 the kernel leaves the end of an earlier, longer name behind. */
+	BPF_CORE_READ_STR_INTO(&request->app.name, leader, comm);
 	request->cgroup = bpf_get_current_cgroup_id();
 	request->user = (__u32)bpf_get_current_uid_gid();
 	request->process = bpf_get_current_pid_tgid() >> 32;
@@ -50,7 +51,8 @@ BRAID_INLINE const struct braid_params *acting(struct bpf_sock_addr *ctx, __u32 
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
 	const struct braid_params *found;
 
-	if (!switches || bpf_ktime_get_ns() - switches->heartbeat > BRAID_HEARTBEAT_NS)
+	/* Signed: a heartbeat between the two readings is a little in the future, not an age. */
+	if (!switches || (__s64)(bpf_ktime_get_ns() - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)
 		return NULL;
 	*bank = switches->bank & 1;
 	found = bpf_map_lookup_elem(&params, bank);

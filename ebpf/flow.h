@@ -57,38 +57,61 @@ __attribute__((noinline)) int choose(struct request *request, __u32 bank, __u32 
 	return 0;
 }
 
-BRAID_INLINE struct braid_lane *lane_of(__u32 slot)
+BRAID_INLINE struct board *the_board(void)
 {
 	__u32 zero = 0;
-	struct board *shared = bpf_map_lookup_elem(&board, &zero);
 
-	return shared ? &shared->state.lanes[slot & (BRAID_MAX_LINKS - 1)] : NULL;
+	return bpf_map_lookup_elem(&board, &zero);
 }
 
-BRAID_INLINE void add_load(struct braid_lane *lane, __u32 direction, __s64 amount)
+/*
+ * Adds to a lane. Under the lock, as all that changes lanes: an atomic addition beside it would be lost in what the lock's holder
+ * writes back.
+ */
+BRAID_INLINE void add_to_lane(__u32 slot, __u32 direction, __u64 load, __u32 flows)
 {
-	__sync_fetch_and_add(&lane->load[direction & 1], amount);
+	struct board *shared = the_board();
+	struct braid_lane *lane;
+
+	if (!shared)
+		return;
+	lane = &shared->state.lanes[slot & (BRAID_MAX_LINKS - 1)];
+	bpf_spin_lock(&shared->lock);
+	lane->load[direction & 1] += load;
+	lane->flows += flows;
+	bpf_spin_unlock(&shared->lock);
 }
 
+/* Changes what a flow reserves, in the same step, unless it is none, or none any more: a dump may meet the end of a flow. */
+BRAID_INLINE void weigh(struct braid_flow *flow, __u64 weight, _Bool end)
+{
+	struct board *shared = the_board();
+	struct braid_lane *lane;
+
+	if (!shared)
+		return;
+	lane = &shared->state.lanes[flow->slot & (BRAID_MAX_LINKS - 1)];
+	bpf_spin_lock(&shared->lock);
+	if (!(flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))) {
+		lane->load[flow->direction & 1] += weight - flow->reserved;
+		flow->reserved = weight;
+		if (end) {
+			lane->flows--;
+			flow->flags |= BRAID_FLOW_MARKER;
+		}
+	}
+	bpf_spin_unlock(&shared->lock);
+}
+
+/* Takes a flow off its lane, once: it is no flow any more then. */
 BRAID_INLINE void release(struct braid_flow *flow)
 {
-	struct braid_lane *lane = lane_of(flow->slot);
-
-	if (!lane || (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
-		return;
-	add_load(lane, flow->direction, -(__s64)flow->reserved);
-	__sync_fetch_and_add(&lane->flows, -1);
-	flow->reserved = 0;
+	weigh(flow, 0, 1);
 }
 
 BRAID_INLINE void unreserve(const struct request *request)
 {
-	struct braid_lane *lane = lane_of(request->slot);
-
-	if (!lane)
-		return;
-	add_load(lane, request->direction, -(__s64)request->demand);
-	__sync_fetch_and_add(&lane->flows, -1);
+	add_to_lane(request->slot, request->direction, -request->demand, -1);
 }
 
 BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, const struct request *request, __u64 id, __u32 flags)
@@ -199,8 +222,6 @@ BRAID_INLINE void end_flow(const void *socket, struct braid_flow *flow)
 	event = new_event(BRAID_EVENT_END);
 	if (event)
 		event->row.flow = *flow;
-	/* The kernel may keep the socket for a while: it is no flow any more. */
-	flow->flags |= BRAID_FLOW_MARKER;
 	if (!event)
 		return;
 	event->row.rx = flow->rx;

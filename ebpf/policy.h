@@ -160,6 +160,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	if (!request || !now)
 		return LEAVE_ALONE;
 	request->bank = bank;
+	request->strict = 0;
 	rule = first_match(bank, now, request);
 	usable = now->usable[request->family == 6];
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
@@ -179,12 +180,13 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 				       &denied);
 	if (denied)
 		return FAIL;
+	request->strict = rule && (rule->actions & BRAID_DO_LINKS);
 	if (!request->allowed)
 		return LEAVE_ALONE;
 	if (request->source[0] | request->source[1] | request->source[3]) {
 		request->allowed &= with_source(now, request);
 		if (!request->allowed)
-			return rule && (rule->actions & BRAID_DO_LINKS) ? FAIL : LEAVE_ALONE;
+			return request->strict ? FAIL : LEAVE_ALONE;
 	}
 	if (request->port == DNS_PORT || request->port == DNS_TLS_PORT) {
 		pinned = bpf_map_lookup_elem(&resolvers, request->remote);

@@ -273,6 +273,10 @@ pub trait Steering {
     fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError>;
     /// Counters.
     fn counters(&mut self) -> Result<SteeringCounters, SteeringError>;
-    /// Takes the events that have come; at most `limit`.
+    /// What does not work as it should, for people.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// Takes the events that have come; at most about `limit`.
     fn events(&mut self, limit: usize) -> Vec<SteeringEvent>;
 }

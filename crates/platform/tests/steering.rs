@@ -424,3 +424,89 @@ print(" ".join(seen))
         }
     });
 }
+
+#[test]
+fn regression_loads_stay_true_when_connects_and_ends_meet() {
+    in_world("connects on all processors", 2, || {
+        let mut steering = steering(&params(2));
+        // Refused at once: nobody listens there.
+        let server: SocketAddr = "203.0.113.10:81".parse().unwrap();
+        let work = || (0..4000).for_each(|_| drop(TcpStream::connect_timeout(&server, Duration::from_secs(5))));
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
+        let board = steering.board().unwrap();
+        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        assert_eq!(steering.counters().unwrap().steered, 16_000);
+    });
+}
+
+#[test]
+fn regression_a_device_that_took_anothers_name_is_not_mistaken_for_it() {
+    in_world("renamed devices", 2, || {
+        let mut params = params(2);
+        // As if the devices had exchanged their names a moment ago.
+        let link = |slot: usize| params.links[slot].as_ref().unwrap().name.clone();
+        let names = [link(1), link(0)];
+        params.links.iter_mut().flatten().zip(names).for_each(|(link, name)| link.name = name);
+        params.usable = PerFamily { v4: LinkMask(1), v6: LinkMask(1) };
+        let mut steering = steering(&params);
+        // What is called as link 0 was is link 1 now. Root's sockets can be given back to the system...
+        assert_eq!(fetch("203.0.113.10:80".parse().unwrap(), 1000), "10.77.0.2".parse::<IpAddr>().unwrap());
+        // ... anybody else's must not go out of it.
+        use std::os::unix::process::CommandExt;
+        let script = "import socket\nsocket.create_connection(('203.0.113.10', 80), 3)";
+        let status = std::process::Command::new("/usr/bin/python3").args(["-c", script]).uid(65534).gid(65534).output().unwrap().status;
+        assert!(!status.success());
+        let counters = steering.counters().unwrap();
+        assert_eq!((counters.failed, counters.denied, counters.steered), (2, 1, 0), "{counters:?}");
+    });
+}
+
+#[test]
+fn regression_a_flow_that_may_use_one_link_only_fails_when_that_cannot_be_had() {
+    in_world("a device that went away", 2, || {
+        let mut params = params(2);
+        let gone = params.links[1].as_mut().unwrap();
+        (gone.index, gone.name) = (LinkIndex(4_000_000), "gone0".to_owned());
+        params.usable = PerFamily { v4: LinkMask(2), v6: LinkMask(2) };
+        let server: SocketAddr = "203.0.113.10:80".parse().unwrap();
+        let mut steering = steering(&params);
+        fetch(server, 1000);
+        assert_eq!(steering.counters().unwrap().failed, 1, "left to the system");
+        params.rules = vec![SteerRule { links: Some(LinkMask(2)), ..Default::default() }];
+        steering.set_params(&params).unwrap();
+        assert!(TcpStream::connect(server).is_err());
+        assert_eq!(steering.counters().unwrap().denied, 1);
+        let board = steering.board().unwrap();
+        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+    });
+}
+
+#[test]
+fn regression_more_prefixes_than_room_leave_what_they_cover_alone() {
+    in_world("a full prefix map", 2, || {
+        let mut steering = steering(&params(2));
+        let server: SocketAddr = "203.0.113.10:80".parse().unwrap();
+        let full = |first: u8| {
+            let many = (0..70_000u32).map(|number| {
+                let host = Ipv4Addr::from(u32::from(first) << 24 | number << 1);
+                (ipnet::IpNet::new(host.into(), 32).unwrap(), false)
+            });
+            let mut map = vec![("0.0.0.0/0".parse().unwrap(), true), ("10.77.0.0/16".parse().unwrap(), false)];
+            map.extend(many);
+            map.sort();
+            map
+        };
+        for first in [20, 30] {
+            steering.set_prefixes(Family::V4, &full(first)).unwrap();
+            assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1, "left alone");
+            assert!(steering.warnings()[0].contains("70000"), "{:?}", steering.warnings());
+        }
+        // Nearly full, and all of it other ones: no room for both at once.
+        for first in [40, 50] {
+            let map: Vec<_> = full(first).into_iter().take(60_000).collect();
+            steering.set_prefixes(Family::V4, &map).unwrap();
+            assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered");
+            assert!(steering.warnings().is_empty());
+        }
+    });
+}

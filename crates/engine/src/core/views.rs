@@ -35,7 +35,7 @@ impl<S: Steering> Core<S> {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let mut warnings = self.steering.warnings();
         for family in Family::ALL {
             let configured = self.links.values().filter(|link| link.configured(family) && !link.capped()).count();
             let alive = self.links.values().filter(|link| link.usable(family)).count();

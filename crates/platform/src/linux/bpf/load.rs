@@ -116,6 +116,8 @@ impl BpfSteering {
             counts_calls,
             netns,
             prefixes: [Vec::new(), Vec::new()],
+            missing_prefixes: [0; 2],
+            turned: None,
             heal: Default::default(),
         })
     }

@@ -5,6 +5,7 @@
 mod convert;
 mod heal;
 pub mod load;
+mod prefixes;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -25,6 +26,8 @@ use convert::{app_key, flow_row, mapped, process_name};
 const LOCKED: u64 = 4;
 /// Unconnected datagrams end a flow when none has been seen for this long.
 const DATAGRAM_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
+/// No program runs for longer than this, not even one that is preempted on a busy machine.
+const LONGEST_RUN: std::time::Duration = std::time::Duration::from_secs(5);
 const VERDICT_LEAVE: u8 = 0;
 const VERDICT_STEER: u8 = 1;
 
@@ -43,6 +46,10 @@ pub struct BpfSteering {
     counts_calls: bool,
     /// What the prefix maps hold now, by family.
     prefixes: [Vec<(IpNet, bool)>; 2],
+    /// How many prefixes found no room there, by family.
+    missing_prefixes: [usize; 2],
+    /// When the banks were turned last.
+    turned: Option<Time>,
     heal: heal::Heal,
 }
 
@@ -167,6 +174,10 @@ impl Steering for BpfSteering {
             return Err(SteeringError { action: ACTION, reason });
         }
         let bank = self.bank ^ 1;
+        if self.turned.is_some_and(|turned| sys::now().since(turned) < LONGEST_RUN) {
+            // A program that began before the last turn may still read the bank that is written now.
+            sys::wait_for_programs();
+        }
         let mut executables = convert::ExeIds::default();
         let rules: Vec<_> = params.rules.iter().map(|rule| convert::rule(rule, &mut executables)).collect();
         self.reset_new_slots(params)?;
@@ -178,50 +189,23 @@ impl Steering for BpfSteering {
         let raw = convert::params(params, self.netns, self.exempt);
         typed_map!(self, Array, "params", "put a new policy in force").set(bank, raw, 0).map_err(failed(ACTION))?;
         self.bank = bank;
+        self.turned = Some(sys::now());
         self.params = params.clone();
         self.heartbeat(sys::now())
     }
 
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
-        const ACTION: &str = "tell the kernel what may be steered";
-        let old = std::mem::take(&mut self.prefixes[family as usize]);
-        let mut changes: Vec<(IpNet, Option<bool>)> = Vec::new();
-        let wanted: BTreeMap<_, _> = map.iter().copied().collect();
-        let had: BTreeMap<_, _> = old.iter().copied().collect();
-        changes.extend(wanted.iter().filter(|(net, steer)| had.get(*net) != Some(*steer)).map(|(net, steer)| (*net, Some(*steer))));
-        changes.extend(had.keys().filter(|net| !wanted.contains_key(*net)).map(|net| (*net, None)));
-        // What must be left alone first, so that no moment exists in which it is steered.
-        changes.sort_by_key(|(_, steer)| match steer {
-            Some(false) => 0,
-            Some(true) => 1,
-            None => 2,
-        });
-        let mut install = || -> Result<(), SteeringError> {
-            match family {
-                Family::V4 => {
-                    let mut trie: LpmTrie<_, u32, u8> = typed_map!(self, LpmTrie, "prefixes4", "tell the kernel what may be steered");
-                    for (net, change) in &changes {
-                        if let IpNet::V4(net) = net {
-                            let key = Key::new(u32::from(net.prefix_len()), u32::from(net.network()).to_be());
-                            change_prefix(&mut trie, &key, *change).map_err(failed(ACTION))?;
-                        }
-                    }
-                }
-                Family::V6 => {
-                    let mut trie: LpmTrie<_, [u32; 4], u8> = typed_map!(self, LpmTrie, "prefixes6", "tell the kernel what may be steered");
-                    for (net, change) in &changes {
-                        if let IpNet::V6(net) = net {
-                            let key = Key::new(u32::from(net.prefix_len()), mapped(IpAddr::V6(net.network())));
-                            change_prefix(&mut trie, &key, *change).map_err(failed(ACTION))?;
-                        }
-                    }
-                }
-            }
-            Ok(())
-        };
-        let result = install();
-        self.prefixes[family as usize] = map.to_vec();
-        result
+        let (wanted, missing) = prefixes::fit(map, prefixes::ROOM);
+        self.missing_prefixes[family as usize] = missing;
+        let had = std::mem::take(&mut self.prefixes[family as usize]);
+        let installed = self.install_prefixes(family, &prefixes::changes(&had, &wanted, prefixes::ROOM));
+        if installed.is_ok() {
+            self.prefixes[family as usize] = wanted;
+        } else {
+            // Who knows what it holds now: nothing is steered by it until the next try puts everything in place.
+            self.clear_prefixes(family)?;
+        }
+        installed
     }
 
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError> {
@@ -275,7 +259,7 @@ impl Steering for BpfSteering {
         for row in &idle {
             self.learn(row)?;
         }
-        let churn = self.raw_board()?.commits.wrapping_sub(before.commits) + (self.counters()?.ended - ended_before);
+        let churn = self.raw_board()?.commits.wrapping_sub(before.commits) + self.counters()?.ended.saturating_sub(ended_before);
         let after = self.raw_board()?;
         let corrections = self.heal.corrections(&rows, &after, churn);
         if !corrections.is_empty() {
@@ -310,6 +294,17 @@ impl Steering for BpfSteering {
         Ok(SteeringCounters { steered, left_alone, denied, failed, untracked, lost_events, ended })
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let missing = Family::ALL.map(|family| (family, self.missing_prefixes[family as usize]));
+        let missing = missing.into_iter().filter(|(_, count)| *count > 0);
+        missing
+            .map(|(family, count)| {
+                let room = prefixes::ROOM;
+                format!("{count} {family} prefixes more than the {room} the kernel's side holds: what they cover is left alone")
+            })
+            .collect()
+    }
+
     fn events(&mut self, limit: usize) -> Vec<SteeringEvent> {
         let mut events: Vec<_> = self.heal.ended.drain(..).map(SteeringEvent::Ended).collect();
         while events.len() < limit {
@@ -321,6 +316,44 @@ impl Steering for BpfSteering {
 }
 
 impl BpfSteering {
+    fn install_prefixes(&mut self, family: Family, changes: &[(IpNet, Option<bool>)]) -> Result<(), SteeringError> {
+        const ACTION: &str = "tell the kernel what may be steered";
+        match family {
+            Family::V4 => {
+                let mut trie: LpmTrie<_, u32, u8> = typed_map!(self, LpmTrie, "prefixes4", "tell the kernel what may be steered");
+                for (net, change) in changes {
+                    let IpNet::V4(net) = net else { continue };
+                    let key = Key::new(u32::from(net.prefix_len()), u32::from(net.network()).to_be());
+                    change_prefix(&mut trie, &key, *change).map_err(failed(ACTION))?;
+                }
+            }
+            Family::V6 => {
+                let mut trie: LpmTrie<_, [u32; 4], u8> = typed_map!(self, LpmTrie, "prefixes6", "tell the kernel what may be steered");
+                for (net, change) in changes {
+                    let IpNet::V6(net) = net else { continue };
+                    let key = Key::new(u32::from(net.prefix_len()), mapped(IpAddr::V6(net.network())));
+                    change_prefix(&mut trie, &key, *change).map_err(failed(ACTION))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes everything out of a prefix map, whatever it holds: what steers by default first.
+    fn clear_prefixes(&mut self, family: Family) -> Result<(), SteeringError> {
+        const ACTION: &str = "leave everything alone";
+        match family {
+            Family::V4 => {
+                let mut trie: LpmTrie<_, u32, u8> = typed_map!(self, LpmTrie, "prefixes4", "leave everything alone");
+                clear(&mut trie).map_err(failed(ACTION))
+            }
+            Family::V6 => {
+                let mut trie: LpmTrie<_, [u32; 4], u8> = typed_map!(self, LpmTrie, "prefixes6", "leave everything alone");
+                clear(&mut trie).map_err(failed(ACTION))
+            }
+        }
+    }
+
     /// A slot that another link takes over starts with nothing on it.
     fn reset_new_slots(&mut self, params: &SteerParams) -> Result<(), SteeringError> {
         const ACTION: &str = "give a link its slot";
@@ -366,6 +399,12 @@ fn change_prefix<K: aya::Pod>(
         Some(steer) => trie.insert(key, if steer { VERDICT_STEER } else { VERDICT_LEAVE }, 0),
         None => trie.remove(key),
     }
+}
+
+fn clear<K: aya::Pod>(trie: &mut LpmTrie<&mut MapData, K, u8>) -> Result<(), aya::maps::MapError> {
+    let mut keys: Vec<_> = trie.keys().filter_map(Result::ok).collect();
+    keys.sort_by_key(Key::prefix_len);
+    keys.iter().try_for_each(|key| trie.remove(key))
 }
 
 /// Takes a map out of the loaded object.

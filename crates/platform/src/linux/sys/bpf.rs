@@ -100,6 +100,17 @@ pub fn now() -> Time {
     Time::from_nanos(u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Waits until every BPF program that runs now has ended (some 10 ms): they read under RCU, and `membarrier`'s global command waits
+/// for that.
+pub fn wait_for_programs() {
+    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+    // SAFETY: takes three integers.
+    if unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } < 0 {
+        // Refused on kernels with `nohz_full`, and by some sandboxes.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 /// The cookie of this process's network namespace.
 pub fn netns_cookie() -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
