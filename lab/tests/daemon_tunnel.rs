@@ -147,7 +147,6 @@ fn nothing_leaves_from_then_on(set_up: fn(&Lab)) {
 
 /// Braid may ask destinations that answered whether a link lives, but not those that have gone behind a tunnel since.
 #[test]
-#[ignore = "it does: probes of a link ask the last destination that answered, whatever the routes say since"]
 fn braid_itself_asks_nobody_behind_a_tunnel() {
     if !able() {
         return;
@@ -172,7 +171,6 @@ fn braid_itself_asks_nobody_behind_a_tunnel() {
 
 /// Flows that were begun on a link before the tunnel came. Without Braid the system would send them into the tunnel.
 #[test]
-#[ignore = "they do: a socket bound to its link goes around the tunnel's rules until it is closed"]
 fn flows_begun_before_the_tunnel_do_not_go_on_outside() {
     if !able() {
         return;

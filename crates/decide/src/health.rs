@@ -176,7 +176,8 @@ impl Health {
                 self.probe_again(now, Duration::ZERO);
             }
             (false, judgement) if judgement != Judgement::Unusable => {
-                if judgement != Judgement::Dead {
+                // One that goes while it is kept out for coming and going has not stayed either.
+                if judgement != Judgement::Dead || self.hold_until.is_some() {
                     self.count_death(now);
                 }
                 self.judgement = Judgement::Unusable;

@@ -100,7 +100,7 @@ impl Link {
         (self.device, self.device_at, self.rate) = (before.device, before.device_at, before.rate);
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
         // The device's bytes are counted under any rule, so that metering may begin in the middle of a month.
-        self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period()));
+        self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);
     }
 
     /// Learns from a flow at a look, given what its counters said at the look before.
@@ -126,7 +126,9 @@ impl Link {
         if request.thorough {
             let mine = if self.rule.probe_targets.is_empty() { configured } else { &self.rule.probe_targets };
             targets.extend(mine.iter().filter(|target| Family::of(target_address(target)) == family).cloned());
-            let answered = self.last_answer.get(family).iter().chain(known).map(|(addr, port)| SocketAddr::new(*addr, *port));
+            // The last one here first, if it is still among those that may be asked.
+            let mine = known.iter().filter(|known| *self.last_answer.get(family) == Some(**known));
+            let answered = mine.chain(known).map(|(addr, port)| SocketAddr::new(*addr, *port));
             for target in answered.filter(|addr| Family::of(addr.ip()) == family).map(ProbeTarget::Tcp).take(3) {
                 if !targets.contains(&target) {
                     targets.push(target);

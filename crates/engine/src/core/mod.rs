@@ -22,6 +22,8 @@ use braid_decide::tables::{self, TablePlan};
 use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Role, Time};
 use braid_platform::steering::{FlowRow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
 
+use ipnet::IpNet;
+
 use crate::config::Config;
 use apps::Apps;
 pub use link::Link;
@@ -66,6 +68,18 @@ pub struct Stuck {
     pub link: LinkIndex,
 }
 
+impl Stuck {
+    fn of(row: &FlowRow) -> Self {
+        Self {
+            id: row.id,
+            protocol: row.protocol,
+            local: SocketAddr::new(row.local.0, row.local.1),
+            remote: SocketAddr::new(row.remote.0, row.remote.1),
+            link: row.link,
+        }
+    }
+}
+
 /// What is to be done outside.
 #[derive(Debug, Default)]
 pub struct Todo {
@@ -93,6 +107,8 @@ pub struct Core<S> {
     recent: VecDeque<FlowRow>,
     params: Option<SteerParams>,
     plan: Option<TablePlan>,
+    /// What may be steered, by family.
+    steerable: PerFamily<Vec<(IpNet, bool)>>,
     /// Flows already told to end.
     ending: BTreeSet<FlowId>,
     /// When each link (and family) was judged dead.
@@ -133,6 +149,7 @@ impl<S: Steering> Core<S> {
             recent: VecDeque::new(),
             params: None,
             plan: None,
+            steerable: PerFamily::default(),
             ending: BTreeSet::new(),
             dead_since: BTreeMap::new(),
             todo: Todo::default(),
@@ -209,13 +226,13 @@ impl<S: Steering> Core<S> {
             tracing::warn!(%index, "more than {MAX_LINKS} links: this one is not used");
         }
         self.network = network;
-        self.update_tables()?;
+        self.update_tables(now)?;
         self.update_params(now)?;
         Ok(())
     }
 
     /// Rules, routes, and what the kernel may steer.
-    fn update_tables(&mut self) -> Result<(), SteeringError> {
+    fn update_tables(&mut self, now: Time) -> Result<(), SteeringError> {
         let steered: BTreeMap<_, _> =
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(index, link)| (*index, link.slot)).collect();
         let plan = tables::plan(&self.network, &steered);
@@ -230,6 +247,10 @@ impl<S: Steering> Core<S> {
                 .map(|(net, verdict)| (net, verdict == Verdict::Steer))
                 .collect();
             self.steering.set_prefixes(family, &map)?;
+            let before = std::mem::replace(self.steerable.get_mut(family), map);
+            if before != *self.steerable.get(family) {
+                self.follow_tunnel(family, now)?;
+            }
         }
         let mut resolvers: BTreeMap<IpAddr, LinkMask> = BTreeMap::new();
         for link in self.links.values() {
@@ -238,6 +259,28 @@ impl<S: Steering> Core<S> {
             }
         }
         self.steering.set_resolvers(&resolvers.into_iter().collect::<Vec<_>>())
+    }
+
+    /// Whether the system would send `to` through a link's default route.
+    fn may_steer(&self, to: IpAddr) -> bool {
+        let map = self.steerable.get(Family::of(to));
+        let covering = map.iter().filter(|(net, _)| net.contains(&to)).max_by_key(|(net, _)| net.prefix_len());
+        covering.is_some_and(|(_, steer)| *steer)
+    }
+
+    /// Flows bound to a link whose destination now belongs to a tunnel are ended, so that they begin again inside it.
+    fn follow_tunnel(&mut self, family: Family, now: Time) -> Result<(), SteeringError> {
+        if self.params.is_none() {
+            return Ok(());
+        }
+        // Those begun since the last look too.
+        self.flows = self.steering.flows(now)?;
+        // A link that still has its default route, and yet is not the system's choice: something goes before it.
+        let passed_over =
+            |row: &FlowRow| self.links.get(&row.link).is_some_and(|link| link.configured(family)) && !self.may_steer(row.remote.0);
+        let leaked: Vec<_> = self.flows.iter().filter(|row| row.family == family && passed_over(row)).map(Stuck::of).collect();
+        self.todo.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
+        Ok(())
     }
 
     /// The slots that may be given flows of `family`. If every link that could be used is judged dead, all are treated as up.
@@ -458,7 +501,11 @@ impl<S: Steering> Core<S> {
     }
 
     fn judge(&mut self, now: Time) -> Result<(), SteeringError> {
-        let known = |family: Family| -> Vec<_> { self.links.values().filter_map(|link| *link.last_answer.get(family)).collect() };
+        let known = |family: Family| -> Vec<_> {
+            let answered = self.links.values().filter_map(|link| *link.last_answer.get(family));
+            // What belongs to a tunnel now is not asked outside it.
+            answered.filter(|(addr, _)| self.may_steer(*addr)).collect()
+        };
         let known = PerFamily { v4: known(Family::V4), v6: known(Family::V6) };
         for link in self.links.values_mut() {
             for family in Family::ALL {
@@ -504,13 +551,7 @@ impl<S: Steering> Core<S> {
             let elsewhere = self.usable(row.family).slots().any(|slot| slot != row.slot);
             let due = now.since(since) >= grace && self.links.get(&row.link).is_none_or(|link| !link.usable(row.family));
             if due && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp && self.ending.insert(row.id) {
-                self.todo.stuck.push(Stuck {
-                    id: row.id,
-                    protocol: row.protocol,
-                    local: SocketAddr::new(row.local.0, row.local.1),
-                    remote: SocketAddr::new(row.remote.0, row.remote.1),
-                    link: row.link,
-                });
+                self.todo.stuck.push(Stuck::of(row));
             }
         }
     }
