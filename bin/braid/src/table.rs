@@ -129,7 +129,10 @@ pub(crate) fn toned(text: Option<impl Display>, tone: Tone) -> Cell {
 
 /// Process names and paths are others' to choose: what would steer a terminal is shown as a mark instead.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    // Besides control characters: what turns the direction of writing, takes no room, or breaks lines.
+    let steers =
+        |c: char| c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    text.chars().map(|c| if steers(c) { '\u{fffd}' } else { c }).collect()
 }
 
 pub(crate) fn rate(bps: Option<u64>) -> Option<Rate> {
@@ -191,6 +194,7 @@ mod tests {
     #[test]
     fn a_name_cannot_steer_the_terminal() {
         assert_eq!(cell(Some("a\x1b[2Jb\n")).text, "a\u{fffd}[2Jb\u{fffd}");
+        assert_eq!(cell(Some("a\u{202e}b")).text, "a\u{fffd}b", "nor turn what stands beside it");
     }
 
     #[test]

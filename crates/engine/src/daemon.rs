@@ -1,5 +1,6 @@
 //! The daemon: the live loop around [`Core`].
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use braid_api::{Accepted, Problem};
 use braid_decide::health::Outcome;
+use braid_decide::tables::TablePlan;
 use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::netlink::{self, Follower};
@@ -22,6 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::config::{Config, ConfigErrors};
 use crate::core::{Core, Names, ProbeOrder, Stuck, Todo};
 use crate::guardian::Guardian;
+use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::server::{DEFAULT_SOCKET, Request, Server};
 
@@ -29,6 +32,10 @@ use crate::server::{DEFAULT_SOCKET, Request, Server};
 const EVENTS_AT_ONCE: usize = 2000;
 /// The heartbeat, and what else has its time.
 const TICK: Duration = Duration::from_millis(250);
+/// What failed is tried again after this time.
+const AGAIN: Duration = Duration::from_secs(1);
+/// What steers could not be told, or asked, something.
+const STEERING: &str = "cannot speak with the kernel's side";
 /// What was learnt is written this often.
 const FLUSH: Duration = Duration::from_secs(15);
 
@@ -50,7 +57,7 @@ pub const DEFAULT_STATE: &str = "/var/lib/braid";
 
 /// Runs the daemon in the foreground until it is told to end. All or nothing: an error leaves no rule and no program behind.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    let lock = crate::lock::Lock::take().context("cannot start Braid")?;
+    let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot start Braid")?;
     let config_path = options.config.clone().or_else(|| Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists()));
     let config = match &config_path {
         Some(path) => Config::load(path)?,
@@ -61,20 +68,21 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     let swept = netlink::sweep().context("cannot clear away what an earlier Braid left")?;
     tracing::debug!(?swept, "cleared away what an earlier Braid left");
-    let guardian = Guardian::start(&["guardian"]).context("cannot start the guardian")?;
+    let mut guardian = Guardian::start(&["guardian"]).context("cannot start the guardian")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
-    let result = runtime.block_on(live(options, config_path, config));
+    let result = runtime.block_on(live(options, config_path, config, &mut guardian));
     // Programs and maps went with the loop; rules and routes go now, whatever happened.
     let swept = netlink::sweep();
     guardian.dismiss();
     drop(lock);
-    swept.context("cannot take Braid's rules and routes down")?;
-    result
+    // A thread may still wait for a disk that does not answer.
+    runtime.shutdown_background();
+    result.and(swept.map(drop).context("cannot take Braid's rules and routes down"))
 }
 
 /// Takes down what a daemon that is gone left behind, in this network namespace. Returns what was found, for people.
 pub fn sweep() -> anyhow::Result<String> {
-    let lock = crate::lock::Lock::take().context("cannot sweep")?;
+    let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot sweep")?;
     let swept = netlink::sweep()?;
     drop(lock);
     Ok(format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes))
@@ -113,7 +121,7 @@ type Measured = (LinkIndex, Rate);
 /// Links are looked over for one worth measuring this often; one is measured at a time.
 const MEASURE: Duration = Duration::from_secs(10);
 
-async fn live(options: &Options, config_path: Option<PathBuf>, config: Config) -> anyhow::Result<()> {
+async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, guardian: &mut Guardian) -> anyhow::Result<()> {
     let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
     let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
     let server = Server::bind(&socket)?;
@@ -123,7 +131,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config) -
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     let mut core = Core::new(steering, names, config, now())?;
     let mut memory = Memory::open(&state_dir);
-    memory.recall(&mut core, now(), unix());
+    memory.begin_recall(&mut core, now(), unix());
 
     let (requests, inbox) = mpsc::channel(64);
     let (stop_server, server_stopped) = oneshot::channel::<()>();
@@ -141,15 +149,22 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config) -
         watch,
         config_trouble: None,
         next_look: Time::ZERO,
+        guardian,
+        backlog: false,
+        again: None,
+        unapplied: None,
+        troubles: BTreeMap::new(),
     };
     let first = daemon.network.borrow_and_update().clone();
-    daemon.on_network(first).await?;
+    // What fails now is no passing trouble: better no daemon than half of one.
+    daemon.on_network(first)?;
     daemon.core.tick(now())?;
+    daemon.act();
     notify("READY=1");
     tracing::info!(socket = %socket.display(), "Braid is up");
     let result = daemon.turn(&events).await;
     notify("STOPPING=1");
-    daemon.memory.keep(&mut daemon.core, now(), unix());
+    daemon.memory.keep_last(&mut daemon.core, now(), unix());
     drop(events);
     drop(daemon);
     drop(stop_server);
@@ -158,7 +173,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config) -
     result
 }
 
-struct Daemon {
+struct Daemon<'a> {
     core: Core<BpfSteering>,
     memory: Memory,
     config_path: Option<PathBuf>,
@@ -172,10 +187,25 @@ struct Daemon {
     config_trouble: Option<String>,
     /// The flows are not looked at again before.
     next_look: Time,
+    guardian: &'a mut Guardian,
+    /// More events wait than were taken at once.
+    backlog: bool,
+    /// When to take in the network once more, since that failed.
+    again: Option<Time>,
+    /// Rules and routes that could not be put in place, and when to try again.
+    unapplied: Option<(TablePlan, Time)>,
+    /// What failed lately and is tried again, by what was tried.
+    troubles: BTreeMap<&'static str, Trouble>,
 }
 
-impl Daemon {
-    async fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
+/// Something that failed and is tried again.
+struct Trouble {
+    text: String,
+    last: Time,
+}
+
+impl Daemon<'_> {
+    fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
         let there = |index| network.interfaces.iter().any(|device| device.index == index);
         if self.core.all_links_mut().any(|link| link.allowance.is_some() && !there(link.facts.index)) {
             // A modem that is pulled out and put back has used what it has used.
@@ -183,8 +213,22 @@ impl Daemon {
         }
         self.core.on_network(now(), (*network).clone())?;
         self.memory.recognise(&mut self.core);
-        self.begin_allowances()?;
-        self.act().await
+        self.begin_allowances()
+    }
+
+    /// Goes on in spite of an error: what failed is tried again, and meanwhile the system's own choice or the last policy holds, which is
+    /// better than no daemon. Said once in the log, and in `braid status` for as long as it lasts.
+    fn bear<T, E: Into<anyhow::Error>>(&mut self, what: &'static str, result: Result<T, E>) -> Option<T> {
+        let error = match result {
+            Ok(value) => return Some(value),
+            Err(error) => error.into(),
+        };
+        let text = format!("{what}: {error:#}; trying again");
+        let known = self.troubles.insert(what, Trouble { text: text.clone(), last: now() });
+        if known.is_none_or(|known| known.text != text) {
+            tracing::warn!("{text}");
+        }
+        None
     }
 
     /// Counts at once for links whose allowance has not begun to be counted: one that is used up already must get no flow meanwhile.
@@ -219,28 +263,38 @@ impl Daemon {
             tokio::select! {
                 ready = events.records() => {
                     ready.context("cannot wait for the BPF programs' events any more")?;
-                    self.take_events()?;
+                    self.take_events();
                 }
+                () = std::future::ready(()), if self.backlog => self.take_events(),
                 changed = self.network.changed() => {
                     changed.context("the kernel's network cannot be followed any more")?;
-                    let network = self.network.borrow_and_update().clone();
-                    self.on_network(network).await?;
+                    self.take_network();
                 }
-                Some((link, family, outcome)) = self.probes.1.recv() => self.core.on_probe(now(), link, family, outcome)?,
+                Some((link, family, outcome)) = self.probes.1.recv() => {
+                    let judged = self.core.on_probe(now(), link, family, outcome);
+                    self.bear(STEERING, judged);
+                }
                 changed = changed => {
                     if let Err(error) = changed {
                         tracing::warn!("upgraded programs are noticed late: {error}");
                         self.watch = None;
                     }
-                    self.core.on_executables_changed(now())?;
+                    let done = self.core.on_executables_changed(now());
+                    self.bear(STEERING, done);
                 }
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.core.tick(now())?,
-                _ = tick.tick() => self.on_tick()?,
-                Some((link, rate)) = self.measured.1.recv() => self.core.on_measured(now(), link, rate)?,
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    let done = self.core.tick(now());
+                    self.bear(STEERING, done);
+                }
+                _ = tick.tick() => self.on_tick(),
+                Some((link, rate)) = self.measured.1.recv() => {
+                    let done = self.core.on_measured(now(), link, rate);
+                    self.bear(STEERING, done);
+                }
                 _ = measure.tick() => self.measure(),
                 _ = flush.tick() => self.memory.keep(&mut self.core, now(), unix()),
                 Some(request) = self.inbox.recv() => {
-                    if self.on_request(request).await? {
+                    if self.on_request(request) {
                         return Ok(());
                     }
                 }
@@ -248,46 +302,64 @@ impl Daemon {
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
             }
-            self.act().await?;
+            self.act();
         }
     }
 
-    fn take_events(&mut self) -> anyhow::Result<()> {
-        loop {
-            let batch = self.core.steering().events(EVENTS_AT_ONCE);
-            let last = batch.len() < EVENTS_AT_ONCE;
-            self.core.on_events(now(), batch)?;
-            if last {
-                return Ok(());
-            }
-        }
+    /// Takes the events that wait, but not without end: whoever makes them faster than they are taken must not stop the heart.
+    fn take_events(&mut self) {
+        let batch = self.core.steering().events(EVENTS_AT_ONCE);
+        self.backlog = batch.len() >= EVENTS_AT_ONCE;
+        let done = self.core.on_events(now(), batch);
+        self.bear(STEERING, done);
     }
 
-    fn on_tick(&mut self) -> anyhow::Result<()> {
-        self.core.tick(now())?;
-        self.take_events()?;
+    fn take_network(&mut self) {
+        let network = self.network.borrow_and_update().clone();
+        let taken = self.on_network(network);
+        self.again = taken.is_err().then(|| now() + AGAIN);
+        self.bear("cannot follow the network", taken);
+    }
+
+    fn on_tick(&mut self) {
+        let done = self.core.tick(now());
+        self.bear(STEERING, done);
+        self.take_events();
+        self.memory.go_on_recalling(&mut self.core);
+        let revived = self.guardian.revive();
+        if let Some(true) = self.bear("cannot start another guardian", revived) {
+            tracing::warn!("the guardian was killed: another one is started");
+        }
+        if self.again.is_some_and(|again| again <= now()) {
+            self.take_network();
+        }
+        if let Some((plan, _)) = self.unapplied.take_if(|(_, again)| *again <= now()) {
+            self.apply(plan);
+        }
+        self.troubles.retain(|_, trouble| now().since(trouble.last) < AGAIN * 4);
         let started = now();
         if started < self.next_look {
-            return Ok(());
+            return;
         }
+        let looked = self.look(started);
+        self.bear("cannot look at the flows", looked);
+        // Ten thousand flows take longer to look at than ten: the looks take a twentieth of the time at most.
+        self.next_look = started + now().since(started) * 20;
+    }
+
+    fn look(&mut self, started: Time) -> anyhow::Result<()> {
         self.core.look(started)?;
         let counters = netlink::device_counters()?;
         self.core.on_counters(now(), unix(), &counters);
         // An allowance may have been used up.
-        self.core.tick(now())?;
-        // Ten thousand flows take longer to look at than ten: the looks take a twentieth of the time at most.
-        self.next_look = started + now().since(started) * 20;
-        Ok(())
+        Ok(self.core.tick(now())?)
     }
 
     /// Does what the core wants done.
-    async fn act(&mut self) -> anyhow::Result<()> {
+    fn act(&mut self) {
         let Todo { plan, probes, stuck } = self.core.todo();
-        if let Some(plan) = plan
-            && let Err(error) = netlink::apply(&plan, self.core.network())
-        {
-            // Steering TCP needs no rule; what needs one follows the system until the next change.
-            tracing::warn!("{error}");
+        if let Some(plan) = plan {
+            self.apply(plan);
         }
         for order in probes {
             tokio::spawn(send_probe(order, self.probes.0.clone()));
@@ -295,7 +367,13 @@ impl Daemon {
         for flow in stuck {
             end_stuck(&flow);
         }
-        Ok(())
+    }
+
+    /// Puts rules and routes in place. Steering TCP needs none; what needs one follows the system until that works.
+    fn apply(&mut self, plan: TablePlan) {
+        let applied = netlink::apply(&plan, self.core.network());
+        self.unapplied = applied.is_err().then(|| (plan, now() + AGAIN));
+        self.bear("cannot put all rules and routes in place", applied);
     }
 
     /// Starts the measurement of one link, where servers are configured for it.
@@ -343,7 +421,7 @@ impl Daemon {
     }
 
     /// Answers a client; true if it was told to end. A client that does not wait for its answer is none of our business.
-    async fn on_request(&mut self, request: Request) -> anyhow::Result<bool> {
+    fn on_request(&mut self, request: Request) -> bool {
         let time = now();
         match request {
             Request::Status(answer) => {
@@ -351,11 +429,14 @@ impl Daemon {
                 status.config = self.config_path.as_ref().map(|path| path.display().to_string());
                 status.warnings.extend(self.memory.trouble());
                 status.warnings.extend(self.config_trouble.clone());
+                status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
                 let _ = answer.send(Ok(status));
             }
             Request::Links(answer) => drop(answer.send(Ok(self.core.links(time)))),
             Request::Flows(answer) => {
-                self.core.look(time)?;
+                // What cannot be looked at now is told as it was.
+                let looked = self.core.look(time);
+                self.bear("cannot look at the flows", looked);
                 let _ = answer.send(Ok(self.core.flows(time)));
             }
             Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time)))),
@@ -365,10 +446,10 @@ impl Daemon {
             Request::Down(answer) => {
                 let accepted = Accepted { message: "Braid goes down; flows go on as the system has them".to_owned(), warnings: Vec::new() };
                 let _ = answer.send(Ok(accepted));
-                return Ok(true);
+                return true;
             }
         }
-        Ok(false)
+        false
     }
 }
 

@@ -7,20 +7,31 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use braid_platform::linux::netlink;
+use braid_platform::linux::sys::process::{FORWARDED, block_signals};
+
+use crate::lock::{Lock, LockError, PATIENCE};
 
 /// The daemon's end. While it lives, the guardian waits.
 pub struct Guardian {
     child: Child,
+    arguments: Vec<String>,
 }
 
 impl Guardian {
     /// Starts the guardian: this program again, with `arguments` (the hidden subcommand). Its standard input is a pipe that ends
     /// when this process does.
     pub fn start(arguments: &[&str]) -> io::Result<Self> {
-        let mut command = Command::new("/proc/self/exe");
-        // A group of its own: Ctrl-C at the terminal is for the daemon.
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
-        Ok(Self { child: command.spawn()? })
+        let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
+        Ok(Self { child: spawn(&arguments)?, arguments })
+    }
+
+    /// Starts another guardian if this one was killed; whether it was.
+    pub fn revive(&mut self) -> io::Result<bool> {
+        if self.child.try_wait()?.is_none() {
+            return Ok(false);
+        }
+        self.child = spawn(&self.arguments)?;
+        Ok(true)
     }
 
     /// Ends the guardian without a sweep by it: the caller has swept, or will.
@@ -32,8 +43,16 @@ impl Guardian {
     }
 }
 
+fn spawn(arguments: &[String]) -> io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    // A group of its own: Ctrl-C at the terminal is for the daemon.
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn()
+}
+
 /// The guardian's whole life: waits for the pipe to end, then sweeps.
 pub fn watch() -> anyhow::Result<()> {
+    // A service manager asks all its processes to end; this one ends after the daemon.
+    block_signals(&FORWARDED)?;
     let mut word = [0];
     loop {
         match io::stdin().read(&mut word) {
@@ -43,6 +62,11 @@ pub fn watch() -> anyhow::Result<()> {
             Err(_) => break,
         }
     }
+    // Under the lock, since the next daemon may have started already: then it has swept itself, and what is there is its own.
+    let _lock = match Lock::take_within(PATIENCE) {
+        Err(LockError::Held) => return Ok(()),
+        other => other?,
+    };
     let swept = netlink::sweep()?;
     tracing::info!(?swept, "the daemon is gone; its rules and routes are taken down");
     Ok(())

@@ -1,22 +1,50 @@
 //! What outlives the daemon: between the [`Store`] and the [`Core`].
+//!
+//! Disks can be slow, full or gone for minutes, and the heart must beat: whatever waits for one does so on a thread of its own.
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use braid_model::{Bytes, Rate, Time};
 use braid_platform::linux::process;
-use braid_platform::steering::{AppId, Learnt, Steering};
+use braid_platform::steering::{AppId, ExeId, Learnt, Steering};
 
 use crate::core::Core;
 use crate::store::{self, AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
 
+/// How long the start waits for the executables to be found; it goes on without them.
+const RECALL_PATIENCE: Duration = Duration::from_millis(30);
+/// A write that takes longer is worth a warning.
+const SLOW: Duration = Duration::from_secs(5);
+/// How long the end waits for the disk.
+const LAST_PATIENCE: Duration = Duration::from_secs(3);
+
 /// The memory.
 pub(crate) struct Memory {
-    store: Store,
+    folder: PathBuf,
+    /// Locked for as long as a thread writes.
+    store: Arc<Mutex<Store>>,
+    /// What applications' flows moved, once their executables are found.
+    recalled: Option<mpsc::Receiver<Vec<Learnt>>>,
     learnt: store::Learnt,
+    /// What of it the store has not been given yet.
+    fresh: Fresh,
     warnings: Vec<String>,
+    /// When the last write began.
+    written: Instant,
     /// Links that were reminded of what was learnt about them.
     recognised: BTreeSet<LinkKey>,
+}
+
+/// Rows for the store.
+#[derive(Default)]
+struct Fresh {
+    apps: BTreeMap<AppKey, AppRow>,
+    links: BTreeMap<LinkKey, LinkRow>,
+    usage: BTreeMap<LinkKey, UsageRow>,
 }
 
 impl Memory {
@@ -26,34 +54,47 @@ impl Memory {
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
-        Self { store, learnt, warnings, recognised: BTreeSet::new() }
+        let recalled = None;
+        let (store, fresh, recognised) = (Arc::new(Mutex::new(store)), Fresh::default(), BTreeSet::new());
+        Self { folder: folder.to_owned(), store, recalled, learnt, fresh, warnings, written: Instant::now(), recognised }
     }
 
     /// What the user should know.
     pub(crate) fn trouble(&self) -> Vec<String> {
-        let now = self.store.trouble().filter(|trouble| !self.warnings.iter().any(|warning| warning == trouble));
-        self.warnings.iter().cloned().chain(now.map(str::to_owned)).collect()
+        let now = match idle(&self.store) {
+            Some(store) => store.trouble().map(str::to_owned),
+            None if self.written.elapsed() < SLOW => None,
+            None => Some(format!("the disk of {} does not answer: what is learnt is kept in memory until it does", self.folder.display())),
+        };
+        let now = now.filter(|trouble| !self.warnings.contains(trouble));
+        self.warnings.iter().cloned().chain(now).collect()
     }
 
-    /// Teaches the steering what applications' flows moved.
-    pub(crate) fn recall<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
-        for (key, row) in &self.learnt.apps {
+    /// Begins to look for the executables of what was learnt. A path may lie on a server that does not answer.
+    pub(crate) fn begin_recall<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+        let rows: Vec<_> = self.learnt.apps.iter().map(|(key, row)| (key.clone(), *row)).collect();
+        let (found, recalled) = mpsc::sync_channel(1);
+        std::thread::spawn(move || {
             // A program that is gone, or was replaced by another file of the same path, begins with the same expectation.
-            let Some(exe) = process::exe_id(Path::new(&key.exe)) else { continue };
-            let age = u64::try_from(unix).unwrap_or(0).saturating_sub(row.updated);
-            let updated = Time::from_nanos(now.as_nanos().saturating_sub(age.saturating_mul(1_000_000_000)));
-            let learnt = Learnt {
-                app: AppId { exe, name: key.name.clone() },
-                port: key.port,
-                down: Bytes::new(row.demand_down),
-                up: Bytes::new(row.demand_up),
-                count: row.samples,
-                updated,
-            };
-            if let Err(error) = core.steering().teach(&learnt) {
-                tracing::warn!("{error}");
-                return;
-            }
+            let learnt = rows.iter().filter_map(|(key, row)| Some(learnt(process::exe_id(Path::new(&key.exe))?, key, row, now, unix)));
+            let _ = found.send(learnt.collect());
+        });
+        let first = recalled.recv_timeout(RECALL_PATIENCE);
+        self.recalled = Some(recalled);
+        self.teach(core, first.ok());
+    }
+
+    /// Teaches the steering what was found since.
+    pub(crate) fn go_on_recalling<S: Steering>(&mut self, core: &mut Core<S>) {
+        let found = self.recalled.as_ref().and_then(|recalled| recalled.try_recv().ok());
+        self.teach(core, found);
+    }
+
+    fn teach<S: Steering>(&mut self, core: &mut Core<S>, found: Option<Vec<Learnt>>) {
+        let Some(found) = found else { return };
+        self.recalled = None;
+        if let Err(error) = found.iter().try_for_each(|learnt| core.steering().teach(learnt)) {
+            tracing::warn!("{error}");
         }
     }
 
@@ -78,8 +119,55 @@ impl Memory {
         self.recognised = present;
     }
 
-    /// Writes what was learnt since.
+    /// Writes what was learnt since, in the background. While an earlier write still waits for the disk, it waits for the next time.
     pub(crate) fn keep<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+        self.gather(core, now, unix);
+        if self.hand_over() {
+            self.write();
+        }
+    }
+
+    /// Writes for the last time, and waits for the disk, but not for ever.
+    pub(crate) fn keep_last<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+        self.gather(core, now, unix);
+        let end = Instant::now() + LAST_PATIENCE;
+        while Instant::now() < end {
+            if !self.hand_over() {
+                std::thread::sleep(Duration::from_millis(5));
+            } else if self.write().recv_timeout(end.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+        tracing::warn!("the store in {} does not take what was learnt last: its disk does not answer", self.folder.display());
+    }
+
+    /// Gives the store what was learnt; false if it is being written and takes nothing.
+    fn hand_over(&mut self) -> bool {
+        let Some(mut store) = idle(&self.store) else { return false };
+        let fresh = std::mem::take(&mut self.fresh);
+        fresh.apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
+        fresh.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
+        fresh.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
+        true
+    }
+
+    /// Writes what is gathered on a thread of its own; the receiver hears of the end.
+    fn write(&mut self) -> mpsc::Receiver<()> {
+        self.written = Instant::now();
+        let store = Arc::clone(&self.store);
+        let (done, ended) = mpsc::sync_channel(1);
+        std::thread::spawn(move || {
+            let trouble = store.lock().unwrap_or_else(std::sync::PoisonError::into_inner).flush();
+            if let Some(trouble) = trouble {
+                tracing::warn!("{trouble}");
+            }
+            let _ = done.send(());
+        });
+        ended
+    }
+
+    /// Takes in what was learnt since.
+    fn gather<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         let unix = u64::try_from(unix).unwrap_or(0);
         for learnt in core.steering().learnt().unwrap_or_default() {
             let Some(exe) = core.executable_of(&learnt.app) else { continue };
@@ -90,10 +178,15 @@ impl Memory {
                 samples: learnt.count,
                 updated: unix.saturating_sub(now.since(learnt.updated).as_secs()),
             };
-            if self.learnt.apps.get(&key) != Some(&row) {
-                self.store.put_app(key.clone(), row);
+            // Times are rounded, and so differ by a second now and then.
+            let same = |known: &AppRow| AppRow { updated: 0, ..*known } == AppRow { updated: 0, ..row };
+            if !self.learnt.apps.get(&key).is_some_and(same) {
+                self.fresh.apps.insert(key.clone(), row);
                 self.learnt.apps.insert(key, row);
             }
+        }
+        for apps in [&mut self.learnt.apps, &mut self.fresh.apps] {
+            store::prune(apps, |row| row.updated);
         }
         for link in core.all_links_mut() {
             let key = link_key(link);
@@ -104,17 +197,40 @@ impl Memory {
             let row = LinkRow { capacity_down: learnt(0), capacity_up: learnt(1), updated: unix };
             if row.capacity_down.is_some() || row.capacity_up.is_some() {
                 self.learnt.links.insert(key.clone(), row);
-                self.store.put_link(key.clone(), row);
+                self.fresh.links.insert(key.clone(), row);
             }
             if let Some(allowance) = &link.allowance {
                 let row = UsageRow { used: allowance.used().get(), period: allowance.period(), updated: unix };
                 self.learnt.usage.insert(usage_key(&key), row);
-                self.store.put_usage(usage_key(&key), row);
+                self.fresh.usage.insert(usage_key(&key), row);
             }
         }
-        if let Some(trouble) = self.store.flush() {
-            tracing::warn!("{trouble}");
+        for links in [&mut self.learnt.links, &mut self.fresh.links] {
+            store::prune(links, |row| row.updated);
         }
+    }
+}
+
+/// The store, unless it is being written.
+fn idle(store: &Mutex<Store>) -> Option<MutexGuard<'_, Store>> {
+    match store.try_lock() {
+        Ok(store) => Some(store),
+        // A thread that died in the middle leaves what is still to be written.
+        Err(TryLockError::Poisoned(store)) => Some(store.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// A stored row as the steering takes it.
+fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> Learnt {
+    let age = u64::try_from(unix).unwrap_or(0).saturating_sub(row.updated);
+    Learnt {
+        app: AppId { exe, name: key.name.clone() },
+        port: key.port,
+        down: Bytes::new(row.demand_down),
+        up: Bytes::new(row.demand_up),
+        count: row.samples,
+        updated: Time::from_nanos(now.as_nanos().saturating_sub(age.saturating_mul(1_000_000_000))),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ impl Server {
     pub fn bind(path: &Path) -> Result<Self, ServeError> {
         let failed = |error| ServeError::Listen { path: path.to_owned(), error };
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            std::fs::create_dir_all(parent).map_err(failed)?;
+            std::fs::DirBuilder::new().recursive(true).mode(0o755).create(parent).map_err(failed)?;
         }
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(ServeError::NotASocket(path.to_owned())),
@@ -102,7 +102,7 @@ impl Server {
             let _ = std::fs::remove_file(&fresh);
             return Err(failed(error));
         }
-        Ok(Self { listener, file: SocketFile(path.to_owned()) })
+        Ok(Self { listener, file: SocketFile::of(path) })
     }
 
     /// Answers clients out of `core` until `end` comes to pass; answers under way are finished.
@@ -115,14 +115,29 @@ impl Server {
     }
 }
 
-/// Removes the socket's file when the server ends.
+/// Removes the socket's file when the server ends, unless another one has taken the place.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+struct SocketFile {
+    path: PathBuf,
+    identity: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> Self {
+        Self { path: path.to_owned(), identity: identity(path) }
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        if self.identity == identity(&self.path) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|data| (data.dev(), data.ino()))
 }
 
 /// Who connected, as the kernel tells.
@@ -145,7 +160,7 @@ impl Peer {
 impl Connected<IncomingStream<'_, UnixListener>> for Peer {
     fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
         // Of /proc/self the owner is this process's user.
-        let own = std::fs::metadata("/proc/self").map_or(0, |data| std::os::unix::fs::MetadataExt::uid(&data));
+        let own = std::fs::metadata("/proc/self").map_or(0, |data| data.uid());
         Self::of(stream.io(), own)
     }
 }
@@ -296,6 +311,13 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         drop(Server::bind(&path).unwrap());
+        assert!(!path.exists());
+        let first = Server::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = Server::bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists(), "the file is another server's now");
+        drop(second);
         std::fs::write(&path, "precious").unwrap();
         assert!(matches!(Server::bind(&path), Err(ServeError::NotASocket(_))));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");

@@ -100,7 +100,8 @@ impl Batch {
     }
 }
 
-fn prune<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, updated: impl Fn(&V) -> u64) {
+/// Keeps [`ROW_LIMIT`] rows or a few more: the oldest go first.
+pub(crate) fn prune<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, updated: impl Fn(&V) -> u64) {
     if rows.len() > ROW_LIMIT + ROW_LIMIT / 10 {
         let mut ages: Vec<_> = rows.iter().map(|(key, row)| (updated(row), key.clone())).collect();
         ages.sort();
