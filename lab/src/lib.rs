@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 
 mod air;
+pub mod bench;
 pub mod daemon;
 pub mod demo;
 mod frame;

@@ -5,8 +5,8 @@
 use std::io::Read;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, demo, effective_user};
+use anyhow::{Context, Result, ensure};
+use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, demo, effective_user};
 use braid_model::Rate;
 use clap::{Parser, Subcommand};
 
@@ -35,6 +35,20 @@ enum Action {
         #[arg(long)]
         unprivileged: bool,
     },
+    /// Measures what Braid promises; as root. Writes bench.md and bench.json.
+    Bench {
+        /// The benchmarks: whole-connections, mixes, overhead, decision, cut, footprint [default: all]
+        names: Vec<String>,
+        /// The braid program [default: the one beside this program]
+        #[arg(long)]
+        braid: Option<PathBuf>,
+        /// Where the results are written; those of benchmarks that are not run now stay.
+        #[arg(long, default_value = "bench")]
+        out: PathBuf,
+        /// Fewer and shorter runs: to see that all works, not for figures.
+        #[arg(long)]
+        quick: bool,
+    },
     /// Makes a lab with an HTTP server, a DNS server and a UDP echo, says how to enter it, and keeps it until its input ends.
     Hold {
         /// Links as NAME=RATE, in order.
@@ -55,16 +69,16 @@ fn main() -> Result<()> {
     }
     match arguments.action {
         Action::Demo { braid, schedulers, out, unprivileged } => demonstrate(braid, &schedulers, &out, was_root && !unprivileged),
+        Action::Bench { names, braid, out, quick } => {
+            ensure!(was_root, "the benchmarks need root: they measure braid up");
+            prove(braid, &names, &out, quick)
+        }
         Action::Hold { links } => hold(&links),
     }
 }
 
 fn demonstrate(braid: Option<PathBuf>, schedulers: &[String], out: &std::path::Path, daemon: bool) -> Result<()> {
-    let braid = match braid {
-        Some(braid) => Some(braid.canonicalize().with_context(|| format!("there is no {}", braid.display()))?),
-        None => demo::beside(&std::env::current_exe()?),
-    };
-    let way = match braid {
+    let way = match find(braid)? {
         None => demo::Way::Without,
         Some(braid) if daemon => demo::Way::Daemon(braid),
         Some(braid) => demo::Way::Run(braid),
@@ -86,6 +100,24 @@ fn demonstrate(braid: Option<PathBuf>, schedulers: &[String], out: &std::path::P
         println!("{}", path.display());
     }
     Ok(())
+}
+
+fn prove(braid: Option<PathBuf>, names: &[String], out: &std::path::Path, quick: bool) -> Result<()> {
+    let braid =
+        find(braid)?.context("the braid program was not found: build it (cargo build --release -p braid), or name it by --braid")?;
+    for report in bench::run(&bench::Settings { braid, quick }, names, out)? {
+        println!("{}", report.markdown());
+    }
+    println!("{}", out.join("bench.md").display());
+    Ok(())
+}
+
+/// The braid program: the one named, else the one beside this program if there is one.
+fn find(braid: Option<PathBuf>) -> Result<Option<PathBuf>> {
+    match braid {
+        Some(braid) => braid.canonicalize().map(Some).with_context(|| format!("there is no {}", braid.display())),
+        None => Ok(demo::beside(&std::env::current_exe()?)),
+    }
 }
 
 fn hold(links: &[String]) -> Result<()> {

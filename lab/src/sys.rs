@@ -314,6 +314,17 @@ pub(crate) fn kill(pid: i32) -> io::Result<()> {
     check(unsafe { libc::kill(pid, libc::SIGKILL) }).map(drop)
 }
 
+/// Lets this process have as many open files as it may: the soft limit becomes the hard one.
+pub(crate) fn raise_open_files() -> io::Result<()> {
+    // SAFETY: all zero bytes are a valid rlimit, and both calls get pointers to a live one.
+    unsafe {
+        let mut limit: libc::rlimit = zeroed();
+        check(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit))?;
+        limit.rlim_cur = limit.rlim_max;
+        check(libc::setrlimit(libc::RLIMIT_NOFILE, &limit)).map(drop)
+    }
+}
+
 /// Asks a process to end.
 pub(crate) fn terminate(pid: u32) -> io::Result<()> {
     let pid = i32::try_from(pid).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;

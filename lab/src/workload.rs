@@ -94,11 +94,16 @@ pub fn dbas(scale: f64, span: Duration, seed: u64) -> Vec<Download> {
 /// Makes the downloads, each by a curl of its own that `launch` prepares: `launch(program)` gives the command to which the arguments are
 /// added, so that it says where curl runs, as whom and under what. `limit` is how long one download may take.
 pub fn run(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
+    run_each(web, downloads, limit, |_| launch("curl"))
+}
+
+/// The same, where `launch` prepares a curl, under whatever name, for this very download: so that classes can be programs of their own.
+pub fn run_each(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {
     let (results, finished) = mpsc::channel();
     let begin = Instant::now();
     for (number, download) in downloads.iter().enumerate() {
         let url = web.url(download.size)?;
-        let mut command = launch("curl")?;
+        let mut command = launch(download)?;
         command.args(["-s", "-o", "/dev/null", "-w", "%{size_download} %{local_ip}", "--max-time"]);
         command.arg(limit.as_secs_f64().to_string()).arg(url);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -1,0 +1,82 @@
+//! Measurements of what Braid promises, each repeated by one command.
+//!
+//! Absolute figures belong to the machine they were measured on; so what is compared is measured in one run, in turns, and given as a
+//! ratio wherever there is something to compare with.
+
+mod cut;
+mod decision;
+mod footprint;
+mod mixes;
+mod overhead;
+mod report;
+mod sockets;
+mod stats;
+mod whole;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+pub use report::{Aim, Report, Table};
+
+/// What all benchmarks are told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The program.
+    pub braid: PathBuf,
+    /// Fewer repetitions and shorter ones: to see that all works, not for figures.
+    pub quick: bool,
+}
+
+/// A benchmark.
+type Bench = fn(&Settings) -> Result<Report>;
+
+/// The benchmarks, in the order of the report.
+const ALL: [(&str, Bench); 6] = [
+    ("whole-connections", whole::run),
+    ("mixes", mixes::run),
+    ("overhead", overhead::run),
+    ("decision", decision::run),
+    ("cut", cut::run),
+    ("footprint", footprint::run),
+];
+
+/// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there
+/// before and is not measured now stays in them. Gives the reports.
+pub fn run(settings: &Settings, names: &[String], out: &Path) -> Result<Vec<Report>> {
+    let known = ALL.map(|(name, _)| name);
+    if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
+        bail!("there is no benchmark {unknown:?}: there are {}", known.join(", "));
+    }
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    crate::sys::raise_open_files().context("cannot raise the limit of open files")?;
+    let mut reports = Vec::new();
+    for (name, bench) in ALL.into_iter().filter(|(name, _)| names.is_empty() || names.iter().any(|wanted| wanted == name)) {
+        eprintln!("{name}:");
+        let begin = Instant::now();
+        let mut report = bench(settings).with_context(|| format!("the benchmark {name} failed"))?;
+        eprintln!("{name}: {:.0} s", begin.elapsed().as_secs_f64());
+        report.command = format!("braid-lab bench{} {name}", if settings.quick { " --quick" } else { "" });
+        report.save(out)?;
+        report::assemble(out, &known, &machine())?;
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+/// What the figures were measured on.
+fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    let info = read("/proc/cpuinfo");
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")).and_then(|line| line.split_once(':'));
+    let model = model.map_or("unknown processor", |(_, model)| model.trim());
+    let congestion = read("/proc/sys/net/ipv4/tcp_congestion_control");
+    format!("Measured on Linux {}, {cpus} CPUs ({model}), TCP {congestion}.", read("/proc/sys/kernel/osrelease"))
+}
+
+/// Prints a line of progress, indented below the benchmark's name.
+fn progress(text: &str) {
+    eprintln!("  {text}");
+}

@@ -1,0 +1,313 @@
+//! What Braid costs where there is nothing to gain: links without limits.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::report::Report;
+use super::sockets::{accept_and_drop, connect, swallow_datagrams};
+use super::stats::{Mean, median, quantile};
+use super::{Settings, progress};
+use crate::daemon::Daemon;
+use crate::lab::Lab;
+use crate::spec::LinkSpec;
+
+const LINKS: [&str; 2] = ["eth0", "eth1"];
+/// How long a fresh daemon is left alone before anything is measured beside it.
+const SETTLE: Duration = Duration::from_millis(500);
+
+pub(super) fn run(settings: &Settings) -> Result<Report> {
+    let mut report = Report::new(
+        "overhead",
+        "Overhead",
+        "Client and server joined by veth pairs without limits or emulator; the daemon is started (max-throughput) for one half of each \
+         pair of runs and stopped for the other, in changing order. Goodput: 10 parallel iperf3 streams for 2 s. CPU: /proc/stat of the whole machine over \
+         the transfer, by gigabyte received; the kernel's share is system, irq and softirq. Connect: one non-blocking connect() to a \
+         listening socket, timed in the process that calls it; its life: socket(), connect() and close(). Datagram: sendto() of 100 bytes by an \
+         unconnected socket. Ratios are taken pair by pair, with 95 % confidence intervals of their means.",
+    );
+    let links: &[usize] = if settings.quick { &[1] } else { &[1, 2] };
+    let mut raw = json!({});
+    for count in links {
+        let streams = streams(settings, *count, if settings.quick { 3 } else { 20 })?;
+        raw[format!("iperf3_{count}_links")] = tell_streams(&streams, *count, &mut report);
+    }
+    let calls = calls(settings)?;
+    raw["calls"] = tell_calls(&calls, &mut report);
+    report.raw = raw;
+    let others = super::decision::programs()?.values().filter(|program| program.name == "braid_connect4").count();
+    if others > 0 {
+        report
+            .notes
+            .push(format!("{others} other daemons ran on the machine in other namespaces; their programs met these connections too."));
+    }
+    Ok(report)
+}
+
+/// A row of measurements without and with Braid, pair by pair.
+#[derive(Debug, Default)]
+struct Pairs {
+    without: Vec<f64>,
+    with: Vec<f64>,
+}
+
+impl Pairs {
+    fn push(&mut self, with: bool, value: f64) {
+        if with { &mut self.with } else { &mut self.without }.push(value);
+    }
+
+    fn ratio(&self) -> Mean {
+        Mean::of_ratios(&self.with, &self.without)
+    }
+
+    fn json(&self) -> Value {
+        json!({ "without": self.without, "with": self.with, "ratio": self.ratio() })
+    }
+}
+
+/// Goodput in Gbit/s, and CPU seconds by gigabyte.
+#[derive(Debug, Default)]
+struct Streams {
+    goodput: Pairs,
+    cpu: Pairs,
+    kernel: Pairs,
+}
+
+fn streams(settings: &Settings, links: usize, pairs: usize) -> Result<Streams> {
+    let lab = LINKS[..links].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
+    let _server = Server::start(&lab)?;
+    let mut streams = Streams::default();
+    for pair in 0..pairs {
+        for with in [pair % 2 == 0, pair % 2 != 0] {
+            let daemon = daemon(&lab, settings, with)?;
+            let before = cpu()?;
+            let (goodput, gigabytes) = transfer(&lab, 2)?;
+            let used = cpu()?.since(&before);
+            drop(daemon);
+            streams.goodput.push(with, goodput);
+            streams.cpu.push(with, used.all / gigabytes);
+            streams.kernel.push(with, used.kernel / gigabytes);
+        }
+        let ratio = |pairs: &Pairs| pairs.with[pair] / pairs.without[pair];
+        let (without, with) = (streams.goodput.without[pair], streams.goodput.with[pair]);
+        let (goodput, cpu) = (ratio(&streams.goodput), ratio(&streams.cpu));
+        progress(&format!("{links} links, pair {pair}: {without:.1} and {with:.1} Gbit/s, ratio {goodput:.3}, CPU {cpu:.3}"));
+    }
+    Ok(streams)
+}
+
+fn daemon(lab: &Lab, settings: &Settings, with: bool) -> Result<Option<Daemon>> {
+    let daemon = if with { Some(Daemon::start(lab, &settings.braid, "max-throughput", "")?) } else { None };
+    thread::sleep(SETTLE);
+    Ok(daemon)
+}
+
+fn tell_streams(streams: &Streams, links: usize, report: &mut Report) -> Value {
+    let row = |what: &str, pairs: &Pairs| {
+        let (low, high) = pairs.ratio().interval();
+        let figure = |values: &[f64]| format!("{:.3}", Mean::of(values).mean);
+        let interval = format!("{:.3} ({low:.3} to {high:.3})", pairs.ratio().mean);
+        vec![what.to_owned(), figure(&pairs.without), figure(&pairs.with), interval, format!("{:.3}", median(&ratios(pairs)))]
+    };
+    let rows = vec![
+        row("goodput, Gbit/s", &streams.goodput),
+        row("CPU seconds a gigabyte", &streams.cpu),
+        row("of these in the kernel", &streams.kernel),
+    ];
+    let count = streams.goodput.with.len();
+    let caption = match links {
+        1 => format!("One link, {count} pairs:"),
+        _ => format!("{links} links (without Braid only the first is used), {count} pairs:"),
+    };
+    report.table(caption, "what | without | with | ratio (95 % interval) | median ratio", rows);
+    if links == 1 {
+        let ratio = streams.goodput.ratio();
+        report.aim("goodput of 10 streams at least 0.98 of that without", interval(&ratio), ratio.mean >= 0.98);
+        let ratio = streams.cpu.ratio();
+        report.aim("CPU a gigabyte at most 1.03 of that without", interval(&ratio), ratio.mean <= 1.03);
+    }
+    json!({ "goodput_gbps": streams.goodput.json(), "cpu_s_per_gb": streams.cpu.json(), "kernel_s_per_gb": streams.kernel.json() })
+}
+
+fn ratios(pairs: &Pairs) -> Vec<f64> {
+    pairs.with.iter().zip(&pairs.without).map(|(with, without)| with / without).collect()
+}
+
+fn interval(mean: &Mean) -> String {
+    format!("{:.3} ± {:.3}", mean.mean, mean.half_width)
+}
+
+/// An iperf3 server, for as long as this value lives.
+struct Server(Child);
+
+impl Server {
+    fn start(lab: &Lab) -> Result<Self> {
+        let mut command = lab.server().command("iperf3")?;
+        let child = command.args(["-s", "-p", "5201"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let server = Self(child.context("cannot run iperf3: run lab/install-deps.sh")?);
+        let begin = Instant::now();
+        while lab.client().run(|| std::net::TcpStream::connect((Lab::internet(10), 5201)).is_err())? {
+            ensure!(begin.elapsed() < Duration::from_secs(5), "iperf3 does not answer after 5 s");
+            thread::sleep(Duration::from_millis(10));
+        }
+        thread::sleep(Duration::from_millis(100));
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Ten streams for so many seconds; gives what was received, as a rate in Gbit/s and in gigabytes.
+fn transfer(lab: &Lab, seconds: u32) -> Result<(f64, f64)> {
+    let mut command: Command = lab.client().command("iperf3")?;
+    command.args(["-c", &Lab::internet(10).to_string(), "-P", "10", "-J", "-t", &seconds.to_string()]);
+    let output = command.stdin(Stdio::null()).output().context("cannot run iperf3: run lab/install-deps.sh")?;
+    let result: Value = serde_json::from_slice(&output.stdout).context("iperf3 gives no JSON")?;
+    let received = &result["end"]["sum_received"];
+    let figure = |name| received[name].as_f64().with_context(|| format!("iperf3 failed: {}", result["error"]));
+    Ok((figure("bits_per_second")? / 1e9, figure("bytes")? / 1e9))
+}
+
+/// CPU time the whole machine used, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Cpu {
+    all: f64,
+    kernel: f64,
+}
+
+impl Cpu {
+    fn since(&self, before: &Self) -> Self {
+        Self { all: self.all - before.all, kernel: self.kernel - before.kernel }
+    }
+}
+
+fn cpu() -> Result<Cpu> {
+    let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    parse_cpu(&stat).context("/proc/stat has no line of all CPUs")
+}
+
+/// The first line: user, nice, system, idle, iowait, irq, softirq, steal in hundredths of a second (proc_stat(5)).
+fn parse_cpu(stat: &str) -> Option<Cpu> {
+    let fields: Vec<f64> = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    let [user, nice, system, _, _, irq, softirq, ..] = fields[..] else { return None };
+    let kernel = (system + irq + softirq) / 100.0;
+    Some(Cpu { all: (user + nice) / 100.0 + kernel, kernel })
+}
+
+/// Microseconds by call.
+#[derive(Debug, Default)]
+struct Calls {
+    connect: [Vec<f64>; 2],
+    life: Pairs,
+    datagram: Pairs,
+    connect_medians: Pairs,
+}
+
+fn calls(settings: &Settings) -> Result<Calls> {
+    let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
+    let listener = accept_and_drop(&lab, 9000)?;
+    let swallower = swallow_datagrams(&lab, 9001)?;
+    let (pairs, batch) = if settings.quick { (2, 500) } else { (20, 500) };
+    let mut calls = Calls::default();
+    for pair in 0..pairs {
+        for with in [pair % 2 == 0, pair % 2 != 0] {
+            let daemon = daemon(&lab, settings, with)?;
+            let (connects, life) = lab.client().run(|| time_connects(listener, batch))??;
+            let datagram = lab.client().run(|| time_datagrams(swallower, 10 * batch))??;
+            drop(daemon);
+            calls.connect_medians.push(with, median(&connects));
+            calls.connect[usize::from(with)].extend(connects);
+            calls.life.push(with, life);
+            calls.datagram.push(with, datagram);
+        }
+    }
+    progress(&format!("{} connects a side", calls.connect[0].len()));
+    Ok(calls)
+}
+
+/// Microseconds: of each connect(), and the mean of a connection's whole life.
+fn time_connects(to: SocketAddr, count: usize) -> std::io::Result<(Vec<f64>, f64)> {
+    // Caches and the other end's thread awake first.
+    (0..50).try_for_each(|_| connect(to).map(drop))?;
+    let begin = Instant::now();
+    let times = (0..count).map(|_| connect(to).map(|(took, _)| took.as_secs_f64() * 1e6)).collect::<std::io::Result<_>>()?;
+    Ok((times, begin.elapsed().as_secs_f64() * 1e6 / count as f64))
+}
+
+/// The median microseconds of one sendto().
+fn time_datagrams(to: SocketAddr, count: usize) -> std::io::Result<f64> {
+    let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let begin = Instant::now();
+        socket.send_to(&[0; 100], to)?;
+        times.push(begin.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(&times))
+}
+
+fn tell_calls(calls: &Calls, report: &mut Report) -> Value {
+    let [without, with] = &calls.connect;
+    let row = |what: &str, without: f64, with: f64| {
+        vec![what.to_owned(), format!("{without:.2} µs"), format!("{with:.2} µs"), format!("{:+.2} µs", with - without)]
+    };
+    let middle = |pairs: &Pairs| (median(&pairs.without), median(&pairs.with));
+    let (life, datagram) = (middle(&calls.life), middle(&calls.datagram));
+    let rows = vec![
+        row(&format!("connect(), median of {}", without.len()), median(without), median(with)),
+        row("connect(), 95th percentile", quantile(without, 0.95), quantile(with, 0.95)),
+        row("a connection's life (median of the batches' means)", life.0, life.1),
+        row("sendto(), unconnected (median of the batches' medians)", datagram.0, datagram.1),
+    ];
+    report.table("Two links; what one call takes:", "what | without | with | more", rows);
+    let more = median(with) - median(without);
+    report.aim("a connect takes at most 2 µs more (median)", format!("{more:+.2} µs of {:.2}", median(without)), more <= 2.0);
+    report.aim("the cost of an unconnected datagram is stated", format!("{:+.2} µs of {:.2}", datagram.1 - datagram.0, datagram.0), true);
+    json!({ "connect_median_us": calls.connect_medians.json(), "life_us": calls.life.json(), "datagram_us": calls.datagram.json() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_counts_all_but_idling() {
+        let stat = "cpu  100 20 300 4000 50 6 94 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n";
+        assert_eq!(parse_cpu(stat), Some(Cpu { all: 5.2, kernel: 4.0 }));
+        assert_eq!(parse_cpu("cpu 1 2"), None);
+        assert_eq!(parse_cpu(""), None);
+        let (before, after) = (Cpu { all: 1.0, kernel: 0.5 }, Cpu { all: 3.0, kernel: 2.0 });
+        assert_eq!(after.since(&before), Cpu { all: 2.0, kernel: 1.5 });
+    }
+
+    #[test]
+    fn pairs_keep_their_sides_apart() {
+        let mut pairs = Pairs::default();
+        for (with, value) in [(true, 9.0), (false, 10.0), (false, 20.0), (true, 19.0)] {
+            pairs.push(with, value);
+        }
+        assert_eq!(ratios(&pairs), [0.9, 0.95]);
+        assert!((pairs.ratio().mean - 0.925).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_costs_too_much_is_told() {
+        let side = |goodput: f64, cpu: f64| (vec![goodput; 3], vec![cpu; 3]);
+        let ((g0, c0), (g1, c1)) = (side(40.0, 0.5), side(38.0, 0.55));
+        let pairs = |without: Vec<f64>, with: Vec<f64>| Pairs { without, with };
+        let streams = Streams { goodput: pairs(g0, g1), cpu: pairs(c0.clone(), c1.clone()), kernel: pairs(c0, c1) };
+        let mut report = Report::new("overhead", "", "");
+        tell_streams(&streams, 1, &mut report);
+        assert!(report.aims.len() == 2 && report.aims.iter().all(|aim| !aim.met), "{:?}", report.aims);
+        assert_eq!(report.aims[0].measured, "0.950 ± 0.000");
+    }
+}

@@ -1,0 +1,164 @@
+//! What a benchmark found, as a person reads it and as a program does.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One benchmark's findings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Its name on the command line.
+    pub name: String,
+    /// What it asks.
+    pub title: String,
+    /// How it was measured.
+    pub method: String,
+    /// The command that repeats it.
+    pub command: String,
+    /// The figures.
+    pub tables: Vec<Table>,
+    /// What was wanted, and whether it came.
+    pub aims: Vec<Aim>,
+    /// What a reader should mind.
+    pub notes: Vec<String>,
+    /// Every single measurement.
+    pub raw: Value,
+}
+
+/// Figures in rows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    /// What they are about.
+    pub caption: String,
+    /// The columns' names.
+    pub head: Vec<String>,
+    /// The figures, as many in each row as there are names.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// What was wanted, and what came.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Aim {
+    /// As in "goodput at least 0.98".
+    pub aim: String,
+    /// As in "0.997 ± 0.004".
+    pub measured: String,
+    /// Whether it came.
+    pub met: bool,
+}
+
+impl Report {
+    /// An empty one.
+    pub fn new(name: &str, title: &str, method: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            method: method.to_owned(),
+            command: String::new(),
+            tables: Vec::new(),
+            aims: Vec::new(),
+            notes: Vec::new(),
+            raw: Value::Null,
+        }
+    }
+
+    /// Adds an aim.
+    pub fn aim(&mut self, aim: impl Into<String>, measured: impl Into<String>, met: bool) {
+        self.aims.push(Aim { aim: aim.into(), measured: measured.into(), met });
+    }
+
+    /// Adds a table; `head` is the columns' names with `|` between them.
+    pub fn table(&mut self, caption: impl Into<String>, head: &str, rows: Vec<Vec<String>>) {
+        let head = head.split('|').map(|name| name.trim().to_owned()).collect();
+        self.tables.push(Table { caption: caption.into(), head, rows });
+    }
+
+    /// As a section of a Markdown document.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("## {}\n\n{}\n\n    {}\n", self.title, self.method, self.command);
+        for Table { caption, head, rows } in &self.tables {
+            let _ = write!(text, "\n{caption}\n\n| {} |\n|{}\n", head.join(" | "), " --- |".repeat(head.len()));
+            for row in rows {
+                let _ = writeln!(text, "| {} |", row.join(" | "));
+            }
+        }
+        if !self.aims.is_empty() {
+            text += "\n| aim | measured | |\n| --- | --- | --- |\n";
+            for Aim { aim, measured, met } in &self.aims {
+                let _ = writeln!(text, "| {aim} | {measured} | {} |", if *met { "met" } else { "**not met**" });
+            }
+        }
+        if !self.notes.is_empty() {
+            text.push('\n');
+            for note in &self.notes {
+                let _ = writeln!(text, "- {note}");
+            }
+        }
+        text
+    }
+
+    /// Keeps it in `directory`, in place of its predecessor of the same name.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        let path = directory.join(format!("{}.json", self.name));
+        fs::write(&path, serde_json::to_string_pretty(self)?).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// What was kept under this name, if anything was.
+    pub fn load(directory: &Path, name: &str) -> Option<Self> {
+        serde_json::from_str(&fs::read_to_string(directory.join(format!("{name}.json"))).ok()?).ok()
+    }
+}
+
+/// Writes `bench.md` and `bench.json` from whatever of `names` has been kept in `directory`.
+pub(super) fn assemble(directory: &Path, names: &[&str], machine: &str) -> Result<()> {
+    let reports: Vec<_> = names.iter().filter_map(|name| Report::load(directory, name)).collect();
+    let mut text = format!("# Benchmarks\n\n`make bench` repeats them all. {machine}\n");
+    for report in &reports {
+        text.push('\n');
+        text += &report.markdown();
+    }
+    for (name, content) in [("bench.md", text), ("bench.json", serde_json::to_string_pretty(&reports)?)] {
+        let path = directory.join(name);
+        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(name: &str) -> Report {
+        let mut report = Report::new(name, "How fast?", "By a watch.");
+        report.command = format!("braid-lab bench {name}");
+        report.table("Seconds:", "who | took", vec![vec!["hare".to_owned(), "9".to_owned()]]);
+        report.aim("under 5", "9", false);
+        report.notes.push("The hare slept.".to_owned());
+        report
+    }
+
+    #[test]
+    fn a_section_tells_command_figures_and_what_fell_short() {
+        let text = report("race").markdown();
+        assert!(text.starts_with("## How fast?\n\nBy a watch.\n\n    braid-lab bench race\n"), "{text}");
+        assert!(text.contains("| who | took |\n| --- | --- |\n| hare | 9 |\n"), "{text}");
+        assert!(text.contains("| under 5 | 9 | **not met** |\n\n- The hare slept.\n"), "{text}");
+    }
+
+    #[test]
+    fn sections_kept_earlier_stay_and_the_order_is_the_names() {
+        let directory = tempfile::tempdir().unwrap();
+        report("second").save(directory.path()).unwrap();
+        report("first").save(directory.path()).unwrap();
+        fs::write(directory.path().join("broken.json"), "{").unwrap();
+        assemble(directory.path(), &["first", "broken", "missing", "second"], "A slow one.").unwrap();
+        let text = fs::read_to_string(directory.path().join("bench.md")).unwrap();
+        assert!(text.contains("A slow one.") && text.find("bench first").unwrap() < text.find("bench second").unwrap(), "{text}");
+        let all: Vec<Report> = serde_json::from_str(&fs::read_to_string(directory.path().join("bench.json")).unwrap()).unwrap();
+        assert_eq!(all, [report("first"), report("second")]);
+    }
+}

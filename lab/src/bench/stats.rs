@@ -1,0 +1,103 @@
+//! What a row of measurements comes to.
+
+use serde::Serialize;
+
+/// Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom.
+const STUDENT: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
+    2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+];
+
+/// A mean with its spread. All zero for no measurement.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(super) struct Mean {
+    /// The arithmetic mean.
+    pub(super) mean: f64,
+    /// Standard deviation of one measurement; 0 for fewer than two.
+    pub(super) deviation: f64,
+    /// Half the width of the 95 % confidence interval of the mean; 0 for fewer than two.
+    pub(super) half_width: f64,
+    /// How many measurements.
+    pub(super) count: usize,
+}
+
+impl Mean {
+    /// Of these values.
+    pub(super) fn of(values: &[f64]) -> Self {
+        let count = values.len();
+        if count == 0 {
+            return Self::default();
+        }
+        let mean = values.iter().sum::<f64>() / count as f64;
+        if count == 1 {
+            return Self { mean, deviation: 0.0, half_width: 0.0, count };
+        }
+        let deviation = (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1) as f64).sqrt();
+        let student = STUDENT.get(count - 2).copied().unwrap_or(1.96);
+        Self { mean, deviation, half_width: student * deviation / (count as f64).sqrt(), count }
+    }
+
+    /// Of the ratios of values taken in pairs.
+    pub(super) fn of_ratios(over: &[f64], under: &[f64]) -> Self {
+        Self::of(&over.iter().zip(under).map(|(over, under)| over / under).collect::<Vec<_>>())
+    }
+
+    /// The confidence interval's ends.
+    pub(super) fn interval(&self) -> (f64, f64) {
+        (self.mean - self.half_width, self.mean + self.half_width)
+    }
+}
+
+/// The value below which `share` (0 to 1) of the values lie, by the nearest rank; 0 for none.
+pub(super) fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+}
+
+/// The middle value; 0 for none.
+pub(super) fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// The largest value; 0 for none.
+pub(super) fn worst(values: &[f64]) -> f64 {
+    quantile(values, 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mean_has_students_interval() {
+        let mean = Mean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!((mean.mean, mean.count), (3.0, 5));
+        assert!((mean.deviation - 2.5f64.sqrt()).abs() < 1e-12);
+        assert!((mean.half_width - 2.776 * (2.5f64 / 5.0).sqrt()).abs() < 1e-12);
+        let (low, high) = mean.interval();
+        assert!((low + high - 6.0).abs() < 1e-12 && low < 3.0);
+    }
+
+    #[test]
+    fn few_and_many_values_are_no_trouble() {
+        assert_eq!(Mean::of(&[]), Mean::default());
+        assert_eq!(Mean::of(&[7.0]).half_width, 0.0);
+        let many = Mean::of(&(0..100).map(f64::from).collect::<Vec<_>>());
+        assert!((many.half_width - 1.96 * many.deviation / 10.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn ratios_are_taken_in_pairs() {
+        assert_eq!(Mean::of_ratios(&[2.0, 9.0], &[1.0, 3.0]).mean, 2.5);
+    }
+
+    #[test]
+    fn quantiles_are_values_that_were_seen() {
+        let values = [5.0, 1.0, 4.0, 2.0, 3.0];
+        assert_eq!((median(&values), worst(&values), quantile(&values, 0.99), quantile(&values, 0.0)), (3.0, 5.0, 5.0, 1.0));
+        assert_eq!(median(&[1.0, 2.0]), 1.0);
+        assert_eq!((median(&[]), worst(&[])), (0.0, 0.0));
+    }
+}

@@ -1,0 +1,171 @@
+//! Starts that fail leave nothing half done and say why; starts in poor places succeed; the guardian's odd days.
+
+mod support;
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use braid_lab::Lab;
+use support::*;
+
+const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+
+/// Runs `braid up` by way of `wrapper` to its end. It must fail, and leave routing as it was.
+#[track_caller]
+fn refused(lab: &Lab, wrapper: &[&str], more: &[&str]) -> String {
+    let before = routing(lab);
+    let home = lab.directory();
+    let arguments = ["up".to_owned(), "--state-dir".to_owned(), home.join("state").display().to_string()];
+    let braid = braid().display().to_string();
+    let words: Vec<&str> =
+        wrapper.iter().copied().chain([&*braid]).chain(arguments.iter().map(String::as_str)).chain(more.iter().copied()).collect();
+    let mut command = lab.client().command(words[0]).unwrap();
+    let child = command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let watchdog = thread::spawn(move || {
+        thread::sleep(LIMIT);
+        Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status()
+    });
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    drop(watchdog);
+    let message = text(&stderr);
+    assert!(!status.success() && status.code().is_some(), "{status}: {message}");
+    assert_eq!(routing(lab), before, "{message}");
+    println!("{}", message.lines().last().unwrap_or_default());
+    message
+}
+
+fn socket(lab: &Lab) -> PathBuf {
+    lab.directory().join("refused.sock")
+}
+
+#[test]
+fn without_privilege_the_message_names_what_is_missing_and_what_else_there_is() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let path = socket(&lab).display().to_string();
+    let drop_all = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    for wrapper in [&drop_all[..], &["setpriv", "--bounding-set=-all"], &["setpriv", "--bounding-set=-bpf,-sys_admin,-perfmon"]] {
+        let message = refused(&lab, wrapper, &["--socket", &path]);
+        assert!(message.contains("braid run"), "{wrapper:?}: {message}");
+        assert!(!Path::new(&path).exists(), "{wrapper:?}");
+    }
+}
+
+#[test]
+fn a_socket_that_is_taken_stops_the_start_before_anything_is_changed() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let path = socket(&lab).display().to_string();
+    fs::write(&path, "precious").unwrap();
+    assert!(refused(&lab, &[], &["--socket", &path]).contains("not a socket"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    assert!(refused(&lab, &[], &["--socket", &path]).contains("--socket"));
+    assert!(refused(&lab, &[], &["--socket", "/proc/braid.sock"]).contains("/proc/braid.sock"));
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_one_is_told_and_harms_nothing() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let state = lab.directory().join("state");
+    fs::write(&state, "a file").unwrap();
+    let up = Up::start_with(&lab, ROUND_ROBIN, &state);
+    eventually("flows are steered", || chosen_many(&lab, remote(10, 9), 4).contains(&1));
+    assert!(up.status().unwrap()["warnings"].to_string().contains("state"));
+}
+
+#[test]
+fn no_links_and_no_loopback_are_no_reason_not_to_run() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    client(&lab, "ip link set lo down");
+    client(&lab, "ip link set wlan0 down");
+    client(&lab, "ip link set lte0 down");
+    let up = Up::start_with(&lab, ROUND_ROBIN, &lab.directory().join("state"));
+    assert_eq!(up.status().unwrap()["flows"], 0);
+    assert_eq!(up.state("wlan0"), "down");
+}
+
+#[test]
+fn a_host_with_ipv6_only_is_steered() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    for name in &NAMES[..2] {
+        client(&lab, &format!("ip -4 address flush dev {name}"));
+    }
+    let up = Up::start_with(&lab, ROUND_ROBIN, &lab.directory().join("state"));
+    eventually("both links are used", || {
+        let links = chosen_many(&lab, remote6(10, 9), 6);
+        links.contains(&0) && links.contains(&1)
+    });
+    assert_eq!(up.link("wlan0")["state_v4"], "down");
+}
+
+#[test]
+fn regression_a_killed_guardian_is_replaced_and_the_new_one_does_its_work() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let before = routing(&lab);
+    let mut up = Up::start(&lab, ROUND_ROBIN);
+    let [first] = children(up.pid())[..] else { panic!("one guardian") };
+    kill("-TERM", first);
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(children(up.pid()), [first], "what is meant for the daemon does not end the guardian");
+    kill("-KILL", first);
+    eventually("there is another guardian", || children(up.pid()).iter().any(|guardian| *guardian != first));
+    eventually("the log tells", || up.log().contains("guardian was killed"));
+    up.signal("KILL");
+    up.wait_end();
+    let took = eventually("rules and routes are gone", || routing(&lab) == before);
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn regression_the_old_guardian_does_not_sweep_what_the_next_daemon_put_in_place() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let mut up = Up::start(&lab, ROUND_ROBIN);
+    let there = routing(&lab);
+    for _ in 0..5 {
+        let guardian = children(up.pid())[0];
+        kill("-STOP", guardian);
+        up.signal("KILL");
+        up.wait_end();
+        drop(up);
+        up = Up::start(&lab, ROUND_ROBIN);
+        kill("-CONT", guardian);
+        eventually("the old guardian ends", || !Path::new(&format!("/proc/{guardian}")).exists());
+        assert_eq!(routing(&lab), there);
+    }
+}
+
+/// Processes this one started.
+fn children(pid: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn kill(signal: &str, pid: u32) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
+}
