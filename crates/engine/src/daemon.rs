@@ -57,6 +57,7 @@ pub const DEFAULT_STATE: &str = "/var/lib/braid";
 
 /// Runs the daemon in the foreground until it is told to end. All or nothing: an error leaves no rule and no program behind.
 pub fn run(options: &Options) -> anyhow::Result<()> {
+    crate::privilege::check()?;
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot start Braid")?;
     let config_path = options.config.clone().or_else(|| Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists()));
     let config = match &config_path {

@@ -8,6 +8,7 @@ pub mod daemon;
 pub mod guardian;
 mod lock;
 mod memory;
+mod privilege;
 pub mod run;
 pub mod server;
 pub mod store;
