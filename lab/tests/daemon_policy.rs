@@ -155,8 +155,11 @@ fn a_backup_link_waits_for_all_others_to_die_and_an_excluded_one_for_ever() {
     assert!(backup[1] > 0 && backup[0] == 0 && backup[2] == 0, "{backup:?}");
     lab.bright(0).unwrap();
     up.wait_state("wlan0", "up");
-    let normal = captured(&lab, 11, || try_all(&lab, 11));
-    assert!(normal[0] > 0 && normal[1..] == [0, 0], "{normal:?}");
+    // On a busy machine the link may be judged dead for another moment.
+    eventually("the normal link alone is used again", || {
+        let normal = captured(&lab, 11, || try_all(&lab, 11));
+        normal[0] > 0 && normal[1..] == [0, 0]
+    });
 }
 
 /// Downloads this much over a link of its own choice.
