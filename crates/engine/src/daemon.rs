@@ -15,6 +15,7 @@ use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now};
+use braid_platform::linux::sys::process::give_back_memory;
 use braid_platform::linux::{measure, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering};
 use tokio::signal::unix::{SignalKind, signal};
@@ -163,6 +164,8 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     daemon.act();
     notify("READY=1");
     tracing::info!(socket = %socket.display(), "Braid is up");
+    // Reading the kernel's types took tens of megabytes.
+    give_back_memory();
     let result = daemon.turn(&events).await;
     notify("STOPPING=1");
     daemon.memory.keep_last(&mut daemon.core, now(), unix());

@@ -247,3 +247,111 @@ fn link_key(link: &crate::core::Link) -> LinkKey {
 fn usage_key(key: &LinkKey) -> LinkKey {
     LinkKey { network: String::new(), ..key.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::core::Names;
+    use braid_model::{Application, Class};
+    use braid_platform::fake::FakeSteering;
+    use braid_platform::steering::SteeringEvent;
+
+    const NOW: Time = Time::from_nanos(1_000_000_000_000);
+    const UNIX: i64 = 1_800_000_000;
+    const PROGRAM: &str = "/bin/sh";
+
+    struct OneProgram;
+
+    impl Names for OneProgram {
+        fn executable(&mut self, path: &Path) -> Option<ExeId> {
+            process::exe_id(path)
+        }
+        fn cgroup(&mut self, _: &str) -> Option<(u64, u32)> {
+            None
+        }
+        fn application(&mut self, app: &AppId, _: u32, _: u64) -> (Application, Option<String>) {
+            (Application { exe: Some(PROGRAM.into()), name: app.name.clone() }, None)
+        }
+    }
+
+    fn core() -> Core<FakeSteering> {
+        Core::new(FakeSteering::default(), Box::new(OneProgram), Config::default(), NOW).unwrap()
+    }
+
+    /// As if flows of a program of this name had moved so much.
+    fn learn(core: &mut Core<FakeSteering>, name: &str, down: u64) {
+        let app = AppId { exe: process::exe_id(Path::new(PROGRAM)).unwrap(), name: name.to_owned() };
+        let met = SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 0, class: Class::default() };
+        core.on_events(NOW, vec![met]).unwrap();
+        let learnt = Learnt { app, port: 80, down: Bytes::new(down), up: Bytes::ZERO, count: down, updated: NOW };
+        core.steering().teach(&learnt).unwrap();
+    }
+
+    fn recalled(folder: &Path) -> Vec<(String, u64)> {
+        let (mut memory, mut core) = (Memory::open(folder), core());
+        memory.begin_recall(&mut core, NOW, UNIX);
+        while memory.recalled.is_some() {
+            memory.go_on_recalling(&mut core);
+        }
+        core.steering().learnt().unwrap().into_iter().map(|learnt| (learnt.app.name, learnt.down.get())).collect()
+    }
+
+    #[test]
+    fn what_was_learnt_is_recalled_in_the_next_life() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        learn(&mut core, "curl", 1000);
+        memory.keep_last(&mut core, NOW, UNIX);
+        drop(memory);
+        assert_eq!(recalled(folder.path()), [("curl".to_owned(), 1000)]);
+    }
+
+    #[test]
+    fn regression_a_disk_that_does_not_answer_holds_nothing_up_and_loses_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        let store = Arc::clone(&memory.store);
+        let disk = store.lock().unwrap();
+        for (name, down) in [("curl", 1000), ("wget", 2000), ("curl", 3000)] {
+            learn(&mut core, name, down);
+            memory.keep(&mut core, NOW, UNIX);
+        }
+        memory.written -= SLOW;
+        assert!(memory.trouble()[0].contains("does not answer"));
+        drop(disk);
+        memory.keep_last(&mut core, NOW, UNIX);
+        assert_eq!(memory.trouble(), [""; 0]);
+        drop(memory);
+        assert_eq!(recalled(folder.path()), [("curl".to_owned(), 3000), ("wget".to_owned(), 2000)]);
+    }
+
+    #[test]
+    fn regression_ever_new_programs_do_not_fill_the_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        let store = Arc::clone(&memory.store);
+        let _disk = store.lock().unwrap();
+        for number in 0..13_000u64 {
+            let key = AppKey { exe: PROGRAM.to_owned(), name: number.to_string(), port: 80 };
+            memory.learnt.apps.insert(key.clone(), AppRow { updated: number, ..AppRow::default() });
+            memory.fresh.apps.insert(key, AppRow { updated: number, ..AppRow::default() });
+        }
+        memory.keep(&mut core, NOW, UNIX);
+        assert!(memory.learnt.apps.len() <= 11_000 && memory.fresh.apps.len() <= 11_000);
+        let latest = AppKey { exe: PROGRAM.to_owned(), name: "12999".to_owned(), port: 80 };
+        assert!(memory.fresh.apps.contains_key(&latest), "the oldest go first");
+    }
+
+    #[test]
+    fn what_did_not_change_is_not_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        learn(&mut core, "curl", 1000);
+        memory.gather(&mut core, NOW, UNIX);
+        assert_eq!(memory.fresh.apps.len(), 1);
+        memory.hand_over();
+        memory.gather(&mut core, NOW, UNIX + 1);
+        assert_eq!(memory.fresh.apps.len(), 0);
+    }
+}

@@ -1,5 +1,6 @@
 //! Loading and attaching the programs, all or nothing.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Map, RingBuf};
@@ -70,9 +71,13 @@ impl BpfSteering {
     ///
     /// The sockets of `exempt`, the daemon's own process, are left alone.
     pub fn attach(exempt: u32) -> Result<Self, LoadError> {
+        // The kernel takes its time over a mount: meanwhile there is enough to do.
+        let opening = std::thread::spawn(sys::open_cgroup2);
         let mut steering = Self::load()?;
         steering.exempt = exempt;
-        let cgroup = sys::open_cgroup2().map_err(|error| LoadError::Cgroup { reason: error.to_string() })?;
+        let no_cgroup = |reason: String| LoadError::Cgroup { reason };
+        let opened = opening.join().map_err(|_| no_cgroup("opening it failed".to_owned()))?;
+        let cgroup = opened.map_err(|error| no_cgroup(error.to_string()))?;
         // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
         let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
         let ending = ["braid_release", "braid_sockops"];
@@ -95,12 +100,10 @@ impl BpfSteering {
             .override_global("has_retval", &has_retval, true)
             .load(OBJECT)
             .map_err(|error| LoadError::Object { reason: detail(&error) })?;
-        for name in PROGRAMS {
-            load_program(&mut ebpf, name, &btf)?;
-        }
-        let counts_calls = COUNT_CALLS.into_iter().try_for_each(|name| load_program(&mut ebpf, name, &btf)).is_ok();
+        load_programs(&mut ebpf, &PROGRAMS, &btf)?;
+        let counts_calls = load_programs(&mut ebpf, &COUNT_CALLS, &btf).is_ok();
         if !counts_calls {
-            COUNT_PACKETS.into_iter().try_for_each(|name| load_program(&mut ebpf, name, &btf))?;
+            load_programs(&mut ebpf, &COUNT_PACKETS, &btf)?;
         }
         let iterator = attach_iterator(&mut ebpf)?;
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
@@ -155,8 +158,26 @@ fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result<&'a mut Pr
     ebpf.program_mut(name).ok_or_else(|| LoadError::Program { program: name, reason: "it is not in the object".to_owned() })
 }
 
-fn load_program(ebpf: &mut aya::Ebpf, name: &'static str, btf: &Btf) -> Result<(), LoadError> {
-    let loaded = match program(ebpf, name)? {
+/// Loads programs on two threads: the verifier takes some 15 ms for each of the larger ones. Twins stand side by side in `names`.
+fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: &Btf) -> Result<(), LoadError> {
+    let mut found: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
+    let (mut mine, mut others) = (Vec::new(), Vec::new());
+    for name in names {
+        let program =
+            found.remove(name).ok_or_else(|| LoadError::Program { program: name, reason: "it is not in the object".to_owned() })?;
+        (if mine.len() > others.len() { &mut others } else { &mut mine }).push((*name, program));
+    }
+    let load = |programs: Vec<(&'static str, &mut Program)>| programs.into_iter().try_for_each(|(name, it)| load_program(it, name, btf));
+    std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| load(others));
+        let loaded = load(mine);
+        let panicked = |_| Err(LoadError::System { action: "load the BPF programs", reason: "a thread of the loader failed".to_owned() });
+        loaded.and(theirs.join().unwrap_or_else(panicked))
+    })
+}
+
+fn load_program(program: &mut Program, name: &'static str, btf: &Btf) -> Result<(), LoadError> {
+    let loaded = match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::CgroupSkb(program) => program.load(),

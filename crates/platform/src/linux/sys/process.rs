@@ -302,6 +302,15 @@ pub fn shared_counter() -> io::Result<&'static AtomicU64> {
     Ok(unsafe { &*page.cast::<AtomicU64>() })
 }
 
+/// Gives memory that is free but still held by the allocator back to the system, where the C library can.
+pub fn give_back_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: glibc's allocator takes its own locks, and touches only what is free.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Ends this process at once: nothing inherited is flushed or run, which a forked copy must not do twice.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process.
