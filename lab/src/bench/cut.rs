@@ -89,6 +89,8 @@ fn one(settings: &Settings, case: &Case) -> Result<(f64, f64)> {
     let daemon = Daemon::start(&lab, &settings.braid, "round-robin", &format!("probe = \"{}\"", case.probe))?;
     let downloads = if case.busy { Downloads::start(&lab, &web)? } else { Downloads(Vec::new()) };
     let to = SocketAddr::from((Lab::internet(11), 80));
+    // The kernel holds the news of a carrier back for up to a second after the last such news (linkwatch), and the lab has just come up.
+    thread::sleep(Duration::from_millis(1500));
     // The link is in use, and not only in the table.
     first_use(&lab, to)?;
     switch(&lab, case, false)?;

@@ -34,7 +34,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     progress(&format!("{resident:.1} MB with 1,000 flows, {most:.1} MB at most, {idle:.1} MB idle"));
     let starts = starts(settings, if settings.quick { 3 } else { 20 })?;
     report.table(
-        "",
+        "Memory in megabytes (10^6), and time:",
         "what | measured",
         vec![
             vec!["resident with no flow".to_owned(), format!("{idle:.1} MB")],

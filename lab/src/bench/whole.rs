@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use braid_model::{Bytes, Rate};
+use braid_netem::LinkStats;
 use serde_json::{Value, json};
 
 use super::report::Report;
@@ -38,6 +39,10 @@ struct Outcome {
     split: Vec<usize>,
     summary: Summary,
     capacities: Vec<Option<u64>>,
+    /// By link: what its queue dropped, as a share of what came to it.
+    dropped: Vec<f64>,
+    /// By link: what it carried, headers and repetitions included, as a share of what it could have in the time.
+    carried: Vec<f64>,
 }
 
 pub(super) fn run(settings: &Settings) -> Result<Report> {
@@ -48,7 +53,8 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          the links gives (shortest time until the last has ended), times 0.965 for the payload's share of packets. Links have 10 ms each \
          way and a queue of 100 ms. Capacities are not configured: before the runs a copy of curl loads each link with three bulk flows \
          for 8 s under round robin, and the state directory keeps what was learnt; the column shows what max-throughput believed of each link, in \
-         Mbit/s, when its run began. Schedulers take turns.",
+         Mbit/s, when its run began. Schedulers take turns. Used: what each link \
+         carried, headers and repetitions included, of what it could have carried until the last download ended; dropped: what its queue had no room for.",
     );
     let size = Bytes::new(if settings.quick { 1_000_000 } else { 4_000_000 });
     let mut raw = Vec::new();
@@ -89,7 +95,7 @@ fn compare(
         progress(&format!("{title}, {scheduler}: {:.3} of the best, split {:?}", outcome.share, outcome.split));
         raw.push(json!({
             "case": title, "scheduler": scheduler, "share": outcome.share, "split": outcome.split,
-            "capacities_down_bps": outcome.capacities, "summary": outcome.summary,
+            "capacities_down_bps": outcome.capacities, "used": outcome.carried, "dropped": outcome.dropped, "summary": outcome.summary,
         }));
         outcomes.push((scheduler, outcome));
     }
@@ -102,13 +108,15 @@ fn compare(
             join(|o| o.split.iter().map(usize::to_string).collect::<Vec<_>>().join("+")),
             join(|o| o.summary.goodput.to_string()),
             join(|o| format!("{:.1} s", o.summary.makespan.as_secs_f64())),
+            join(|o| percents(&o.carried)),
+            join(|o| percents(&o.dropped)),
             if *scheduler == "max-throughput" { join(|o| shown(&o.capacities)) } else { String::new() },
         ]
     };
     let rows = ["max-throughput", "weighted-round-robin", "round-robin", "only-one"].iter().map(row).collect();
     report.table(
         format!("{title} (best possible: {:.2} Mbit/s):", best / 1e6),
-        "scheduler | of the best | downloads per link | goodput | until the last ended | believed",
+        "scheduler | of the best | downloads per link | goodput | until the last ended | used | dropped | believed",
         rows,
     );
     let shares: Vec<_> = outcomes.iter().filter(|(name, _)| *name == "max-throughput").map(|(_, o)| o.share).collect();
@@ -125,7 +133,9 @@ fn compare(
 fn one(settings: &Settings, lab: &Lab, web: &Web, scheduler: &str, count: usize, size: Bytes, best: f64) -> Result<Outcome> {
     let daemon = Daemon::start(lab, &settings.braid, scheduler, "")?;
     let capacities = capacities(lab, &daemon.status(lab)?);
+    let before = counted(lab)?;
     let records = workload::run(web, &workload::together(count, size), LIMIT, |curl| lab.client().command(curl))?;
+    let after = counted(lab)?;
     drop(daemon);
     let summary = workload::summarise(&records);
     ensure!(summary.failed == 0, "{} of {count} downloads failed under {scheduler}", summary.failed);
@@ -133,7 +143,21 @@ fn one(settings: &Settings, lab: &Lab, web: &Web, scheduler: &str, count: usize,
     for link in records.iter().filter_map(|record| record.local).filter_map(link_of) {
         split[link] += 1;
     }
-    Ok(Outcome { share: summary.goodput.bps() as f64 / best, split, summary, capacities })
+    let spans = || before.iter().zip(&after);
+    let dropped = spans().map(|(b, a)| (a.queue_full - b.queue_full) as f64 / (a.offered - b.offered).max(1) as f64).collect();
+    let could = |rate: Rate| rate.bps() as f64 / 8.0 * summary.makespan.as_secs_f64();
+    let bytes = |(b, a): (&LinkStats, &LinkStats)| a.delivered_bytes.saturating_sub(b.delivered_bytes).get() as f64;
+    let carried = spans().map(bytes).zip(lab.links()).map(|(bytes, link)| bytes / could(link.down_rate().unwrap_or_default())).collect();
+    Ok(Outcome { share: summary.goodput.bps() as f64 / best, split, summary, capacities, dropped, carried })
+}
+
+/// What each link has done so far towards the client.
+fn counted(lab: &Lab) -> Result<Vec<LinkStats>> {
+    (0..lab.links().len()).map(|link| lab.counters(link).map(|counters| counters.down)).collect()
+}
+
+fn percents(shares: &[f64]) -> String {
+    shares.iter().map(|share| format!("{:.0} %", share * 100.0)).collect::<Vec<_>>().join(", ")
 }
 
 /// Lets the daemon learn the links from traffic of a program that is no other program of the benchmark; gives the capacities it believes in.
