@@ -10,11 +10,11 @@ use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelec
 use braid_engine::config::Config;
 use braid_engine::core::{Core, Names};
 use braid_model::{
-    Application, Bytes, DefaultRoute, Family, FlowId, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, Role,
+    Application, Bytes, Class, DefaultRoute, Family, FlowId, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, Role,
     RouteFacts, RouteKind, RuleAction, RuleFacts, Time,
 };
 use braid_platform::fake::{FakeSteering, Steered};
-use braid_platform::steering::{AppId, ExeId, Steering};
+use braid_platform::steering::{AppId, ExeId, FlowRow, Steering, SteeringEvent};
 
 const RTT: Duration = Duration::from_millis(20);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 10));
@@ -421,4 +421,28 @@ fn whatever_fails_is_an_error_and_never_a_panic() {
             core.todo();
         }
     }
+}
+
+#[test]
+fn regression_an_event_that_fails_does_not_swallow_those_behind_it() {
+    let mut donor = World::new(config(Scheduler::RoundRobin));
+    donor.connect("ssh", 22);
+    let now = donor.now;
+    let pattern = donor.core.steering().flows(now).unwrap().remove(0);
+    let events = |number: u64| {
+        let app = AppId { name: format!("app{number}"), ..pattern.app.clone() };
+        let row = FlowRow { id: FlowId(number), app: app.clone(), remote: (SERVER, 22), rx: Bytes::new(100), ..pattern.clone() };
+        [SteeringEvent::NewApp { app, process: 1, cgroup: 1, class: Class::Unclassified }, SteeringEvent::Ended(row)]
+    };
+    let mut failed = 0;
+    for every in 2..20 {
+        let names = Box::new(FakeNames(BTreeMap::new()));
+        let mut core = Core::new(FakeSteering::chaos(every), names, config(Scheduler::RoundRobin), Time::ZERO).unwrap();
+        // Links are known even where the kernel's side could not be told of them.
+        let _ = core.on_network(now, network(&donor.devices));
+        failed += u32::from(core.on_events(now, (1..=10).flat_map(events).collect()).is_err());
+        let moved: u64 = core.links(now).iter().map(|link| link.rx_bytes.unwrap()).sum();
+        assert_eq!(moved, 1000, "every {every}th call fails");
+    }
+    assert!(failed > 0, "the test tests nothing");
 }

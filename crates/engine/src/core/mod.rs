@@ -360,22 +360,31 @@ impl<S: Steering> Core<S> {
     }
 
     /// Events from the kernel.
+    ///
+    /// All are taken in, also when one fails; the first error is returned.
     pub fn on_events(&mut self, now: Time, events: Vec<SteeringEvent>) -> Result<(), SteeringError> {
+        let mut first = Ok(());
         for event in events {
-            match event {
-                SteeringEvent::Ended(row) => self.on_ended(&row)?,
-                SteeringEvent::NewApp { app, process, cgroup, class } => {
-                    let (application, cgroup) = self.names.application(&app, process, cgroup);
-                    self.apps.meet(app.clone(), application, cgroup, class, now);
-                    if let Some(met) = self.apps.get(&app).filter(|met| met.class != class) {
-                        self.steering.set_class(&app, met.class)?;
-                    }
+            let taken = self.on_event(now, event);
+            first = first.and(taken);
+        }
+        first
+    }
+
+    fn on_event(&mut self, now: Time, event: SteeringEvent) -> Result<(), SteeringError> {
+        match event {
+            SteeringEvent::Ended(row) => self.on_ended(&row)?,
+            SteeringEvent::NewApp { app, process, cgroup, class } => {
+                let (application, cgroup) = self.names.application(&app, process, cgroup);
+                self.apps.meet(app.clone(), application, cgroup, class, now);
+                if let Some(met) = self.apps.get(&app).filter(|met| met.class != class) {
+                    self.steering.set_class(&app, met.class)?;
                 }
-                SteeringEvent::Suffering { link, family, connecting, .. } => {
-                    if let Some(link) = self.links.get_mut(&link) {
-                        let kind = if connecting { Suffering::NoAnswer } else { Suffering::Timeout };
-                        link.health.get_mut(family).on_suffering(now, kind);
-                    }
+            }
+            SteeringEvent::Suffering { link, family, connecting, .. } => {
+                if let Some(link) = self.links.get_mut(&link) {
+                    let kind = if connecting { Suffering::NoAnswer } else { Suffering::Timeout };
+                    link.health.get_mut(family).on_suffering(now, kind);
                 }
             }
         }
@@ -389,14 +398,11 @@ impl<S: Steering> Core<S> {
             link.ended[0] += row.rx;
             link.ended[1] += row.tx;
         }
-        if let Some(class) = self.apps.ended(row) {
-            self.steering.set_class(&row.app, class)?;
-        }
         if self.recent.len() == RECENT {
             self.recent.pop_front();
         }
         self.recent.push_back(row.clone());
-        Ok(())
+        self.apps.ended(row).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
     }
 
     /// The outcome of a probe ordered earlier.
