@@ -77,16 +77,13 @@ fn kernel(release: &str) -> Check {
     }
 }
 
-/// Capabilities by number, from linux/capability.h.
-const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
-const SYS_ADMIN: u64 = 1 << 21;
+/// What `braid up` insists on, by number in linux/capability.h. CAP_SYS_ADMIN holds CAP_BPF and CAP_PERFMON too.
+const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
 
 fn privilege(status: &str) -> Check {
     let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
     let Some(effective) = effective else { return check("privilege", UP, Standing::Unknown, "it cannot be read", None) };
-    // CAP_SYS_ADMIN holds the newer BPF capabilities too, but not CAP_NET_ADMIN.
-    let has = |bit: u32| effective & 1 << bit != 0 || (bit != 12 && effective & SYS_ADMIN != 0);
-    let missing: Vec<&str> = NEEDED.iter().filter(|(bit, _)| !has(*bit)).map(|(_, name)| *name).collect();
+    let missing: Vec<&str> = NEEDED.iter().filter(|(bit, _)| effective & 1 << bit == 0).map(|(_, name)| *name).collect();
     if missing.is_empty() {
         return check("privilege", UP, Standing::Ok, "enough for the whole machine", None);
     }
@@ -227,7 +224,7 @@ mod tests {
         assert_eq!(privilege("CapEff:\t000001ffffffffff\n").standing, Standing::Ok);
         assert_eq!(privilege("CapEff:\t0000000000201000\n").standing, Standing::Ok, "CAP_SYS_ADMIN and CAP_NET_ADMIN do");
         let none = privilege("Name:\tx\nCapEff:\t0000000000000000\n");
-        assert!(none.standing == Standing::Missing && none.found.contains("CAP_BPF") && none.remedy.unwrap().contains("braid run"));
+        assert!(none.standing == Standing::Missing && none.found.contains("CAP_SYS_ADMIN") && none.remedy.unwrap().contains("braid run"));
         assert!(privilege("CapEff:\t0000000000200000\n").found.ends_with("CAP_NET_ADMIN"));
     }
 
