@@ -5,12 +5,14 @@
 #![forbid(unsafe_code)]
 
 mod application;
+mod energy;
 mod flow;
 mod link;
 mod network;
 mod units;
 
 pub use application::{Application, Class};
+pub use energy::{Joules, Power};
 pub use flow::{Affinity, Carry, Direction, FlowId, Protocol};
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
 pub use network::{NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};

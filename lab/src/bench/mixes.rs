@@ -69,7 +69,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
 fn cases(quick: bool) -> Vec<Case> {
     let seconds = |full| Duration::from_secs(if quick { 8 } else { full });
     let mut cases = Vec::new();
-    for load in if quick { vec![0.6] } else { vec![0.6, 0.9] } {
+    for load in if quick { vec![0.6] } else { vec![0.3, 0.6, 0.9] } {
         // A third of the bytes in short downloads.
         let bytes = load * 21e6 / 8.0;
         let (long, short) = (Bytes::new(5_000_000), Bytes::new(250_000));
