@@ -231,7 +231,7 @@ BRAID_INLINE void end_flow(const void *socket, struct braid_flow *flow)
 	if (flow->protocol == IPPROTO_TCP)
 		read_tcp(socket, &event->row);
 	learn(&event->row);
-	bpf_ringbuf_submit(event, 0);
+	submit_quietly(event);
 }
 
 SEC("cgroup/sock_release")

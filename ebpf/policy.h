@@ -79,6 +79,19 @@ BRAID_INLINE struct braid_event *new_event(__u32 kind)
 	return event;
 }
 
+/* What may wait in the ring before the daemon is woken for it; it comes by itself every quarter of a second. */
+#define WAITING_LIMIT (1 << 18)
+
+/*
+ * Hands over what need not be known at once: an interrupt for each would cost more than all the rest there is to do at a flow's end.
+ */
+BRAID_INLINE void submit_quietly(struct braid_event *event)
+{
+	_Bool many = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) > WAITING_LIMIT;
+
+	bpf_ringbuf_submit(event, many ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+}
+
 /* The application's class; one never seen is introduced to the daemon, which can still read its path from /proc. */
 BRAID_INLINE __u8 class_of(const struct request *request)
 {

@@ -168,6 +168,8 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     give_back_memory();
     let result = daemon.turn(&events).await;
     notify("STOPPING=1");
+    // What has ended since the last tick is learnt too.
+    daemon.take_events();
     daemon.memory.keep_last(&mut daemon.core, now(), unix());
     drop(events);
     drop(daemon);
