@@ -110,7 +110,8 @@ pub(crate) struct Check {
 /// Run one command over all links, with no privilege.
 ///
 /// Its connections are heard by a seccomp filter, which no privilege is needed for; in return programs that gain privilege when
-/// started (sudo, su) do not. Exits with the command's own status.
+/// started (sudo, su) do not. Exits with the command's own status. What it learns of links and programs is kept for the next run in
+/// ~/.local/state/braid.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// How links are chosen.
@@ -119,8 +120,6 @@ pub(crate) struct Run {
     /// Use this link; may be given several times. Left out: all.
     #[arg(long = "link", short, value_name = "NAME")]
     pub(crate) links: Vec<String>,
-    #[command(flatten)]
-    pub(crate) daemon: Daemon,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
