@@ -1,5 +1,6 @@
 //! Linux.
 
+pub mod battery;
 pub mod bpf;
 pub mod doctor;
 pub mod measure;
