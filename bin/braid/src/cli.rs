@@ -128,7 +128,9 @@ pub(crate) struct Run {
 
 fn scheduler_parser() -> impl clap::builder::TypedValueParser<Value = Scheduler> {
     use clap::builder::TypedValueParser;
-    clap::builder::PossibleValuesParser::new(Scheduler::ALL.map(Scheduler::name)).try_map(|name| name.parse::<Scheduler>())
+    // Operetta follows a policy, which only the daemon has.
+    let names = Scheduler::ALL.into_iter().filter(|scheduler| *scheduler != Scheduler::Operetta).map(Scheduler::name);
+    clap::builder::PossibleValuesParser::new(names).try_map(|name| name.parse::<Scheduler>())
 }
 
 /// Tell why a flow gets the link it gets.
@@ -185,6 +187,6 @@ mod tests {
     #[test]
     fn a_wrong_scheduler_is_refused_with_the_valid_ones() {
         let error = Cli::try_parse_from(["braid", "run", "-s", "max-troughput", "true"]).unwrap_err().to_string();
-        assert!(error.contains("max-throughput") && error.contains("weighted-round-robin"), "{error}");
+        assert!(error.contains("max-throughput") && error.contains("weighted-round-robin") && !error.contains("operetta"), "{error}");
     }
 }

@@ -9,7 +9,10 @@ use anyhow::Context;
 use braid_api::{Accepted, Problem};
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
+use braid_decide::tradeoff::Supply;
 use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Rate, Time};
+use braid_platform::battery::BatterySensor;
+use braid_platform::linux::battery::SysBattery;
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
@@ -37,6 +40,8 @@ const TICK: Duration = Duration::from_millis(250);
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
 const STEERING: &str = "cannot speak with the kernel's side";
+/// The battery is asked this often.
+const BATTERY: Duration = Duration::from_secs(2);
 /// What was learnt is written this often.
 const FLUSH: Duration = Duration::from_secs(15);
 
@@ -146,6 +151,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         network,
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
+        supply: watch_battery(),
         next_server: 0,
         inbox,
         watch,
@@ -184,6 +190,7 @@ struct Daemon<'a> {
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
+    supply: mpsc::Receiver<Option<Supply>>,
     /// Which of the configured servers is asked next.
     next_server: usize,
     inbox: mpsc::Receiver<Request>,
@@ -293,6 +300,10 @@ impl Daemon<'_> {
                 _ = tick.tick() => self.on_tick(),
                 Some((link, rate)) = self.measured.1.recv() => {
                     let done = self.core.on_measured(now(), link, rate);
+                    self.bear(STEERING, done);
+                }
+                Some(supply) = self.supply.recv() => {
+                    let done = self.core.on_supply(now(), supply);
                     self.bear(STEERING, done);
                 }
                 _ = measure.tick() => self.measure(),
@@ -455,6 +466,23 @@ impl Daemon<'_> {
         }
         false
     }
+}
+
+/// Asks the battery now and then, on a thread of its own: some firmware takes its time. It ends with the receiver.
+fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
+    let (send, receive) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let mut sensor = SysBattery::default();
+        loop {
+            let reading = sensor.read();
+            let supply = reading.map(|reading| Supply { level: reading.level, plugged: reading.plugged, power: reading.power });
+            if send.blocking_send(supply).is_err() {
+                return;
+            }
+            std::thread::sleep(BATTERY);
+        }
+    });
+    receive
 }
 
 async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
