@@ -1,5 +1,8 @@
 //! Files of energy profiles: TOML with one `[[profile]]` per row (see `data/energy.toml`), and the same as JSON.
 
+pub mod database;
+pub mod service;
+
 use std::fmt::Write;
 use std::path::Path;
 
