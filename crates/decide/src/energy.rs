@@ -169,6 +169,11 @@ impl Profile {
         &self.row
     }
 
+    /// Whether it is for every device of its technology.
+    fn is_general(&self) -> bool {
+        self.row.model.bytes().all(|byte| byte == b'*')
+    }
+
     /// Power while it moves nothing.
     pub fn idle(&self) -> Power {
         Power::from_milliwatts(self.row.idle_mw)
@@ -269,18 +274,15 @@ impl Profiles {
     /// The profile of a device: by its model where one matches (upper and lower case are the same), else one of any model (`*`).
     pub fn find(&self, model: Option<&str>, technology: Technology) -> Option<&Profile> {
         let mine = || self.all.iter().filter(move |profile| profile.row.technology == technology);
-        let any = |profile: &&Profile| Pattern::new(profile.row.model.as_str()).is_any();
-        let named = model.and_then(|model| mine().filter(|profile| !any(profile)).find(|profile| matches(&profile.row.model, model)));
-        named.or_else(|| mine().find(any))
+        let named = |model| mine().find(|profile| !profile.is_general() && matches(&profile.row.model, model));
+        model.and_then(named).or_else(|| mine().find(|profile| profile.is_general()))
     }
 
     /// What a configuration means by `name`: a technology, or a model of any technology.
     pub fn named(&self, name: &str) -> Option<&Profile> {
         match name.parse() {
             Ok(technology) => self.find(None, technology),
-            Err(_) => {
-                self.all.iter().find(|profile| !Pattern::new(profile.row.model.as_str()).is_any() && matches(&profile.row.model, name))
-            }
+            Err(_) => self.all.iter().find(|profile| !profile.is_general() && matches(&profile.row.model, name)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The daemon: the live loop around [`Core`].
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,7 +19,7 @@ use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::give_back_memory;
-use braid_platform::linux::{measure, sockdiag, watch::ExeWatch};
+use braid_platform::linux::{measure, model, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -106,7 +106,7 @@ struct SystemNames {
 }
 
 impl Names for SystemNames {
-    fn executable(&mut self, path: &std::path::Path) -> Option<ExeId> {
+    fn executable(&mut self, path: &Path) -> Option<ExeId> {
         process::exe_id(path)
     }
 
@@ -119,6 +119,10 @@ impl Names for SystemNames {
         let exe = process::exe_path(pid).filter(|path| process::exe_id(path).is_none_or(|id| id.inode == app.exe.inode));
         let group = self.cgroups.as_mut().and_then(|tree| tree.path(cgroup, pid)).filter(|path| *path != "/").map(str::to_owned);
         (Application { exe, name: app.name.clone() }, group)
+    }
+
+    fn model(&mut self, device: &str) -> Option<String> {
+        model::device_model(Path::new(model::SYS), device)
     }
 }
 

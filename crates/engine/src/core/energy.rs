@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use braid_decide::connection::{LinkMask, MAX_LINKS};
-use braid_decide::energy::{ByteCost, EnergyMeter, Profile, Technology};
+use braid_decide::energy::{ByteCost, EnergyMeter, FittedPower, Profile, Technology};
 use braid_decide::policy::Scheduler;
 use braid_decide::tradeoff::{Offer, Supply, Utility, UtilityRule, target};
 use braid_model::{Direction, Joules, LinkIndex, Power, Rate, Time};
@@ -42,24 +42,32 @@ impl<S: Steering> Core<S> {
     }
 
     fn profile<'a>(&'a self, link: &'a Link) -> Option<&'a Profile> {
-        let by_kind = || self.config.profiles.find(None, Technology::of(link.facts.kind)?);
+        let by_kind = || self.config.profiles.find(link.model.as_deref(), Technology::of(link.facts.kind)?);
         link.rule.energy.as_ref().or_else(by_kind)
     }
 
-    /// What a link's bytes cost: as configured, else as the battery shows, else by a profile of its kind.
-    pub(super) fn link_energy(&self, link: &Link, now: Time) -> Option<LinkEnergy> {
-        let rates = [Direction::Down, Direction::Up].map(|direction| rate_of(link, direction, now));
-        let found = self.fit.power(link.facts.index).filter(|found| link.rule.energy.is_none() && found.confidence >= TRUSTED);
-        if let Some(found) = found {
-            let source = format!("measured from the battery (confidence {:.0} %)", found.confidence * 100.0);
-            return Some(LinkEnergy { cost: ByteCost::of([found.active; 2], rates), source });
-        }
-        let profile = self.profile(link)?;
-        Some(LinkEnergy { cost: profile.cost(rates[0], rates[1]), source: profile.row().source.clone() })
+    /// What the battery shows of a link, where that is enough and nobody said otherwise.
+    fn measured(&self, link: &Link) -> Option<FittedPower> {
+        self.fit.power(link.facts.index).filter(|found| link.rule.energy.is_none() && found.confidence >= TRUSTED)
     }
 
+    /// What a link's bytes cost: as configured, else as the battery shows, else by a profile of its model or kind.
     pub(super) fn byte_cost(&self, link: &Link, now: Time) -> Option<ByteCost> {
-        self.link_energy(link, now).map(|energy| energy.cost)
+        let rates = [Direction::Down, Direction::Up].map(|direction| rate_of(link, direction, now));
+        match self.measured(link) {
+            Some(found) => Some(ByteCost::of([found.active; 2], rates)),
+            None => self.profile(link).map(|profile| profile.cost(rates[0], rates[1])),
+        }
+    }
+
+    /// The same, with its source.
+    pub(super) fn link_energy(&self, link: &Link, now: Time) -> Option<LinkEnergy> {
+        let cost = self.byte_cost(link, now)?;
+        let source = match self.measured(link) {
+            Some(found) => format!("measured from the battery (confidence {:.0} %)", found.confidence * 100.0),
+            None => self.profile(link)?.row().source.clone(),
+        };
+        Some(LinkEnergy { cost, source })
     }
 
     pub(super) fn byte_costs(&self, now: Time) -> BTreeMap<LinkIndex, ByteCost> {

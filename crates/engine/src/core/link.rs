@@ -26,6 +26,8 @@ fn target_address(target: &ProbeTarget) -> IpAddr {
 pub struct Link {
     /// What the system says of it.
     pub facts: LinkFacts,
+    /// The device's model, where it is known.
+    pub model: Option<String>,
     /// Its slot in the rule.
     pub slot: usize,
     /// What the configuration says of it.
@@ -76,6 +78,7 @@ impl Link {
             health: PerFamily { v4: Health::new(mode, now), v6: Health::new(mode, now) },
             allowance: None,
             facts,
+            model: None,
             slot,
             rule,
             refused: None,
@@ -102,6 +105,7 @@ impl Link {
         }
         (self.rtt, self.loss, self.ended, self.living) = (before.rtt, before.loss, before.ended, before.living);
         (self.device, self.device_at, self.rate, self.energy) = (before.device, before.device_at, before.rate, before.energy);
+        self.model = before.model;
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
         // The device's bytes are counted under any rule, so that metering may begin in the middle of a month.
         self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);

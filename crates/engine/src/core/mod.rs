@@ -224,7 +224,9 @@ impl<S: Steering> Core<S> {
             let Some(slot) = self.slots.get(device.index) else { continue };
             let link = self.links.entry(device.index).or_insert_with(|| {
                 let rule = policy.link_rule(device).cloned().unwrap_or_default();
-                Link::new(device.clone(), slot, rule, self.config.probe, now)
+                let mut link = Link::new(device.clone(), slot, rule, self.config.probe, now);
+                link.model = self.names.model(&device.name);
+                link
             });
             link.facts = device.clone();
             link.refused = conflicts.get(&device.index).cloned();

@@ -4,6 +4,7 @@ pub mod battery;
 pub mod bpf;
 pub mod doctor;
 pub mod measure;
+pub mod model;
 pub mod netlink;
 pub mod probe;
 pub mod process;
