@@ -200,7 +200,7 @@ pub(crate) struct EnergyServe {
 pub(crate) struct EnergyFetch {
     /// The service, http://HOST:PORT; with a path and query to ask for some only (/v1/profiles?technology=5g).
     pub(crate) url: hyper::Uri,
-    /// Add them to this file. Left out: print them.
+    /// Add them to this file, which is written anew, without what comments it had. Left out: print them.
     #[arg(long, value_name = "FILE")]
     pub(crate) into: Option<PathBuf>,
 }
