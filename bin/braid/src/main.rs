@@ -5,6 +5,7 @@
 mod cli;
 mod client;
 mod doctor;
+mod energy;
 mod explain;
 mod show;
 mod start;
@@ -55,6 +56,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             let answer = client::send(&explain.query.daemon.socket, "/v1/explain", &request)?;
             print(explain.query.json, &answer, show::explanation)?;
         }
+        Command::Energy(command) => energy::run(command)?,
         Command::Doctor(doctor) => return doctor::run(&doctor),
         Command::Completions { shell } => {
             let mut script = Vec::new();
