@@ -10,6 +10,8 @@ pub mod class;
 pub mod connection;
 pub mod demand;
 pub mod health;
+pub mod operetta;
 pub mod policy;
 pub mod steer;
 pub mod tables;
+pub mod utility;

@@ -1,0 +1,247 @@
+//! Instances as text: what `braid sim operetta --instance FILE --json` reads and writes.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::connection::{LinkMask, MAX_LINKS};
+use crate::utility::Utility;
+
+use super::NewKind;
+use super::solver::{Answer, Instance};
+
+/// Loads, rates and powers above this are refused: no machine has them, and their products could overflow.
+const LIMIT: f64 = 1e18;
+
+/// The answer to an instance, in the order in which it is written.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct InstanceResult {
+    /// The name of a connection-oriented new stream's link; `null` for a packet-oriented one.
+    pub assignment: Option<String>,
+    /// The share of the packet load on each link, by name: they sum to 1, or are all 0 where there is no packet load.
+    pub weights: BTreeMap<String, f64>,
+    /// Eq. 2 over the remaining load of all streams, connection-oriented ones included, in joules.
+    pub energy_j: f64,
+    /// Throughput in bits per second; 0 where there is nothing to move.
+    pub throughput_bps: f64,
+    /// The target as asked for, in bits per second.
+    pub target_bps: f64,
+    /// Whether the target is reached.
+    pub feasible: bool,
+}
+
+/// Why an instance is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot use the instance: {field}: {reason}")]
+pub struct InstanceError {
+    /// Where: a path such as `links[0].rate_bps`, or `instance` for the whole.
+    pub field: String,
+    /// What is wrong with it, and what would be right.
+    pub reason: String,
+}
+
+/// Reads an instance as JSON and solves it.
+///
+/// All keys are required but `link`, which connection-oriented streams have and others leave out (or `null`); unknown ones are refused.
+///
+/// ```
+/// let result = braid_decide::operetta::solve_instance(
+///     r#"{"alpha": 1.0,
+///         "links": [{"name": "wifi", "rate_bps": 1000000, "power_mw": 634}],
+///         "streams": [{"load_bytes": 1000, "kind": "connection", "link": "wifi"}, {"load_bytes": 1000, "kind": "packet"}],
+///         "new": {"load_bytes": 1000, "kind": "connection"}}"#,
+/// )?;
+/// assert_eq!(result.assignment.as_deref(), Some("wifi"));
+/// assert_eq!(result.weights["wifi"], 1.0);
+/// assert!(result.feasible);
+/// # Ok::<(), braid_decide::operetta::InstanceError>(())
+/// ```
+pub fn solve_instance(text: &str) -> Result<InstanceResult, InstanceError> {
+    let file = parse(text)?;
+    let instance = file.instance()?;
+    let answer = instance.solve().map_err(|error| refuse("instance", error.to_string()))?;
+    Ok(file.result(&instance, &answer))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    alpha: f64,
+    links: Vec<Link>,
+    streams: Vec<Stream>,
+    new: New,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Link {
+    name: String,
+    rate_bps: f64,
+    power_mw: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stream {
+    load_bytes: f64,
+    kind: Kind,
+    link: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct New {
+    load_bytes: f64,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Connection,
+    Packet,
+}
+
+fn parse(text: &str) -> Result<File, InstanceError> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let file = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        refuse(if path == "." { "instance" } else { &path }, error.inner().to_string())
+    })?;
+    json.end().map_err(|error| refuse("instance", error.to_string()))?;
+    Ok(file)
+}
+
+impl File {
+    fn instance(&self) -> Result<Instance, InstanceError> {
+        let alpha = Utility::new(self.alpha).map_err(|error| refuse("alpha", error.to_string()))?;
+        if self.links.is_empty() || self.links.len() > MAX_LINKS {
+            return Err(refuse("links", format!("{} links: give from 1 to {MAX_LINKS}", self.links.len())));
+        }
+        let mut instance = Instance::new(LinkMask(u32::MAX));
+        let mut indices = BTreeMap::new();
+        for (index, link) in self.links.iter().enumerate() {
+            self.check_link(index)?;
+            if let Some(first) = indices.insert(link.name.as_str(), index) {
+                let reason = format!("{:?} is the name of links[{first}] too: give each link its own", link.name);
+                return Err(refuse(format!("links[{index}].name"), reason));
+            }
+            let rate = link.rate_bps / 8.0;
+            let energy = link.power_mw / 1e3 / rate;
+            let field = |error: super::OperettaError| refuse(format!("links[{index}].power_mw"), error.to_string());
+            instance.add_link(index, rate, energy, energy).map_err(field)?;
+        }
+        for (index, stream) in self.streams.iter().enumerate() {
+            let field = |name: &str| format!("streams[{index}].{name}");
+            let load = amount(stream.load_bytes, 0.0, || field("load_bytes"))?;
+            match (stream.kind, &stream.link) {
+                (Kind::Packet, None) => instance.add_packets(load),
+                (Kind::Packet, Some(_)) => {
+                    return Err(refuse(field("link"), "a packet-oriented stream has no link of its own: leave it out"));
+                }
+                (Kind::Connection, None) => {
+                    return Err(refuse(field("link"), "a connection-oriented stream needs the name of its link"));
+                }
+                (Kind::Connection, Some(name)) => {
+                    let link = indices.get(name.as_str()).ok_or_else(|| {
+                        refuse(field("link"), format!("there is no link {name:?}: give the name of one of the instance's links"))
+                    })?;
+                    instance.add_connection(*link, load).map_err(|error| refuse(field("load_bytes"), error.to_string()))?;
+                }
+            }
+        }
+        let load = amount(self.new.load_bytes, 0.0, || "new.load_bytes".to_owned())?;
+        let kind = match self.new.kind {
+            Kind::Connection => NewKind::Connection,
+            Kind::Packet => NewKind::Packet,
+        };
+        instance.set_new(load, kind, LinkMask(u32::MAX));
+        instance.set_utility(alpha);
+        Ok(instance)
+    }
+
+    fn check_link(&self, index: usize) -> Result<(), InstanceError> {
+        let link = &self.links[index];
+        if link.name.is_empty() {
+            return Err(refuse(format!("links[{index}].name"), "it is empty: give the link a name"));
+        }
+        amount(link.rate_bps, 1.0, || format!("links[{index}].rate_bps"))?;
+        amount(link.power_mw, 0.0, || format!("links[{index}].power_mw"))?;
+        Ok(())
+    }
+
+    fn result(&self, instance: &Instance, answer: &Answer) -> InstanceResult {
+        InstanceResult {
+            assignment: answer.assignment.map(|link| self.links[link].name.clone()),
+            weights: self.links.iter().map(|link| link.name.clone()).zip(answer.weights).collect(),
+            energy_j: answer.energy,
+            throughput_bps: answer.throughput * 8.0,
+            target_bps: instance.target * 8.0,
+            feasible: answer.feasible,
+        }
+    }
+}
+
+fn amount(value: f64, least: f64, field: impl FnOnce() -> String) -> Result<f64, InstanceError> {
+    if (least..=LIMIT).contains(&value) {
+        return Ok(value);
+    }
+    Err(refuse(field(), format!("{value} is out of range: give a number from {least} to {LIMIT:e}")))
+}
+
+fn refuse(field: impl Into<String>, reason: impl Into<String>) -> InstanceError {
+    InstanceError { field: field.into(), reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"alpha":0.5,"links":[{"name":"wifi","rate_bps":1000000,"power_mw":634},{"name":"lte","rate_bps":2e6,"power_mw":1900.5}],
+        "streams":[{"load_bytes":1000,"kind":"connection","link":"lte"},{"load_bytes":1000,"kind":"packet"}],
+        "new":{"load_bytes":1000,"kind":"packet"}}"#;
+
+    #[test]
+    fn results_are_written_with_the_fixed_keys() {
+        let text = serde_json::to_string(&solve_instance(GOOD).unwrap()).unwrap();
+        assert!(text.starts_with(r#"{"assignment":null,"weights":{"lte":"#), "{text}");
+        for key in ["\"wifi\":", "\"energy_j\":", "\"throughput_bps\":", "\"target_bps\":2000000.0", "\"feasible\":true}"] {
+            assert!(text.contains(key), "{key} in {text}");
+        }
+    }
+
+    #[test]
+    fn bad_instances_are_refused_with_field_and_reason() {
+        for (good, bad, field, reason) in [
+            ("\"alpha\":0.5", "\"alpha\":1.5", "alpha", "from 0 to 1"),
+            ("\"alpha\":0.5", "\"alpha\":null", "alpha", "invalid type: null"),
+            ("\"alpha\":0.5,", "", "instance", "missing field `alpha`"),
+            ("\"alpha\":0.5", "\"beta\":1,\"alpha\":0.5", "beta", "unknown field `beta`"),
+            ("\"rate_bps\":1000000", "\"rate_bps\":0", "links[0].rate_bps", "from 1"),
+            ("\"rate_bps\":1000000", "\"rate_bps\":\"1 Mbit/s\"", "links[0].rate_bps", "invalid type: string"),
+            ("\"rate_bps\":1000000,", "", "links[0]", "missing field `rate_bps`"),
+            ("\"power_mw\":1900.5", "\"power_mw\":-1", "links[1].power_mw", "from 0"),
+            ("\"name\":\"lte\"", "\"name\":\"wifi\"", "links[1].name", "links[0]"),
+            ("\"name\":\"lte\"", "\"name\":\"\"", "links[1].name", "empty"),
+            ("\"link\":\"lte\"", "\"link\":\"dsl\"", "streams[0].link", "no link \"dsl\""),
+            (",\"link\":\"lte\"", "", "streams[0].link", "needs the name"),
+            ("\"kind\":\"packet\"}]", "\"kind\":\"packet\",\"link\":\"lte\"}]", "streams[1].link", "leave it out"),
+            ("\"kind\":\"packet\"}]", "\"kind\":\"bulk\"}]", "streams[1].kind", "unknown variant `bulk`"),
+            ("\"load_bytes\":1000,\"kind\":\"packet\"}}", "\"load_bytes\":-5,\"kind\":\"packet\"}}", "new.load_bytes", "from 0"),
+            ("\"kind\":\"packet\"}}", "\"kind\":\"packet\"}} x", "instance", "trailing characters"),
+        ] {
+            let text = GOOD.replacen(good, bad, 1);
+            assert_ne!(text, GOOD, "{good}");
+            let error = solve_instance(&text).unwrap_err();
+            assert!(error.field == field && error.reason.contains(reason), "{bad}: {error}");
+        }
+        let error = solve_instance(r#"{"alpha":0,"links":[],"streams":[],"new":{"load_bytes":1,"kind":"packet"}}"#).unwrap_err();
+        assert_eq!(error.field, "links");
+    }
+
+    #[test]
+    fn a_link_given_as_null_is_none() {
+        let text = GOOD.replace("\"kind\":\"packet\"}]", "\"kind\":\"packet\",\"link\":null}]");
+        assert_eq!(solve_instance(&text), solve_instance(GOOD));
+    }
+}

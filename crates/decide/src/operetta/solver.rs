@@ -1,0 +1,264 @@
+//! The algorithm itself, in plain numbers: bytes, bytes per second, joules or prices per byte.
+
+use crate::connection::{LinkMask, MAX_LINKS};
+use crate::utility::Utility;
+
+use super::{COST_LIMIT, NewKind, OperettaError};
+
+/// Relative difference up to which throughputs and prices are equal. Rounding stays below a hundredth of it; without it
+/// α = 1, which fills every link to the brim, would be a matter of the last bit.
+const TIE: f64 = 1e-12;
+/// Packets left over beside what a link can move or all packets are that make no load of their own but are rounding's. Without it they
+/// would wake the next link, and cost something where the links before it are free.
+const DUST: f64 = 1e-14;
+
+/// One decision's numbers. Links that are not there, or carry nothing, have rate 0.
+#[derive(Debug, Clone)]
+pub(super) struct Instance {
+    pub(super) rate: [f64; MAX_LINKS],
+    energy: [f64; MAX_LINKS],
+    price: [f64; MAX_LINKS],
+    /// Connection load that is there, `Σ L_i S_i x_ij` without the new stream.
+    carried: [f64; MAX_LINKS],
+    /// The usable links in rising order.
+    links: LinkMask,
+    packet_links: LinkMask,
+    /// The packet load `P`, a packet-oriented new stream's included.
+    pub(super) packet: f64,
+    /// A connection-oriented new stream's load and the links it may use.
+    new: Option<(f64, LinkMask)>,
+    /// All load `L`.
+    pub(super) total: f64,
+    /// `T_target`.
+    pub(super) target: f64,
+}
+
+/// What [`Instance::solve`] finds; throughput in bytes per second.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) assignment: Option<usize>,
+    pub(super) weights: [f64; MAX_LINKS],
+    pub(super) energy: f64,
+    pub(super) price: f64,
+    pub(super) throughput: f64,
+    pub(super) feasible: bool,
+}
+
+/// Packet links in rising order of price: what eq. 9 fills one after the other.
+struct Order {
+    links: [u8; MAX_LINKS],
+    count: usize,
+}
+
+/// What does not change with the new stream's link.
+struct Bounds {
+    /// `L / T_target`.
+    deadline: f64,
+    /// `max_j c_j / r_j` without the new stream.
+    slowest: f64,
+    /// `Σ r_j` over the packet links.
+    pool_rate: f64,
+    /// `Σ c_j + P` over the packet links, without the new stream.
+    pool_load: f64,
+}
+
+/// One choice of a link for the new stream (`None` for a packet-oriented one).
+#[derive(Clone, Copy)]
+struct Choice {
+    link: Option<usize>,
+    /// The least `max_j Δ_j` there is with it.
+    makespan: f64,
+}
+
+impl Instance {
+    pub(super) fn new(packet_links: LinkMask) -> Self {
+        let none = [0.0; MAX_LINKS];
+        Self {
+            rate: none,
+            energy: none,
+            price: none,
+            carried: none,
+            links: LinkMask::default(),
+            packet_links,
+            packet: 0.0,
+            new: None,
+            total: 0.0,
+            target: 0.0,
+        }
+    }
+
+    /// Adds a link of `rate` above 0; `link` is below [`MAX_LINKS`].
+    pub(super) fn add_link(&mut self, link: usize, rate: f64, energy: f64, price: f64) -> Result<(), OperettaError> {
+        for cost in [energy, price] {
+            if !(0.0..=COST_LIMIT).contains(&cost) {
+                return Err(OperettaError::BadPrice { link, price: cost });
+            }
+        }
+        (self.rate[link], self.energy[link], self.price[link]) = (rate, energy, price);
+        self.links.insert(link);
+        Ok(())
+    }
+
+    /// Adds a connection's load after its link was added.
+    pub(super) fn add_connection(&mut self, link: usize, load: f64) -> Result<(), OperettaError> {
+        if load > 0.0 && !self.links.contains(link) {
+            return Err(OperettaError::StrandedLoad { link });
+        }
+        self.carried[link] += load;
+        self.total += load;
+        Ok(())
+    }
+
+    pub(super) fn add_packets(&mut self, load: f64) {
+        self.packet += load;
+        self.total += load;
+    }
+
+    pub(super) fn set_new(&mut self, load: f64, kind: NewKind, allowed: LinkMask) {
+        match kind {
+            NewKind::Packet => {
+                self.packet_links.0 &= allowed.0;
+                self.add_packets(load);
+            }
+            NewKind::Connection => {
+                self.new = Some((load, allowed));
+                self.total += load;
+            }
+        }
+    }
+
+    /// `r_min + α Σ r_i` over the others, once all links are there.
+    pub(super) fn set_utility(&mut self, utility: Utility) {
+        let least = self.links.slots().map(|link| self.price[link]).fold(f64::INFINITY, f64::min);
+        let cheapest = self.links.slots().find(|link| self.price[*link] <= least * (1.0 + TIE));
+        let others: f64 = self.links.slots().filter(|link| Some(*link) != cheapest).map(|link| self.rate[link]).sum();
+        self.target = cheapest.map_or(0.0, |link| self.rate[link]) + utility.get() * others;
+    }
+
+    pub(super) fn solve(&self) -> Result<Answer, OperettaError> {
+        let pool = LinkMask(self.packet_links.0 & self.links.0);
+        if self.packet > 0.0 && pool.0 == 0 {
+            return Err(OperettaError::NoPacketLink);
+        }
+        let candidates = match self.new {
+            Some((_, allowed)) => LinkMask(allowed.0 & self.links.0),
+            None => LinkMask::default(),
+        };
+        if self.new.is_some() && candidates.0 == 0 || self.links.0 == 0 {
+            return Err(OperettaError::NoLink);
+        }
+        let order = self.order(pool);
+        let bounds = self.bounds(pool);
+        let choices = || {
+            let links = slots(candidates).map(Some).chain(self.new.is_none().then_some(None));
+            links.map(|link| Choice { link, makespan: self.makespan(link, &bounds) })
+        };
+        let fastest = choices().map(|choice| choice.makespan).fold(f64::INFINITY, f64::min);
+        // The target where it can be reached, else the largest throughput; either as a bound on the makespan.
+        let bound = bounds.deadline.max(fastest) * (1.0 + TIE);
+        let feasible = fastest <= bounds.deadline * (1.0 + TIE);
+        let mut best: Option<(Choice, f64)> = None;
+        for choice in choices().filter(|choice| choice.makespan <= bound) {
+            let limit = choice.makespan.max(bounds.deadline);
+            let price = self.spread(choice.link, limit, &order, |_, _| ());
+            if best.is_none_or(|(_, least)| price < least * (1.0 - TIE)) {
+                best = Some((choice, price));
+            }
+        }
+        let (choice, _) = best.ok_or(OperettaError::NoLink)?;
+        Ok(self.answer(choice, bounds.deadline, &order, feasible))
+    }
+
+    fn order(&self, pool: LinkMask) -> Order {
+        let mut order = Order { links: [0; MAX_LINKS], count: 0 };
+        if self.packet > 0.0 {
+            for link in slots(pool) {
+                let mut place = order.count;
+                while place > 0 && self.price[usize::from(order.links[place - 1])] > self.price[link] {
+                    order.links[place] = order.links[place - 1];
+                    place -= 1;
+                }
+                order.links[place] = link as u8;
+                order.count += 1;
+            }
+        }
+        order
+    }
+
+    fn bounds(&self, pool: LinkMask) -> Bounds {
+        let deadline = if self.target > 0.0 { self.total / self.target } else { f64::INFINITY };
+        let mut bounds = Bounds { deadline, slowest: 0.0, pool_rate: 0.0, pool_load: self.packet };
+        for link in slots(self.links) {
+            bounds.slowest = bounds.slowest.max(self.carried[link] / self.rate[link]);
+            if pool.contains(link) {
+                bounds.pool_rate += self.rate[link];
+                bounds.pool_load += self.carried[link];
+            }
+        }
+        bounds
+    }
+
+    /// The least `max_j Δ_j` with the new stream on `link`: no connection can end sooner than its link allows, and by then every packet
+    /// link has moved its connections and can fill up with packets.
+    fn makespan(&self, link: Option<usize>, bounds: &Bounds) -> f64 {
+        let (mut makespan, mut pool_load) = (bounds.slowest, bounds.pool_load);
+        if let (Some(link), Some((load, _))) = (link, self.new) {
+            makespan = makespan.max((self.carried[link] + load) / self.rate[link]);
+            if self.packet_links.contains(link) {
+                pool_load += load;
+            }
+        }
+        if self.packet > 0.0 { makespan.max(pool_load / bounds.pool_rate) } else { makespan }
+    }
+
+    /// Eq. 9: fills the packet links in order of price, each up to what it moves within `limit` seconds. Tells `give` the load of
+    /// each, and returns the price of the new stream and all packets.
+    fn spread(&self, chosen: Option<usize>, limit: f64, order: &Order, mut give: impl FnMut(usize, f64)) -> f64 {
+        let load = self.new.map_or(0.0, |(load, _)| load);
+        let mut price = chosen.map_or(0.0, |link| self.price[link] * load);
+        let mut left = self.packet;
+        for (place, link) in order.links[..order.count].iter().enumerate() {
+            let link = usize::from(*link);
+            let taken = self.carried[link] + if chosen == Some(link) { load } else { 0.0 };
+            let room = (limit * self.rate[link] - taken).max(0.0);
+            let dust = DUST * (limit * self.rate[link] + self.packet);
+            let share = if left <= room + dust || place + 1 == order.count { left } else { room };
+            left -= share;
+            price += self.price[link] * share;
+            give(link, share);
+        }
+        price
+    }
+
+    fn answer(&self, choice: Choice, deadline: f64, order: &Order, feasible: bool) -> Answer {
+        let mut weights = [0.0; MAX_LINKS];
+        let mut load = self.carried;
+        if let (Some(link), Some((new, _))) = (choice.link, self.new) {
+            load[link] += new;
+        }
+        self.spread(choice.link, choice.makespan.max(deadline), order, |link, share| {
+            weights[link] = share / self.packet;
+            load[link] += share;
+        });
+        let (mut energy, mut price, mut makespan) = (0.0, 0.0, 0.0_f64);
+        for link in slots(self.links) {
+            energy += self.energy[link] * load[link];
+            price += self.price[link] * load[link];
+            makespan = makespan.max(load[link] / self.rate[link]);
+        }
+        let throughput = if makespan > 0.0 { self.total / makespan } else { 0.0 };
+        Answer { assignment: choice.link, weights, energy, price, throughput, feasible }
+    }
+}
+
+/// The slots of `mask` in rising order, bit by bit.
+fn slots(mask: LinkMask) -> impl Iterator<Item = usize> {
+    let mut bits = mask.0;
+    std::iter::from_fn(move || {
+        let slot = bits.trailing_zeros() as usize;
+        (bits != 0).then(|| {
+            bits &= bits - 1;
+            slot
+        })
+    })
+}
