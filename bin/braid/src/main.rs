@@ -7,6 +7,7 @@ mod client;
 mod doctor;
 mod explain;
 mod show;
+mod sim;
 mod start;
 mod table;
 
@@ -55,6 +56,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             let answer = client::send(&explain.query.daemon.socket, "/v1/explain", &request)?;
             print(explain.query.json, &answer, show::explanation)?;
         }
+        Command::Sim(command) => return sim::run(&command),
         Command::Doctor(doctor) => return doctor::run(&doctor),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -1,0 +1,58 @@
+//! Instances of a user's own: read, solved, shown.
+
+use std::fmt::Display;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use braid_decide::operetta::{InstanceResult, solve_instance};
+use braid_model::Rate;
+
+use crate::cli::Instance;
+use crate::table::{Page, cell, numbers, percent, words};
+
+/// Larger files are no instances.
+const MOST: u64 = 64 << 20;
+
+/// `braid sim operetta`.
+pub(super) fn operetta(wanted: &Instance) -> anyhow::Result<ExitCode> {
+    match solve_instance(&read(&wanted.instance)?) {
+        Ok(result) => crate::print(wanted.json, &result, show_operetta)?,
+        Err(error) => return Ok(refuse(&wanted.instance, &error)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_operetta(page: &mut Page<'_>, result: &InstanceResult) -> io::Result<()> {
+    let rate = |bps: f64| Rate::ZERO.max(Rate::from_bps(bps as u64));
+    match &result.assignment {
+        Some(link) => page.line(format!("the new stream goes to {link}"))?,
+        None => page.line("the new stream is spread as packets are")?,
+    }
+    let reached = if result.feasible { "reached" } else { "out of reach" };
+    page.line(format!("throughput {}, target {} ({reached})", rate(result.throughput_bps), rate(result.target_bps)))?;
+    page.line(format!("energy {:.3} J", result.energy_j))?;
+    let rows: Vec<_> = result.weights.iter().map(|(link, share)| vec![cell(Some(link)), cell(percent(Some(*share)))]).collect();
+    page.table(&[words("LINK"), numbers("PACKETS")], &rows, "no links")
+}
+
+/// The text of a file, or of standard input for `-`.
+fn read(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let (name, file): (String, Box<dyn Read>) = if path == Path::new("-") {
+        ("standard input".to_owned(), Box::new(io::stdin()))
+    } else {
+        let remedy = || format!("cannot open {}; name a file with an instance, or - for standard input", path.display());
+        (path.display().to_string(), Box::new(std::fs::File::open(path).with_context(remedy)?))
+    };
+    let read = file.take(MOST + 1).read_to_string(&mut text).with_context(|| format!("cannot read {name} as text"))?;
+    anyhow::ensure!(read as u64 <= MOST, "{name} is larger than {} MiB, which no instance needs", MOST >> 20);
+    Ok(text)
+}
+
+/// Exit code 2: the question was wrong, not the answering.
+fn refuse(path: &Path, error: &impl Display) -> ExitCode {
+    let _ = writeln!(io::stderr(), "braid: {}: {error}", path.display());
+    ExitCode::from(2)
+}
