@@ -10,6 +10,7 @@ pub mod class;
 pub mod connection;
 pub mod demand;
 pub mod health;
+pub mod midrr;
 pub mod operetta;
 pub mod policy;
 pub mod steer;
