@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use braid_model::Time;
-use braid_sim::experiment::{Experiment, Job, Judgement, Outcome, Outcomes, Report, Sampling, Setting, Summary, conclude, markdown};
+use braid_sim::experiment::{Experiment, Job, Judgement, Report, Sample, Samples, Sampling, Setting, Summary, conclude, markdown};
 
 use super::progress::Progress;
 use crate::cli;
@@ -33,22 +33,22 @@ pub(super) fn measure(experiments: &[&'static dyn Experiment], setting: Setting,
     let progress =
         Progress::new(experiments.iter().enumerate().map(|(place, experiment)| (experiment.about().name, count(place))).collect());
 
-    let mut outcomes: Vec<Vec<(Job, Outcome)>> = experiments.iter().map(|_| Vec::new()).collect();
-    for (place, outcome) in spread(&together, threads, |(place, job)| {
-        let outcome = job.clone().measure(experiments[*place]);
+    let mut samples: Vec<Vec<(Job, Sample)>> = experiments.iter().map(|_| Vec::new()).collect();
+    for (place, sample) in spread(&together, threads, |(place, job)| {
+        let sample = job.clone().measure(experiments[*place]);
         progress.step(*place);
-        (*place, outcome)
+        (*place, sample)
     }) {
-        outcomes[place].push(outcome);
+        samples[place].push(sample);
     }
     // What is timed has the machine for itself.
     let begin = Instant::now();
     let clock = || Time::ZERO + begin.elapsed();
     for (place, job) in alone {
-        outcomes[place].push(job.measure_by(experiments[place], &clock));
+        samples[place].push(job.measure_by(experiments[place], &clock));
         progress.step(place);
     }
-    let concluded = experiments.iter().zip(outcomes).map(|(experiment, outcomes)| conclude(*experiment, &setting, Outcomes::new(outcomes)));
+    let concluded = experiments.iter().zip(samples).map(|(experiment, samples)| conclude(*experiment, &setting, Samples::new(samples)));
     concluded.collect::<Result<_, _>>().context("this is a mistake in Braid")
 }
 

@@ -27,40 +27,40 @@
 //!     fn points(&self) -> Vec<Point> {
 //!         Point::grid(&["one link", "two links"], &[1.0, 2.0])
 //!     }
-//!     fn measure(&self, point: &Point, run: &Run<'_>) -> Outcome {
+//!     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
 //!         let noise = (run.seed % 100) as f64 / 1e4; // a simulation with `run.seed` stands here
 //!         let rest = if point.series == "two links" { point.x } else { 0.0 };
-//!         Outcome::default().value("throughput", 2.0 + rest + noise)
+//!         Sample::default().value("throughput", 2.0 + rest + noise)
 //!     }
-//!     fn assemble(&self, outcomes: &Outcomes) -> Results {
-//!         let gain = outcomes.gain("throughput", ("two links", 2.0), ("one link", 2.0)); // percent, paired by run
+//!     fn assemble(&self, samples: &Samples) -> Results {
+//!         let gain = samples.gain("throughput", ("two links", 2.0), ("one link", 2.0)); // percent, paired by run
 //!         let chart = Chart::lines("", "Throughput", Axis::new("IF2's capacity", "Mbit/s"), Axis::new("throughput", "Mbit/s"))
-//!             .with(outcomes.series("throughput"));
+//!             .with(samples.series("throughput"));
 //!         let met = if gain.mean > 90.0 { Judgement::Met } else { Judgement::NotMet };
 //!         Results::default().chart(chart).verdict(ABOUT.claims[0].judge(format!("{gain:.0} %"), met, "Nothing shares the second link."))
 //!     }
 //! }
 //!
 //! let setting = Setting { runs: 3, seed: 1 };
-//! let outcomes = setting.jobs(&Narrowing).into_iter().map(|job| job.measure(&Narrowing)).collect();
-//! let report = conclude(&Narrowing, &setting, Outcomes::new(outcomes)).unwrap();
+//! let samples = setting.jobs(&Narrowing).into_iter().map(|job| job.measure(&Narrowing)).collect();
+//! let report = conclude(&Narrowing, &setting, Samples::new(samples)).unwrap();
 //! assert_eq!(report.results.verdicts[0].judgement, Judgement::Met);
 //! ```
 //!
 //! Then add it to [`crate::experiments::all`]. What to know:
 //!
 //! - Every run has one seed for all points: schedulers are compared on the same workload (common random numbers), so prefer
-//!   [`Outcomes::gain`], which compares run by run, to comparing two means.
+//!   [`Samples::gain`], which compares run by run, to comparing two means.
 //! - `measure` must be a function of its arguments; points are measured on many cores, in any order. Only an experiment that is
 //!   [`Sampling::Timed`] may look at [`Run::clock`].
-//! - An [`Outcome`] has numbers by name and curves by name (a rate over time, samples for a distribution).
+//! - An [`Sample`] has numbers by name and curves by name (a rate over time, samples for a distribution).
 //! - Verdicts come in the order of [`About::claims`], one each. Where something differs from the paper, say why.
 //! - Names of charts become file names: `NAME.svg` for an empty name, else `NAME-CHART.svg`. Text is Markdown without tables.
 
 mod chart;
-mod outcome;
 mod report;
 mod results;
+mod sample;
 mod stats;
 mod svg;
 
@@ -69,9 +69,9 @@ use braid_netem::Random;
 use serde::Serialize;
 
 pub use chart::{Axis, Chart, Dot, Series, Shape};
-pub use outcome::{Curve, Outcome, Outcomes};
 pub use report::{Report, markdown};
 pub use results::{Claim, Judgement, Results, Table, Verdict};
+pub use sample::{Curve, Sample, Samples};
 pub use stats::{Summary, distribution, quantile};
 
 /// One experiment of a paper.
@@ -81,9 +81,9 @@ pub trait Experiment: Sync {
     /// What is measured, in the order of legends.
     fn points(&self) -> Vec<Point>;
     /// Measures one point once.
-    fn measure(&self, point: &Point, run: &Run<'_>) -> Outcome;
+    fn measure(&self, point: &Point, run: &Run<'_>) -> Sample;
     /// Puts what was measured together.
-    fn assemble(&self, outcomes: &Outcomes) -> Results;
+    fn assemble(&self, samples: &Samples) -> Results;
 }
 
 /// What an experiment is.
@@ -223,14 +223,14 @@ pub struct Job {
 
 impl Job {
     /// Makes it, without a clock.
-    pub fn measure(self, experiment: &dyn Experiment) -> (Self, Outcome) {
+    pub fn measure(self, experiment: &dyn Experiment) -> (Self, Sample) {
         self.measure_by(experiment, &|| Time::ZERO)
     }
 
     /// Makes it, by a clock.
-    pub fn measure_by(self, experiment: &dyn Experiment, clock: &dyn Fn() -> Time) -> (Self, Outcome) {
-        let outcome = experiment.measure(&self.point, &Run { index: self.index, seed: self.seed, clock });
-        (self, outcome)
+    pub fn measure_by(self, experiment: &dyn Experiment, clock: &dyn Fn() -> Time) -> (Self, Sample) {
+        let sample = experiment.measure(&self.point, &Run { index: self.index, seed: self.seed, clock });
+        (self, sample)
     }
 }
 
@@ -253,14 +253,14 @@ pub enum Unsound {
     },
 }
 
-/// What `experiment` found, from the outcomes of all its jobs.
+/// What `experiment` found, from the samples of all its jobs.
 ///
 /// # Errors
 ///
 /// [`Unsound`] if a chart has a point that is no number, or claims and verdicts do not match.
-pub fn conclude(experiment: &dyn Experiment, setting: &Setting, outcomes: Outcomes) -> Result<Report, Unsound> {
+pub fn conclude(experiment: &dyn Experiment, setting: &Setting, samples: Samples) -> Result<Report, Unsound> {
     let about = experiment.about();
-    let results = experiment.assemble(&outcomes);
+    let results = experiment.assemble(&samples);
     if let Some(place) = results.gap() {
         return Err(Unsound::NoNumber { experiment: about.name, place });
     }

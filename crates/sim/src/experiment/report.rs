@@ -135,11 +135,11 @@ mod tests {
         fn points(&self) -> Vec<Point> {
             Point::grid(&["one"], &[1.0, 2.0])
         }
-        fn measure(&self, point: &Point, run: &Run<'_>) -> Outcome {
-            Outcome::default().value("y", point.x + f64::from(run.index))
+        fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
+            Sample::default().value("y", point.x + f64::from(run.index))
         }
-        fn assemble(&self, outcomes: &Outcomes) -> Results {
-            let chart = Chart::lines("grown", "A line", Axis::new("x", ""), Axis::new("y", "m")).with(outcomes.series(self.asked));
+        fn assemble(&self, samples: &Samples) -> Results {
+            let chart = Chart::lines("grown", "A line", Axis::new("x", ""), Axis::new("y", "m")).with(samples.series(self.asked));
             let table = Table::new("All", &["x", "y"]).row(["1", "2"]);
             let results = Results::default().chart(chart).table(table).note("A note.");
             (0..self.verdicts).fold(results, |results, _| results.verdict(ABOUT.claims[0].judge("so", Judgement::Met, "It must.")))
@@ -148,7 +148,7 @@ mod tests {
 
     fn report(line: &Line) -> Result<Report, Unsound> {
         let setting = Setting { runs: 2, seed: 7 };
-        conclude(line, &setting, Outcomes::new(setting.jobs(line).into_iter().map(|job| job.measure(line)).collect()))
+        conclude(line, &setting, Samples::new(setting.jobs(line).into_iter().map(|job| job.measure(line)).collect()))
     }
 
     #[test]

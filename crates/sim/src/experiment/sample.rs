@@ -11,12 +11,12 @@ pub type Curve = Vec<(f64, f64)>;
 
 /// What one measurement gave.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Outcome {
+pub struct Sample {
     values: BTreeMap<String, f64>,
     curves: BTreeMap<String, Curve>,
 }
 
-impl Outcome {
+impl Sample {
     /// With a number under a name.
     pub fn value(mut self, name: impl Into<String>, value: f64) -> Self {
         self.values.insert(name.into(), value);
@@ -32,17 +32,17 @@ impl Outcome {
 
 /// What all measurements of an experiment gave, in the order of its points and, for each, of its runs.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Outcomes(Vec<(Job, Outcome)>);
+pub struct Samples(Vec<(Job, Sample)>);
 
-impl Outcomes {
-    /// From the outcomes of [`super::Setting::jobs`], in that order.
-    pub fn new(outcomes: Vec<(Job, Outcome)>) -> Self {
-        Self(outcomes)
+impl Samples {
+    /// From the samples of [`super::Setting::jobs`], in that order.
+    pub fn new(samples: Vec<(Job, Sample)>) -> Self {
+        Self(samples)
     }
 
     /// The number `name` of every run at one point.
     pub fn values(&self, name: &str, at: (&str, f64)) -> Vec<f64> {
-        self.at(at).filter_map(|outcome| outcome.values.get(name)).copied().collect()
+        self.at(at).filter_map(|sample| sample.values.get(name)).copied().collect()
     }
 
     /// Its mean over the runs; no number if it was not measured.
@@ -58,7 +58,7 @@ impl Outcomes {
 
     /// The curve `name` of the first run at one point; empty if there is none.
     pub fn curve(&self, name: &str, at: (&str, f64)) -> &[(f64, f64)] {
-        self.at(at).find_map(|outcome| outcome.curves.get(name)).map_or(&[], Vec::as_slice)
+        self.at(at).find_map(|sample| sample.curves.get(name)).map_or(&[], Vec::as_slice)
     }
 
     /// The series' x values, in the order of points.
@@ -84,8 +84,8 @@ impl Outcomes {
         self.0.iter().filter(|(job, _)| job.index == 0).map(|(job, _)| &job.point)
     }
 
-    fn at<'a, 'b>(&'a self, (series, x): (&'b str, f64)) -> impl Iterator<Item = &'a Outcome> + use<'a, 'b> {
-        self.0.iter().filter(move |(job, _)| job.point.series == series && job.point.x == x).map(|(_, outcome)| outcome)
+    fn at<'a, 'b>(&'a self, (series, x): (&'b str, f64)) -> impl Iterator<Item = &'a Sample> + use<'a, 'b> {
+        self.0.iter().filter(move |(job, _)| job.point.series == series && job.point.x == x).map(|(_, sample)| sample)
     }
 }
 
@@ -93,12 +93,12 @@ impl Outcomes {
 mod tests {
     use super::*;
 
-    fn outcomes() -> Outcomes {
+    fn samples() -> Samples {
         let measured = |series: &str, x, index, value| {
             let job = Job { point: Point { series: series.to_owned(), x }, index, seed: 0 };
-            (job, Outcome::default().value("rate", value).curve("over time", vec![(0.0, value)]))
+            (job, Sample::default().value("rate", value).curve("over time", vec![(0.0, value)]))
         };
-        Outcomes::new(vec![
+        Samples::new(vec![
             measured("a", 1.0, 0, 2.0),
             measured("a", 1.0, 1, 4.0),
             measured("a", 2.0, 0, 5.0),
@@ -110,24 +110,24 @@ mod tests {
 
     #[test]
     fn numbers_are_found_by_point_and_compared_run_by_run() {
-        let outcomes = outcomes();
-        assert_eq!(outcomes.values("rate", ("a", 1.0)), [2.0, 4.0]);
-        assert_eq!(outcomes.xs("a"), [1.0, 2.0]);
-        let gain = outcomes.gain("rate", ("b", 1.0), ("a", 1.0));
+        let samples = samples();
+        assert_eq!(samples.values("rate", ("a", 1.0)), [2.0, 4.0]);
+        assert_eq!(samples.xs("a"), [1.0, 2.0]);
+        let gain = samples.gain("rate", ("b", 1.0), ("a", 1.0));
         assert_eq!((gain.mean, gain.half), (50.0, 0.0), "though the means differ from run to run");
-        assert_eq!(outcomes.curve("over time", ("b", 1.0)), [(0.0, 3.0)]);
+        assert_eq!(samples.curve("over time", ("b", 1.0)), [(0.0, 3.0)]);
     }
 
     #[test]
     fn what_was_not_measured_is_no_number() {
-        assert!(outcomes().summary("rate", ("b", 2.0)).mean.is_nan());
-        assert!(outcomes().summary("delay", ("a", 1.0)).mean.is_nan());
-        assert_eq!(outcomes().curve("delay", ("a", 1.0)), []);
+        assert!(samples().summary("rate", ("b", 2.0)).mean.is_nan());
+        assert!(samples().summary("delay", ("a", 1.0)).mean.is_nan());
+        assert_eq!(samples().curve("delay", ("a", 1.0)), []);
     }
 
     #[test]
     fn lines_follow_the_points() {
-        let lines = outcomes().series("rate");
+        let lines = samples().series("rate");
         assert_eq!(lines.iter().map(|line| (line.name.as_str(), line.dots.len())).collect::<Vec<_>>(), [("a", 2), ("b", 1)]);
         assert_eq!((lines[0].dots[0].y, lines[0].dots[1].half), (3.0, 0.0));
         assert!(lines[0].dots[0].half > 12.0, "two runs say little");
