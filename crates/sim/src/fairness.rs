@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn nothing_is_sent_faster_than_the_link_carries() {
-        let eager = QueuedFlow { demand: Some(Rate::from_mbps(100)), ..flow(1) };
+        let eager = QueuedFlow { demand: Some(Rate::from_mbps(3)), ..flow(1) };
         for seed in 0..50 {
             let service = serve(&Queueing { seed, ..queueing(&[1], vec![eager]) }).unwrap();
             assert!(service.by_link[0][0] <= Bytes::new(1_250_000), "{service:?}");
