@@ -9,6 +9,7 @@ pub mod capacity;
 pub mod class;
 pub mod connection;
 pub mod demand;
+pub mod fair;
 pub mod health;
 pub mod midrr;
 pub mod operetta;

@@ -1,0 +1,298 @@
+//! Theorem 4: whether an allocation is weighted max-min fair, told from its split.
+//!
+//! The thesis: a work-conserving system is max-min fair if and only if (1) flows served by a common link have the same rate, and (2) a
+//! flow that may use a link but is not served by it has at least the rate of those that are. With weights, rates are r_i/φ_i.
+//! Without demands that is right: a gain that passes through several flows would need rising rates along the way, which (2) excludes.
+//!
+//! **With demands it is not**, though the thesis's model has them (constraint 1 of 3.3.1). Two repairs are needed:
+//! - a flow that has its demand may have less than others on its link, so both conditions bind only flows that want more;
+//! - looking at one link at a time is then no longer enough. A sated flow in the middle breaks the chain of inequalities of Lemma 2's
+//!   second case. Links of 10 and 10, flow j on link 1 only, flow m on both with a demand of 2, flow k on link 2 only: the rates
+//!   (8, 2, 10) with m on link 1 meet both conditions, but moving m over to link 2 gives (9, 2, 9), which is max-min fair.
+//!   Likewise both links can be as busy as their willing flows let them be while one of them idles, so "work-conserving" does not
+//!   give Lemma 1 either.
+//!
+//! So [`is_max_min`] asks the thesis's two conditions first, and then the general one, which is necessary and sufficient with and
+//! without demands: no flow that wants more reaches, over a chain of flows that could move aside, a link with room or a flow with
+//! a higher r_i/φ_i. (That is the absence of an improving exchange in a polymatroid: Federgruen and Groenevelt 1986.)
+
+use super::{Allocation, Problem};
+
+/// Why an allocation is not max-min fair. Flows and links by their places.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Violation {
+    /// The lists are not as long as the problem's, or a number in them is negative or not finite.
+    #[error("the allocation does not fit the problem: {0}")]
+    Shape(&'static str),
+    /// π_ij = 0 and yet r_ij > 0.
+    #[error("flow {flow} is served by link {link}, which it may not use")]
+    Preference {
+        /// The flow.
+        flow: usize,
+        /// The link.
+        link: usize,
+    },
+    /// r_i is not the sum of its r_ij, or more than D_i.
+    #[error("flow {flow} has {rate_bps} bit/s, but {why}")]
+    Rate {
+        /// The flow.
+        flow: usize,
+        /// Its r_i.
+        rate_bps: f64,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The r_ij of a link exceed C_j.
+    #[error("link {link} carries {carried_bps} bit/s, more than it can")]
+    Capacity {
+        /// The link.
+        link: usize,
+        /// Σ_i r_ij.
+        carried_bps: f64,
+    },
+    /// A link has room for a flow that may use it and wants more.
+    #[error("not work-conserving: link {link} has room and flow {flow} wants more")]
+    Idle {
+        /// The link.
+        link: usize,
+        /// The flow.
+        flow: usize,
+    },
+    /// Theorem 4's first condition: a common link serves both, and the less well served one wants more.
+    #[error("link {link} serves both flow {more} and flow {less}, which has less for its weight and wants more")]
+    UnequalOnLink {
+        /// The link.
+        link: usize,
+        /// The flow with the greater r_i/φ_i.
+        more: usize,
+        /// The flow with the lesser.
+        less: usize,
+    },
+    /// Theorem 4's second condition: a link passes over a flow with less.
+    #[error("link {link} serves flow {more} and passes over flow {less}, which has less for its weight and wants more")]
+    PassedOver {
+        /// The link.
+        link: usize,
+        /// The flow it serves.
+        more: usize,
+        /// The flow it passes over.
+        less: usize,
+    },
+    /// Both conditions hold, but others could move aside for `less`. Only possible with demands.
+    #[error("flow {less} could have more: flows that have their demand could move over to link {link}")]
+    Chain {
+        /// The flow that could gain.
+        less: usize,
+        /// The link, with room or with a better served flow, to which a chain of moves leads.
+        link: usize,
+    },
+}
+
+/// Whether `allocation` is weighted max-min fair, and its rates are what its split says.
+///
+/// `tolerance` is relative: rates and levels may differ by that part of themselves (1e-9 for the solver's, 0.01 for measured ones), and a
+/// link serves a flow if it gives it more than that part of its rate.
+///
+/// # Errors
+/// The first violation found: shape and feasibility, then work conservation, Theorem 4's conditions, and chains.
+pub fn is_max_min(problem: &Problem, allocation: &Allocation, tolerance: f64) -> Result<(), Violation> {
+    is_feasible(problem, allocation, tolerance)?;
+    let view = View::new(problem, allocation, tolerance);
+    view.conserves_work()?;
+    view.links_are_fair()?;
+    view.chains_are_fair()
+}
+
+/// Whether the allocation keeps to the three constraints of 3.3.1: demands, capacities, Π.
+///
+/// # Errors
+/// The first constraint that it breaks by more than `tolerance` (relative).
+pub fn is_feasible(problem: &Problem, allocation: &Allocation, tolerance: f64) -> Result<(), Violation> {
+    let Allocation { rates_bps, split_bps } = allocation;
+    if rates_bps.len() != problem.flows.len() || split_bps.len() != problem.flows.len() {
+        return Err(Violation::Shape("it has another number of flows"));
+    }
+    if split_bps.iter().any(|row| row.len() != problem.links.len()) {
+        return Err(Violation::Shape("it has another number of links"));
+    }
+    if !rates_bps.iter().chain(split_bps.iter().flatten()).all(|rate| rate.is_finite() && *rate >= 0.0) {
+        return Err(Violation::Shape("a rate is negative or no number"));
+    }
+    for (flow, facts) in problem.flows.iter().enumerate() {
+        if let Some(link) = (0..problem.links.len()).find(|link| split_bps[flow][*link] > 0.0 && !facts.links.contains(link)) {
+            return Err(Violation::Preference { flow, link });
+        }
+        let rate_bps = rates_bps[flow];
+        let sum: f64 = split_bps[flow].iter().sum();
+        if (sum - rate_bps).abs() > tolerance * rate_bps.max(sum) {
+            return Err(Violation::Rate { flow, rate_bps, why: "its links give it another sum" });
+        }
+        if rate_bps > facts.demand_bps() * (1.0 + tolerance) {
+            return Err(Violation::Rate { flow, rate_bps, why: "it wants less" });
+        }
+    }
+    for (link, capacity) in problem.links.iter().enumerate() {
+        let carried_bps: f64 = split_bps.iter().map(|row| row[link]).sum();
+        if carried_bps > capacity.bps() as f64 * (1.0 + tolerance) {
+            return Err(Violation::Capacity { link, carried_bps });
+        }
+    }
+    Ok(())
+}
+
+/// An allocation with what the conditions ask of it worked out.
+struct View<'a> {
+    problem: &'a Problem,
+    tolerance: f64,
+    ratios: Vec<f64>,
+    /// Whether the flow would take more.
+    hungry: Vec<bool>,
+    /// Whether the link has room.
+    room: Vec<bool>,
+    /// U_k: the flows that link k serves.
+    served: Vec<Vec<usize>>,
+}
+
+impl<'a> View<'a> {
+    fn new(problem: &'a Problem, allocation: &Allocation, tolerance: f64) -> Self {
+        let rates = &allocation.rates_bps;
+        let hungry = problem.flows.iter().zip(rates).map(|(flow, rate)| *rate < flow.demand_bps() * (1.0 - tolerance)).collect();
+        let room = problem.links.iter().enumerate().map(|(link, capacity)| {
+            let carried: f64 = allocation.split_bps.iter().map(|row| row[link]).sum();
+            carried < capacity.bps() as f64 * (1.0 - tolerance)
+        });
+        let served = |link| (0..rates.len()).filter(|flow| allocation.serves(link, *flow, tolerance)).collect();
+        Self {
+            problem,
+            tolerance,
+            ratios: allocation.ratios(problem),
+            hungry,
+            room: room.collect(),
+            served: (0..problem.links.len()).map(served).collect(),
+        }
+    }
+
+    fn hungry(&self) -> impl Iterator<Item = usize> {
+        (0..self.hungry.len()).filter(|flow| self.hungry[*flow])
+    }
+
+    fn better(&self, more: usize, less: usize) -> bool {
+        self.ratios[less] < self.ratios[more] * (1.0 - self.tolerance)
+    }
+
+    fn conserves_work(&self) -> Result<(), Violation> {
+        for flow in self.hungry() {
+            if let Some(&link) = self.problem.flows[flow].links.iter().find(|link| self.room[**link]) {
+                return Err(Violation::Idle { link, flow });
+            }
+        }
+        Ok(())
+    }
+
+    /// Theorem 4's two conditions.
+    fn links_are_fair(&self) -> Result<(), Violation> {
+        for less in self.hungry() {
+            for &link in &self.problem.flows[less].links {
+                if let Some(&more) = self.served[link].iter().find(|more| self.better(**more, less)) {
+                    let unequal = self.served[link].contains(&less);
+                    return Err(if unequal {
+                        Violation::UnequalOnLink { link, more, less }
+                    } else {
+                        Violation::PassedOver { link, more, less }
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn chains_are_fair(&self) -> Result<(), Violation> {
+        let reach = self.reach();
+        for less in self.hungry() {
+            for &first in &self.problem.flows[less].links {
+                let bad = |link: &usize| self.room[*link] || self.served[*link].iter().any(|more| self.better(*more, less));
+                if let Some(link) = (0..reach.len()).filter(|link| reach[first][*link]).find(bad) {
+                    return Err(Violation::Chain { less, link });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For each link, the links to which what it carries can move, in any number of steps.
+    fn reach(&self) -> Vec<Vec<bool>> {
+        let links = self.room.len();
+        let mut reach = vec![vec![false; links]; links];
+        for link in 0..links {
+            reach[link][link] = true;
+            for flow in &self.served[link] {
+                for &other in &self.problem.flows[*flow].links {
+                    reach[link][other] = true;
+                }
+            }
+        }
+        for middle in 0..links {
+            let onward = reach[middle].clone();
+            for row in reach.iter_mut().filter(|row| row[middle]) {
+                row.iter_mut().zip(&onward).for_each(|(to, further)| *to |= further);
+            }
+        }
+        reach
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fair::{Flow, solve};
+    use braid_model::Rate;
+
+    fn problem(flows: &[Flow]) -> Problem {
+        Problem { links: vec![Rate::from_bps(10); 2], flows: flows.to_vec() }
+    }
+
+    fn allocation(split: &[[f64; 2]]) -> Allocation {
+        Allocation {
+            rates_bps: split.iter().map(|row| row.iter().sum()).collect(),
+            split_bps: split.iter().map(|row| row.to_vec()).collect(),
+        }
+    }
+
+    /// Weighted fair queueing on each link apart, figure 3.1(c): flow a has 1.5, flow b 0.5.
+    #[test]
+    fn fair_queueing_link_by_link_is_not_fair() {
+        let problem = problem(&[Flow::backlogged(1.0, &[0, 1]), Flow::backlogged(1.0, &[1])]);
+        let judge = |split: &[[f64; 2]]| is_max_min(&problem, &allocation(split), 1e-9);
+        assert_eq!(judge(&[[10.0, 5.0], [0.0, 5.0]]), Err(Violation::UnequalOnLink { link: 1, more: 0, less: 1 }));
+        assert_eq!(judge(&[[10.0, 0.0], [0.0, 10.0]]), Ok(()));
+        assert_eq!(judge(&[[10.0, 10.0], [0.0, 0.0]]), Err(Violation::PassedOver { link: 1, more: 0, less: 1 }));
+        assert_eq!(judge(&[[10.0, 0.0], [0.0, 9.0]]), Err(Violation::Idle { link: 1, flow: 0 }));
+        assert_eq!(judge(&[[10.0, 1.0], [0.0, 10.0]]), Err(Violation::Capacity { link: 1, carried_bps: 11.0 }));
+        assert_eq!(judge(&[[5.0, 0.0], [5.0, 5.0]]), Err(Violation::Preference { flow: 1, link: 0 }));
+        assert!(matches!(judge(&[[5.0, 0.0]]), Err(Violation::Shape(_))));
+        assert!(matches!(judge(&[[f64::NAN, 0.0], [0.0, 0.0]]), Err(Violation::Shape(_))));
+    }
+
+    /// Where Theorem 4 as it is printed says yes and the allocation is not max-min fair.
+    #[test]
+    fn a_sated_flow_in_the_middle_defeats_the_two_conditions() {
+        let middle = Flow::backlogged(1.0, &[0, 1]).with_demand(Rate::from_bps(2));
+        let problem = problem(&[Flow::backlogged(1.0, &[0]), middle, Flow::backlogged(1.0, &[1])]);
+        let unfair = allocation(&[[8.0, 0.0], [2.0, 0.0], [0.0, 10.0]]);
+        let view = View::new(&problem, &unfair, 1e-9);
+        assert_eq!((view.conserves_work(), view.links_are_fair()), (Ok(()), Ok(())));
+        assert_eq!(is_max_min(&problem, &unfair, 1e-9), Err(Violation::Chain { less: 0, link: 1 }));
+        let fair = solve(&problem).expect("a valid problem");
+        assert!(fair.rates_bps.iter().zip([9.0, 2.0, 9.0]).all(|(rate, exact)| (rate - exact).abs() < 1e-9));
+        assert_eq!(is_max_min(&problem, &fair, 1e-9), Ok(()));
+    }
+
+    /// Every willing flow of the idle link is sated, and yet a flow elsewhere could have what it wants.
+    #[test]
+    fn an_idle_link_behind_a_sated_flow_is_found() {
+        let middle = Flow::backlogged(1.0, &[0, 1]).with_demand(Rate::from_bps(2));
+        let problem = problem(&[Flow::backlogged(1.0, &[0]), middle]);
+        let judged = is_max_min(&problem, &allocation(&[[8.0, 0.0], [2.0, 0.0]]), 1e-9);
+        assert_eq!(judged, Err(Violation::Chain { less: 0, link: 1 }));
+    }
+}

@@ -1,0 +1,248 @@
+//! Rate clusters (Definition 2): which flows and links share one rate.
+//!
+//! Clusters are the parts into which "link k serves flow i" connects flows and links. Where two such parts have the same rate and a flow
+//! of one may use a link of the other, a split could as well have served it from there; they are one cluster here, so that
+//! clusters do not depend on which of the possible splits was found.
+//!
+//! Two readings where the thesis is silent. Rates are per weight, r_i/φ_i, though its second point writes r_a = r_b. And a flow that
+//! has its demand may have less than its cluster: a cluster's rate is that of its flows that want more, which is its highest; in a
+//! cluster where all are sated it is the highest too. Links that serve nobody are in no cluster.
+
+use super::{Allocation, Problem, check::Violation, check::is_feasible};
+
+/// Flows that are served at one rate for their weight, and the links that serve them. Places in rising order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cluster {
+    /// Its flows; one alone, with no link, if it gets nothing.
+    pub flows: Vec<usize>,
+    /// The links that serve them.
+    pub links: Vec<usize>,
+    /// r(C): r_i/φ_i in bits per second.
+    pub rate_per_weight_bps: f64,
+}
+
+/// How a partition breaks Definition 2. Flows, links and clusters by their places.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ClusterViolation {
+    /// The allocation itself breaks a constraint.
+    #[error("no clusters without a feasible allocation: {0}")]
+    Infeasible(#[from] Violation),
+    /// Point 1: not in exactly one cluster.
+    #[error("{what} {place} is in {count} clusters instead of one")]
+    NotDisjoint {
+        /// "flow" or "link".
+        what: &'static str,
+        /// Its place.
+        place: usize,
+        /// How many clusters hold it.
+        count: usize,
+    },
+    /// Point 2: served from outside.
+    #[error("flow {flow} is served by link {link} of another cluster")]
+    Crossing {
+        /// The flow.
+        flow: usize,
+        /// The link.
+        link: usize,
+    },
+    /// Point 2: another rate than its cluster's.
+    #[error("flow {flow} has {ratio_bps} bit/s for its weight, another rate than its cluster")]
+    Rate {
+        /// The flow.
+        flow: usize,
+        /// Its r_i/φ_i.
+        ratio_bps: f64,
+    },
+    /// Point 3: a cluster with a link it may use has a higher rate than its own.
+    #[error("flow {flow} wants more and may use link {link}, whose cluster has a higher rate than its own")]
+    NotHighest {
+        /// The flow.
+        flow: usize,
+        /// The link.
+        link: usize,
+    },
+}
+
+/// The rate clusters of `allocation`, in the order of their first flows. Rates that differ by less than `tolerance` (relative) are one.
+///
+/// For an allocation that is not max-min fair these are only the connected parts; [`check`] tells.
+pub fn clusters(problem: &Problem, allocation: &Allocation, tolerance: f64) -> Vec<Cluster> {
+    let (flows, links) = (problem.flows.len(), problem.links.len());
+    let mut parts = Parts::new(flows + links);
+    let serves = |link: usize, flow: usize| allocation.serves(link, flow, tolerance);
+    for (flow, facts) in problem.flows.iter().enumerate() {
+        facts.links.iter().filter(|link| serves(**link, flow)).for_each(|link| parts.join(flow, flows + link));
+    }
+    let ratios = allocation.ratios(problem);
+    let mut highest = vec![0.0_f64; flows + links];
+    for (flow, ratio) in ratios.iter().enumerate() {
+        let part = parts.of(flow);
+        highest[part] = highest[part].max(*ratio);
+    }
+    let levels: Vec<f64> = (0..flows + links).map(|node| highest[parts.of(node)]).collect();
+    for (flow, facts) in problem.flows.iter().enumerate() {
+        for link in &facts.links {
+            let (ours, theirs) = (levels[flow], levels[flows + link]);
+            if ours > 0.0 && (ours - theirs).abs() <= tolerance * ours.max(theirs) {
+                parts.join(flow, flows + link);
+            }
+        }
+    }
+    gather(&mut parts, flows, links, &ratios)
+}
+
+fn gather(parts: &mut Parts, flows: usize, links: usize, ratios: &[f64]) -> Vec<Cluster> {
+    let mut place = vec![None; flows + links];
+    let mut clusters: Vec<Cluster> = Vec::new();
+    for flow in 0..flows {
+        let at = *place[parts.of(flow)].get_or_insert_with(|| {
+            clusters.push(Cluster { flows: Vec::new(), links: Vec::new(), rate_per_weight_bps: 0.0 });
+            clusters.len() - 1
+        });
+        clusters[at].flows.push(flow);
+        clusters[at].rate_per_weight_bps = clusters[at].rate_per_weight_bps.max(ratios[flow]);
+    }
+    for link in 0..links {
+        if let Some(at) = place[parts.of(flows + link)] {
+            clusters[at].links.push(link);
+        }
+    }
+    clusters
+}
+
+/// Whether `clusters` are clusters of `allocation` in the sense of Definition 2, up to `tolerance` (relative).
+///
+/// A split into such clusters is what Theorem 4 asks for without demands. With them it is necessary, not sufficient ([`super::check`]).
+///
+/// # Errors
+/// The first point of the definition that does not hold.
+pub fn check(problem: &Problem, allocation: &Allocation, clusters: &[Cluster], tolerance: f64) -> Result<(), ClusterViolation> {
+    is_feasible(problem, allocation, tolerance)?;
+    let holding = |of: fn(&Cluster) -> &[usize], place: usize| -> Vec<usize> {
+        (0..clusters.len()).filter(|at| of(&clusters[*at]).contains(&place)).collect()
+    };
+    let mut home_of_link = vec![None; problem.links.len()];
+    for (place, home) in home_of_link.iter_mut().enumerate() {
+        let homes = holding(|cluster| &cluster.links, place);
+        let serves = (0..problem.flows.len()).any(|flow| allocation.serves(place, flow, tolerance));
+        if homes.len() > 1 || (serves && homes.is_empty()) {
+            return Err(ClusterViolation::NotDisjoint { what: "link", place, count: homes.len() });
+        }
+        *home = homes.first().copied();
+    }
+    for (flow, facts) in problem.flows.iter().enumerate() {
+        let homes = holding(|cluster| &cluster.flows, flow);
+        let [home] = homes[..] else {
+            return Err(ClusterViolation::NotDisjoint { what: "flow", place: flow, count: homes.len() });
+        };
+        if let Some(&link) =
+            facts.links.iter().find(|link| allocation.serves(**link, flow, tolerance) && home_of_link[**link] != Some(home))
+        {
+            return Err(ClusterViolation::Crossing { flow, link });
+        }
+        let ours = clusters[home].rate_per_weight_bps;
+        let ratio_bps = allocation.rates_bps[flow] / facts.weight;
+        let hungry = allocation.rates_bps[flow] < facts.demand_bps() * (1.0 - tolerance);
+        if ratio_bps > ours * (1.0 + tolerance) || (hungry && ratio_bps < ours * (1.0 - tolerance)) {
+            return Err(ClusterViolation::Rate { flow, ratio_bps });
+        }
+        let higher = |link: &&usize| home_of_link[**link].is_some_and(|at| clusters[at].rate_per_weight_bps * (1.0 - tolerance) > ours);
+        if let (true, Some(&link)) = (hungry, facts.links.iter().find(higher)) {
+            return Err(ClusterViolation::NotHighest { flow, link });
+        }
+    }
+    Ok(())
+}
+
+/// Disjoint sets.
+struct Parts(Vec<usize>);
+
+impl Parts {
+    fn new(nodes: usize) -> Self {
+        Self((0..nodes).collect())
+    }
+
+    fn of(&mut self, node: usize) -> usize {
+        let mut at = node;
+        while self.0[at] != at {
+            self.0[at] = self.0[self.0[at]];
+            at = self.0[at];
+        }
+        at
+    }
+
+    fn join(&mut self, one: usize, other: usize) {
+        let (one, other) = (self.of(one), self.of(other));
+        self.0[one.max(other)] = one.min(other);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fair::{Flow, solve};
+    use braid_model::Rate;
+
+    fn solved(links: &[u64], flows: Vec<Flow>) -> (Problem, Allocation) {
+        let problem = Problem { links: links.iter().map(|&mbps| Rate::from_mbps(mbps)).collect(), flows };
+        let allocation = solve(&problem).expect("a valid problem");
+        (problem, allocation)
+    }
+
+    fn described(problem: &Problem, allocation: &Allocation) -> Vec<(Vec<usize>, Vec<usize>, f64)> {
+        let found = clusters(problem, allocation, 1e-9);
+        check(problem, allocation, &found, 1e-9).expect("clusters");
+        found.into_iter().map(|c| (c.flows, c.links, (c.rate_per_weight_bps / 1e4).round() / 100.0)).collect()
+    }
+
+    /// Figure 4.5(b): flow a's cluster has 3 Mb/s, that of flows b and c 3.33 Mb/s; later all that is left is one cluster.
+    #[test]
+    fn figure_4_5_b() {
+        let (a, b, c) = (Flow::backlogged(1.0, &[0]), Flow::backlogged(2.0, &[0, 1]), Flow::backlogged(1.0, &[1]));
+        let (problem, allocation) = solved(&[3, 10], vec![a, b.clone(), c.clone()]);
+        assert_eq!(described(&problem, &allocation), [(vec![0], vec![0], 3.0), (vec![1, 2], vec![1], 3.33)]);
+        let (problem, allocation) = solved(&[3, 10], vec![b, c]);
+        assert_eq!(described(&problem, &allocation), [(vec![0, 1], vec![0, 1], 4.33)]);
+    }
+
+    /// Figure 3.1(c): each flow could have a link of its own, but the two are one pool.
+    #[test]
+    fn equal_neighbours_are_one_cluster() {
+        let (problem, allocation) = solved(&[1, 1], vec![Flow::backlogged(1.0, &[0, 1]), Flow::backlogged(1.0, &[1])]);
+        assert_eq!(described(&problem, &allocation), [(vec![0, 1], vec![0, 1], 1.0)]);
+    }
+
+    #[test]
+    fn the_sated_the_starved_and_the_idle() {
+        let small = Flow::backlogged(1.0, &[0]).with_demand(Rate::from_mbps(2));
+        let flows = vec![Flow::backlogged(1.0, &[]), small, Flow::backlogged(2.0, &[0])];
+        let (problem, allocation) = solved(&[10, 7], flows);
+        assert_eq!(described(&problem, &allocation), [(vec![0], vec![], 0.0), (vec![1, 2], vec![0], 4.0)]);
+    }
+
+    #[test]
+    fn wrong_clusters_are_told_apart() {
+        let flows = vec![Flow::backlogged(1.0, &[0]), Flow::backlogged(2.0, &[0, 1]), Flow::backlogged(1.0, &[1])];
+        let (problem, allocation) = solved(&[3, 10], flows);
+        let right = clusters(&problem, &allocation, 1e-9);
+        let judge = |change: &dyn Fn(&mut Vec<Cluster>)| {
+            let mut clusters = right.clone();
+            change(&mut clusters);
+            check(&problem, &allocation, &clusters, 1e-9).expect_err("wrong clusters")
+        };
+        assert_eq!(judge(&|c| c[0].flows.clear()), ClusterViolation::NotDisjoint { what: "flow", place: 0, count: 0 });
+        assert_eq!(judge(&|c| c[0].links.push(1)), ClusterViolation::NotDisjoint { what: "link", place: 1, count: 2 });
+        let exchange = |c: &mut Vec<Cluster>| (c[0].links, c[1].links) = (vec![1], vec![0]);
+        assert_eq!(judge(&exchange), ClusterViolation::Crossing { flow: 0, link: 0 });
+        assert!(matches!(judge(&|c| c[0].rate_per_weight_bps *= 1.1), ClusterViolation::Rate { flow: 0, .. }));
+    }
+
+    #[test]
+    fn a_slow_flow_beside_a_fast_cluster_is_not_in_the_highest() {
+        let flows = vec![Flow::backlogged(1.0, &[0, 1]), Flow::backlogged(1.0, &[1])];
+        let problem = Problem { links: vec![Rate::from_bps(1), Rate::from_bps(9)], flows };
+        let allocation = Allocation { rates_bps: vec![1.0, 9.0], split_bps: vec![vec![1.0, 0.0], vec![0.0, 9.0]] };
+        let found = clusters(&problem, &allocation, 1e-9);
+        assert_eq!(check(&problem, &allocation, &found, 1e-9), Err(ClusterViolation::NotHighest { flow: 0, link: 1 }));
+    }
+}

@@ -1,0 +1,293 @@
+//! What multiple-interface fair queueing guarantees, as functions.
+//!
+//! Rates in bits per second, amounts in bytes. Guaranteed rates are rounded down, bounds on delay and backlog up, so that each still holds.
+
+use std::time::Duration;
+
+use braid_model::{Bytes, Rate};
+
+use super::{Flow, Problem, ProblemError, clusters, solve};
+
+/// Theorem 2: the least rate of flow i while it is backlogged, `g_i = φ_i / Σ_j φ_j * Σ_k C_k` over the flows j (itself too) that may
+/// use a link that i may use, and the links k of i; `None` if there is no such flow.
+///
+/// With a demand it holds for min(D_i, g_i). The thesis's proof compares with an imagined system; directly: who is served by a link of i
+/// has at most i's r/φ (Theorem 4), so i's links carry at most `r_i/φ_i * Σ_j φ_j`, and being work-conserving they carry all they can.
+pub fn rate_guarantee(problem: &Problem, flow: usize) -> Option<Rate> {
+    let ours = problem.flows.get(flow)?;
+    let sharing = |other: &&Flow| other.links.iter().any(|link| ours.links.contains(link));
+    let weights: f64 = problem.flows.iter().filter(sharing).map(|other| other.weight).sum();
+    let capacity: f64 = ours.links.iter().filter_map(|link| problem.links.get(*link)).map(|link| link.bps() as f64).sum();
+    Some(if capacity > 0.0 { Rate::from_bps((capacity * (ours.weight / weights)) as u64) } else { Rate::ZERO })
+}
+
+/// Footnote 2 of 3.4.1: the tighter guarantees, each flow's max-min rate when all flows are backlogged without limit.
+///
+/// That fewer flows, or less demand, never lower another's rate is left unproven there. It holds: in a polymatroid the flows at or
+/// below any level have all they can have, and to have fewer competitors leaves that level at least as high.
+///
+/// # Errors
+/// [`ProblemError`] as in [`solve`].
+pub fn tight_rate_guarantees(problem: &Problem) -> Result<Vec<Rate>, ProblemError> {
+    let flows = problem.flows.iter().map(|flow| Flow { demand: None, ..flow.clone() }).collect();
+    let allocation = solve(&Problem { links: problem.links.clone(), flows })?;
+    Ok(allocation.rates_bps.iter().map(|bps| Rate::from_bps(*bps as u64)).collect())
+}
+
+/// Equation 3.2: traffic of at most `σ + ρ t` in any span t, and the links it may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeakyBucket {
+    /// σ_i.
+    pub burst: Bytes,
+    /// ρ_i.
+    pub rate: Rate,
+    /// Its row of Π.
+    pub links: Vec<usize>,
+}
+
+/// What an admitted flow may count on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Admission {
+    /// The φ_i to serve it with.
+    pub weight: f64,
+    /// g_i > ρ_i.
+    pub guaranteed: Rate,
+    /// Longest delay of a packet in the fluid system, from its last bit's arrival to its last bit's service: σ_i/g_i.
+    pub delay: Duration,
+}
+
+/// Why flows cannot be admitted together.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// Σ σ_i > B.
+    #[error("bursts of {} bytes need more than the buffer of {} bytes: lower a burst or enlarge the buffer", bursts.get(), buffer.get())]
+    Buffer {
+        /// Σ σ_i.
+        bursts: Bytes,
+        /// B.
+        buffer: Bytes,
+    },
+    /// These flows may use these links only, which cannot carry more than the sum of their ρ.
+    #[error("flows {flows:?} may use links {links:?} only, which do not carry more than their rates: lower a rate or allow another link")]
+    Capacity {
+        /// The flows, by place.
+        flows: Vec<usize>,
+        /// All the links that they may use and that others leave them.
+        links: Vec<usize>,
+    },
+    /// A link that is not there.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+}
+
+/// Theorem 3: the longest delay σ/g of a flow with bursts σ = `burst` that is served at `guaranteed` = g or faster, if g is more
+/// than its own rate ρ; `None` if not, since then no bound exists. (The thesis ends at σ/ρ, which is longer.)
+///
+/// Its backlog never exceeds σ, and what departs is bounded by (σ, ρ) again. Fluid; packets add [`pgps_delay_bound`].
+pub fn delay_bound(burst: Bytes, rate: Rate, guaranteed: Rate) -> Option<Duration> {
+    (guaranteed > rate).then(|| duration(u128::from(burst.get()) * 8, 1, u128::from(guaranteed.bps())))
+}
+
+/// Theorem 3 as admission control: weights with which every flow gets more than its ρ, or why there are none.
+///
+/// The thesis asks for weights with `r_i > ρ_i` and does not say how to find them. φ_i = ρ_i always will do if any do: the lowest r_i/φ_i
+/// is then the greatest common factor by which all ρ could be raised, and it exceeds 1 if and only if they fit with room to spare. So
+/// this admits all that can be admitted. Flows of rate zero count as 1 bit/s. The condition is asked of every flow, not only
+/// of the new one as the theorem reads: a newcomer also takes from those admitted before.
+///
+/// # Errors
+/// [`Refusal`], which names the buffer or the bottleneck.
+pub fn admit(links: &[Rate], flows: &[LeakyBucket], buffer: Bytes) -> Result<Vec<Admission>, Refusal> {
+    let bursts = flows.iter().fold(Bytes::ZERO, |sum, flow| sum + flow.burst);
+    if bursts > buffer {
+        return Err(Refusal::Buffer { bursts, buffer });
+    }
+    let weigh = |flow: &LeakyBucket| Flow::backlogged(flow.rate.bps().max(1) as f64, &flow.links);
+    let problem = Problem { links: links.to_vec(), flows: flows.iter().map(weigh).collect() };
+    let allocation = solve(&problem)?;
+    let mut admitted = Vec::with_capacity(flows.len());
+    for ((bucket, flow), rate) in flows.iter().zip(&problem.flows).zip(&allocation.rates_bps) {
+        let guaranteed = Rate::from_bps(*rate as u64);
+        match delay_bound(bucket.burst, bucket.rate, guaranteed) {
+            Some(delay) => admitted.push(Admission { weight: flow.weight, guaranteed, delay }),
+            None => break,
+        }
+    }
+    if admitted.len() == flows.len() {
+        return Ok(admitted);
+    }
+    let found = clusters(&problem, &allocation, 1e-9);
+    let tightest = found.into_iter().min_by(|a, b| a.rate_per_weight_bps.total_cmp(&b.rate_per_weight_bps));
+    let (flows, links) = tightest.map_or((vec![], vec![]), |cluster| (cluster.flows, cluster.links));
+    Err(Refusal::Capacity { flows, links })
+}
+
+/// Theorem 5: how much later than in the fluid system a packet may finish, `L_max (⌈log2 n⌉ C_max/C_min² + 2/C_min)`, for n links.
+///
+/// The sum of Lemma 4 (a packet that came too late to be sent in order, L_max/C_min), Lemma 5 (a slow link that serves small packets of a
+/// flow which a fast link would have served) and Lemma 6 (a packet that only one link carries, L_max/C_min). `Duration::MAX` if a link is
+/// down or there is none. [`super::pgps`] says how far it can be trusted.
+pub fn pgps_delay_bound(links: &[Rate], largest_packet: Bytes) -> Duration {
+    let Some((numerator, denominator)) = pgps_bound(links) else {
+        return Duration::MAX;
+    };
+    duration(u128::from(largest_packet.get()) * 8, numerator, denominator)
+}
+
+/// Theorem 6: how much less a flow may have been served by any time than in the fluid system: Theorem 5's delay times the sum of
+/// the rates of the links it may use, `flow_links`. `None` if a link is down or not there.
+///
+/// The thesis's example, 12 links from 100 Mb/s to 1 Gb/s and 5 Gb/s for the flow, is 5.04 ms and 3.15 MB by its own formula; the 3.125
+/// MB it prints come from rounding the delay to 5 ms.
+pub fn pgps_service_bound(links: &[Rate], largest_packet: Bytes, flow_links: &[usize]) -> Option<Bytes> {
+    let (numerator, denominator) = pgps_bound(links)?;
+    let rates = flow_links.iter().map(|link| links.get(*link).map(|rate| u128::from(rate.bps()))).sum::<Option<u128>>()?;
+    let bytes = u128::from(largest_packet.get()).saturating_mul(numerator).saturating_mul(rates).div_ceil(denominator);
+    Some(Bytes::new(u64::try_from(bytes).unwrap_or(u64::MAX)))
+}
+
+/// Theorem 5's bound per bit of L_max in seconds, as a fraction: `(⌈log2 n⌉ C_max + 2 C_min) / C_min²`.
+fn pgps_bound(links: &[Rate]) -> Option<(u128, u128)> {
+    let least = u128::from(links.iter().min()?.bps());
+    let most = u128::from(links.iter().max()?.bps());
+    let rounds = u128::from(links.len().next_power_of_two().trailing_zeros());
+    (least > 0).then(|| (rounds * most + 2 * least, least * least))
+}
+
+/// `bits * numerator / denominator` seconds, rounded up to nanoseconds.
+fn duration(bits: u128, numerator: u128, denominator: u128) -> Duration {
+    let nanos = bits.saturating_mul(numerator).saturating_mul(1_000_000_000).div_ceil(denominator);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+/// Lemma 7: a deficit counter at the end of a flow's turn is less than its largest packet.
+pub fn deficit_is_bounded(deficit: Bytes, largest_packet: Bytes) -> bool {
+    deficit < largest_packet
+}
+
+/// Lemma 8: bytes that a flow with quantum Q_i has been served in m whole turns while backlogged lie strictly between these two,
+/// `m Q_i -+ MaxSize_i`; the lower one may be negative.
+///
+/// Whole turns: inside a turn, the turn that runs may have brought anything from nothing to all it will.
+pub fn service_bounds(turns: u64, quantum: Bytes, largest_packet: Bytes) -> (i128, i128) {
+    let middle = i128::from(turns) * i128::from(quantum.get());
+    let packet = i128::from(largest_packet.get());
+    (middle - packet, middle + packet)
+}
+
+/// Definition 3: `FM_i->j = S_i/φ_i - S_j/φ_j`, in bytes per unit of weight, for what both were served in one interval.
+pub fn fairness_metric(served_i: Bytes, weight_i: f64, served_j: Bytes, weight_j: f64) -> f64 {
+    served_i.get() as f64 / weight_i - served_j.get() as f64 / weight_j
+}
+
+/// Lemma 9: if flow i has a higher rate than flow j, and a link that i may use serves j, then FM_i->j is greater than this,
+/// `-2 MaxSize'` in bytes per unit of weight, where MaxSize' is the largest packet of all and `least_weight` scales the weights so
+/// that the least is 1 as the thesis does.
+///
+/// In the thesis's derivation the first `MaxSize_i` must carry a minus sign. It also counts whole turns of both flows from an interval's
+/// start that lies between turns; for an interval that starts or ends inside one, a quantum Q' has to be added, as in [`lemma_10`].
+pub fn lemma_9(largest_packet: Bytes, least_weight: f64) -> f64 {
+    -2.0 * largest_packet.get() as f64 / least_weight
+}
+
+/// Lemma 10: if one link serves both flows all the time, |FM_i->j| is less than this, `Q' + 2 MaxSize'` in bytes per unit of weight,
+/// with `quantum_per_weight` = Q' = Q_i/φ_i, the same for all flows.
+///
+/// The derivation's `|m_i - m_j| = 1` is meant as "at most 1".
+pub fn lemma_10(quantum_per_weight: f64, largest_packet: Bytes, least_weight: f64) -> f64 {
+    quantum_per_weight + 2.0 * largest_packet.get() as f64 / least_weight
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mbps(rates: &[u64]) -> Vec<Rate> {
+        rates.iter().map(|&rate| Rate::from_mbps(rate)).collect()
+    }
+
+    /// 3.4.1's example on figure 3.2: φ_a = 0.2 and φ_a + φ_b = 1, where only flow b shares links with a.
+    #[test]
+    fn theorem_2_gives_a_fifth() {
+        let flows = vec![Flow::backlogged(0.2, &[0]), Flow::backlogged(0.8, &[0, 1]), Flow::backlogged(0.1, &[1])];
+        let problem = Problem { links: mbps(&[10, 20]), flows };
+        assert_eq!(rate_guarantee(&problem, 0), Some(Rate::from_mbps(2)));
+        assert_eq!(rate_guarantee(&problem, 1), Some(Rate::from_bps(21_818_181)));
+        assert_eq!(rate_guarantee(&problem, 3), None);
+        assert_eq!(tight_rate_guarantees(&problem).expect("a valid problem")[0], Rate::from_bps(5_454_545));
+    }
+
+    #[test]
+    fn theorem_3_admits_what_fits() {
+        let bucket =
+            |burst, rate, links: &[usize]| LeakyBucket { burst: Bytes::new(burst), rate: Rate::from_mbps(rate), links: links.to_vec() };
+        let links = mbps(&[3, 10]);
+        let fitting = [bucket(15_000, 2, &[0]), bucket(30_000, 9, &[0, 1]), bucket(1_000, 1, &[1])];
+        let admitted = admit(&links, &fitting, Bytes::new(46_000)).expect("it fits");
+        for (admission, bucket) in admitted.iter().zip(&fitting) {
+            assert!(admission.guaranteed > bucket.rate);
+            assert_eq!(Some(admission.delay), delay_bound(bucket.burst, bucket.rate, admission.guaranteed));
+        }
+        assert!(matches!(admit(&links, &fitting, Bytes::new(45_999)), Err(Refusal::Buffer { .. })));
+        let tight = [fitting[0].clone(), fitting[1].clone(), bucket(1_000, 2, &[1])];
+        let all = Refusal::Capacity { flows: vec![0, 1, 2], links: vec![0, 1] };
+        assert_eq!(admit(&links, &tight, Bytes::new(99_000)), Err(all));
+        let one_link = [bucket(15_000, 4, &[0]), bucket(30_000, 2, &[0, 1])];
+        assert_eq!(admit(&links, &one_link, Bytes::new(99_000)), Err(Refusal::Capacity { flows: vec![0], links: vec![0] }));
+        assert!(matches!(admit(&links, &[bucket(1, 1, &[2])], Bytes::new(9)), Err(Refusal::Problem(_))));
+    }
+
+    #[test]
+    fn theorem_3_bounds_delay_by_burst_over_rate() {
+        let bound = delay_bound(Bytes::new(15_000), Rate::from_mbps(2), Rate::from_mbps(3));
+        assert_eq!(bound, Some(Duration::from_millis(40)));
+        assert_eq!(delay_bound(Bytes::new(1), Rate::from_mbps(3), Rate::from_mbps(3)), None);
+    }
+
+    /// The example of 4.3.1; the thesis prints 3.125 MB where its formula gives 3.15.
+    #[test]
+    fn theorems_5_and_6_on_twelve_links() {
+        let mut links = mbps(&[1000; 12]);
+        links[3] = Rate::from_mbps(100);
+        let packet = Bytes::new(1500);
+        assert_eq!(pgps_delay_bound(&links, packet), Duration::from_micros(5040));
+        assert_eq!(pgps_service_bound(&links, packet, &[4, 5, 6, 7, 8]), Some(Bytes::new(3_150_000)));
+        let rounded = Rate::from_mbps(5000).bytes_per_second() * 5 / 1000;
+        assert_eq!(rounded, 3_125_000);
+        assert_eq!(pgps_service_bound(&links, packet, &[12]), None);
+        links[3] = Rate::ZERO;
+        assert_eq!(pgps_delay_bound(&links, packet), Duration::MAX);
+        assert_eq!(pgps_delay_bound(&[], packet), Duration::MAX);
+        // One link: the single-link bound L/C twice, since two of the lemmas count it.
+        assert_eq!(pgps_delay_bound(&mbps(&[100]), packet), Duration::from_micros(240));
+    }
+
+    /// Lemmas 7, 8 and 10 on deficit round robin itself, one link, three flows of different packets.
+    #[test]
+    fn lemmas_7_8_and_10_hold_for_deficit_round_robin() {
+        let (weights, largest) = ([1.0, 2.0, 5.0], [1500_u64, 300, 700]);
+        let quantum = 1500_u64;
+        let (mut served, mut deficit, mut seed) = ([0_u64; 3], [0_u64; 3], 7_u64);
+        let mut head = largest;
+        for turn in 1..2_000 {
+            for flow in 0..3 {
+                deficit[flow] += quantum * weights[flow] as u64;
+                while head[flow] <= deficit[flow] {
+                    deficit[flow] -= head[flow];
+                    served[flow] += head[flow];
+                    seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    head[flow] = 1 + (seed >> 33) % largest[flow];
+                }
+                let packet = Bytes::new(largest[flow]);
+                assert!(deficit_is_bounded(Bytes::new(deficit[flow]), packet));
+                let (low, high) = service_bounds(turn, Bytes::new(quantum * weights[flow] as u64), packet);
+                assert!(low < i128::from(served[flow]) && i128::from(served[flow]) < high);
+                for other in 0..3 {
+                    let metric = fairness_metric(Bytes::new(served[flow]), weights[flow], Bytes::new(served[other]), weights[other]);
+                    assert!(metric.abs() < lemma_10(quantum as f64, Bytes::new(1500), 1.0));
+                    assert!(turn < 2 || metric > lemma_9(Bytes::new(1500), 1.0) - quantum as f64);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Instances of fair queueing as they stand in files, and results as they are printed.
+//!
+//! ```json
+//! {"links": [{"name": "1", "capacity_bps": 3000000}],
+//!  "flows": [{"name": "a", "weight": 1, "links": ["1"], "demand_bps": null, "packet_bytes": 1500}],
+//!  "duration_s": 60, "seed": 1}
+//! ```
+//!
+//! All fields are needed but `demand_bps`, which may be left out or null for a flow without limit. Rates, packets and the seed are whole
+//! numbers, weights and the duration need not be. Reading checks everything: an [`Instance`] that exists is valid.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use braid_model::{Bytes, Rate};
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+use super::{Allocation, Cluster, Flow, Problem};
+
+/// The most links an instance may have: a packet scheduler keeps them in one word.
+pub const LINKS_LIMIT: usize = 64;
+/// The most flows.
+pub const FLOWS_LIMIT: usize = 10_000;
+/// The longest packet, which is IP's.
+pub const PACKET_LIMIT: Bytes = Bytes::new(65_535);
+/// The fastest link, 1 Pbit/s: whole numbers up to here are exact in any reader of JSON.
+pub const CAPACITY_LIMIT: Rate = Rate::from_bps(1_000_000_000_000_000);
+/// The longest run, a day.
+pub const DURATION_LIMIT: Duration = Duration::from_secs(86_400);
+/// The least and the greatest weight.
+pub const WEIGHTS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+
+/// Links and flows with names, and how long to run a packet scheduler on them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(try_from = "Written")]
+pub struct Instance {
+    /// The links; at least one, no two of one name.
+    pub links: Vec<NamedLink>,
+    /// The flows; at least one, no two of one name.
+    pub flows: Vec<NamedFlow>,
+    /// How long the packet scheduler runs, in its own time.
+    pub duration: Duration,
+    /// Seeds all that is random.
+    pub seed: u64,
+}
+
+/// A link of an [`Instance`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedLink {
+    /// What it is called.
+    pub name: String,
+    /// C_j, more than zero.
+    pub capacity: Rate,
+}
+
+/// A flow of an [`Instance`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedFlow {
+    /// What it is called.
+    pub name: String,
+    /// φ_i.
+    pub weight: f64,
+    /// The places of the links it may use, in the file's order; at least one.
+    pub links: Vec<usize>,
+    /// D_i, more than zero; `None` is without limit.
+    pub demand: Option<Rate>,
+    /// The length of its packets.
+    pub packet: Bytes,
+}
+
+impl Instance {
+    /// The same without names.
+    pub fn problem(&self) -> Problem {
+        let flow = |flow: &NamedFlow| Flow { weight: flow.weight, links: flow.links.clone(), demand: flow.demand };
+        Problem { links: self.links.iter().map(|link| link.capacity).collect(), flows: self.flows.iter().map(flow).collect() }
+    }
+
+    /// What is printed: exact rates and clusters, and beside them what miDRR reached, if it ran (`midrr_bps`, for each flow).
+    pub fn report(&self, exact: &Allocation, clusters: &[Cluster], midrr_bps: Option<&[f64]>) -> Report {
+        let named = |rates: &[f64]| self.flows.iter().zip(rates).map(|(flow, rate)| (flow.name.clone(), *rate)).collect();
+        let cluster = |cluster: &Cluster| ClusterReport {
+            flows: cluster.flows.iter().map(|flow| self.flows[*flow].name.clone()).collect(),
+            links: cluster.links.iter().map(|link| self.links[*link].name.clone()).collect(),
+            rate_per_weight_bps: cluster.rate_per_weight_bps,
+        };
+        let midrr = |measured: &[f64]| MidrrReport {
+            rates_bps: named(measured),
+            max_relative_deviation: max_relative_deviation(&exact.rates_bps, measured),
+        };
+        Report { rates_bps: named(&exact.rates_bps), clusters: clusters.iter().map(cluster).collect(), midrr: midrr_bps.map(midrr) }
+    }
+}
+
+/// The result for an [`Instance`]; flows and links by name, rates in bits per second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The exact weighted max-min rates.
+    pub rates_bps: BTreeMap<String, f64>,
+    /// The rate clusters.
+    pub clusters: Vec<ClusterReport>,
+    /// What miDRR reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub midrr: Option<MidrrReport>,
+}
+
+/// A rate cluster (Definition 2).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ClusterReport {
+    /// Its flows.
+    pub flows: Vec<String>,
+    /// The links that serve them.
+    pub links: Vec<String>,
+    /// r_i/φ_i of those of its flows that want more.
+    pub rate_per_weight_bps: f64,
+}
+
+/// What miDRR reached.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MidrrReport {
+    /// Its mean rates.
+    pub rates_bps: BTreeMap<String, f64>,
+    /// [`max_relative_deviation`] from the exact rates.
+    pub max_relative_deviation: f64,
+}
+
+/// The greatest |measured - exact| / exact over all flows; 0 without flows. A rate of zero is missed by nothing or infinitely.
+pub fn max_relative_deviation(exact_bps: &[f64], measured_bps: &[f64]) -> f64 {
+    let deviation = |(exact, measured): (&f64, &f64)| if exact == measured { 0.0 } else { (measured - exact).abs() / exact };
+    exact_bps.iter().zip(measured_bps).map(deviation).fold(0.0, f64::max)
+}
+
+/// What an instance may not say, with the field and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct InstanceError {
+    /// As in the file: `flows[2].weight`.
+    pub field: String,
+    /// What is wrong with it and what would be right.
+    pub reason: String,
+}
+
+/// The file's own shape, before anything is checked.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    links: Vec<WrittenLink>,
+    flows: Vec<WrittenFlow>,
+    #[serde(deserialize_with = "duration_s")]
+    duration_s: f64,
+    #[serde(deserialize_with = "seed")]
+    seed: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenLink {
+    #[serde(deserialize_with = "name")]
+    name: String,
+    #[serde(deserialize_with = "capacity_bps")]
+    capacity_bps: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenFlow {
+    #[serde(deserialize_with = "name")]
+    name: String,
+    #[serde(deserialize_with = "weight")]
+    weight: f64,
+    #[serde(deserialize_with = "links")]
+    links: Vec<String>,
+    #[serde(default, deserialize_with = "demand_bps")]
+    demand_bps: Option<f64>,
+    #[serde(deserialize_with = "packet_bytes")]
+    packet_bytes: f64,
+}
+
+impl TryFrom<Written> for Instance {
+    type Error = InstanceError;
+
+    fn try_from(written: Written) -> Result<Self, InstanceError> {
+        counted("links", written.links.len(), LINKS_LIMIT)?;
+        counted("flows", written.flows.len(), FLOWS_LIMIT)?;
+        let mut places = BTreeMap::new();
+        let mut links = Vec::new();
+        for (place, link) in written.links.into_iter().enumerate() {
+            unused("links", place, &link.name, &mut places)?;
+            let capacity = whole(&format!("links[{place}].capacity_bps"), link.capacity_bps, CAPACITY_LIMIT.bps())?;
+            links.push(NamedLink { name: link.name, capacity: Rate::from_bps(capacity) });
+        }
+        let mut taken = BTreeMap::new();
+        let mut flows = Vec::new();
+        for (place, flow) in written.flows.into_iter().enumerate() {
+            unused("flows", place, &flow.name, &mut taken)?;
+            flows.push(named_flow(place, flow, &places)?);
+        }
+        let span = written.duration_s;
+        if !(span > 0.0 && span <= DURATION_LIMIT.as_secs_f64()) {
+            return Err(wrong("duration_s", format!("{span} is not a time to run for: give seconds, more than 0 and at most 86400")));
+        }
+        Ok(Self { links, flows, duration: Duration::from_secs_f64(span), seed: written.seed })
+    }
+}
+
+fn named_flow(place: usize, flow: WrittenFlow, places: &BTreeMap<String, usize>) -> Result<NamedFlow, InstanceError> {
+    let field = |name: &str| format!("flows[{place}].{name}");
+    if !WEIGHTS.contains(&flow.weight) {
+        return Err(wrong(field("weight"), format!("{} is no weight: give a number from 0.000001 to 1000000", flow.weight)));
+    }
+    let mut links = Vec::new();
+    for (entry, link) in flow.links.iter().enumerate() {
+        let known = places.get(link).copied();
+        let at =
+            known.ok_or_else(|| wrong(field(&format!("links[{entry}]")), format!("there is no link {link:?}: name one of `links`")))?;
+        if links.contains(&at) {
+            return Err(wrong(field(&format!("links[{entry}]")), format!("link {link:?} is named twice: name it once")));
+        }
+        links.push(at);
+    }
+    if links.is_empty() {
+        return Err(wrong(field("links"), "a flow without links gets nothing: name at least one".to_owned()));
+    }
+    let demand = flow.demand_bps.map(|demand| whole(&field("demand_bps"), demand, CAPACITY_LIMIT.bps())).transpose()?;
+    let packet = Bytes::new(whole(&field("packet_bytes"), flow.packet_bytes, PACKET_LIMIT.get())?);
+    Ok(NamedFlow { name: flow.name, weight: flow.weight, links, demand: demand.map(Rate::from_bps), packet })
+}
+
+fn wrong(field: impl Into<String>, reason: String) -> InstanceError {
+    InstanceError { field: field.into(), reason }
+}
+
+fn counted(field: &str, count: usize, limit: usize) -> Result<(), InstanceError> {
+    if count == 0 || count > limit {
+        return Err(wrong(field, format!("there are {count}: give from 1 to {limit}")));
+    }
+    Ok(())
+}
+
+fn unused(list: &str, place: usize, name: &str, taken: &mut BTreeMap<String, usize>) -> Result<(), InstanceError> {
+    let field = format!("{list}[{place}].name");
+    if name.is_empty() {
+        return Err(wrong(field, "it is empty: give a name".to_owned()));
+    }
+    match taken.insert(name.to_owned(), place) {
+        Some(first) => Err(wrong(field, format!("{name:?} is already the name of {list}[{first}]: give it another"))),
+        None => Ok(()),
+    }
+}
+
+fn whole(field: &str, number: f64, limit: u64) -> Result<u64, InstanceError> {
+    if number >= 1.0 && number <= limit as f64 && number % 1.0 == 0.0 {
+        return Ok(number as u64);
+    }
+    Err(wrong(field, format!("{number} is not possible: give a whole number from 1 to {limit}")))
+}
+
+/// Takes a number of any kind and tells which field holds something else.
+struct Number(&'static str);
+
+impl de::Visitor<'_> for Number {
+    type Value = f64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a number for `{}`", self.0)
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<f64, E> {
+        Ok(number)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<f64, E> {
+        Ok(number as f64)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<f64, E> {
+        Ok(number as f64)
+    }
+}
+
+macro_rules! number_field {
+    ($($field:ident),*) => {
+        $(fn $field<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+            from.deserialize_any(Number(stringify!($field)))
+        })*
+    };
+}
+
+number_field!(capacity_bps, weight, packet_bytes, duration_s);
+
+fn demand_bps<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    struct Maybe;
+    impl<'de> de::Visitor<'de> for Maybe {
+        type Value = Option<f64>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a number or null for `demand_bps`")
+        }
+        fn visit_none<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+        fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+            from.deserialize_any(Number("demand_bps")).map(Some)
+        }
+    }
+    from.deserialize_option(Maybe)
+}
+
+fn seed<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    u64::deserialize(from).map_err(|error| de::Error::custom(format!("seed: {error}: give a whole number from 0 to {}", u64::MAX)))
+}
+
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    String::deserialize(from).map_err(|error| de::Error::custom(format!("name: {error}: give a text")))
+}
+
+fn links<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    Vec::deserialize(from).map_err(|error| de::Error::custom(format!("links of a flow: {error}: give a list of names")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fair::{clusters, solve};
+
+    const GOOD: &str = r#"{"links":[{"name":"1","capacity_bps":3000000},{"name":"2","capacity_bps":1e7}],
+        "flows":[{"name":"a","weight":1,"links":["1"],"demand_bps":null,"packet_bytes":1500},
+                 {"name":"b","weight":2,"links":["1","2"],"packet_bytes":1500},
+                 {"name":"c","weight":1.0,"links":["2"],"demand_bps":9000000,"packet_bytes":100}],
+        "duration_s":60,"seed":18446744073709551615}"#;
+
+    fn read(text: &str) -> Result<Instance, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_instance_is_read_and_solved() {
+        let instance = read(GOOD).expect("a good instance");
+        assert_eq!((instance.seed, instance.duration), (u64::MAX, Duration::from_secs(60)));
+        assert_eq!(instance.flows[1].links, [0, 1]);
+        assert_eq!((instance.flows[0].demand, instance.flows[2].demand), (None, Some(Rate::from_mbps(9))));
+        let problem = instance.problem();
+        let exact = solve(&problem).expect("a valid problem");
+        let found = clusters(&problem, &exact, 1e-9);
+        let report = instance.report(&exact, &found, Some(&[3e6, 6.6e6, 3.4e6]));
+        let json = serde_json::to_value(&report).expect("JSON");
+        assert_eq!(json["rates_bps"]["a"], 3e6);
+        assert_eq!(json["clusters"][1]["flows"], serde_json::json!(["b", "c"]));
+        assert_eq!(json["clusters"][1]["links"], serde_json::json!(["2"]));
+        let per_weight = json["clusters"][1]["rate_per_weight_bps"].as_f64().expect("a number");
+        assert!((per_weight - 1e7 / 3.0).abs() < 1e-3);
+        assert_eq!(json["midrr"]["rates_bps"]["b"], 6.6e6);
+        assert!((json["midrr"]["max_relative_deviation"].as_f64().expect("a number") - 0.02).abs() < 1e-9);
+        assert!(serde_json::to_value(instance.report(&exact, &found, None)).expect("JSON").get("midrr").is_none());
+    }
+
+    #[test]
+    fn deviations_are_relative_to_the_exact_rates() {
+        assert_eq!(max_relative_deviation(&[2.0, 4.0, 0.0], &[2.0, 3.0, 0.0]), 0.25);
+        assert_eq!(max_relative_deviation(&[0.0], &[1.0]), f64::INFINITY);
+        assert_eq!(max_relative_deviation(&[], &[]), 0.0);
+    }
+
+    #[test]
+    fn bad_instances_are_refused_with_field_and_reason() {
+        for (from, to, expected) in [
+            ("3000000", "0", "links[0].capacity_bps: 0 is not possible: give a whole number from 1 to"),
+            ("3000000", "-5", "links[0].capacity_bps: -5 is not possible"),
+            ("3000000", "2.5", "links[0].capacity_bps: 2.5 is not possible"),
+            ("3000000", "1e300", "links[0].capacity_bps: 1"),
+            ("3000000", "\"3 Mbit/s\"", "a number for `capacity_bps`"),
+            ("\"weight\":2", "\"weight\":0", "flows[1].weight: 0 is no weight"),
+            ("\"weight\":2", "\"weight\":null", "a number for `weight`"),
+            ("\"weight\":2,", "", "missing field `weight`"),
+            ("[\"1\",\"2\"]", "[\"1\",\"3\"]", "flows[1].links[1]: there is no link \"3\""),
+            ("[\"1\",\"2\"]", "[\"1\",\"1\"]", "flows[1].links[1]: link \"1\" is named twice"),
+            ("[\"1\",\"2\"]", "[]", "flows[1].links: a flow without links gets nothing"),
+            ("[\"1\",\"2\"]", "\"1\"", "links of a flow: invalid type: string"),
+            ("9000000", "0", "flows[2].demand_bps: 0 is not possible"),
+            ("9000000", "true", "a number for `demand_bps`"),
+            ("\"packet_bytes\":100", "\"packet_bytes\":65536", "flows[2].packet_bytes: 65536 is not possible"),
+            ("\"name\":\"c\"", "\"name\":\"a\"", "flows[2].name: \"a\" is already the name of flows[0]"),
+            ("\"name\":\"c\"", "\"name\":\"\"", "flows[2].name: it is empty"),
+            ("\"name\":\"c\"", "\"name\":3", "name: invalid type: integer"),
+            ("\"name\":\"2\"", "\"name\":\"1\"", "links[1].name: \"1\" is already the name of links[0]"),
+            ("\"duration_s\":60", "\"duration_s\":0", "duration_s: 0 is not a time to run for"),
+            ("\"duration_s\":60", "\"duration_s\":1e9", "duration_s: 1000000000 is not a time"),
+            ("18446744073709551615", "-1", "seed: invalid value"),
+            ("\"duration_s\":60", "\"duration\":60", "unknown field `duration`"),
+            ("\"weight\":2", "\"weigth\":2", "unknown field `weigth`"),
+        ] {
+            assert!(GOOD.contains(from), "{from}");
+            let error = read(&GOOD.replacen(from, to, 1)).expect_err(to);
+            assert!(error.contains(expected), "{to}: {error}");
+        }
+        let error = read(r#"{"links":[],"flows":[],"duration_s":1,"seed":1}"#).expect_err("no links");
+        assert!(error.contains("links: there are 0: give from 1 to 64"), "{error}");
+    }
+}

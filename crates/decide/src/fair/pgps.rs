@@ -1,0 +1,278 @@
+//! Packet-by-packet generalised processor sharing over several links (4.3), and the fluid system it follows.
+//!
+//! In the fluid system ([`fluid`]) the flows that have a backlog share all links at their weighted max-min rates, bit by bit. PGPS
+//! ([`packets`]) sends whole packets, each over one link: a link that is free takes, of the flows that may use it, the packet that would
+//! finish first in the fluid system.
+//!
+//! **Not causal** (Theorem 7): which packet finishes first in the fluid system depends on flows that have not come yet, since a newcomer
+//! slows those that share its links and not others. So both functions take the whole of the arrivals at once. That makes them a
+//! yardstick and no scheduler; the thesis's example is a test below.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use braid_model::{Bytes, Time};
+
+use super::{Flow, Problem, ProblemError, solve};
+
+/// A packet that arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    /// Its flow's place in the problem.
+    pub flow: usize,
+    /// Its length.
+    pub size: Bytes,
+    /// When its last bit is there.
+    pub arrival: Time,
+}
+
+/// A packet as PGPS sent it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// The link that carried it.
+    pub link: usize,
+    /// When its first bit left.
+    pub start: Time,
+    /// When its last bit left.
+    pub finish: Time,
+}
+
+/// Why arrivals cannot be served.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ArrivalError {
+    /// The problem itself.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// A packet of a flow that is not there.
+    #[error("packet {packet} belongs to flow {flow}, but there are {flows} flows, counted from 0")]
+    NoSuchFlow {
+        /// The packet's place.
+        packet: usize,
+        /// The flow it names.
+        flow: usize,
+        /// How many there are.
+        flows: usize,
+    },
+    /// A packet before its predecessor.
+    #[error("packet {packet} arrives before the one before it: sort them by arrival")]
+    Order {
+        /// The packet's place.
+        packet: usize,
+    },
+}
+
+/// A backlog below this many bits is none.
+const RESIDUE: f64 = 1e-6;
+
+/// When each of `arrivals` has been served to its last bit in the fluid system, in their order; `None` for those that never are, since
+/// their flow has no link that is up.
+///
+/// A flow's demand, where it has one, caps its rate. Each change of who is backlogged costs one solution of the problem, kept for the
+/// next time that the same flows are.
+///
+/// # Errors
+/// [`ArrivalError`] for arrivals out of order or of unknown flows.
+pub fn fluid(problem: &Problem, arrivals: &[Packet]) -> Result<Vec<Option<Time>>, ArrivalError> {
+    check(problem, arrivals)?;
+    let mut finish = vec![None; arrivals.len()];
+    let mut queues: Vec<VecDeque<(usize, f64)>> = vec![VecDeque::new(); problem.flows.len()];
+    let mut known = BTreeMap::new();
+    let mut coming = arrivals.iter().enumerate().peekable();
+    let mut now = 0.0;
+    loop {
+        let rates = rates(problem, &queues, &mut known)?;
+        let first = queues.iter().zip(rates).filter_map(|(queue, rate)| Some(queue.front()?.1 / rate)).fold(f64::INFINITY, f64::min);
+        let arrival = coming.peek().map_or(f64::INFINITY, |(_, packet)| seconds(packet.arrival));
+        let span = first.min((arrival - now).max(0.0));
+        if span.is_infinite() {
+            return Ok(finish);
+        }
+        now = if arrival <= now + first { arrival.max(now) } else { now + first };
+        for (queue, rate) in queues.iter_mut().zip(rates) {
+            if let Some((packet, left)) = queue.front_mut() {
+                *left -= rate * span;
+                if *left <= RESIDUE {
+                    finish[*packet] = Some(time(now));
+                    queue.pop_front();
+                }
+            }
+        }
+        while let Some((place, packet)) = coming.next_if(|(_, packet)| seconds(packet.arrival) <= now) {
+            queues[packet.flow].push_back((place, packet.size.get() as f64 * 8.0));
+        }
+    }
+}
+
+/// The rates in bits per second of all flows while those with a queue are backlogged.
+fn rates<'a>(
+    problem: &Problem,
+    queues: &[VecDeque<(usize, f64)>],
+    known: &'a mut BTreeMap<Vec<usize>, Vec<f64>>,
+) -> Result<&'a [f64], ProblemError> {
+    let backlogged: Vec<usize> = (0..queues.len()).filter(|flow| !queues[*flow].is_empty()).collect();
+    if !known.contains_key(&backlogged) {
+        let flows: Vec<Flow> = backlogged.iter().map(|flow| problem.flows[*flow].clone()).collect();
+        let solved = solve(&Problem { links: problem.links.clone(), flows })?;
+        let mut rates = vec![0.0; queues.len()];
+        backlogged.iter().zip(solved.rates_bps).for_each(|(flow, rate)| rates[*flow] = rate);
+        known.insert(backlogged.clone(), rates);
+    }
+    Ok(&known[&backlogged])
+}
+
+/// How PGPS sends `arrivals`, in their order; `None` for those whose flow has no link that is up.
+///
+/// At one instant, arrivals come first, then links choose in rising order. Packets of one flow leave in order. Ties between
+/// flows go to the earlier arrival in the list.
+///
+/// # Errors
+/// [`ArrivalError`] as in [`fluid`].
+pub fn packets(problem: &Problem, arrivals: &[Packet]) -> Result<Vec<Option<Sent>>, ArrivalError> {
+    let order = fluid(problem, arrivals)?;
+    let mut sent = vec![None; arrivals.len()];
+    let mut queues: Vec<VecDeque<usize>> = vec![VecDeque::new(); problem.flows.len()];
+    let mut free = vec![Time::ZERO; problem.links.len()];
+    let mut coming = arrivals.iter().enumerate().filter(|(place, _)| order[*place].is_some()).peekable();
+    let mut now = Time::ZERO;
+    loop {
+        while let Some((place, packet)) = coming.next_if(|(_, packet)| packet.arrival <= now) {
+            queues[packet.flow].push_back(place);
+        }
+        for link in 0..free.len() {
+            if free[link] > now || problem.links[link].bps() == 0 {
+                continue;
+            }
+            let willing = queues.iter().enumerate().filter(|(flow, _)| problem.flows[*flow].links.contains(&link));
+            if let Some(&packet) = willing.filter_map(|(_, queue)| queue.front()).min_by_key(|packet| (order[**packet], **packet)) {
+                queues[arrivals[packet].flow].pop_front();
+                free[link] = now + problem.links[link].time_for(arrivals[packet].size);
+                sent[packet] = Some(Sent { link, start: now, finish: free[link] });
+            }
+        }
+        let waiting = queues.iter().any(|queue| !queue.is_empty());
+        let next_free = free.iter().copied().filter(|free| waiting && *free > now).min();
+        let next_arrival = coming.peek().map(|(_, packet)| packet.arrival);
+        match next_free.into_iter().chain(next_arrival).min() {
+            Some(next) => now = next,
+            None => return Ok(sent),
+        }
+    }
+}
+
+fn check(problem: &Problem, arrivals: &[Packet]) -> Result<(), ArrivalError> {
+    problem.validate()?;
+    for (packet, facts) in arrivals.iter().enumerate() {
+        if facts.flow >= problem.flows.len() {
+            return Err(ArrivalError::NoSuchFlow { packet, flow: facts.flow, flows: problem.flows.len() });
+        }
+        if packet > 0 && facts.arrival < arrivals[packet - 1].arrival {
+            return Err(ArrivalError::Order { packet });
+        }
+    }
+    Ok(())
+}
+
+fn seconds(time: Time) -> f64 {
+    time.as_nanos() as f64 / 1e9
+}
+
+/// To the nearest nanosecond, so that what finishes together does so in spite of rounding.
+fn time(seconds: f64) -> Time {
+    Time::from_nanos((seconds * 1e9 + 0.5) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_model::Rate;
+
+    /// L of the thesis's example: 12,000 bits, 12 ms at 1 Mb/s.
+    const LONG: Bytes = Bytes::new(1500);
+
+    fn problem(links: usize, flows: &[&[usize]]) -> Problem {
+        Problem { links: vec![Rate::from_mbps(1); links], flows: flows.iter().map(|links| Flow::backlogged(1.0, links)).collect() }
+    }
+
+    fn at(micros: u64, flow: usize, size: u64) -> Packet {
+        Packet { flow, size: Bytes::new(size), arrival: Time::from_nanos(micros * 1000) }
+    }
+
+    /// 4.3.2: p_a of L bits and p_b of L/2 at time 0, more of both behind them, and perhaps three more flows right after.
+    fn example(a_links: &[usize], b_links: &[usize], newcomers: Option<&[usize]>) -> (Problem, Vec<Packet>) {
+        let mut flows = vec![a_links, b_links];
+        let mut arrivals = vec![at(0, 0, 1500), at(0, 1, 750), at(0, 0, 15_000), at(0, 1, 15_000)];
+        for flow in 2..5 {
+            if let Some(links) = newcomers {
+                flows.push(links);
+                arrivals.push(at(1, flow, 15_000));
+            }
+        }
+        (problem(2, &flows), arrivals)
+    }
+
+    fn finishes(example: &(Problem, Vec<Packet>)) -> [f64; 2] {
+        let finish = fluid(&example.0, &example.1).expect("valid arrivals");
+        [0, 1].map(|packet| finish[packet].expect("served").as_nanos() as f64 / 1e6)
+    }
+
+    /// Theorem 7: at time 0 nothing tells whether p_a (12 ms) or p_b (6 ms, or 24 with the newcomers) finishes first.
+    #[test]
+    fn finishing_order_depends_on_the_future() {
+        let alone = example(&[0, 1], &[1], None);
+        assert_eq!(finishes(&alone), [12.0, 6.0]);
+        let joined = example(&[0, 1], &[1], Some(&[1]));
+        let [a, b] = finishes(&joined);
+        assert_eq!(a, 12.0);
+        // b had 1 Mb/s for 1 us and 1/4 Mb/s from then on.
+        assert!((b - 23.997).abs() < 1e-5, "{b}");
+        // So link 2 must choose differently at time 0, before the newcomers are there. Link 1 takes a packet of a's first, of L bits;
+        // the choice is between the next one of a's, of 120 bits, and p_b.
+        let chosen = |mut example: (Problem, Vec<Packet>)| {
+            example.1.insert(0, at(0, 0, 1500));
+            example.1[1].size = Bytes::new(15);
+            let sent = packets(&example.0, &example.1).expect("valid arrivals");
+            let first = (0..sent.len()).find(|packet| sent[*packet].is_some_and(|sent| sent.link == 1 && sent.start == Time::ZERO));
+            example.1[first.expect("link 2 is not idle")].flow
+        };
+        assert_eq!((chosen(alone), chosen(joined)), (1, 0));
+    }
+
+    /// Without preferences flows share their fate, and p_b is first with and without newcomers, then at 2/5 Mb/s.
+    #[test]
+    fn without_preferences_the_order_is_known() {
+        let both: &[usize] = &[0, 1];
+        assert_eq!(finishes(&example(both, both, None)), [12.0, 6.0]);
+        let [a, b] = finishes(&example(both, both, Some(both)));
+        assert!(b < a, "{b} {a}");
+        assert!((b - 14.9985).abs() < 1e-5, "{b}");
+    }
+
+    /// One link: a packet is at most L/C late (Parekh and Gallager 1993).
+    #[test]
+    fn one_link_is_at_most_a_packet_late() {
+        let problem = problem(1, &[&[0], &[0]]);
+        let arrivals = [at(0, 0, 1500), at(1, 1, 100), at(1, 1, 100), at(2, 0, 40), at(90_000, 1, 1500)];
+        let (fluid, sent) = (fluid(&problem, &arrivals).expect("valid"), packets(&problem, &arrivals).expect("valid"));
+        for (sent, fluid) in sent.iter().zip(fluid) {
+            let late = sent.expect("sent").finish.since(fluid.expect("served"));
+            assert!(late <= Rate::from_mbps(1).time_for(LONG), "{late:?}");
+        }
+        assert_eq!(sent[1].expect("sent").start, Time::from_millis(12));
+        assert_eq!(sent[4].expect("sent").finish, Time::from_millis(102));
+    }
+
+    #[test]
+    fn a_flow_without_links_waits_for_ever() {
+        let problem = problem(1, &[&[], &[0]]);
+        let arrivals = [at(0, 0, 100), at(5, 1, 125)];
+        assert_eq!(fluid(&problem, &arrivals), Ok(vec![None, Some(Time::from_nanos(1_005_000))]));
+        let sent = packets(&problem, &arrivals).expect("valid");
+        assert_eq!((sent[0], sent[1].map(|sent| sent.link)), (None, Some(0)));
+    }
+
+    #[test]
+    fn arrivals_are_checked() {
+        let problem = problem(1, &[&[0]]);
+        assert_eq!(fluid(&problem, &[at(0, 1, 1)]), Err(ArrivalError::NoSuchFlow { packet: 0, flow: 1, flows: 1 }));
+        assert_eq!(fluid(&problem, &[at(1, 0, 1), at(0, 0, 1)]), Err(ArrivalError::Order { packet: 1 }));
+    }
+}

@@ -1,0 +1,244 @@
+//! The exact weighted max-min allocation.
+//!
+//! The method is the decomposition algorithm for separable convex functions over a polymatroid's bases (Fujishige 1980, Groenevelt
+//! 1991), which finds the levels of progressive filling (Megiddo 1974, the thesis's reference 31) by halving instead of rising: pour
+//! all links into all flows to one common level λ, `Σ min(D_i, λφ_i) = Σ C_j`, and ask by maximum flow whether the links can be split
+//! that way. If so, that is the answer. If not, the minimum cut names flows S whose links N(S) are too small for it; S shares N(S),
+//! the others share the other links, and each half is a problem of its own. Each split takes links away, so there are about twice as
+//! many maximum flows as links at most, whatever the number of flows.
+//!
+//! Precision: a level is the quotient of two sums, good to about 1e-15. The maximum flow is computed in whole units of 2^-50 bit/s, so
+//! that a link of 1 kbit/s beside one of 100 Gbit/s is cut as precisely as any. Targets are lowered by 1e-13 of themselves before
+//! the question is asked, so that rounding alone never cuts; a cut is missed only when the levels on its sides differ by less than that.
+
+use super::{Allocation, Flow, Problem, ProblemError, maxflow::Network};
+
+/// Units of the maximum flow per bit/s, a power of two.
+const UNITS: f64 = (1_u64 << 50) as f64;
+/// How far targets are lowered before asking whether they fit.
+const SLACK: f64 = 1e-13;
+
+/// The weighted max-min fair allocation of `problem`: rates in bits per second, exact to about 1e-12 of each, and one feasible split.
+///
+/// Flows may be capped by demands, and may have no link (their rate is zero). Links of rate zero are down.
+///
+/// # Errors
+/// [`ProblemError`] for weights out of range and links that are not there.
+pub fn solve(problem: &Problem) -> Result<Allocation, ProblemError> {
+    problem.validate()?;
+    let (flows, links) = (problem.flows.len(), problem.links.len());
+    let mut allocation = Allocation { rates_bps: vec![0.0; flows], split_bps: vec![vec![0.0; links]; flows] };
+    let mut parts = vec![Part { flows: (0..flows).collect(), links: (0..links).collect() }];
+    while let Some(part) = parts.pop() {
+        if part.flows.is_empty() || part.links.is_empty() {
+            continue;
+        }
+        if let Some(halves) = settle(problem, &part, &mut allocation) {
+            parts.extend(halves);
+        }
+    }
+    Ok(allocation)
+}
+
+/// Flows that share links among themselves, both in rising order.
+struct Part {
+    flows: Vec<usize>,
+    links: Vec<usize>,
+}
+
+/// Gives every flow of the part the same level, or says which halves must be settled apart.
+fn settle(problem: &Problem, part: &Part, allocation: &mut Allocation) -> Option<[Part; 2]> {
+    let capacity: f64 = part.links.iter().map(|&link| problem.links[link].bps() as f64).sum();
+    let level = level(part.flows.iter().map(|&flow| &problem.flows[flow]), capacity);
+    let question = Question::new(problem, part, level);
+    let short = question.short();
+    if short.contains(&true) {
+        let halves = question.halves(part, &short);
+        // All flows short with all links would be rounding, which the slack rules out; settling then is what ends the work for sure.
+        if halves[0].flows.len() < part.flows.len() || halves[0].links.len() < part.links.len() {
+            return Some(halves);
+        }
+    }
+    for (place, &flow) in part.flows.iter().enumerate() {
+        let rate = wanted(&problem.flows[flow], level);
+        allocation.rates_bps[flow] = rate;
+        question.split(place, rate, &mut allocation.split_bps[flow]);
+    }
+    None
+}
+
+/// The λ at which the flows together take `capacity`; infinite if their demands are no more than that.
+pub(super) fn level<'a>(flows: impl Iterator<Item = &'a Flow>, capacity: f64) -> f64 {
+    let mut flows: Vec<_> = flows.map(|flow| (flow.demand_bps() / flow.weight, flow)).collect();
+    flows.sort_by(|a, b| a.0.total_cmp(&b.0));
+    // From the greatest level at which a flow is sated downwards: who is sated below it takes its demand.
+    let mut hungry_from = vec![0.0; flows.len() + 1];
+    for place in (0..flows.len()).rev() {
+        hungry_from[place] = hungry_from[place + 1] + flows[place].1.weight;
+    }
+    let mut sated = 0.0;
+    for (place, &(sated_at, flow)) in flows.iter().enumerate() {
+        let level = ((capacity - sated) / hungry_from[place]).max(0.0);
+        if level < sated_at {
+            return level;
+        }
+        sated += flow.demand_bps();
+    }
+    f64::INFINITY
+}
+
+/// min(D_i, λφ_i).
+fn wanted(flow: &Flow, level: f64) -> f64 {
+    flow.demand_bps().min(level * flow.weight)
+}
+
+/// Whether a part's links can give every flow its target, as a maximum flow.
+struct Question {
+    network: Network,
+    /// For each flow of the part: the edge from the source, and those to links.
+    flows: Vec<(usize, Vec<(usize, usize)>)>,
+}
+
+impl Question {
+    /// Nodes: the source, the sink, the part's flows, its links.
+    fn new(problem: &Problem, part: &Part, level: f64) -> Self {
+        let mut network = Network::new(2 + part.flows.len() + part.links.len());
+        let first_link = 2 + part.flows.len();
+        for (place, &link) in part.links.iter().enumerate() {
+            network.add(first_link + place, 1, units(problem.links[link].bps() as f64));
+        }
+        let flows = part.flows.iter().enumerate().map(|(place, &flow)| {
+            let facts = &problem.flows[flow];
+            let target = facts.demand_bps().min(level * facts.weight * (1.0 - SLACK));
+            let source = network.add(0, 2 + place, units(target));
+            let mut links = Vec::with_capacity(facts.links.len());
+            for &link in &facts.links {
+                if let Ok(at) = part.links.binary_search(&link) {
+                    links.push((link, network.add(2 + place, first_link + at, u128::MAX / 4)));
+                }
+            }
+            (source, links)
+        });
+        let flows = flows.collect();
+        network.run(0, 1);
+        Self { network, flows }
+    }
+
+    /// The flows on the source's side of the minimum cut: none if all have their target.
+    fn short(&self) -> Vec<bool> {
+        let reached = self.network.reached(0);
+        (0..self.flows.len()).map(|place| reached[2 + place]).collect()
+    }
+
+    /// The short flows with all the links they may use, and the others with the others.
+    fn halves(&self, part: &Part, short: &[bool]) -> [Part; 2] {
+        let mut taken: Vec<usize> = Vec::new();
+        for (_, (_, links)) in short.iter().zip(&self.flows).filter(|(short, _)| **short) {
+            taken.extend(links.iter().map(|(link, _)| *link));
+        }
+        taken.sort_unstable();
+        taken.dedup();
+        let flows = |which: bool| part.flows.iter().zip(short).filter(|(_, short)| **short == which).map(|(flow, _)| *flow).collect();
+        let others = part.links.iter().copied().filter(|link| taken.binary_search(link).is_err()).collect();
+        [Part { flows: flows(true), links: taken }, Part { flows: flows(false), links: others }]
+    }
+
+    /// Writes `rate` into `row` in the proportions in which the flow at `place` is carried.
+    fn split(&self, place: usize, rate: f64, row: &mut [f64]) {
+        let (source, links) = &self.flows[place];
+        let whole = self.network.carried(*source);
+        for &(link, edge) in links {
+            if whole > 0 {
+                row[link] = rate * (self.network.carried(edge) as f64 / whole as f64);
+            }
+        }
+        if let (0, Some((link, _))) = (whole, links.first()) {
+            row[*link] = rate;
+        }
+    }
+}
+
+fn units(bps: f64) -> u128 {
+    (bps * UNITS) as u128
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_model::Rate;
+
+    fn rates(links: &[u64], flows: &[Flow]) -> Vec<f64> {
+        let links = links.iter().map(|&mbps| Rate::from_mbps(mbps)).collect();
+        let problem = Problem { links, flows: flows.to_vec() };
+        let allocation = solve(&problem).expect("a valid problem");
+        crate::fair::is_max_min(&problem, &allocation, 1e-9).expect("max-min fair");
+        allocation.rates_bps.iter().map(|bps| (bps / 1e3).round() / 1e3).collect()
+    }
+
+    fn free(weight: f64, links: &[usize]) -> Flow {
+        Flow::backlogged(weight, links)
+    }
+
+    /// Figure 3.1 and section 3.1: one link, two alike, and flow b kept to the second; then b with twice the weight.
+    #[test]
+    fn figure_3_1() {
+        assert_eq!(rates(&[2], &[free(1.0, &[0]), free(1.0, &[0])]), [1.0, 1.0]);
+        assert_eq!(rates(&[1, 1], &[free(1.0, &[0, 1]), free(1.0, &[0, 1])]), [1.0, 1.0]);
+        assert_eq!(rates(&[1, 1], &[free(1.0, &[0, 1]), free(1.0, &[1])]), [1.0, 1.0]);
+        assert_eq!(rates(&[1, 1], &[free(1.0, &[0, 1]), free(2.0, &[0, 1])]), [0.667, 1.333]);
+        assert_eq!(rates(&[1, 1], &[free(1.0, &[0, 1]), free(2.0, &[1])]), [1.0, 1.0]);
+    }
+
+    /// Figure 4.5: links of 3 and 10 Mb/s, weights 1, 2, 1; flow a ends, then flow b.
+    #[test]
+    fn figure_4_5() {
+        let (a, b, c) = (free(1.0, &[0]), free(2.0, &[0, 1]), free(1.0, &[1]));
+        assert_eq!(rates(&[3, 10], &[a, b.clone(), c.clone()]), [3.0, 6.667, 3.333]);
+        assert_eq!(rates(&[3, 10], &[b, c.clone()]), [8.667, 4.333]);
+        assert_eq!(rates(&[3, 10], &[c]), [10.0]);
+    }
+
+    #[test]
+    fn demands_leave_the_rest_to_others() {
+        let small = free(1.0, &[0, 1]).with_demand(Rate::from_mbps(2));
+        assert_eq!(rates(&[10, 10], &[free(1.0, &[0]), small.clone(), free(1.0, &[1])]), [9.0, 2.0, 9.0]);
+        assert_eq!(rates(&[10, 10], &[small.clone()]), [2.0]);
+        assert_eq!(rates(&[1, 10], &[small, free(9.0, &[0])]), [2.0, 1.0]);
+    }
+
+    #[test]
+    fn nothing_to_give_is_zero() {
+        assert_eq!(rates(&[5], &[free(1.0, &[]), free(1.0, &[0])]), [0.0, 5.0]);
+        assert_eq!(rates(&[0, 5], &[free(1.0, &[0]), free(1.0, &[0, 1])]), [0.0, 5.0]);
+        assert_eq!(rates(&[], &[free(1.0, &[])]), [0.0]);
+        assert_eq!(rates(&[5], &[]), [0.0; 0]);
+        assert_eq!(rates(&[5], &[free(1.0, &[0]).with_demand(Rate::ZERO), free(1.0, &[0])]), [0.0, 5.0]);
+    }
+
+    #[test]
+    fn a_trickle_beside_a_torrent_is_exact() {
+        let links = vec![Rate::from_bps(3), Rate::from_bps(1_000_000_000_007), Rate::from_bps(1)];
+        let flows = vec![free(1.0, &[0, 1, 2]), free(7.0, &[0, 2]), free(1e-3, &[0]), free(1e9, &[1])];
+        let allocation = solve(&Problem { links: links.clone(), flows: flows.clone() }).expect("a valid problem");
+        let low = 4.0 / 7.001;
+        let high = 1_000_000_000_007.0 / (1e9 + 1.0);
+        for (rate, exact) in allocation.rates_bps.iter().zip([high, 7.0 * low, 1e-3 * low, 1e9 * high]) {
+            assert!((rate / exact - 1.0).abs() < 1e-12, "{rate} for {exact}");
+        }
+        // The slow links' levels must not be mixed with the fast one's though their sum is lost in its rounding.
+        is_fair(&Problem { links, flows }, &allocation);
+    }
+
+    fn is_fair(problem: &Problem, allocation: &Allocation) {
+        crate::fair::is_max_min(problem, allocation, 1e-9).expect("max-min fair");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let one = |flow| solve(&Problem { links: vec![Rate::from_mbps(1)], flows: vec![flow] }).expect_err("nonsense").to_string();
+        assert_eq!(one(free(0.0, &[0])), "flow 0 has weight 0: give it one from 1e-12 to 1e12");
+        assert!(one(free(f64::NAN, &[0])).contains("weight NaN"));
+        assert!(one(free(1.0, &[1])).contains("may use link 1, but there are 1 links"));
+        assert!(one(free(1.0, &[0, 0])).contains("names link 0 twice"));
+    }
+}
