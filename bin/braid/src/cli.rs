@@ -190,10 +190,21 @@ pub(crate) enum Sim {
         #[command(flatten)]
         sampling: Sampling,
     },
+    /// Compute the fairest rates for flows and links, and what miDRR makes of them packet by packet.
+    #[command(after_help = FAIR_FORMAT)]
+    Fair(Instance),
     /// Choose a stream's link, and packets' shares, as OPERETTA does.
     #[command(after_help = OPERETTA_FORMAT)]
     Operetta(Instance),
 }
+
+const FAIR_FORMAT: &str = r#"The instance (a demand of null has no limit; duration_s and seed are for the packet-level run):
+  {"links": [{"name": "1", "capacity_bps": 3000000}],
+   "flows": [{"name": "a", "weight": 1, "links": ["1"], "demand_bps": null, "packet_bytes": 1500}],
+   "duration_s": 60, "seed": 1}
+The result:
+  {"rates_bps": {"a": ...}, "clusters": [{"flows": [...], "links": [...], "rate_per_weight_bps": ...}],
+   "midrr": {"rates_bps": {"a": ...}, "max_relative_deviation": ...}}"#;
 
 const OPERETTA_FORMAT: &str = r#"The instance (kinds are connection and packet; alpha is the utility, 0 to 1):
   {"alpha": 1.0,

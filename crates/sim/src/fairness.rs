@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
+use braid_decide::fair::instance::{Instance, InstanceError, NamedFlow, Report};
+use braid_decide::fair::{clusters, solve};
 use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr, MidrrError};
 use braid_model::{Bytes, Rate, Time};
 use braid_netem::Random;
@@ -70,6 +72,65 @@ impl Service {
         let sent = spans.iter().fold(Bytes::ZERO, |sum, span| sum + *span);
         sent.per(self.bin.saturating_mul(spans.len() as u32))
     }
+}
+
+/// The most packets that [`solve_instance`] sends.
+pub const PACKETS_LIMIT: u128 = 200_000_000;
+/// What share of a run is left out of its rates, since a scheduler needs some time to settle: one part of so many.
+const PARTS: usize = 10;
+
+/// What `braid sim fair` answers: exact rates and clusters, and miDRR's (with the thesis's service bit) rates in a run packet by packet,
+/// of which the first tenth is left out.
+///
+/// # Errors
+///
+/// [`InstanceError`] if the run would send more than [`PACKETS_LIMIT`] packets, or weights are too different for a scheduler.
+pub fn solve_instance(instance: &Instance) -> Result<Report, InstanceError> {
+    let refuse = |field: &str, reason: String| InstanceError { field: field.to_owned(), reason };
+    let queueing = queueing_of(instance);
+    let packets = expected_packets(instance);
+    if packets > PACKETS_LIMIT {
+        let limit = PACKETS_LIMIT / 1_000_000;
+        return Err(refuse("duration_s", format!("up to {packets} packets would be sent: shorten the run to {limit} million")));
+    }
+    let problem = instance.problem();
+    let exact = solve(&problem).map_err(|error| refuse("instance", error.to_string()))?;
+    let service = serve(&queueing).map_err(|error| refuse("flows", error.to_string()))?;
+    let rates: Vec<f64> = (0..instance.flows.len()).map(|flow| service.rate(flow, 1, PARTS).bps() as f64).collect();
+    Ok(instance.report(&exact, &clusters(&problem, &exact, 1e-9), Some(&rates)))
+}
+
+fn queueing_of(instance: &Instance) -> Queueing {
+    let flow = |flow: &NamedFlow| QueuedFlow {
+        weight: flow.weight,
+        links: flow.links.iter().copied().collect(),
+        packet: flow.packet,
+        demand: flow.demand,
+        volume: None,
+    };
+    let flows: Vec<QueuedFlow> = instance.flows.iter().map(flow).collect();
+    let largest = flows.iter().map(|flow| flow.packet).max().unwrap_or_default();
+    let least = flows.iter().map(|flow| flow.weight).fold(f64::INFINITY, f64::min);
+    Queueing {
+        links: instance.links.iter().map(|link| link.capacity).collect(),
+        flows,
+        discipline: Discipline::Midrr(Flags::Bit),
+        // So that even the least weight's turn has room for the largest packet, as deficit round robin wants it.
+        quantum: Bytes::new((largest.get() as f64 / least).ceil() as u64),
+        duration: instance.duration,
+        bin: (instance.duration / PARTS as u32).max(Duration::from_nanos(1)),
+        seed: instance.seed,
+    }
+}
+
+/// At most so many packets are sent or arrive.
+fn expected_packets(instance: &Instance) -> u128 {
+    let nanos = instance.duration.as_nanos();
+    let packets = |rate: Rate, size: Bytes| u128::from(rate.bps()) * nanos / (8_000_000_000 * u128::from(size.get().max(1)));
+    let least = instance.flows.iter().map(|flow| flow.packet).min().unwrap_or(Bytes::new(1));
+    let arrivals: u128 = instance.flows.iter().map(|flow| packets(flow.demand.unwrap_or(Rate::ZERO), flow.packet)).sum();
+    let sent: u128 = instance.links.iter().map(|link| packets(link.capacity, least)).sum();
+    sent + arrivals
 }
 
 /// Lets the links serve the flows.
@@ -349,6 +410,22 @@ mod tests {
             let service = serve(&Queueing { seed, ..queueing(&[1], vec![eager]) }).unwrap();
             assert!(service.by_link[0][0] <= Bytes::new(1_250_000), "{service:?}");
         }
+    }
+
+    #[test]
+    fn an_instance_is_answered_with_exact_rates_and_midrrs() {
+        let text = r#"{"links":[{"name":"1","capacity_bps":3000000},{"name":"2","capacity_bps":10000000}],
+            "flows":[{"name":"a","weight":1,"links":["1"],"demand_bps":null,"packet_bytes":1500},
+                     {"name":"b","weight":2,"links":["1","2"],"demand_bps":null,"packet_bytes":1500},
+                     {"name":"c","weight":1,"links":["2"],"demand_bps":1000000,"packet_bytes":500}],
+            "duration_s":20,"seed":1}"#;
+        let report = solve_instance(&serde_json::from_str(text).unwrap()).unwrap();
+        assert_eq!((report.rates_bps["a"], report.rates_bps["b"]), (3e6, 9e6));
+        let midrr = report.midrr.unwrap();
+        assert!(midrr.max_relative_deviation < 0.01, "{midrr:?}");
+        let long = text.replace("\"duration_s\":20", "\"duration_s\":86400").replace("\"packet_bytes\":500", "\"packet_bytes\":1");
+        let error = solve_instance(&serde_json::from_str(&long).unwrap()).unwrap_err();
+        assert_eq!(error.field, "duration_s");
     }
 
     #[test]

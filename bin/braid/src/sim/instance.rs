@@ -6,14 +6,47 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use braid_decide::fair;
 use braid_decide::operetta::{InstanceResult, solve_instance};
 use braid_model::Rate;
+use braid_sim::fairness;
 
 use crate::cli::Instance;
 use crate::table::{Page, cell, numbers, percent, words};
 
 /// Larger files are no instances.
 const MOST: u64 = 64 << 20;
+
+/// `braid sim fair`.
+pub(super) fn fair(wanted: &Instance) -> anyhow::Result<ExitCode> {
+    let instance: fair::instance::Instance = match serde_json::from_str(&read(&wanted.instance)?) {
+        Ok(instance) => instance,
+        Err(error) => return Ok(refuse(&wanted.instance, &error)),
+    };
+    match fairness::solve_instance(&instance) {
+        Ok(report) => crate::print(wanted.json, &report, show_fair)?,
+        Err(error) => return Ok(refuse(&wanted.instance, &error)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_fair(page: &mut Page<'_>, report: &fair::instance::Report) -> io::Result<()> {
+    let rate = |bps: Option<&f64>| cell(bps.map(|bps| Rate::from_bps(bps.round() as u64)));
+    let midrr = report.midrr.as_ref();
+    let row =
+        |(flow, bps): (&String, &f64)| vec![cell(Some(flow)), rate(Some(bps)), rate(midrr.and_then(|midrr| midrr.rates_bps.get(flow)))];
+    let rows: Vec<_> = report.rates_bps.iter().map(row).collect();
+    page.table(&[words("FLOW"), numbers("MAX-MIN"), numbers("MIDRR")], &rows, "no flows")?;
+    if let Some(midrr) = midrr {
+        page.line(format!("largest deviation of miDRR: {:.2} %", midrr.max_relative_deviation * 100.0))?;
+    }
+    page.line("")?;
+    let row = |cluster: &fair::instance::ClusterReport| {
+        vec![cell(Some(cluster.flows.join(" "))), cell(Some(cluster.links.join(" "))), rate(Some(&cluster.rate_per_weight_bps))]
+    };
+    let rows: Vec<_> = report.clusters.iter().map(row).collect();
+    page.table(&[words("CLUSTER"), words("LINKS"), numbers("RATE PER WEIGHT")], &rows, "no clusters")
+}
 
 /// `braid sim operetta`.
 pub(super) fn operetta(wanted: &Instance) -> anyhow::Result<ExitCode> {
@@ -25,7 +58,7 @@ pub(super) fn operetta(wanted: &Instance) -> anyhow::Result<ExitCode> {
 }
 
 fn show_operetta(page: &mut Page<'_>, result: &InstanceResult) -> io::Result<()> {
-    let rate = |bps: f64| Rate::ZERO.max(Rate::from_bps(bps as u64));
+    let rate = |bps: f64| Rate::from_bps(bps as u64);
     match &result.assignment {
         Some(link) => page.line(format!("the new stream goes to {link}"))?,
         None => page.line("the new stream is spread as packets are")?,

@@ -20,6 +20,7 @@ pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
         Sim::List { json } => list(*json)?,
         Sim::Run(wanted) => run_some(wanted)?,
         Sim::Report { out, sampling } => run::write_page(out, &measure(&experiments::all(), sampling)?)?,
+        Sim::Fair(wanted) => return instance::fair(wanted),
         Sim::Operetta(wanted) => return instance::operetta(wanted),
     }
     Ok(ExitCode::SUCCESS)
