@@ -25,7 +25,9 @@ pub struct Queueing {
     pub duration: Duration,
     /// What is sent is counted in spans of this length.
     pub bin: Duration,
-    /// When within its first packet's time each link becomes free, and each flow with a demand has its first packet.
+    /// When each link begins to serve; one begins with the others where none is given.
+    pub starts: Vec<Time>,
+    /// When within its first packet's time each flow with a demand has its first packet.
     pub seed: u64,
 }
 
@@ -119,6 +121,7 @@ fn queueing_of(instance: &Instance) -> Queueing {
         quantum: Bytes::new((largest.get() as f64 / least).ceil() as u64),
         duration: instance.duration,
         bin: (instance.duration / PARTS as u32).max(Duration::from_nanos(1)),
+        starts: random_starts(&instance.links.iter().map(|link| link.capacity).collect::<Vec<_>>(), instance.seed),
         seed: instance.seed,
     }
 }
@@ -131,6 +134,17 @@ fn expected_packets(instance: &Instance) -> u128 {
     let arrivals: u128 = instance.flows.iter().map(|flow| packets(flow.demand.unwrap_or(Rate::ZERO), flow.packet)).sum();
     let sent: u128 = instance.links.iter().map(|link| packets(link.capacity, least)).sum();
     sent + arrivals
+}
+
+/// Moments within the time that each link needs for a packet of 1,500 bytes, so that links do not go in step.
+pub fn random_starts(links: &[Rate], seed: u64) -> Vec<Time> {
+    // Another sequence than that of the flows.
+    let mut random = Random::new(!seed);
+    links.iter().map(|rate| within(&mut random, rate.time_for(Bytes::new(1500)))).collect()
+}
+
+fn within(random: &mut Random, span: Duration) -> Time {
+    Time::from_nanos(random.up_to(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
 }
 
 /// Lets the links serve the flows.
@@ -209,10 +223,9 @@ impl<'a> World<'a> {
             service,
         };
         let mut random = Random::new(queueing.seed);
-        let mut within = |span: Duration| Time::from_nanos(random.up_to(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX) / 2));
         for (index, flow) in queueing.flows.iter().enumerate() {
             let (begin, waiting) = match flow.demand {
-                Some(demand) => (within(demand.time_for(flow.packet)), Some(0)),
+                Some(demand) => (within(&mut random, demand.time_for(flow.packet)), Some(0)),
                 None => (Time::ZERO, None),
             };
             let left = flow.volume.map(|volume| volume.get().div_ceil(flow.packet.get().max(1)));
@@ -222,9 +235,9 @@ impl<'a> World<'a> {
                 _ => world.offer(index),
             }
         }
-        for (link, rate) in queueing.links.iter().enumerate().filter(|(_, rate)| **rate > Rate::ZERO) {
-            let first = within(rate.time_for(Bytes::new(1500)));
-            world.push(first, Event::Free(link));
+        for link in (0..queueing.links.len()).filter(|link| queueing.links[*link] > Rate::ZERO) {
+            let start = queueing.starts.get(link).copied().unwrap_or_default();
+            world.push(start, Event::Free(link));
         }
         Ok(world)
     }
@@ -359,6 +372,7 @@ mod tests {
             quantum: Bytes::new(1500),
             duration: Duration::from_secs(10),
             bin: Duration::from_secs(1),
+            starts: random_starts(&vec![Rate::from_mbps(1); links.len()], 1),
             seed: 1,
         }
     }
@@ -388,7 +402,7 @@ mod tests {
     #[test]
     fn a_flow_ends_when_its_volume_is_sent() {
         let short = QueuedFlow { volume: Some(Bytes::new(999_500)), ..flow(0b11) };
-        let service = serve(&queueing(&[8, 8], vec![short])).unwrap();
+        let service = serve(&Queueing { starts: Vec::new(), ..queueing(&[8, 8], vec![short]) }).unwrap();
         assert_eq!(service.by_link[0].iter().fold(Bytes::ZERO, |sum, sent| sum + *sent), Bytes::new(1_000_000));
         let end = service.ended[0].unwrap();
         assert!((500..503).contains(&(end.as_nanos() / 1_000_000)), "{end:?}");
@@ -407,7 +421,8 @@ mod tests {
     fn nothing_is_sent_faster_than_the_link_carries() {
         let eager = QueuedFlow { demand: Some(Rate::from_mbps(3)), ..flow(1) };
         for seed in 0..50 {
-            let service = serve(&Queueing { seed, ..queueing(&[1], vec![eager]) }).unwrap();
+            let service =
+                serve(&Queueing { seed, starts: random_starts(&[Rate::from_mbps(1)], seed), ..queueing(&[1], vec![eager]) }).unwrap();
             assert!(service.by_link[0][0] <= Bytes::new(1_250_000), "{service:?}");
         }
     }

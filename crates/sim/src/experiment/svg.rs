@@ -50,8 +50,8 @@ pub(super) fn draw(chart: &Chart) -> String {
         WIDTH - LEFT - RIGHT + 5.0,
         area.bottom - area.top + 5.0
     );
-    for (x, text) in &chart.marks {
-        area.mark(&mut svg, *x, text);
+    for (number, (x, text)) in chart.marks.iter().enumerate() {
+        area.mark(&mut svg, *x, text, number);
     }
     let _ = writeln!(svg, "<g clip-path=\"url(#area)\">");
     for (index, series) in chart.series.iter().enumerate() {
@@ -166,17 +166,20 @@ impl Area {
     fn new(chart: &Chart, top: f64) -> Self {
         let dots = || chart.series.iter().flat_map(|series| &series.dots).filter(|dot| dot.is_finite());
         let x = Scale::new(&chart.x, dots().map(|dot| dot.x), 8.0, true);
-        let y = Scale::new(&chart.y, dots().flat_map(|dot| [dot.y - dot.half.min(dot.y.max(0.0)), dot.y + dot.half]), 5.0, false);
+        // Above bars stand their values.
+        let room = if chart.shape == Shape::Bars { 1.06 } else { 1.0 };
+        let y = Scale::new(&chart.y, dots().flat_map(|dot| [dot.y - dot.half.min(dot.y.max(0.0)), (dot.y + dot.half) * room]), 5.0, false);
         let names = if chart.x.names.is_empty() { 0 } else { chart.x.names.iter().map(|name| name.lines().count()).max().unwrap_or(1) - 1 };
         Self { top, bottom: HEIGHT - BOTTOM - 14.0 * names as f64 + if chart.x.text().is_empty() { 16.0 } else { 0.0 }, x, y }
     }
 
     fn x(&self, value: f64) -> f64 {
-        LEFT + self.x.share(value) * (WIDTH - LEFT - RIGHT)
+        // What lies far outside is cut off; renderers count in small numbers.
+        (LEFT + self.x.share(value) * (WIDTH - LEFT - RIGHT)).clamp(-WIDTH, 2.0 * WIDTH)
     }
 
     fn y(&self, value: f64) -> f64 {
-        self.bottom - self.y.share(value) * (self.bottom - self.top)
+        (self.bottom - self.y.share(value) * (self.bottom - self.top)).clamp(-HEIGHT, 2.0 * HEIGHT)
     }
 
     fn axes(&self, svg: &mut String, chart: &Chart) {
@@ -206,8 +209,8 @@ impl Area {
         let _ = writeln!(svg, "<text transform=\"translate(17 {middle:.1}) rotate(-90)\" text-anchor=\"middle\">{y}</text>");
     }
 
-    /// A dashed line and its text, on that side of it where there is room.
-    fn mark(&self, svg: &mut String, x: f64, text: &str) {
+    /// A dashed line and its text, on that side of it where there is room; marks stand lower one by one, so that texts keep apart.
+    fn mark(&self, svg: &mut String, x: f64, text: &str, number: usize) {
         let x = self.x(x);
         let (anchor, at) = if x + CHARACTER * text.chars().count() as f64 > WIDTH - RIGHT { ("end", x - 4.0) } else { ("start", x + 4.0) };
         let _ = writeln!(
@@ -216,7 +219,7 @@ impl Area {
              <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\" fill=\"#b00020\">{}</text>",
             self.top,
             self.bottom,
-            self.top + 11.0,
+            self.top + 11.0 + 14.0 * (number % 4) as f64,
             escape(text)
         );
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::fair::{Flow, Problem, clusters, solve};
 use braid_decide::midrr::{Flags, LinkSet};
-use braid_model::{Bytes, Rate};
+use braid_model::{Bytes, Rate, Time};
 
 use crate::experiment::{
     About, Axis, Chart, Claim, Curve, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Table,
@@ -15,8 +15,10 @@ const SERIES: &str = "miDRR";
 const SECONDS: usize = 100;
 /// Length of the spans that rates are means of, for the whole and for the first seconds.
 const SPAN: Duration = Duration::from_secs(1);
-const SHORT: Duration = Duration::from_millis(100);
+const SHORT: Duration = Duration::from_millis(500);
 const FIRST: f64 = 5.0;
+const QUANTUM: Bytes = Bytes::new(1500);
+const LARGE_QUANTUM: Bytes = Bytes::new(60_000);
 
 /// Name, weight, links as a mask, and in Mbit what it has to send: what it would have sent at exact rates by 66 s and 85 s.
 const FLOWS: [(&str, f64, u64, Option<f64>); 3] =
@@ -33,7 +35,8 @@ static ABOUT: About = About {
     title: "miDRR over two interfaces",
     setting: "Interfaces of 3 and 10 Mb/s. Flow a may use the first, c the second, b both; b has twice the weight. All are backlogged, with \
               packets of 1,500 bytes and a quantum of 1,500 bytes times the weight (the thesis gives neither), until they have sent what at \
-              exact rates takes a 66 s and b 85 s.",
+              exact rates takes a 66 s and b 85 s. The first seconds are shown with a quantum of 60,000 bytes, and b before a in the round of \
+              interface 1.",
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "All three flows (0 to 66 s)", paper: "a 3, b 6.67, c 3.33 Mb/s" },
@@ -56,14 +59,17 @@ impl Experiment for Convergence {
         Point::grid(&[SERIES], &[0.0])
     }
 
-    fn measure(&self, _: &Point, run: &Run<'_>) -> Sample {
-        let run = |bin, duration| serve(&queueing(bin, duration, run.seed));
-        let (Ok(all), Ok(first)) = (run(SPAN, SPAN * SECONDS as u32), run(SHORT, Duration::from_secs(FIRST as u64))) else {
-            return Sample::default();
-        };
+    fn measure(&self, _: &Point, _: &Run<'_>) -> Sample {
+        let span = Duration::from_secs(FIRST as u64);
+        let mut large = Queueing { quantum: LARGE_QUANTUM, ..queueing(SHORT, span) };
+        large.flows.swap(0, 1);
+        let runs = (serve(&queueing(SPAN, SPAN * SECONDS as u32)), serve(&queueing(SHORT, span)), serve(&large));
+        let (Ok(all), Ok(first), Ok(mut large)) = runs else { return Sample::default() };
+        large.bins.swap(0, 1);
         let mut sample = Sample::default();
         for (at, (name, ..)) in FLOWS.iter().enumerate() {
-            sample = sample.curve(format!("{name} all"), rates(&all, at, SPAN)).curve(format!("{name} first"), rates(&first, at, SHORT));
+            let curves = [("all", rates(&all, at, SPAN)), ("first", rates(&first, at, SHORT)), ("large", rates(&large, at, SHORT))];
+            sample = curves.into_iter().fold(sample, |sample, (which, curve)| sample.curve(format!("{name} {which}"), curve));
             for (phase, (from, _, _)) in PHASES.iter().enumerate() {
                 // The spans in which a phase begins and ends are mixed.
                 let to = PHASES.get(phase + 1).map_or(SECONDS, |(to, ..)| *to as usize - 1);
@@ -91,7 +97,7 @@ impl Experiment for Convergence {
         let whole = over(whole, "all").mark(a_end, format!("a ends, {a_end:.1} s")).mark(b_end, format!("b ends, {b_end:.1} s"));
         let (x, y) = axes();
         let first =
-            over(Chart::steps("d", "miDRR over two interfaces: the first seconds", x.between(0.0, FIRST), y.between(0.0, 12.0)), "first");
+            over(Chart::steps("d", "miDRR over two interfaces: the first seconds", x.between(0.0, FIRST), y.between(0.0, 12.0)), "large");
 
         let mut results = Results::default().chart(whole).chart(first).table(setup()).table(cluster_table());
         for (phase, (_, flows, wanted)) in PHASES.iter().enumerate() {
@@ -102,8 +108,8 @@ impl Experiment for Convergence {
             results = results.verdict(ABOUT.claims[phase].judge(format!("{} Mb/s", here.join(", ")), Judgement::met_or_not(met), ""));
         }
         let upheld = (0..PHASES.len()).all(|phase| clusters_of(phase).len() == if phase == 0 { 2 } else { 1 });
-        let early = samples.curve("a first", (SERIES, 0.0));
-        let (least, settled) = settling(early);
+        let [(small, _), (least, settled)] = ["a first", "a large"].map(|curve| settling(samples.curve(curve, (SERIES, 0.0))));
+        let turn = FLOWS[1].1 * LARGE_QUANTUM.get() as f64 * 8.0 / (LINKS[0] as f64 * 1e6);
         results
             .verdict(ABOUT.claims[3].judge(
                 format!("as claimed; rates per weight within {:.1} % in a cluster", 100.0 * spread(&value)),
@@ -111,14 +117,17 @@ impl Experiment for Convergence {
                 "",
             ))
             .verdict(ABOUT.claims[4].judge(
-                format!("a at least {least:.2} Mb/s, within 10 % of 3 from {settled:.1} s on"),
-                Judgement::met_or_differs(least < 2.7 && settled < FIRST / 2.0),
-                "How long it takes depends on the quantum and on the order in which flows and interfaces begin, which the thesis does not give.",
+                format!("a {least:.2} Mb/s in the first {:.1} s, then 3", SHORT.as_secs_f64()),
+                Judgement::met_or_differs((least - 2.0).abs() < 0.5 && settled < FIRST / 2.0),
+                format!(
+                    "What is seen is flow b's first turn on interface 1, before interface 2 has served b: {turn:.2} s with a quantum of 60,000 \
+                     bytes. The thesis does not give its quantum; with 1,500 bytes, and a before b, a has {small:.2} Mb/s in that time.",
+                ),
             ))
     }
 }
 
-fn queueing(bin: Duration, duration: Duration, seed: u64) -> Queueing {
+fn queueing(bin: Duration, duration: Duration) -> Queueing {
     let flow = |&(_, weight, links, mbit): &(&str, f64, u64, Option<f64>)| QueuedFlow {
         weight,
         links: LinkSet(links),
@@ -130,10 +139,11 @@ fn queueing(bin: Duration, duration: Duration, seed: u64) -> Queueing {
         links: LINKS.map(Rate::from_mbps).to_vec(),
         flows: FLOWS.iter().map(flow).collect(),
         discipline: Discipline::Midrr(Flags::Bit),
-        quantum: Bytes::new(1500),
+        quantum: QUANTUM,
         duration,
         bin,
-        seed,
+        starts: vec![Time::ZERO; LINKS.len()],
+        seed: 0,
     }
 }
 

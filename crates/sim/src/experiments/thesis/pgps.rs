@@ -47,7 +47,7 @@ impl Experiment for Bounds {
     }
 
     fn points(&self) -> Vec<Point> {
-        let counts: Vec<f64> = (1..=16).map(f64::from).collect();
+        let counts: Vec<f64> = (2..=16).map(f64::from).collect();
         let mut points = Point::grid(&[BOUND, SLOWEST], &counts);
         points.extend(Point::grid(&[ALONE, JOINED], &[WITH, WITHOUT]));
         points
@@ -74,7 +74,7 @@ impl Experiment for Bounds {
             Axis::new("extra delay", "ms"),
         );
         let delay = samples.summary("delay", (BOUND, INTERFACES as f64)).mean;
-        let (slow, fast) = (samples.summary("delay", (SLOWEST, 1.0)).mean, Rate::from_mbps(1000).time_for(LARGEST));
+        let (slow, fast) = (samples.summary("delay", (SLOWEST, 2.0)).mean, Rate::from_mbps(1000).time_for(LARGEST));
         let fast = fast.as_nanos() as f64 / 1e6;
         // 5 Gb/s for the flow: five times the fastest.
         let all = interfaces(INTERFACES);

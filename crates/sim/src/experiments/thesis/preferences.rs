@@ -9,7 +9,7 @@ use braid_model::{Bytes, Rate};
 use crate::experiment::{
     About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series,
 };
-use crate::fairness::{Discipline, QueuedFlow, Queueing, serve};
+use crate::fairness::{Discipline, QueuedFlow, Queueing, random_starts, serve};
 
 const EACH: &str = "fair queueing on each interface";
 const MIDRR: &str = "miDRR";
@@ -102,6 +102,7 @@ fn queued(links: Vec<Rate>, allowed: [u64; 2], weights: [f64; 2], discipline: Di
     let flow =
         |at: usize| QueuedFlow { weight: weights[at], links: LinkSet(allowed[at]), packet: Bytes::new(1500), demand: None, volume: None };
     let queueing = Queueing {
+        starts: random_starts(&links, seed),
         links,
         flows: vec![flow(0), flow(1)],
         discipline,
