@@ -11,6 +11,8 @@ pub mod connection;
 pub mod demand;
 pub mod health;
 pub mod midrr;
+pub mod packet;
 pub mod policy;
 pub mod steer;
 pub mod tables;
+pub mod virtual_interface;
