@@ -1,4 +1,67 @@
 //! Multiple-interface deficit round robin (miDRR): which flow's head goes next on a link that can send now.
+//!
+//! Source: Yap, *Using all networks around us* (2013), section 4.4, Algorithms 4.4.1 and 4.4.2. Each link j goes round the backlogged
+//! flows that may use it (ℱ_j ∩ ℬ) and gives each a quantum `Q_i = φ_i Q` of bytes a turn. A turn of flow i on link j sets i's *service flag*
+//! on all other links; a link that comes to a flow whose flag is set clears the flag and passes the flow over. No link knows its own
+//! rate, nor what the others give. Binding is late: a link asks when it can send, and the head of the flow it is told goes at once.
+//!
+//! ```
+//! use braid_decide::midrr::{Flags, LinkSet, Midrr};
+//! use braid_model::Bytes;
+//!
+//! let mut scheduler = Midrr::new(2, Bytes::new(1500), Flags::COUNTED)?;
+//! let both = scheduler.add_flow(1.0, LinkSet(0b11))?;
+//! let second_only = scheduler.add_flow(1.0, LinkSet(0b10))?;
+//! scheduler.set_head(both, Some(Bytes::new(1500)))?;
+//! scheduler.set_head(second_only, Some(Bytes::new(1500)))?;
+//! // Link 0 can send: only one flow may use it. Then link 1 passes that flow over, since it has just had a turn.
+//! assert_eq!(scheduler.next(0).map(|grant| grant.flow), Some(both));
+//! scheduler.set_head(both, Some(Bytes::new(1500)))?;
+//! assert_eq!(scheduler.next(1).map(|grant| grant.flow), Some(second_only));
+//! # Ok::<(), braid_decide::midrr::MidrrError>(())
+//! ```
+//!
+//! # Readings of the algorithm
+//!
+//! The algorithm chooses a link's next flow when the last packet of a turn is handed over; here it is chosen when the link can send again, so
+//! that the newest flags count. "Next" is the order of slots, not of arrival: a flow that runs empty and returns keeps its place, and has
+//! at most one turn a round. Flags outlive an empty queue, else a flow that empties its queue with each packet would never be passed over.
+//!
+//! # What the thesis's proof misses
+//!
+//! Theorem 8 (miDRR is max-min fair) rests on Lemmas 9 and 10, and these on "it means flow i has been served once or more" and
+//! "|m_i - m_j| = 1". Two things break them, and neither goes away with time:
+//!
+//! 1. **One bit forgets.** When other links give a flow two turns between two visits of link j, j passes it over once, not twice.
+//!    Links of 2 and 3 Mb/s, packets of one quantum, flow a on both links and b on the second, equal weights: max-min is 2.5 and 2.5 Mb/s,
+//!    [`Flags::Bit`] gives 3 and 2 for ever. Between two visits of a by link 2, which serves a and b in turn, link 1 starts one turn of
+//!    a or two, and two count as one. The lead of a, which Lemma 10 bounds by Q' + 2 MaxSize, grows without bound.
+//! 2. **One deficit counter is shared by several turns.** Lemma 8 counts turns one after another. On links of 6 and 3 Mb/s, flow a on
+//!    both and b on the first, weights 3 and packets of Q: link 1's turn of a lives on the quantum that link 2's turns bring, and, since both
+//!    links keep step, never ends: b gets nothing, where max-min gives both 4.5 Mb/s.
+//!
+//! Lemma 9's bound is also too tight by one quantum even for a single flag: an interval may begin after i's turn and end after j's.
+//!
+//! [`Flags::Counter`] repairs both at the same cost: a counter in place of the flag, so that each turn elsewhere is passed over once, and a
+//! turn's credit is kept with the link that gives the turn; what is left at its end goes back to the flow's deficit. While no counter is full,
+//! the turns `T_i` of flow i on all links and the visits `v_ij` of link j keep `T_i = v_ij + c_ij`, c_ij being the counter, and visits
+//! to two flows of one round differ by at most one. So with K the largest count reached and l_i the number of flow i's links,
+//!
+//! `|FM_{i→j}| < (1 + 2K) Q' + (l_i + l_j) (Q' + MaxSize)` for flows both served by one link (Lemma 10), and the same below for Lemma 9,
+//!
+//! which bounds the unfairness of any interval, so rates are max-min in the long run. A counter fills only where a flow
+//! is faster elsewhere, and there it should be passed over. K also bounds what the past costs: a flow that loses its fast link is
+//! passed over at most K times, and [`Midrr::forget`] spares it that.
+//!
+//!
+//! # Cost
+//!
+//! Flags are bit matrices in blocks of 64 flows, counters the same in bit planes, so passing over any number of flows of a block takes a few
+//! word operations. With n flows, m links and b bits a decision within a turn is O(1); a new turn takes O(b m) word operations on
+//! neighbouring words to count it on the other links, and O(b) for each block with ready flows that is passed. A block is passed
+//! whole only if all its ready flows were flagged, that is after as many turns elsewhere: amortised O(b (1 + m/64)) a turn,
+//! whatever n. Worst case, all flows flagged: O(2^b (n/64) b). A head larger than the flow's quantum takes as many turns as it needs.
+//! Memory: 8 b + 8 bytes for 64 flows and one link.
 
 use braid_model::Bytes;
 use thiserror::Error;
@@ -44,15 +107,21 @@ impl FromIterator<usize> for LinkSet {
 /// What a link remembers of the turns a flow had on other links since it last considered the flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Flags {
-    /// Whether there was one: the thesis's service flag (Algorithm 4.4.2).
+    /// Whether there was one, and one deficit counter for all of a flow's turns: the thesis's Algorithm 4.4.2. Not max-min fair in
+    /// general; see the module's documentation.
     #[default]
     Bit,
-    /// How many there were, up to 2^bits - 1; each time the link passes the flow over, it takes one off.
-    /// `bits` from 1 (the same as [`Flags::Bit`]) to [`MAX_COUNTER_BITS`].
+    /// How many there were, up to 2^bits - 1, and each turn's credit is its link's own. Each time a link passes a flow over, it takes one
+    /// off. `bits` from 1 to [`MAX_COUNTER_BITS`].
     Counter {
         /// Width of the counter.
         bits: u32,
     },
+}
+
+impl Flags {
+    /// The counter to use: wide enough for links that differ tenfold, and forgetting within fifteen rounds.
+    pub const COUNTED: Self = Self::Counter { bits: 4 };
 }
 
 /// A flow of one scheduler, until it is removed.
@@ -98,7 +167,10 @@ pub enum MidrrError {
 pub struct Midrr {
     quantum: Bytes,
     links: usize,
+    /// Bits of a service counter.
     planes: usize,
+    /// Whether a turn's credit is its link's alone, or any link's that serves the flow.
+    own_turns: bool,
     flows: Vec<Flow>,
     vacant: Vec<u32>,
     /// By block and link: which of the block's flows are backlogged and may use the link.
@@ -113,6 +185,8 @@ pub struct Midrr {
 struct Ring {
     /// The flow that has its turn, 𝒞_j.
     current: u32,
+    /// What is left of the turn, where turns are kept apart.
+    credit: u64,
     /// The slot to consider next.
     next: usize,
     /// Blocks in which a flow is ready, one bit each.
@@ -136,16 +210,17 @@ impl Midrr {
         if links > MAX_LINKS {
             return Err(MidrrError::Links(links));
         }
-        let planes = match flags {
-            Flags::Bit => 1,
-            Flags::Counter { bits } if (1..=MAX_COUNTER_BITS).contains(&bits) => bits as usize,
+        let (planes, own_turns) = match flags {
+            Flags::Bit => (1, false),
+            Flags::Counter { bits } if (1..=MAX_COUNTER_BITS).contains(&bits) => (bits as usize, true),
             Flags::Counter { bits } => return Err(MidrrError::CounterBits(bits)),
         };
-        let ring = Ring { current: NOBODY, next: 0, busy: Vec::new() };
+        let ring = Ring { current: NOBODY, credit: 0, next: 0, busy: Vec::new() };
         Ok(Self {
             quantum,
             links,
             planes,
+            own_turns,
             flows: Vec::new(),
             vacant: Vec::new(),
             ready: Vec::new(),
@@ -185,12 +260,12 @@ impl Midrr {
         Ok(())
     }
 
-    /// Gives a flow other links, at once. On links it may use anew it starts unserved.
+    /// Gives a flow other links (its row of Π), at once. Its turns so far are forgotten.
     pub fn set_links(&mut self, key: FlowKey, links: LinkSet) -> Result<(), MidrrError> {
         let flow = self.flow(key)?;
         let old = std::mem::replace(&mut flow.links, links.0);
         let backlogged = flow.head.is_some();
-        self.forget_turns(key.slot as usize, links.0 & !old);
+        self.forget_turns(key.slot as usize, u64::MAX);
         self.enter(key.slot as usize, 0, old & !links.0);
         if backlogged {
             self.enter(key.slot as usize, links.0, 0);
@@ -216,6 +291,35 @@ impl Midrr {
         Ok(())
     }
 
+    /// Adds a link and gives its index, the next free one. Flows whose sets hold that index use it from now on.
+    pub fn add_link(&mut self) -> Result<usize, MidrrError> {
+        let (old, new) = (self.links, self.links + 1);
+        if new > MAX_LINKS {
+            return Err(MidrrError::Links(new));
+        }
+        let widen = |words: &[u64]| -> Vec<u64> {
+            let rows = words.chunks(old.max(1));
+            rows.flat_map(|row| row.iter().copied().chain(std::iter::once(0))).collect()
+        };
+        let blocks = self.flows.len().div_ceil(BLOCK);
+        self.ready = if old == 0 { vec![0; blocks] } else { widen(&self.ready) };
+        self.counters = if old == 0 { vec![0; blocks * self.planes] } else { widen(&self.counters) };
+        self.rings.push(Ring { current: NOBODY, credit: 0, next: 0, busy: vec![0; blocks.div_ceil(BLOCK)] });
+        self.links = new;
+        for slot in 0..self.flows.len() {
+            if self.flows[slot].head.is_some() {
+                self.enter(slot, self.flows[slot].links & 1 << old, 0);
+            }
+        }
+        Ok(old)
+    }
+
+    /// Forgets who was served where. To be called when a link went, came or changed its rate much, so that no flow waits for turns it had
+    /// on a link that is no longer what it was. A link that is down needs nothing else: it does not ask.
+    pub fn forget(&mut self) {
+        self.counters.fill(0);
+    }
+
     /// `link` can send now: whose head goes? `None` if no flow that may use it has anything.
     pub fn next(&mut self, link: usize) -> Option<Grant> {
         if link >= self.links {
@@ -225,9 +329,13 @@ impl Midrr {
         loop {
             if slot != NOBODY {
                 let flow = &mut self.flows[slot as usize];
-                if let Some(head) = flow.head.filter(|head| *head <= flow.deficit) {
-                    flow.deficit -= head;
+                let credit = if self.own_turns { &mut self.rings[link].credit } else { &mut flow.deficit };
+                if let Some(head) = flow.head.filter(|head| *head <= *credit) {
+                    *credit -= head;
                     return Some(Grant { flow: FlowKey { slot, generation: flow.generation }, size: Bytes::new(head >> FRACTION) });
+                }
+                if self.own_turns {
+                    flow.deficit += std::mem::take(&mut self.rings[link].credit);
                 }
             }
             let next = self.advance(link)?;
@@ -275,6 +383,9 @@ impl Midrr {
     fn take_turn(&mut self, slot: usize, link: usize) {
         let flow = &mut self.flows[slot];
         flow.deficit += flow.quantum;
+        if self.own_turns {
+            self.rings[link].credit = std::mem::take(&mut flow.deficit);
+        }
         let (block, links, planes) = (slot / BLOCK, self.links, self.planes);
         let bit = 1 << (slot % BLOCK);
         let counters = &mut self.counters[block * planes * links..(block + 1) * planes * links];
@@ -314,6 +425,7 @@ impl Midrr {
                 }
                 if ring.current == slot as u32 {
                     ring.current = NOBODY;
+                    ring.credit = 0;
                 }
             }
         }

@@ -203,3 +203,66 @@ pub fn long_run(world: &World, flags: Flags, rounds: f64) -> Vec<f64> {
 pub fn deviation(rates: &[f64], exact: &[f64]) -> f64 {
     rates.iter().zip(exact).map(|(rate, exact)| (rate - exact).abs() / exact).fold(0.0, f64::max)
 }
+
+/// How far pairs of flows drift apart in normalised service (Definition 3), followed packet by packet.
+pub struct Drift {
+    /// Bytes per weight, by flow.
+    service: Vec<f64>,
+    pairs: Vec<Pair>,
+    of_flow: Vec<Vec<usize>>,
+}
+
+/// Flows `i` and `j` that may use a common link by which `j` is served.
+pub struct Pair {
+    pub i: usize,
+    pub j: usize,
+    /// Both are served by it (Lemma 10), or only `j`, since `i` has more elsewhere (Lemma 9).
+    pub same: bool,
+    high: f64,
+    low: f64,
+    /// The most that `i` fell behind `j` in any interval so far, in bytes per weight.
+    pub behind: f64,
+    /// The most that `i` got ahead of `j`.
+    pub ahead: f64,
+}
+
+impl Drift {
+    pub fn new(world: &World, exact: &[f64]) -> Self {
+        let level: Vec<f64> = exact.iter().zip(&world.flows).map(|(rate, flow)| rate / flow.weight).collect();
+        let mut pairs = Vec::new();
+        let mut of_flow = vec![Vec::new(); exact.len()];
+        for j in 0..exact.len() {
+            for i in (0..exact.len()).filter(|i| *i != j) {
+                let common = world.flows[i].links & world.flows[j].links;
+                let serves = |link: &usize| {
+                    let users = (0..exact.len()).filter(|flow| world.flows[*flow].links >> link & 1 == 1);
+                    common >> link & 1 == 1 && users.fold(f64::INFINITY, |least, flow| least.min(level[flow])) > level[j] * (1.0 - 1e-9)
+                };
+                if (0..world.links.len()).any(|link| serves(&link)) {
+                    let same = level[i] < level[j] * (1.0 + 1e-9);
+                    of_flow[i].push(pairs.len());
+                    of_flow[j].push(pairs.len());
+                    pairs.push(Pair { i, j, same, high: 0.0, low: 0.0, behind: 0.0, ahead: 0.0 });
+                }
+            }
+        }
+        Self { service: vec![0.0; exact.len()], pairs, of_flow }
+    }
+
+    /// `flow` sent `bytes`, and weighs `weight`.
+    pub fn sent(&mut self, flow: usize, bytes: u64, weight: f64) {
+        self.service[flow] += bytes as f64 / weight;
+        for index in &self.of_flow[flow] {
+            let pair = &mut self.pairs[*index];
+            let lead = self.service[pair.i] - self.service[pair.j];
+            pair.high = pair.high.max(lead);
+            pair.low = pair.low.min(lead);
+            pair.behind = pair.behind.max(pair.high - lead);
+            pair.ahead = pair.ahead.max(lead - pair.low);
+        }
+    }
+
+    pub fn pairs(&self) -> &[Pair] {
+        &self.pairs
+    }
+}

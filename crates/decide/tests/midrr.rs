@@ -1,0 +1,283 @@
+//! miDRR held against exact max-min rates, and the thesis's bounds.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use braid_decide::midrr::{Flags, LinkSet, Midrr, MidrrError};
+use braid_model::Bytes;
+use braid_netem::Random;
+use proptest::prelude::*;
+use support::{Drift, FlowSpec, Run, World, deviation, long_run, max_min, random_world};
+
+const MBPS: f64 = 125_000.0;
+
+fn world(mbps: &[f64], flows: &[(f64, u64)]) -> World {
+    let flows = flows.iter().map(|(weight, links)| FlowSpec { weight: *weight, links: *links, sizes: vec![1500] }).collect();
+    World { links: mbps.iter().map(|rate| rate * MBPS).collect(), flows, quantum: 1500, seed: 1 }
+}
+
+fn in_mbps(rates: &[f64]) -> Vec<f64> {
+    rates.iter().map(|rate| rate / MBPS).collect()
+}
+
+fn near(rates: &[f64], want: &[f64], tolerance: f64) -> bool {
+    deviation(&in_mbps(rates), want) < tolerance
+}
+
+#[test]
+fn the_reference_solves_the_thesis_s_examples() {
+    // Figure 3.1(c), with equal weights and with twice the weight for b; figure 4.5's first phase.
+    assert!(near(&max_min(&world(&[1.0, 1.0], &[(1.0, 0b11), (1.0, 0b10)])), &[1.0, 1.0], 1e-9));
+    assert!(near(&max_min(&world(&[1.0, 1.0], &[(1.0, 0b11), (2.0, 0b10)])), &[1.0, 1.0], 1e-9));
+    assert!(near(&max_min(&world(&[3.0, 10.0], &[(1.0, 0b01), (2.0, 0b11), (1.0, 0b10)])), &[3.0, 20.0 / 3.0, 10.0 / 3.0], 1e-9));
+}
+
+#[test]
+fn figure_3_1_c_is_shared_equally() {
+    for flags in [Flags::Bit, Flags::COUNTED] {
+        let rates = long_run(&world(&[1.0, 1.0], &[(1.0, 0b11), (1.0, 0b10)]), flags, 1000.0);
+        assert!(near(&rates, &[1.0, 1.0], 0.005), "{flags:?}: {rates:?}");
+    }
+}
+
+/// Figure 4.5: weights 1, 2, 1; a on link 1, b on both, c on link 2; 3 and 10 Mb/s; a ends at 66 s and b at 85 s.
+#[test]
+fn figure_4_5_phase_by_phase() {
+    for flags in [Flags::Bit, Flags::COUNTED] {
+        let mut run = Run::new(&world(&[3.0, 10.0], &[(1.0, 0b01), (2.0, 0b11), (1.0, 0b10)]), flags);
+        let mut before = run.until(5.0);
+        let mut phase = |run: &mut Run, start: f64, end: f64| -> Vec<f64> {
+            let after = run.until(end);
+            let rates = before.iter().zip(&after).map(|(before, after)| (after - before) as f64 / (end - start) / MBPS).collect();
+            before = after;
+            rates
+        };
+        let first = phase(&mut run, 5.0, 66.0);
+        assert!(deviation(&first, &[3.0, 20.0 / 3.0, 10.0 / 3.0]) < 0.01, "{flags:?}: {first:?}");
+        run.midrr.set_head(run.keys[0], None).expect("added");
+        let second = phase(&mut run, 66.0, 85.0);
+        assert!(deviation(&second[1..], &[26.0 / 3.0, 13.0 / 3.0]) < 0.01, "{flags:?}: {second:?}");
+        run.midrr.set_head(run.keys[1], None).expect("added");
+        let third = phase(&mut run, 85.0, 100.0);
+        assert!(deviation(&third[2..], &[10.0]) < 0.01, "{flags:?}: {third:?}");
+    }
+}
+
+/// Two turns of a on link 1 between two visits by link 2 count as one, so a leads for ever.
+#[test]
+fn regression_one_bit_forgets_turns() {
+    let world = world(&[2.0, 3.0], &[(1.0, 0b11), (1.0, 0b10)]);
+    assert!(near(&max_min(&world), &[2.5, 2.5], 1e-9));
+    let bit = long_run(&world, Flags::Bit, 1000.0);
+    assert!(near(&bit, &[3.0, 2.0], 0.01), "{bit:?}");
+    let counted = long_run(&world, Flags::COUNTED, 1000.0);
+    assert!(near(&counted, &[2.5, 2.5], 0.005), "{counted:?}");
+}
+
+/// Link 1's turn of a lives on the quantum that link 2's turns of a bring, and b never has one.
+#[test]
+fn regression_a_shared_deficit_counter_starves() {
+    let world = World { seed: 1410, ..world(&[6.0, 3.0], &[(3.0, 0b11), (3.0, 0b01)]) };
+    assert!(near(&max_min(&world), &[4.5, 4.5], 1e-9));
+    let together = |flags| -> Vec<f64> {
+        let mut run = Run::new(&world, flags);
+        run.free = vec![0.0, 0.0005];
+        run.until(100.0).iter().map(|sent| *sent as f64 / 100.0).collect()
+    };
+    let bit = together(Flags::Bit);
+    assert!(bit[1] < 0.01 * bit[0], "{bit:?}");
+    let counted = together(Flags::COUNTED);
+    assert!(near(&counted, &[4.5, 4.5], 0.005), "{counted:?}");
+}
+
+/// The lead that Lemma 10 bounds grows with time under one bit, and not under a counter.
+#[test]
+fn lemma_10_fails_for_one_bit() {
+    let world = world(&[2.0, 3.0], &[(1.0, 0b11), (1.0, 0b10)]);
+    let bound = 1500.0 + 2.0 * 1500.0;
+    let [short, long] = [10.0, 40.0].map(|end| lead(&world, Flags::Bit, end));
+    assert!(short > 10.0 * bound && long > 3.5 * short, "{short} {long}");
+    assert!(lead(&world, Flags::COUNTED, 40.0) < bound);
+}
+
+fn lead(world: &World, flags: Flags, end: f64) -> f64 {
+    let drift = drift(world, flags, end);
+    drift.pairs().iter().map(|pair| pair.ahead.max(pair.behind)).fold(0.0, f64::max)
+}
+
+fn drift(world: &World, flags: Flags, end: f64) -> Drift {
+    let mut drift = Drift::new(world, &max_min(world));
+    let mut run = Run::new(world, flags);
+    let mut heads = run.heads.clone();
+    while let Some((now, flow, _)) = run.step() {
+        if now > end {
+            break;
+        }
+        drift.sent(flow, heads[flow], world.flows[flow].weight);
+        heads[flow] = run.heads[flow];
+    }
+    drift
+}
+
+#[test]
+fn counted_rates_are_max_min() {
+    check_random_worlds(0..12, 200.0);
+}
+
+/// The 1,000 instances of the documentation's table, for a release build.
+#[test]
+#[ignore = "takes minutes: run with --release --ignored"]
+fn counted_rates_are_max_min_on_a_thousand_worlds() {
+    check_random_worlds(0..1000, 300.0);
+}
+
+fn check_random_worlds(seeds: std::ops::Range<u64>, rounds: f64) {
+    let mut within_by_bit = 0;
+    for seed in seeds.clone() {
+        let world = random_world(seed);
+        let exact = max_min(&world);
+        let counted = deviation(&long_run(&world, Flags::COUNTED, rounds), &exact);
+        assert!(counted < 0.01, "seed {seed}: {counted}");
+        within_by_bit += u64::from(deviation(&long_run(&world, Flags::Bit, rounds), &exact) < 0.01);
+    }
+    assert!(within_by_bit < seeds.end - seeds.start, "one bit was enough everywhere");
+}
+
+/// Every pair at all times: the bounds of the module's documentation, with the counter's largest count for K.
+#[test]
+fn counted_service_stays_within_its_bounds() {
+    for seed in 0..8 {
+        let world = random_world(seed);
+        let exact = max_min(&world);
+        let slowest = exact.iter().zip(&world.flows).map(|(rate, flow)| rate / flow.weight).fold(f64::INFINITY, f64::min);
+        let drift = drift(&world, Flags::COUNTED, 100.0 * 1500.0 / slowest);
+        let (quantum, largest) = (1500.0, 1500.0);
+        for pair in drift.pairs() {
+            let links = world.flows[pair.i].links.count_ones() + world.flows[pair.j].links.count_ones();
+            let bound = 31.0 * quantum + f64::from(links) * (quantum + largest);
+            assert!(pair.behind < bound && (!pair.same || pair.ahead < bound), "seed {seed}: {} {}", pair.i, pair.j);
+        }
+    }
+}
+
+#[test]
+fn weights_and_preferences_change_at_once() {
+    let mut run = Run::new(&world(&[2.0, 3.0], &[(1.0, 0b11), (1.0, 0b10)]), Flags::COUNTED);
+    let mut before = run.until(10.0);
+    let mut rates = |run: &mut Run, end: f64| -> Vec<f64> {
+        let after = run.until(end);
+        let rates = before.iter().zip(&after).map(|(before, after)| (after - before) as f64 / 10.0 / MBPS).collect();
+        before = after;
+        rates
+    };
+    run.midrr.set_links(run.keys[1], LinkSet(0b11)).expect("added");
+    run.midrr.set_weight(run.keys[1], 4.0).expect("a weight");
+    let weighted = rates(&mut run, 20.0);
+    assert!(deviation(&weighted, &[1.0, 4.0]) < 0.02, "{weighted:?}");
+    run.midrr.set_links(run.keys[1], LinkSet(0b01)).expect("added");
+    let apart = rates(&mut run, 30.0);
+    assert!(deviation(&apart, &[3.0, 2.0]) < 0.02, "{apart:?}");
+    run.midrr.remove_flow(run.keys[0]).expect("added");
+    let alone = rates(&mut run, 40.0);
+    assert!(alone[0] < 0.02 && (alone[1] - 2.0).abs() < 0.02, "{alone:?}");
+}
+
+#[test]
+fn a_link_added_later_is_used() {
+    for flags in [Flags::Bit, Flags::COUNTED] {
+        let mut midrr = Midrr::new(0, Bytes::new(1500), flags).unwrap();
+        assert_eq!(midrr.next(0), None);
+        let flows: Vec<_> = (0..130).map(|_| midrr.add_flow(1.0, LinkSet(0b10)).unwrap()).collect();
+        flows.iter().for_each(|flow| midrr.set_head(*flow, Some(Bytes::new(100))).unwrap());
+        assert_eq!(midrr.add_link().unwrap(), 0);
+        assert_eq!(midrr.next(0), None);
+        assert_eq!(midrr.add_link().unwrap(), 1);
+        midrr.set_head(flows[7], None).unwrap();
+        let granted: Vec<_> = (0..129)
+            .map(|_| {
+                let grant = midrr.next(1).unwrap();
+                midrr.set_head(grant.flow, None).unwrap();
+                grant.flow
+            })
+            .collect();
+        assert_eq!(granted, flows.iter().copied().filter(|flow| *flow != flows[7]).collect::<Vec<_>>());
+        assert_eq!(midrr.next(1), None);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_remedy() {
+    assert_eq!(Midrr::new(65, Bytes::new(1500), Flags::Bit).unwrap_err(), MidrrError::Links(65));
+    for bits in [0, 9] {
+        let error = Midrr::new(1, Bytes::new(1500), Flags::Counter { bits }).unwrap_err();
+        assert!(error.to_string().contains("1 to 8"), "{error}");
+    }
+    let mut midrr = Midrr::new(1, Bytes::new(1500), Flags::Bit).unwrap();
+    for weight in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-3] {
+        let error = midrr.add_flow(weight, LinkSet(1)).unwrap_err();
+        assert!(error.to_string().contains("larger quantum"), "{error}");
+    }
+    let key = midrr.add_flow(1.0, LinkSet(1)).unwrap();
+    midrr.remove_flow(key).unwrap();
+    let again = midrr.add_flow(1.0, LinkSet(1)).unwrap();
+    assert_eq!(midrr.set_head(key, None), Err(MidrrError::UnknownFlow(key)), "its slot is another flow's now");
+    assert_eq!(midrr.set_head(again, Some(Bytes::new(u64::MAX))), Ok(()));
+    assert!(midrr.next(0).is_some(), "even the largest head goes");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    /// Flows, weights, Π and queues that change in any way: a grant is always a head of a flow that may use the link, and no link stays
+    /// idle while such a flow waits.
+    #[test]
+    fn work_is_conserved_and_preferences_hold(seed: u64, links in 1usize..=64, bits in 1u32..=8, literal: bool) {
+        let flags = if literal { Flags::Bit } else { Flags::Counter { bits } };
+        let mut midrr = Midrr::new(links, Bytes::new(1500), flags).unwrap();
+        let mut random = Random::new(seed);
+        let mut flows = BTreeMap::new();
+        let mut sets = BTreeMap::new();
+        for _ in 0..600 {
+            let known: Vec<_> = flows.keys().copied().collect();
+            let some = known.get(random.up_to(known.len().max(1) as u64 - 1) as usize).copied();
+            match (random.up_to(9), some) {
+                (0..=2, _) | (_, None) => {
+                    let set = LinkSet(random.next() & random.next());
+                    let key = midrr.add_flow(1.0 + random.up_to(9) as f64, set).unwrap();
+                    flows.insert(key, None);
+                    sets.insert(key, set);
+                }
+                (3, Some(key)) => {
+                    midrr.remove_flow(key).unwrap();
+                    flows.remove(&key);
+                }
+                (4, Some(key)) => {
+                    let set = LinkSet(random.next() & random.next());
+                    midrr.set_links(key, set).unwrap();
+                    sets.insert(key, set);
+                }
+                (5, Some(key)) => midrr.set_weight(key, 1.0 + random.up_to(9) as f64).unwrap(),
+                (6, Some(key)) => {
+                    let head = (random.up_to(3) > 0).then(|| Bytes::new(random.up_to(9000)));
+                    midrr.set_head(key, head).unwrap();
+                    flows.insert(key, head);
+                }
+                _ => {
+                    let link = random.up_to(links as u64 - 1) as usize;
+                    let waits = |key: &_| flows[key].is_some() && sets[key].contains(link);
+                    match midrr.next(link) {
+                        None => prop_assert!(!flows.keys().any(|key| waits(key))),
+                        Some(grant) => {
+                            prop_assert!(waits(&grant.flow));
+                            prop_assert_eq!(flows[&grant.flow], Some(grant.size));
+                            let head = (random.up_to(1) > 0).then(|| Bytes::new(random.up_to(9000)));
+                            midrr.set_head(grant.flow, head).unwrap();
+                            flows.insert(grant.flow, head);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
