@@ -145,7 +145,7 @@ fn by_linear_programs(problem: &Problem) -> Vec<f64> {
 fn the_solver_agrees_with_linear_programs() {
     let mut dice = Dice(1);
     let mut worst = 0.0_f64;
-    for case in 0..300 {
+    for case in 0..400 {
         let problem = if case % 20 == 0 { dice.problem(16, 64) } else { dice.problem(8, 16) };
         let exact = solve(&problem).expect("a valid problem").rates_bps;
         for (rate, reference) in exact.iter().zip(by_linear_programs(&problem)) {
@@ -263,4 +263,42 @@ fn admitted_flows_are_on_time() {
         }
     }
     assert!(admitted >= 10 && closest > 0.5, "{admitted} admitted, at most {closest} of the promised delay");
+}
+
+/// Theorems 5 and 6 where every flow may use every link. (With preferences they are wrong: see `fair::pgps`.)
+#[test]
+fn packets_keep_to_the_bounds_without_preferences() {
+    let mut dice = Dice(6);
+    let mut closest = 0.0_f64;
+    for case in 0..300 {
+        let fastest = [1, 2, 5, 20][dice.within(0, 3) as usize];
+        let links: Vec<Rate> = (0..dice.within(2, 6)).map(|_| Rate::from_mbps(dice.within(1, fastest))).collect();
+        let all: Vec<usize> = (0..links.len()).collect();
+        let flows = (0..dice.within(2, 8)).map(|_| Flow::backlogged(dice.within(1, 10) as f64, &all)).collect();
+        let problem = Problem { links, flows };
+        let mut arrivals = Vec::new();
+        for flow in 0..problem.flows.len() {
+            for _ in 0..dice.within(1, 4) {
+                let (size, arrival) = (Bytes::new([1500, 750, 40][dice.within(0, 2) as usize]), Time::from_millis(dice.within(0, 60)));
+                arrivals.extend((0..dice.within(1, 12)).map(|_| Packet { flow, size, arrival }));
+            }
+        }
+        arrivals.sort_by_key(|packet| packet.arrival);
+        let fluid: Vec<Time> = pgps::fluid(&problem, &arrivals).expect("valid arrivals").into_iter().flatten().collect();
+        let sent: Vec<Time> = pgps::packets(&problem, &arrivals).expect("valid arrivals").into_iter().flatten().map(|s| s.finish).collect();
+        assert_eq!((fluid.len(), sent.len()), (arrivals.len(), arrivals.len()));
+        let bound = guarantees::pgps_delay_bound(&problem.links, Bytes::new(1500));
+        let bytes = guarantees::pgps_service_bound(&problem.links, Bytes::new(1500), &all).expect("links that are up");
+        for (place, packet) in arrivals.iter().enumerate() {
+            let late = sent[place].since(fluid[place]);
+            closest = closest.max(late.as_secs_f64() / bound.as_secs_f64());
+            assert!(late < bound, "case {case}: {late:?} for {bound:?}");
+            let served = |finish: &[Time]| -> u64 {
+                let done = (0..arrivals.len()).filter(|other| arrivals[*other].flow == packet.flow && finish[*other] <= fluid[place]);
+                done.map(|other| arrivals[other].size.get()).sum()
+            };
+            assert!(served(&fluid) < served(&sent) + bytes.get(), "case {case}");
+        }
+    }
+    println!("at most {closest} of the bound");
 }

@@ -223,12 +223,10 @@ impl<'a> View<'a> {
     fn reach(&self) -> Vec<Vec<bool>> {
         let links = self.room.len();
         let mut reach = vec![vec![false; links]; links];
-        for link in 0..links {
-            reach[link][link] = true;
+        for (link, row) in reach.iter_mut().enumerate() {
+            row[link] = true;
             for flow in &self.served[link] {
-                for &other in &self.problem.flows[*flow].links {
-                    reach[link][other] = true;
-                }
+                self.problem.flows[*flow].links.iter().for_each(|other| row[*other] = true);
             }
         }
         for middle in 0..links {
@@ -294,5 +292,16 @@ mod tests {
         let problem = problem(&[Flow::backlogged(1.0, &[0]), middle]);
         let judged = is_max_min(&problem, &allocation(&[[8.0, 0.0], [2.0, 0.0]]), 1e-9);
         assert_eq!(judged, Err(Violation::Chain { less: 0, link: 1 }));
+    }
+
+    /// The first sated flow can move aside only if the second does, to the idle link 2.
+    #[test]
+    fn two_sated_flows_in_a_row_are_seen_through() {
+        let small = |links: &[usize]| Flow::backlogged(1.0, links).with_demand(Rate::from_bps(2));
+        let flows = vec![Flow::backlogged(1.0, &[0]), small(&[0, 1]), small(&[1, 2])];
+        let problem = Problem { links: [10, 2, 2].map(Rate::from_bps).to_vec(), flows };
+        let split_bps = vec![vec![8.0, 0.0, 0.0], vec![2.0, 0.0, 0.0], vec![0.0, 2.0, 0.0]];
+        let unfair = Allocation { rates_bps: vec![8.0, 2.0, 2.0], split_bps };
+        assert_eq!(is_max_min(&problem, &unfair, 1e-9), Err(Violation::Chain { less: 0, link: 2 }));
     }
 }

@@ -208,8 +208,12 @@ mod tests {
     /// Figure 3.1(c): each flow could have a link of its own, but the two are one pool.
     #[test]
     fn equal_neighbours_are_one_cluster() {
-        let (problem, allocation) = solved(&[1, 1], vec![Flow::backlogged(1.0, &[0, 1]), Flow::backlogged(1.0, &[1])]);
+        let (problem, mut allocation) = solved(&[1, 1], vec![Flow::backlogged(1.0, &[0, 1]), Flow::backlogged(1.0, &[1])]);
         assert_eq!(described(&problem, &allocation), [(vec![0, 1], vec![0, 1], 1.0)]);
+        for (rate_bps, count) in [(1e6 * (1.0 - 1e-12), 1), (0.5e6, 2)] {
+            (allocation.rates_bps[1], allocation.split_bps[1][1]) = (rate_bps, rate_bps);
+            assert_eq!(clusters(&problem, &allocation, 1e-9).len(), count);
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | [`solver`] | the exact weighted max-min allocation |
 //! | [`check`] | Theorem 4: is an allocation max-min fair, and if not, why not |
-//! | [`clusters`] | Definition 2: rate clusters of an allocation |
+//! | [`mod@clusters`] | Definition 2: rate clusters of an allocation |
 //! | [`proportional`] | Theorem 1: when proportional fairness is max-min fairness, and when it is not |
 //! | [`guarantees`] | Theorems 2, 3, 5 and 6, Lemmas 7 to 10 as functions |
 //! | [`pgps`] | fluid GPS and packet-by-packet GPS over several links |

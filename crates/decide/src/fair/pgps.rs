@@ -7,6 +7,14 @@
 //! **Not causal** (Theorem 7): which packet finishes first in the fluid system depends on flows that have not come yet, since a newcomer
 //! slows those that share its links and not others. So both functions take the whole of the arrivals at once. That makes them a
 //! yardstick and no scheduler; the thesis's example is a test below.
+//!
+//! **Not bounded as Theorems 5 and 6 say**, even with the future known, once flows have preferences. Lemma 5 lets a fast link delay
+//! a slow one once, and then only links that are late themselves. But a link may be diverted again and again: flow b may use both of two
+//! equal links, and its packets come one at a time, each when link 1 is about to be free and link 2 has just begun a packet of a flow of
+//! little weight. In the fluid system link 2 serves b at once. In PGPS link 1 does, since b's packet is due before those of the k flows
+//! that share link 1, all of which are due after k packets' time. So these wait until then, and finish up to k - 1 packets late, for any
+//! k, where the theorem says three. A test below has k = 10 with 108 ms instead of 36, and a flow 13.5 kB behind instead of 4.5. Where
+//! every flow may use every link, random instances stayed below 0.4 of the bounds.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -137,15 +145,15 @@ pub fn packets(problem: &Problem, arrivals: &[Packet]) -> Result<Vec<Option<Sent
         while let Some((place, packet)) = coming.next_if(|(_, packet)| packet.arrival <= now) {
             queues[packet.flow].push_back(place);
         }
-        for link in 0..free.len() {
-            if free[link] > now || problem.links[link].bps() == 0 {
+        for (link, free) in free.iter_mut().enumerate() {
+            if *free > now || problem.links[link].bps() == 0 {
                 continue;
             }
             let willing = queues.iter().enumerate().filter(|(flow, _)| problem.flows[*flow].links.contains(&link));
             if let Some(&packet) = willing.filter_map(|(_, queue)| queue.front()).min_by_key(|packet| (order[**packet], **packet)) {
                 queues[arrivals[packet].flow].pop_front();
-                free[link] = now + problem.links[link].time_for(arrivals[packet].size);
-                sent[packet] = Some(Sent { link, start: now, finish: free[link] });
+                *free = now + problem.links[link].time_for(arrivals[packet].size);
+                sent[packet] = Some(Sent { link, start: now, finish: *free });
             }
         }
         let waiting = queues.iter().any(|queue| !queue.is_empty());
@@ -183,6 +191,7 @@ fn time(seconds: f64) -> Time {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fair::guarantees;
     use braid_model::Rate;
 
     /// L of the thesis's example: 12,000 bits, 12 ms at 1 Mb/s.
@@ -244,6 +253,36 @@ mod tests {
         let [a, b] = finishes(&example(both, both, Some(both)));
         assert!(b < a, "{b} {a}");
         assert!((b - 14.9985).abs() < 1e-5, "{b}");
+    }
+
+    /// Theorems 5 and 6 fail: link 1 is diverted for as long as its ten flows' packets are not due.
+    #[test]
+    fn counterexample_to_the_bounds() {
+        let flows: u64 = 10;
+        let mut problem = problem(2, &[[0].as_slice(); 10]);
+        problem.flows.push(Flow::backlogged(1.0, &[0, 1]));
+        problem.flows.push(Flow::backlogged(1e-3, &[1]));
+        problem.flows.push(Flow::backlogged(1e-3, &[0]));
+        let mut arrivals: Vec<Packet> = (0..flows).map(|flow| at(0, flow as usize, if flow == 0 { 1400 } else { 1500 })).collect();
+        arrivals.extend((0..20).flat_map(|_| [at(0, 11, 1500), at(0, 12, 1500)]));
+        // Link 1 is free at 11.2 ms, 23.2 ms, ..., link 2 at 12 ms, 24 ms, ...
+        arrivals.extend((0..flows - 1).map(|packet| at(11_100 + packet * 12_000, 10, 1500)));
+        let (fluid, sent) = (fluid(&problem, &arrivals).expect("valid"), packets(&problem, &arrivals).expect("valid"));
+        let finish = |packet: usize| (fluid[packet].expect("served"), sent[packet].expect("sent").finish);
+        assert!((0..arrivals.len()).filter(|packet| arrivals[*packet].flow == 10).all(|packet| sent[packet].is_some_and(|s| s.link == 0)));
+        let late = (0..flows as usize).map(|packet| finish(packet).1.since(finish(packet).0)).max().expect("packets");
+        let bound = guarantees::pgps_delay_bound(&problem.links, LONG);
+        assert_eq!((late.as_micros(), bound.as_micros()), (107_988, 36_000));
+
+        // The last flow has little weight and gets the link when the ten are done.
+        let now = (0..arrivals.len()).filter(|packet| arrivals[*packet].flow == 12).map(|packet| finish(packet).0).nth(8).expect("packets");
+        let served = |by: &dyn Fn(usize) -> Time| -> u64 {
+            let done = (0..arrivals.len()).filter(|packet| arrivals[*packet].flow == 12 && by(*packet) <= now);
+            done.map(|packet| arrivals[packet].size.get()).sum()
+        };
+        let behind = served(&|packet| finish(packet).0) - served(&|packet| finish(packet).1);
+        let bound = guarantees::pgps_service_bound(&problem.links, LONG, &[0]).expect("links that are up");
+        assert_eq!((behind, bound.get()), (13_500, 4500));
     }
 
     /// One link: a packet is at most L/C late (Parekh and Gallager 1993).

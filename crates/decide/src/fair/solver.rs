@@ -202,7 +202,7 @@ mod tests {
     fn demands_leave_the_rest_to_others() {
         let small = free(1.0, &[0, 1]).with_demand(Rate::from_mbps(2));
         assert_eq!(rates(&[10, 10], &[free(1.0, &[0]), small.clone(), free(1.0, &[1])]), [9.0, 2.0, 9.0]);
-        assert_eq!(rates(&[10, 10], &[small.clone()]), [2.0]);
+        assert_eq!(rates(&[10, 10], std::slice::from_ref(&small)), [2.0]);
         assert_eq!(rates(&[1, 10], &[small, free(9.0, &[0])]), [2.0, 1.0]);
     }
 
@@ -227,6 +227,20 @@ mod tests {
         }
         // The slow links' levels must not be mixed with the fast one's though their sum is lost in its rounding.
         is_fair(&Problem { links, flows }, &allocation);
+    }
+
+    /// The slow link's level is lower by 1e-5 only, which is 1e-17 of the fast one: rounding there must not hide it.
+    #[test]
+    fn levels_close_together_are_told_apart() {
+        let fast = [1e12 / 7.0, 1e12 / 11.0, 1e12 / 13.0];
+        for more in 0..200 {
+            let capacity = 1_000_000_000_000 + more;
+            let level = capacity as f64 / fast.iter().sum::<f64>();
+            let mut flows = vec![free((1.0 + 1e-5) / level, &[1])];
+            flows.extend(fast.map(|weight| free(weight, &[0])));
+            let allocation = solve(&Problem { links: vec![Rate::from_bps(capacity), Rate::from_bps(1)], flows }).expect("a valid problem");
+            assert!((allocation.rates_bps[0] - 1.0).abs() < 1e-12, "{} at {more}", allocation.rates_bps[0]);
+        }
     }
 
     fn is_fair(problem: &Problem, allocation: &Allocation) {
