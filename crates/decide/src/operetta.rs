@@ -23,8 +23,8 @@
 //!
 //! The paper's future work, money beside energy, is a [`Price`] per byte in place of the energy per byte.
 //!
-//! With `m` links a decision takes `O(m^2)` steps (`O(m log m)` for a packet-oriented stream), whatever the number of streams once their
-//! loads are summed up in [`Loads`].
+//! With `m` links a decision takes `O(m^2)` steps, whatever the number of streams once their loads are summed up in [`Loads`], and one
+//! allocation, for the weights.
 
 mod instance;
 mod solver;
@@ -247,22 +247,23 @@ impl Problem<'_> {
     }
 
     /// The target to give to the connection rule (`connection::Mode::CheapestInTime`), which knows nothing of packets, so that it decides
-    /// as Algorithm 1 does where there is packet load: `min(T_target, Σ r_j) (L - P) / L`, rounded down.
+    /// as Algorithm 1 does where there is packet load: `T_target (L - P) / L`, rounded down.
     ///
-    /// The rule's deadline is `max(L' / target, max_k c_k / r_k)` with `L'` the connection load; what it must be is
-    /// `max(L / T_target, L / Σ r_j, max_k c_k / r_k)`. Then the rule reaches the same throughput bound at the same energy *if both the new
-    /// stream and packets may use every link*: a dearer link in time never beats a cheaper one, since packets can change places with the
-    /// stream. It may choose another of several links that are equally good: it takes the cheaper one, where the energy of all load is
-    /// the same and Algorithm 1 takes the lower index.
-    /// Where packets may not use every link it is not the same: a stream on a link without packets leaves the others to them, and can
-    /// be better on a link that finishes later. Nor is the rule without a target: it looks at its own stream's end only and never saves
-    /// energy; Algorithm 1's maximum throughput is α = 1.
+    /// The rule's deadline is `max(L' / target, max_k c_k / r_k)` with `L' = L - P`; what it must be has all load, `L / T_target`. With this
+    /// target it is, and the outcome is as good *if the new stream and packets may use every link*: a cheaper link in time is never worse
+    /// than a dearer one, since packets can change places with the stream, and where the target is more than all links carry, they are
+    /// all full at the same energy wherever the stream is.
+    ///
+    /// - Of links that are equally good, as where packets fill them all, the rule takes the cheapest, Algorithm 1 that with the lowest index.
+    /// - The rule's times are rounded down to 2^-20 s: it may take a link that ends later than the deadline by less than that.
+    /// - Where packets are kept off a link the two differ: a stream there leaves the other links to them, and can be the better choice
+    ///   though it ends later.
+    /// - Without a target the rule looks at its own stream's end alone and saves no energy. Algorithm 1's maximum throughput is α = 1.
     pub fn connection_target(&self) -> Result<Rate, OperettaError> {
         let instance = self.instance()?;
-        let pool: f64 = instance.rate.iter().sum();
         let connections = instance.total - instance.packet;
         let share = if instance.total > 0.0 { connections / instance.total } else { 1.0 };
-        Ok(Rate::from_bps((instance.target.min(pool) * share * 8.0) as u64))
+        Ok(Rate::from_bps((instance.target * share * 8.0) as u64))
     }
 
     fn instance(&self) -> Result<Instance, OperettaError> {

@@ -15,7 +15,7 @@ const DUST: f64 = 1e-14;
 /// One decision's numbers. Links that are not there, or carry nothing, have rate 0.
 #[derive(Debug, Clone)]
 pub(super) struct Instance {
-    pub(super) rate: [f64; MAX_LINKS],
+    rate: [f64; MAX_LINKS],
     energy: [f64; MAX_LINKS],
     price: [f64; MAX_LINKS],
     /// Connection load that is there, `Σ L_i S_i x_ij` without the new stream.
