@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use braid_model::{Bytes, Direction, Time};
 
 use crate::event::Event;
-use crate::spread::{PacketScheduler, PathView};
+use crate::spread::PathView;
 use crate::tcp::{Ack, Answer, HANDSHAKE_WAIT, Kind, Packet, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
 use crate::world::World;
 
@@ -379,12 +379,12 @@ impl World<'_> {
             if chunk - sink.next() >= window {
                 break;
             }
-            let rotation = &mut self.rotations[side];
-            let Some(chosen) = rotation.choose(&paths) else { break };
+            let spreader = &mut self.spreaders[side];
+            let Some(chosen) = spreader.choose(&paths) else { break };
             if paths[chosen].queued >= paths[chosen].room.max(packets.ahead) {
                 break;
             }
-            rotation.commit(&paths, chosen);
+            spreader.commit(&paths, chosen);
             paths[chosen].queued += 1;
             stream.sources[side].take();
             let on = stream.connections.iter().find(|id| usize::from(self.connections[**id as usize].path.link) == chosen);

@@ -50,6 +50,6 @@ pub use scenario::{
 };
 pub use schedule::{LinkView, NewStream, Scheduler, View};
 pub use spread::{PacketScheduler, Packets, PathView, Spreading};
-pub use stats::{Counters, FlowOutcome, LinkOutcome, Outcome};
+pub use stats::{Counters, FlowOutcome, LinkOutcome, Outcome, Summary};
 pub use workload::{Arrivals, Class, Size};
 pub use world::{simulate, simulate_with};

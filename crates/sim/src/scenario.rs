@@ -268,6 +268,9 @@ impl Scenario {
         if self.servers.is_empty() {
             return bad("servers", "there is none", "give at least one");
         }
+        if self.servers.len() > usize::from(u16::MAX) {
+            return bad("servers", "there are more than 65,535", "let classes share some");
+        }
         if self.duration.is_zero() || self.duration > LONGEST || self.grace > LONGEST {
             return bad("duration", "it is zero, or it or the grace is above a year", "give a span in between");
         }

@@ -5,6 +5,7 @@ use braid_model::{Bytes, Direction, Power, Rate, Time};
 use braid_netem::Random;
 
 use crate::scenario::Scheduling;
+use crate::spread::{PacketScheduler, Packets, Rotation};
 
 /// One link as a scheduler sees it. Pairs are by [`Direction`]: down, up.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,6 +29,8 @@ pub struct View<'a> {
     pub links: &'a [LinkView],
     /// What packet-oriented streams are thought to have to move still, by direction.
     pub packet_load: [Bytes; 2],
+    /// The links that every packet-oriented stream may use.
+    pub packet_links: LinkMask,
     /// How full the battery is, 0 to 1.
     pub battery: Option<f64>,
 }
@@ -59,6 +62,11 @@ pub trait Scheduler {
     /// it all links weigh the same.
     fn weights(&self) -> Option<&[f64]> {
         None
+    }
+
+    /// What spreads packet-oriented streams over this many links; asked once for each direction, at the start.
+    fn packet_scheduler(&self, packets: &Packets, links: usize) -> Box<dyn PacketScheduler> {
+        Box::new(Rotation::new(packets.spreading, packets.late, links))
     }
 }
 

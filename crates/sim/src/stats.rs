@@ -125,6 +125,26 @@ impl Outcome {
         if bits > 0.0 { self.energy().get() / bits } else { 0.0 }
     }
 
+    /// The outcome in few numbers.
+    pub fn summary(&self) -> Summary {
+        let span = Duration::from_nanos(self.ran_ns);
+        let moved: Vec<Bytes> = self.links.iter().map(|link| link.goodput[0] + link.goodput[1]).collect();
+        let all = self.moved().get().max(1) as f64;
+        let classes = self.flows.iter().map(|flow| flow.class + 1).max().unwrap_or(0);
+        let count =
+            |class, ended: bool| self.flows.iter().filter(|flow| flow.class == class && (flow.end.is_some() || !ended)).count() as u64;
+        Summary {
+            goodput_bps: self.goodput().bps(),
+            link_goodput_bps: moved.iter().map(|moved| moved.per(span).bps()).collect(),
+            link_share: moved.iter().map(|moved| moved.get() as f64 / all).collect(),
+            energy_j: self.energy().get(),
+            energy_per_bit_j: self.energy_per_bit(),
+            started: (0..classes).map(|class| count(class, false)).collect(),
+            ended: (0..classes).map(|class| count(class, true)).collect(),
+            mean_time_ns: (0..classes).map(|class| self.mean_time(class).map(|mean| mean.as_nanos() as u64)).collect(),
+        }
+    }
+
     /// Flows of a class that ended, in the order they started.
     pub fn ended(&self, class: usize) -> impl Iterator<Item = &FlowOutcome> {
         self.flows.iter().filter(move |flow| flow.class == class && flow.end.is_some())
@@ -136,6 +156,27 @@ impl Outcome {
             self.ended(class).filter_map(FlowOutcome::took).fold((0u32, Duration::ZERO), |(n, sum), took| (n + 1, sum + took));
         total.checked_div(count)
     }
+}
+
+/// An outcome in few numbers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Goodput of all links and both directions, in bits per second.
+    pub goodput_bps: u64,
+    /// The same by link.
+    pub link_goodput_bps: Vec<u64>,
+    /// Each link's share of the payload, 0 to 1; zeros if nothing moved.
+    pub link_share: Vec<f64>,
+    /// What the links' activity took beyond being idle, in joules.
+    pub energy_j: f64,
+    /// Joules per bit of payload.
+    pub energy_per_bit_j: f64,
+    /// Flows that started, by class.
+    pub started: Vec<u64>,
+    /// Flows that ended, by class.
+    pub ended: Vec<u64>,
+    /// The mean time that those took, by class, in nanoseconds.
+    pub mean_time_ns: Vec<Option<u64>>,
 }
 
 /// Bins of time that fill up.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use braid_decide::connection::LinkMask;
 use braid_model::{Bytes, Direction};
 
 use crate::tcp::SEGMENT;
@@ -13,6 +14,7 @@ pub(crate) struct Stream {
     /// Its connections, one for a connection-oriented stream, else one for each link allowed.
     pub(crate) connections: Vec<u32>,
     pub(crate) spread: bool,
+    pub(crate) allowed: LinkMask,
     /// What it was thought to move, and which way mostly.
     pub(crate) expected: Bytes,
     pub(crate) direction: Direction,

@@ -16,7 +16,7 @@ use crate::math;
 use crate::pipe::Pipe;
 use crate::scenario::{Change, LoadKnowledge, Scenario, ScenarioError};
 use crate::schedule::{LinkView, NewStream, Scheduler, View, scheduler};
-use crate::spread::{PathView, Rotation};
+use crate::spread::{PacketScheduler, PathView};
 use crate::stats::{Counters, FlowOutcome, LinkBins, LinkOutcome, Outcome};
 use crate::stream::{Sink, Source, Stream};
 use crate::tcp::Packet;
@@ -61,7 +61,7 @@ pub(crate) struct World<'a> {
     pub(crate) connections: Vec<Connection>,
     pub(crate) free: Vec<u32>,
     /// The packet schedulers, by direction, and what they look at.
-    pub(crate) rotations: [Rotation; 2],
+    pub(crate) spreaders: [Box<dyn PacketScheduler>; 2],
     pub(crate) paths: Vec<PathView>,
     weights: Vec<f64>,
     views: Vec<LinkView>,
@@ -85,8 +85,8 @@ impl<'a> World<'a> {
             }
         }
         let links = scenario.links.len();
-        let packets = scenario.packets;
-        let rotation = Rotation::new(packets.spreading, packets.late, links);
+        let mut spreader = || scheduler.packet_scheduler(&scenario.packets, links);
+        let spreaders = [spreader(), spreader()];
         Self {
             scenario,
             scheduler,
@@ -103,7 +103,7 @@ impl<'a> World<'a> {
             flows: Vec::new(),
             connections: Vec::new(),
             free: Vec::new(),
-            rotations: [rotation.clone(), rotation],
+            spreaders,
             paths: Vec::new(),
             weights: vec![1.0 / links as f64; links],
             views: Vec::new(),
@@ -115,11 +115,12 @@ impl<'a> World<'a> {
 
     fn run(&mut self) {
         let end = Time::ZERO + self.scenario.duration;
-        for class in 0..self.scenario.workload.len() {
-            self.await_arrival(class);
-        }
+        // Changes come before the flows that start at the same moment.
         for (index, change) in self.scenario.changes.iter().enumerate() {
             self.queue.push(change.at, Event::Change(index as u32));
+        }
+        for class in 0..self.scenario.workload.len() {
+            self.await_arrival(class);
         }
         self.queue.push(Time::ZERO + self.scenario.bin, Event::Tick);
         if self.known.learns_capacity() {
@@ -308,6 +309,7 @@ impl<'a> World<'a> {
             spread,
             expected: new.demand,
             direction: new.direction,
+            allowed: new.allowed,
             moved: [Bytes::ZERO; 2],
             sources,
             sinks,
@@ -328,6 +330,7 @@ impl<'a> World<'a> {
     /// Asks the scheduler, and takes its weights.
     fn decide(&mut self, new: &NewStream, spread: bool) -> Option<usize> {
         let mut packet_load = [Bytes::ZERO; 2];
+        let mut packet_links = self.scenario.all_links();
         let mut views = std::mem::take(&mut self.views);
         views.clear();
         views.extend((0..self.scenario.links.len()).map(|link| LinkView {
@@ -348,11 +351,14 @@ impl<'a> World<'a> {
                     views[link].load[stream.direction as usize] += load;
                     views[link].flows += 1;
                 }
-                None => packet_load[stream.direction as usize] += load,
+                None => {
+                    packet_load[stream.direction as usize] += load;
+                    packet_links.0 &= stream.allowed.0;
+                }
             }
         }
         let battery = self.scenario.battery.is_some().then(|| self.battery_level());
-        let view = View { now: self.now, links: &views, packet_load, battery };
+        let view = View { now: self.now, links: &views, packet_load, packet_links, battery };
         let link = if spread {
             self.scheduler.packets(&view, new);
             None
@@ -433,7 +439,7 @@ impl<'a> World<'a> {
 
     fn outcome(mut self) -> Outcome {
         let ran = self.now.since(Time::ZERO);
-        if ran.as_nanos() % self.scenario.bin.as_nanos() != 0 {
+        if self.bins.iter().any(|bins| self.scenario.bin.as_nanos() * (bins.bins.len() as u128) < ran.as_nanos()) {
             self.close_bin();
         }
         for (flow, stream) in self.flows.iter_mut().zip(&self.streams) {

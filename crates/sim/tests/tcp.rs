@@ -47,15 +47,26 @@ fn one_flow_fills_a_link_with_payload() {
 }
 
 #[test]
-fn an_upload_fills_a_link_too_and_does_not_hinder_a_download() {
+fn an_upload_fills_a_link_too() {
     let rate = Rate::from_mbps(10);
     let link = LinkSpec::symmetric("a", rate, ms(30)).with_queue(bytes(60_000));
-    let up = Class::uploads("up", Arrivals::once(), Size::Endless);
-    let alone = run(&one_link(link.clone(), vec![up.clone()]));
-    assert!(share(&alone, Direction::Up, rate) > 0.93);
-    let both = run(&one_link(link, vec![up, endless("down")]));
-    let shares = [Direction::Up, Direction::Down].map(|direction| share(&both, direction, rate));
-    assert!(shares.iter().all(|share| *share > 0.8), "{shares:?}");
+    let outcome = run(&one_link(link, vec![Class::uploads("up", Arrivals::once(), Size::Endless)]));
+    assert!(share(&outcome, Direction::Up, rate) > 0.93);
+}
+
+#[test]
+fn both_directions_at_once_need_deeper_queues() {
+    // Acknowledgements wait behind data and come in clumps (Zhang, Shenker, Clark, SIGCOMM 1991): more so the smaller the queue.
+    let rate = Rate::from_mbps(10);
+    let shares = |queue| {
+        let link = LinkSpec::symmetric("a", rate, ms(30)).with_queue(bytes(queue));
+        let both = vec![Class::uploads("up", Arrivals::once(), Size::Endless), endless("down")];
+        let outcome = run(&one_link(link, both));
+        [Direction::Up, Direction::Down].map(|direction| share(&outcome, direction, rate))
+    };
+    let (small, deep) = (shares(40_000), shares(300_000));
+    assert!(small.iter().all(|share| (0.6..0.85).contains(share)), "{small:?}");
+    assert!(deep.iter().all(|share| *share > 0.85), "{deep:?}");
 }
 
 #[test]

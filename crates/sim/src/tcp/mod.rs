@@ -2,8 +2,8 @@
 //!
 //! Modelled: the handshake and its repetition, slow start from ten segments (RFC 6928), CUBIC (RFC 9438) or Reno (RFC 5681), loss
 //! found by selective acknowledgements (RFC 6675) and lost retransmissions by time (RFC 8985), the retransmission timer with backoff
-//! (RFC 6298), delayed acknowledgements (RFC 1122), the receiver's window, the first retransmission at once.
-//! Left out: HyStart, tail loss probes, pacing, undoing a needless reduction, path MTU. All segments but a stream's last are full.
+//! (RFC 6298), timeouts found to be needless by timestamps (RFC 3522), delayed acknowledgements (RFC 1122), the receiver's window.
+//! Left out: HyStart, tail loss probes, pacing, path MTU. All segments but a stream's last are full.
 
 mod cubic;
 mod receiver;

@@ -69,6 +69,8 @@ pub(crate) struct Sender {
     recovery: Option<(Recovery, u32)>,
     /// The next retransmission goes whatever the window says (RFC 6675, 5 (4.3)).
     forced: bool,
+    /// When the last timer ran out, and the window before that, until it is known whether it did so needlessly.
+    doubt: Option<(Time, Window)>,
     window: Window,
     control: Control,
     receive_window: u32,
@@ -90,6 +92,7 @@ impl Sender {
             resent: VecDeque::new(),
             recovery: None,
             forced: false,
+            doubt: None,
             window: Window { size: f64::from(config.initial_window), threshold: f64::INFINITY },
             control: Control::new(config.congestion),
             receive_window: u32::try_from(config.receive_window.get() / SEGMENT.get()).unwrap_or(u32::MAX).max(1),
@@ -153,6 +156,9 @@ impl Sender {
         let used = self.in_flight;
         self.round_trip.sample(now.since(ack.echo));
         let advanced = self.take_in_order(ack.next);
+        if advanced > 0 {
+            self.undo_needless_timeout(ack.echo);
+        }
         for (from, to) in ack.ranges {
             self.take_range(from, to);
         }
@@ -176,6 +182,23 @@ impl Sender {
             self.window.threshold = self.control.reduced(&self.window);
             self.window.size = self.window.threshold;
         }
+    }
+
+    /// What was sent before the timer ran out was acknowledged after all: nothing was lost (Eifel, RFC 3522 and RFC 4015).
+    fn undo_needless_timeout(&mut self, echo: Time) {
+        let Some((at, window)) = self.doubt.take() else { return };
+        if echo >= at {
+            return;
+        }
+        self.window = window;
+        self.recovery = None;
+        self.forced = false;
+        for sent in self.sent.iter_mut().filter(|sent| sent.wants_resending()) {
+            sent.lost = false;
+            self.in_flight += 1;
+        }
+        self.to_resend = 0;
+        self.examined = self.first;
     }
 
     /// Drops what was acknowledged in order; gives how many segments that were.
@@ -282,7 +305,8 @@ impl Sender {
 
     /// Nothing came for too long: all that is not known to have arrived counts as lost (RFC 6298, 5).
     pub(crate) fn on_timeout(&mut self, now: Time) {
-        if self.recovery.is_none_or(|(kind, _)| kind == Recovery::Fast) || self.first >= self.recovery.map_or(0, |(_, point)| point) {
+        if !matches!(self.recovery, Some((Recovery::Timeout, _))) {
+            self.doubt = Some((now, self.window));
             self.window.threshold = self.control.reduced(&self.window);
         }
         self.window.size = 1.0;
@@ -437,6 +461,18 @@ mod tests {
         assert_eq!(waits, [2, 4, 8]);
         sender.on_ack(Time::from_millis(8000), &ack(1, &[], 7000));
         assert_eq!(fill(&mut sender, Time::from_millis(8000)), [1, 2]);
+    }
+
+    #[test]
+    fn a_timeout_that_came_too_early_is_undone() {
+        let mut sender = sender(Congestion::Reno);
+        fill(&mut sender, Time::ZERO);
+        let due = sender.deadline().unwrap();
+        sender.on_timeout(due);
+        assert_eq!(fill(&mut sender, due), [0]);
+        sender.on_ack(Time::from_millis(1010), &ack(2, &[], 0));
+        assert_eq!(fill(&mut sender, Time::from_millis(1010)), [10, 11], "and not 2 again");
+        assert_eq!((sender.window.size, sender.in_flight()), (10.0, 10));
     }
 
     #[test]
