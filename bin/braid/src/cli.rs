@@ -192,7 +192,13 @@ pub(crate) enum Sim {
     },
     /// Compute the fairest rates for flows and links, and what miDRR makes of them packet by packet.
     #[command(after_help = FAIR_FORMAT)]
-    Fair(Instance),
+    Fair {
+        #[command(flatten)]
+        instance: Instance,
+        /// Run miDRR with counters in place of the thesis's service flags, which are not always fair.
+        #[arg(long)]
+        counters: bool,
+    },
     /// Choose a stream's link, and packets' shares, as OPERETTA does.
     #[command(after_help = OPERETTA_FORMAT)]
     Operetta(Instance),

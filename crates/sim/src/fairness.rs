@@ -81,15 +81,15 @@ pub const PACKETS_LIMIT: u128 = 200_000_000;
 /// What share of a run is left out of its rates, since a scheduler needs some time to settle: one part of so many.
 const PARTS: usize = 10;
 
-/// What `braid sim fair` answers: exact rates and clusters, and miDRR's (with the thesis's service bit) rates in a run packet by packet,
-/// of which the first tenth is left out.
+/// What `braid sim fair` answers: exact rates and clusters, and miDRR's rates in a run packet by packet, of which the first tenth is left
+/// out. `flags` is miDRR's variant: the thesis's service flags, or counters.
 ///
 /// # Errors
 ///
 /// [`InstanceError`] if the run would send more than [`PACKETS_LIMIT`] packets, or weights are too different for a scheduler.
-pub fn solve_instance(instance: &Instance) -> Result<Report, InstanceError> {
+pub fn solve_instance(instance: &Instance, flags: Flags) -> Result<Report, InstanceError> {
     let refuse = |field: &str, reason: String| InstanceError { field: field.to_owned(), reason };
-    let queueing = queueing_of(instance);
+    let queueing = queueing_of(instance, flags);
     let packets = expected_packets(instance);
     if packets > PACKETS_LIMIT {
         let limit = PACKETS_LIMIT / 1_000_000;
@@ -102,7 +102,7 @@ pub fn solve_instance(instance: &Instance) -> Result<Report, InstanceError> {
     Ok(instance.report(&exact, &clusters(&problem, &exact, 1e-9), Some(&rates)))
 }
 
-fn queueing_of(instance: &Instance) -> Queueing {
+fn queueing_of(instance: &Instance, flags: Flags) -> Queueing {
     let flow = |flow: &NamedFlow| QueuedFlow {
         weight: flow.weight,
         links: flow.links.iter().copied().collect(),
@@ -116,7 +116,7 @@ fn queueing_of(instance: &Instance) -> Queueing {
     Queueing {
         links: instance.links.iter().map(|link| link.capacity).collect(),
         flows,
-        discipline: Discipline::Midrr(Flags::Bit),
+        discipline: Discipline::Midrr(flags),
         // So that even the least weight's turn has room for the largest packet, as deficit round robin wants it.
         quantum: Bytes::new((largest.get() as f64 / least).ceil() as u64),
         duration: instance.duration,
@@ -434,12 +434,12 @@ mod tests {
                      {"name":"b","weight":2,"links":["1","2"],"demand_bps":null,"packet_bytes":1500},
                      {"name":"c","weight":1,"links":["2"],"demand_bps":1000000,"packet_bytes":500}],
             "duration_s":20,"seed":1}"#;
-        let report = solve_instance(&serde_json::from_str(text).unwrap()).unwrap();
+        let report = solve_instance(&serde_json::from_str(text).unwrap(), Flags::Bit).unwrap();
         assert_eq!((report.rates_bps["a"], report.rates_bps["b"]), (3e6, 9e6));
         let midrr = report.midrr.unwrap();
         assert!(midrr.max_relative_deviation < 0.01, "{midrr:?}");
         let long = text.replace("\"duration_s\":20", "\"duration_s\":86400").replace("\"packet_bytes\":500", "\"packet_bytes\":1");
-        let error = solve_instance(&serde_json::from_str(&long).unwrap()).unwrap_err();
+        let error = solve_instance(&serde_json::from_str(&long).unwrap(), Flags::Bit).unwrap_err();
         assert_eq!(error.field, "duration_s");
     }
 

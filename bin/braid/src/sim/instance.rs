@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use braid_decide::fair;
+use braid_decide::midrr::Flags;
 use braid_decide::operetta::{InstanceResult, solve_instance};
 use braid_model::Rate;
 use braid_sim::fairness;
@@ -18,12 +19,12 @@ use crate::table::{Page, cell, numbers, percent, words};
 const MOST: u64 = 64 << 20;
 
 /// `braid sim fair`.
-pub(super) fn fair(wanted: &Instance) -> anyhow::Result<ExitCode> {
+pub(super) fn fair(wanted: &Instance, flags: Flags) -> anyhow::Result<ExitCode> {
     let instance: fair::instance::Instance = match serde_json::from_str(&read(&wanted.instance)?) {
         Ok(instance) => instance,
         Err(error) => return Ok(refuse(&wanted.instance, &error)),
     };
-    match fairness::solve_instance(&instance) {
+    match fairness::solve_instance(&instance, flags) {
         Ok(report) => crate::print(wanted.json, &report, show_fair)?,
         Err(error) => return Ok(refuse(&wanted.instance, &error)),
     }

@@ -53,7 +53,7 @@
 //!   [`Samples::gain`], which compares run by run, to comparing two means.
 //! - `measure` must be a function of its arguments; points are measured on many cores, in any order. Only an experiment that is
 //!   [`Sampling::Timed`] may look at [`Run::clock`].
-//! - An [`Sample`] has numbers by name and curves by name (a rate over time, samples for a distribution).
+//! - A [`Sample`] has numbers by name and curves by name (a rate over time, a distribution).
 //! - Verdicts come in the order of [`About::claims`], one each. Where something differs from the paper, say why.
 //! - Names of charts become file names: `NAME.svg` for an empty name, else `NAME-CHART.svg`. Text is Markdown without tables.
 
