@@ -75,14 +75,14 @@ fn regression_one_bit_forgets_turns() {
     assert!(near(&counted, &[2.5, 2.5], 0.005), "{counted:?}");
 }
 
-/// Link 1's turn of a lives on the quantum that link 2's turns of a bring, and b never has one.
+/// Link 1's turn of a lives on the quantum that link 2's turns of a bring, and b never has one: link 2 begins a little before link 1.
 #[test]
 fn regression_a_shared_deficit_counter_starves() {
-    let world = World { seed: 1410, ..world(&[6.0, 3.0], &[(3.0, 0b11), (3.0, 0b01)]) };
+    let world = world(&[6.0, 3.0], &[(3.0, 0b11), (3.0, 0b01)]);
     assert!(near(&max_min(&world), &[4.5, 4.5], 1e-9));
     let together = |flags| -> Vec<f64> {
         let mut run = Run::new(&world, flags);
-        run.free = vec![0.0, 0.0005];
+        run.free = vec![0.001, 0.0];
         run.until(100.0).iter().map(|sent| *sent as f64 / 100.0).collect()
     };
     let bit = together(Flags::Bit);
@@ -129,7 +129,7 @@ fn counted_rates_are_max_min() {
 #[test]
 #[ignore = "takes minutes: run with --release --ignored"]
 fn counted_rates_are_max_min_on_a_thousand_worlds() {
-    check_random_worlds(0..1000, 300.0);
+    check_random_worlds(0..1000, 1000.0);
 }
 
 fn check_random_worlds(seeds: std::ops::Range<u64>, rounds: f64) {
@@ -144,21 +144,37 @@ fn check_random_worlds(seeds: std::ops::Range<u64>, rounds: f64) {
     assert!(within_by_bit < seeds.end - seeds.start, "one bit was enough everywhere");
 }
 
-/// Every pair at all times: the bounds of the module's documentation, with the counter's largest count for K.
+/// Every pair at all times, against the bound of the module's documentation for 4 bits, and against four times the thesis's, which no pair
+/// of a thousand worlds exceeded.
 #[test]
 fn counted_service_stays_within_its_bounds() {
     for seed in 0..8 {
         let world = random_world(seed);
         let exact = max_min(&world);
         let slowest = exact.iter().zip(&world.flows).map(|(rate, flow)| rate / flow.weight).fold(f64::INFINITY, f64::min);
-        let drift = drift(&world, Flags::COUNTED, 100.0 * 1500.0 / slowest);
+        let drift = drift(&world, Flags::Counter { bits: 4 }, 100.0 * 1500.0 / slowest);
         let (quantum, largest) = (1500.0, 1500.0);
+        let unused = |flow: usize| {
+            let links = f64::from(world.flows[flow].links.count_ones());
+            links * quantum + links * (links + 1.0) / 2.0 * largest
+        };
         for pair in drift.pairs() {
-            let links = world.flows[pair.i].links.count_ones() + world.flows[pair.j].links.count_ones();
-            let bound = 31.0 * quantum + f64::from(links) * (quantum + largest);
+            let proven = 31.0 * quantum + unused(pair.i) + unused(pair.j);
+            let bound = proven.min(4.0 * (quantum + 2.0 * largest));
             assert!(pair.behind < bound && (!pair.same || pair.ahead < bound), "seed {seed}: {} {}", pair.i, pair.j);
         }
     }
+}
+
+/// Where no flow is served by two links of its cluster, the thesis's bit is enough.
+#[test]
+fn one_bit_is_enough_for_clusters_of_one_link() {
+    // Flow a may use both links, and has more on the first than the second could give it.
+    let world = world(&[10.0, 2.0], &[(1.0, 0b11), (2.0, 0b01), (3.0, 0b10), (1.0, 0b10)]);
+    let exact = [10.0 / 3.0, 20.0 / 3.0, 1.5, 0.5];
+    assert!(near(&max_min(&world), &exact, 1e-9));
+    let rates = long_run(&world, Flags::Bit, 1000.0);
+    assert!(near(&rates, &exact, 0.005), "{rates:?}");
 }
 
 #[test]
@@ -204,6 +220,23 @@ fn a_link_added_later_is_used() {
         assert_eq!(granted, flows.iter().copied().filter(|flow| *flow != flows[7]).collect::<Vec<_>>());
         assert_eq!(midrr.next(1), None);
     }
+}
+
+#[test]
+fn a_flow_that_loses_its_fast_link_waits_unless_its_turns_are_forgotten() {
+    // Which flow the slow link serves next, after the fast one served flow 0 a thousand times and went.
+    let rounds_without = |forget: bool| {
+        let mut midrr = Midrr::new(2, Bytes::new(1500), Flags::COUNTED).unwrap();
+        let flows = [0b11, 0b10].map(|links| midrr.add_flow(1.0, LinkSet(links)).unwrap());
+        flows.iter().for_each(|flow| midrr.set_head(*flow, Some(Bytes::new(1500))).unwrap());
+        (0..1000).for_each(|_| assert_eq!(midrr.next(0).unwrap().flow, flows[0]));
+        if forget {
+            midrr.forget();
+        }
+        (0..1000).take_while(|_| midrr.next(1).unwrap().flow == flows[1]).count()
+    };
+    assert_eq!(rounds_without(false), 63);
+    assert_eq!(rounds_without(true), 0);
 }
 
 #[test]
@@ -267,7 +300,7 @@ proptest! {
                     let link = random.up_to(links as u64 - 1) as usize;
                     let waits = |key: &_| flows[key].is_some() && sets[key].contains(link);
                     match midrr.next(link) {
-                        None => prop_assert!(!flows.keys().any(|key| waits(key))),
+                        None => prop_assert!(!flows.keys().any(waits)),
                         Some(grant) => {
                             prop_assert!(waits(&grant.flow));
                             prop_assert_eq!(flows[&grant.flow], Some(grant.size));
