@@ -2,12 +2,11 @@
 
 mod support;
 
-use std::collections::BTreeMap;
-
-use braid_decide::midrr::{Flags, LinkSet, Midrr, MidrrError};
+use braid_decide::midrr::{Flags, FlowKey, Grant, LinkSet, Midrr, MidrrError};
 use braid_model::Bytes;
 use braid_netem::Random;
 use proptest::prelude::*;
+use support::literal::Literal;
 use support::{Drift, FlowSpec, Run, World, deviation, long_run, max_min, random_world};
 
 const MBPS: f64 = 125_000.0;
@@ -262,52 +261,57 @@ fn what_cannot_be_is_refused_with_the_remedy() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Flows, weights, Π and queues that change in any way: a grant is always a head of a flow that may use the link, and no link stays
-    /// idle while such a flow waits.
+    /// Flows, weights, Π and queues that change in any way: every decision is the literal algorithm's. So a grant is always a
+    /// head of a flow that may use the link, and no link stays idle while such a flow waits.
     #[test]
-    fn work_is_conserved_and_preferences_hold(seed: u64, links in 1usize..=64, bits in 1u32..=8, literal: bool) {
-        let flags = if literal { Flags::Bit } else { Flags::Counter { bits } };
+    fn decisions_are_the_literal_algorithms(seed: u64, links in 1usize..=64, bits in 1u32..=8, bit: bool, many: bool) {
+        let flags = if bit { Flags::Bit } else { Flags::Counter { bits } };
         let mut midrr = Midrr::new(links, Bytes::new(1500), flags).unwrap();
+        let mut literal = Literal::new(links, 1500, flags);
         let mut random = Random::new(seed);
-        let mut flows = BTreeMap::new();
-        let mut sets = BTreeMap::new();
-        for _ in 0..600 {
-            let known: Vec<_> = flows.keys().copied().collect();
-            let some = known.get(random.up_to(known.len().max(1) as u64 - 1) as usize).copied();
-            match (random.up_to(9), some) {
-                (0..=2, _) | (_, None) => {
-                    let set = LinkSet(random.next() & random.next());
-                    let key = midrr.add_flow(1.0 + random.up_to(9) as f64, set).unwrap();
-                    flows.insert(key, None);
-                    sets.insert(key, set);
+        let mut flows: Vec<(FlowKey, usize)> = Vec::new();
+        let set = |random: &mut Random| random.next() & random.next();
+        let head = |random: &mut Random| (random.up_to(3) > 0).then(|| random.up_to(9000));
+        for step in 0..1500 {
+            let some = random.up_to(flows.len().max(1) as u64 - 1) as usize;
+            let dice = if many && step < 200 { 0 } else { random.up_to(39) };
+            match (dice, flows.get(some).copied()) {
+                (0, _) | (_, None) => {
+                    let (weight, links, head) = (1 + random.up_to(9), set(&mut random), head(&mut random));
+                    let flow = (midrr.add_flow(weight as f64, LinkSet(links)).unwrap(), literal.add(weight, links));
+                    flows.push(flow);
+                    midrr.set_head(flow.0, head.map(Bytes::new)).unwrap();
+                    literal.set_head(flow.1, head);
                 }
-                (3, Some(key)) => {
+                (1, Some((key, slot))) => {
                     midrr.remove_flow(key).unwrap();
-                    flows.remove(&key);
+                    literal.remove(slot);
+                    flows.swap_remove(some);
                 }
-                (4, Some(key)) => {
-                    let set = LinkSet(random.next() & random.next());
-                    midrr.set_links(key, set).unwrap();
-                    sets.insert(key, set);
+                (2, Some((key, slot))) => {
+                    let links = set(&mut random);
+                    midrr.set_links(key, LinkSet(links)).unwrap();
+                    literal.set_links(slot, links);
                 }
-                (5, Some(key)) => midrr.set_weight(key, 1.0 + random.up_to(9) as f64).unwrap(),
-                (6, Some(key)) => {
-                    let head = (random.up_to(3) > 0).then(|| Bytes::new(random.up_to(9000)));
-                    midrr.set_head(key, head).unwrap();
-                    flows.insert(key, head);
+                (3, Some((key, slot))) => {
+                    let weight = 1 + random.up_to(9);
+                    midrr.set_weight(key, weight as f64).unwrap();
+                    literal.set_weight(slot, weight);
+                }
+                (4..=7, Some((key, slot))) => {
+                    let head = head(&mut random);
+                    midrr.set_head(key, head.map(Bytes::new)).unwrap();
+                    literal.set_head(slot, head);
                 }
                 _ => {
                     let link = random.up_to(links as u64 - 1) as usize;
-                    let waits = |key: &_| flows[key].is_some() && sets[key].contains(link);
-                    match midrr.next(link) {
-                        None => prop_assert!(!flows.keys().any(waits)),
-                        Some(grant) => {
-                            prop_assert!(waits(&grant.flow));
-                            prop_assert_eq!(flows[&grant.flow], Some(grant.size));
-                            let head = (random.up_to(1) > 0).then(|| Bytes::new(random.up_to(9000)));
-                            midrr.set_head(grant.flow, head).unwrap();
-                            flows.insert(grant.flow, head);
-                        }
+                    let (grant, want) = (midrr.next(link), literal.next(link));
+                    let named = |grant: Grant| flows.iter().find(|(key, _)| *key == grant.flow).map(|(_, slot)| *slot);
+                    prop_assert_eq!(grant.and_then(named), want);
+                    if let (Some(grant), Some(slot)) = (grant, want) {
+                        let head = head(&mut random);
+                        midrr.set_head(grant.flow, head.map(Bytes::new)).unwrap();
+                        literal.set_head(slot, head);
                     }
                 }
             }

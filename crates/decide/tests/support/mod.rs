@@ -1,5 +1,7 @@
 //! Small worlds of always backlogged flows, what they should get (exact), and what a scheduler gives them (packet by packet).
 
+pub(crate) mod literal;
+
 use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr};
 use braid_model::Bytes;
 use braid_netem::Random;
