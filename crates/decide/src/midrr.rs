@@ -23,45 +23,49 @@
 //!
 //! # Readings of the algorithm
 //!
-//! The algorithm chooses a link's next flow when the last packet of a turn is handed over; here it is chosen when the link can send again, so
-//! that the newest flags count. "Next" is the order of slots, not of arrival: a flow that runs empty and returns keeps its place, and has
-//! at most one turn a round. Flags outlive an empty queue, else a flow that empties its queue with each packet would never be passed over.
+//! The algorithm chooses a link's next flow when the last packet of a turn is handed over; here it is chosen when the link can send again,
+//! so that the newest flags count (long-run rates are no better or worse for it, nor are the findings below). "Next" is the order of slots, not
+//! of arrival: a flow that runs empty and returns keeps its place, and has at most one turn a round. Flags outlive an empty queue, else a
+//! flow that empties its queue with each packet would never be passed over.
 //!
 //! # What the thesis's proof misses
 //!
-//! Theorem 8 (miDRR is max-min fair) rests on Lemmas 9 and 10, and these on "it means flow i has been served once or more" and
-//! "|m_i - m_j| = 1". Two things break them, and neither goes away with time:
+//! Theorem 8 (miDRR is max-min fair) rests on Lemmas 9 and 10, and these on "flow i has been served once or more" and "|m_i - m_j| = 1".
+//! Two things break them, and neither goes away with time:
 //!
 //! 1. **One bit forgets.** When other links give a flow two turns between two visits of link j, j passes it over once, not twice.
 //!    Links of 2 and 3 Mb/s, packets of one quantum, flow a on both links and b on the second, equal weights: max-min is 2.5 and 2.5 Mb/s,
 //!    [`Flags::Bit`] gives 3 and 2 for ever. Between two visits of a by link 2, which serves a and b in turn, link 1 starts one turn of
 //!    a or two, and two count as one. The lead of a, which Lemma 10 bounds by Q' + 2 MaxSize, grows without bound.
 //! 2. **One deficit counter is shared by several turns.** Lemma 8 counts turns one after another. On links of 6 and 3 Mb/s, flow a on
-//!    both and b on the first, weights 3 and packets of Q: link 1's turn of a lives on the quantum that link 2's turns bring, and, since both
-//!    links keep step, never ends: b gets nothing, where max-min gives both 4.5 Mb/s.
+//!    both and b on the first, weights 3 and packets of Q, link 2 first by less than a packet: link 1's turn of a lives on the quantum that
+//!    link 2's turns bring and, since both links keep step, never ends. b gets nothing, where max-min gives both 4.5 Mb/s.
 //!
-//! Lemma 9's bound is also too tight by one quantum even for a single flag: an interval may begin after i's turn and end after j's.
+//! Lemma 9's bound is also too tight by one quantum even where the flag suffices: an interval may begin after i's turn and end after j's.
+//! The flag suffices where no flow is served by two links of its cluster, and seldom elsewhere (below).
 //!
-//! [`Flags::Counter`] repairs both at the same cost: a counter in place of the flag, so that each turn elsewhere is passed over once, and a
-//! turn's credit is kept with the link that gives the turn; what is left at its end goes back to the flow's deficit. While no counter is full,
-//! the turns `T_i` of flow i on all links and the visits `v_ij` of link j keep `T_i = v_ij + c_ij`, c_ij being the counter, and visits
-//! to two flows of one round differ by at most one. So with K the largest count reached and l_i the number of flow i's links,
+//! [`Flags::Counter`] repairs both at little more cost: a counter in place of the flag, so that each turn elsewhere is passed over once, and a
+//! turn's credit is kept with the link that gives the turn; what is left at its end goes back to the flow's deficit. While no counter is
+//! full, the turns `T_i` of flow i on all links, the visits `v_ij` it had from link j and the counter `c_ij` keep
+//! `T_i = v_ij + c_ij` (up to a constant): a turn by j adds to T and v, one elsewhere to T and c, passing over adds to v and takes from c. Visits to two
+//! flows of one round differ by at most one. So with K the largest count reached and l_i the number of flow i's links, for weights from 1,
 //!
-//! `|FM_{i→j}| < (1 + 2K) Q' + (l_i + l_j) (Q' + MaxSize)` for flows both served by one link (Lemma 10), and the same below for Lemma 9,
+//! `|FM_{i→j}| < (1 + 2K) Q' + w_i + w_j`, where `w_i = l_i Q' + l_i (l_i + 1) / 2 MaxSize` bounds credit given and not yet used,
 //!
-//! which bounds the unfairness of any interval, so rates are max-min in the long run. A counter fills only where a flow
-//! is faster elsewhere, and there it should be passed over. K also bounds what the past costs: a flow that loses its fast link is
-//! passed over at most K times, and [`Midrr::forget`] spares it that.
+//! for flows both served by one link (Lemma 10), and the same from below for Lemma 9. That bounds the unfairness of any
+//! interval, so rates are max-min in the long run. A counter should fill only where a flow is faster elsewhere, and there it should be passed
+//! over; too narrow a counter also fills where turns come in bursts, and forgets as the bit does. K also bounds what the past
+//! costs: a flow that loses its fast link is passed over at most K times, and [`Midrr::forget`] spares it that.
 //!
-//!
+//! SURVEY
 //! # Cost
 //!
-//! Flags are bit matrices in blocks of 64 flows, counters the same in bit planes, so passing over any number of flows of a block takes a few
-//! word operations. With n flows, m links and b bits a decision within a turn is O(1); a new turn takes O(b m) word operations on
-//! neighbouring words to count it on the other links, and O(b) for each block with ready flows that is passed. A block is passed
-//! whole only if all its ready flows were flagged, that is after as many turns elsewhere: amortised O(b (1 + m/64)) a turn,
-//! whatever n. Worst case, all flows flagged: O(2^b (n/64) b). A head larger than the flow's quantum takes as many turns as it needs.
-//! Memory: 8 b + 8 bytes for 64 flows and one link.
+//! Flags are bit matrices in blocks of 64 flows, counters the same in b bit planes. With n flows and m links, a decision within a turn is O(1).
+//! A new turn counts itself on the other links, eight at a time: O(b m / 8) operations on neighbouring words. It then passes over flows
+//! flagged: O(b) for each block of 64, however many of them. A flow is passed over only after a turn elsewhere, so that is
+//! amortised O(b (1 + m / 64)) a turn in dense blocks and O(b m) at worst (blocks of one ready flow each), whatever n. A
+//! single decision with all flows flagged K times takes O(K b n / 64). A head larger than its flow's quantum takes as many turns as it needs.
+//! Memory: 8 (b + 1) bytes for each link and 64 flows.
 
 use braid_model::Bytes;
 use thiserror::Error;
@@ -79,6 +83,8 @@ pub const MAX_HEAD: Bytes = Bytes::new(1 << 24);
 const FRACTION: u32 = 10;
 /// Flows per block: one bit each in a word.
 const BLOCK: usize = 64;
+/// Links whose counters lie side by side and are counted up at once.
+const LANES: usize = 8;
 const NOBODY: u32 = u32::MAX;
 
 /// A set of links by index, 0 to 63: a row of the interface preferences Π.
@@ -120,8 +126,8 @@ pub enum Flags {
 }
 
 impl Flags {
-    /// The counter to use: wide enough for links that differ tenfold, and forgetting within fifteen rounds.
-    pub const COUNTED: Self = Self::Counter { bits: 4 };
+    /// The counter to use: never too narrow in a thousand random instances, and forgetting within 63 rounds.
+    pub const COUNTED: Self = Self::Counter { bits: 6 };
 }
 
 /// A flow of one scheduler, until it is removed.
@@ -175,8 +181,8 @@ pub struct Midrr {
     vacant: Vec<u32>,
     /// By block and link: which of the block's flows are backlogged and may use the link.
     ready: Vec<u64>,
-    /// By block, plane and link: one bit of each flow's service counter.
-    counters: Vec<u64>,
+    /// By block, group of links and plane, then by link: one bit of each flow's service counter.
+    counters: Vec<[u64; LANES]>,
     rings: Vec<Ring>,
 }
 
@@ -239,7 +245,7 @@ impl Midrr {
         let flow = &mut self.flows[slot as usize];
         *flow = Flow { generation: flow.generation, present: true, links: links.0, quantum, deficit: 0, head: None };
         let generation = flow.generation;
-        self.forget_turns(slot as usize, u64::MAX);
+        self.forget_turns(slot as usize);
         Ok(FlowKey { slot, generation })
     }
 
@@ -265,7 +271,7 @@ impl Midrr {
         let flow = self.flow(key)?;
         let old = std::mem::replace(&mut flow.links, links.0);
         let backlogged = flow.head.is_some();
-        self.forget_turns(key.slot as usize, u64::MAX);
+        self.forget_turns(key.slot as usize);
         self.enter(key.slot as usize, 0, old & !links.0);
         if backlogged {
             self.enter(key.slot as usize, links.0, 0);
@@ -297,13 +303,18 @@ impl Midrr {
         if new > MAX_LINKS {
             return Err(MidrrError::Links(new));
         }
-        let widen = |words: &[u64]| -> Vec<u64> {
-            let rows = words.chunks(old.max(1));
-            rows.flat_map(|row| row.iter().copied().chain(std::iter::once(0))).collect()
-        };
         let blocks = self.flows.len().div_ceil(BLOCK);
-        self.ready = if old == 0 { vec![0; blocks] } else { widen(&self.ready) };
-        self.counters = if old == 0 { vec![0; blocks * self.planes] } else { widen(&self.counters) };
+        let mut ready = vec![0; blocks * new];
+        for (row, to) in self.ready.chunks(old.max(1)).zip(ready.chunks_mut(new)) {
+            to[..old].copy_from_slice(&row[..old]);
+        }
+        self.ready = ready;
+        let (size, wider) = (self.groups() * self.planes, new.div_ceil(LANES) * self.planes);
+        let mut counters = vec![[0; LANES]; blocks * wider];
+        for (row, to) in self.counters.chunks(size.max(1)).zip(counters.chunks_mut(wider)) {
+            to[..size].copy_from_slice(&row[..size]);
+        }
+        self.counters = counters;
         self.rings.push(Ring { current: NOBODY, credit: 0, next: 0, busy: vec![0; blocks.div_ceil(BLOCK)] });
         self.links = new;
         for slot in 0..self.flows.len() {
@@ -317,7 +328,7 @@ impl Midrr {
     /// Forgets who was served where. To be called when a link went, came or changed its rate much, so that no flow waits for turns it had
     /// on a link that is no longer what it was. A link that is down needs nothing else: it does not ask.
     pub fn forget(&mut self) {
-        self.counters.fill(0);
+        self.counters.fill([0; LANES]);
     }
 
     /// `link` can send now: whose head goes? `None` if no flow that may use it has anything.
@@ -346,7 +357,7 @@ impl Midrr {
 
     /// MIDRR-CHECK-NEXT: the next ready flow in `link`'s round that had no turn elsewhere since it was last considered.
     fn advance(&mut self, link: usize) -> Option<usize> {
-        let (links, planes) = (self.links, self.planes);
+        let (links, planes, groups) = (self.links, self.planes, self.groups());
         let ring = &mut self.rings[link];
         let mut block = ring.next / BLOCK;
         let mut mask = u64::MAX << (ring.next % BLOCK);
@@ -357,15 +368,16 @@ impl Midrr {
                 mask = u64::MAX;
                 continue;
             }
-            let counters = &mut self.counters[block * planes * links..(block + 1) * planes * links];
-            let served = (0..planes).fold(0, |any, plane| any | counters[plane * links + link]);
+            let first = (block * groups + link / LANES) * planes;
+            let counters = &mut self.counters[first..first + planes];
+            let lane = link % LANES;
+            let served = counters.iter().fold(0, |any, plane| any | plane[lane]);
             let free = ready & !served;
             let passed = if free == 0 { ready } else { ready & ((free & free.wrapping_neg()) - 1) };
             let mut borrow = passed & served;
-            for plane in 0..planes {
-                let word = &mut counters[plane * links + link];
-                let old = *word;
-                *word ^= borrow;
+            for plane in counters {
+                let old = plane[lane];
+                plane[lane] ^= borrow;
                 borrow &= !old;
             }
             if free != 0 {
@@ -386,26 +398,14 @@ impl Midrr {
         if self.own_turns {
             self.rings[link].credit = std::mem::take(&mut flow.deficit);
         }
-        let (block, links, planes) = (slot / BLOCK, self.links, self.planes);
-        let bit = 1 << (slot % BLOCK);
-        let counters = &mut self.counters[block * planes * links..(block + 1) * planes * links];
-        if planes == 1 {
-            let own = counters[link];
-            counters.iter_mut().for_each(|word| *word |= bit);
-            counters[link] = own;
-            return;
-        }
-        for other in (0..links).filter(|other| *other != link) {
-            if (0..planes).all(|plane| counters[plane * links + other] & bit != 0) {
-                continue;
+        let (groups, planes, bit) = (self.groups(), self.planes, 1 << (slot % BLOCK));
+        let first = slot / BLOCK * groups * planes;
+        for (group, counters) in self.counters[first..first + groups * planes].chunks_exact_mut(planes).enumerate() {
+            let mut carries = [bit; LANES];
+            if group == link / LANES {
+                carries[link % LANES] = 0;
             }
-            let mut carry = bit;
-            for plane in 0..planes {
-                let word = &mut counters[plane * links + other];
-                let old = *word;
-                *word ^= carry;
-                carry &= old;
-            }
+            count_up(counters, carries);
         }
     }
 
@@ -431,15 +431,17 @@ impl Midrr {
         }
     }
 
-    /// Zeroes a flow's service counters on `links`.
-    fn forget_turns(&mut self, slot: usize, links: u64) {
-        let (block, bit) = (slot / BLOCK, 1u64 << (slot % BLOCK));
-        let counters = &mut self.counters[block * self.planes * self.links..(block + 1) * self.planes * self.links];
-        for (index, word) in counters.iter_mut().enumerate() {
-            if links >> (index % self.links) & 1 == 1 {
-                *word &= !bit;
-            }
-        }
+    /// Zeroes a flow's service counters.
+    fn forget_turns(&mut self, slot: usize) {
+        let size = self.groups() * self.planes;
+        let first = slot / BLOCK * size;
+        let bit = 1u64 << (slot % BLOCK);
+        self.counters[first..first + size].as_flattened_mut().iter_mut().for_each(|word| *word &= !bit);
+    }
+
+    /// Groups of links whose counters lie side by side.
+    fn groups(&self) -> usize {
+        self.links.div_ceil(LANES)
     }
 
     /// Makes room for another flow, and with it perhaps a block.
@@ -447,7 +449,7 @@ impl Midrr {
         let slot = self.flows.len();
         if slot.is_multiple_of(BLOCK) {
             self.ready.resize(self.ready.len() + self.links, 0);
-            self.counters.resize(self.counters.len() + self.links * self.planes, 0);
+            self.counters.resize(self.counters.len() + self.groups() * self.planes, [0; LANES]);
             for ring in &mut self.rings {
                 ring.busy.resize((slot / BLOCK) / BLOCK + 1, 0);
             }
@@ -481,6 +483,22 @@ impl Ring {
         find(start, u64::MAX << (block % BLOCK))
             .or_else(|| (start + 1..words).find_map(|word| find(word, u64::MAX)))
             .or_else(|| (0..words.min(start + 1)).find_map(|word| find(word, u64::MAX)))
+    }
+}
+
+/// Adds `carries` to the counters of one group of links, whose planes these are; a counter that is full stays so.
+fn count_up(planes: &mut [[u64; LANES]], mut carries: [u64; LANES]) {
+    let mut full = carries;
+    for plane in planes.iter() {
+        full.iter_mut().zip(plane).for_each(|(full, word)| *full &= word);
+    }
+    carries.iter_mut().zip(full).for_each(|(carry, full)| *carry ^= full);
+    for plane in planes {
+        for (carry, word) in carries.iter_mut().zip(plane) {
+            let old = *word;
+            *word ^= *carry;
+            *carry &= old;
+        }
     }
 }
 

@@ -37,7 +37,8 @@ impl Srtt {
 
     /// No estimate yet, the old one weighing `alpha`: 0 to 1, values outside count as the nearer end, what is no number as 0.
     pub fn new(alpha: f64) -> Self {
-        Self { alpha: alpha.max(0.0).min(1.0), estimate: None }
+        let alpha = if alpha.is_nan() { 0.0 } else { alpha.clamp(0.0, 1.0) };
+        Self { alpha, estimate: None }
     }
 
     /// Takes a sample in; the first is the estimate.

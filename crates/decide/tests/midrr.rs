@@ -2,12 +2,11 @@
 
 mod support;
 
-use std::collections::BTreeMap;
-
-use braid_decide::midrr::{Flags, LinkSet, Midrr, MidrrError};
+use braid_decide::midrr::{Flags, FlowKey, Grant, LinkSet, Midrr, MidrrError};
 use braid_model::Bytes;
 use braid_netem::Random;
 use proptest::prelude::*;
+use support::literal::Literal;
 use support::{Drift, FlowSpec, Run, World, deviation, long_run, max_min, random_world};
 
 const MBPS: f64 = 125_000.0;
@@ -75,14 +74,14 @@ fn regression_one_bit_forgets_turns() {
     assert!(near(&counted, &[2.5, 2.5], 0.005), "{counted:?}");
 }
 
-/// Link 1's turn of a lives on the quantum that link 2's turns of a bring, and b never has one.
+/// Link 1's turn of a lives on the quantum that link 2's turns of a bring, and b never has one: link 2 begins a little before link 1.
 #[test]
 fn regression_a_shared_deficit_counter_starves() {
-    let world = World { seed: 1410, ..world(&[6.0, 3.0], &[(3.0, 0b11), (3.0, 0b01)]) };
+    let world = world(&[6.0, 3.0], &[(3.0, 0b11), (3.0, 0b01)]);
     assert!(near(&max_min(&world), &[4.5, 4.5], 1e-9));
     let together = |flags| -> Vec<f64> {
         let mut run = Run::new(&world, flags);
-        run.free = vec![0.0, 0.0005];
+        run.free = vec![0.001, 0.0];
         run.until(100.0).iter().map(|sent| *sent as f64 / 100.0).collect()
     };
     let bit = together(Flags::Bit);
@@ -129,7 +128,7 @@ fn counted_rates_are_max_min() {
 #[test]
 #[ignore = "takes minutes: run with --release --ignored"]
 fn counted_rates_are_max_min_on_a_thousand_worlds() {
-    check_random_worlds(0..1000, 300.0);
+    check_random_worlds(0..1000, 1000.0);
 }
 
 fn check_random_worlds(seeds: std::ops::Range<u64>, rounds: f64) {
@@ -144,21 +143,37 @@ fn check_random_worlds(seeds: std::ops::Range<u64>, rounds: f64) {
     assert!(within_by_bit < seeds.end - seeds.start, "one bit was enough everywhere");
 }
 
-/// Every pair at all times: the bounds of the module's documentation, with the counter's largest count for K.
+/// Every pair at all times, against the bound of the module's documentation for 4 bits, and against four times the thesis's, which no pair
+/// of a thousand worlds exceeded.
 #[test]
 fn counted_service_stays_within_its_bounds() {
     for seed in 0..8 {
         let world = random_world(seed);
         let exact = max_min(&world);
         let slowest = exact.iter().zip(&world.flows).map(|(rate, flow)| rate / flow.weight).fold(f64::INFINITY, f64::min);
-        let drift = drift(&world, Flags::COUNTED, 100.0 * 1500.0 / slowest);
+        let drift = drift(&world, Flags::Counter { bits: 4 }, 100.0 * 1500.0 / slowest);
         let (quantum, largest) = (1500.0, 1500.0);
+        let unused = |flow: usize| {
+            let links = f64::from(world.flows[flow].links.count_ones());
+            links * quantum + links * (links + 1.0) / 2.0 * largest
+        };
         for pair in drift.pairs() {
-            let links = world.flows[pair.i].links.count_ones() + world.flows[pair.j].links.count_ones();
-            let bound = 31.0 * quantum + f64::from(links) * (quantum + largest);
+            let proven = 31.0 * quantum + unused(pair.i) + unused(pair.j);
+            let bound = proven.min(4.0 * (quantum + 2.0 * largest));
             assert!(pair.behind < bound && (!pair.same || pair.ahead < bound), "seed {seed}: {} {}", pair.i, pair.j);
         }
     }
+}
+
+/// Where no flow is served by two links of its cluster, the thesis's bit is enough.
+#[test]
+fn one_bit_is_enough_for_clusters_of_one_link() {
+    // Flow a may use both links, and has more on the first than the second could give it.
+    let world = world(&[10.0, 2.0], &[(1.0, 0b11), (2.0, 0b01), (3.0, 0b10), (1.0, 0b10)]);
+    let exact = [10.0 / 3.0, 20.0 / 3.0, 1.5, 0.5];
+    assert!(near(&max_min(&world), &exact, 1e-9));
+    let rates = long_run(&world, Flags::Bit, 1000.0);
+    assert!(near(&rates, &exact, 0.005), "{rates:?}");
 }
 
 #[test]
@@ -207,6 +222,23 @@ fn a_link_added_later_is_used() {
 }
 
 #[test]
+fn a_flow_that_loses_its_fast_link_waits_unless_its_turns_are_forgotten() {
+    // Which flow the slow link serves next, after the fast one served flow 0 a thousand times and went.
+    let rounds_without = |forget: bool| {
+        let mut midrr = Midrr::new(2, Bytes::new(1500), Flags::COUNTED).unwrap();
+        let flows = [0b11, 0b10].map(|links| midrr.add_flow(1.0, LinkSet(links)).unwrap());
+        flows.iter().for_each(|flow| midrr.set_head(*flow, Some(Bytes::new(1500))).unwrap());
+        (0..1000).for_each(|_| assert_eq!(midrr.next(0).unwrap().flow, flows[0]));
+        if forget {
+            midrr.forget();
+        }
+        (0..1000).take_while(|_| midrr.next(1).unwrap().flow == flows[1]).count()
+    };
+    assert_eq!(rounds_without(false), 63);
+    assert_eq!(rounds_without(true), 0);
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_the_remedy() {
     assert_eq!(Midrr::new(65, Bytes::new(1500), Flags::Bit).unwrap_err(), MidrrError::Links(65));
     for bits in [0, 9] {
@@ -229,52 +261,57 @@ fn what_cannot_be_is_refused_with_the_remedy() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Flows, weights, Π and queues that change in any way: a grant is always a head of a flow that may use the link, and no link stays
-    /// idle while such a flow waits.
+    /// Flows, weights, Π and queues that change in any way: every decision is the literal algorithm's. So a grant is always a
+    /// head of a flow that may use the link, and no link stays idle while such a flow waits.
     #[test]
-    fn work_is_conserved_and_preferences_hold(seed: u64, links in 1usize..=64, bits in 1u32..=8, literal: bool) {
-        let flags = if literal { Flags::Bit } else { Flags::Counter { bits } };
+    fn decisions_are_the_literal_algorithms(seed: u64, links in 1usize..=64, bits in 1u32..=8, bit: bool, many: bool) {
+        let flags = if bit { Flags::Bit } else { Flags::Counter { bits } };
         let mut midrr = Midrr::new(links, Bytes::new(1500), flags).unwrap();
+        let mut literal = Literal::new(links, 1500, flags);
         let mut random = Random::new(seed);
-        let mut flows = BTreeMap::new();
-        let mut sets = BTreeMap::new();
-        for _ in 0..600 {
-            let known: Vec<_> = flows.keys().copied().collect();
-            let some = known.get(random.up_to(known.len().max(1) as u64 - 1) as usize).copied();
-            match (random.up_to(9), some) {
-                (0..=2, _) | (_, None) => {
-                    let set = LinkSet(random.next() & random.next());
-                    let key = midrr.add_flow(1.0 + random.up_to(9) as f64, set).unwrap();
-                    flows.insert(key, None);
-                    sets.insert(key, set);
+        let mut flows: Vec<(FlowKey, usize)> = Vec::new();
+        let set = |random: &mut Random| random.next() & random.next();
+        let head = |random: &mut Random| (random.up_to(3) > 0).then(|| random.up_to(9000));
+        for step in 0..1500 {
+            let some = random.up_to(flows.len().max(1) as u64 - 1) as usize;
+            let dice = if many && step < 200 { 0 } else { random.up_to(39) };
+            match (dice, flows.get(some).copied()) {
+                (0, _) | (_, None) => {
+                    let (weight, links, head) = (1 + random.up_to(9), set(&mut random), head(&mut random));
+                    let flow = (midrr.add_flow(weight as f64, LinkSet(links)).unwrap(), literal.add(weight, links));
+                    flows.push(flow);
+                    midrr.set_head(flow.0, head.map(Bytes::new)).unwrap();
+                    literal.set_head(flow.1, head);
                 }
-                (3, Some(key)) => {
+                (1, Some((key, slot))) => {
                     midrr.remove_flow(key).unwrap();
-                    flows.remove(&key);
+                    literal.remove(slot);
+                    flows.swap_remove(some);
                 }
-                (4, Some(key)) => {
-                    let set = LinkSet(random.next() & random.next());
-                    midrr.set_links(key, set).unwrap();
-                    sets.insert(key, set);
+                (2, Some((key, slot))) => {
+                    let links = set(&mut random);
+                    midrr.set_links(key, LinkSet(links)).unwrap();
+                    literal.set_links(slot, links);
                 }
-                (5, Some(key)) => midrr.set_weight(key, 1.0 + random.up_to(9) as f64).unwrap(),
-                (6, Some(key)) => {
-                    let head = (random.up_to(3) > 0).then(|| Bytes::new(random.up_to(9000)));
-                    midrr.set_head(key, head).unwrap();
-                    flows.insert(key, head);
+                (3, Some((key, slot))) => {
+                    let weight = 1 + random.up_to(9);
+                    midrr.set_weight(key, weight as f64).unwrap();
+                    literal.set_weight(slot, weight);
+                }
+                (4..=7, Some((key, slot))) => {
+                    let head = head(&mut random);
+                    midrr.set_head(key, head.map(Bytes::new)).unwrap();
+                    literal.set_head(slot, head);
                 }
                 _ => {
                     let link = random.up_to(links as u64 - 1) as usize;
-                    let waits = |key: &_| flows[key].is_some() && sets[key].contains(link);
-                    match midrr.next(link) {
-                        None => prop_assert!(!flows.keys().any(|key| waits(key))),
-                        Some(grant) => {
-                            prop_assert!(waits(&grant.flow));
-                            prop_assert_eq!(flows[&grant.flow], Some(grant.size));
-                            let head = (random.up_to(1) > 0).then(|| Bytes::new(random.up_to(9000)));
-                            midrr.set_head(grant.flow, head).unwrap();
-                            flows.insert(grant.flow, head);
-                        }
+                    let (grant, want) = (midrr.next(link), literal.next(link));
+                    let named = |grant: Grant| flows.iter().find(|(key, _)| *key == grant.flow).map(|(_, slot)| *slot);
+                    prop_assert_eq!(grant.and_then(named), want);
+                    if let (Some(grant), Some(slot)) = (grant, want) {
+                        let head = head(&mut random);
+                        midrr.set_head(grant.flow, head.map(Bytes::new)).unwrap();
+                        literal.set_head(slot, head);
                     }
                 }
             }

@@ -1,30 +1,32 @@
 //! Small worlds of always backlogged flows, what they should get (exact), and what a scheduler gives them (packet by packet).
 
+pub(crate) mod literal;
+
 use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr};
 use braid_model::Bytes;
 use braid_netem::Random;
 
 /// Links, and flows that always have something to send.
 #[derive(Debug, Clone)]
-pub struct World {
+pub(crate) struct World {
     /// Capacity of each link, bytes per second.
-    pub links: Vec<f64>,
-    pub flows: Vec<FlowSpec>,
+    pub(crate) links: Vec<f64>,
+    pub(crate) flows: Vec<FlowSpec>,
     /// What a flow of weight 1 gets a turn.
-    pub quantum: u64,
-    pub seed: u64,
+    pub(crate) quantum: u64,
+    pub(crate) seed: u64,
 }
 
 #[derive(Debug, Clone)]
-pub struct FlowSpec {
-    pub weight: f64,
-    pub links: u64,
+pub(crate) struct FlowSpec {
+    pub(crate) weight: f64,
+    pub(crate) links: u64,
     /// Packet sizes, drawn from alike.
-    pub sizes: Vec<u64>,
+    pub(crate) sizes: Vec<u64>,
 }
 
 /// 2-16 links of 1-100 Mb/s, 2-64 flows of weight 1-10, any Π, packets of 64-1500 bytes.
-pub fn random_world(seed: u64) -> World {
+pub(crate) fn random_world(seed: u64) -> World {
     let mut random = Random::new(seed);
     let links: Vec<f64> = (0..2 + random.up_to(14)).map(|_| 125_000.0 * (1 + random.up_to(99)) as f64).collect();
     let all = u64::MAX >> (64 - links.len());
@@ -41,7 +43,7 @@ pub fn random_world(seed: u64) -> World {
 
 /// The weighted max-min rates in bytes per second: the tightest set of flows (least capacity per weight) is found by min cut,
 /// gets what it can, and leaves with its links; then the rest.
-pub fn max_min(world: &World) -> Vec<f64> {
+pub(crate) fn max_min(world: &World) -> Vec<f64> {
     let mut rates = vec![0.0; world.flows.len()];
     let mut flows: Vec<usize> = (0..world.flows.len()).collect();
     let mut links = u64::MAX >> (64 - world.links.len());
@@ -133,20 +135,20 @@ fn starved(world: &World, flows: &[usize], links: u64, level: f64) -> Vec<usize>
 }
 
 /// A scheduler at work on a world.
-pub struct Run {
-    pub world: World,
-    pub midrr: Midrr,
-    pub keys: Vec<FlowKey>,
-    pub heads: Vec<u64>,
+pub(crate) struct Run {
+    pub(crate) world: World,
+    pub(crate) midrr: Midrr,
+    pub(crate) keys: Vec<FlowKey>,
+    pub(crate) heads: Vec<u64>,
     /// Bytes sent, by flow and link.
-    pub sent: Vec<Vec<u64>>,
+    pub(crate) sent: Vec<Vec<u64>>,
     /// When each link is free again, seconds.
-    pub free: Vec<f64>,
+    pub(crate) free: Vec<f64>,
     random: Random,
 }
 
 impl Run {
-    pub fn new(world: &World, flags: Flags) -> Self {
+    pub(crate) fn new(world: &World, flags: Flags) -> Self {
         let mut midrr = Midrr::new(world.links.len(), Bytes::new(world.quantum), flags).expect("few links");
         let mut random = Random::new(world.seed ^ 0x5eed);
         let keys: Vec<FlowKey> =
@@ -162,7 +164,7 @@ impl Run {
     }
 
     /// Lets the link that is free first send one packet; gives that moment, the flow and the link. `None` if that link has nothing to send.
-    pub fn step(&mut self) -> Option<(f64, usize, usize)> {
+    pub(crate) fn step(&mut self) -> Option<(f64, usize, usize)> {
         let link = (0..self.free.len()).min_by(|a, b| self.free[*a].total_cmp(&self.free[*b]))?;
         let now = self.free[link];
         let Some(grant) = self.midrr.next(link) else {
@@ -179,7 +181,7 @@ impl Run {
     }
 
     /// Runs until `end` and gives the bytes each flow has sent so far.
-    pub fn until(&mut self, end: f64) -> Vec<u64> {
+    pub(crate) fn until(&mut self, end: f64) -> Vec<u64> {
         while self.step().is_some_and(|(now, ..)| now < end) {}
         self.sent.iter().map(|links| links.iter().sum()).collect()
     }
@@ -190,7 +192,7 @@ fn draw(flow: &FlowSpec, random: &mut Random) -> u64 {
 }
 
 /// The rates a scheduler gives in the long run: over `rounds` turns of the slowest flow, after a tenth of that to settle.
-pub fn long_run(world: &World, flags: Flags, rounds: f64) -> Vec<f64> {
+pub(crate) fn long_run(world: &World, flags: Flags, rounds: f64) -> Vec<f64> {
     let slowest = max_min(world).iter().zip(&world.flows).map(|(rate, flow)| rate / flow.weight).fold(f64::INFINITY, f64::min);
     let span = rounds * world.quantum as f64 / slowest;
     let mut run = Run::new(world, flags);
@@ -200,12 +202,12 @@ pub fn long_run(world: &World, flags: Flags, rounds: f64) -> Vec<f64> {
 }
 
 /// The largest relative deviation of `rates` from `exact`.
-pub fn deviation(rates: &[f64], exact: &[f64]) -> f64 {
+pub(crate) fn deviation(rates: &[f64], exact: &[f64]) -> f64 {
     rates.iter().zip(exact).map(|(rate, exact)| (rate - exact).abs() / exact).fold(0.0, f64::max)
 }
 
 /// How far pairs of flows drift apart in normalised service (Definition 3), followed packet by packet.
-pub struct Drift {
+pub(crate) struct Drift {
     /// Bytes per weight, by flow.
     service: Vec<f64>,
     pairs: Vec<Pair>,
@@ -213,21 +215,21 @@ pub struct Drift {
 }
 
 /// Flows `i` and `j` that may use a common link by which `j` is served.
-pub struct Pair {
-    pub i: usize,
-    pub j: usize,
+pub(crate) struct Pair {
+    pub(crate) i: usize,
+    pub(crate) j: usize,
     /// Both are served by it (Lemma 10), or only `j`, since `i` has more elsewhere (Lemma 9).
-    pub same: bool,
+    pub(crate) same: bool,
     high: f64,
     low: f64,
     /// The most that `i` fell behind `j` in any interval so far, in bytes per weight.
-    pub behind: f64,
+    pub(crate) behind: f64,
     /// The most that `i` got ahead of `j`.
-    pub ahead: f64,
+    pub(crate) ahead: f64,
 }
 
 impl Drift {
-    pub fn new(world: &World, exact: &[f64]) -> Self {
+    pub(crate) fn new(world: &World, exact: &[f64]) -> Self {
         let level: Vec<f64> = exact.iter().zip(&world.flows).map(|(rate, flow)| rate / flow.weight).collect();
         let mut pairs = Vec::new();
         let mut of_flow = vec![Vec::new(); exact.len()];
@@ -250,7 +252,7 @@ impl Drift {
     }
 
     /// `flow` sent `bytes`, and weighs `weight`.
-    pub fn sent(&mut self, flow: usize, bytes: u64, weight: f64) {
+    pub(crate) fn sent(&mut self, flow: usize, bytes: u64, weight: f64) {
         self.service[flow] += bytes as f64 / weight;
         for index in &self.of_flow[flow] {
             let pair = &mut self.pairs[*index];
@@ -262,7 +264,7 @@ impl Drift {
         }
     }
 
-    pub fn pairs(&self) -> &[Pair] {
+    pub(crate) fn pairs(&self) -> &[Pair] {
         &self.pairs
     }
 }
