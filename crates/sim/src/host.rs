@@ -17,6 +17,9 @@ pub(crate) struct Path {
     pub(crate) server: u16,
 }
 
+/// So many timers in a row make a link of a stream that is spread suspect: it gets no new chunks, and the others get what it had.
+const SILENCE: u32 = 4;
+
 /// How far an end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opening {
@@ -423,7 +426,7 @@ impl World<'_> {
             path.room = half.sender.room();
             path.queued = half.queued.len() as u32;
             path.in_flight = half.sender.in_flight();
-            path.present = !self.is_dark(usize::from(connection.path.link));
+            path.present = !self.is_dark(usize::from(connection.path.link)) && half.sender.silence() < SILENCE;
             path.open = connection.ends[direction as usize] == Opening::Open;
         }
     }
@@ -453,8 +456,12 @@ impl World<'_> {
         if half.sender.deadline().is_some_and(|due| due <= self.now) {
             half.sender.on_timeout(self.now);
             self.counters.timeouts += 1;
+            let dark = self.is_dark(usize::from(self.connections[id as usize].path.link));
+            let connection = &mut self.connections[id as usize];
+            let half = &mut connection.halves[side];
             let stream = &mut self.streams[connection.path.stream as usize];
-            if stream.spread {
+            // A few timers may run out by chance, and what is sent twice is mostly wasted.
+            if stream.spread && (dark || half.sender.silence() == SILENCE) {
                 let stranded = half.sender.outstanding().chain(half.queued.drain(..));
                 stream.sources[side].repeat(stranded);
             }

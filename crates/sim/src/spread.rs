@@ -7,7 +7,8 @@ use braid_model::{Bytes, Rate};
 /// Streams to servers that run Braid, whose bytes are spread over all links.
 ///
 /// Idealised in three points: all such streams of one direction share one packet scheduler, as DBAS pools their chunks; a sender knows
-/// at once which chunks the other end has; chunks in flight on a link that timed out are sent on another as well.
+/// at once which chunks the other end has; and that a link is dark. Chunks in flight on a link that timed out four times in a row, or once in
+/// the dark, are sent on another as well.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Packets {
     /// OPERETTA's γ: the share of flows whose server runs Braid, drawn for each flow.
@@ -55,7 +56,7 @@ pub struct PathView {
     pub queued: u32,
     /// Chunks on their way.
     pub in_flight: u32,
-    /// Whether the stream has a connection there and the link is not dark.
+    /// Whether the stream has a connection there, and the link is neither dark nor silent.
     pub present: bool,
     /// Whether the handshake is over.
     pub open: bool,
