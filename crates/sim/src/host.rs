@@ -17,6 +17,9 @@ pub(crate) struct Path {
     pub(crate) server: u16,
 }
 
+/// So many timers in a row make a link of a stream that is spread suspect: it gets no new chunks, and the others get what it had.
+const SILENCE: u32 = 4;
+
 /// How far an end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opening {
@@ -341,7 +344,7 @@ impl World<'_> {
         let connection = &mut self.connections[id as usize];
         let half = &mut connection.halves[direction as usize];
         let stream = &mut self.streams[connection.path.stream as usize];
-        let (source, sink) = (&mut stream.sources[direction as usize], &stream.sinks[direction as usize]);
+        let source = &mut stream.sources[direction as usize];
         match half.sender.next(self.now) {
             Sending::Again(segment) => {
                 self.counters.repeated += 1;
@@ -349,11 +352,7 @@ impl World<'_> {
             }
             Sending::Full => None,
             Sending::Room => {
-                let chunk = if stream.spread {
-                    std::iter::from_fn(|| half.queued.pop_front()).find(|chunk| !sink.has(*chunk))?
-                } else {
-                    source.take()?
-                };
+                let chunk = if stream.spread { half.queued.pop_front()? } else { source.take()? };
                 Some(half.sender.send(self.now, chunk, source.size(chunk)))
             }
         }
@@ -362,6 +361,7 @@ impl World<'_> {
     /// Gives chunks of a stream that is spread to its connections, as the packet scheduler says.
     fn assign(&mut self, id: u32, direction: Direction) {
         let side = direction as usize;
+        self.drop_needless(id, side);
         if self.streams[id as usize].sources[side].peek().is_none() {
             return;
         }
@@ -395,6 +395,17 @@ impl World<'_> {
         self.paths = paths;
     }
 
+    /// Takes back chunks that wait for a link and have arrived over another. It must be done before chunks are given out: else these
+    /// could fill what may wait, and nothing would be sent nor anything come back.
+    fn drop_needless(&mut self, id: u32, side: usize) {
+        let stream = &self.streams[id as usize];
+        if stream.sources[side].has_repeated() {
+            for connection in &stream.connections {
+                self.connections[*connection as usize].halves[side].queued.retain(|chunk| !stream.sinks[side].has(*chunk));
+            }
+        }
+    }
+
     fn view_paths(&self, id: u32, direction: Direction, paths: &mut Vec<PathView>) {
         paths.clear();
         paths.extend((0..self.scenario.links.len()).map(|link| PathView {
@@ -404,6 +415,7 @@ impl World<'_> {
             room: 0,
             queued: 0,
             in_flight: 0,
+            present: false,
             open: false,
         }));
         for id in &self.streams[id as usize].connections {
@@ -414,6 +426,7 @@ impl World<'_> {
             path.room = half.sender.room();
             path.queued = half.queued.len() as u32;
             path.in_flight = half.sender.in_flight();
+            path.present = !self.is_dark(usize::from(connection.path.link)) && half.sender.silence() < SILENCE;
             path.open = connection.ends[direction as usize] == Opening::Open;
         }
     }
@@ -443,8 +456,12 @@ impl World<'_> {
         if half.sender.deadline().is_some_and(|due| due <= self.now) {
             half.sender.on_timeout(self.now);
             self.counters.timeouts += 1;
+            let dark = self.is_dark(usize::from(self.connections[id as usize].path.link));
+            let connection = &mut self.connections[id as usize];
+            let half = &mut connection.halves[side];
             let stream = &mut self.streams[connection.path.stream as usize];
-            if stream.spread {
+            // A few timers may run out by chance, and what is sent twice is mostly wasted.
+            if stream.spread && (dark || half.sender.silence() == SILENCE) {
                 let stranded = half.sender.outstanding().chain(half.queued.drain(..));
                 stream.sources[side].repeat(stranded);
             }

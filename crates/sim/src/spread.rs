@@ -7,7 +7,8 @@ use braid_model::{Bytes, Rate};
 /// Streams to servers that run Braid, whose bytes are spread over all links.
 ///
 /// Idealised in three points: all such streams of one direction share one packet scheduler, as DBAS pools their chunks; a sender knows
-/// at once which chunks the other end has; chunks in flight on a link that timed out are sent on another as well.
+/// at once which chunks the other end has; and that a link is dark. Chunks in flight on a link that timed out four times in a row, or once in
+/// the dark, are sent on another as well.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Packets {
     /// OPERETTA's γ: the share of flows whose server runs Braid, drawn for each flow.
@@ -55,7 +56,9 @@ pub struct PathView {
     pub queued: u32,
     /// Chunks on their way.
     pub in_flight: u32,
-    /// Whether its connection is open.
+    /// Whether the stream has a connection there, and the link is neither dark nor silent.
+    pub present: bool,
+    /// Whether the handshake is over.
     pub open: bool,
 }
 
@@ -85,14 +88,19 @@ impl Rotation {
         Self { spreading, late, virtual_time: 0, tags: vec![0; links] }
     }
 
-    /// Virtual time that a chunk takes on a path; `None` where its weight is zero.
-    fn step(&self, path: &PathView) -> Option<u64> {
+    /// Virtual time that a chunk takes on a path; `None` where its weight is zero while others' are not.
+    fn step(&self, paths: &[PathView], path: usize) -> Option<u64> {
         let weight = match self.spreading {
             Spreading::RoundRobin => 1.0,
-            Spreading::WeightedRoundRobin => path.rate.bps() as f64 / 1e9,
-            Spreading::Weights => path.weight,
+            // An estimate may fall very low, but what is never used never rises again: at least 1 kbit/s.
+            Spreading::WeightedRoundRobin => (paths[path].rate.bps() as f64 / 1e9).max(1e-6),
+            Spreading::Weights => paths[path].weight,
         };
-        (weight > 1e-9).then(|| (STEP / weight) as u64)
+        if weight > 1e-9 {
+            return Some((STEP / weight) as u64);
+        }
+        // Weights that leave a stream no link cannot be followed.
+        paths.iter().all(|path| !path.present || path.weight <= 1e-9).then_some(STEP as u64)
     }
 
     fn start(&self, path: usize) -> u64 {
@@ -102,13 +110,14 @@ impl Rotation {
 
 impl PacketScheduler for Rotation {
     fn choose(&self, paths: &[PathView]) -> Option<usize> {
-        let usable = paths.iter().enumerate().filter(|(_, path)| path.open && (path.room > path.queued || !self.late));
-        usable.filter_map(|(index, path)| Some((self.start(index), self.step(path)?, index))).min().map(|(_, _, index)| index)
+        let may = |path: &PathView| path.present && path.open && (path.room > path.queued || !self.late);
+        let usable = paths.iter().enumerate().filter(|(_, path)| may(path));
+        usable.filter_map(|(index, _)| Some((self.start(index), self.step(paths, index)?, index))).min().map(|(_, _, index)| index)
     }
 
     fn commit(&mut self, paths: &[PathView], path: usize) {
         let start = self.start(path);
-        self.tags[path] = start.saturating_add(self.step(&paths[path]).unwrap_or(0));
+        self.tags[path] = start.saturating_add(self.step(paths, path).unwrap_or(0));
         self.virtual_time = start;
     }
 }
@@ -118,7 +127,7 @@ mod tests {
     use super::*;
 
     fn path(mbps: u64, weight: f64) -> PathView {
-        PathView { rate: Rate::from_mbps(mbps), weight, round_trip: None, room: 10, queued: 0, in_flight: 0, open: true }
+        PathView { rate: Rate::from_mbps(mbps), weight, round_trip: None, room: 10, queued: 0, in_flight: 0, present: true, open: true }
     }
 
     fn shares(spreading: Spreading, paths: &[PathView], chunks: usize) -> Vec<usize> {
@@ -138,6 +147,17 @@ mod tests {
         assert_eq!(shares(Spreading::RoundRobin, &paths, 300), [100, 100, 100]);
         assert_eq!(shares(Spreading::WeightedRoundRobin, &paths, 350), [200, 100, 50]);
         assert_eq!(shares(Spreading::Weights, &paths, 400), [0, 300, 100]);
+    }
+
+    #[test]
+    fn regression_a_stream_is_not_left_without_a_link() {
+        let mut paths = [path(0, 0.0), path(0, 1.0)];
+        assert_eq!(shares(Spreading::WeightedRoundRobin, &paths, 4), [2, 2], "capacities that were estimated as nothing");
+        assert_eq!(shares(Spreading::Weights, &paths, 4), [0, 4]);
+        paths[1].open = false;
+        assert_eq!(Rotation::new(Spreading::Weights, true, 2).choose(&paths), None, "its handshake is awaited");
+        paths[1].present = false;
+        assert_eq!(Rotation::new(Spreading::Weights, true, 2).choose(&paths), Some(0));
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub(crate) struct Stream {
     pub(crate) direction: Direction,
     /// What it has moved, by direction: payload that arrived for the first time.
     pub(crate) moved: [Bytes; 2],
+    /// The same when capacities were last measured.
+    pub(crate) measured: [Bytes; 2],
     pub(crate) sources: [Source; 2],
     pub(crate) sinks: [Sink; 2],
     pub(crate) ended: bool,
@@ -35,12 +37,13 @@ pub(crate) struct Source {
     pub(crate) open: bool,
     /// Chunks that are to go over another link as well, since theirs timed out.
     again: VecDeque<u32>,
+    repeated: bool,
 }
 
 impl Source {
     pub(crate) fn new(total: Bytes) -> Self {
         let chunks = u32::try_from(total.get().div_ceil(SEGMENT.get())).unwrap_or(u32::MAX);
-        Self { total: total.get(), next: 0, chunks, open: false, again: VecDeque::new() }
+        Self { total: total.get(), next: 0, chunks, open: false, again: VecDeque::new(), repeated: false }
     }
 
     /// The chunk that is to go next.
@@ -62,6 +65,12 @@ impl Source {
 
     pub(crate) fn repeat(&mut self, chunks: impl Iterator<Item = u32>) {
         self.again.extend(chunks);
+        self.repeated = true;
+    }
+
+    /// Whether any chunk was ever to go again.
+    pub(crate) fn has_repeated(&self) -> bool {
+        self.repeated
     }
 
     /// Bytes of a chunk; only the last is not full.

@@ -85,7 +85,7 @@ impl<'a> World<'a> {
             }
         }
         let links = scenario.links.len();
-        let mut spreader = || scheduler.packet_scheduler(&scenario.packets, links);
+        let spreader = || scheduler.packet_scheduler(&scenario.packets, links);
         let spreaders = [spreader(), spreader()];
         Self {
             scenario,
@@ -311,6 +311,7 @@ impl<'a> World<'a> {
             direction: new.direction,
             allowed: new.allowed,
             moved: [Bytes::ZERO; 2],
+            measured: [Bytes::ZERO; 2],
             sources,
             sinks,
             ended: refused,
@@ -399,6 +400,9 @@ impl<'a> World<'a> {
             let mut busy = [Busy::default(); 2];
             for connection in self.connections.iter().filter(|connection| connection.is_on(link)) {
                 let stream = &self.streams[connection.path.stream as usize];
+                if stream.moved == stream.measured {
+                    continue;
+                }
                 let busy = &mut busy[stream.direction as usize];
                 busy.flows += 1;
                 busy.backlogged = true;
@@ -412,6 +416,10 @@ impl<'a> World<'a> {
                 self.measured[link][side] = carried;
                 self.known.learn_capacity(self.now, link, direction, moved, busy[side]);
             }
+        }
+        for id in &self.living {
+            let stream = &mut self.streams[*id as usize];
+            stream.measured = stream.moved;
         }
         self.queue.push(self.now + MEASURE, Event::Measure);
     }

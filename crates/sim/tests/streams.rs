@@ -154,6 +154,21 @@ fn a_spread_stream_survives_a_link_that_goes_dark() {
 }
 
 #[test]
+fn regression_chunks_that_arrived_elsewhere_do_not_block_a_queue() {
+    // They filled what may wait for a link, were dropped there, and nothing was left on its way to wake the sender.
+    for seed in 0..60 {
+        let mut link = links(&[Rate::from_mbps(2)]).remove(0).with_loss(0.25);
+        (link.down.jitter, link.down.keep_order) = (ms(20), false);
+        let web = Class::downloads("web", poisson(3.0), Size::Exponential(bytes(60_000)));
+        let packets = Packets { ahead: 3, window: bytes(4 * 1448), ..spread(Spreading::WeightedRoundRobin, false) };
+        let (duration, grace) = (Duration::from_secs(5), Duration::from_secs(20_000));
+        let bin = Duration::from_secs(100);
+        let outcome = run(&Scenario { links: vec![link], workload: vec![web], packets, duration, grace, bin, seed, ..Scenario::default() });
+        assert!(outcome.flows.iter().all(|flow| flow.end.is_some()), "seed {seed}");
+    }
+}
+
+#[test]
 fn flows_avoid_a_dark_link_and_are_refused_if_there_is_no_other() {
     let change = |link| LinkChange { at: Time::ZERO, link, change: Change::Dark(true) };
     let mut only = Class::downloads("pinned", Arrivals::once(), Size::Fixed(bytes(9)));
