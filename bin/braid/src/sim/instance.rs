@@ -74,19 +74,28 @@ fn show_operetta(page: &mut Page<'_>, result: &InstanceResult) -> io::Result<()>
 /// The text of a file, or of standard input for `-`.
 fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
-    let (name, file): (String, Box<dyn Read>) = if path == Path::new("-") {
-        ("standard input".to_owned(), Box::new(io::stdin()))
+    let name = name_of(path);
+    let file: Box<dyn Read> = if is_standard_input(path) {
+        Box::new(io::stdin())
     } else {
-        let remedy = || format!("cannot open {}; name a file with an instance, or - for standard input", path.display());
-        (path.display().to_string(), Box::new(std::fs::File::open(path).with_context(remedy)?))
+        let remedy = || format!("cannot open {name}; name a file with an instance, or - for standard input");
+        Box::new(std::fs::File::open(path).with_context(remedy)?)
     };
     let read = file.take(MOST + 1).read_to_string(&mut text).with_context(|| format!("cannot read {name} as text"))?;
     anyhow::ensure!(read as u64 <= MOST, "{name} is larger than {} MiB, which no instance needs", MOST >> 20);
     Ok(text)
 }
 
+fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+fn name_of(path: &Path) -> String {
+    if is_standard_input(path) { "standard input".to_owned() } else { path.display().to_string() }
+}
+
 /// Exit code 2: the question was wrong, not the answering.
 fn refuse(path: &Path, error: &impl Display) -> ExitCode {
-    let _ = writeln!(io::stderr(), "braid: {}: {error}", path.display());
+    let _ = writeln!(io::stderr(), "braid: {}: {error}", name_of(path));
     ExitCode::from(2)
 }
