@@ -8,6 +8,7 @@ mod doctor;
 mod energy;
 mod explain;
 mod show;
+mod sim;
 mod start;
 mod table;
 
@@ -57,6 +58,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             print(explain.query.json, &answer, show::explanation)?;
         }
         Command::Energy(command) => energy::run(command)?,
+        Command::Sim(command) => return sim::run(&command),
         Command::Doctor(doctor) => return doctor::run(&doctor),
         Command::Completions { shell } => {
             let mut script = Vec::new();

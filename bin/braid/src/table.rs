@@ -62,11 +62,11 @@ impl<'a> Page<'a> {
     }
 
     /// A table with its head; nothing but `empty` when there are no rows.
-    pub(crate) fn table(&mut self, columns: &[Column], rows: &[Vec<Cell>], empty: &str) -> io::Result<()> {
+    pub(crate) fn table(&mut self, columns: &[Column<'_>], rows: &[Vec<Cell>], empty: &str) -> io::Result<()> {
         if rows.is_empty() {
             return self.line(empty);
         }
-        let width = |index: usize, column: &Column| {
+        let width = |index: usize, column: &Column<'_>| {
             let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.text.chars().count());
             cells.max().unwrap_or(0).max(column.title.chars().count())
         };
@@ -95,18 +95,18 @@ impl<'a> Page<'a> {
 }
 
 /// A column: its title, and whether its cells stand at the right, as numbers do.
-pub(crate) struct Column {
-    title: &'static str,
+pub(crate) struct Column<'a> {
+    title: &'a str,
     right: bool,
 }
 
 /// A column of words.
-pub(crate) const fn words(title: &'static str) -> Column {
+pub(crate) const fn words(title: &str) -> Column<'_> {
     Column { title, right: false }
 }
 
 /// A column of quantities.
-pub(crate) const fn numbers(title: &'static str) -> Column {
+pub(crate) const fn numbers(title: &str) -> Column<'_> {
     Column { title, right: true }
 }
 

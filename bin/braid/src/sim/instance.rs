@@ -1,0 +1,101 @@
+//! Instances of a user's own: read, solved, shown.
+
+use std::fmt::Display;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use braid_decide::fair;
+use braid_decide::midrr::Flags;
+use braid_decide::operetta::{InstanceResult, solve_instance};
+use braid_model::Rate;
+use braid_sim::fairness;
+
+use crate::cli::Instance;
+use crate::table::{Page, cell, numbers, percent, words};
+
+/// Larger files are no instances.
+const MOST: u64 = 64 << 20;
+
+/// `braid sim fair`.
+pub(super) fn fair(wanted: &Instance, flags: Flags) -> anyhow::Result<ExitCode> {
+    let instance: fair::instance::Instance = match serde_json::from_str(&read(&wanted.instance)?) {
+        Ok(instance) => instance,
+        Err(error) => return Ok(refuse(&wanted.instance, &error)),
+    };
+    match fairness::solve_instance(&instance, flags) {
+        Ok(report) => crate::print(wanted.json, &report, show_fair)?,
+        Err(error) => return Ok(refuse(&wanted.instance, &error)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_fair(page: &mut Page<'_>, report: &fair::instance::Report) -> io::Result<()> {
+    let rate = |bps: Option<&f64>| cell(bps.map(|bps| Rate::from_bps(bps.round() as u64)));
+    let midrr = report.midrr.as_ref();
+    let row =
+        |(flow, bps): (&String, &f64)| vec![cell(Some(flow)), rate(Some(bps)), rate(midrr.and_then(|midrr| midrr.rates_bps.get(flow)))];
+    let rows: Vec<_> = report.rates_bps.iter().map(row).collect();
+    page.table(&[words("FLOW"), numbers("MAX-MIN"), numbers("MIDRR")], &rows, "no flows")?;
+    if let Some(midrr) = midrr {
+        page.line(format!("largest deviation of miDRR: {:.2} %", midrr.max_relative_deviation * 100.0))?;
+    }
+    page.line("")?;
+    let row = |cluster: &fair::instance::ClusterReport| {
+        vec![cell(Some(cluster.flows.join(" "))), cell(Some(cluster.links.join(" "))), rate(Some(&cluster.rate_per_weight_bps))]
+    };
+    let rows: Vec<_> = report.clusters.iter().map(row).collect();
+    page.table(&[words("CLUSTER"), words("LINKS"), numbers("RATE PER WEIGHT")], &rows, "no clusters")
+}
+
+/// `braid sim operetta`.
+pub(super) fn operetta(wanted: &Instance) -> anyhow::Result<ExitCode> {
+    match solve_instance(&read(&wanted.instance)?) {
+        Ok(result) => crate::print(wanted.json, &result, show_operetta)?,
+        Err(error) => return Ok(refuse(&wanted.instance, &error)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_operetta(page: &mut Page<'_>, result: &InstanceResult) -> io::Result<()> {
+    let rate = |bps: f64| Rate::from_bps(bps as u64);
+    match &result.assignment {
+        Some(link) => page.line(format!("the new stream goes to {link}"))?,
+        None => page.line("the new stream is spread as packets are")?,
+    }
+    let reached = if result.feasible { "reached" } else { "out of reach" };
+    page.line(format!("throughput {}, target {} ({reached})", rate(result.throughput_bps), rate(result.target_bps)))?;
+    page.line(format!("energy {:.3} J", result.energy_j))?;
+    let rows: Vec<_> = result.weights.iter().map(|(link, share)| vec![cell(Some(link)), cell(percent(Some(*share)))]).collect();
+    page.table(&[words("LINK"), numbers("PACKETS")], &rows, "no links")
+}
+
+/// The text of a file, or of standard input for `-`.
+fn read(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let name = name_of(path);
+    let file: Box<dyn Read> = if is_standard_input(path) {
+        Box::new(io::stdin())
+    } else {
+        let remedy = || format!("cannot open {name}; name a file with an instance, or - for standard input");
+        Box::new(std::fs::File::open(path).with_context(remedy)?)
+    };
+    let read = file.take(MOST + 1).read_to_string(&mut text).with_context(|| format!("cannot read {name} as text"))?;
+    anyhow::ensure!(read as u64 <= MOST, "{name} is larger than {} MiB, which no instance needs", MOST >> 20);
+    Ok(text)
+}
+
+fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+fn name_of(path: &Path) -> String {
+    if is_standard_input(path) { "standard input".to_owned() } else { path.display().to_string() }
+}
+
+/// Exit code 2: the question was wrong, not the answering.
+fn refuse(path: &Path, error: &impl Display) -> ExitCode {
+    let _ = writeln!(io::stderr(), "braid: {}: {error}", name_of(path));
+    ExitCode::from(2)
+}

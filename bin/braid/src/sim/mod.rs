@@ -1,0 +1,71 @@
+//! `braid sim`: the papers' experiments, and instances of one's own.
+
+mod instance;
+mod progress;
+mod run;
+
+use std::io;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use braid_decide::midrr::Flags;
+use braid_sim::experiment::{Experiment, Setting};
+use braid_sim::experiments;
+
+use crate::cli::{Sampling, Sim, SimRun};
+use crate::table::{Page, cell, words};
+
+/// Runs the command.
+pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
+    match command {
+        Sim::List { json } => list(*json)?,
+        Sim::Run(wanted) => run_some(wanted)?,
+        Sim::Report { out, sampling } => run::write_page(out, &measure(&experiments::all(), sampling)?)?,
+        Sim::Fair { instance, counters } => return instance::fair(instance, if *counters { Flags::COUNTED } else { Flags::Bit }),
+        Sim::Operetta(wanted) => return instance::operetta(wanted),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(json: bool) -> io::Result<()> {
+    let about: Vec<_> = experiments::all().iter().map(|experiment| experiment.about()).collect();
+    crate::print(json, &about, |page: &mut Page<'_>, about| {
+        let columns = [words("NAME"), words("FIGURE"), words("SHOWS")];
+        let rows: Vec<_> =
+            about.iter().map(|about| vec![cell(Some(about.name)), cell(Some(about.figure)), cell(Some(about.title))]).collect();
+        page.table(&columns, &rows, "no experiments")
+    })
+}
+
+fn run_some(wanted: &SimRun) -> anyhow::Result<()> {
+    let chosen = choose(&wanted.name)?;
+    let reports = measure(&chosen, &wanted.sampling)?;
+    if let Some(folder) = &wanted.out {
+        run::write_files(folder, &reports)?;
+    }
+    Ok(crate::print(wanted.json, &reports, |page, reports| run::show(page, reports, &wanted.sampling))?)
+}
+
+fn measure(experiments: &[&'static dyn Experiment], sampling: &Sampling) -> anyhow::Result<Vec<braid_sim::experiment::Report>> {
+    let threads = sampling.threads.map_or_else(run::processors, std::num::NonZero::get);
+    run::measure(experiments, Setting { runs: sampling.runs, seed: sampling.seed }, threads)
+}
+
+/// The experiments that a name stands for.
+fn choose(name: &str) -> anyhow::Result<Vec<&'static dyn Experiment>> {
+    let all = experiments::all();
+    if name == "all" {
+        return Ok(all);
+    }
+    if let Some(found) = all.iter().find(|experiment| experiment.about().name == name) {
+        return Ok(vec![*found]);
+    }
+    let likeness = |other: &str| strsim::jaro_winkler(name, other);
+    let names = all.iter().map(|experiment| experiment.about().name).chain(["all"]);
+    match names.max_by(|a, b| likeness(a).total_cmp(&likeness(b))) {
+        Some(nearest) if likeness(nearest) > 0.6 => {
+            bail!("there is no experiment {name:?}: did you mean {nearest:?}? `braid sim list` shows all")
+        }
+        _ => bail!("there is no experiment {name:?}: `braid sim list` shows all"),
+    }
+}

@@ -1,0 +1,507 @@
+//! Multiple-interface deficit round robin (miDRR): which flow's head goes next on a link that can send now.
+//!
+//! Source: Yap, *Using all networks around us* (2013), section 4.4, Algorithms 4.4.1 and 4.4.2. Each link j goes round the backlogged
+//! flows that may use it (ℱ_j ∩ ℬ) and gives each a quantum `Q_i = φ_i Q` of bytes a turn. A turn of flow i on link j sets i's *service flag*
+//! on all other links; a link that comes to a flow whose flag is set clears the flag and passes the flow over. No link knows its own
+//! rate, nor what the others give. Binding is late: a link asks when it can send, and the head of the flow it is told goes at once.
+//!
+//! ```
+//! use braid_decide::midrr::{Flags, LinkSet, Midrr};
+//! use braid_model::Bytes;
+//!
+//! let mut scheduler = Midrr::new(2, Bytes::new(1500), Flags::COUNTED)?;
+//! let both = scheduler.add_flow(1.0, LinkSet(0b11))?;
+//! let second_only = scheduler.add_flow(1.0, LinkSet(0b10))?;
+//! scheduler.set_head(both, Some(Bytes::new(1500)))?;
+//! scheduler.set_head(second_only, Some(Bytes::new(1500)))?;
+//! // Link 0 can send: only one flow may use it. Then link 1 passes that flow over, since it has just had a turn.
+//! assert_eq!(scheduler.next(0).map(|grant| grant.flow), Some(both));
+//! scheduler.set_head(both, Some(Bytes::new(1500)))?;
+//! assert_eq!(scheduler.next(1).map(|grant| grant.flow), Some(second_only));
+//! # Ok::<(), braid_decide::midrr::MidrrError>(())
+//! ```
+//!
+//! # Readings of the algorithm
+//!
+//! The algorithm chooses a link's next flow when the last packet of a turn is handed over; here it is chosen when the link can send again,
+//! so that the newest flags count (long-run rates are no better or worse for it, nor are the findings below). "Next" is the order of slots, not
+//! of arrival: a flow that runs empty and returns keeps its place, and has at most one turn a round. Flags outlive an empty queue, else a
+//! flow that empties its queue with each packet would never be passed over.
+//!
+//! # What the thesis's proof misses
+//!
+//! Theorem 8 (miDRR is max-min fair) rests on Lemmas 9 and 10, and these on "flow i has been served once or more" and "|m_i - m_j| = 1".
+//! Two things break them, and neither goes away with time:
+//!
+//! 1. **One bit forgets.** When other links give a flow two turns between two visits of link j, j passes it over once, not twice.
+//!    Links of 2 and 3 Mb/s, packets of one quantum, flow a on both links and b on the second, equal weights: max-min is 2.5 and 2.5 Mb/s,
+//!    [`Flags::Bit`] gives 3 and 2 for ever. Between two visits of a by link 2, which serves a and b in turn, link 1 starts one turn of
+//!    a or two, and two count as one. The lead of a, which Lemma 10 bounds by Q' + 2 MaxSize, grows without bound.
+//! 2. **One deficit counter is shared by several turns.** Lemma 8 counts turns one after another. On links of 6 and 3 Mb/s, flow a on
+//!    both and b on the first, weights 3 and packets of Q, link 2 first by less than a packet: link 1's turn of a lives on the quantum that
+//!    link 2's turns bring and, since both links keep step, never ends. b gets nothing, where max-min gives both 4.5 Mb/s.
+//!
+//! Lemma 9's bound is also too tight by one quantum even where the flag suffices: an interval may begin after i's turn and end after j's.
+//! The flag suffices where no flow is served by two links of its cluster, and seldom elsewhere (below).
+//!
+//! [`Flags::Counter`] repairs both at little more cost: a counter in place of the flag, so that each turn elsewhere is passed over once, and a
+//! turn's credit is kept with the link that gives the turn; what is left at its end goes back to the flow's deficit. While no counter is
+//! full, the turns `T_i` of flow i on all links, the visits `v_ij` it had from link j and the counter `c_ij` keep
+//! `T_i = v_ij + c_ij` (up to a constant): a turn by j adds to T and v, one elsewhere to T and c, passing over adds to v and takes from c. Visits to two
+//! flows of one round differ by at most one. So with K the largest count reached and l_i the number of flow i's links, for weights from 1,
+//!
+//! `|FM_{i→j}| < (1 + 2K) Q' + w_i + w_j`, where `w_i = l_i Q' + l_i (l_i + 1) / 2 MaxSize` bounds credit given and not yet used,
+//!
+//! for flows both served by one link (Lemma 10), and the same from below for Lemma 9. That bounds the unfairness of any
+//! interval, so rates are max-min in the long run. A counter should fill only where a flow is faster elsewhere, and there it should be passed
+//! over; too narrow a counter also fills where turns come in bursts, and forgets as the bit does. K also bounds what the past
+//! costs: a flow that loses its fast link is passed over at most K times, and [`Midrr::forget`] spares it that.
+//!
+//! SURVEY
+//! # Cost
+//!
+//! Flags are bit matrices in blocks of 64 flows, counters the same in b bit planes. With n flows and m links, a decision within a turn is O(1).
+//! A new turn counts itself on the other links, eight at a time: O(b m / 8) operations on neighbouring words. It then passes over flows
+//! flagged: O(b) for each block of 64, however many of them. A flow is passed over only after a turn elsewhere, so that is
+//! amortised O(b (1 + m / 64)) a turn in dense blocks and O(b m) at worst (blocks of one ready flow each), whatever n. A
+//! single decision with all flows flagged K times takes O(K b n / 64). A head larger than its flow's quantum takes as many turns as it needs.
+//! Memory: 8 (b + 1) bytes for each link and 64 flows.
+
+use braid_model::Bytes;
+use thiserror::Error;
+
+/// The most links a scheduler can have: one bit each in a [`LinkSet`].
+pub const MAX_LINKS: usize = 64;
+/// The widest service counter, in bits.
+pub const MAX_COUNTER_BITS: u32 = 8;
+/// The least a flow may be given in one turn; less would make a packet take too many turns.
+pub const MIN_QUANTUM: Bytes = Bytes::new(64);
+/// Heads and quanta beyond this count as this much.
+pub const MAX_HEAD: Bytes = Bytes::new(1 << 24);
+
+/// Deficits are counted in units of 2^-10 byte, so that weights are kept to a thousandth even with small quanta.
+const FRACTION: u32 = 10;
+/// Flows per block: one bit each in a word.
+const BLOCK: usize = 64;
+/// Links whose counters lie side by side and are counted up at once.
+const LANES: usize = 8;
+const NOBODY: u32 = u32::MAX;
+
+/// A set of links by index, 0 to 63: a row of the interface preferences Π.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct LinkSet(pub u64);
+
+impl LinkSet {
+    /// Whether `link` is in the set.
+    pub const fn contains(self, link: usize) -> bool {
+        link < MAX_LINKS && self.0 >> link & 1 == 1
+    }
+
+    /// The links of the set in rising order.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..MAX_LINKS).filter(move |link| self.contains(*link))
+    }
+}
+
+impl FromIterator<usize> for LinkSet {
+    /// The set of these links; indices from [`MAX_LINKS`] on are left out.
+    fn from_iter<I: IntoIterator<Item = usize>>(links: I) -> Self {
+        Self(links.into_iter().filter(|link| *link < MAX_LINKS).fold(0, |set, link| set | 1 << link))
+    }
+}
+
+/// What a link remembers of the turns a flow had on other links since it last considered the flow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Flags {
+    /// Whether there was one, and one deficit counter for all of a flow's turns: the thesis's Algorithm 4.4.2. Not max-min fair in
+    /// general; see the module's documentation.
+    #[default]
+    Bit,
+    /// How many there were, up to 2^bits - 1, and each turn's credit is its link's own. Each time a link passes a flow over, it takes one
+    /// off. `bits` from 1 to [`MAX_COUNTER_BITS`].
+    Counter {
+        /// Width of the counter.
+        bits: u32,
+    },
+}
+
+impl Flags {
+    /// The counter to use: never too narrow in a thousand random instances, and forgetting within 63 rounds.
+    pub const COUNTED: Self = Self::Counter { bits: 6 };
+}
+
+/// A flow of one scheduler, until it is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowKey {
+    slot: u32,
+    generation: u32,
+}
+
+/// Leave for one packet or chunk: the head of `flow` goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The flow.
+    pub flow: FlowKey,
+    /// Its head's size, as it was last told.
+    pub size: Bytes,
+}
+
+/// Why a scheduler or one of its flows cannot be as asked.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum MidrrError {
+    /// Too many links.
+    #[error("{0} links are more than a scheduler can have: give it at most {MAX_LINKS}")]
+    Links(usize),
+    /// No such counter.
+    #[error("service counters of {0} bits do not exist: ask for 1 to {MAX_COUNTER_BITS} bits")]
+    CounterBits(u32),
+    /// A weight that is no positive number, or that leaves too little for a turn.
+    #[error("weight {weight} with a quantum of {quantum} gives a flow no {MIN_QUANTUM} a turn: use positive weights, or a larger quantum")]
+    Weight {
+        /// The weight φ.
+        weight: f64,
+        /// The scheduler's quantum Q.
+        quantum: Bytes,
+    },
+    /// The flow was removed, or is another scheduler's.
+    #[error("flow {0:?} is not in this scheduler: it was removed, or belongs to another")]
+    UnknownFlow(FlowKey),
+}
+
+/// The scheduler.
+#[derive(Debug, Clone)]
+pub struct Midrr {
+    quantum: Bytes,
+    links: usize,
+    /// Bits of a service counter.
+    planes: usize,
+    /// Whether a turn's credit is its link's alone, or any link's that serves the flow.
+    own_turns: bool,
+    flows: Vec<Flow>,
+    vacant: Vec<u32>,
+    /// By block and link: which of the block's flows are backlogged and may use the link.
+    ready: Vec<u64>,
+    /// By block, group of links and plane, then by link: one bit of each flow's service counter.
+    counters: Vec<[u64; LANES]>,
+    rings: Vec<Ring>,
+}
+
+/// A link's place in its round.
+#[derive(Debug, Clone)]
+struct Ring {
+    /// The flow that has its turn, 𝒞_j.
+    current: u32,
+    /// What is left of the turn, where turns are kept apart.
+    credit: u64,
+    /// The slot to consider next.
+    next: usize,
+    /// Blocks in which a flow is ready, one bit each.
+    busy: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Flow {
+    generation: u32,
+    present: bool,
+    links: u64,
+    quantum: u64,
+    deficit: u64,
+    /// Size of the head; `None` while nothing waits.
+    head: Option<u64>,
+}
+
+impl Midrr {
+    /// A scheduler for `links` links, none of which has flows yet; a flow of weight φ is given φ x `quantum` a turn.
+    pub fn new(links: usize, quantum: Bytes, flags: Flags) -> Result<Self, MidrrError> {
+        if links > MAX_LINKS {
+            return Err(MidrrError::Links(links));
+        }
+        let (planes, own_turns) = match flags {
+            Flags::Bit => (1, false),
+            Flags::Counter { bits } if (1..=MAX_COUNTER_BITS).contains(&bits) => (bits as usize, true),
+            Flags::Counter { bits } => return Err(MidrrError::CounterBits(bits)),
+        };
+        let ring = Ring { current: NOBODY, credit: 0, next: 0, busy: Vec::new() };
+        Ok(Self {
+            quantum,
+            links,
+            planes,
+            own_turns,
+            flows: Vec::new(),
+            vacant: Vec::new(),
+            ready: Vec::new(),
+            counters: Vec::new(),
+            rings: vec![ring; links],
+        })
+    }
+
+    /// Adds an idle flow of weight φ that may use `links`.
+    pub fn add_flow(&mut self, weight: f64, links: LinkSet) -> Result<FlowKey, MidrrError> {
+        let quantum = self.turn(weight)?;
+        let slot = match self.vacant.pop() {
+            Some(slot) => slot,
+            None => self.grow(),
+        };
+        let flow = &mut self.flows[slot as usize];
+        *flow = Flow { generation: flow.generation, present: true, links: links.0, quantum, deficit: 0, head: None };
+        let generation = flow.generation;
+        self.forget_turns(slot as usize);
+        Ok(FlowKey { slot, generation })
+    }
+
+    /// Takes a flow out.
+    pub fn remove_flow(&mut self, key: FlowKey) -> Result<(), MidrrError> {
+        self.set_head(key, None)?;
+        let flow = &mut self.flows[key.slot as usize];
+        flow.present = false;
+        flow.generation = flow.generation.wrapping_add(1);
+        self.vacant.push(key.slot);
+        Ok(())
+    }
+
+    /// Gives a flow another weight φ, from its next turn on.
+    pub fn set_weight(&mut self, key: FlowKey, weight: f64) -> Result<(), MidrrError> {
+        let quantum = self.turn(weight)?;
+        self.flow(key)?.quantum = quantum;
+        Ok(())
+    }
+
+    /// Gives a flow other links (its row of Π), at once. Its turns so far are forgotten.
+    pub fn set_links(&mut self, key: FlowKey, links: LinkSet) -> Result<(), MidrrError> {
+        let flow = self.flow(key)?;
+        let old = std::mem::replace(&mut flow.links, links.0);
+        let backlogged = flow.head.is_some();
+        self.forget_turns(key.slot as usize);
+        self.enter(key.slot as usize, 0, old & !links.0);
+        if backlogged {
+            self.enter(key.slot as usize, links.0, 0);
+        }
+        Ok(())
+    }
+
+    /// Tells what now stands at the head of a flow: a packet or chunk of this size, or nothing. To be called when the first
+    /// packet enters an empty queue and after each [`Grant`]. A flow that runs empty loses its deficit, as in DRR.
+    pub fn set_head(&mut self, key: FlowKey, head: Option<Bytes>) -> Result<(), MidrrError> {
+        let flow = self.flow(key)?;
+        let was = flow.head.is_some();
+        let links = flow.links;
+        flow.head = head.map(fixed);
+        match (was, head.is_some()) {
+            (false, true) => self.enter(key.slot as usize, links, 0),
+            (true, false) => {
+                flow.deficit = 0;
+                self.enter(key.slot as usize, 0, links);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Adds a link and gives its index, the next free one. Flows whose sets hold that index use it from now on.
+    pub fn add_link(&mut self) -> Result<usize, MidrrError> {
+        let (old, new) = (self.links, self.links + 1);
+        if new > MAX_LINKS {
+            return Err(MidrrError::Links(new));
+        }
+        let blocks = self.flows.len().div_ceil(BLOCK);
+        let mut ready = vec![0; blocks * new];
+        for (row, to) in self.ready.chunks(old.max(1)).zip(ready.chunks_mut(new)) {
+            to[..old].copy_from_slice(&row[..old]);
+        }
+        self.ready = ready;
+        let (size, wider) = (self.groups() * self.planes, new.div_ceil(LANES) * self.planes);
+        let mut counters = vec![[0; LANES]; blocks * wider];
+        for (row, to) in self.counters.chunks(size.max(1)).zip(counters.chunks_mut(wider)) {
+            to[..size].copy_from_slice(&row[..size]);
+        }
+        self.counters = counters;
+        self.rings.push(Ring { current: NOBODY, credit: 0, next: 0, busy: vec![0; blocks.div_ceil(BLOCK)] });
+        self.links = new;
+        for slot in 0..self.flows.len() {
+            if self.flows[slot].head.is_some() {
+                self.enter(slot, self.flows[slot].links & 1 << old, 0);
+            }
+        }
+        Ok(old)
+    }
+
+    /// Forgets who was served where. To be called when a link went, came or changed its rate much, so that no flow waits for turns it had
+    /// on a link that is no longer what it was. A link that is down needs nothing else: it does not ask.
+    pub fn forget(&mut self) {
+        self.counters.fill([0; LANES]);
+    }
+
+    /// `link` can send now: whose head goes? `None` if no flow that may use it has anything.
+    pub fn next(&mut self, link: usize) -> Option<Grant> {
+        if link >= self.links {
+            return None;
+        }
+        let mut slot = self.rings[link].current;
+        loop {
+            if slot != NOBODY {
+                let flow = &mut self.flows[slot as usize];
+                let credit = if self.own_turns { &mut self.rings[link].credit } else { &mut flow.deficit };
+                if let Some(head) = flow.head.filter(|head| *head <= *credit) {
+                    *credit -= head;
+                    return Some(Grant { flow: FlowKey { slot, generation: flow.generation }, size: Bytes::new(head >> FRACTION) });
+                }
+                if self.own_turns {
+                    flow.deficit += std::mem::take(&mut self.rings[link].credit);
+                }
+            }
+            let next = self.advance(link)?;
+            self.take_turn(next, link);
+            slot = next as u32;
+        }
+    }
+
+    /// MIDRR-CHECK-NEXT: the next ready flow in `link`'s round that had no turn elsewhere since it was last considered.
+    fn advance(&mut self, link: usize) -> Option<usize> {
+        let (links, planes, groups) = (self.links, self.planes, self.groups());
+        let ring = &mut self.rings[link];
+        let mut block = ring.next / BLOCK;
+        let mut mask = u64::MAX << (ring.next % BLOCK);
+        loop {
+            let ready = self.ready.get(block * links + link).map_or(0, |word| word & mask);
+            if ready == 0 {
+                block = ring.busy_from(block + 1)?;
+                mask = u64::MAX;
+                continue;
+            }
+            let first = (block * groups + link / LANES) * planes;
+            let counters = &mut self.counters[first..first + planes];
+            let lane = link % LANES;
+            let served = counters.iter().fold(0, |any, plane| any | plane[lane]);
+            let free = ready & !served;
+            let passed = if free == 0 { ready } else { ready & ((free & free.wrapping_neg()) - 1) };
+            let mut borrow = passed & served;
+            for plane in counters {
+                let old = plane[lane];
+                plane[lane] ^= borrow;
+                borrow &= !old;
+            }
+            if free != 0 {
+                let slot = block * BLOCK + free.trailing_zeros() as usize;
+                ring.next = slot + 1;
+                ring.current = slot as u32;
+                return Some(slot);
+            }
+            block = ring.busy_from(block + 1)?;
+            mask = u64::MAX;
+        }
+    }
+
+    /// Gives a flow its quantum, and counts the turn on all links but the one that gives it.
+    fn take_turn(&mut self, slot: usize, link: usize) {
+        let flow = &mut self.flows[slot];
+        flow.deficit += flow.quantum;
+        if self.own_turns {
+            self.rings[link].credit = std::mem::take(&mut flow.deficit);
+        }
+        let (groups, planes, bit) = (self.groups(), self.planes, 1 << (slot % BLOCK));
+        let first = slot / BLOCK * groups * planes;
+        for (group, counters) in self.counters[first..first + groups * planes].chunks_exact_mut(planes).enumerate() {
+            let mut carries = [bit; LANES];
+            if group == link / LANES {
+                carries[link % LANES] = 0;
+            }
+            count_up(counters, carries);
+        }
+    }
+
+    /// Makes a flow ready on the links `on` and not ready on the links `off`.
+    fn enter(&mut self, slot: usize, on: u64, off: u64) {
+        let (block, bit) = (slot / BLOCK, 1u64 << (slot % BLOCK));
+        for (link, ring) in self.rings.iter_mut().enumerate() {
+            let word = &mut self.ready[block * self.links + link];
+            if on >> link & 1 == 1 {
+                *word |= bit;
+                ring.busy[block / BLOCK] |= 1 << (block % BLOCK);
+            }
+            if off >> link & 1 == 1 {
+                *word &= !bit;
+                if *word == 0 {
+                    ring.busy[block / BLOCK] &= !(1 << (block % BLOCK));
+                }
+                if ring.current == slot as u32 {
+                    ring.current = NOBODY;
+                    ring.credit = 0;
+                }
+            }
+        }
+    }
+
+    /// Zeroes a flow's service counters.
+    fn forget_turns(&mut self, slot: usize) {
+        let size = self.groups() * self.planes;
+        let first = slot / BLOCK * size;
+        let bit = 1u64 << (slot % BLOCK);
+        self.counters[first..first + size].as_flattened_mut().iter_mut().for_each(|word| *word &= !bit);
+    }
+
+    /// Groups of links whose counters lie side by side.
+    fn groups(&self) -> usize {
+        self.links.div_ceil(LANES)
+    }
+
+    /// Makes room for another flow, and with it perhaps a block.
+    fn grow(&mut self) -> u32 {
+        let slot = self.flows.len();
+        if slot.is_multiple_of(BLOCK) {
+            self.ready.resize(self.ready.len() + self.links, 0);
+            self.counters.resize(self.counters.len() + self.groups() * self.planes, [0; LANES]);
+            for ring in &mut self.rings {
+                ring.busy.resize((slot / BLOCK) / BLOCK + 1, 0);
+            }
+        }
+        self.flows.push(Flow::default());
+        slot as u32
+    }
+
+    fn flow(&mut self, key: FlowKey) -> Result<&mut Flow, MidrrError> {
+        let found = self.flows.get_mut(key.slot as usize);
+        found.filter(|flow| flow.present && flow.generation == key.generation).ok_or(MidrrError::UnknownFlow(key))
+    }
+
+    /// What a flow of this weight is given in a turn, in units of a deficit.
+    fn turn(&self, weight: f64) -> Result<u64, MidrrError> {
+        let quantum = (weight * self.quantum.get() as f64 * f64::from(1u32 << FRACTION)) as u64;
+        let refused = !weight.is_finite() || quantum < fixed(MIN_QUANTUM);
+        if refused { Err(MidrrError::Weight { weight, quantum: self.quantum }) } else { Ok(quantum.min(fixed(MAX_HEAD))) }
+    }
+}
+
+impl Ring {
+    /// The first busy block from `block` on, round the ring; `None` if no block is busy.
+    fn busy_from(&self, block: usize) -> Option<usize> {
+        let words = self.busy.len();
+        let start = block / BLOCK;
+        let find = |word: usize, mask: u64| {
+            let bits = self.busy.get(word)? & mask;
+            (bits != 0).then(|| word * BLOCK + bits.trailing_zeros() as usize)
+        };
+        find(start, u64::MAX << (block % BLOCK))
+            .or_else(|| (start + 1..words).find_map(|word| find(word, u64::MAX)))
+            .or_else(|| (0..words.min(start + 1)).find_map(|word| find(word, u64::MAX)))
+    }
+}
+
+/// Adds `carries` to the counters of one group of links, whose planes these are; a counter that is full stays so.
+fn count_up(planes: &mut [[u64; LANES]], mut carries: [u64; LANES]) {
+    let mut full = carries;
+    for plane in planes.iter() {
+        full.iter_mut().zip(plane).for_each(|(full, word)| *full &= word);
+    }
+    carries.iter_mut().zip(full).for_each(|(carry, full)| *carry ^= full);
+    for plane in planes {
+        for (carry, word) in carries.iter_mut().zip(plane) {
+            let old = *word;
+            *word ^= *carry;
+            *carry &= old;
+        }
+    }
+}
+
+fn fixed(amount: Bytes) -> u64 {
+    amount.get().min(MAX_HEAD.get()) << FRACTION
+}

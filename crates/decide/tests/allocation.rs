@@ -1,0 +1,86 @@
+//! Schedulers that decide per packet take no memory for a decision once they know their paths and flows.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use braid_decide::midrr::{Flags, LinkSet, Midrr};
+use braid_decide::packet::{
+    Chunk, EarliestCompletion, MinRtt, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
+};
+use braid_model::Bytes;
+
+struct Counting;
+
+thread_local! {
+    static TAKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a thread-local cell that needs no memory itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = TAKEN.try_with(|taken| taken.set(taken.get() + 1));
+        // SAFETY: the caller keeps alloc's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps dealloc's contract, and the place came from the system's allocator.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn taken() -> u64 {
+    TAKEN.with(Cell::get)
+}
+
+#[test]
+fn the_count_sees_an_allocation() {
+    let before = taken();
+    let held = std::hint::black_box(vec![1u8; 100]);
+    assert!(taken() > before);
+    drop(held);
+}
+
+#[test]
+fn choosing_a_path_takes_no_memory() {
+    let mut schedulers: Vec<Box<dyn PacketScheduler>> = vec![
+        Box::new(RoundRobin::default()),
+        Box::new(WeightedRoundRobin::default()),
+        Box::new(RttShare::default()),
+        Box::new(Weights::new(vec![1.0; 4])),
+        Box::new(EarliestCompletion),
+        Box::new(MinRtt),
+        Box::new(Redundant::new(3)),
+    ];
+    let paths = [PathView::UP; 4];
+    let mut chosen = Vec::new();
+    for (number, scheduler) in schedulers.iter_mut().enumerate() {
+        scheduler.choose(&paths, Chunk { flow: 0, size: Bytes::new(1000) }, &mut chosen);
+        let before = taken();
+        for flow in 0..1000 {
+            scheduler.choose(&paths, Chunk { flow, size: Bytes::new(1000) }, &mut chosen);
+        }
+        assert_eq!(taken(), before, "scheduler {number}");
+    }
+}
+
+#[test]
+fn choosing_a_flow_takes_no_memory() {
+    for flags in [Flags::Bit, Flags::COUNTED] {
+        let mut midrr = Midrr::new(8, Bytes::new(1500), flags).expect("few links");
+        for _ in 0..200 {
+            let flow = midrr.add_flow(1.0, LinkSet(0xff)).expect("a weight");
+            midrr.set_head(flow, Some(Bytes::new(1500))).expect("added");
+        }
+        let before = taken();
+        for turn in 0..10_000 {
+            let grant = midrr.next(turn % 8).expect("all are backlogged");
+            midrr.set_head(grant.flow, (turn % 3 > 0).then_some(Bytes::new(700))).expect("added");
+            midrr.set_head(grant.flow, Some(Bytes::new(1500))).expect("added");
+        }
+        assert_eq!(taken(), before);
+    }
+}

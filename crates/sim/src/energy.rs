@@ -1,0 +1,82 @@
+//! How long an interface is active.
+
+use std::time::Duration;
+
+use braid_model::{Bytes, Direction, Rate, Time};
+use braid_netem::RateSource;
+
+/// Counts the time in which a link transmits or receives, each moment once: OPERETTA's `t_j` for a link that does both.
+///
+/// A direction with a constant rate is active for as long as its packets take. One that follows a recorded trace is active while
+/// anything waits for it, up to the moment at which that was last looked at.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Meter {
+    /// Until when each direction is active, as far as is known at `counted`.
+    until: [Time; 2],
+    counted: Time,
+    busy: Duration,
+}
+
+impl Meter {
+    /// A packet of `size` is put into a queue that holds `backlog` with it.
+    pub(crate) fn on_packet(&mut self, now: Time, direction: Direction, rate: &RateSource, size: Bytes) {
+        self.count(now);
+        let until = &mut self.until[direction as usize];
+        match rate {
+            RateSource::Unlimited => {}
+            RateSource::Constant(rate) if *rate == Rate::ZERO => {}
+            RateSource::Constant(rate) => *until = (*until).max(now) + rate.time_for(size),
+            RateSource::Trace(_) => *until = Time::MAX,
+        }
+    }
+
+    /// What the queue holds was looked at, or has changed otherwise: its rest takes this long.
+    pub(crate) fn on_backlog(&mut self, now: Time, direction: Direction, rate: &RateSource, backlog: Bytes) {
+        self.count(now);
+        self.until[direction as usize] = match rate {
+            RateSource::Constant(rate) if *rate > Rate::ZERO => now + rate.time_for(backlog),
+            RateSource::Trace(_) if backlog > Bytes::ZERO => Time::MAX,
+            _ => now,
+        };
+    }
+
+    /// Active time up to `now`.
+    pub(crate) fn busy(&mut self, now: Time) -> Duration {
+        self.count(now);
+        self.busy
+    }
+
+    /// Nothing has been put in since `counted`, so each direction was active from then until its end: together until the later one.
+    fn count(&mut self, now: Time) {
+        self.busy += self.until[0].max(self.until[1]).min(now).since(self.counted);
+        self.counted = self.counted.max(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sending_and_receiving_at_once_counts_once() {
+        let mut meter = Meter::default();
+        let rate = RateSource::Constant(Rate::from_mbps(12));
+        let size = Bytes::new(1500); // 1 ms
+        meter.on_packet(Time::ZERO, Direction::Down, &rate, size);
+        meter.on_packet(Time::ZERO, Direction::Down, &rate, size);
+        meter.on_packet(Time::from_millis(1), Direction::Up, &rate, size);
+        assert_eq!(meter.busy(Time::from_millis(5)), Duration::from_millis(2));
+        meter.on_packet(Time::from_millis(6), Direction::Down, &rate, size);
+        meter.on_packet(Time::from_nanos(6_500_000), Direction::Up, &rate, size);
+        assert_eq!(meter.busy(Time::from_millis(7)), Duration::from_millis(3));
+        assert_eq!(meter.busy(Time::from_millis(9)), Duration::from_nanos(3_500_000));
+    }
+
+    #[test]
+    fn a_change_of_rate_counts_the_rest_anew() {
+        let mut meter = Meter::default();
+        meter.on_packet(Time::ZERO, Direction::Down, &Rate::from_mbps(12).into(), Bytes::new(3000));
+        meter.on_backlog(Time::from_millis(1), Direction::Down, &Rate::from_mbps(6).into(), Bytes::new(1500));
+        assert_eq!(meter.busy(Time::from_millis(9)), Duration::from_millis(3));
+    }
+}

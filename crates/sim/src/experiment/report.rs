@@ -1,0 +1,190 @@
+//! What is kept of an experiment, and the page of all of them.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::results::{Results, Table};
+use super::{About, Paper, Sampling, Setting};
+
+/// An experiment with its results.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// What it is.
+    #[serde(flatten)]
+    pub about: &'static About,
+    /// What the user chose.
+    #[serde(flatten)]
+    pub setting: Setting,
+    /// What came out.
+    #[serde(flatten)]
+    pub results: Results,
+}
+
+impl Report {
+    /// The file name of each chart, and its SVG document.
+    pub fn plots(&self) -> Vec<(String, String)> {
+        self.results.charts.iter().map(|chart| (self.file(&chart.name), chart.svg())).collect()
+    }
+
+    fn file(&self, chart: &str) -> String {
+        if chart.is_empty() { format!("{}.svg", self.about.name) } else { format!("{}-{chart}.svg", self.about.name) }
+    }
+}
+
+/// The page of all experiments in Markdown; plots are looked for in `folder`, which is relative to the page.
+pub fn markdown(reports: &[Report], folder: &str) -> String {
+    let mut page = String::from(
+        "# The papers' results, reproduced\n\n\
+         This page is written by `braid sim report --out docs`. It runs the experiments of the papers that Braid is built on in a simulator, with\n\
+         the scheduling code that the daemon runs, and sets what the papers say beside what came out. *Met* means as claimed, *differs* the\n\
+         same direction in another size, *not met* not so.\n",
+    );
+    if let Some(report) = reports.iter().find(|report| report.about.sampling == Sampling::Repeated) {
+        let Setting { runs, seed } = report.setting;
+        let _ = writeln!(page, "\nSeed {seed}, {runs} runs of each point; whiskers and ± are 95 % confidence intervals (Student's t).");
+    }
+    summary(&mut page, reports);
+    let mut paper: Option<Paper> = None;
+    for report in reports {
+        if paper != Some(report.about.paper) {
+            let _ = writeln!(page, "\n## {}", cell(report.about.paper.citation()));
+            paper = Some(report.about.paper);
+        }
+        section(&mut page, report, folder);
+    }
+    page
+}
+
+/// How many claims of each paper came out how.
+fn summary(page: &mut String, reports: &[Report]) {
+    page.push_str("\n| experiment | shows | claims met |\n|---|---|---|\n");
+    for report in reports {
+        let verdicts = &report.results.verdicts;
+        let met = verdicts.iter().filter(|verdict| verdict.judgement == super::Judgement::Met).count();
+        let met = if verdicts.is_empty() { "-".to_owned() } else { format!("{met} of {}", verdicts.len()) };
+        let _ = writeln!(page, "| [{0}](#{0}) | {1} | {met} |", report.about.name, cell(report.about.title));
+    }
+}
+
+fn section(page: &mut String, report: &Report, folder: &str) {
+    let (about, results) = (report.about, &report.results);
+    let _ = writeln!(page, "\n### {}\n\n**{} ({}).** {}", about.name, about.title, about.figure, about.setting);
+    for chart in &results.charts {
+        let _ = writeln!(page, "\n![{}]({folder}/{})", cell(&chart.title), report.file(&chart.name));
+    }
+    for table in &results.tables {
+        table_of(page, table);
+    }
+    if !results.verdicts.is_empty() {
+        page.push_str("\n| the paper's claim | paper | here | |\n|---|---|---|---|\n");
+        for verdict in &results.verdicts {
+            let (claim, paper) = (cell(verdict.claim.text), cell(verdict.claim.paper));
+            let _ = writeln!(page, "| {claim} | {paper} | {} | {} |", cell(&verdict.here), verdict.judgement);
+        }
+    }
+    for verdict in results.verdicts.iter().filter(|verdict| !verdict.why.is_empty()) {
+        let _ = writeln!(page, "\n*{}*: {}", cell(verdict.claim.text), verdict.why);
+    }
+    for note in &results.notes {
+        let _ = writeln!(page, "\n{note}");
+    }
+    let _ = match (about.sampling, report.setting) {
+        (Sampling::Timed, _) => writeln!(page, "\n`braid sim run {}` (measured by a clock: it depends on the machine)", about.name),
+        (Sampling::Once, _) => writeln!(page, "\n`braid sim run {}`", about.name),
+        (_, Setting { runs, seed }) => writeln!(page, "\n`braid sim run {} --runs {runs} --seed {seed}`", about.name),
+    };
+}
+
+fn table_of(page: &mut String, table: &Table) {
+    let row = |cells: &[String]| format!("| {} |", cells.iter().map(|text| cell(text)).collect::<Vec<_>>().join(" | "));
+    let _ = writeln!(page, "\n{}:\n\n{}\n|{}", table.title, row(&table.columns), "---|".repeat(table.columns.len()));
+    for cells in &table.rows {
+        let _ = writeln!(page, "{}", row(cells));
+    }
+}
+
+/// Text that stays in its cell.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::*;
+
+    static ABOUT: About = About {
+        name: "thesis-0",
+        paper: Paper::Thesis,
+        figure: "fig. 0",
+        title: "A line",
+        setting: "Nothing.",
+        sampling: Sampling::Repeated,
+        claims: &[Claim { text: "It grows", paper: "a|b" }],
+    };
+
+    struct Line {
+        verdicts: usize,
+        asked: &'static str,
+    }
+
+    impl Experiment for Line {
+        fn about(&self) -> &'static About {
+            &ABOUT
+        }
+        fn points(&self) -> Vec<Point> {
+            Point::grid(&["one"], &[1.0, 2.0])
+        }
+        fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
+            Sample::default().value("y", point.x + f64::from(run.index))
+        }
+        fn assemble(&self, samples: &Samples) -> Results {
+            let chart = Chart::lines("grown", "A line", Axis::new("x", ""), Axis::new("y", "m")).with(samples.series(self.asked));
+            let table = Table::new("All", &["x", "y"]).row(["1", "2"]);
+            let results = Results::default().chart(chart).table(table).note("A note.");
+            (0..self.verdicts).fold(results, |results, _| results.verdict(ABOUT.claims[0].judge("so", Judgement::Met, "It must.")))
+        }
+    }
+
+    fn report(line: &Line) -> Result<Report, Unsound> {
+        let setting = Setting { runs: 2, seed: 7 };
+        conclude(line, &setting, Samples::new(setting.jobs(line).into_iter().map(|job| job.measure(line)).collect()))
+    }
+
+    #[test]
+    fn the_page_sets_claims_beside_results() {
+        let report = report(&Line { verdicts: 1, asked: "y" }).unwrap();
+        assert_eq!(report.plots()[0].0, "thesis-0-grown.svg");
+        let page = markdown(&[report], "plots");
+        for wanted in [
+            "Seed 7, 2 runs",
+            "| [thesis-0](#thesis-0) | A line | 1 of 1 |",
+            "## Yap",
+            "![A line](plots/thesis-0-grown.svg)",
+            "| x | y |\n|---|---|\n| 1 | 2 |",
+            "| It grows | a\\|b | so | met |",
+            "*It grows*: It must.",
+            "A note.",
+            "`braid sim run thesis-0 --runs 2 --seed 7`",
+        ] {
+            assert!(page.contains(wanted), "{wanted} in {page}");
+        }
+    }
+
+    #[test]
+    fn an_experiment_that_forgets_a_claim_or_a_number_is_told() {
+        assert_eq!(report(&Line { verdicts: 0, asked: "y" }), Err(Unsound::Verdicts { experiment: "thesis-0" }));
+        let error = report(&Line { verdicts: 1, asked: "z" }).unwrap_err().to_string();
+        assert!(error.contains("series \"one\""), "{error}");
+    }
+
+    #[test]
+    fn runs_have_seeds_of_their_own_that_all_points_share() {
+        let line = Line { verdicts: 1, asked: "y" };
+        let jobs = Setting { runs: 2, seed: 7 }.jobs(&line);
+        assert_eq!(jobs.iter().map(|job| (job.point.x, job.index)).collect::<Vec<_>>(), [(1.0, 0), (1.0, 1), (2.0, 0), (2.0, 1)]);
+        assert_eq!((jobs[0].seed, jobs[1].seed), (jobs[2].seed, jobs[3].seed));
+        assert_ne!(jobs[0].seed, jobs[1].seed);
+        assert_ne!(jobs[0].seed, Setting { runs: 2, seed: 8 }.jobs(&line)[0].seed);
+    }
+}

@@ -1,0 +1,33 @@
+//! The papers' experiments.
+
+mod thesis;
+
+use crate::experiment::Experiment;
+
+/// All experiments, paper by paper, in the order of figures.
+pub fn all() -> Vec<&'static dyn Experiment> {
+    thesis::all().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_fit_for_files() {
+        let all = all();
+        let names: BTreeSet<&str> = all.iter().map(|experiment| experiment.about().name).collect();
+        assert_eq!(names.len(), all.len());
+        for name in names {
+            assert!(name != "all" && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'), "{name}");
+        }
+    }
+
+    #[test]
+    fn papers_stand_together() {
+        let mut papers: Vec<_> = all().iter().map(|experiment| experiment.about().paper).collect();
+        papers.dedup();
+        assert_eq!(papers.len(), papers.iter().collect::<BTreeSet<_>>().len(), "{papers:?}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Yap's thesis, chapters 3 and 4: fair queueing over several interfaces.
+
+mod midrr;
+mod overhead;
+mod pgps;
+mod preferences;
+mod theorem;
+
+use crate::experiment::Experiment;
+
+pub(super) fn all() -> [&'static dyn Experiment; 6] {
+    [&preferences::Preferences, &pgps::Bounds, &theorem::Theorem, &midrr::Convergence, &overhead::FLOWS, &overhead::LINKS]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::{Judgement, Report, Samples, Sampling, Setting, conclude};
+    use braid_model::Time;
+    use std::cell::Cell;
+
+    fn report(experiment: &dyn Experiment, seed: u64) -> Report {
+        // A clock that goes on by a nanosecond each time it is looked at, for what is timed.
+        let ticks = Cell::new(0);
+        let clock = || {
+            ticks.set(ticks.get() + 1);
+            Time::from_nanos(ticks.get())
+        };
+        let setting = Setting { runs: 1, seed };
+        let samples = setting.jobs(experiment).into_iter().map(|job| job.measure_by(experiment, &clock)).collect();
+        conclude(experiment, &setting, Samples::new(samples)).unwrap()
+    }
+
+    /// FNV-1a of all that is written.
+    fn hash(report: &Report) -> u64 {
+        let plots: String = report.plots().into_iter().map(|(_, svg)| svg).collect();
+        let text = serde_json::to_string(report).unwrap() + &plots;
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    #[test]
+    fn what_has_no_chance_in_it_meets_the_thesis() {
+        for experiment in all().into_iter().filter(|experiment| experiment.about().sampling == Sampling::Once) {
+            for seed in [1, 2, 3] {
+                let report = report(experiment, seed);
+                for verdict in &report.results.verdicts {
+                    assert!(verdict.judgement != Judgement::NotMet, "{}: {verdict:?}", report.about.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_counter_is_fair_where_the_flag_is_not_on_every_machine() {
+        let report = report(&theorem::Theorem, 1);
+        let within: Vec<f64> = report.results.tables[0].rows.iter().map(|row| row[2].trim_end_matches(" %").parse().unwrap()).collect();
+        assert!(within[0] <= 70.0 && within[1] >= 90.0, "{:?}", report.results.tables);
+        assert_eq!(report.results.tables[1].rows[0][1..], ["3.00 Mb/s", "2.00 Mb/s"]);
+        assert_eq!(report.results.tables[1].rows[1][1..], ["2.50 Mb/s", "2.50 Mb/s"]);
+        assert_eq!(hash(&report), 4_830_243_438_328_090_692, "if this was meant to change, take the new value");
+    }
+
+    #[test]
+    fn results_are_the_same_on_every_machine() {
+        let quick = all().into_iter().filter(|experiment| experiment.about().sampling != Sampling::Repeated);
+        let hashes: Vec<(&str, u64)> = quick.map(|experiment| (experiment.about().name, hash(&report(experiment, 1)))).collect();
+        let wanted = [
+            ("thesis-3-1", 1_566_957_937_852_311_651),
+            ("thesis-4-3", 14_171_832_504_761_276_216),
+            ("thesis-4-5", 3_315_269_204_797_166_978),
+            ("thesis-4-6", 3_796_134_032_034_868_444),
+            ("thesis-4-7", 14_726_893_822_496_584_415),
+        ];
+        assert_eq!(hashes, wanted, "if this was meant to change, take the new values");
+    }
+}

@@ -1,0 +1,472 @@
+//! Both ends of connections: handshakes, what is sent when, what happens when something arrives.
+
+use std::collections::VecDeque;
+
+use braid_model::{Bytes, Direction, Time};
+
+use crate::event::Event;
+use crate::spread::PathView;
+use crate::tcp::{Ack, Answer, HANDSHAKE_WAIT, Kind, Packet, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
+use crate::world::World;
+
+/// Where a connection goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Path {
+    pub(crate) stream: u32,
+    pub(crate) link: u8,
+    pub(crate) server: u16,
+}
+
+/// So many timers in a row make a link of a stream that is spread suspect: it gets no new chunks, and the others get what it had.
+const SILENCE: u32 = 4;
+
+/// How far an end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    Closed,
+    /// It waits for the answer to its handshake's packet.
+    Waiting,
+    Open,
+}
+
+/// One TCP connection. Its place is used again when it is gone, with the next generation.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) path: Path,
+    generation: u32,
+    live: bool,
+    /// The ends by the direction they send in: the server down, the client up.
+    ends: [Opening; 2],
+    /// When the server answered the handshake, if it did so once only.
+    answered: Option<Time>,
+    halves: [Half; 2],
+}
+
+/// One direction of a connection: the sender at one end, the receiver at the other.
+#[derive(Debug)]
+struct Half {
+    sender: Sender,
+    receiver: Receiver,
+    /// Chunks of a stream that is spread, which wait for this connection.
+    queued: VecDeque<u32>,
+    /// Events that are in the queue.
+    retransmit: Option<Time>,
+    acknowledge: Option<Time>,
+}
+
+impl Half {
+    fn new(config: &TcpConfig) -> Self {
+        let (sender, receiver) = (Sender::new(config), Receiver::new(config));
+        Self { sender, receiver, queued: VecDeque::new(), retransmit: None, acknowledge: None }
+    }
+}
+
+impl Connection {
+    /// Whether it lives, on this link.
+    pub(crate) fn is_on(&self, link: usize) -> bool {
+        self.live && usize::from(self.path.link) == link
+    }
+
+    /// Whether the round trips of the data in this direction are a quarter longer than the least.
+    pub(crate) fn sees_a_queue(&self, direction: Direction) -> bool {
+        self.halves[direction as usize].sender.round_trip().is_some_and(|(smoothed, least)| smoothed > least * 5 / 4)
+    }
+
+    fn packet(&self, id: u32, direction: Direction, kind: Kind, now: Time) -> Packet {
+        Packet {
+            connection: id,
+            generation: self.generation,
+            server: self.path.server,
+            link: self.path.link,
+            direction,
+            kind,
+            sent: now,
+            data: None,
+            ack: None,
+        }
+    }
+}
+
+fn opposite(direction: Direction) -> Direction {
+    match direction {
+        Direction::Down => Direction::Up,
+        Direction::Up => Direction::Down,
+    }
+}
+
+impl World<'_> {
+    /// Opens a connection: the client sends its handshake.
+    pub(crate) fn open(&mut self, path: Path) {
+        let halves = [Half::new(&self.scenario.tcp), Half::new(&self.scenario.tcp)];
+        let ends = [Opening::Closed, Opening::Waiting];
+        let mut connection = Connection { path, generation: 0, live: true, ends, answered: None, halves };
+        let id = match self.free.pop() {
+            Some(id) => {
+                connection.generation = self.connections[id as usize].generation.wrapping_add(1);
+                self.connections[id as usize] = connection;
+                id
+            }
+            None => {
+                self.connections.push(connection);
+                (self.connections.len() - 1) as u32
+            }
+        };
+        self.streams[path.stream as usize].connections.push(id);
+        self.send_handshake(id, Direction::Up, 0, None);
+    }
+
+    fn connection(&self, id: u32, generation: u32) -> Option<&Connection> {
+        self.connections.get(id as usize).filter(|connection| connection.live && connection.generation == generation)
+    }
+
+    fn send_handshake(&mut self, id: u32, direction: Direction, tries: u8, ack: Option<Ack>) {
+        let connection = &self.connections[id as usize];
+        let generation = connection.generation;
+        let packet = Packet { ack, ..connection.packet(id, direction, Kind::Syn, self.now) };
+        self.transmit(packet);
+        let wait = HANDSHAKE_WAIT * (1 << tries.min(6));
+        self.queue.push(self.now + wait, Event::Handshake { connection: id, generation, direction, tries });
+    }
+
+    /// A handshake's packet was not answered in time.
+    pub(crate) fn on_handshake(&mut self, id: u32, generation: u32, direction: Direction, tries: u8) {
+        let Some(connection) = self.connection(id, generation) else { return };
+        if connection.ends[direction as usize] == Opening::Waiting {
+            self.connections[id as usize].answered = None;
+            self.send_handshake(id, direction, tries.saturating_add(1), None);
+        }
+    }
+
+    /// A packet is at its end: down at the client, up at the server.
+    pub(crate) fn arrive(&mut self, packet: Packet) {
+        if packet.kind == Kind::Fin && packet.direction == Direction::Up {
+            // Also answered by a server that has forgotten the connection.
+            self.transmit(Packet { direction: Direction::Down, sent: self.now, ack: None, ..packet });
+        }
+        if self.connection(packet.connection, packet.generation).is_none() {
+            return;
+        }
+        match (packet.kind, packet.direction) {
+            (Kind::Syn, Direction::Up) => self.on_syn(&packet),
+            (Kind::Syn, Direction::Down) => self.on_syn_answer(&packet),
+            (Kind::Plain | Kind::Fin, _) => self.on_plain(&packet),
+        }
+    }
+
+    fn on_syn(&mut self, packet: &Packet) {
+        let connection = &mut self.connections[packet.connection as usize];
+        let down = Direction::Down as usize;
+        let ack = Some(Ack { next: 0, ranges: [(0, 0); 3], echo: packet.sent });
+        match connection.ends[down] {
+            Opening::Closed => {
+                connection.ends[down] = Opening::Waiting;
+                connection.answered = Some(self.now);
+                self.send_handshake(packet.connection, Direction::Down, 0, ack);
+            }
+            Opening::Waiting => {
+                // Repeated, since the answer was lost or late; the first answer's timer goes on.
+                connection.answered = None;
+                let answer = Packet { ack, ..connection.packet(packet.connection, Direction::Down, Kind::Syn, self.now) };
+                self.transmit(answer);
+            }
+            Opening::Open => {}
+        }
+    }
+
+    fn on_syn_answer(&mut self, packet: &Packet) {
+        let id = packet.connection;
+        let connection = &mut self.connections[id as usize];
+        let up = Direction::Up as usize;
+        if connection.ends[up] == Opening::Waiting {
+            connection.ends[up] = Opening::Open;
+            if let Some(ack) = packet.ack {
+                connection.halves[up].sender.on_handshake(self.now.since(ack.echo));
+            }
+            let before = self.counters.segments;
+            self.pump(id, Direction::Up);
+            if self.counters.segments != before {
+                return;
+            }
+        }
+        // A pure acknowledgement ends the handshake where no data does, and tells a server that asks again.
+        let connection = &self.connections[id as usize];
+        let ack = Some(Ack { next: 0, ranges: [(0, 0); 3], echo: packet.sent });
+        let answer = Packet { ack, ..connection.packet(id, Direction::Up, Kind::Plain, self.now) };
+        self.transmit(answer);
+    }
+
+    fn on_plain(&mut self, packet: &Packet) {
+        let (id, towards) = (packet.connection, packet.direction);
+        let back = opposite(towards);
+        let connection = &mut self.connections[id as usize];
+        let stream = connection.path.stream;
+        if towards == Direction::Up && connection.ends[Direction::Down as usize] == Opening::Waiting {
+            connection.ends[Direction::Down as usize] = Opening::Open;
+            if let Some(answered) = connection.answered {
+                connection.halves[Direction::Down as usize].sender.on_handshake(self.now.since(answered));
+            }
+        }
+        if let Some(ack) = &packet.ack
+            && !(connection.halves[back as usize].sender.is_idle() && ack.next == 0)
+        {
+            connection.halves[back as usize].sender.on_ack(self.now, ack);
+        }
+        let mut answer = Answer::Later;
+        if let Some(segment) = &packet.data {
+            (_, answer) = connection.halves[towards as usize].receiver.on_segment(self.now, segment.number, packet.sent);
+            self.deliver(stream, towards, segment, packet.link);
+        }
+        self.proceed(stream, towards);
+        if self.connection(id, packet.generation).is_none() {
+            return;
+        }
+        self.pump(id, back);
+        self.answer(id, towards, answer);
+        if self.streams[stream as usize].ended {
+            self.close_if_idle(id);
+        }
+    }
+
+    fn deliver(&mut self, stream: u32, direction: Direction, segment: &Segment, link: u8) {
+        let stream = &mut self.streams[stream as usize];
+        if !stream.ended && stream.sinks[direction as usize].take(segment.chunk) {
+            let amount = Bytes::new(u64::from(segment.size));
+            stream.moved[direction as usize] += amount;
+            self.bins[usize::from(link)].on_goodput(direction, amount);
+        }
+    }
+
+    /// Something came to the server (`towards` up) or the client: a whole request starts the answer, a whole answer ends the flow.
+    fn proceed(&mut self, id: u32, towards: Direction) {
+        let stream = &mut self.streams[id as usize];
+        let [down, up] = [Direction::Down as usize, Direction::Up as usize];
+        if stream.ended || !stream.sinks[up].is_complete() {
+            return;
+        }
+        match towards {
+            Direction::Up => stream.sources[down].open = true,
+            Direction::Down if stream.sinks[down].is_complete() => {
+                self.end(id);
+                self.close_all(id);
+            }
+            Direction::Down => {}
+        }
+    }
+
+    /// The flow has ended: its client says so on every connection, and those that have nothing on their way are gone.
+    fn close_all(&mut self, id: u32) {
+        for connection in std::mem::take(&mut self.streams[id as usize].connections) {
+            let mine = &mut self.connections[connection as usize];
+            if mine.ends[Direction::Up as usize] == Opening::Open {
+                let ack = mine.halves[Direction::Down as usize].receiver.take_ack();
+                let fin = Packet { ack, ..mine.packet(connection, Direction::Up, Kind::Fin, self.now) };
+                self.transmit(fin);
+            }
+            let stream = &self.streams[id as usize];
+            if stream.spread {
+                // Each end of a stream that is spread knows that the other has all: nothing is sent again.
+                self.close(connection);
+            } else {
+                self.close_if_idle(connection);
+            }
+        }
+    }
+
+    fn close_if_idle(&mut self, id: u32) {
+        let connection = &self.connections[id as usize];
+        if connection.live && connection.halves.iter().all(|half| half.sender.is_idle()) {
+            self.close(id);
+        }
+    }
+
+    fn close(&mut self, id: u32) {
+        self.connections[id as usize].live = false;
+        self.free.push(id);
+    }
+
+    /// Acknowledges what came in `towards`, now or later, unless data that went back has done so.
+    fn answer(&mut self, id: u32, towards: Direction, answer: Answer) {
+        let connection = &mut self.connections[id as usize];
+        let half = &mut connection.halves[towards as usize];
+        if answer == Answer::Now {
+            if let Some(ack) = half.receiver.take_ack() {
+                let packet = Packet { ack: Some(ack), ..connection.packet(id, opposite(towards), Kind::Plain, self.now) };
+                self.transmit(packet);
+            }
+        } else if let Some(due) = half.receiver.deadline()
+            && half.acknowledge.is_none()
+        {
+            half.acknowledge = Some(due);
+            let generation = connection.generation;
+            self.queue.push(due, Event::Acknowledge { connection: id, generation, direction: towards });
+        }
+    }
+
+    pub(crate) fn on_acknowledge(&mut self, id: u32, generation: u32, direction: Direction) {
+        if self.connection(id, generation).is_none() {
+            return;
+        }
+        let half = &mut self.connections[id as usize].halves[direction as usize];
+        half.acknowledge = None;
+        let due = half.receiver.deadline().is_some_and(|due| due <= self.now);
+        self.answer(id, direction, if due { Answer::Now } else { Answer::Later });
+    }
+
+    /// Sends what may be sent now by the end of a connection that sends in `direction`; for a stream that is spread, on all of its.
+    fn pump(&mut self, id: u32, direction: Direction) {
+        let stream = self.connections[id as usize].path.stream;
+        if !self.streams[stream as usize].spread {
+            self.send_all(id, direction);
+            return;
+        }
+        self.assign(stream, direction);
+        let mut place = 0;
+        while let Some(connection) = self.streams[stream as usize].connections.get(place).copied() {
+            self.send_all(connection, direction);
+            place += 1;
+        }
+    }
+
+    fn send_all(&mut self, id: u32, direction: Direction) {
+        if self.connections[id as usize].ends[direction as usize] != Opening::Open {
+            return;
+        }
+        while let Some(segment) = self.next_segment(id, direction) {
+            let connection = &mut self.connections[id as usize];
+            let ack = connection.halves[opposite(direction) as usize].receiver.take_ack();
+            let packet = Packet { data: Some(segment), ack, ..connection.packet(id, direction, Kind::Plain, self.now) };
+            self.transmit(packet);
+        }
+        self.await_retransmit(id, direction);
+    }
+
+    fn next_segment(&mut self, id: u32, direction: Direction) -> Option<Segment> {
+        let connection = &mut self.connections[id as usize];
+        let half = &mut connection.halves[direction as usize];
+        let stream = &mut self.streams[connection.path.stream as usize];
+        let source = &mut stream.sources[direction as usize];
+        match half.sender.next(self.now) {
+            Sending::Again(segment) => {
+                self.counters.repeated += 1;
+                Some(segment)
+            }
+            Sending::Full => None,
+            Sending::Room => {
+                let chunk = if stream.spread { half.queued.pop_front()? } else { source.take()? };
+                Some(half.sender.send(self.now, chunk, source.size(chunk)))
+            }
+        }
+    }
+
+    /// Gives chunks of a stream that is spread to its connections, as the packet scheduler says.
+    fn assign(&mut self, id: u32, direction: Direction) {
+        let side = direction as usize;
+        self.drop_needless(id, side);
+        if self.streams[id as usize].sources[side].peek().is_none() {
+            return;
+        }
+        let mut paths = std::mem::take(&mut self.paths);
+        self.view_paths(id, direction, &mut paths);
+        let packets = &self.scenario.packets;
+        let window = u32::try_from(packets.window.get() / SEGMENT.get()).unwrap_or(u32::MAX).max(1);
+        let stream = &mut self.streams[id as usize];
+        while let Some(chunk) = stream.sources[side].peek() {
+            let sink = &stream.sinks[side];
+            if sink.has(chunk) {
+                stream.sources[side].take();
+                continue;
+            }
+            if chunk - sink.next() >= window {
+                break;
+            }
+            let spreader = &mut self.spreaders[side];
+            let Some(chosen) = spreader.choose(&paths) else { break };
+            if paths[chosen].queued >= paths[chosen].room.max(packets.ahead) {
+                break;
+            }
+            spreader.commit(&paths, chosen);
+            paths[chosen].queued += 1;
+            stream.sources[side].take();
+            let on = stream.connections.iter().find(|id| usize::from(self.connections[**id as usize].path.link) == chosen);
+            if let Some(connection) = on {
+                self.connections[*connection as usize].halves[side].queued.push_back(chunk);
+            }
+        }
+        self.paths = paths;
+    }
+
+    /// Takes back chunks that wait for a link and have arrived over another. It must be done before chunks are given out: else these
+    /// could fill what may wait, and nothing would be sent nor anything come back.
+    fn drop_needless(&mut self, id: u32, side: usize) {
+        let stream = &self.streams[id as usize];
+        if stream.sources[side].has_repeated() {
+            for connection in &stream.connections {
+                self.connections[*connection as usize].halves[side].queued.retain(|chunk| !stream.sinks[side].has(*chunk));
+            }
+        }
+    }
+
+    fn view_paths(&self, id: u32, direction: Direction, paths: &mut Vec<PathView>) {
+        paths.clear();
+        paths.extend((0..self.scenario.links.len()).map(|link| PathView {
+            rate: self.capacity(link, direction),
+            weight: self.weight(link),
+            round_trip: None,
+            room: 0,
+            queued: 0,
+            in_flight: 0,
+            present: false,
+            open: false,
+        }));
+        for id in &self.streams[id as usize].connections {
+            let connection = &self.connections[*id as usize];
+            let half = &connection.halves[direction as usize];
+            let path = &mut paths[usize::from(connection.path.link)];
+            path.round_trip = half.sender.round_trip().map(|(smoothed, _)| smoothed);
+            path.room = half.sender.room();
+            path.queued = half.queued.len() as u32;
+            path.in_flight = half.sender.in_flight();
+            path.present = !self.is_dark(usize::from(connection.path.link)) && half.sender.silence() < SILENCE;
+            path.open = connection.ends[direction as usize] == Opening::Open;
+        }
+    }
+
+    fn await_retransmit(&mut self, id: u32, direction: Direction) {
+        let connection = &mut self.connections[id as usize];
+        let half = &mut connection.halves[direction as usize];
+        let Some(due) = half.sender.deadline() else { return };
+        if half.retransmit.is_none_or(|event| event > due) {
+            half.retransmit = Some(due);
+            let generation = connection.generation;
+            self.queue.push(due, Event::Retransmit { connection: id, generation, direction });
+        }
+    }
+
+    pub(crate) fn on_retransmit(&mut self, id: u32, generation: u32, direction: Direction) {
+        if self.connection(id, generation).is_none() {
+            return;
+        }
+        let side = direction as usize;
+        let connection = &mut self.connections[id as usize];
+        let half = &mut connection.halves[side];
+        if half.retransmit != Some(self.now) {
+            return;
+        }
+        half.retransmit = None;
+        if half.sender.deadline().is_some_and(|due| due <= self.now) {
+            half.sender.on_timeout(self.now);
+            self.counters.timeouts += 1;
+            let dark = self.is_dark(usize::from(self.connections[id as usize].path.link));
+            let connection = &mut self.connections[id as usize];
+            let half = &mut connection.halves[side];
+            let stream = &mut self.streams[connection.path.stream as usize];
+            // A few timers may run out by chance, and what is sent twice is mostly wasted.
+            if stream.spread && (dark || half.sender.silence() == SILENCE) {
+                let stranded = half.sender.outstanding().chain(half.queued.drain(..));
+                stream.sources[side].repeat(stranded);
+            }
+            self.pump(id, direction);
+        }
+        self.await_retransmit(id, direction);
+    }
+}

@@ -1,0 +1,99 @@
+//! What the scheduler knows of flows to come and of links.
+
+use std::time::Duration;
+
+use braid_decide::capacity::{Busy, Capacity};
+use braid_decide::demand::Demand;
+use braid_model::{Bytes, Direction, Rate, Time};
+use braid_netem::RateSource;
+
+use crate::scenario::{CapacityKnowledge, DemandKnowledge, Knowledge};
+
+/// How often learnt capacities are brought up to date, as the daemon does it.
+pub(crate) const MEASURE: Duration = Duration::from_millis(200);
+/// What a link without a rate is taken for.
+const UNLIMITED: Rate = Rate::from_mbps(100_000);
+
+/// What is known of flows, by class, and of links.
+#[derive(Debug)]
+pub(crate) struct Known {
+    knowledge: Knowledge,
+    demands: Vec<Demand>,
+    capacities: Vec<[Capacity; 2]>,
+}
+
+/// What a flow that starts will move.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Truth {
+    pub(crate) down: Bytes,
+    pub(crate) up: Bytes,
+    pub(crate) direction: Direction,
+}
+
+impl Known {
+    pub(crate) fn new(knowledge: Knowledge, classes: usize, links: usize) -> Self {
+        let first = match knowledge.capacity {
+            CapacityKnowledge::Learnt { first } => first,
+            CapacityKnowledge::Oracle => Rate::ZERO,
+        };
+        let capacity = Capacity::new(first, Time::ZERO);
+        Self { knowledge, demands: vec![Demand::default(); classes], capacities: vec![[capacity.clone(), capacity]; links] }
+    }
+
+    /// What a flow of `class` is thought to move, and which way mostly.
+    pub(crate) fn demand(&self, class: usize, truth: Truth) -> (Bytes, Direction) {
+        let moved = truth.down + truth.up;
+        match self.knowledge.demand {
+            DemandKnowledge::Oracle => (moved, truth.direction),
+            DemandKnowledge::Factor(factor) => (Bytes::new((moved.get() as f64 * factor) as u64), truth.direction),
+            DemandKnowledge::Learnt { first } => {
+                let demand = &self.demands[class];
+                if demand.count == 0 { (first, Direction::Down) } else { (demand.total(), demand.direction()) }
+            }
+        }
+    }
+
+    /// A flow of `class` ended.
+    pub(crate) fn learn_demand(&mut self, now: Time, class: usize, moved: [Bytes; 2]) {
+        self.demands[class].learn(moved[0], moved[1], now);
+    }
+
+    pub(crate) fn learns_capacity(&self) -> bool {
+        self.knowledge.capacity != CapacityKnowledge::Oracle
+    }
+
+    /// What a link moved in the last [`MEASURE`].
+    pub(crate) fn learn_capacity(&mut self, now: Time, link: usize, direction: Direction, moved: Bytes, busy: Busy) {
+        self.capacities[link][direction as usize].on_interval(now, moved, MEASURE, busy);
+    }
+
+    /// A link's capacity as it is thought to be; `truth` is its rate.
+    pub(crate) fn capacity(&self, now: Time, link: usize, direction: Direction, truth: &RateSource) -> Rate {
+        match (self.knowledge.capacity, truth) {
+            (CapacityKnowledge::Oracle, RateSource::Constant(rate)) => *rate,
+            (CapacityKnowledge::Oracle, _) => UNLIMITED,
+            (CapacityKnowledge::Learnt { .. }, _) => self.capacities[link][direction as usize].estimate(now).rate,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::LoadKnowledge;
+
+    fn known(demand: DemandKnowledge) -> Known {
+        Known::new(Knowledge { demand, capacity: CapacityKnowledge::Oracle, load: LoadKnowledge::Daemon }, 1, 1)
+    }
+
+    #[test]
+    fn demand_is_known_learnt_or_wrong() {
+        let truth = Truth { down: Bytes::new(8000), up: Bytes::new(80), direction: Direction::Down };
+        assert_eq!(known(DemandKnowledge::Oracle).demand(0, truth).0, Bytes::new(8080));
+        assert_eq!(known(DemandKnowledge::Factor(0.5)).demand(0, truth).0, Bytes::new(4040));
+        let mut learnt = known(DemandKnowledge::Learnt { first: Bytes::new(5) });
+        assert_eq!(learnt.demand(0, truth), (Bytes::new(5), Direction::Down));
+        learnt.learn_demand(Time::ZERO, 0, [Bytes::new(10), Bytes::new(90)]);
+        assert_eq!(learnt.demand(0, truth), (Bytes::new(100), Direction::Up));
+    }
+}

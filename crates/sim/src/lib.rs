@@ -1,0 +1,55 @@
+//! A simulator of a device with several links: discrete events, virtual time, TCP by the segment, the daemon's own scheduling rule.
+//!
+//! ```
+//! use braid_model::{Bytes, Rate};
+//! use braid_sim::{Arrivals, Class, LinkSpec, Scenario, Size, simulate};
+//! use std::time::Duration;
+//!
+//! let ms = Duration::from_millis;
+//! let scenario = Scenario {
+//!     links: vec![LinkSpec::symmetric("wifi", Rate::from_mbps(20), ms(20)), LinkSpec::symmetric("lte", Rate::from_mbps(10), ms(60))],
+//!     workload: vec![Class::downloads("web", Arrivals::Poisson { per_second: 5.0 }, Size::Exponential(Bytes::new(200_000)))],
+//!     duration: Duration::from_secs(10),
+//!     ..Scenario::default()
+//! };
+//! let outcome = simulate(&scenario)?;
+//! assert!(outcome.goodput() > Rate::from_mbps(4));
+//! # Ok::<(), braid_sim::ScenarioError>(())
+//! ```
+//!
+//! A scenario gives the same outcome on every machine: time is whole nanoseconds, chance comes from the scenario's seed, and no
+//! logarithm, root or power is the platform's ([`math`]).
+//!
+//! The topology: one client; each of its links has a rate, delay, loss and queue in either direction; behind them, servers, each with a
+//! link of its own that all flows to it share. A connection-oriented stream is one TCP connection on one link. A packet-oriented stream
+//! (to a server that runs Braid) is one TCP connection on each link, over which its chunks are spread.
+
+#![forbid(unsafe_code)]
+
+mod energy;
+mod event;
+pub mod experiment;
+pub mod experiments;
+pub mod fairness;
+mod host;
+mod knowledge;
+pub mod math;
+mod pipe;
+mod scenario;
+mod schedule;
+mod spread;
+mod stats;
+mod stream;
+pub mod tcp;
+mod workload;
+mod world;
+
+pub use scenario::{
+    Battery, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Scenario,
+    ScenarioError, Scheduling, ServerLink, ServerSpec,
+};
+pub use schedule::{LinkView, NewStream, Scheduler, View};
+pub use spread::{PacketScheduler, Packets, PathView, Spreading};
+pub use stats::{Counters, FlowOutcome, LinkOutcome, Outcome, Summary};
+pub use workload::{Arrivals, Class, Size};
+pub use world::{simulate, simulate_with};

@@ -1,0 +1,132 @@
+//! Which link a new stream gets: the daemon's own rule, and a place for others.
+
+use braid_decide::connection::{Board, LinkMask, Mode, Request, steps};
+use braid_model::{Bytes, Direction, Power, Rate, Time};
+use braid_netem::Random;
+
+use crate::scenario::Scheduling;
+use crate::spread::{PacketScheduler, Packets, Rotation};
+
+/// One link as a scheduler sees it. Pairs are by [`Direction`]: down, up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkView {
+    /// Capacity as it is thought to be.
+    pub rate: [Rate; 2],
+    /// What connection-oriented streams on it are thought to have to move still.
+    pub load: [Bytes; 2],
+    /// Connection-oriented streams on it.
+    pub flows: u32,
+    /// OPERETTA's `a_j`.
+    pub extra_power: Power,
+}
+
+/// What a scheduler sees when a stream starts.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// The moment.
+    pub now: Time,
+    /// All links.
+    pub links: &'a [LinkView],
+    /// What packet-oriented streams are thought to have to move still, by direction.
+    pub packet_load: [Bytes; 2],
+    /// The links that every packet-oriented stream may use.
+    pub packet_links: LinkMask,
+    /// How full the battery is, 0 to 1.
+    pub battery: Option<f64>,
+}
+
+/// A stream that starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewStream {
+    /// Its class, by its place in the scenario.
+    pub class: usize,
+    /// The links it may use: allowed and not dark.
+    pub allowed: LinkMask,
+    /// Which way most of its bytes are thought to go.
+    pub direction: Direction,
+    /// How many it is thought to move.
+    pub demand: Bytes,
+}
+
+/// Decides where streams go. It is asked once for every stream, when that starts.
+pub trait Scheduler {
+    /// The link for a connection-oriented stream; `None`, or a link it may not use, refuses the stream.
+    fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize>;
+
+    /// A packet-oriented stream starts.
+    fn packets(&mut self, view: &View<'_>, new: &NewStream) {
+        let _ = (view, new);
+    }
+
+    /// How packet-oriented streams are to be spread from now on: OPERETTA's `w_j` by link. Read after each of the calls above; without
+    /// it all links weigh the same.
+    fn weights(&self) -> Option<&[f64]> {
+        None
+    }
+
+    /// What spreads packet-oriented streams over this many links; asked once for each direction, at the start.
+    fn packet_scheduler(&self, packets: &Packets, links: usize) -> Box<dyn PacketScheduler> {
+        Box::new(Rotation::new(packets.spreading, packets.late, links))
+    }
+}
+
+/// [`braid_decide::connection`]'s rule, the daemon's. Packet-oriented streams do not weigh on it.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    mode: Mode,
+    weighted: bool,
+    only: Option<usize>,
+    board: Board,
+}
+
+impl Rule {
+    fn new(mode: Mode) -> Self {
+        Self { mode, weighted: false, only: None, board: Board::default() }
+    }
+}
+
+/// The scheduler of a scenario.
+pub(crate) fn scheduler(scheduling: Scheduling, seed: u64) -> Box<dyn Scheduler> {
+    match scheduling {
+        Scheduling::OnlyOne(link) => Box::new(Rule { only: Some(link), ..Rule::new(Mode::OnlyOne) }),
+        Scheduling::RoundRobin => Box::new(Rule::new(Mode::VirtualStart)),
+        Scheduling::WeightedRoundRobin => Box::new(Rule { weighted: true, ..Rule::new(Mode::VirtualStart) }),
+        Scheduling::MaximumThroughput => Box::new(Rule::new(Mode::CheapestInTime { target: None })),
+        Scheduling::CheapestInTime(target) => Box::new(Rule::new(Mode::CheapestInTime { target: Some(target) })),
+        Scheduling::Random => Box::new(Dice(Random::new(seed))),
+    }
+}
+
+impl Scheduler for Rule {
+    fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize> {
+        let direction = new.direction as usize;
+        let mut rates = [0; braid_decide::connection::MAX_LINKS];
+        for (rate, link) in rates.iter_mut().zip(view.links) {
+            *rate = link.rate[direction].bytes_per_second();
+        }
+        let steps = steps(&rates, self.weighted);
+        for (slot, link) in view.links.iter().enumerate() {
+            let lane = &mut self.board.lanes[slot];
+            lane.load = link.load.map(Bytes::get);
+            lane.rate = link.rate.map(Rate::bytes_per_second);
+            lane.flows = link.flows;
+            lane.step = steps[slot];
+            lane.rank = if self.only == Some(slot) { 0 } else { 1 + slot as u32 };
+            // Energy per byte in picojoules: a_j / r_j.
+            lane.price = (link.extra_power.to_move(Bytes::new(1), link.rate[direction]).get() * 1e12) as u64;
+        }
+        self.board.choose(self.mode, &Request { allowed: new.allowed, direction: new.direction, demand: new.demand })
+    }
+}
+
+/// A link drawn for each stream.
+#[derive(Debug)]
+struct Dice(Random);
+
+impl Scheduler for Dice {
+    fn connection(&mut self, _view: &View<'_>, new: &NewStream) -> Option<usize> {
+        let count = new.allowed.slots().count() as u64;
+        let drawn = self.0.up_to(count.checked_sub(1)?);
+        new.allowed.slots().nth(drawn as usize)
+    }
+}

@@ -1,0 +1,159 @@
+//! Flows to come.
+
+use std::time::Duration;
+
+use braid_decide::connection::LinkMask;
+use braid_model::{Bytes, Direction, Time};
+use braid_netem::Random;
+
+use crate::math;
+
+/// Flows of one kind, as one application opens them. Each sends a request to its server and gets an answer, then closes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Class {
+    /// Its name in the outcome.
+    pub name: String,
+    /// When flows start.
+    pub arrivals: Arrivals,
+    /// What a flow moves in its main direction.
+    pub size: Size,
+    /// The main direction: down for a download, whose request is small; up for an upload, whose answer is.
+    pub direction: Direction,
+    /// What a flow moves in the other direction.
+    pub other: Bytes,
+    /// Which server it asks.
+    pub server: usize,
+    /// The links it may use (Π); all if not given.
+    pub links: Option<LinkMask>,
+    /// What schedulers expect a flow to move, whatever they would know otherwise.
+    pub expected: Option<Bytes>,
+}
+
+impl Class {
+    /// Downloads from the first server over any link, each asked for with 300 bytes.
+    pub fn downloads(name: &str, arrivals: Arrivals, size: Size) -> Self {
+        Self {
+            name: name.to_owned(),
+            arrivals,
+            size,
+            direction: Direction::Down,
+            other: Bytes::new(300),
+            server: 0,
+            links: None,
+            expected: None,
+        }
+    }
+
+    /// Uploads to the first server over any link, each answered with 300 bytes.
+    pub fn uploads(name: &str, arrivals: Arrivals, size: Size) -> Self {
+        Self { direction: Direction::Up, ..Self::downloads(name, arrivals, size) }
+    }
+}
+
+/// When flows of a class start.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Arrivals {
+    /// As a Poisson process.
+    Poisson {
+        /// Flows per second on average.
+        per_second: f64,
+    },
+    /// At these moments, in rising order: a trace, or a list.
+    At(Vec<Time>),
+}
+
+impl Arrivals {
+    /// One flow at the beginning.
+    pub fn once() -> Self {
+        Self::At(vec![Time::ZERO])
+    }
+}
+
+/// How much flows of a class move in their main direction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Size {
+    /// All the same.
+    Fixed(Bytes),
+    /// Exponentially distributed with this mean, at least one byte.
+    Exponential(Bytes),
+    /// One after the other, and then from the beginning.
+    Listed(Vec<Bytes>),
+    /// More than they can: they go on until the end.
+    Endless,
+}
+
+impl Size {
+    /// The most a flow can move; segments are counted in 32 bits.
+    pub const MOST: Bytes = Bytes::new(5_000_000_000_000);
+}
+
+/// Draws the flows of a class, one by one.
+#[derive(Debug)]
+pub(crate) struct Generator {
+    random: Random,
+    count: usize,
+    at: Time,
+}
+
+impl Generator {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { random: Random::new(seed), count: 0, at: Time::ZERO }
+    }
+
+    /// When the next flow starts, if there is one.
+    pub(crate) fn next_start(&mut self, class: &Class) -> Option<Time> {
+        match &class.arrivals {
+            Arrivals::Poisson { per_second } if *per_second > 0.0 => {
+                let gap = math::exponential(&mut self.random, 1e9 / per_second);
+                self.at = self.at + Duration::from_nanos(gap as u64);
+                Some(self.at)
+            }
+            Arrivals::Poisson { .. } => None,
+            Arrivals::At(times) => times.get(self.count).copied(),
+        }
+    }
+
+    /// The size of the flow that starts now.
+    pub(crate) fn next_size(&mut self, class: &Class) -> Bytes {
+        let count = self.count;
+        self.count += 1;
+        match &class.size {
+            Size::Fixed(size) => *size,
+            Size::Exponential(mean) => {
+                let drawn = math::exponential(&mut self.random, mean.get() as f64);
+                Bytes::new((drawn as u64).max(1)).min(Size::MOST)
+            }
+            Size::Listed(sizes) => sizes[count % sizes.len()],
+            Size::Endless => Size::MOST,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poisson_process_has_its_rate_and_a_list_is_followed() {
+        let class = Class::downloads("web", Arrivals::Poisson { per_second: 13.0 }, Size::Exponential(Bytes::new(22_380)));
+        let mut generator = Generator::new(5);
+        let mut total = 0;
+        let mut last = Time::ZERO;
+        for _ in 0..20_000 {
+            last = generator.next_start(&class).unwrap();
+            total += generator.next_size(&class).get();
+        }
+        let rate = 20_000.0 / (last.as_nanos() as f64 / 1e9);
+        assert!((rate - 13.0).abs() < 0.3, "{rate}");
+        assert!((total as f64 / 20_000.0 - 22_380.0).abs() < 500.0, "{total}");
+
+        let sizes = Size::Listed(vec![Bytes::new(1), Bytes::new(2)]);
+        let class = Class::downloads("list", Arrivals::At((1..4).map(Time::from_millis).collect()), sizes);
+        let mut generator = Generator::new(5);
+        let mut flows = Vec::new();
+        while let Some(at) = generator.next_start(&class) {
+            flows.push((at.as_nanos() / 1_000_000, generator.next_size(&class).get()));
+        }
+        assert_eq!(flows, [(1, 1), (2, 2), (3, 1)]);
+    }
+}

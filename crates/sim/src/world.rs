@@ -1,0 +1,486 @@
+//! The event loop, and what is not part of a connection: links, arrivals, changes, estimates, results.
+
+use std::time::Duration;
+
+use braid_decide::capacity::Busy;
+use braid_decide::connection::LinkMask;
+use braid_decide::demand::remaining;
+use braid_model::{Bytes, Direction, Time};
+use braid_netem::{Link, LinkStats, Profile, Random, RateSource};
+
+use crate::energy::Meter;
+use crate::event::{Event, Queue};
+use crate::host::{Connection, Path};
+use crate::knowledge::{Known, MEASURE, Truth};
+use crate::math;
+use crate::pipe::Pipe;
+use crate::scenario::{Change, LoadKnowledge, Scenario, ScenarioError};
+use crate::schedule::{LinkView, NewStream, Scheduler, View, scheduler};
+use crate::spread::{PacketScheduler, PathView};
+use crate::stats::{Counters, FlowOutcome, LinkBins, LinkOutcome, Outcome};
+use crate::stream::{Sink, Source, Stream};
+use crate::tcp::Packet;
+use crate::workload::{Generator, Size};
+
+/// Runs a scenario.
+///
+/// # Errors
+/// If the scenario makes no sense ([`Scenario::check`]).
+pub fn simulate(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
+    let mut scheduler = scheduler(scenario.scheduling, scenario.seed ^ 0x5eed);
+    simulate_with(scenario, scheduler.as_mut())
+}
+
+/// Runs a scenario with a scheduler of one's own in place of [`Scenario::scheduling`].
+///
+/// # Errors
+/// If the scenario makes no sense ([`Scenario::check`]).
+pub fn simulate_with(scenario: &Scenario, scheduler: &mut dyn Scheduler) -> Result<Outcome, ScenarioError> {
+    scenario.check()?;
+    let mut world = World::new(scenario, scheduler);
+    world.run();
+    Ok(world.outcome())
+}
+
+pub(crate) struct World<'a> {
+    pub(crate) scenario: &'a Scenario,
+    scheduler: &'a mut dyn Scheduler,
+    pub(crate) now: Time,
+    pub(crate) queue: Queue,
+    /// Two for each of the client's links, then two for each server, by [`Direction`]; none where a server has no link.
+    pipes: Vec<Option<Pipe>>,
+    meters: Vec<Meter>,
+    pub(crate) bins: Vec<LinkBins>,
+    generators: Vec<Generator>,
+    known: Known,
+    dice: Random,
+    pub(crate) streams: Vec<Stream>,
+    /// Streams that have not ended, by their place in `streams`.
+    living: Vec<u32>,
+    pub(crate) flows: Vec<FlowOutcome>,
+    pub(crate) connections: Vec<Connection>,
+    pub(crate) free: Vec<u32>,
+    /// The packet schedulers, by direction, and what they look at.
+    pub(crate) spreaders: [Box<dyn PacketScheduler>; 2],
+    pub(crate) paths: Vec<PathView>,
+    weights: Vec<f64>,
+    views: Vec<LinkView>,
+    /// What each link had carried when capacities were last measured.
+    measured: Vec<[Bytes; 2]>,
+    battery: Vec<f64>,
+    pub(crate) counters: Counters,
+}
+
+const DIRECTIONS: [Direction; 2] = [Direction::Down, Direction::Up];
+
+impl<'a> World<'a> {
+    fn new(scenario: &'a Scenario, scheduler: &'a mut dyn Scheduler) -> Self {
+        let mut seeds = Random::new(scenario.seed);
+        let mut pipe = |profile: &Profile| Some(Pipe::new(profile.clone(), seeds.next()));
+        let mut pipes: Vec<Option<Pipe>> = scenario.links.iter().flat_map(|link| [pipe(&link.down), pipe(&link.up)]).collect();
+        for server in &scenario.servers {
+            match &server.link {
+                Some(link) => pipes.extend([pipe(&link.down), pipe(&link.up)]),
+                None => pipes.extend([None, None]),
+            }
+        }
+        let links = scenario.links.len();
+        let spreader = || scheduler.packet_scheduler(&scenario.packets, links);
+        let spreaders = [spreader(), spreader()];
+        Self {
+            scenario,
+            scheduler,
+            now: Time::ZERO,
+            queue: Queue::default(),
+            pipes,
+            meters: vec![Meter::default(); links],
+            bins: (0..links).map(|_| LinkBins::default()).collect(),
+            generators: scenario.workload.iter().map(|_| Generator::new(seeds.next())).collect(),
+            known: Known::new(scenario.knowledge, scenario.workload.len(), links),
+            dice: Random::new(seeds.next()),
+            streams: Vec::new(),
+            living: Vec::new(),
+            flows: Vec::new(),
+            connections: Vec::new(),
+            free: Vec::new(),
+            spreaders,
+            paths: Vec::new(),
+            weights: vec![1.0 / links as f64; links],
+            views: Vec::new(),
+            measured: vec![[Bytes::ZERO; 2]; links],
+            battery: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    fn run(&mut self) {
+        let end = Time::ZERO + self.scenario.duration;
+        // Changes come before the flows that start at the same moment.
+        for (index, change) in self.scenario.changes.iter().enumerate() {
+            self.queue.push(change.at, Event::Change(index as u32));
+        }
+        for class in 0..self.scenario.workload.len() {
+            self.await_arrival(class);
+        }
+        self.queue.push(Time::ZERO + self.scenario.bin, Event::Tick);
+        if self.known.learns_capacity() {
+            self.queue.push(Time::ZERO + MEASURE, Event::Measure);
+        }
+        self.run_until(end, false);
+        self.run_until(end + self.scenario.grace, true);
+    }
+
+    /// Handles all events up to `until`; with `idle` ends as soon as nothing lives.
+    fn run_until(&mut self, until: Time, idle: bool) {
+        while !(idle && self.living.is_empty()) {
+            let Some((at, event)) = self.queue.pop(until) else {
+                self.now = until;
+                return;
+            };
+            self.now = at;
+            self.counters.events += 1;
+            self.handle(event);
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Pipe(pipe) => self.on_pipe(pipe as usize),
+            Event::Retransmit { connection, generation, direction } => self.on_retransmit(connection, generation, direction),
+            Event::Acknowledge { connection, generation, direction } => self.on_acknowledge(connection, generation, direction),
+            Event::Handshake { connection, generation, direction, tries } => self.on_handshake(connection, generation, direction, tries),
+            Event::Arrival(class) => self.on_arrival(class as usize),
+            Event::Change(index) => self.on_change(index as usize),
+            Event::Measure => self.on_measure(),
+            Event::Tick => {
+                self.close_bin();
+                self.queue.push(self.now + self.scenario.bin, Event::Tick);
+            }
+        }
+    }
+
+    // Links.
+
+    /// Sends a packet: towards the client by the server's link first, away from it by the client's.
+    pub(crate) fn transmit(&mut self, packet: Packet) {
+        self.counters.packets += 1;
+        self.counters.segments += u64::from(packet.data.is_some());
+        match packet.direction {
+            Direction::Up => self.enter_client_link(packet),
+            Direction::Down => self.enter_server_link(packet),
+        }
+    }
+
+    fn enter_client_link(&mut self, packet: Packet) {
+        let (link, direction) = (usize::from(packet.link), packet.direction);
+        let index = 2 * link + direction as usize;
+        let Some(pipe) = &mut self.pipes[index] else { return };
+        if pipe.push(self.now, packet) {
+            self.meters[link].on_packet(self.now, direction, &pipe.link.profile().rate, Bytes::new(packet.wire()));
+        }
+        self.await_pipe(index);
+    }
+
+    fn enter_server_link(&mut self, packet: Packet) {
+        let index = 2 * (self.scenario.links.len() + usize::from(packet.server)) + packet.direction as usize;
+        match &mut self.pipes[index] {
+            Some(pipe) => {
+                pipe.push(self.now, packet);
+                self.await_pipe(index);
+            }
+            None => self.leave_server_link(packet),
+        }
+    }
+
+    fn leave_server_link(&mut self, packet: Packet) {
+        match packet.direction {
+            Direction::Down => self.enter_client_link(packet),
+            Direction::Up => self.arrive(packet),
+        }
+    }
+
+    fn leave_client_link(&mut self, packet: Packet) {
+        self.bins[usize::from(packet.link)].carried[packet.direction as usize] += Bytes::new(packet.wire());
+        match packet.direction {
+            Direction::Down => self.arrive(packet),
+            Direction::Up => self.enter_server_link(packet),
+        }
+    }
+
+    fn await_pipe(&mut self, index: usize) {
+        if let Some(due) = self.pipes[index].as_mut().and_then(Pipe::awaits) {
+            self.queue.push(due, Event::Pipe(index as u32));
+        }
+    }
+
+    fn on_pipe(&mut self, index: usize) {
+        if !self.pipes[index].as_mut().is_some_and(|pipe| pipe.wakes(self.now)) {
+            return;
+        }
+        let client = index < 2 * self.scenario.links.len();
+        while let Some(packet) = self.pipes[index].as_mut().and_then(|pipe| pipe.link.pop(self.now)) {
+            if client { self.leave_client_link(packet) } else { self.leave_server_link(packet) }
+        }
+        if client
+            && let Some(pipe) = &self.pipes[index]
+            && let rate @ RateSource::Trace(_) = &pipe.link.profile().rate
+        {
+            self.meters[index / 2].on_backlog(self.now, DIRECTIONS[index % 2], rate, pipe.link.backlog());
+        }
+        self.await_pipe(index);
+    }
+
+    fn on_change(&mut self, index: usize) {
+        let change = &self.scenario.changes[index];
+        let directions = match change.change {
+            Change::Profile(direction, _) => vec![direction],
+            Change::Dark(_) => DIRECTIONS.to_vec(),
+        };
+        for direction in directions {
+            let index = 2 * change.link + direction as usize;
+            let Some(pipe) = &mut self.pipes[index] else { continue };
+            match &change.change {
+                Change::Profile(_, profile) => pipe.link.configure(self.now, profile.clone()),
+                Change::Dark(dark) => pipe.link.set_dark(self.now, *dark),
+            }
+            self.meters[change.link].on_backlog(self.now, direction, &pipe.link.profile().rate, pipe.link.backlog());
+            self.await_pipe(index);
+        }
+    }
+
+    fn client_link(&self, link: usize, direction: Direction) -> Option<&Link<Packet>> {
+        self.pipes[2 * link + direction as usize].as_ref().map(|pipe| &pipe.link)
+    }
+
+    pub(crate) fn is_dark(&self, link: usize) -> bool {
+        self.client_link(link, Direction::Down).is_some_and(Link::is_dark)
+    }
+
+    // Flows.
+
+    fn await_arrival(&mut self, class: usize) {
+        let next = self.generators[class].next_start(&self.scenario.workload[class]);
+        if let Some(at) = next.filter(|at| *at < Time::ZERO + self.scenario.duration) {
+            self.queue.push(at, Event::Arrival(class as u32));
+        }
+    }
+
+    fn on_arrival(&mut self, index: usize) {
+        let class = &self.scenario.workload[index];
+        let size = self.generators[index].next_size(class);
+        self.await_arrival(index);
+        let (down, up) = match class.direction {
+            Direction::Down => (size, class.other),
+            Direction::Up => (class.other, size),
+        };
+        let (mut demand, direction) = self.known.demand(index, Truth { down, up, direction: class.direction });
+        if class.size == Size::Endless {
+            demand = self.most_until_the_end(class.direction).min(demand);
+        }
+        let mut allowed = LinkMask::default();
+        let named = class.links.unwrap_or(self.scenario.all_links());
+        let usable = named.slots().filter(|slot| *slot < self.scenario.links.len() && !self.is_dark(*slot));
+        usable.for_each(|slot| allowed.insert(slot));
+        let new = NewStream { class: index, allowed, direction, demand: class.expected.unwrap_or(demand) };
+        let spread = self.scenario.packets.share > 0.0 && math::uniform(&mut self.dice) <= self.scenario.packets.share;
+        self.start(new, spread, [down, up], size);
+    }
+
+    /// What the fastest link can move from now until the end.
+    fn most_until_the_end(&self, direction: Direction) -> Bytes {
+        let rest = (Time::ZERO + self.scenario.duration).since(self.now).as_secs_f64();
+        let rate = |link| self.capacity(link, direction).bytes_per_second();
+        let fastest = (0..self.scenario.links.len()).map(rate).max().unwrap_or(0);
+        Bytes::new((fastest as f64 * rest) as u64)
+    }
+
+    fn start(&mut self, new: NewStream, spread: bool, sizes: [Bytes; 2], size: Bytes) {
+        let link = self.decide(&new, spread);
+        let refused = new.allowed == LinkMask::default() || (!spread && link.is_none());
+        let mut flow = FlowOutcome { class: new.class, start: self.now, end: None, size, moved: [Bytes::ZERO; 2], link, refused };
+        flow.link = link.filter(|_| !refused);
+        self.flows.push(flow);
+        let sources = sizes.map(Source::new);
+        let sinks = [Sink::new(&sources[0]), Sink::new(&sources[1])];
+        let id = self.streams.len() as u32;
+        self.streams.push(Stream {
+            class: new.class,
+            connections: Vec::new(),
+            spread,
+            expected: new.demand,
+            direction: new.direction,
+            allowed: new.allowed,
+            moved: [Bytes::ZERO; 2],
+            measured: [Bytes::ZERO; 2],
+            sources,
+            sinks,
+            ended: refused,
+        });
+        if refused {
+            return;
+        }
+        self.living.push(id);
+        self.streams[id as usize].sources[Direction::Up as usize].open = true;
+        let server = self.scenario.workload[new.class].server as u16;
+        for slot in new.allowed.slots().filter(|slot| spread || link == Some(*slot)) {
+            self.bins[slot].flows += 1;
+            self.open(Path { stream: id, link: slot as u8, server });
+        }
+    }
+
+    /// Asks the scheduler, and takes its weights.
+    fn decide(&mut self, new: &NewStream, spread: bool) -> Option<usize> {
+        let mut packet_load = [Bytes::ZERO; 2];
+        let mut packet_links = self.scenario.all_links();
+        let mut views = std::mem::take(&mut self.views);
+        views.clear();
+        views.extend((0..self.scenario.links.len()).map(|link| LinkView {
+            rate: DIRECTIONS.map(|direction| self.capacity(link, direction)),
+            load: [Bytes::ZERO; 2],
+            flows: 0,
+            extra_power: self.scenario.links[link].power.extra(),
+        }));
+        for id in &self.living {
+            let stream = &self.streams[*id as usize];
+            let moved = stream.moved[0] + stream.moved[1];
+            let load = match self.scenario.knowledge.load {
+                LoadKnowledge::Daemon => remaining(stream.expected, moved),
+                LoadKnowledge::Papers => stream.expected.saturating_sub(moved),
+            };
+            match self.flows[*id as usize].link {
+                Some(link) => {
+                    views[link].load[stream.direction as usize] += load;
+                    views[link].flows += 1;
+                }
+                None => {
+                    packet_load[stream.direction as usize] += load;
+                    packet_links.0 &= stream.allowed.0;
+                }
+            }
+        }
+        let battery = self.scenario.battery.is_some().then(|| self.battery_level());
+        let view = View { now: self.now, links: &views, packet_load, packet_links, battery };
+        let link = if spread {
+            self.scheduler.packets(&view, new);
+            None
+        } else {
+            self.scheduler.connection(&view, new).filter(|link| new.allowed.contains(*link))
+        };
+        if let Some(weights) = self.scheduler.weights() {
+            self.weights.iter_mut().zip(weights).for_each(|(mine, given)| *mine = *given);
+        }
+        self.views = views;
+        link
+    }
+
+    /// A stream is done: its client has everything.
+    pub(crate) fn end(&mut self, id: u32) {
+        let stream = &mut self.streams[id as usize];
+        stream.ended = true;
+        self.flows[id as usize].end = Some(self.now);
+        self.known.learn_demand(self.now, stream.class, stream.moved);
+        self.living.retain(|other| *other != id);
+    }
+
+    // What is known, and what came of it.
+
+    pub(crate) fn capacity(&self, link: usize, direction: Direction) -> braid_model::Rate {
+        let unlimited = RateSource::Unlimited;
+        let truth = self.client_link(link, direction).map_or(&unlimited, |link| &link.profile().rate);
+        self.known.capacity(self.now, link, direction, truth)
+    }
+
+    pub(crate) fn weight(&self, link: usize) -> f64 {
+        self.weights[link]
+    }
+
+    /// Shows the estimators what the links carried. A queue is seen as the daemon sees it: in round-trip times.
+    fn on_measure(&mut self) {
+        for link in 0..self.scenario.links.len() {
+            let mut busy = [Busy::default(); 2];
+            for connection in self.connections.iter().filter(|connection| connection.is_on(link)) {
+                let stream = &self.streams[connection.path.stream as usize];
+                if stream.moved == stream.measured {
+                    continue;
+                }
+                let busy = &mut busy[stream.direction as usize];
+                busy.flows += 1;
+                busy.backlogged = true;
+                busy.queued |= connection.sees_a_queue(stream.direction);
+            }
+            for direction in DIRECTIONS {
+                let side = direction as usize;
+                busy[side].destinations = busy[side].flows.min(self.scenario.servers.len() as u32);
+                let carried = self.bins[link].carried[side];
+                let moved = carried.saturating_sub(self.measured[link][side]);
+                self.measured[link][side] = carried;
+                self.known.learn_capacity(self.now, link, direction, moved, busy[side]);
+            }
+        }
+        for id in &self.living {
+            let stream = &mut self.streams[*id as usize];
+            stream.measured = stream.moved;
+        }
+        self.queue.push(self.now + MEASURE, Event::Measure);
+    }
+
+    fn close_bin(&mut self) {
+        for (bins, meter) in self.bins.iter_mut().zip(&mut self.meters) {
+            bins.close(meter.busy(self.now));
+        }
+        if self.scenario.battery.is_some() {
+            let level = self.battery_level();
+            self.battery.push(level);
+        }
+    }
+
+    fn battery_level(&mut self) -> f64 {
+        let Some(battery) = self.scenario.battery else { return 0.0 };
+        let since = self.now.since(Time::ZERO);
+        let mut used = battery.base.during(since);
+        for (spec, meter) in self.scenario.links.iter().zip(&mut self.meters) {
+            used += spec.power.idle.during(since) + spec.power.extra().during(meter.busy(self.now));
+        }
+        let full = battery.capacity.get();
+        if full > 0.0 { (battery.level - used.get() / full).max(0.0) } else { 0.0 }
+    }
+
+    fn outcome(mut self) -> Outcome {
+        let ran = self.now.since(Time::ZERO);
+        if self.bins.iter().any(|bins| self.scenario.bin.as_nanos() * (bins.bins.len() as u128) < ran.as_nanos()) {
+            self.close_bin();
+        }
+        for (flow, stream) in self.flows.iter_mut().zip(&self.streams) {
+            flow.moved = stream.moved;
+        }
+        let dropped = |stats: LinkStats| stats.lost + stats.queue_full + stats.dark;
+        let mut links = Vec::new();
+        for (index, spec) in self.scenario.links.iter().enumerate() {
+            let drops = DIRECTIONS.map(|direction| self.client_link(index, direction).map_or(0, |link| dropped(link.stats())));
+            let busy: Duration = self.meters[index].busy(self.now);
+            let bins = std::mem::take(&mut self.bins[index]);
+            links.push(LinkOutcome {
+                name: spec.name.clone(),
+                goodput: bins.goodput,
+                goodput_bins: bins.bins,
+                carried: bins.carried,
+                dropped: drops,
+                flows: bins.flows,
+                busy_ns: busy.as_nanos() as u64,
+                busy_bins_ns: bins.busy,
+                energy: spec.power.extra().during(busy),
+                idle_energy: spec.power.idle.during(ran),
+            });
+        }
+        Outcome {
+            seed: self.scenario.seed,
+            ran_ns: ran.as_nanos() as u64,
+            duration_ns: self.scenario.duration.as_nanos() as u64,
+            bin_ns: self.scenario.bin.as_nanos() as u64,
+            links,
+            flows: self.flows,
+            battery: self.battery,
+            counters: self.counters,
+        }
+    }
+}
