@@ -37,7 +37,7 @@ enum Action {
     },
     /// Measures what Braid promises; as root. Writes bench.md and bench.json.
     Bench {
-        /// The benchmarks: whole-connections, mixes, overhead, decision, cut, footprint [default: all]
+        /// The benchmarks: whole-connections, mixes, overhead, decision, cut, footprint, schedulers [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
         #[arg(long)]

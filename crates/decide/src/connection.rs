@@ -36,7 +36,13 @@ impl LinkMask {
 
     /// The slots of the set in rising order.
     pub fn slots(self) -> impl Iterator<Item = usize> {
-        (0..MAX_LINKS).filter(move |slot| self.contains(*slot))
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let slot = rest.trailing_zeros() as usize;
+            // Takes the lowest bit away.
+            rest &= rest.wrapping_sub(1);
+            (slot < MAX_LINKS).then_some(slot)
+        })
     }
 
     /// Adds `slot`; slots from [`MAX_LINKS`] on are ignored.

@@ -9,6 +9,7 @@ mod footprint;
 mod mixes;
 mod overhead;
 mod report;
+mod schedulers;
 mod sockets;
 mod stats;
 mod whole;
@@ -33,13 +34,14 @@ pub struct Settings {
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 6] = [
+const ALL: [(&str, Bench); 7] = [
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
     ("decision", decision::run),
     ("cut", cut::run),
     ("footprint", footprint::run),
+    ("schedulers", schedulers::run),
 ];
 
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there
