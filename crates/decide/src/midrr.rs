@@ -1,9 +1,9 @@
 //! Multiple-interface deficit round robin (miDRR): which flow's head goes next on a link that can send now.
 //!
 //! Source: Yap, *Using all networks around us* (2013), section 4.4, Algorithms 4.4.1 and 4.4.2. Each link j goes round the backlogged
-//! flows that may use it (ℱ_j ∩ ℬ) and gives each a quantum `Q_i = φ_i Q` of bytes a turn. A turn of flow i on link j sets i's *service flag*
-//! on all other links; a link that comes to a flow whose flag is set clears the flag and passes the flow over. No link knows its own
-//! rate, nor what the others give. Binding is late: a link asks when it can send, and the head of the flow it is told goes at once.
+//! flows that may use it (ℱ_j ∩ ℬ) and gives each a quantum `Q_i = φ_i Q` of bytes a turn. A turn of flow i on link j sets i's *service
+//! flag* on all other links; a link that comes to a flow whose flag is set clears the flag and passes the flow over. No link knows its
+//! own rate, nor what the others give. Binding is late: a link asks when it can send, and the head of the flow it is told goes at once.
 //!
 //! ```
 //! use braid_decide::midrr::{Flags, LinkSet, Midrr};
@@ -23,15 +23,15 @@
 //!
 //! # Readings of the algorithm
 //!
-//! The algorithm chooses a link's next flow when the last packet of a turn is handed over; here it is chosen when the link can send again,
-//! so that the newest flags count (long-run rates are no better or worse for it, nor are the findings below). "Next" is the order of slots, not
-//! of arrival: a flow that runs empty and returns keeps its place, and has at most one turn a round. Flags outlive an empty queue, else a
-//! flow that empties its queue with each packet would never be passed over.
+//! The algorithm chooses a link's next flow when the last packet of a turn is handed over; here it is chosen when the link can send
+//! again, so that the newest flags count (long-run rates are no better or worse for it, nor are the findings below). "Next" is the
+//! order of slots, not of arrival: a flow that runs empty and returns keeps its place, and has at most one turn a round. Flags outlive
+//! an empty queue, else a flow that empties its queue with each packet would never be passed over.
 //!
 //! # What the thesis's proof misses
 //!
-//! Theorem 8 (miDRR is max-min fair) rests on Lemmas 9 and 10, and these on "flow i has been served once or more" and "|m_i - m_j| = 1".
-//! Two things break them, and neither goes away with time:
+//! Theorem 8 (miDRR is max-min fair) rests on Lemmas 9 and 10, and these on "flow i has been served once or more" and "|m_i - m_j| =
+//! 1". Two things break them, and neither goes away with time:
 //!
 //! 1. **One bit forgets.** When other links give a flow two turns between two visits of link j, j passes it over once, not twice.
 //!    Links of 2 and 3 Mb/s, packets of one quantum, flow a on both links and b on the second, equal weights: max-min is 2.5 and 2.5 Mb/s,
@@ -41,30 +41,47 @@
 //!    both and b on the first, weights 3 and packets of Q, link 2 first by less than a packet: link 1's turn of a lives on the quantum that
 //!    link 2's turns bring and, since both links keep step, never ends. b gets nothing, where max-min gives both 4.5 Mb/s.
 //!
-//! Lemma 9's bound is also too tight by one quantum even where the flag suffices: an interval may begin after i's turn and end after j's.
-//! The flag suffices where no flow is served by two links of its cluster, and seldom elsewhere (below).
+//! Lemma 9's bound is also too tight by one quantum even where the flag suffices: an interval may begin after i's turn and end after
+//! j's. The flag mostly suffices where no flow is served by two links of its cluster, and seldom elsewhere (below).
 //!
-//! [`Flags::Counter`] repairs both at little more cost: a counter in place of the flag, so that each turn elsewhere is passed over once, and a
-//! turn's credit is kept with the link that gives the turn; what is left at its end goes back to the flow's deficit. While no counter is
-//! full, the turns `T_i` of flow i on all links, the visits `v_ij` it had from link j and the counter `c_ij` keep
-//! `T_i = v_ij + c_ij` (up to a constant): a turn by j adds to T and v, one elsewhere to T and c, passing over adds to v and takes from c. Visits to two
-//! flows of one round differ by at most one. So with K the largest count reached and l_i the number of flow i's links, for weights from 1,
+//! [`Flags::Counter`] repairs both at little more cost: a counter in place of the flag, so that each turn elsewhere is passed over
+//! once, and a turn's credit is kept with the link that gives the turn; what is left at its end goes back to the flow's deficit. While
+//! no counter is full, the turns `T_i` of flow i on all links, the visits `v_ij` it had from link j and the counter `c_ij` keep `T_i =
+//! v_ij + c_ij` (up to a constant): a turn by j adds to T and v, one elsewhere to T and c, passing over adds to v and takes from c.
+//! Visits to two flows of one round differ by at most one. So with K the largest count reached and l_i the number of flow i's links,
+//! for weights from 1,
 //!
 //! `|FM_{i→j}| < (1 + 2K) Q' + w_i + w_j`, where `w_i = l_i Q' + l_i (l_i + 1) / 2 MaxSize` bounds credit given and not yet used,
 //!
-//! for flows both served by one link (Lemma 10), and the same from below for Lemma 9. That bounds the unfairness of any
-//! interval, so rates are max-min in the long run. A counter should fill only where a flow is faster elsewhere, and there it should be passed
-//! over; too narrow a counter also fills where turns come in bursts, and forgets as the bit does. K also bounds what the past
-//! costs: a flow that loses its fast link is passed over at most K times, and [`Midrr::forget`] spares it that.
+//! for flows both served by one link (Lemma 10), and the same from below for Lemma 9. That bounds the unfairness of any interval, so
+//! rates are max-min in the long run. A counter should fill only where a flow is faster elsewhere, and there it should be passed over;
+//! too narrow a counter also fills where turns come in bursts, and forgets as the bit does. K also bounds what the past costs: a flow
+//! that loses its fast link is passed over at most K times, and [`Midrr::forget`] spares it that.
 //!
-//! SURVEY
+//! Measured: 1,000 random instances of always backlogged flows (2-16 links of 1-100 Mb/s, 2-64 flows of weights 1-10, random Π, packets
+//! of 64-1500 bytes, Q of 1500), 1,000 turns of the slowest flow after 100 to settle; each instance's largest relative deviation of a
+//! flow's rate from max-min, and how many instances are within 1 %: of all, and of the 267 in which no flow can be served by two links
+//! of its cluster.
+//!
+//! | | median | 90th % | 99th % | largest | within 1 % of 1,000 | of the 267 |
+//! |---|---|---|---|---|---|---|
+//! | `Bit` | 1.44 % | 24.4 % | 44.6 % | 63.5 % | 478 | 262 |
+//! | `Counter { bits: 1 }` | 0.86 % | 24.5 % | 52.6 % | 74.0 % | 508 | 263 |
+//! | `Counter { bits: 4 }` | 0.04 % | 0.10 % | 0.30 % | 2.04 % | 997 | 267 |
+//! | `Counter { bits: 6 }` | 0.04 % | 0.10 % | 0.16 % | 0.53 % | 1,000 | 267 |
+//!
+//! The three that 4 bits miss stay off in longer runs, so six are [`Flags::COUNTED`]. That width was chosen on these instances; on
+//! another thousand all are within 1 % too, the largest deviation being 0.26 %. Of the pairs Lemma 10 speaks of, `Bit` takes 39 %
+//! beyond its bound within 300 turns, by up to 6,600 times; with 4 bits 2 % pass it, and none by more than 3.4 times. (Lemma 9: 8 % and
+//! 6 %.)
+//!
 //! # Cost
 //!
-//! Flags are bit matrices in blocks of 64 flows, counters the same in b bit planes. With n flows and m links, a decision within a turn is O(1).
-//! A new turn counts itself on the other links, eight at a time: O(b m / 8) operations on neighbouring words. It then passes over flows
-//! flagged: O(b) for each block of 64, however many of them. A flow is passed over only after a turn elsewhere, so that is
-//! amortised O(b (1 + m / 64)) a turn in dense blocks and O(b m) at worst (blocks of one ready flow each), whatever n. A
-//! single decision with all flows flagged K times takes O(K b n / 64). A head larger than its flow's quantum takes as many turns as it needs.
+//! Flags are bit matrices in blocks of 64 flows, counters the same in b bit planes. With n flows and m links, a decision within a turn
+//! is O(1). A new turn counts itself on the other links, eight at a time: O(b m / 8) operations on neighbouring words. It then passes
+//! over flows flagged: O(b) for each block of 64, however many of them. A flow is passed over only after a turn elsewhere, so that is
+//! amortised O(b (1 + m / 64)) a turn in dense blocks and O(b m) at worst (blocks of one ready flow each), whatever n. A single
+//! decision with all flows flagged K times takes O(K b n / 64). A head larger than its flow's quantum takes as many turns as it needs.
 //! Memory: 8 (b + 1) bytes for each link and 64 flows.
 
 use braid_model::Bytes;

@@ -18,7 +18,8 @@ pub const MAXDIFF: Duration = Duration::from_millis(10);
 /// Smoothed round-trip time, equation 1: `SRTT(i+1) = α SRTT(i) + (1 - α) S(i)`.
 ///
 /// The paper says "usually α = 1/8" and cites Jacobson, whose 1/8 is the weight of the *sample*; as printed the estimate would follow each
-/// sample almost at once. So the default α is 7/8, which is what the source means (and RFC 6298 does); the paper's is there to be asked for.
+/// sample almost at once. So the default α is 7/8, which is what the source means (and RFC 6298 does); the paper's is there to be
+/// asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Srtt {
     alpha: f64,
@@ -162,8 +163,8 @@ pub fn packet_energy(power: Power, packet: Bytes, throughput: Rate) -> Joules {
     power.to_move(packet, throughput)
 }
 
-/// Equations 6 and 7: `Energy consumed = buffer / packet x Σ_j (Energy_j P_j)`, the energy to move `buffer` in such shares, where `energy` is
-/// what a packet takes on each interface. Equation 7 is a share of 1 for one interface. (The paper says equation 6 takes Energy from
+/// Equations 6 and 7: `Energy consumed = buffer / packet x Σ_j (Energy_j P_j)`, the energy to move `buffer` in such shares, where
+/// `energy` is what a packet takes on each interface. Equation 7 is a share of 1 for one interface. (The paper says equation 6 takes Energy from
 /// equation 6; it means 5.)
 pub fn energy_consumed(buffer: Bytes, packet: Bytes, energy: &[Joules], shares: &[f64]) -> Joules {
     let per_packet: f64 = energy.iter().zip(shares).map(|(energy, share)| energy.get() * share).sum();
@@ -173,8 +174,8 @@ pub fn energy_consumed(buffer: Bytes, packet: Bytes, energy: &[Joules], shares: 
 /// The shares for one data flow of `buffer` bytes in packets of `packet` bytes: those of [`shares`], but all on the interface that takes
 /// least energy if power is saved and this takes no more than sharing (section 3.2.4). Ties go to the lower index.
 ///
-/// Energy is compared among interfaces that have a share, as equation 6's sum is ("physical interfaces with the highest priority"), and only
-/// if all are measured, since equation 4 needs round-trip times. By equations 4 to 7 a mean of energies is compared with the least of
+/// Energy is compared among interfaces that have a share, as equation 6's sum is ("physical interfaces with the highest priority"),
+/// and only if all are measured, since equation 4 needs round-trip times. By equations 4 to 7 a mean of energies is compared with the least of
 /// them, so the one interface *always* wins, however large the flow: what the paper says of small and large flows does not follow.
 pub fn power_saving_shares(interfaces: &[Interface], buffer: Bytes, packet: Bytes) -> Vec<f64> {
     let shares = shares(interfaces);
@@ -336,8 +337,10 @@ mod tests {
         /// Shares add up to one, whatever is measured; what is not available or of lower priority has none; and saving power
         /// never takes more energy than sharing.
         #[test]
-        fn shares_are_shares(rows in proptest::collection::vec((0u32..3, any::<bool>(), proptest::option::of(1u64..2000), 0u64..100, 1u64..5000), 0..8),
-                             bytes in 1u64..10_000_000) {
+        fn shares_are_shares(
+            rows in proptest::collection::vec((0u32..3, any::<bool>(), proptest::option::of(1u64..2000), 0u64..100, 1u64..5000), 0..8),
+            bytes in 1u64..10_000_000,
+        ) {
             let interfaces: Vec<Interface> = rows.iter().map(|(priority, available, srtt, mbps, mw)| Interface {
                 priority: *priority,
                 available: *available,

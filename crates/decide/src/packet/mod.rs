@@ -55,11 +55,6 @@ impl PathView {
     /// A path that is up and of which nothing is known.
     pub const UP: Self =
         Self { rate: Rate::ZERO, srtt: None, room: Bytes::ZERO, in_flight: Bytes::ZERO, queued: Bytes::ZERO, up: true, cost: 0 };
-
-    /// Whether a chunk of `size` could leave at once.
-    pub fn admits(&self, size: Bytes) -> bool {
-        self.up && self.queued + size <= self.room
-    }
 }
 
 /// What is to be sent.
