@@ -18,6 +18,9 @@ pub(crate) struct Path {
 }
 
 /// So many timers in a row make a link of a stream that is spread suspect: it gets no new chunks, and the others get what it had.
+///
+/// No paper gives it, and on overfull links results depend on it: with DBAS's mix of flows on 2 and 0.5 Mbit/s, chunks in strict order
+/// reach 0.74, 0.81, 0.91 and 0.99 of what connections do at 1, 2, 4 and 8; bound late 0.87, 0.90, 0.95 and 1.00 (six seeds each).
 const SILENCE: u32 = 4;
 
 /// How far an end has come.
