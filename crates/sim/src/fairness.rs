@@ -84,6 +84,10 @@ const PARTS: usize = 10;
 /// What `braid sim fair` answers: exact rates and clusters, and miDRR's rates in a run packet by packet, of which the first tenth is left
 /// out. `flags` is miDRR's variant: the thesis's service flags, or counters.
 ///
+/// Exact rates take a flow with a demand for a steady stream. Packet by packet it has a backlog only now and then, and whichever of its
+/// links is free first serves it: miDRR's promises are for flows that always have a backlog, and where others share only some of that
+/// flow's links even counters leave them a few percent off, however long the run.
+///
 /// # Errors
 ///
 /// [`InstanceError`] if the run would send more than [`PACKETS_LIMIT`] packets, or weights are too different for a scheduler.
@@ -441,6 +445,21 @@ mod tests {
         let long = text.replace("\"duration_s\":20", "\"duration_s\":86400").replace("\"packet_bytes\":500", "\"packet_bytes\":1");
         let error = solve_instance(&serde_json::from_str(&long).unwrap(), Flags::Bit).unwrap_err();
         assert_eq!(error.field, "duration_s");
+    }
+
+    /// Flow b could leave more of links 1 and 2 to c, and takes what it wants from whichever link is free.
+    #[test]
+    fn a_flow_with_a_demand_is_not_steered_to_where_it_disturbs_least() {
+        let text = r#"{"links":[{"name":"1","capacity_bps":2827265},{"name":"2","capacity_bps":1855074},
+                {"name":"3","capacity_bps":2907974},{"name":"4","capacity_bps":2472730}],
+            "flows":[{"name":"a","weight":1,"links":["1","2","3","4"],"demand_bps":null,"packet_bytes":1443},
+                {"name":"b","weight":3,"links":["1","2","4"],"demand_bps":2003703,"packet_bytes":555},
+                {"name":"c","weight":1,"links":["1","2"],"demand_bps":null,"packet_bytes":1408}],"duration_s":200,"seed":8}"#;
+        let report = solve_instance(&serde_json::from_str(text).unwrap(), Flags::COUNTED).unwrap();
+        assert!((report.rates_bps["a"] - report.rates_bps["c"]).abs() < 1.0, "{report:?}");
+        let midrr = report.midrr.unwrap().rates_bps;
+        assert!((midrr["b"] / 2_003_703.0 - 1.0).abs() < 0.001, "{midrr:?}");
+        assert!((1.05..1.15).contains(&(midrr["a"] / midrr["c"])), "{midrr:?}");
     }
 
     #[test]
