@@ -110,10 +110,10 @@ impl Experiment for Theorem {
                  on one deficit counter at the same time.",
             ))
             .verdict(ABOUT.claims[1].judge(
-                format!("with a counter of 4 bits and credit kept by turn: {}", tell(counter)),
+                format!("with a counter, and credit kept by turn: {}", tell(counter)),
                 Judgement::met_or_not(share(bit) >= share(counter)),
-                "A small counter in place of the flag repairs it at the same cost; what is left of the deviation falls with the length of the run. \
-                 Where a flow's own interface is as fast as those it shares, the flag is enough, as in fig. 4.5.",
+                "A small counter in place of the flag repairs it; what is left of the deviation falls with the length of the run. \
+                 In the example of fig. 4.5 the flag is enough.",
             ))
     }
 }
