@@ -242,13 +242,7 @@ pub(crate) enum Sim {
     },
     /// Compute the fairest rates for flows and links, and what miDRR makes of them packet by packet.
     #[command(after_help = FAIR_FORMAT)]
-    Fair {
-        #[command(flatten)]
-        instance: Instance,
-        /// Run miDRR with counters in place of the thesis's service flags, which are not always fair.
-        #[arg(long)]
-        counters: bool,
-    },
+    Fair(Instance),
     /// Choose a stream's link, and packets' shares, as OPERETTA does.
     #[command(after_help = OPERETTA_FORMAT)]
     Operetta(Instance),
@@ -260,7 +254,8 @@ const FAIR_FORMAT: &str = r#"The instance (a demand of null has no limit; durati
    "duration_s": 60, "seed": 1}
 The result:
   {"rates_bps": {"a": ...}, "clusters": [{"flows": [...], "links": [...], "rate_per_weight_bps": ...}],
-   "midrr": {"rates_bps": {"a": ...}, "max_relative_deviation": ...}}"#;
+   "midrr": {"rates_bps": {"a": ...}, "max_relative_deviation": ...}, "midrr_flags": {...}}
+midrr is the variant with service counters, midrr_flags the thesis's own with service flags, which is not always fair."#;
 
 const OPERETTA_FORMAT: &str = r#"The instance (kinds are connection and packet; alpha is the utility, 0 to 1):
   {"alpha": 1.0,

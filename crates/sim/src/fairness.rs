@@ -82,7 +82,7 @@ pub const PACKETS_LIMIT: u128 = 200_000_000;
 const PARTS: usize = 10;
 
 /// What `braid sim fair` answers: exact rates and clusters, and miDRR's rates in a run packet by packet, of which the first tenth is left
-/// out. `flags` is miDRR's variant: the thesis's service flags, or counters.
+/// out, with service counters and with the thesis's service flags.
 ///
 /// Exact rates take a flow with a demand for a steady stream. Packet by packet it has a backlog only now and then, and whichever of its
 /// links is free first serves it: miDRR's promises are for flows that always have a backlog, and where others share only some of that
@@ -91,9 +91,8 @@ const PARTS: usize = 10;
 /// # Errors
 ///
 /// [`InstanceError`] if the run would send more than [`PACKETS_LIMIT`] packets, or weights are too different for a scheduler.
-pub fn solve_instance(instance: &Instance, flags: Flags) -> Result<Report, InstanceError> {
+pub fn solve_instance(instance: &Instance) -> Result<Report, InstanceError> {
     let refuse = |field: &str, reason: String| InstanceError { field: field.to_owned(), reason };
-    let queueing = queueing_of(instance, flags);
     let packets = expected_packets(instance);
     if packets > PACKETS_LIMIT {
         let limit = PACKETS_LIMIT / 1_000_000;
@@ -101,9 +100,11 @@ pub fn solve_instance(instance: &Instance, flags: Flags) -> Result<Report, Insta
     }
     let problem = instance.problem();
     let exact = solve(&problem).map_err(|error| refuse("instance", error.to_string()))?;
-    let service = serve(&queueing).map_err(|error| refuse("flows", error.to_string()))?;
-    let rates: Vec<f64> = (0..instance.flows.len()).map(|flow| service.rate(flow, 1, PARTS).bps() as f64).collect();
-    Ok(instance.report(&exact, &clusters(&problem, &exact, 1e-9), Some(&rates)))
+    let run = |flags| -> Result<Vec<f64>, InstanceError> {
+        let service = serve(&queueing_of(instance, flags)).map_err(|error| refuse("flows", error.to_string()))?;
+        Ok((0..instance.flows.len()).map(|flow| service.rate(flow, 1, PARTS).bps() as f64).collect())
+    };
+    Ok(instance.report(&exact, &clusters(&problem, &exact, 1e-9), &run(Flags::COUNTED)?, &run(Flags::Bit)?))
 }
 
 fn queueing_of(instance: &Instance, flags: Flags) -> Queueing {
@@ -438,12 +439,12 @@ mod tests {
                      {"name":"b","weight":2,"links":["1","2"],"demand_bps":null,"packet_bytes":1500},
                      {"name":"c","weight":1,"links":["2"],"demand_bps":1000000,"packet_bytes":500}],
             "duration_s":20,"seed":1}"#;
-        let report = solve_instance(&serde_json::from_str(text).unwrap(), Flags::Bit).unwrap();
+        let report = solve_instance(&serde_json::from_str(text).unwrap()).unwrap();
         assert_eq!((report.rates_bps["a"], report.rates_bps["b"]), (3e6, 9e6));
-        let midrr = report.midrr.unwrap();
+        let midrr = report.midrr;
         assert!(midrr.max_relative_deviation < 0.01, "{midrr:?}");
         let long = text.replace("\"duration_s\":20", "\"duration_s\":86400").replace("\"packet_bytes\":500", "\"packet_bytes\":1");
-        let error = solve_instance(&serde_json::from_str(&long).unwrap(), Flags::Bit).unwrap_err();
+        let error = solve_instance(&serde_json::from_str(&long).unwrap()).unwrap_err();
         assert_eq!(error.field, "duration_s");
     }
 
@@ -455,9 +456,9 @@ mod tests {
             "flows":[{"name":"a","weight":1,"links":["1","2","3","4"],"demand_bps":null,"packet_bytes":1443},
                 {"name":"b","weight":3,"links":["1","2","4"],"demand_bps":2003703,"packet_bytes":555},
                 {"name":"c","weight":1,"links":["1","2"],"demand_bps":null,"packet_bytes":1408}],"duration_s":200,"seed":8}"#;
-        let report = solve_instance(&serde_json::from_str(text).unwrap(), Flags::COUNTED).unwrap();
+        let report = solve_instance(&serde_json::from_str(text).unwrap()).unwrap();
         assert!((report.rates_bps["a"] - report.rates_bps["c"]).abs() < 1.0, "{report:?}");
-        let midrr = report.midrr.unwrap().rates_bps;
+        let midrr = report.midrr.rates_bps;
         assert!((midrr["b"] / 2_003_703.0 - 1.0).abs() < 0.001, "{midrr:?}");
         assert!((1.05..1.15).contains(&(midrr["a"] / midrr["c"])), "{midrr:?}");
     }

@@ -8,7 +8,6 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use braid_decide::midrr::Flags;
 use braid_sim::experiment::{Experiment, Setting};
 use braid_sim::experiments;
 
@@ -21,7 +20,7 @@ pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
         Sim::List { json } => list(*json)?,
         Sim::Run(wanted) => run_some(wanted)?,
         Sim::Report { out, sampling } => run::write_page(out, &measure(&experiments::all(), sampling)?)?,
-        Sim::Fair { instance, counters } => return instance::fair(instance, if *counters { Flags::COUNTED } else { Flags::Bit }),
+        Sim::Fair(wanted) => return instance::fair(wanted),
         Sim::Operetta(wanted) => return instance::operetta(wanted),
     }
     Ok(ExitCode::SUCCESS)

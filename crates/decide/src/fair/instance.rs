@@ -76,8 +76,9 @@ impl Instance {
         Problem { links: self.links.iter().map(|link| link.capacity).collect(), flows: self.flows.iter().map(flow).collect() }
     }
 
-    /// What is printed: exact rates and clusters, and beside them what miDRR reached, if it ran (`midrr_bps`, for each flow).
-    pub fn report(&self, exact: &Allocation, clusters: &[Cluster], midrr_bps: Option<&[f64]>) -> Report {
+    /// What is printed: exact rates and clusters, and beside them what miDRR reached for each flow, with service counters and with the
+    /// thesis's service flags.
+    pub fn report(&self, exact: &Allocation, clusters: &[Cluster], counted_bps: &[f64], flagged_bps: &[f64]) -> Report {
         let named = |rates: &[f64]| self.flows.iter().zip(rates).map(|(flow, rate)| (flow.name.clone(), *rate)).collect();
         let cluster = |cluster: &Cluster| ClusterReport {
             flows: cluster.flows.iter().map(|flow| self.flows[*flow].name.clone()).collect(),
@@ -88,7 +89,12 @@ impl Instance {
             rates_bps: named(measured),
             max_relative_deviation: max_relative_deviation(&exact.rates_bps, measured),
         };
-        Report { rates_bps: named(&exact.rates_bps), clusters: clusters.iter().map(cluster).collect(), midrr: midrr_bps.map(midrr) }
+        Report {
+            rates_bps: named(&exact.rates_bps),
+            clusters: clusters.iter().map(cluster).collect(),
+            midrr: midrr(counted_bps),
+            midrr_flags: midrr(flagged_bps),
+        }
     }
 }
 
@@ -99,9 +105,10 @@ pub struct Report {
     pub rates_bps: BTreeMap<String, f64>,
     /// The rate clusters.
     pub clusters: Vec<ClusterReport>,
-    /// What miDRR reached.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub midrr: Option<MidrrReport>,
+    /// What miDRR reached, in the variant that Braid uses: with service counters.
+    pub midrr: MidrrReport,
+    /// What the thesis's own variant reached, with one service flag for each flow and link, which is not always fair.
+    pub midrr_flags: MidrrReport,
 }
 
 /// A rate cluster (Definition 2).
@@ -344,7 +351,7 @@ mod tests {
         let problem = instance.problem();
         let exact = solve(&problem).expect("a valid problem");
         let found = clusters(&problem, &exact, 1e-9);
-        let report = instance.report(&exact, &found, Some(&[3e6, 6.6e6, 3.4e6]));
+        let report = instance.report(&exact, &found, &[3e6, 6.6e6, 3.4e6], &[3e6, 5e6, 5e6]);
         let json = serde_json::to_value(&report).expect("JSON");
         assert_eq!(json["rates_bps"]["a"], 3e6);
         assert_eq!(json["clusters"][1]["flows"], serde_json::json!(["b", "c"]));
@@ -353,7 +360,7 @@ mod tests {
         assert!((per_weight - 1e7 / 3.0).abs() < 1e-3);
         assert_eq!(json["midrr"]["rates_bps"]["b"], 6.6e6);
         assert!((json["midrr"]["max_relative_deviation"].as_f64().expect("a number") - 0.02).abs() < 1e-9);
-        assert!(serde_json::to_value(instance.report(&exact, &found, None)).expect("JSON").get("midrr").is_none());
+        assert!((json["midrr_flags"]["max_relative_deviation"].as_f64().expect("a number") - 0.5).abs() < 1e-9);
     }
 
     #[test]
