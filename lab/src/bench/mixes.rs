@@ -50,7 +50,8 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          links carry; and the same with arrivals made fewer; arrivals for 20 s. only-one is the system's own choice, the faster link. \
          Links have 10 ms each way and queues of 100 ms, 64 kB at least. Every seed is a laboratory of its own; capacities are learnt in \
          a warm-up as above, demands as the runs go; the schedulers' order differs by seed, and all get the same arrivals. \
-         Means over seeds ± standard deviation; ratios are taken seed by seed.",
+Failed downloads \
+         count for what they got. Means over seeds ± standard deviation; ratios are taken seed by seed.",
     );
     let seeds = if settings.quick { 2 } else { 5 };
     let mut raw = Vec::new();
@@ -118,7 +119,10 @@ fn one_seed(settings: &Settings, case: &Case, seed: u64) -> Result<Vec<(&'static
         let outcome = sum_up(&records, case);
         let Summary { goodput, mean_time, failed, .. } = outcome.summary;
         progress(&format!("{}, seed {seed}, {scheduler}: {goodput}, {:.2} s a download", case.title, mean_time.as_secs_f64()));
-        ensure!(failed == 0, "{failed} downloads failed under {scheduler}");
+        for record in records.iter().filter(|record| !record.complete()) {
+            progress(&format!("failed: {record:?}"));
+        }
+        ensure!(failed * 20 < records.len(), "{failed} of {} downloads failed under {scheduler}", records.len());
         outcomes.push((scheduler, outcome));
     }
     for link in 0..2 {
@@ -146,12 +150,13 @@ fn tell(case: &Case, outcomes: &BTreeMap<&str, Vec<Outcome>>, report: &mut Repor
             ratio(&time(scheduler), &time(SCHEDULERS[0])),
             format!("{:.2} s", class(|o| o.long)),
             format!("{:.2} s", class(|o| o.short)),
+            outcomes[scheduler].iter().map(|o| o.summary.failed).sum::<usize>().to_string(),
         ]
     };
     let [long, short] = [case.long, case.short].map(|(size, rate)| format!("{} at {rate:.2}/s", size));
     report.table(
         format!("{}: {long} and {short}, over {} and {} Mbit/s:", case.title, case.rates[0], case.rates[1]),
-        "scheduler | goodput, Mbit/s | / only-one | mean time, s | / only-one | long | short",
+        "scheduler | goodput, Mbit/s | / only-one | mean time, s | / only-one | long | short | failed",
         SCHEDULERS.iter().map(row).collect(),
     );
     let best = "max-throughput";
