@@ -135,8 +135,7 @@ pub(crate) struct Run {
 
 fn scheduler_parser() -> impl clap::builder::TypedValueParser<Value = Scheduler> {
     use clap::builder::TypedValueParser;
-    // Operetta follows a policy, which only the daemon has.
-    let names = Scheduler::ALL.into_iter().filter(|scheduler| *scheduler != Scheduler::Operetta).map(Scheduler::name);
+    let names = Scheduler::ALL.into_iter().filter(|scheduler| !scheduler.needs_daemon()).map(Scheduler::name);
     clap::builder::PossibleValuesParser::new(names).try_map(|name| name.parse::<Scheduler>())
 }
 

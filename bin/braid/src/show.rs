@@ -52,6 +52,7 @@ fn supply(status: &Status) -> Option<String> {
         let power = battery.power_w.map(|watts| format!(", {watts:.1} W")).unwrap_or_default();
         says.push(format!("battery {:.0} %, {state}{power}", battery.level * 100.0));
     }
+    says.extend(status.saving_power.then(|| "saving power".to_owned()));
     says.extend(status.utility.map(|utility| format!("utility {utility:.2}")));
     if let (Some(down), Some(up)) = (rate(status.target_down_bps), rate(status.target_up_bps)) {
         says.push(format!("target {down} down, {up} up"));
@@ -190,6 +191,9 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()>
     }
     for link in &policy.links {
         let mut text = format!("link {{ {} }}: {}", link.matches, link.role);
+        if link.priority > 0 {
+            text += &format!(", priority {}", link.priority);
+        }
         if let Some(cap) = bytes(link.cap_bytes) {
             text += &format!(", {cap} a month from day {}", link.reset_day.unwrap_or(1));
         } else if link.metered {
@@ -329,12 +333,12 @@ mod tests {
         });
         let value = json!({
             "schema_version": 1, "version": "0.1.0", "scheduler": "max-throughput", "links": [wifi(), lte], "flows": 2,
-            "battery": {"level": 0.63, "plugged": false, "power_w": 8.25}, "utility": 0.63, "target_down_bps": 12_000_000,
+            "battery": {"level": 0.63, "plugged": false, "power_w": 8.25}, "saving_power": true, "utility": 0.63, "target_down_bps": 12_000_000,
             "target_up_bps": 3_000_000, "uptime_ms": 61_000, "warnings": ["the disk is full"],
         });
         let expected = "\
 braid 0.1.0: max-throughput, 2 flows, up 1 min 1 s
-battery 63 %, on battery, 8.2 W; utility 0.63; target 12.0 Mbit/s down, 3.0 Mbit/s up
+battery 63 %, on battery, 8.2 W; saving power; utility 0.63; target 12.0 Mbit/s down, 3.0 Mbit/s up
 warning: the disk is full
 LINK   STATE   KIND             DOWN  UP    RTT   LOSS  FLOWS  ENERGY
 wlan0  up      wireless  20.0 Mbit/s   -  12 ms  1.3 %      2   1.5 J
@@ -384,7 +388,7 @@ ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE  ENERGY
     fn a_policy_reads_like_sentences() {
         let value = json!({
             "schema_version": 1, "scheduler": "round-robin", "affinity": null, "default_demand_bytes": 1_000_000,
-            "links": [{"matches": "kind = \"cellular\"", "devices": [], "role": "backup", "metered": true, "cap_bytes": 10_000_000_000u64,
+            "links": [{"matches": "kind = \"cellular\"", "devices": [], "role": "backup", "priority": 2, "metered": true, "cap_bytes": 10_000_000_000u64,
                        "reset_day": 3, "probe": "eager"}],
             "apps": [{"matches": "name = \"curl\"", "links": ["wlan0"], "prefer": [], "class": "bulk", "affinity": null, "weight": 0.5}],
             "exclude": [{"matches": "user = 7"}],
@@ -394,7 +398,7 @@ scheduler       round-robin
 affinity        by class
 default demand  1.0 MB
 
-link { kind = \"cellular\" }: backup, 10.0 GB a month from day 3, probed eager (no device now)
+link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, probed eager (no device now)
 
 app 1 { name = \"curl\" }: only wlan0; class bulk; weight 0.5
 left to the system { user = 7 }

@@ -33,6 +33,9 @@ pub struct LinkEntry {
     pub devices: Vec<String>,
     /// `normal`, `backup`, `excluded`.
     pub role: String,
+    /// Its place in the priority table, 0 first.
+    #[serde(default)]
+    pub priority: u8,
     /// Its traffic is counted.
     pub metered: bool,
     /// The monthly allowance.

@@ -33,6 +33,9 @@ pub struct Status {
     /// What throughput is worth now, 0 to 1, where the scheduler asks; `null` also while it matches the system's own choice.
     #[serde(default)]
     pub utility: Option<f64>,
+    /// Whether all flows go where they take least energy, since the battery is low (`power_saving`).
+    #[serde(default)]
+    pub saving_power: bool,
     /// The throughput that downloads are to reach together, where the scheduler has one.
     #[serde(default)]
     pub target_down_bps: Option<u64>,

@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use braid_model::{Affinity, Bytes, Class, LinkFacts, LinkKind, Rate, Role};
 use ipnet::IpNet;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::connection::{LinkMask, Mode};
 use crate::energy::Profile;
 use crate::tradeoff::{UtilityRule, Weights};
+use crate::virtual_interface::MAXDIFF;
 
 /// The most rules that are looked at for a flow: exclusions and `[[app]]` entries together.
 pub const MAX_RULES: usize = 64;
@@ -35,6 +37,10 @@ pub struct Policy {
     pub utility: UtilityRule,
     /// What energy and money weigh in the price.
     pub weights: Weights,
+    /// How much shorter another link's round trip must be before [`Scheduler::Handover`] moves to it.
+    pub maxdiff: Duration,
+    /// On a low battery all flows take the link that needs least energy (`virtual_interface::saves_power`).
+    pub power_saving: bool,
     /// What is said of links; the first entry that matches a device counts.
     pub links: Vec<LinkRule>,
     /// What is said of applications; the first entry that matches a flow counts.
@@ -51,6 +57,8 @@ impl Default for Policy {
             default_demand: Bytes::new(1_000_000),
             utility: UtilityRule::default(),
             weights: Weights::default(),
+            maxdiff: MAXDIFF,
+            power_saving: false,
             links: Vec::new(),
             apps: Vec::new(),
             exclude: Exclusions::default(),
@@ -110,11 +118,17 @@ pub enum Scheduler {
     MaxThroughput,
     /// The cheapest link, in energy and money, that meets a target throughput.
     Operetta,
+    /// Each link in inverse proportion to its round-trip time ([`virtual_interface::shares`](crate::virtual_interface::shares)).
+    RttShare,
+    /// All on the link with the shortest round trip, left only for one that is shorter by more than `maxdiff`
+    /// ([`virtual_interface::Handover`](crate::virtual_interface::Handover)).
+    Handover,
 }
 
 impl Scheduler {
     /// Every scheduler, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::OnlyOne, Self::RoundRobin, Self::WeightedRoundRobin, Self::MaxThroughput, Self::Operetta];
+    pub const ALL: [Self; 7] =
+        [Self::OnlyOne, Self::RoundRobin, Self::WeightedRoundRobin, Self::MaxThroughput, Self::Operetta, Self::RttShare, Self::Handover];
 
     /// The name in configuration and on the command line.
     pub const fn name(self) -> &'static str {
@@ -124,21 +138,28 @@ impl Scheduler {
             Self::WeightedRoundRobin => "weighted-round-robin",
             Self::MaxThroughput => "max-throughput",
             Self::Operetta => "operetta",
+            Self::RttShare => "rtt-share",
+            Self::Handover => "handover",
         }
     }
 
     /// The rule that carries it out; Operetta's still needs its target ([`target`](crate::tradeoff::target)).
     pub const fn mode(self) -> Mode {
         match self {
-            Self::OnlyOne => Mode::OnlyOne,
-            Self::RoundRobin | Self::WeightedRoundRobin => Mode::VirtualStart,
+            Self::OnlyOne | Self::Handover => Mode::OnlyOne,
+            Self::RoundRobin | Self::WeightedRoundRobin | Self::RttShare => Mode::VirtualStart,
             Self::MaxThroughput | Self::Operetta => Mode::CheapestInTime { target: None },
         }
     }
 
-    /// Whether the steps of virtual time follow the links' capacities ([`steps`](crate::connection::steps)).
+    /// Whether the steps of virtual time follow the links' weights ([`steps`](crate::connection::steps)): their capacities, or shares.
     pub const fn weighted(self) -> bool {
-        matches!(self, Self::WeightedRoundRobin)
+        matches!(self, Self::WeightedRoundRobin | Self::RttShare)
+    }
+
+    /// Whether it needs what only the daemon knows: a policy, round-trip times.
+    pub const fn needs_daemon(self) -> bool {
+        matches!(self, Self::Operetta | Self::RttShare | Self::Handover)
     }
 }
 
@@ -159,7 +180,7 @@ pub struct NotUnderstood {
 impl FromStr for Scheduler {
     type Err = NotUnderstood;
     fn from_str(text: &str) -> Result<Self, NotUnderstood> {
-        let wanted = "a scheduler: write only-one, round-robin, weighted-round-robin, max-throughput or operetta";
+        let wanted = "a scheduler: write only-one, round-robin, weighted-round-robin, max-throughput, operetta, rtt-share or handover";
         Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| NotUnderstood { text: text.to_owned(), wanted })
     }
 }
@@ -171,6 +192,8 @@ pub struct LinkRule {
     pub matcher: LinkMatcher,
     /// What they are used for.
     pub role: Role,
+    /// Its place in the priority table: links of the highest priority that is usable, 0 first, take all flows.
+    pub priority: u8,
     /// Their traffic is counted against an allowance.
     pub metered: bool,
     /// The monthly allowance of each; used up, the link is given no more flows.

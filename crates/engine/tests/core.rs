@@ -600,3 +600,85 @@ fn what_the_battery_shows_goes_before_a_profile_of_the_kind() {
     // Of a link that was never used nothing was learnt, and its model is known.
     assert!(joules(&mut world, "wlan0").1.contains("Intel 8255x"));
 }
+
+impl World {
+    /// Answers of probes with this round trip.
+    fn round_trip(&mut self, link: u32, milliseconds: u64) {
+        let outcome = Outcome::Alive { rtt: Duration::from_millis(milliseconds) };
+        for _ in 0..50 {
+            let now = self.now;
+            self.core.on_probe(now, LinkIndex(link), Family::V4, outcome).unwrap();
+        }
+        let now = self.now;
+        self.core.tick(now).unwrap();
+    }
+}
+
+#[test]
+fn flows_share_links_in_inverse_proportion_to_their_round_trips() {
+    let mut config = config(Scheduler::RttShare);
+    let rates = [30, 10].map(|mbps| Some(Rate::from_mbps(mbps)));
+    config.policy.links =
+        ["wlan0", "lte0"].iter().zip(rates).map(|(name, rate)| LinkRule { capacity_down: rate, ..link_rule(name) }).collect();
+    let mut world = World::new(config);
+    world.round_trip(1, 60);
+    let first = world.ten();
+    assert!((7..=8).contains(&first[0]), "by capacity, 3 to 1, until both are measured: {first:?}");
+    world.round_trip(2, 15);
+    let shares: Vec<usize> = (0..4).map(|_| world.ten()[0]).collect();
+    assert!((7..=9).contains(&shares.iter().sum::<usize>()), "1 to 4: {shares:?}");
+}
+
+#[test]
+fn a_handover_needs_a_gain_of_more_than_maxdiff() {
+    let mut world = World::new(config(Scheduler::Handover));
+    world.round_trip(1, 30);
+    assert_eq!(world.ten(), [10, 0]);
+    world.round_trip(2, 25);
+    assert_eq!(world.ten(), [10, 0], "5 ms are not worth it");
+    world.round_trip(2, 15);
+    assert_eq!(world.ten(), [0, 10]);
+    world.round_trip(1, 10);
+    assert_eq!(world.ten(), [0, 10], "nor are they on the way back");
+    let mut eager = config(Scheduler::Handover);
+    (eager.policy.maxdiff, eager.probe) = (Duration::from_millis(1), ProbeMode::Eager);
+    world.core.reconfigure(world.now, eager).unwrap();
+    assert_eq!(world.ten(), [10, 0]);
+    world.answering.insert(LinkIndex(1), false);
+    world.run(Duration::from_secs(3));
+    assert_eq!(world.ten(), [0, 10], "a dead link is left at once");
+}
+
+#[test]
+fn links_of_the_highest_priority_share_and_the_others_wait() {
+    let mut config = Config { probe: ProbeMode::Eager, ..config(Scheduler::RoundRobin) };
+    config.policy.links = vec![LinkRule { priority: 1, ..link_rule("wlan0") }];
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.ten(), [0, 10]);
+    world.answering.insert(LinkIndex(2), false);
+    world.run(Duration::from_secs(3));
+    assert_eq!(world.ten(), [10, 0], "the next priority when the first is dead");
+    config.policy.links.push(LinkRule { priority: 1, ..link_rule("lte0") });
+    world.answering.insert(LinkIndex(2), true);
+    world.core.reconfigure(world.now, config).unwrap();
+    world.run(Duration::from_secs(10));
+    assert_eq!(world.ten(), [5, 5], "equal priorities share");
+}
+
+#[test]
+fn a_low_battery_puts_all_on_the_thrifty_link() {
+    let mut config = operetta(fixed(1.0));
+    config.policy.scheduler = Scheduler::RoundRobin;
+    let mut world = World::new(config.clone());
+    (world.round_trip(1, 20), world.round_trip(2, 20));
+    world.supply(0.05, false, None);
+    assert_eq!(world.ten(), [5, 5], "only if it is asked for");
+    config.policy.power_saving = true;
+    world.core.reconfigure(world.now, config).unwrap();
+    assert_eq!(world.ten(), [0, 10], "1 W against 3 W");
+    world.supply(0.05, true, None);
+    assert_eq!(world.ten(), [5, 5], "plugged in");
+    world.supply(0.15, false, None);
+    assert_eq!(world.ten(), [5, 5], "charged well enough");
+}

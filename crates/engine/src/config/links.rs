@@ -59,6 +59,7 @@ fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
     });
     let rule = LinkRule {
         role,
+        priority: section.take("priority").and_then(|value| value.whole(0..=255)).map_or(0, |priority| priority as u8),
         metered,
         cap: amount,
         reset_day: reset_day.and_then(|value| value.whole(1..=31)).map_or(1, |day| day as u8),

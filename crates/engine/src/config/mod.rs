@@ -152,6 +152,10 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(utility) = section.take("utility").and_then(|value| energy::utility(&value)) {
         config.policy.utility = utility;
     }
+    if let Some(maxdiff) = section.take("maxdiff").and_then(|value| value.duration()) {
+        config.policy.maxdiff = maxdiff;
+    }
+    config.policy.power_saving = section.take("power_saving").and_then(|value| value.flag()).unwrap_or(false);
     if let Some(weights) = section.take("price").and_then(|value| energy::weights(&value)) {
         config.policy.weights = weights;
     }

@@ -41,6 +41,11 @@ impl<S: Steering> Core<S> {
         Some(profile.power_at(rate_of(link, Direction::Down, now), Rate::ZERO).above(profile.idle()))
     }
 
+    /// What receiving adds to a link's power, as far as that is known.
+    pub(super) fn active_power(&self, link: &Link, now: Time) -> Option<Power> {
+        self.measured(link).map(|found| found.active).or_else(|| self.profile_power(link, now))
+    }
+
     fn profile<'a>(&'a self, link: &'a Link) -> Option<&'a Profile> {
         let by_kind = || self.config.profiles.find(link.model.as_deref(), Technology::of(link.facts.kind)?);
         link.rule.energy.as_ref().or_else(by_kind)

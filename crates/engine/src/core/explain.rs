@@ -148,14 +148,12 @@ impl<S: Steering> Core<S> {
                 "the system would not send it through a link's default route (a VPN, a static route, a local or on-link destination), so it is left alone".to_owned(),
             );
         }
-        let mut backup = LinkMask::default();
-        self.links.values().filter(|link| link.rule.role == braid_model::Role::Backup).for_each(|link| backup.insert(link.slot));
         let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let entry = rule.map(|rule| &self.config.policy.apps[rule]);
         let strict = entry.and_then(|entry| entry.links.as_deref()).map(mask);
         let prefer = entry.map(|entry| &entry.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
-        match admit(self.usable(family), backup, strict, prefer) {
+        match admit(self.usable(family), self.waiting(), strict, prefer) {
             Admission::Use(mask) => Verdicts { mask, outcome: Outcome::Steered, reason: String::new() },
             Admission::Deny => none(Outcome::Denied, "its rule is strict (links = [...]) and none of those links is usable now".to_owned()),
             Admission::LeaveAlone => none(Outcome::LeftAlone, format!("no link is usable for {family} now")),

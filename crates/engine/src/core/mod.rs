@@ -8,6 +8,7 @@ mod explain;
 mod link;
 mod rules;
 mod slots;
+mod vi;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,14 +16,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::capacity::Busy;
-use braid_decide::connection::{LinkMask, MAX_LINKS, steps};
+use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
 use braid_decide::energy::{ByteCost, EnergyMeter, PowerFit};
 use braid_decide::health::{Outcome, Suffering};
 use braid_decide::policy::ProbeTarget;
 use braid_decide::steer::{self, Verdict};
 use braid_decide::tables::{self, TablePlan};
 use braid_decide::tradeoff::Supply;
-use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Role, Time};
+use braid_decide::virtual_interface::Handover;
+use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Time};
 use braid_platform::steering::{FlowRow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
 
 use ipnet::IpNet;
@@ -119,6 +121,8 @@ pub struct Core<S> {
     todo: Todo,
     /// What the machine runs on; `None`: not told, or no battery.
     supply: Option<Supply>,
+    /// The link that takes all flows, where the scheduler wants one.
+    handover: Handover,
     /// What links were found to need, from the battery's own power.
     fit: PowerFit,
     started: Time,
@@ -143,6 +147,7 @@ impl<S: Steering> Core<S> {
     /// A core that has seen nothing yet.
     pub fn new(mut steering: S, names: Box<dyn Names>, config: Config, now: Time) -> Result<Self, SteeringError> {
         steering.set_names(braid_decide::class::NAMES)?;
+        let handover = Handover::new(config.policy.maxdiff);
         let mut core = Self {
             steering,
             names,
@@ -162,6 +167,7 @@ impl<S: Steering> Core<S> {
             dead_since: BTreeMap::new(),
             todo: Todo::default(),
             supply: None,
+            handover,
             fit: PowerFit::default(),
             started: now,
             looked: now,
@@ -199,6 +205,9 @@ impl<S: Steering> Core<S> {
     /// Puts a new configuration in force, for flows to come.
     pub fn reconfigure(&mut self, now: Time, config: Config) -> Result<(), SteeringError> {
         let old = std::mem::replace(&mut self.config, config);
+        if self.config.policy.maxdiff != old.policy.maxdiff {
+            self.handover = Handover::new(self.config.policy.maxdiff);
+        }
         self.executables.refresh(&self.config.policy, self.names.as_mut());
         let network = self.network.clone();
         // Links are judged anew where their entry changed; what was learnt of the others stays.
@@ -320,27 +329,27 @@ impl<S: Steering> Core<S> {
     }
 
     fn build_params(&mut self, now: Time) -> SteerParams {
+        let sole = self.sole(now);
         let policy = &self.config.policy;
-        let mut rates = [0; MAX_LINKS];
-        let mut backup = LinkMask::default();
-        for link in self.links.values() {
-            rates[link.slot] = rate_of(link, Direction::Down, now).bytes_per_second();
-            if link.rule.role == Role::Backup {
-                backup.insert(link.slot);
-            }
-        }
-        let steps = steps(&rates, policy.scheduler.weighted());
+        let backup = self.waiting();
+        let steps = steps(&self.weights(now), policy.scheduler.weighted());
         let prices = self.prices(now);
         let mut links = [const { None }; MAX_LINKS];
         for link in self.links.values() {
             let price = prices.get(&link.facts.index).copied().unwrap_or(0);
             links[link.slot] = Some(self.steer_link(link, steps[link.slot], price, now));
         }
+        if let Some(sole) = sole {
+            for (slot, link) in links.iter_mut().enumerate() {
+                let Some(link) = link else { continue };
+                link.rank = if slot == sole { 0 } else { link.rank.saturating_add(1) };
+            }
+        }
         let usable = PerFamily { v4: self.usable(Family::V4), v6: self.usable(Family::V6) };
         let targets = self.targets(&links, LinkMask(usable.v4.0 | usable.v6.0), backup);
         let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
         SteerParams {
-            mode: policy.scheduler.mode(),
+            mode: if sole.is_some() { Mode::OnlyOne } else { policy.scheduler.mode() },
             targets,
             scheduler: policy.scheduler as u8,
             default_demand: policy.default_demand,
