@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 
 use braid_model::{Bytes, Direction};
-use braid_netem::Random;
+use braid_netem::{Random, RateSource};
 
+use crate::event::Event;
 use crate::scenario::{Medium, Scenario};
 use crate::tcp::Packet;
+use crate::world::World;
 
 /// A channel, on which one packet is sent at a time.
 #[derive(Debug)]
@@ -73,5 +75,23 @@ impl Air {
     /// Packets of a link that found no room; zeros if the link is on another channel.
     pub(crate) fn dropped(&self, link: usize) -> [u64; 2] {
         self.links.iter().position(|other| *other == link).map_or([0; 2], |place| self.dropped[place])
+    }
+}
+
+impl World<'_> {
+    /// Sends the next packet on a channel, if that is free. Its link finds itself idle and takes its time for the packet.
+    pub(crate) fn send_on_air(&mut self, air: usize) {
+        if self.airs[air].busy {
+            return;
+        }
+        let Some(packet) = self.airs[air].draw() else { return };
+        let rate = match self.client_link(usize::from(packet.link), packet.direction).map(|link| &link.profile().rate) {
+            Some(RateSource::Constant(rate)) => *rate,
+            _ => return,
+        };
+        let free = self.now + rate.time_for(Bytes::new(packet.wire()));
+        self.enter_client_pipe(packet);
+        self.airs[air].busy = true;
+        self.queue.push(free, Event::Air(air as u32));
     }
 }

@@ -1,12 +1,15 @@
-//! Living connections that move from one link to another.
+//! What schedulers see of the links, and living connections that move from one to another.
 
 use std::time::Duration;
 
+use braid_decide::connection::LinkMask;
 use braid_decide::demand::remaining;
+use braid_model::Bytes;
 
 use crate::event::Event;
-use crate::schedule::{NewStream, View};
-use crate::world::World;
+use crate::scenario::LoadKnowledge;
+use crate::schedule::{LinkView, NewStream, View};
+use crate::world::{DIRECTIONS, World};
 
 impl World<'_> {
     /// Shows the scheduler the round-trip times, and moves connections where it wants them. What is on its way arrives on its old link.
@@ -54,5 +57,37 @@ impl World<'_> {
         for connection in &self.streams[id as usize].connections {
             self.connections[*connection as usize].path.link = chosen as u8;
         }
+    }
+
+    /// What schedulers see of the links, and of all packet-oriented streams: their load by direction, the links that all may use.
+    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> ([Bytes; 2], LinkMask) {
+        let mut packet_load = [Bytes::ZERO; 2];
+        let mut packet_links = self.scenario.all_links();
+        views.clear();
+        views.extend((0..self.scenario.links.len()).map(|link| LinkView {
+            rate: DIRECTIONS.map(|direction| self.capacity(link, direction)),
+            load: [Bytes::ZERO; 2],
+            flows: 0,
+            extra_power: self.scenario.links[link].power.extra(),
+        }));
+        for id in &self.living {
+            let stream = &self.streams[*id as usize];
+            let moved = stream.moved[0] + stream.moved[1];
+            let load = match self.scenario.knowledge.load {
+                LoadKnowledge::Daemon => remaining(stream.expected, moved),
+                LoadKnowledge::Papers => stream.expected.saturating_sub(moved),
+            };
+            match self.flows[*id as usize].link {
+                Some(link) => {
+                    views[link].load[stream.direction as usize] += load;
+                    views[link].flows += 1;
+                }
+                None => {
+                    packet_load[stream.direction as usize] += load;
+                    packet_links.0 &= stream.allowed.0;
+                }
+            }
+        }
+        (packet_load, packet_links)
     }
 }

@@ -29,8 +29,8 @@ pub struct VirtualInterface {
 }
 
 impl VirtualInterface {
-    /// Over interfaces with these nominal rates (equation 3's first guess) and powers while sending, one for each of the scenario's links. It
-    /// saves power when the scenario's battery is low, unless an `adapter` is plugged in.
+    /// Over interfaces with these nominal rates (equation 3's first guess) and powers while sending, one for each of the scenario's links.
+    /// It saves power when the scenario's battery is low, unless an `adapter` is plugged in.
     pub fn new(interfaces: &[(Rate, Power)], adapter: bool) -> Self {
         let interface = |&(bandwidth, power)| Interface { priority: 0, available: true, srtt: None, bandwidth, power };
         Self {
@@ -42,8 +42,8 @@ impl VirtualInterface {
         }
     }
 
-    /// The link for a flow's next turn: that whose turn begins first in virtual time, as the daemon's weighted round robin has it; of several
-    /// the one with the largest share.
+    /// The link for a flow's next turn: that whose turn begins first in virtual time, as the daemon's weighted round robin has it; of
+    /// several the one with the largest share.
     fn turn(&mut self, allowed: LinkMask, rest: Bytes, battery: Option<f64>) -> Option<usize> {
         for (link, interface) in self.interfaces.iter_mut().enumerate() {
             interface.available = allowed.contains(link);

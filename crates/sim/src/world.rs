@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use braid_decide::capacity::Busy;
 use braid_decide::connection::LinkMask;
-use braid_decide::demand::remaining;
 use braid_model::{Bytes, Direction, Time};
 use braid_netem::{Link, LinkStats, Profile, Random, RateSource};
 
@@ -15,7 +14,7 @@ use crate::host::{Connection, Path};
 use crate::knowledge::{Known, MEASURE, Truth};
 use crate::math;
 use crate::pipe::Pipe;
-use crate::scenario::{Change, LoadKnowledge, Scenario, ScenarioError};
+use crate::scenario::{Change, Scenario, ScenarioError};
 use crate::schedule::{LinkView, NewStream, Scheduler, View, scheduler};
 use crate::spread::{PacketScheduler, PathView};
 use crate::stats::{Counters, FlowOutcome, LinkBins, LinkOutcome, Outcome};
@@ -51,7 +50,7 @@ pub(crate) struct World<'a> {
     /// Two for each of the client's links, then two for each server, by [`Direction`]; none where a server has no link.
     pipes: Vec<Option<Pipe>>,
     /// Radio channels, and by link which it is on.
-    airs: Vec<Air>,
+    pub(crate) airs: Vec<Air>,
     air_of: Vec<Option<usize>>,
     meters: Vec<Meter>,
     pub(crate) bins: Vec<LinkBins>,
@@ -77,7 +76,7 @@ pub(crate) struct World<'a> {
     pub(crate) counters: Counters,
 }
 
-const DIRECTIONS: [Direction; 2] = [Direction::Down, Direction::Up];
+pub(crate) const DIRECTIONS: [Direction; 2] = [Direction::Down, Direction::Up];
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, scheduler: &'a mut dyn Scheduler) -> Self {
@@ -201,23 +200,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Sends the next packet on a channel, if that is free. Its link finds itself idle and takes its time for the packet.
-    fn send_on_air(&mut self, air: usize) {
-        if self.airs[air].busy {
-            return;
-        }
-        let Some(packet) = self.airs[air].draw() else { return };
-        let rate = match self.client_link(usize::from(packet.link), packet.direction).map(|link| &link.profile().rate) {
-            Some(RateSource::Constant(rate)) => *rate,
-            _ => return,
-        };
-        let free = self.now + rate.time_for(Bytes::new(packet.wire()));
-        self.enter_client_pipe(packet);
-        self.airs[air].busy = true;
-        self.queue.push(free, Event::Air(air as u32));
-    }
-
-    fn enter_client_pipe(&mut self, packet: Packet) {
+    pub(crate) fn enter_client_pipe(&mut self, packet: Packet) {
         let (link, direction) = (usize::from(packet.link), packet.direction);
         let index = 2 * link + direction as usize;
         let Some(pipe) = &mut self.pipes[index] else { return };
@@ -294,7 +277,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn client_link(&self, link: usize, direction: Direction) -> Option<&Link<Packet>> {
+    pub(crate) fn client_link(&self, link: usize, direction: Direction) -> Option<&Link<Packet>> {
         self.pipes[2 * link + direction as usize].as_ref().map(|pipe| &pipe.link)
     }
 
@@ -391,38 +374,6 @@ impl<'a> World<'a> {
         }
         self.views = views;
         link
-    }
-
-    /// What schedulers see of the links, and of all packet-oriented streams: their load by direction, the links that all may use.
-    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> ([Bytes; 2], LinkMask) {
-        let mut packet_load = [Bytes::ZERO; 2];
-        let mut packet_links = self.scenario.all_links();
-        views.clear();
-        views.extend((0..self.scenario.links.len()).map(|link| LinkView {
-            rate: DIRECTIONS.map(|direction| self.capacity(link, direction)),
-            load: [Bytes::ZERO; 2],
-            flows: 0,
-            extra_power: self.scenario.links[link].power.extra(),
-        }));
-        for id in &self.living {
-            let stream = &self.streams[*id as usize];
-            let moved = stream.moved[0] + stream.moved[1];
-            let load = match self.scenario.knowledge.load {
-                LoadKnowledge::Daemon => remaining(stream.expected, moved),
-                LoadKnowledge::Papers => stream.expected.saturating_sub(moved),
-            };
-            match self.flows[*id as usize].link {
-                Some(link) => {
-                    views[link].load[stream.direction as usize] += load;
-                    views[link].flows += 1;
-                }
-                None => {
-                    packet_load[stream.direction as usize] += load;
-                    packet_links.0 &= stream.allowed.0;
-                }
-            }
-        }
-        (packet_load, packet_links)
     }
 
     /// A stream is done: its client has everything.

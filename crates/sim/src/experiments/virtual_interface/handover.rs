@@ -34,10 +34,10 @@ static ABOUT: About = About {
     setting: "Two interfaces to one neighbour, which sends an AODV hello message over each every second; a ping every second over the \
               interface in use; after a minute that interface is detached. All three are at random phases, and 20 handovers are one \
               reading. The virtual interface keeps, for each interface, when the neighbour was last heard (hello or answered ping), and \
-              leaves the present one at a ping when another has been heard later by more than maxdiff. The paper gives maxdiff no unit (here \
-              milliseconds) and no formula: the daemon's hysteresis is used, with the time since the neighbour was heard in place of the \
-              round-trip time. Without the virtual interface AODV's route breaks when nothing was heard for two seconds (RFC 3561's \
-              defaults), and the next hop is known at once.",
+              leaves the present one at a ping when another has been heard later by more than maxdiff. The paper gives maxdiff no unit \
+              (here milliseconds) and no formula: the daemon's hysteresis is used, with the time since the neighbour was heard in place \
+              of the round-trip time. Without the virtual interface AODV's route breaks when nothing was heard for two seconds (RFC \
+              3561's defaults), and the next hop is known at once.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Without the virtual interface a handover loses about 1.5 pings, one a second", paper: "1.5 s" },
@@ -96,14 +96,15 @@ impl Experiment for Handovers {
             .verdict(ABOUT.claims[1].judge(
                 format!("{:.2}, {:.2} and {:.2} s", times[0], times[1], times[2]),
                 grows(&times, &MAXDIFFS.map(|(_, paper)| paper)),
-                "Up to 100 ms the next hello message over the other interface decides, so that maxdiff hardly matters. The paper's times lie above those without the virtual interface; here the virtual interface does not wait for \
-                 AODV's route to break. That the paper's did, and what it then waited for, the paper does not say.",
+                "Up to 100 ms the next hello message over the other interface decides, so that maxdiff hardly matters. The paper's \
+                 times lie above those without the virtual interface; here the virtual interface does not wait for AODV's route to \
+                 break. That the paper's did, and what it then waited for, the paper does not say.",
             ))
             .verdict(ABOUT.claims[2].judge(
                 format!("{:.1}, {:.1} and {:.1} changes in the minute before", changes[0], changes[1], changes[2]),
                 stable(&changes),
-                "After one change at most the interface in use is the one that is heard last each second, whatever maxdiff is; hello messages \
-                 that come at irregular times, which are not modelled, would change this.",
+                "After one change at most the interface in use is the one that is heard last each second, whatever maxdiff is; hello \
+                 messages that come at irregular times, which are not modelled, would change this.",
             ))
     }
 }

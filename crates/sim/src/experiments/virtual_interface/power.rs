@@ -33,11 +33,11 @@ static ABOUT: About = About {
     paper: Paper::VirtualInterface,
     figure: "graph 1",
     title: "Saving power below 10 % of the battery",
-    setting: "An 802.11g and an 802.11b interface on an access point each, alone there, for 600 s. The paper's traffic is not described: here \
-              uploads as in OPERETTA's evaluation, small (22.38 KB in the mean, 13 a second) and large (285 KB, 1 a second), both Poisson and \
-              exponential. Nor does it give its interfaces' powers: here 990 mW active and 264 mW idle for each (OPERETTA's Table I). The \
-              laptop draws 18.07 W beside them (table 4 less one active interface), without an adapter. The battery starts at 9 %, or at \
-              50 % where no power is to be saved.",
+    setting: "An 802.11g and an 802.11b interface on an access point each, alone there, for 600 s. The paper's traffic is not \
+              described: here uploads as in OPERETTA's evaluation, small (22.38 KB in the mean, 13 a second) and large (285 KB, 1 a \
+              second), both Poisson and exponential. Nor does it give its interfaces' powers: here 990 mW active and 264 mW idle for \
+              each (OPERETTA's Table I). The laptop draws 18.07 W beside them (table 4 less one active interface), without an adapter. \
+              The battery starts at 9 %, or at 50 % where no power is to be saved.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Energy rises and falls with throughput", paper: "in words" },
@@ -87,20 +87,24 @@ impl Experiment for Saving {
                 format!("{:.2} % less, {mwh:.0} mWh", -saved.mean),
                 if saved.mean >= 0.0 { Judgement::NotMet } else { Judgement::met_or_differs((saved.mean + 5.4).abs() < 1.0) },
                 format!(
-                    "190 mWh in 600 s are 1.14 W, more than a whole Wi-Fi interface draws in OPERETTA's table (0.99 W while active), so that \
-                     the paper's laptop must have saved elsewhere too. Here only time in which an interface is active can be saved, as in \
-                     the paper's model, where listening takes nothing: 802.11b was active for {:.0} % of the time, and with saving {:.0} %. \
-                     Turning it off would save another {:.0} mWh.",
+                    "190 mWh in 600 s are 1.14 W, more than a whole Wi-Fi interface draws in OPERETTA's table (0.99 W while active), so \
+                     that either the paper's interfaces draw more, or its laptop saved elsewhere too. Here only time in which an \
+                     interface is active can be saved, as in the paper's model, where listening takes nothing: 802.11b was active for \
+                     {:.0} % of the time, and with saving {:.0} %. Turning it off would save another {:.0} mWh.",
                     value("b busy", SHARING),
                     value("b busy", SAVING),
                     IDLE * SPAN.as_secs_f64() / JOULES_PER_MWH,
                 ),
             ))
             .verdict(ABOUT.claims[2].judge(
-                format!("{:.0} % of the large and {:.0} % of the small on 802.11g", value("large on g", SAVING), value("small on g", SAVING)),
-                Judgement::NotMet,
-                "By equations 4 to 7 the size of a flow cancels out: a mean of energies is compared with the least of them, so that the one \
-                 interface always wins, once both have been measured.",
+                format!(
+                    "{:.0} % of the large and {:.0} % of the small on 802.11g",
+                    value("large on g", SAVING),
+                    value("small on g", SAVING)
+                ),
+                Judgement::met_or_not(value("large on g", SAVING) < 90.0 && value("small on g", SAVING) >= 90.0),
+                "By equations 4 to 7 the size of a flow cancels out: a mean of energies is compared with the least of them, so that the \
+                 one interface always wins, once both have been measured.",
             ))
     }
 }
