@@ -124,9 +124,9 @@ impl LinkPower {
 /// A radio channel that several interfaces share, as those do which are on one access point, and other stations' too.
 ///
 /// One packet is sent at a time and takes as long as its own link's rate says. Each interface's queue is a sender, and the access point's
-/// one queue for all of them is one more; of the senders that wait each is as likely to be next. So far this is 802.11's DCF: fair in packets,
-/// so that a slow station slows all (Heusse et al., Performance anomaly of 802.11b, 2003). Contention and collisions cost nothing beyond
-/// what the links' rates have of them.
+/// one queue for all of them is one more; of the senders that wait each is as likely to be next. So far this is 802.11's DCF: fair in
+/// packets, so that a slow station slows all (Heusse et al., Performance anomaly of 802.11b, 2003). Contention and collisions cost
+/// nothing beyond what the links' rates have of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Medium {
     /// The links on it, whose rates must be constant and above zero.
