@@ -16,6 +16,10 @@ pub(crate) enum Event {
     Acknowledge { connection: u32, generation: u32, direction: Direction },
     /// A handshake that was not answered: the client's (`Up`) or the server's (`Down`).
     Handshake { connection: u32, generation: u32, direction: Direction, tries: u8 },
+    /// A packet was sent on a radio channel.
+    Air(u32),
+    /// Living connections may be moved to other links.
+    Steer,
     /// The next flow of a class.
     Arrival(u32),
     /// A change of a link, by its place in the scenario.

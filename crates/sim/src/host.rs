@@ -1,6 +1,7 @@
 //! Both ends of connections: handshakes, what is sent when, what happens when something arrives.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use braid_model::{Bytes, Direction, Time};
 
@@ -68,6 +69,11 @@ impl Connection {
     /// Whether it lives, on this link.
     pub(crate) fn is_on(&self, link: usize) -> bool {
         self.live && usize::from(self.path.link) == link
+    }
+
+    /// The round-trip time of the data in this direction, as TCP smooths it, once measured.
+    pub(crate) fn round_trip(&self, direction: Direction) -> Option<Duration> {
+        self.halves[direction as usize].sender.round_trip().map(|(smoothed, _)| smoothed)
     }
 
     /// Whether the round trips of the data in this direction are a quarter longer than the least.
@@ -283,7 +289,14 @@ impl World<'_> {
     }
 
     fn close(&mut self, id: u32) {
-        self.connections[id as usize].live = false;
+        let connection = &mut self.connections[id as usize];
+        connection.live = false;
+        let Path { stream, link, .. } = connection.path;
+        if let Some(measured) = connection.round_trip(self.streams[stream as usize].direction) {
+            let (count, sum) = &mut self.round_trips[usize::from(link)];
+            *count += 1;
+            *sum += measured;
+        }
         self.free.push(id);
     }
 

@@ -21,11 +21,12 @@
 //! logarithm, root or power is the platform's ([`math`]).
 //!
 //! The topology: one client; each of its links has a rate, delay, loss and queue in either direction; behind them, servers, each with a
-//! link of its own that all flows to it share. A connection-oriented stream is one TCP connection on one link. A packet-oriented stream
+//! link of its own that all flows to it share. Links may share a radio channel ([`Medium`]). A connection-oriented stream is one TCP connection on one link. A packet-oriented stream
 //! (to a server that runs Braid) is one TCP connection on each link, over which its chunks are spread.
 
 #![forbid(unsafe_code)]
 
+mod air;
 mod energy;
 mod event;
 pub mod experiment;
@@ -39,17 +40,20 @@ mod scenario;
 mod schedule;
 mod spread;
 mod stats;
+mod steer;
 mod stream;
 pub mod tcp;
+mod virtual_interface;
 mod workload;
 mod world;
 
 pub use scenario::{
-    Battery, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Scenario,
+    Battery, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Medium, Scenario,
     ScenarioError, Scheduling, ServerLink, ServerSpec,
 };
 pub use schedule::{LinkView, NewStream, Scheduler, View};
 pub use spread::{PacketScheduler, Packets, PathView, Spreading};
 pub use stats::{Counters, FlowOutcome, LinkOutcome, Outcome, Summary};
+pub use virtual_interface::VirtualInterface;
 pub use workload::{Arrivals, Class, Size};
 pub use world::{simulate, simulate_with};

@@ -16,6 +16,8 @@ use crate::workload::{Arrivals, Class, Size};
 pub struct Scenario {
     /// The client's links, at most [`MAX_LINKS`].
     pub links: Vec<LinkSpec>,
+    /// Radio channels that several of the links share; a link is on one at most.
+    pub media: Vec<Medium>,
     /// The servers; at least one.
     pub servers: Vec<ServerSpec>,
     /// Classes of flows.
@@ -47,6 +49,7 @@ impl Default for Scenario {
     fn default() -> Self {
         Self {
             links: Vec::new(),
+            media: Vec::new(),
             servers: vec![ServerSpec::default()],
             workload: Vec::new(),
             scheduling: Scheduling::MaximumThroughput,
@@ -116,6 +119,18 @@ impl LinkPower {
     pub fn extra(&self) -> Power {
         self.active.above(self.idle)
     }
+}
+
+/// A radio channel that several interfaces share, as those do which are on one access point, and other stations' too.
+///
+/// One packet is sent at a time and takes as long as its own link's rate says. Each interface's queue is a sender, and the access point's
+/// one queue for all of them is one more; of the senders that wait each is as likely to be next. So far this is 802.11's DCF: fair in
+/// packets, so that a slow station slows all (Heusse et al., Performance anomaly of 802.11b, 2003). Contention and collisions cost
+/// nothing beyond what the links' rates have of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Medium {
+    /// The links on it, whose rates must be constant and above zero.
+    pub links: Vec<usize>,
 }
 
 /// A server, behind a link of its own that all flows to it share, whichever of the client's links they use.
@@ -297,8 +312,31 @@ impl Scenario {
         if self.changes.iter().any(|change| change.link >= self.links.len()) {
             return bad("changes", "one is of none of the links", "count links from 0");
         }
+        self.check_media()?;
         self.check_rates()?;
         self.workload.iter().try_for_each(|class| self.check_class(class))
+    }
+
+    fn check_media(&self) -> Result<(), ScenarioError> {
+        let bad = |reason: &str, remedy| Err(ScenarioError::new("media", reason, remedy));
+        let mut listed: Vec<usize> = self.media.iter().flat_map(|medium| medium.links.iter().copied()).collect();
+        if listed.iter().any(|link| *link >= self.links.len()) {
+            return bad("one has a link that is none of the links", "count links from 0");
+        }
+        listed.sort_unstable();
+        if listed.windows(2).any(|two| two[0] == two[1]) {
+            return bad("a link is listed twice", "put it on one medium");
+        }
+        let sends = |profile: &Profile| matches!(profile.rate, RateSource::Constant(rate) if rate > Rate::ZERO);
+        let specs = listed.iter().flat_map(|link| [&self.links[*link].down, &self.links[*link].up]);
+        let changed = self.changes.iter().filter(|change| listed.contains(&change.link)).filter_map(|change| match &change.change {
+            Change::Profile(_, profile) => Some(profile),
+            Change::Dark(_) => None,
+        });
+        if !specs.chain(changed).all(sends) {
+            return bad("a link on one has no constant rate above zero", "give it one, or turn it dark instead");
+        }
+        Ok(())
     }
 
     fn check_rates(&self) -> Result<(), ScenarioError> {

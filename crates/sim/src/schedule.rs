@@ -1,5 +1,7 @@
 //! Which link a new stream gets: the daemon's own rule, and a place for others.
 
+use std::time::Duration;
+
 use braid_decide::connection::{Board, LinkMask, Mode, Request, steps};
 use braid_model::{Bytes, Direction, Power, Rate, Time};
 use braid_netem::Random;
@@ -52,6 +54,24 @@ pub struct NewStream {
 pub trait Scheduler {
     /// The link for a connection-oriented stream; `None`, or a link it may not use, refuses the stream.
     fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize>;
+
+    /// How often living connections may be moved to another link; never unless told otherwise. Only what is below IP can do this, since the
+    /// connection's address must stay.
+    fn steers(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Called that often: the mean of the round-trip times that TCP has smoothed for the connections on each link,
+    /// or ended there since the last time, where there are any.
+    fn round_trips(&mut self, by_link: &[Option<Duration>]) {
+        let _ = by_link;
+    }
+
+    /// Then for each living connection, in the order of their starts: the link that it goes on with. Its demand is the rest.
+    fn steer(&mut self, view: &View<'_>, stream: &NewStream, current: usize) -> usize {
+        let _ = (view, stream);
+        current
+    }
 
     /// A packet-oriented stream starts.
     fn packets(&mut self, view: &View<'_>, new: &NewStream) {

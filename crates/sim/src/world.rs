@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use braid_decide::capacity::Busy;
 use braid_decide::connection::LinkMask;
-use braid_decide::demand::remaining;
 use braid_model::{Bytes, Direction, Time};
 use braid_netem::{Link, LinkStats, Profile, Random, RateSource};
 
+use crate::air::Air;
 use crate::energy::Meter;
 use crate::event::{Event, Queue};
 use crate::host::{Connection, Path};
 use crate::knowledge::{Known, MEASURE, Truth};
 use crate::math;
 use crate::pipe::Pipe;
-use crate::scenario::{Change, LoadKnowledge, Scenario, ScenarioError};
+use crate::scenario::{Change, Scenario, ScenarioError};
 use crate::schedule::{LinkView, NewStream, Scheduler, View, scheduler};
 use crate::spread::{PacketScheduler, PathView};
 use crate::stats::{Counters, FlowOutcome, LinkBins, LinkOutcome, Outcome};
@@ -44,11 +44,14 @@ pub fn simulate_with(scenario: &Scenario, scheduler: &mut dyn Scheduler) -> Resu
 
 pub(crate) struct World<'a> {
     pub(crate) scenario: &'a Scenario,
-    scheduler: &'a mut dyn Scheduler,
+    pub(crate) scheduler: &'a mut dyn Scheduler,
     pub(crate) now: Time,
     pub(crate) queue: Queue,
     /// Two for each of the client's links, then two for each server, by [`Direction`]; none where a server has no link.
     pipes: Vec<Option<Pipe>>,
+    /// Radio channels, and by link which it is on.
+    pub(crate) airs: Vec<Air>,
+    air_of: Vec<Option<usize>>,
     meters: Vec<Meter>,
     pub(crate) bins: Vec<LinkBins>,
     generators: Vec<Generator>,
@@ -56,9 +59,11 @@ pub(crate) struct World<'a> {
     dice: Random,
     pub(crate) streams: Vec<Stream>,
     /// Streams that have not ended, by their place in `streams`.
-    living: Vec<u32>,
+    pub(crate) living: Vec<u32>,
     pub(crate) flows: Vec<FlowOutcome>,
     pub(crate) connections: Vec<Connection>,
+    /// By link: connections that ended since living ones were last steered, and the sum of their round-trip times.
+    pub(crate) round_trips: Vec<(u32, Duration)>,
     pub(crate) free: Vec<u32>,
     /// The packet schedulers, by direction, and what they look at.
     pub(crate) spreaders: [Box<dyn PacketScheduler>; 2],
@@ -71,7 +76,7 @@ pub(crate) struct World<'a> {
     pub(crate) counters: Counters,
 }
 
-const DIRECTIONS: [Direction; 2] = [Direction::Down, Direction::Up];
+pub(crate) const DIRECTIONS: [Direction; 2] = [Direction::Down, Direction::Up];
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, scheduler: &'a mut dyn Scheduler) -> Self {
@@ -87,21 +92,27 @@ impl<'a> World<'a> {
         let links = scenario.links.len();
         let spreader = || scheduler.packet_scheduler(&scenario.packets, links);
         let spreaders = [spreader(), spreader()];
+        let generators = scenario.workload.iter().map(|_| Generator::new(seeds.next())).collect();
+        let dice = Random::new(seeds.next());
+        let on = |link| scenario.media.iter().position(|medium| medium.links.contains(&link));
         Self {
             scenario,
             scheduler,
             now: Time::ZERO,
             queue: Queue::default(),
             pipes,
+            airs: scenario.media.iter().map(|medium| Air::new(medium, scenario, seeds.next())).collect(),
+            air_of: (0..links).map(on).collect(),
             meters: vec![Meter::default(); links],
             bins: (0..links).map(|_| LinkBins::default()).collect(),
-            generators: scenario.workload.iter().map(|_| Generator::new(seeds.next())).collect(),
+            generators,
             known: Known::new(scenario.knowledge, scenario.workload.len(), links),
-            dice: Random::new(seeds.next()),
+            dice,
             streams: Vec::new(),
             living: Vec::new(),
             flows: Vec::new(),
             connections: Vec::new(),
+            round_trips: vec![(0, Duration::ZERO); links],
             free: Vec::new(),
             spreaders,
             paths: Vec::new(),
@@ -125,6 +136,9 @@ impl<'a> World<'a> {
         self.queue.push(Time::ZERO + self.scenario.bin, Event::Tick);
         if self.known.learns_capacity() {
             self.queue.push(Time::ZERO + MEASURE, Event::Measure);
+        }
+        if let Some(every) = self.scheduler.steers() {
+            self.queue.push(Time::ZERO + every, Event::Steer);
         }
         self.run_until(end, false);
         self.run_until(end + self.scenario.grace, true);
@@ -152,6 +166,11 @@ impl<'a> World<'a> {
             Event::Arrival(class) => self.on_arrival(class as usize),
             Event::Change(index) => self.on_change(index as usize),
             Event::Measure => self.on_measure(),
+            Event::Air(air) => {
+                self.airs[air as usize].busy = false;
+                self.send_on_air(air as usize);
+            }
+            Event::Steer => self.on_steer(),
             Event::Tick => {
                 self.close_bin();
                 self.queue.push(self.now + self.scenario.bin, Event::Tick);
@@ -172,6 +191,16 @@ impl<'a> World<'a> {
     }
 
     fn enter_client_link(&mut self, packet: Packet) {
+        match self.air_of[usize::from(packet.link)] {
+            Some(air) => {
+                self.airs[air].push(packet);
+                self.send_on_air(air);
+            }
+            None => self.enter_client_pipe(packet),
+        }
+    }
+
+    pub(crate) fn enter_client_pipe(&mut self, packet: Packet) {
         let (link, direction) = (usize::from(packet.link), packet.direction);
         let index = 2 * link + direction as usize;
         let Some(pipe) = &mut self.pipes[index] else { return };
@@ -248,7 +277,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn client_link(&self, link: usize, direction: Direction) -> Option<&Link<Packet>> {
+    pub(crate) fn client_link(&self, link: usize, direction: Direction) -> Option<&Link<Packet>> {
         self.pipes[2 * link + direction as usize].as_ref().map(|pipe| &pipe.link)
     }
 
@@ -330,34 +359,8 @@ impl<'a> World<'a> {
 
     /// Asks the scheduler, and takes its weights.
     fn decide(&mut self, new: &NewStream, spread: bool) -> Option<usize> {
-        let mut packet_load = [Bytes::ZERO; 2];
-        let mut packet_links = self.scenario.all_links();
         let mut views = std::mem::take(&mut self.views);
-        views.clear();
-        views.extend((0..self.scenario.links.len()).map(|link| LinkView {
-            rate: DIRECTIONS.map(|direction| self.capacity(link, direction)),
-            load: [Bytes::ZERO; 2],
-            flows: 0,
-            extra_power: self.scenario.links[link].power.extra(),
-        }));
-        for id in &self.living {
-            let stream = &self.streams[*id as usize];
-            let moved = stream.moved[0] + stream.moved[1];
-            let load = match self.scenario.knowledge.load {
-                LoadKnowledge::Daemon => remaining(stream.expected, moved),
-                LoadKnowledge::Papers => stream.expected.saturating_sub(moved),
-            };
-            match self.flows[*id as usize].link {
-                Some(link) => {
-                    views[link].load[stream.direction as usize] += load;
-                    views[link].flows += 1;
-                }
-                None => {
-                    packet_load[stream.direction as usize] += load;
-                    packet_links.0 &= stream.allowed.0;
-                }
-            }
-        }
+        let (packet_load, packet_links) = self.view_links(&mut views);
         let battery = self.scenario.battery.is_some().then(|| self.battery_level());
         let view = View { now: self.now, links: &views, packet_load, packet_links, battery };
         let link = if spread {
@@ -434,7 +437,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn battery_level(&mut self) -> f64 {
+    pub(crate) fn battery_level(&mut self) -> f64 {
         let Some(battery) = self.scenario.battery else { return 0.0 };
         let since = self.now.since(Time::ZERO);
         let mut used = battery.base.during(since);
@@ -456,7 +459,9 @@ impl<'a> World<'a> {
         let dropped = |stats: LinkStats| stats.lost + stats.queue_full + stats.dark;
         let mut links = Vec::new();
         for (index, spec) in self.scenario.links.iter().enumerate() {
-            let drops = DIRECTIONS.map(|direction| self.client_link(index, direction).map_or(0, |link| dropped(link.stats())));
+            let on_air = self.airs.iter().map(|air| air.dropped(index)).fold([0; 2], |sum, more| [sum[0] + more[0], sum[1] + more[1]]);
+            let on_link = |direction| self.client_link(index, direction).map_or(0, |link| dropped(link.stats()));
+            let drops = DIRECTIONS.map(|direction| on_link(direction) + on_air[direction as usize]);
             let busy: Duration = self.meters[index].busy(self.now);
             let bins = std::mem::take(&mut self.bins[index]);
             links.push(LinkOutcome {

@@ -1,12 +1,14 @@
 //! The papers' experiments.
 
 mod thesis;
+mod virtual_interface;
 
 use crate::experiment::Experiment;
 
 /// All experiments, paper by paper, in the order of figures.
 pub fn all() -> Vec<&'static dyn Experiment> {
-    thesis::all().to_vec()
+    let virtual_interface = virtual_interface::all();
+    virtual_interface.into_iter().chain(thesis::all()).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,97 @@
+//! Links whose interfaces share one radio channel.
+
+use std::collections::VecDeque;
+
+use braid_model::{Bytes, Direction};
+use braid_netem::{Random, RateSource};
+
+use crate::event::Event;
+use crate::scenario::{Medium, Scenario};
+use crate::tcp::Packet;
+use crate::world::World;
+
+/// A channel, on which one packet is sent at a time.
+#[derive(Debug)]
+pub(crate) struct Air {
+    /// The access point, then the links' own ends in the medium's order.
+    senders: Vec<Sender>,
+    /// The client's links on it.
+    links: Vec<usize>,
+    random: Random,
+    /// A packet is being sent.
+    pub(crate) busy: bool,
+    /// Packets that found no room, by link in the medium's order, and by direction.
+    dropped: Vec<[u64; 2]>,
+}
+
+#[derive(Debug)]
+struct Sender {
+    waiting: VecDeque<Packet>,
+    bytes: Bytes,
+    room: Bytes,
+}
+
+impl Air {
+    pub(crate) fn new(medium: &Medium, scenario: &Scenario, seed: u64) -> Self {
+        let sender = |room| Sender { waiting: VecDeque::new(), bytes: Bytes::ZERO, room };
+        let specs = || medium.links.iter().map(|link| &scenario.links[*link]);
+        let access_point = specs().map(|link| link.down.queue).max().unwrap_or_default();
+        let senders = std::iter::once(access_point).chain(specs().map(|link| link.up.queue)).map(sender).collect();
+        let dropped = vec![[0; 2]; medium.links.len()];
+        Self { senders, links: medium.links.clone(), random: Random::new(seed), busy: false, dropped }
+    }
+
+    /// Puts a packet into its sender's queue, where that has room; an empty queue takes any.
+    pub(crate) fn push(&mut self, packet: Packet) {
+        let Some(place) = self.links.iter().position(|link| *link == usize::from(packet.link)) else { return };
+        let sender = match packet.direction {
+            Direction::Down => &mut self.senders[0],
+            Direction::Up => &mut self.senders[1 + place],
+        };
+        let size = Bytes::new(packet.wire());
+        if sender.bytes > Bytes::ZERO && sender.bytes + size > sender.room {
+            self.dropped[place][packet.direction as usize] += 1;
+            return;
+        }
+        sender.bytes += size;
+        sender.waiting.push_back(packet);
+    }
+
+    /// The packet that is sent next: of those who wait each is as likely to go first.
+    pub(crate) fn draw(&mut self) -> Option<Packet> {
+        let waiting = || self.senders.iter().enumerate().filter(|(_, sender)| !sender.waiting.is_empty()).map(|(index, _)| index);
+        let drawn = match waiting().count() as u64 {
+            0 => return None,
+            1 => 0,
+            count => self.random.up_to(count - 1),
+        };
+        let index = waiting().nth(drawn as usize)?;
+        let sender = &mut self.senders[index];
+        let packet = sender.waiting.pop_front()?;
+        sender.bytes = sender.bytes.saturating_sub(Bytes::new(packet.wire()));
+        Some(packet)
+    }
+
+    /// Packets of a link that found no room; zeros if the link is on another channel.
+    pub(crate) fn dropped(&self, link: usize) -> [u64; 2] {
+        self.links.iter().position(|other| *other == link).map_or([0; 2], |place| self.dropped[place])
+    }
+}
+
+impl World<'_> {
+    /// Sends the next packet on a channel, if that is free. Its link finds itself idle and takes its time for the packet.
+    pub(crate) fn send_on_air(&mut self, air: usize) {
+        if self.airs[air].busy {
+            return;
+        }
+        let Some(packet) = self.airs[air].draw() else { return };
+        let rate = match self.client_link(usize::from(packet.link), packet.direction).map(|link| &link.profile().rate) {
+            Some(RateSource::Constant(rate)) => *rate,
+            _ => return,
+        };
+        let free = self.now + rate.time_for(Bytes::new(packet.wire()));
+        self.enter_client_pipe(packet);
+        self.airs[air].busy = true;
+        self.queue.push(free, Event::Air(air as u32));
+    }
+}

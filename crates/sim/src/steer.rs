@@ -1,0 +1,93 @@
+//! What schedulers see of the links, and living connections that move from one to another.
+
+use std::time::Duration;
+
+use braid_decide::connection::LinkMask;
+use braid_decide::demand::remaining;
+use braid_model::Bytes;
+
+use crate::event::Event;
+use crate::scenario::LoadKnowledge;
+use crate::schedule::{LinkView, NewStream, View};
+use crate::world::{DIRECTIONS, World};
+
+impl World<'_> {
+    /// Shows the scheduler the round-trip times, and moves connections where it wants them. What is on its way arrives on its old link.
+    pub(crate) fn on_steer(&mut self) {
+        let Some(every) = self.scheduler.steers() else { return };
+        self.queue.push(self.now + every, Event::Steer);
+        let round_trips: Vec<Option<Duration>> = (0..self.scenario.links.len()).map(|link| self.round_trip(link)).collect();
+        self.round_trips.fill((0, Duration::ZERO));
+        self.scheduler.round_trips(&round_trips);
+        for id in self.living.clone() {
+            self.steer(id);
+        }
+    }
+
+    /// The mean over the connections that are on a link, or ended on it since the last time, of those that have measured one.
+    fn round_trip(&self, link: usize) -> Option<Duration> {
+        let here = self.connections.iter().filter(|connection| connection.is_on(link));
+        let measured = here.filter_map(|connection| connection.round_trip(self.streams[connection.path.stream as usize].direction));
+        let (count, sum) = measured.fold(self.round_trips[link], |(count, sum), one| (count + 1, sum + one));
+        sum.checked_div(count)
+    }
+
+    fn steer(&mut self, id: u32) {
+        let Some(current) = self.flows[id as usize].link else { return };
+        let stream = &self.streams[id as usize];
+        let mut new = NewStream {
+            class: stream.class,
+            allowed: stream.allowed,
+            direction: stream.direction,
+            demand: remaining(stream.expected, stream.moved[0] + stream.moved[1]),
+        };
+        for link in (0..self.scenario.links.len()).filter(|link| self.is_dark(*link)) {
+            new.allowed.0 &= !(1 << link);
+        }
+        let mut views = Vec::new();
+        let (packet_load, packet_links) = self.view_links(&mut views);
+        let battery = self.scenario.battery.is_some().then(|| self.battery_level());
+        let view = View { now: self.now, links: &views, packet_load, packet_links, battery };
+        let chosen = self.scheduler.steer(&view, &new, current);
+        if chosen == current || !new.allowed.contains(chosen) {
+            return;
+        }
+        self.flows[id as usize].link = Some(chosen);
+        self.bins[chosen].flows += 1;
+        for connection in &self.streams[id as usize].connections {
+            self.connections[*connection as usize].path.link = chosen as u8;
+        }
+    }
+
+    /// What schedulers see of the links, and of all packet-oriented streams: their load by direction, the links that all may use.
+    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> ([Bytes; 2], LinkMask) {
+        let mut packet_load = [Bytes::ZERO; 2];
+        let mut packet_links = self.scenario.all_links();
+        views.clear();
+        views.extend((0..self.scenario.links.len()).map(|link| LinkView {
+            rate: DIRECTIONS.map(|direction| self.capacity(link, direction)),
+            load: [Bytes::ZERO; 2],
+            flows: 0,
+            extra_power: self.scenario.links[link].power.extra(),
+        }));
+        for id in &self.living {
+            let stream = &self.streams[*id as usize];
+            let moved = stream.moved[0] + stream.moved[1];
+            let load = match self.scenario.knowledge.load {
+                LoadKnowledge::Daemon => remaining(stream.expected, moved),
+                LoadKnowledge::Papers => stream.expected.saturating_sub(moved),
+            };
+            match self.flows[*id as usize].link {
+                Some(link) => {
+                    views[link].load[stream.direction as usize] += load;
+                    views[link].flows += 1;
+                }
+                None => {
+                    packet_load[stream.direction as usize] += load;
+                    packet_links.0 &= stream.allowed.0;
+                }
+            }
+        }
+        (packet_load, packet_links)
+    }
+}

@@ -1,0 +1,91 @@
+//! The virtual interface's rules as a scheduler.
+
+use std::time::Duration;
+
+use braid_decide::connection::LinkMask;
+use braid_decide::virtual_interface::{Interface, Srtt, power_saving_shares, saves_power, shares};
+use braid_model::{Bytes, Power, Rate};
+
+use crate::schedule::{NewStream, Scheduler, View};
+use crate::tcp::SEGMENT;
+
+/// How often round-trip times are taken (Mota, section 3.2.3).
+const SAMPLED: Duration = Duration::from_secs(5);
+
+/// Mota's virtual interface (2011), by flows: each flow gets one interface at a time, in turns that follow the shares of
+/// [`braid_decide::virtual_interface`], and again whenever round-trip times are taken.
+///
+/// The paper's shares are of data "within a certain data flow", without a word on how much of it goes to one interface before the next has
+/// its turn. Turns here are as long as the only interval the paper names, the 5 seconds between two samples; so an interface's share is one
+/// of turns, and in one a fast interface moves more. All interfaces have the same priority.
+#[derive(Debug, Clone)]
+pub struct VirtualInterface {
+    interfaces: Vec<Interface>,
+    estimates: Vec<Srtt>,
+    /// Virtual time at which each interface's next turn may begin, and at which the latest turn did.
+    tags: Vec<f64>,
+    virtual_time: f64,
+    adapter: bool,
+}
+
+impl VirtualInterface {
+    /// Over interfaces with these nominal rates (equation 3's first guess) and powers while sending, one for each of the scenario's links.
+    /// It saves power when the scenario's battery is low, unless an `adapter` is plugged in.
+    pub fn new(interfaces: &[(Rate, Power)], adapter: bool) -> Self {
+        let interface = |&(bandwidth, power)| Interface { priority: 0, available: true, srtt: None, bandwidth, power };
+        Self {
+            interfaces: interfaces.iter().map(interface).collect(),
+            estimates: vec![Srtt::default(); interfaces.len()],
+            tags: vec![0.0; interfaces.len()],
+            virtual_time: 0.0,
+            adapter,
+        }
+    }
+
+    /// The link for a flow's next turn: that whose turn begins first in virtual time, as the daemon's weighted round robin has it; of
+    /// several the one with the largest share.
+    fn turn(&mut self, allowed: LinkMask, rest: Bytes, battery: Option<f64>) -> Option<usize> {
+        for (link, interface) in self.interfaces.iter_mut().enumerate() {
+            interface.available = allowed.contains(link);
+            interface.srtt = self.estimates[link].get();
+        }
+        let percent = battery.map(|level| (level * 100.0) as u8);
+        let shares = match saves_power(percent, self.adapter) {
+            true => power_saving_shares(&self.interfaces, rest, SEGMENT),
+            false => shares(&self.interfaces),
+        };
+        let start = |link: usize| self.tags[link].max(self.virtual_time);
+        let turns = shares.iter().enumerate().filter(|(_, share)| **share > 0.0).map(|(link, share)| (link, start(link), 1.0 / share));
+        let (link, start, length) = turns.min_by(|a, b| a.1.total_cmp(&b.1).then(a.2.total_cmp(&b.2)))?;
+        self.tags[link] = start + length;
+        self.virtual_time = start;
+        Some(link)
+    }
+}
+
+impl Scheduler for VirtualInterface {
+    fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize> {
+        // What has no choice takes no turn: another station's flows are not the virtual interface's.
+        let mut slots = new.allowed.slots();
+        match (slots.next(), slots.next()) {
+            (Some(only), None) => Some(only),
+            _ => self.turn(new.allowed, new.demand, view.battery),
+        }
+    }
+
+    fn steers(&self) -> Option<Duration> {
+        Some(SAMPLED)
+    }
+
+    fn round_trips(&mut self, by_link: &[Option<Duration>]) {
+        for (estimate, sample) in self.estimates.iter_mut().zip(by_link) {
+            if let Some(sample) = sample {
+                estimate.sample(*sample);
+            }
+        }
+    }
+
+    fn steer(&mut self, view: &View<'_>, stream: &NewStream, current: usize) -> usize {
+        self.connection(view, stream).unwrap_or(current)
+    }
+}
