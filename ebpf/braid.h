@@ -47,7 +47,7 @@ struct braid_slot {
 /* One bank of what the daemon decided. The daemon writes the idle bank, then turns `braid_control.bank`. */
 struct braid_params {
 	__u64 netns;
-	__u64 target; /* bytes per second; 0: none */
+	__u64 target[2]; /* bytes per second, down and up; 0: none */
 	__u64 default_demand;
 	__u32 mode;
 	__u32 scheduler; /* the configured scheduler's number, remembered by each flow */

@@ -103,7 +103,7 @@ BRAID_INLINE __u64 braid_deadline(const struct braid_board_state *board, const s
 		total = braid_min(total + load, BRAID_LOAD_LIMIT);
 		latest = braid_max(latest, braid_duration(load, params->slots[slot].rate[direction]));
 	}
-	return braid_max(latest, braid_duration(total, params->target));
+	return braid_max(latest, braid_duration(total, params->target[direction]));
 }
 
 /* The best link so far; less is better, key by key, and the first one found wins ties. */
@@ -135,7 +135,7 @@ BRAID_INLINE void braid_pick(struct braid_board_state *board, const struct braid
 
 	direction &= 1;
 	demand = braid_min(demand, BRAID_LOAD_LIMIT);
-	if (mode == BRAID_CHEAPEST_IN_TIME && params->target)
+	if (mode == BRAID_CHEAPEST_IN_TIME && params->target[direction])
 		deadline = braid_deadline(board, params, allowed, direction, demand);
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		const struct braid_slot *link = &params->slots[slot];

@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ pub enum Way {
     Without,
     /// From the daemon, for the whole namespace: needs root.
     Daemon(PathBuf),
-    /// Each under `braid run`.
+    /// All together under one `braid run`.
     Run(PathBuf),
 }
 
@@ -106,12 +105,6 @@ fn one(lab: &Lab, web: &Web, way: &Way, scheduler: Option<&str>, cut: bool, titl
         (Way::Daemon(braid), Some(scheduler)) => Some(Daemon::start(lab, braid, scheduler, "")?),
         _ => None,
     };
-    let launch = |program: &str| -> Result<Command> {
-        match (way, scheduler) {
-            (Way::Run(braid), Some(scheduler)) => run_under(lab, braid, scheduler, program),
-            _ => lab.client().command(program),
-        }
-    };
     let begin = lab.age();
     let downloads = if cut { steady() } else { mixed() };
     let records = thread::scope(|scope| {
@@ -124,7 +117,12 @@ fn one(lab: &Lab, web: &Web, way: &Way, scheduler: Option<&str>, cut: bool, titl
             }
             Ok(())
         });
-        let records = workload::run(web, &downloads, LIMIT, launch);
+        let records = match (way, scheduler) {
+            (Way::Run(braid), Some(scheduler)) => {
+                workload::run_in_one(web, &downloads, LIMIT, |program| run_under(lab, braid, scheduler, program))
+            }
+            _ => workload::run(web, &downloads, LIMIT, |program| lab.client().command(program)),
+        };
         cutter.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(records)
     })?;
     let end = lab.age();

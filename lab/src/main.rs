@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, demo, effective_user};
+use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, demo, effective_user, workload};
 use braid_model::Rate;
 use clap::{Parser, Subcommand};
 
@@ -49,6 +49,9 @@ enum Action {
         #[arg(long)]
         quick: bool,
     },
+    /// Makes the downloads that standard input orders: the demonstration's programs under one `braid run`.
+    #[command(hide = true)]
+    Download,
     /// Makes a lab with an HTTP server, a DNS server and a UDP echo, says how to enter it, and keeps it until its input ends.
     Hold {
         /// Links as NAME=RATE, in order.
@@ -73,6 +76,7 @@ fn main() -> Result<()> {
             ensure!(was_root, "the benchmarks need root: they measure braid up");
             prove(braid, &names, &out, quick)
         }
+        Action::Download => workload::serve_orders(),
         Action::Hold { links } => hold(&links),
     }
 }

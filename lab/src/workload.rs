@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use braid_model::{Bytes, Rate};
 use braid_netem::Random;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::web::Web;
 
@@ -19,7 +19,7 @@ pub const DBAS_BROWSER: (Bytes, f64) = (Bytes::new(22_380), 13.0);
 pub const DBAS_BULK: (Bytes, f64) = (Bytes::new(285_000), 1.0);
 
 /// A download that is to be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Download {
     /// When, from the beginning of the workload.
     pub at: Duration,
@@ -28,7 +28,7 @@ pub struct Download {
 }
 
 /// A download that was made.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// What was asked for.
     pub size: Bytes,
@@ -99,10 +99,45 @@ pub fn run(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&
 
 /// The same, where `launch` prepares a curl, under whatever name, for this very download: so that classes can be programs of their own.
 pub fn run_each(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {
+    perform(&orders(web, downloads, limit)?, launch)
+}
+
+/// The same, all by one process that `launch` prepares from a program and its arguments, and its children: what `braid run` steers together.
+pub fn run_in_one(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
+    let orders = orders(web, downloads, limit)?;
+    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let mut command = launch(&program.to_string_lossy())?;
+    let mut child = command.arg("download").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start the downloads")?;
+    let input = child.stdin.take().context("the downloads' process has no input")?;
+    serde_json::to_writer(input, &orders)?;
+    let output = child.wait_with_output()?;
+    anyhow::ensure!(output.status.success(), "the downloads' process failed: {}", output.status);
+    serde_json::from_slice(&output.stdout).context("the downloads' process told no results")
+}
+
+/// Makes the downloads that standard input orders, and tells the results on standard output: the other end of [`run_in_one`].
+pub fn serve_orders() -> Result<()> {
+    let orders: Vec<Order> = serde_json::from_reader(std::io::stdin()).context("standard input orders no downloads")?;
+    let records = perform(&orders, |_| Ok(Command::new("curl")))?;
+    Ok(serde_json::to_writer(std::io::stdout(), &records)?)
+}
+
+/// A download, and where from.
+#[derive(Debug, Serialize, Deserialize)]
+struct Order {
+    download: Download,
+    url: String,
+    limit: Duration,
+}
+
+fn orders(web: &Web, downloads: &[Download], limit: Duration) -> Result<Vec<Order>> {
+    downloads.iter().map(|download| Ok(Order { download: *download, url: web.url(download.size)?, limit })).collect()
+}
+
+fn perform(orders: &[Order], launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {
     let (results, finished) = mpsc::channel();
     let begin = Instant::now();
-    for (number, download) in downloads.iter().enumerate() {
-        let url = web.url(download.size)?;
+    for (number, Order { download, url, limit }) in orders.iter().enumerate() {
         let mut command = launch(download)?;
         command.args(["-s", "-o", "/dev/null", "-w", "%{size_download} %{local_ip}", "--max-time"]);
         command.arg(limit.as_secs_f64().to_string()).arg(url);

@@ -174,6 +174,48 @@ fn a_full_disk_is_told_and_harms_nothing() {
 }
 
 #[test]
+fn a_disk_that_fills_later_loses_nothing_that_was_stored() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let _web = Web::start(&lab).unwrap();
+    let state = tiny(&lab);
+    let learn = |up: &Up<'_>, flows: u64| {
+        let (mut stream, _) = open(&lab, remote(10, 80));
+        fetch(&mut stream, "/").unwrap();
+        drop(stream);
+        eventually("the end is learnt from", || learnt(up) == Some(flows));
+    };
+    let finish = |mut up: Up<'_>| {
+        assert!(up.braid(&["down"]).status.success());
+        up.wait_end();
+        up.log()
+    };
+    let up = Up::start_with(&lab, EAGER, &state);
+    learn(&up, 1);
+    let before = finish(up);
+
+    let up = Up::start_with(&lab, EAGER, &state);
+    eventually("what was stored is known", || learnt(&up) == Some(1));
+    fill(&lab, &state);
+    learn(&up, 2);
+    let log = finish(up).split_off(before.len());
+    assert!(log.contains(&*state.to_string_lossy()), "the trouble is told: {log}");
+
+    lab.client().run(|| fs::remove_file(state.join("filler")).unwrap()).unwrap();
+    let up = Up::start_with(&lab, EAGER, &state);
+    eventually("what was stored is known still", || learnt(&up) == Some(1));
+    assert!(steered(&lab));
+}
+
+/// How many flows to port 80 a program's demand was learnt from.
+fn learnt(up: &Up<'_>) -> Option<u64> {
+    let apps: serde_json::Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
+    apps.as_array().unwrap().iter().find(|app| app["port"] == 80)?["samples"].as_u64()
+}
+
+#[test]
 fn a_corrupt_state_is_set_aside_and_told() {
     if !able() {
         return;

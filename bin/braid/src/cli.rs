@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use braid_decide::policy::Scheduler;
@@ -52,6 +53,9 @@ pub(crate) enum Command {
     /// Simulate: the papers' experiments, and instances of one's own.
     #[command(subcommand)]
     Sim(Sim),
+    /// List, serve and fetch profiles of the energy that interfaces need.
+    #[command(subcommand)]
+    Energy(Energy),
     /// Tell what this system can and cannot do, and the remedy.
     Doctor(Doctor),
     /// Write a completion script for a shell to standard output.
@@ -114,7 +118,8 @@ pub(crate) struct Check {
 /// Run one command over all links, with no privilege.
 ///
 /// Its connections are heard by a seccomp filter, which no privilege is needed for; in return programs that gain privilege when
-/// started (sudo, su) do not. Exits with the command's own status.
+/// started (sudo, su) do not. Exits with the command's own status. What it learns of links and programs is kept for the next run in
+/// ~/.local/state/braid.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// How links are chosen.
@@ -123,8 +128,6 @@ pub(crate) struct Run {
     /// Use this link; may be given several times. Left out: all.
     #[arg(long = "link", short, value_name = "NAME")]
     pub(crate) links: Vec<String>,
-    #[command(flatten)]
-    pub(crate) daemon: Daemon,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
@@ -132,7 +135,9 @@ pub(crate) struct Run {
 
 fn scheduler_parser() -> impl clap::builder::TypedValueParser<Value = Scheduler> {
     use clap::builder::TypedValueParser;
-    clap::builder::PossibleValuesParser::new(Scheduler::ALL.map(Scheduler::name)).try_map(|name| name.parse::<Scheduler>())
+    // Operetta follows a policy, which only the daemon has.
+    let names = Scheduler::ALL.into_iter().filter(|scheduler| *scheduler != Scheduler::Operetta).map(Scheduler::name);
+    clap::builder::PossibleValuesParser::new(names).try_map(|name| name.parse::<Scheduler>())
 }
 
 /// Tell why a flow gets the link it gets.
@@ -156,6 +161,51 @@ pub(crate) struct Explain {
     pub(crate) cgroup: Option<String>,
     #[command(flatten)]
     pub(crate) query: Query,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Energy {
+    /// List the profiles that ship with Braid, and those of a file.
+    List(EnergyList),
+    /// Give profiles to others, over HTTP.
+    Serve(EnergyServe),
+    /// Take profiles from others.
+    Fetch(EnergyFetch),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnergyList {
+    /// A file of profiles, which go before those that ship with Braid.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print a file of profiles.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) toml: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnergyServe {
+    /// Where to listen; others than this machine may read only if you name an address they reach.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7632")]
+    pub(crate) listen: SocketAddr,
+    /// The database; made with the profiles that ship with Braid if there is none.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) db: PathBuf,
+    /// Put the profiles of this file into the database first; may be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) import: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnergyFetch {
+    /// The service, http://HOST:PORT; with a path and query to ask for some only (/v1/profiles?technology=5g).
+    pub(crate) url: hyper::Uri,
+    /// Add them to this file, which is written anew, without what comments it had. Left out: print them.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) into: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -274,6 +324,6 @@ mod tests {
     #[test]
     fn a_wrong_scheduler_is_refused_with_the_valid_ones() {
         let error = Cli::try_parse_from(["braid", "run", "-s", "max-troughput", "true"]).unwrap_err().to_string();
-        assert!(error.contains("max-throughput") && error.contains("weighted-round-robin"), "{error}");
+        assert!(error.contains("max-throughput") && error.contains("weighted-round-robin") && !error.contains("operetta"), "{error}");
     }
 }

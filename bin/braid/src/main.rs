@@ -5,6 +5,7 @@
 mod cli;
 mod client;
 mod doctor;
+mod energy;
 mod explain;
 mod show;
 mod sim;
@@ -57,6 +58,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             print(explain.query.json, &answer, show::explanation)?;
         }
         Command::Sim(command) => return sim::run(&command),
+        Command::Energy(command) => energy::run(command)?,
         Command::Doctor(doctor) => return doctor::run(&doctor),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -4,18 +4,30 @@ use std::io;
 
 use braid_api::{App, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, PolicyView, Status, Verdict};
 
-use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, micros, numbers, percent, rate, toned, words};
+use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
 /// `braid status`.
 pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     let up = age(status.uptime_ms).map(|age| format!(", up {age}")).unwrap_or_default();
     let plural = if status.flows == 1 { "" } else { "s" };
     page.line(format!("braid {}: {}, {} flow{plural}{up}", status.version, status.scheduler, status.flows))?;
+    if let Some(line) = supply(status) {
+        page.line(line)?;
+    }
     for warning in &status.warnings {
         page.toned(Tone::Doubtful, &format!("warning: {warning}"))?;
     }
-    let columns =
-        [words("LINK"), words("STATE"), words("KIND"), numbers("DOWN"), numbers("UP"), numbers("RTT"), numbers("LOSS"), numbers("FLOWS")];
+    let columns = [
+        words("LINK"),
+        words("STATE"),
+        words("KIND"),
+        numbers("DOWN"),
+        numbers("UP"),
+        numbers("RTT"),
+        numbers("LOSS"),
+        numbers("FLOWS"),
+        numbers("ENERGY"),
+    ];
     let row = |link: &Link| {
         vec![
             cell(Some(&link.name)),
@@ -26,9 +38,25 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
             cell(micros(link.rtt_us)),
             cell(percent(link.loss)),
             cell(Some(link.flows)),
+            cell(joules(link.energy_j)),
         ]
     };
     page.table(&columns, &status.links.iter().map(row).collect::<Vec<_>>(), "no links: see `braid doctor`")
+}
+
+/// What the machine runs on, and what follows from it; `None` where nothing is known of either.
+fn supply(status: &Status) -> Option<String> {
+    let mut says = Vec::new();
+    if let Some(battery) = &status.battery {
+        let state = if battery.plugged { "plugged in" } else { "on battery" };
+        let power = battery.power_w.map(|watts| format!(", {watts:.1} W")).unwrap_or_default();
+        says.push(format!("battery {:.0} %, {state}{power}", battery.level * 100.0));
+    }
+    says.extend(status.utility.map(|utility| format!("utility {utility:.2}")));
+    if let (Some(down), Some(up)) = (rate(status.target_down_bps), rate(status.target_up_bps)) {
+        says.push(format!("target {down} down, {up} up"));
+    }
+    (!says.is_empty()).then(|| says.join("; "))
 }
 
 /// `braid links`.
@@ -73,6 +101,16 @@ fn link_details(page: &mut Page<'_>, link: &Link) -> io::Result<()> {
     fact("flows", format!("{}, to move down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;
     fact("moved", format!("received {}, sent {}", size(link.rx_bytes), size(link.tx_bytes)))?;
     fact("device", format!("received {}, sent {}", size(link.device_rx_bytes), size(link.device_tx_bytes)))?;
+    if let (Some(down), Some(up)) = (link.energy_down_j_per_gb, link.energy_up_j_per_gb) {
+        let per_byte = format!("{} a GB received, {} sent", or_unknown(joules(Some(down))), or_unknown(joules(Some(up))));
+        fact("energy", format!("{} so far; {per_byte}", or_unknown(joules(link.energy_j))))?;
+    }
+    if let Some(source) = &link.energy_source {
+        fact("", format!("({source})"))?;
+    }
+    if let Some(cost) = link.cost_per_gb {
+        fact("cost", format!("{cost} a GB"))?;
+    }
     if link.metered {
         fact("allowance", format!("{} of {} used", size(link.used_bytes), size(link.cap_bytes)))?;
     }
@@ -91,6 +129,7 @@ pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
         numbers("SENT"),
         numbers("RTT"),
         numbers("AGE"),
+        numbers("ENERGY"),
     ];
     let row = |flow: &Flow| {
         vec![
@@ -103,6 +142,7 @@ pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
             cell(bytes(flow.tx_bytes)),
             cell(micros(flow.rtt_us)),
             cell(age(flow.age_ms)),
+            cell(joules(flow.energy_j)),
         ]
     };
     page.table(&columns, &flows.iter().map(row).collect::<Vec<_>>(), "no flows")
@@ -119,6 +159,7 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
         numbers("DOWN"),
         numbers("UP"),
         numbers("FLOWS"),
+        numbers("ENERGY"),
     ];
     let row = |app: &App| {
         vec![
@@ -130,6 +171,7 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
             cell(rate(app.rate_down_bps)),
             cell(rate(app.rate_up_bps)),
             cell(Some(app.flows)),
+            cell(joules(app.energy_j)),
         ]
     };
     page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "nothing learnt yet")
@@ -138,6 +180,9 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
 /// `braid policy`.
 pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()> {
     page.line(format!("scheduler       {}", policy.scheduler))?;
+    if let Some(utility) = &policy.utility {
+        page.line(format!("utility         {utility}"))?;
+    }
     page.line(format!("affinity        {}", policy.affinity.as_deref().unwrap_or("by class")))?;
     page.line(format!("default demand  {}", braid_model::Bytes::new(policy.default_demand_bytes)))?;
     if !policy.links.is_empty() {
@@ -149,6 +194,9 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()>
             text += &format!(", {cap} a month from day {}", link.reset_day.unwrap_or(1));
         } else if link.metered {
             text += ", metered";
+        }
+        if let Some(cost) = link.cost_per_gb {
+            text += &format!(", {cost} a GB");
         }
         if let Some(probe) = &link.probe {
             text += &format!(", probed {probe}");
@@ -269,6 +317,7 @@ mod tests {
             "name": "wlan0", "state": "up", "kind": "wireless", "addresses": ["10.0.0.2/24"], "capacity_down_bps": 20_000_000,
             "capacity_up_bps": null, "rtt_us": 12_345, "loss": 0.013, "rx_bytes": 1_500_000, "tx_bytes": null, "flows": 2,
             "metered": true, "cap_bytes": 10_000_000_000u64, "used_bytes": 2_500_000_000u64,
+            "energy_j": 1.5, "energy_down_j_per_gb": 1200.0, "energy_up_j_per_gb": 80.0, "energy_source": "Table I", "cost_per_gb": 2.5,
         })
     }
 
@@ -280,14 +329,16 @@ mod tests {
         });
         let value = json!({
             "schema_version": 1, "version": "0.1.0", "scheduler": "max-throughput", "links": [wifi(), lte], "flows": 2,
-            "uptime_ms": 61_000, "warnings": ["the disk is full"],
+            "battery": {"level": 0.63, "plugged": false, "power_w": 8.25}, "utility": 0.63, "target_down_bps": 12_000_000,
+            "target_up_bps": 3_000_000, "uptime_ms": 61_000, "warnings": ["the disk is full"],
         });
         let expected = "\
 braid 0.1.0: max-throughput, 2 flows, up 1 min 1 s
+battery 63 %, on battery, 8.2 W; utility 0.63; target 12.0 Mbit/s down, 3.0 Mbit/s up
 warning: the disk is full
-LINK   STATE   KIND             DOWN  UP    RTT   LOSS  FLOWS
-wlan0  up      wireless  20.0 Mbit/s   -  12 ms  1.3 %      2
-wwan0  backup  cellular            -   -      -      -      0
+LINK   STATE   KIND             DOWN  UP    RTT   LOSS  FLOWS  ENERGY
+wlan0  up      wireless  20.0 Mbit/s   -  12 ms  1.3 %      2   1.5 J
+wwan0  backup  cellular            -   -      -      -      0       -
 ";
         assert_eq!(shown(value, status), expected);
     }
@@ -306,6 +357,9 @@ wlan0 up (wireless)
   flows       2, to move down -, up -
   moved       received 1.5 MB, sent -
   device      received -, sent -
+  energy      1.5 J so far; 1.2 kJ a GB received, 80.0 J sent
+              (Table I)
+  cost        2.5 a GB
   allowance   2.5 GB of 10.0 GB used
 ";
         assert_eq!(text, expected);
@@ -316,10 +370,11 @@ wlan0 up (wireless)
         let flow = json!({
             "id": 17, "application": "/usr/bin/curl", "protocol": "tcp", "local": null, "remote": "192.0.2.1:443", "link": "wlan0",
             "carry": "direct", "scheduler": "max-throughput", "rx_bytes": 4_000_000, "tx_bytes": null, "rtt_us": null, "age_ms": 2_000,
+            "energy_j": 0.025,
         });
         let expected = "\
-ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE
-17  /usr/bin/curl  tcp    192.0.2.1:443  wlan0    4.0 MB     -    -  2 s
+ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE  ENERGY
+17  /usr/bin/curl  tcp    192.0.2.1:443  wlan0    4.0 MB     -    -  2 s   25 mJ
 ";
         assert_eq!(shown(json!([flow]), |page, list: &Vec<Flow>| flows(page, list)), expected);
         assert_eq!(shown(json!([]), |page, list: &Vec<Flow>| flows(page, list)), "no flows\n");

@@ -147,6 +147,15 @@ pub(crate) fn percent(share: Option<f64>) -> Option<String> {
     share.map(|share| format!("{:.1} %", share * 100.0))
 }
 
+/// An amount of energy.
+pub(crate) fn joules(joules: Option<f64>) -> Option<String> {
+    joules.map(|joules| match joules {
+        ..0.9995 => format!("{:.0} mJ", joules * 1e3),
+        ..999.5 => format!("{joules:.1} J"),
+        _ => format!("{:.1} kJ", joules / 1e3),
+    })
+}
+
 /// Microseconds as milliseconds or seconds.
 pub(crate) fn micros(us: Option<u64>) -> Option<String> {
     us.map(|us| match us {
@@ -207,5 +216,6 @@ mod tests {
         assert_eq!(age(Some(90_000_000)).as_deref(), Some("1 d 1 h"));
         assert_eq!(percent(Some(0.0123)).as_deref(), Some("1.2 %"));
         assert_eq!(age(None), None);
+        assert_eq!([0.0123, 4.56, 7890.0].map(|j| joules(Some(j)).unwrap()), ["12 mJ", "4.6 J", "7.9 kJ"]);
     }
 }

@@ -112,7 +112,7 @@ fn without_a_daemon_the_remedy_is_told() {
 fn facts_come_as_tables_and_as_json_with_null_for_the_unknown() {
     let daemon = FakeDaemon::start();
     let table = succeed(daemon.ask(&["status"]));
-    let expected = "braid 9.9.9: round-robin, 0 flows\nLINK   STATE  KIND             DOWN  UP  RTT  LOSS  FLOWS\nwlan0  up     wireless  20.0 Mbit/s   -    -     -      0\n";
+    let expected = "braid 9.9.9: round-robin, 0 flows\nLINK   STATE  KIND             DOWN  UP  RTT  LOSS  FLOWS  ENERGY\nwlan0  up     wireless  20.0 Mbit/s   -    -     -      0       -\n";
     assert_eq!(table, expected);
     let read: Value = serde_json::from_str(&succeed(daemon.ask(&["status", "--json"]))).unwrap();
     assert_eq!((&read["links"][0]["rtt_us"], &read["schema_version"]), (&Value::Null, &json!(1)));

@@ -33,4 +33,7 @@ pub struct App {
     pub max_rate_up_bps: Option<u64>,
     /// Live flows.
     pub flows: u64,
+    /// Joules that all the application's flows took since the daemon's start, to whatever port.
+    #[serde(default)]
+    pub energy_j: Option<f64>,
 }

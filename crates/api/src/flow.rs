@@ -56,4 +56,7 @@ pub struct Flow {
     /// The `[[app]]` entry that decided, counted from 1.
     #[serde(default)]
     pub rule: Option<u32>,
+    /// Joules that moving its bytes took so far.
+    #[serde(default)]
+    pub energy_j: Option<f64>,
 }

@@ -1,7 +1,8 @@
 //! The types of Braid's HTTP API, as its command line and other clients see them.
 //!
 //! What is not known is `null`, never 0. Fields may be added at any time; none is renamed or removed within one
-//! [`SCHEMA_VERSION`]. Names of quantities end in their unit: `_bps` bits per second, `_bytes`, `_us`, `_ms`.
+//! [`SCHEMA_VERSION`]. Names of quantities end in their unit: `_bps` bits per second, `_bytes`, `_us`, `_ms`,
+//! `_j` joules, `_w` watts.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +20,7 @@ pub use explain::{Candidate, ExplainRequest, Explanation, Outcome};
 pub use flow::Flow;
 pub use policy::{AppEntry, ExcludeEntry, LinkEntry, PolicyView};
 pub use problem::Problem;
-pub use status::{Accepted, Counters, Link, Status};
+pub use status::{Accepted, Battery, Counters, Link, Status};
 
 /// The version of these types: a client refuses a higher one.
 pub const SCHEMA_VERSION: u32 = 1;

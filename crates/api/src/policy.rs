@@ -13,6 +13,9 @@ pub struct PolicyView {
     pub affinity: Option<String>,
     /// What a flow of an unknown application is expected to move.
     pub default_demand_bytes: u64,
+    /// How much throughput is worth its price, as text, where the scheduler asks.
+    #[serde(default)]
+    pub utility: Option<String>,
     /// The `[[link]]` entries in their order.
     pub links: Vec<LinkEntry>,
     /// The `[[app]]` entries in their order: the first that matches decides.
@@ -38,6 +41,9 @@ pub struct LinkEntry {
     pub reset_day: Option<u8>,
     /// `eager`, `sparing`.
     pub probe: Option<String>,
+    /// What a gigabyte costs in money.
+    #[serde(default)]
+    pub cost_per_gb: Option<f64>,
 }
 
 /// One `[[app]]` entry.

@@ -9,7 +9,7 @@ pub struct Status {
     pub schema_version: u32,
     /// The daemon's version.
     pub version: String,
-    /// The scheduler in force: `only-one`, `round-robin`, `weighted-round-robin`, `max-throughput`.
+    /// The scheduler in force: `only-one`, `round-robin`, `weighted-round-robin`, `max-throughput`, `operetta`.
     pub scheduler: String,
     /// Every link, in the order of their devices' numbers.
     pub links: Vec<Link>,
@@ -27,9 +27,33 @@ pub struct Status {
     /// What was met and what became of it, since the start.
     #[serde(default)]
     pub counters: Counters,
+    /// What the machine runs on; `null`: no battery is known.
+    #[serde(default)]
+    pub battery: Option<Battery>,
+    /// What throughput is worth now, 0 to 1, where the scheduler asks; `null` also while it matches the system's own choice.
+    #[serde(default)]
+    pub utility: Option<f64>,
+    /// The throughput that downloads are to reach together, where the scheduler has one.
+    #[serde(default)]
+    pub target_down_bps: Option<u64>,
+    /// The throughput that uploads are to reach together.
+    #[serde(default)]
+    pub target_up_bps: Option<u64>,
     /// What the user should know: a mode that had to be given up, a store that cannot be written, a reload that was refused.
     #[serde(default)]
     pub warnings: Vec<String>,
+}
+
+/// What the machine runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Battery {
+    /// The charge of all batteries, 0 to 1.
+    pub level: f64,
+    /// The machine is plugged in.
+    pub plugged: bool,
+    /// What the batteries give now, in watts.
+    #[serde(default)]
+    pub power_w: Option<f64>,
 }
 
 /// What was met and what became of it.
@@ -132,6 +156,21 @@ pub struct Link {
     /// Used of it since the last reset.
     #[serde(default)]
     pub used_bytes: Option<u64>,
+    /// Joules that moving the device's bytes took since the daemon's start, beyond what it needs when idle.
+    #[serde(default)]
+    pub energy_j: Option<f64>,
+    /// Joules that a gigabyte received takes.
+    #[serde(default)]
+    pub energy_down_j_per_gb: Option<f64>,
+    /// Joules that a gigabyte sent takes.
+    #[serde(default)]
+    pub energy_up_j_per_gb: Option<f64>,
+    /// Where that is known from: a profile's source, or the battery.
+    #[serde(default)]
+    pub energy_source: Option<String>,
+    /// What a gigabyte costs in money.
+    #[serde(default)]
+    pub cost_per_gb: Option<f64>,
 }
 
 /// The daemon took a command.

@@ -38,6 +38,7 @@ fn fixed_fields_keep_their_names_and_the_unknown_is_null() {
     holds(&written["links"][0].take(), &link());
     written["links"] = status["links"].clone();
     holds(&written, &status);
+    holds(&written, &json!({"battery": null, "utility": null, "target_down_bps": null}));
 }
 
 #[test]

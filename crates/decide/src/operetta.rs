@@ -34,7 +34,6 @@ pub use instance::{InstanceError, InstanceResult, solve_instance};
 use braid_model::{Bytes, Joules, Power, Rate};
 
 use crate::connection::{LinkMask, MAX_LINKS};
-use crate::utility::Utility;
 use solver::{Answer, Instance};
 
 /// Prices and energies per byte above this would overflow when multiplied by a load.
@@ -143,6 +142,34 @@ impl Loads {
             }
         }
         Ok(loads)
+    }
+}
+
+/// OPERETTA's α, from 0 (least energy) to 1 (most throughput).
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Utility(f64);
+
+/// Why a number is no utility.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("{value} is no utility: give a number from 0 to 1")]
+pub struct UtilityError {
+    value: f64,
+}
+
+impl Utility {
+    /// As little energy as possible.
+    pub const LEAST_ENERGY: Self = Self(0.0);
+    /// As much throughput as possible.
+    pub const MOST_THROUGHPUT: Self = Self(1.0);
+
+    /// The utility `value`; refused unless it is from 0 to 1.
+    pub fn new(value: f64) -> Result<Self, UtilityError> {
+        if (0.0..=1.0).contains(&value) { Ok(Self(value)) } else { Err(UtilityError { value }) }
+    }
+
+    /// The number, from 0 to 1.
+    pub const fn get(self) -> f64 {
+        self.0
     }
 }
 

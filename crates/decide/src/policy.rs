@@ -13,6 +13,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::connection::{LinkMask, Mode};
+use crate::energy::Profile;
+use crate::tradeoff::{UtilityRule, Weights};
 
 /// The most rules that are looked at for a flow: exclusions and `[[app]]` entries together.
 pub const MAX_RULES: usize = 64;
@@ -29,6 +31,10 @@ pub struct Policy {
     pub affinity: Option<Affinity>,
     /// What a flow of an unknown application is expected to move.
     pub default_demand: Bytes,
+    /// How much throughput is worth its price, for [`Scheduler::Operetta`].
+    pub utility: UtilityRule,
+    /// What energy and money weigh in the price.
+    pub weights: Weights,
     /// What is said of links; the first entry that matches a device counts.
     pub links: Vec<LinkRule>,
     /// What is said of applications; the first entry that matches a flow counts.
@@ -43,6 +49,8 @@ impl Default for Policy {
             scheduler: Scheduler::default(),
             affinity: None,
             default_demand: Bytes::new(1_000_000),
+            utility: UtilityRule::default(),
+            weights: Weights::default(),
             links: Vec::new(),
             apps: Vec::new(),
             exclude: Exclusions::default(),
@@ -100,11 +108,13 @@ pub enum Scheduler {
     /// The link that finishes first.
     #[default]
     MaxThroughput,
+    /// The cheapest link, in energy and money, that meets a target throughput.
+    Operetta,
 }
 
 impl Scheduler {
     /// Every scheduler, in the order of their numbers.
-    pub const ALL: [Self; 4] = [Self::OnlyOne, Self::RoundRobin, Self::WeightedRoundRobin, Self::MaxThroughput];
+    pub const ALL: [Self; 5] = [Self::OnlyOne, Self::RoundRobin, Self::WeightedRoundRobin, Self::MaxThroughput, Self::Operetta];
 
     /// The name in configuration and on the command line.
     pub const fn name(self) -> &'static str {
@@ -113,15 +123,16 @@ impl Scheduler {
             Self::RoundRobin => "round-robin",
             Self::WeightedRoundRobin => "weighted-round-robin",
             Self::MaxThroughput => "max-throughput",
+            Self::Operetta => "operetta",
         }
     }
 
-    /// The rule that carries it out.
+    /// The rule that carries it out; Operetta's still needs its target ([`target`](crate::tradeoff::target)).
     pub const fn mode(self) -> Mode {
         match self {
             Self::OnlyOne => Mode::OnlyOne,
             Self::RoundRobin | Self::WeightedRoundRobin => Mode::VirtualStart,
-            Self::MaxThroughput => Mode::CheapestInTime { target: None },
+            Self::MaxThroughput | Self::Operetta => Mode::CheapestInTime { target: None },
         }
     }
 
@@ -148,7 +159,7 @@ pub struct NotUnderstood {
 impl FromStr for Scheduler {
     type Err = NotUnderstood;
     fn from_str(text: &str) -> Result<Self, NotUnderstood> {
-        let wanted = "a scheduler: write only-one, round-robin, weighted-round-robin or max-throughput";
+        let wanted = "a scheduler: write only-one, round-robin, weighted-round-robin, max-throughput or operetta";
         Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| NotUnderstood { text: text.to_owned(), wanted })
     }
 }
@@ -174,6 +185,10 @@ pub struct LinkRule {
     pub capacity_down: Option<Rate>,
     /// Known capacity away from this machine: never estimated.
     pub capacity_up: Option<Rate>,
+    /// What a gigabyte costs, in any one unit of money.
+    pub cost_per_gb: f64,
+    /// What it needs; `None`: by its kind, or as the battery shows.
+    pub energy: Option<Profile>,
 }
 
 /// How eagerly a link is asked whether the Internet is there.

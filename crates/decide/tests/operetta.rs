@@ -3,8 +3,9 @@
 //! A failure prints its smallest case and keeps it; `PROPTEST_RNG_SEED=N` repeats a run.
 
 use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Mode, Request};
-use braid_decide::operetta::{Decision, Interface, Kind, Loads, New, NewKind, OperettaError, Price, Problem, Stream, Target, schedule};
-use braid_decide::utility::Utility;
+use braid_decide::operetta::{
+    Decision, Interface, Kind, Loads, New, NewKind, OperettaError, Price, Problem, Stream, Target, Utility, schedule,
+};
 use braid_model::{Bytes, Direction, Power, Rate};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection};
 use proptest::prelude::*;

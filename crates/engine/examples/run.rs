@@ -6,7 +6,7 @@ use braid_decide::policy::Scheduler;
 use braid_engine::run::{RunOptions, main as run};
 
 fn main() -> ExitCode {
-    let mut options = RunOptions { scheduler: Scheduler::default(), links: Vec::new(), command: Vec::new(), socket: None };
+    let mut options = RunOptions { scheduler: Scheduler::default(), links: Vec::new(), command: Vec::new() };
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().and_then(|value| value.into_string().ok()).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The daemon: the live loop around [`Core`].
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,14 +9,17 @@ use anyhow::Context;
 use braid_api::{Accepted, Problem};
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
+use braid_decide::tradeoff::Supply;
 use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Rate, Time};
+use braid_platform::battery::BatterySensor;
+use braid_platform::linux::battery::SysBattery;
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::give_back_memory;
-use braid_platform::linux::{measure, sockdiag, watch::ExeWatch};
+use braid_platform::linux::{measure, model, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -37,6 +40,8 @@ const TICK: Duration = Duration::from_millis(250);
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
 const STEERING: &str = "cannot speak with the kernel's side";
+/// The battery is asked this often.
+const BATTERY: Duration = Duration::from_secs(2);
 /// What was learnt is written this often.
 const FLUSH: Duration = Duration::from_secs(15);
 
@@ -101,7 +106,7 @@ struct SystemNames {
 }
 
 impl Names for SystemNames {
-    fn executable(&mut self, path: &std::path::Path) -> Option<ExeId> {
+    fn executable(&mut self, path: &Path) -> Option<ExeId> {
         process::exe_id(path)
     }
 
@@ -114,6 +119,10 @@ impl Names for SystemNames {
         let exe = process::exe_path(pid).filter(|path| process::exe_id(path).is_none_or(|id| id.inode == app.exe.inode));
         let group = self.cgroups.as_mut().and_then(|tree| tree.path(cgroup, pid)).filter(|path| *path != "/").map(str::to_owned);
         (Application { exe, name: app.name.clone() }, group)
+    }
+
+    fn model(&mut self, device: &str) -> Option<String> {
+        model::device_model(Path::new(model::SYS), device)
     }
 }
 
@@ -146,6 +155,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         network,
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
+        supply: watch_battery(),
         next_server: 0,
         inbox,
         watch,
@@ -186,6 +196,7 @@ struct Daemon<'a> {
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
+    supply: mpsc::Receiver<Option<Supply>>,
     /// Which of the configured servers is asked next.
     next_server: usize,
     inbox: mpsc::Receiver<Request>,
@@ -295,6 +306,10 @@ impl Daemon<'_> {
                 _ = tick.tick() => self.on_tick(),
                 Some((link, rate)) = self.measured.1.recv() => {
                     let done = self.core.on_measured(now(), link, rate);
+                    self.bear(STEERING, done);
+                }
+                Some(supply) = self.supply.recv() => {
+                    let done = self.core.on_supply(now(), supply);
                     self.bear(STEERING, done);
                 }
                 _ = measure.tick() => self.measure(),
@@ -457,6 +472,23 @@ impl Daemon<'_> {
         }
         false
     }
+}
+
+/// Asks the battery now and then, on a thread of its own: some firmware takes its time. It ends with the receiver.
+fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
+    let (send, receive) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let mut sensor = SysBattery::default();
+        loop {
+            let reading = sensor.read();
+            let supply = reading.map(|reading| Supply { level: reading.level, plugged: reading.plugged, power: reading.power });
+            if send.blocking_send(supply).is_err() {
+                return;
+            }
+            std::thread::sleep(BATTERY);
+        }
+    });
+    receive
 }
 
 async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {

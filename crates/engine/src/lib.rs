@@ -9,6 +9,7 @@ pub mod guardian;
 mod lock;
 mod memory;
 mod privilege;
+pub mod profiles;
 pub mod run;
 pub mod server;
 pub mod store;

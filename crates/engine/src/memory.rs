@@ -102,7 +102,7 @@ impl Memory {
     pub(crate) fn recognise<S: Steering>(&mut self, core: &mut Core<S>) {
         let mut present = BTreeSet::new();
         for link in core.all_links_mut() {
-            let key = link_key(link);
+            let key = LinkKey::of(&link.facts);
             if !self.recognised.contains(&key) {
                 if let Some(row) = self.learnt.links.get(&key) {
                     let learnt = [row.capacity_down, row.capacity_up];
@@ -189,7 +189,7 @@ impl Memory {
             store::prune(apps, |row| row.updated);
         }
         for link in core.all_links_mut() {
-            let key = link_key(link);
+            let key = LinkKey::of(&link.facts);
             let learnt = |index: usize| {
                 let estimate = link.capacity[index].estimate(now);
                 (!link.capacity[index].is_fixed() && estimate.age.is_some()).then(|| estimate.rate.bps())
@@ -231,15 +231,6 @@ fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> Learn
         up: Bytes::new(row.demand_up),
         count: row.samples,
         updated: Time::from_nanos(now.as_nanos().saturating_sub(age.saturating_mul(1_000_000_000))),
-    }
-}
-
-fn link_key(link: &crate::core::Link) -> LinkKey {
-    let gateway = [&link.facts.gateways.v4, &link.facts.gateways.v6].into_iter().flatten().find_map(|route| route.gateway);
-    LinkKey {
-        name: link.facts.name.clone(),
-        kind: link.facts.kind.to_string(),
-        network: gateway.map(|gateway| gateway.to_string()).unwrap_or_default(),
     }
 }
 

@@ -168,7 +168,7 @@ impl Connected<IncomingStream<'_, UnixListener>> for Peer {
 type Core = State<mpsc::Sender<Request>>;
 
 /// A problem as a response.
-struct Refusal(Problem);
+pub(crate) struct Refusal(pub(crate) Problem);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {

@@ -8,6 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use braid_model::LinkFacts;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 /// The schema this program writes. A file of a later one is left untouched.
@@ -52,6 +53,18 @@ pub struct LinkKey {
     pub kind: String,
     /// What tells its networks apart: the gateway with its hardware address, where known, else empty.
     pub network: String,
+}
+
+impl LinkKey {
+    /// The key of a link as it is now.
+    pub fn of(facts: &LinkFacts) -> Self {
+        let gateway = [&facts.gateways.v4, &facts.gateways.v6].into_iter().flatten().find_map(|route| route.gateway);
+        Self {
+            name: facts.name.clone(),
+            kind: facts.kind.to_string(),
+            network: gateway.map(|gateway| gateway.to_string()).unwrap_or_default(),
+        }
+    }
 }
 
 /// What was learnt of a link.

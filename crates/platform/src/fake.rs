@@ -96,7 +96,9 @@ impl FakeSteering {
         let demand = known.map_or(params.default_demand, |known| known.down + known.up);
         let direction = if known.is_some_and(|known| known.up > known.down) { Direction::Up } else { Direction::Down };
         self.sync_lanes(&params);
-        let Some(slot) = self.board.choose(params.mode, &Request { allowed: mask, direction, demand }) else { return Steered::LeftAlone };
+        let Some(slot) = self.board.choose(params.mode_for(direction), &Request { allowed: mask, direction, demand }) else {
+            return Steered::LeftAlone;
+        };
         let Some(link) = &params.links[slot] else { return Steered::LeftAlone };
         self.next_id += 1;
         let id = FlowId(self.next_id);

@@ -40,8 +40,10 @@ pub struct SteerLink {
 /// Everything a decision needs besides the loads: written as one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SteerParams {
-    /// How a link is chosen.
+    /// How a link is chosen; its target holds for flows whose direction has none in `targets`.
     pub mode: Mode,
+    /// Target throughput by [`Direction`], for [`Mode::CheapestInTime`]: links carry less one way than the other.
+    pub targets: [Option<Rate>; 2],
     /// The configured scheduler's number, remembered by each flow.
     pub scheduler: u8,
     /// What a flow of an unknown application is expected to move.
@@ -56,6 +58,16 @@ pub struct SteerParams {
     pub backup: LinkMask,
     /// The policy, first match decides; at most 64.
     pub rules: Vec<SteerRule>,
+}
+
+impl SteerParams {
+    /// How a link is chosen for a flow in `direction`.
+    pub fn mode_for(&self, direction: Direction) -> Mode {
+        match self.mode {
+            Mode::CheapestInTime { target } => Mode::CheapestInTime { target: self.targets[direction as usize].or(target) },
+            other => other,
+        }
+    }
 }
 
 /// An executable as the kernel knows it.

@@ -31,6 +31,8 @@ struct Case {
     backup: LinkMask,
     links: Option<LinkMask>,
     prefer: Option<LinkMask>,
+    /// The target of the other direction, which must not count.
+    other_target: u64,
 }
 
 impl Case {
@@ -40,7 +42,9 @@ impl Case {
             Mode::VirtualStart => (1, 0),
             Mode::CheapestInTime { target } => (2, target.map_or(0, Rate::bytes_per_second)),
         };
-        let mut params = abi::Params { mode, target, backup: self.backup.0, ..Default::default() };
+        let mut targets = [self.other_target; 2];
+        targets[self.request.direction as usize] = target;
+        let mut params = abi::Params { mode, target: targets, backup: self.backup.0, ..Default::default() };
         for (slot, lane) in params.slots.iter_mut().zip(&self.board.lanes) {
             (slot.rate, slot.price, slot.step, slot.rank) = (lane.rate, lane.price, lane.step, lane.rank);
         }
@@ -111,14 +115,16 @@ fn case() -> impl Strategy<Value = Case> {
     ];
     let mask = || prop_oneof![3 => 0..16u32, 1 => any::<u32>()].prop_map(LinkMask);
     let policy = (mask(), prop::option::of(mask()), prop::option::of(mask()));
-    (prop::collection::vec(lane(), MAX_LINKS), number(1 << 30), mode, mask(), any::<bool>(), number(10_000_000), policy).prop_map(
-        |(lanes, virtual_time, mode, allowed, up, demand, (backup, links, prefer))| Case {
+    let ways = (any::<bool>(), prop_oneof![Just(0), 1..100_000_000u64]);
+    (prop::collection::vec(lane(), MAX_LINKS), number(1 << 30), mode, mask(), ways, number(10_000_000), policy).prop_map(
+        |(lanes, virtual_time, mode, allowed, (up, other_target), demand, (backup, links, prefer))| Case {
             board: Board { virtual_time, lanes: lanes.try_into().expect("as many as asked for") },
             mode,
             request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: Bytes::new(demand) },
             backup,
             links,
             prefer,
+            other_target,
         },
     )
 }

@@ -47,6 +47,7 @@ fn params(links: usize) -> SteerParams {
     };
     SteerParams {
         mode: Mode::VirtualStart,
+        targets: [None; 2],
         scheduler: 1,
         default_demand: Bytes::new(1000),
         affinity: None,

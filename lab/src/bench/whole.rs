@@ -1,6 +1,7 @@
 //! Equal downloads started together, against the best that whole connections can do.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -174,7 +175,11 @@ pub(super) fn copy_of_curl(lab: &Lab, name: &str) -> Result<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let curl = std::env::split_paths(&paths).map(|directory| directory.join("curl")).find(|path| path.exists());
     let copy = lab.directory().join(name);
-    std::fs::copy(curl.context("there is no curl: run lab/install-deps.sh")?, &copy).context("cannot copy curl")?;
+    // By a process of its own: a child that another thread starts meanwhile would hold a file that is being written, and the kernel
+    // executes none that is.
+    let curl = curl.context("there is no curl: run lab/install-deps.sh")?;
+    let status = Command::new("cp").arg(curl).arg(&copy).status().context("cannot run cp")?;
+    ensure!(status.success(), "cannot copy curl to {}: {status}", copy.display());
     Ok(copy)
 }
 

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::connection::{LinkMask, MAX_LINKS};
-use crate::utility::Utility;
 
-use super::NewKind;
 use super::solver::{Answer, Instance};
+use super::{NewKind, Utility};
 
 /// Loads, rates and powers above this are refused: no machine has them, and their products could overflow.
 const LIMIT: f64 = 1e18;

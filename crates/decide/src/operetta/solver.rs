@@ -1,9 +1,8 @@
 //! The algorithm itself, in plain numbers: bytes, bytes per second, joules or prices per byte.
 
 use crate::connection::{LinkMask, MAX_LINKS};
-use crate::utility::Utility;
 
-use super::{COST_LIMIT, NewKind, OperettaError};
+use super::{COST_LIMIT, NewKind, OperettaError, Utility};
 
 /// Relative difference up to which throughputs and prices are equal. Rounding stays below a hundredth of it; without it
 /// α = 1, which fills every link to the brim, would be a matter of the last bit.

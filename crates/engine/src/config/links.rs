@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use braid_decide::energy::Profiles;
 use braid_decide::policy::{LINK_KINDS, LinkMatcher, LinkRule, NAME_LIMIT, Pattern};
 use braid_model::{Bytes, LinkKind, Rate, Role};
 
 use super::reader::{Section, Value};
-use super::{PROBE_MODES, targets};
+use super::{PROBE_MODES, energy, targets};
 
 /// A `[[link]]` entry and where it stands.
 pub(super) struct LinkEntry {
@@ -17,11 +18,11 @@ pub(super) struct LinkEntry {
 const ROLES: [(&str, Role); 3] = [("normal", Role::Normal), ("backup", Role::Backup), ("excluded", Role::Excluded)];
 
 /// Reads all entries and looks for entries that never count.
-pub(super) fn entries(value: Value<'_>) -> Vec<LinkEntry> {
+pub(super) fn entries(value: Value<'_>, profiles: &Profiles) -> Vec<LinkEntry> {
     let mut read: Vec<LinkEntry> = Vec::new();
     for value in value.list().unwrap_or_default() {
         let Some(section) = value.section("a [[link]] entry") else { continue };
-        let Some(entry) = entry(section) else { continue };
+        let Some(entry) = entry(section, profiles) else { continue };
         if let Some(earlier) = read.iter().find(|earlier| covers(&earlier.rule.matcher, &entry.rule.matcher)) {
             let line = value.reader.line(&earlier.span);
             if earlier.rule.matcher == entry.rule.matcher {
@@ -37,7 +38,7 @@ pub(super) fn entries(value: Value<'_>) -> Vec<LinkEntry> {
     read
 }
 
-fn entry(mut section: Section<'_>) -> Option<LinkEntry> {
+fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
     let (reader, span) = (section.reader, section.span.clone());
     let refuse = |reason: &str, remedy: &str| reader.refuse(&span, reason, remedy);
     let matcher = matcher(&mut section);
@@ -65,6 +66,8 @@ fn entry(mut section: Section<'_>) -> Option<LinkEntry> {
         probe_targets: section.take("probe_targets").map(targets::probe_targets).unwrap_or_default(),
         capacity_down: capacity(section.take("capacity_down")),
         capacity_up: capacity(section.take("capacity_up")),
+        cost_per_gb: section.take("cost_per_gb").and_then(|value| value.number(0.0, f64::MAX)).unwrap_or(0.0),
+        energy: section.take("energy").and_then(|value| energy::link(&value, profiles)),
         matcher: matcher.clone().unwrap_or_default(),
     };
     if role == Role::Excluded && (metered || rule.probe.is_some() || rule.capacity_down.is_some() || rule.capacity_up.is_some()) {

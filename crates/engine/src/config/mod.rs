@@ -3,6 +3,7 @@
 //! A file is refused with everything that is wrong in it at once, each thing with its place, the reason and the remedy.
 
 mod apps;
+mod energy;
 mod findings;
 mod links;
 mod reader;
@@ -11,9 +12,10 @@ mod targets;
 mod tests;
 mod world;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use braid_decide::energy::Profiles;
 use braid_decide::policy::{HttpTarget, Policy, ProbeMode, ProbeTarget, Scheduler};
 use braid_model::Affinity;
 use toml::de::DeTable;
@@ -38,6 +40,10 @@ pub struct Config {
     pub destroy_pinned: bool,
     /// Active measurement of capacities; no servers: none.
     pub measure: Measure,
+    /// More energy profiles, and where they are read from.
+    pub energy_profiles: Option<PathBuf>,
+    /// What interfaces need: what ships with Braid, and before it what `energy_profiles` holds.
+    pub profiles: Profiles,
     /// What the file was taken with nevertheless.
     pub warnings: Vec<Finding>,
 }
@@ -60,6 +66,8 @@ impl Default for Config {
             destroy_stuck_after: Some(Duration::from_secs(5)),
             destroy_pinned: false,
             measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
+            energy_profiles: None,
+            profiles: crate::profiles::shipped(),
             warnings: Vec::new(),
         }
     }
@@ -141,7 +149,17 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(measure) = section.take("measure").and_then(|value| value.section("[measure]")) {
         config.measure = measure_of(measure, config.measure);
     }
-    let links = section.take("link").map(links::entries).unwrap_or_default();
+    if let Some(utility) = section.take("utility").and_then(|value| energy::utility(&value)) {
+        config.policy.utility = utility;
+    }
+    if let Some(weights) = section.take("price").and_then(|value| energy::weights(&value)) {
+        config.policy.weights = weights;
+    }
+    if let Some((path, profiles)) = section.take("energy_profiles").and_then(|value| energy::profiles(&value, world)) {
+        config.energy_profiles = Some(path);
+        config.profiles.extend(profiles);
+    }
+    let links = section.take("link").map(|value| links::entries(value, &config.profiles)).unwrap_or_default();
     let exclude = section.take("exclude").and_then(|value| value.section("[exclude]"));
     config.policy.exclude = exclude.map(|exclude| apps::exclusions(exclude, world)).unwrap_or_default();
     config.policy.apps = section.take("app").map(|value| apps::entries(value, &links, &config.policy.exclude, world)).unwrap_or_default();

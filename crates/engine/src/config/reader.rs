@@ -129,6 +129,20 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// A number from `least` to `most`.
+    pub(super) fn number(&self, least: f64, most: f64) -> Option<f64> {
+        let wanted = if most == f64::MAX { format!("a number of at least {least}") } else { format!("a number from {least} to {most}") };
+        let text = match self.value {
+            DeValue::Float(number) => number.as_str(),
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str(),
+            _ => return self.wrong(&wanted),
+        };
+        match text.replace('_', "").parse::<f64>().ok().filter(|number| (least..=most).contains(number)) {
+            Some(number) => Some(number),
+            None => self.refuse(format!("{} = {text} is not {wanted}", self.key), format!("write {wanted}")),
+        }
+    }
+
     /// A number above 0.
     pub(super) fn positive(&self) -> Option<f64> {
         let number = match self.value {
@@ -204,6 +218,11 @@ impl<'a> Value<'a> {
         Some(Section::new(self.reader, what, self.span.clone(), table))
     }
 
+    /// Whether it is a table.
+    pub(super) fn is_table(&self) -> bool {
+        self.value.is_table()
+    }
+
     /// Whether it is a text.
     pub(super) fn is_text(&self) -> bool {
         self.value.is_str()
@@ -212,6 +231,13 @@ impl<'a> Value<'a> {
     /// Refuses the value.
     pub(super) fn refuse<T>(&self, reason: String, remedy: String) -> Option<T> {
         self.reader.refuse(&self.span, reason, remedy);
+        None
+    }
+
+    /// Refuses a name that is none of `names`, offering the nearest.
+    pub(super) fn refuse_name<'b, T>(&self, what: &str, text: &str, names: impl IntoIterator<Item = &'b str>, remedy: String) -> Option<T> {
+        let reason = format!("there is no {what} {text:?}");
+        self.reader.note(Severity::Error, &self.span, reason, nearest(text, names), Some(remedy));
         None
     }
 
@@ -274,6 +300,12 @@ mod tests {
 
     #[test]
     fn numbers_keep_within_their_range() {
+        let share = |text| value(text, |value| value.number(0.0, 1.0));
+        assert_eq!([share("0").0, share("0.25").0, share("1").0], [Some(0.0), Some(0.25), Some(1.0)]);
+        assert_eq!(share("1.5"), (None, vec!["key = 1.5 is not a number from 0 to 1".to_owned()]));
+        for text in ["nan", "-0.1", "\"0.5\"", "true"] {
+            assert_eq!(share(text).0, None, "{text}");
+        }
         let day = |text| value(text, |value| value.whole(1..=31));
         assert_eq!(day("0x1f").0, Some(31));
         assert_eq!(day("32"), (None, vec!["key = 32 is not a whole number from 1 to 31".to_owned()]));

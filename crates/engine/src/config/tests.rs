@@ -14,6 +14,7 @@ fn world() -> World {
         devices: vec!["lo".into(), "wlan0".into(), "eth0".into()],
         users: BTreeMap::from([("root".into(), 0), ("ada".into(), 1000)]),
         programs: Some(vec!["/usr/bin/curl".into(), "/usr/bin/wget".into()]),
+        profiles: Some(Vec::new()),
     }
 }
 
@@ -62,9 +63,9 @@ fn the_example_is_taken_with_everything_switched_on() {
 /// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\n[[link]]\nname = \"a\"\nx = 1\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n";
+    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"a\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n";
     let findings = refused(wrong);
-    assert_eq!(findings.len(), 6, "{findings:#?}");
+    assert_eq!(findings.len(), 9, "{findings:#?}");
     let example = all_on();
     for finding in findings {
         let keys = finding.remedy.unwrap();

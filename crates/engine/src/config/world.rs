@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use braid_decide::energy::Profile;
+
+use crate::profiles::{self, ProfileError};
+
 /// What this machine has, and how strictly a file is held against it.
 #[derive(Debug, Clone, Default)]
 pub struct World {
@@ -15,6 +19,8 @@ pub struct World {
     pub users: BTreeMap<String, u32>,
     /// Executables; `None`: ask the file system.
     pub programs: Option<Vec<PathBuf>>,
+    /// What a file of energy profiles holds; `None`: read it.
+    pub profiles: Option<Vec<Profile>>,
 }
 
 impl World {
@@ -23,7 +29,15 @@ impl World {
     pub fn here(strict: bool) -> Self {
         let devices = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
         let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-        Self { strict, devices: device_names(&devices), users: user_numbers(&users), programs: None }
+        Self { strict, devices: device_names(&devices), users: user_numbers(&users), programs: None, profiles: None }
+    }
+
+    /// The energy profiles in the file at `path`.
+    pub(super) fn profiles(&self, path: &Path) -> Result<Vec<Profile>, ProfileError> {
+        match &self.profiles {
+            Some(profiles) => Ok(profiles.clone()),
+            None => profiles::load(path),
+        }
     }
 
     /// Whether there is a program at `path`.

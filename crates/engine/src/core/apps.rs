@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use braid_decide::class::{self, Pattern};
+use braid_decide::energy::EnergyMeter;
 use braid_model::{Application, Bytes, Class, Time};
 use braid_platform::steering::{AppId, FlowRow};
 
@@ -39,6 +40,8 @@ pub struct Traffic {
     pub tx: Bytes,
     /// Time its flows lasted, in seconds.
     pub seconds: f64,
+    /// What they cost.
+    pub energy: EnergyMeter,
     /// Highest mean rate of a flow, received, in bits per second.
     pub max_down: u64,
     /// Highest mean rate of a flow, sent.
@@ -124,12 +127,13 @@ impl Apps {
         self.met.iter().filter(move |(_, met)| met.application.exe.as_ref().is_some_and(|path| path.as_os_str() == exe)).map(|(id, _)| id)
     }
 
-    /// Learns from an ended flow. Returns the class if the kernel's side must know it: one guessed from the pattern of the traffic is
+    /// Learns from an ended flow and what it cost. Returns the class if the kernel's side must know it: one guessed from the pattern of the traffic is
     /// only shown, since affinity follows the class, and a guess may not tie a program's flows to one link.
-    pub fn ended(&mut self, row: &FlowRow) -> Option<Class> {
+    pub fn ended(&mut self, row: &FlowRow, energy: EnergyMeter) -> Option<Class> {
         let met = self.met.get_mut(&row.app)?;
         met.seen = row.read_at;
         met.traffic.add(row);
+        met.traffic.energy.absorb(energy);
         if matches!(met.source, "user" | "executable") {
             return None;
         }

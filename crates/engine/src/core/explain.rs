@@ -104,7 +104,7 @@ impl<S: Steering> Core<S> {
         let class = rule.and_then(|rule| policy.apps[rule].class).unwrap_or(class);
         let affinity = policy.affinity(rule.map(|rule| &policy.apps[rule]), class);
         let request = Request { allowed: verdicts.mask, direction, demand };
-        let mode = policy.scheduler.mode();
+        let mode = self.params.as_ref().map_or(policy.scheduler.mode(), |params| params.mode_for(direction));
         let chosen = board.pick(mode, &request);
         let second = chosen.and_then(|slot| board.pick(mode, &Request { allowed: LinkMask(verdicts.mask.0 & !(1 << slot)), ..request }));
         let name = |slot: usize| self.links.values().find(|link| link.slot == slot).map(|link| link.facts.name.clone());
@@ -182,9 +182,19 @@ impl<S: Steering> Core<S> {
         let mut text = match mode {
             Mode::OnlyOne => "it is the link the system itself prefers (lowest metric)".to_owned(),
             Mode::VirtualStart => "its turn is next".to_owned(),
-            Mode::CheapestInTime { .. } => {
-                let seconds = board.finish(slot, request) as f64 / f64::from(1 << 20);
-                format!("with its load and this flow it is done first, in {seconds:.3} s")
+            Mode::CheapestInTime { target } => {
+                let seconds = |time: u64| time as f64 / f64::from(1 << 20);
+                let (finish, deadline) = (board.finish(slot, request), board.deadline(request, target));
+                match target {
+                    Some(target) if finish <= deadline => format!(
+                        "it is the cheapest link that is done within {:.3} s, by when all load together moves at {target}",
+                        seconds(deadline)
+                    ),
+                    Some(target) => {
+                        format!("no link is done in time to reach {target}, and it is done first, in {:.3} s", seconds(finish))
+                    }
+                    None => format!("with its load and this flow it is done first, in {:.3} s", seconds(finish)),
+                }
             }
         };
         if request.allowed.slots().count() == 1 {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use braid_decide::allowance::Allowance;
 use braid_decide::capacity::{self, Busy, Capacity, Estimate, Loss, Rtt};
+use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::{Health, Judgement, ProbeRequest};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};
@@ -25,6 +26,8 @@ fn target_address(target: &ProbeTarget) -> IpAddr {
 pub struct Link {
     /// What the system says of it.
     pub facts: LinkFacts,
+    /// The device's model, where it is known.
+    pub model: Option<String>,
     /// Its slot in the rule.
     pub slot: usize,
     /// What the configuration says of it.
@@ -51,6 +54,8 @@ pub struct Link {
     pub device_at: Time,
     /// What the device moves now.
     pub rate: [Option<Rate>; 2],
+    /// What all that the device moved has cost.
+    pub energy: EnergyMeter,
     /// Handshakes answered, as counted by the steering.
     pub answered: PerFamily<u64>,
     /// Who answered last.
@@ -73,6 +78,7 @@ impl Link {
             health: PerFamily { v4: Health::new(mode, now), v6: Health::new(mode, now) },
             allowance: None,
             facts,
+            model: None,
             slot,
             rule,
             refused: None,
@@ -83,6 +89,7 @@ impl Link {
             device: None,
             device_at: now,
             rate: [None; 2],
+            energy: EnergyMeter::default(),
             answered: PerFamily::default(),
             last_answer: PerFamily::default(),
             used_before: None,
@@ -97,7 +104,8 @@ impl Link {
             }
         }
         (self.rtt, self.loss, self.ended, self.living) = (before.rtt, before.loss, before.ended, before.living);
-        (self.device, self.device_at, self.rate) = (before.device, before.device_at, before.rate);
+        (self.device, self.device_at, self.rate, self.energy) = (before.device, before.device_at, before.rate, before.energy);
+        self.model = before.model;
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
         // The device's bytes are counted under any rule, so that metering may begin in the middle of a month.
         self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);
@@ -152,8 +160,9 @@ impl Link {
         [self.ended[0] + self.living[0], self.ended[1] + self.living[1]]
     }
 
-    /// Takes in the device's counters; a count that went back means that the device was made anew.
-    pub fn on_device(&mut self, now: Time, counters: [Bytes; 2], unix: i64, busy: [Busy; 2]) {
+    /// Takes in the device's counters; a count that went back means that the device was made anew. `cost` is that of a byte, where
+    /// it is known.
+    pub fn on_device(&mut self, now: Time, counters: [Bytes; 2], unix: i64, busy: [Busy; 2], cost: Option<ByteCost>) {
         let span = now.since(self.device_at);
         if self.rule.metered && self.allowance.is_none() {
             let mut allowance = Allowance::new(self.rule.cap, self.rule.reset_day, unix);
@@ -163,15 +172,18 @@ impl Link {
             self.allowance = Some(allowance);
         }
         if let Some(before) = self.device {
+            let mut all = [Bytes::ZERO; 2];
             for direction in [Direction::Down, Direction::Up] {
                 let index = direction as usize;
                 let moved = if counters[index] >= before[index] { counters[index].saturating_sub(before[index]) } else { counters[index] };
+                all[index] = moved;
                 self.rate[index] = (span > Duration::ZERO).then(|| moved.per(span));
                 self.capacity[index].on_interval(now, moved, span, busy[index]);
                 if let Some(allowance) = &mut self.allowance {
                     allowance.on_bytes(unix, moved);
                 }
             }
+            self.energy.count(cost, all[0], all[1]);
         }
         self.device = Some(counters);
         self.device_at = now;

@@ -3,6 +3,7 @@
 //! The live loop ([`crate::daemon`]) feeds it; tests feed it with a fake.
 
 pub mod apps;
+mod energy;
 mod explain;
 mod link;
 mod rules;
@@ -15,11 +16,13 @@ use std::time::Duration;
 
 use braid_decide::capacity::Busy;
 use braid_decide::connection::{LinkMask, MAX_LINKS, steps};
+use braid_decide::energy::{ByteCost, EnergyMeter, PowerFit};
 use braid_decide::health::{Outcome, Suffering};
 use braid_decide::policy::ProbeTarget;
 use braid_decide::steer::{self, Verdict};
 use braid_decide::tables::{self, TablePlan};
-use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Role, Time};
+use braid_decide::tradeoff::Supply;
+use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Role, Time};
 use braid_platform::steering::{FlowRow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
 
 use ipnet::IpNet;
@@ -114,6 +117,10 @@ pub struct Core<S> {
     /// When each link (and family) was judged dead.
     dead_since: BTreeMap<(LinkIndex, Family), Time>,
     todo: Todo,
+    /// What the machine runs on; `None`: not told, or no battery.
+    supply: Option<Supply>,
+    /// What links were found to need, from the battery's own power.
+    fit: PowerFit,
     started: Time,
     /// When the flows were looked at last.
     looked: Time,
@@ -129,6 +136,7 @@ struct Progress {
     receiving: bool,
     retransmissions: u32,
     segments: u32,
+    energy: EnergyMeter,
 }
 
 impl<S: Steering> Core<S> {
@@ -153,6 +161,8 @@ impl<S: Steering> Core<S> {
             ending: BTreeSet::new(),
             dead_since: BTreeMap::new(),
             todo: Todo::default(),
+            supply: None,
+            fit: PowerFit::default(),
             started: now,
             looked: now,
             unix: 0,
@@ -209,11 +219,14 @@ impl<S: Steering> Core<S> {
         let crowd = self.slots.update(&links);
         let conflicts = tables::conflicts(&network, links.iter().copied());
         self.links.retain(|index, _| links.contains(index));
+        self.fit.retain(|index| links.contains(&index));
         for device in network.interfaces.iter().filter(|device| links.contains(&device.index)) {
             let Some(slot) = self.slots.get(device.index) else { continue };
             let link = self.links.entry(device.index).or_insert_with(|| {
                 let rule = policy.link_rule(device).cloned().unwrap_or_default();
-                Link::new(device.clone(), slot, rule, self.config.probe, now)
+                let mut link = Link::new(device.clone(), slot, rule, self.config.probe, now);
+                link.model = self.names.model(&device.name);
+                link
             });
             link.facts = device.clone();
             link.refused = conflicts.get(&device.index).cloned();
@@ -311,36 +324,38 @@ impl<S: Steering> Core<S> {
         let mut rates = [0; MAX_LINKS];
         let mut backup = LinkMask::default();
         for link in self.links.values() {
-            rates[link.slot] = coarse(link.estimate(Direction::Down, now).rate.bytes_per_second());
+            rates[link.slot] = rate_of(link, Direction::Down, now).bytes_per_second();
             if link.rule.role == Role::Backup {
                 backup.insert(link.slot);
             }
         }
         let steps = steps(&rates, policy.scheduler.weighted());
+        let prices = self.prices(now);
         let mut links = [const { None }; MAX_LINKS];
         for link in self.links.values() {
-            links[link.slot] = Some(self.steer_link(link, steps[link.slot], now));
+            let price = prices.get(&link.facts.index).copied().unwrap_or(0);
+            links[link.slot] = Some(self.steer_link(link, steps[link.slot], price, now));
         }
+        let usable = PerFamily { v4: self.usable(Family::V4), v6: self.usable(Family::V6) };
+        let targets = self.targets(&links, LinkMask(usable.v4.0 | usable.v6.0), backup);
         let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
         SteerParams {
             mode: policy.scheduler.mode(),
+            targets,
             scheduler: policy.scheduler as u8,
             default_demand: policy.default_demand,
             affinity: policy.affinity,
             links,
-            usable: PerFamily { v4: self.usable(Family::V4), v6: self.usable(Family::V6) },
+            usable,
             backup,
             rules: rules::steer_rules(policy, &devices, &self.executables, self.names.as_mut()),
         }
     }
 
-    fn steer_link(&self, link: &Link, step: u64, now: Time) -> SteerLink {
+    fn steer_link(&self, link: &Link, step: u64, price: u64, now: Time) -> SteerLink {
         let facts = &link.facts;
         let metric = Family::ALL.iter().filter_map(|family| facts.gateways.get(*family).first()).map(|route| route.metric).min();
-        let rate = [Direction::Down, Direction::Up].map(|direction| {
-            let rate = link.estimate(direction, now).rate;
-            braid_model::Rate::from_bps(coarse(rate.bytes_per_second()).saturating_mul(8))
-        });
+        let rate = [Direction::Down, Direction::Up].map(|direction| rate_of(link, direction, now));
         SteerLink {
             index: facts.index,
             name: facts.name.clone(),
@@ -354,7 +369,7 @@ impl<S: Steering> Core<S> {
                 IpAddr::V4(_) => None,
             }),
             rate,
-            price: 0,
+            price,
             step,
         }
     }
@@ -392,7 +407,9 @@ impl<S: Steering> Core<S> {
     }
 
     fn on_ended(&mut self, row: &FlowRow) -> Result<(), SteeringError> {
-        self.progress.remove(&progress_key(row));
+        let before = self.progress.remove(&progress_key(row));
+        let cost = self.links.get(&row.link).and_then(|link| self.byte_cost(link, row.read_at));
+        let energy = advance(before.as_ref(), row, row.read_at, cost).energy;
         self.ending.remove(&row.id);
         if let Some(link) = self.links.get_mut(&row.link) {
             link.ended[0] += row.rx;
@@ -402,7 +419,7 @@ impl<S: Steering> Core<S> {
             self.recent.pop_front();
         }
         self.recent.push_back(row.clone());
-        self.apps.ended(row).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
+        self.apps.ended(row, energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
     }
 
     /// The outcome of a probe ordered earlier.
@@ -428,7 +445,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// What an active measurement found, towards this machine.
-    pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: braid_model::Rate) -> Result<(), SteeringError> {
+    pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: Rate) -> Result<(), SteeringError> {
         if let Some(link) = self.links.get_mut(&link) {
             link.capacity[Direction::Down as usize].on_measured(now, rate);
         }
@@ -439,10 +456,11 @@ impl<S: Steering> Core<S> {
     pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, Bytes, Bytes)]) {
         self.unix = unix;
         let busy = self.busy(now);
+        let costs = self.byte_costs(now);
         for (index, rx, tx) in counters {
             if let Some(link) = self.links.get_mut(index) {
                 let busy = busy.get(index).copied().unwrap_or_default();
-                link.on_device(now, [*rx, *tx], unix, busy);
+                link.on_device(now, [*rx, *tx], unix, busy, costs.get(index).copied());
             }
         }
     }
@@ -456,9 +474,10 @@ impl<S: Steering> Core<S> {
             link.living = [Bytes::ZERO; 2];
         }
         let mut progress = BTreeMap::new();
+        let costs = self.byte_costs(now);
         for row in &self.flows {
             let before = self.progress.get(&progress_key(row));
-            let next = advance(before, row, now);
+            let next = advance(before, row, now, costs.get(&row.link).copied());
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
             *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > Bytes::ZERO;
@@ -621,17 +640,25 @@ fn coarse(rate: u64) -> u64 {
     (rate >> shift) << shift
 }
 
+/// A link's capacity as the kernel is told.
+fn rate_of(link: &Link, direction: Direction, now: Time) -> Rate {
+    Rate::from_bps(coarse(link.estimate(direction, now).rate.bytes_per_second()).saturating_mul(8))
+}
+
 fn progress_key(row: &FlowRow) -> (FlowId, SocketAddr) {
     (row.id, SocketAddr::new(row.remote.0, row.remote.1))
 }
 
-fn advance(before: Option<&Progress>, row: &FlowRow, now: Time) -> Progress {
+fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<ByteCost>) -> Progress {
     let receiving = before.is_some_and(|before| row.rx > before.rx) || (before.is_none() && row.rx > Bytes::ZERO);
     let sending = before.is_some_and(|before| row.tx > before.tx);
     let grown = match before {
         Some(before) if !receiving && !sending => before.grown,
         _ => now,
     };
+    let (rx, tx) = before.map_or((Bytes::ZERO, Bytes::ZERO), |before| (before.rx, before.tx));
+    let mut energy = before.map_or(EnergyMeter::default(), |before| before.energy);
+    energy.count(cost, row.rx.saturating_sub(rx), row.tx.saturating_sub(tx));
     Progress {
         rx: row.rx,
         tx: row.tx,
@@ -639,5 +666,6 @@ fn advance(before: Option<&Progress>, row: &FlowRow, now: Time) -> Progress {
         receiving,
         retransmissions: row.retransmissions.unwrap_or(0),
         segments: row.segments_out.unwrap_or(0),
+        energy,
     }
 }

@@ -15,6 +15,10 @@ pub trait Names {
     fn cgroup(&mut self, path: &str) -> Option<(u64, u32)>;
     /// The program behind an application just met, by one of its processes, and the control group that process is in.
     fn application(&mut self, app: &AppId, process: u32, cgroup: u64) -> (Application, Option<String>);
+    /// The model of a network device, where the system knows one.
+    fn model(&mut self, _device: &str) -> Option<String> {
+        None
+    }
 }
 
 /// The most replaced versions of a program that are still recognised while they run.

@@ -1,12 +1,13 @@
 //! What people and programs are told, in the API's words.
 
-use braid_api::{App, AppEntry, Counters, ExcludeEntry, Flow, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
+use braid_api::{App, AppEntry, Battery, Counters, ExcludeEntry, Flow, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
-use braid_model::{Affinity, Bytes, Direction, Family, NetworkSnapshot, PerFamily, Role, Time};
+use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
 use braid_platform::steering::{FlowRow, Learnt, Steering};
 
+use super::energy::LinkEnergy;
 use super::link::Link;
-use super::{Core, rules};
+use super::{Core, progress_key, rules};
 
 impl<S: Steering> Core<S> {
     /// `GET /v1/status`.
@@ -30,6 +31,14 @@ impl<S: Steering> Core<S> {
                 untracked: count(|counters| counters.untracked),
                 lost_events: count(|counters| counters.lost_events),
             },
+            battery: self.supply.map(|supply| Battery {
+                level: supply.level,
+                plugged: supply.plugged,
+                power_w: supply.power.map(|power| power.watts()),
+            }),
+            utility: self.utility_now(),
+            target_down_bps: self.target_now(Direction::Down).map(|rate| rate.bps()),
+            target_up_bps: self.target_now(Direction::Up).map(|rate| rate.bps()),
             warnings: self.warnings(),
         }
     }
@@ -49,7 +58,8 @@ impl<S: Steering> Core<S> {
     /// `GET /v1/links`.
     pub fn links(&mut self, now: Time) -> Vec<LinkView> {
         let board = self.steering.board().ok();
-        self.links.values().map(|link| link_view(link, now, board.as_ref().map(|board| &board.lanes[link.slot]))).collect()
+        let lane = |link: &Link| board.as_ref().map(|board| &board.lanes[link.slot]);
+        self.links.values().map(|link| link_view(link, now, lane(link), self.link_energy(link, now))).collect()
     }
 
     /// `GET /v1/flows`.
@@ -88,6 +98,7 @@ impl<S: Steering> Core<S> {
             retransmissions: row.retransmissions.map(u64::from),
             delivery_rate_bps: row.delivery_rate.map(|rate| rate.bps()),
             rule: row.rule.and_then(|rule| usize::from(rule).checked_sub(exclusions)).map(|rule| rule as u32 + 1),
+            energy_j: self.progress.get(&progress_key(row)).and_then(|progress| progress.energy.total()).map(Joules::get),
         }
     }
 
@@ -117,6 +128,7 @@ impl<S: Steering> Core<S> {
             max_rate_down_bps: highest(|traffic| traffic.max_down),
             max_rate_up_bps: highest(|traffic| traffic.max_up),
             flows: self.flows.iter().filter(|row| row.app == learnt.app && row.remote.1 == learnt.port).count() as u64,
+            energy_j: self.app_energy(&learnt.app).map(Joules::get),
         }
     }
 
@@ -127,6 +139,7 @@ impl<S: Steering> Core<S> {
             schema_version: SCHEMA_VERSION,
             scheduler: policy.scheduler.to_string(),
             affinity: policy.affinity.map(|affinity| affinity_name(affinity).to_owned()),
+            utility: (policy.scheduler == Scheduler::Operetta).then(|| super::energy::utility_text(&policy.utility)),
             default_demand_bytes: policy.default_demand.get(),
             links: policy
                 .links
@@ -142,6 +155,7 @@ impl<S: Steering> Core<S> {
                         ProbeMode::Eager => "eager".to_owned(),
                         ProbeMode::Sparing => "sparing".to_owned(),
                     }),
+                    cost_per_gb: (rule.cost_per_gb > 0.0).then_some(rule.cost_per_gb),
                 })
                 .collect(),
             apps: policy
@@ -166,7 +180,7 @@ impl<S: Steering> Core<S> {
     }
 }
 
-fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lane>) -> LinkView {
+fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lane>, energy: Option<LinkEnergy>) -> LinkView {
     let capacity = |direction| link.estimate(direction, now);
     let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
     let gateways = |routes: &PerFamily<Vec<braid_model::DefaultRoute>>| {
@@ -205,6 +219,11 @@ fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lan
         metered: link.rule.metered,
         cap_bytes: link.rule.cap.map(Bytes::get),
         used_bytes: link.allowance.as_ref().map(|allowance| allowance.used().get()),
+        energy_j: link.energy.total().map(Joules::get),
+        energy_down_j_per_gb: energy.as_ref().map(|energy| energy.cost.down.get() * 1e9),
+        energy_up_j_per_gb: energy.as_ref().map(|energy| energy.cost.up.get() * 1e9),
+        energy_source: energy.map(|energy| energy.source),
+        cost_per_gb: (link.rule.cost_per_gb > 0.0).then_some(link.rule.cost_per_gb),
     }
 }
 

@@ -10,7 +10,9 @@ use braid_decide::policy::Scheduler;
 use braid_model::{Bytes, Direction, Family, LinkIndex, NetworkSnapshot, Time};
 
 use super::links::Links;
+use super::memory::Lessons;
 use super::streams::{Demands, StreamSeen, Streams};
+use crate::store::Learnt;
 
 /// What an exchange of datagrams counts as while it is fresh.
 const DATAGRAM_DEMAND: Bytes = Bytes::new(64_000);
@@ -77,6 +79,17 @@ impl Chooser {
             exchanges: BTreeMap::new(),
             sockets: BTreeSet::new(),
         }
+    }
+
+    /// Takes in what earlier runs learnt, before any network.
+    pub(super) fn recall(&mut self, learnt: Learnt) {
+        self.demands.recall(&learnt.apps);
+        self.links.recall(learnt.links);
+    }
+
+    /// What this run learnt; `unix` is the time of day in seconds.
+    pub(super) fn lessons(&self, now: Time, unix: u64) -> Lessons {
+        Lessons { apps: self.demands.lessons(unix), links: self.links.lessons(now, unix) }
     }
 
     /// The link for a new stream of the program `application`, whose demand is reserved on it; `None` to leave it alone.
@@ -236,6 +249,7 @@ impl Turns {
 mod tests {
     use super::super::links::tests::{network, steer};
     use super::*;
+    use crate::store::LinkRow;
 
     fn at(milliseconds: u64) -> Time {
         Time::from_millis(1000 + milliseconds)
@@ -337,6 +351,30 @@ mod tests {
         assert!(chooser.exchanges.len() <= MAX_EXCHANGES && chooser.sockets.len() <= MAX_EXCHANGES);
         chooser.on_look(at(1_000_000), [], []);
         assert!(chooser.exchanges.is_empty());
+    }
+
+    #[test]
+    fn what_a_run_learns_the_next_one_knows() {
+        let mut first = chooser(Scheduler::MaxThroughput, 2);
+        streams(&mut first, 1..2);
+        // 400 Mbit/s on the second link, twice what it is said to carry.
+        for step in 1..=30 {
+            let (moved, index) = (step * 5_000_000, LinkIndex(2));
+            first.on_look(at(step * 100), [seen(1, moved)], [(index, Bytes::new(moved), Bytes::ZERO)]);
+        }
+        first.on_look(at(5000), [], []);
+        let lessons = first.lessons(at(5000), 77);
+        assert_eq!((lessons.apps[0].0.exe.as_str(), lessons.apps[0].1.demand_down), ("/bin/x", 150_000_000));
+        let learnt = lessons.links.iter().find(|(key, _)| key.name == "link2").expect("the link's capacity is learnt").1;
+        assert_eq!(learnt, LinkRow { capacity_down: Some(400_000_000), capacity_up: None, updated: 77 });
+
+        let mut second = Chooser::new(Scheduler::MaxThroughput, vec![]);
+        second.recall(Learnt { apps: lessons.apps.into_iter().collect(), links: lessons.links.into_iter().collect(), ..Learnt::default() });
+        second.on_network(at(0), &network(2), steer, |_| false);
+        assert_eq!(second.board.lanes[1].rate, [50_000_000, 25_000_000]);
+        assert_eq!(streams(&mut second, 1..2), [2]);
+        assert_eq!(second.board.lanes[1].load[0], 150_000_000);
+        assert!(second.lessons(at(0), 78).apps.is_empty(), "nothing new");
     }
 
     #[test]

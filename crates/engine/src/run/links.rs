@@ -9,6 +9,7 @@ use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, PerFamily, Rate, Time};
 
 use super::prefixes::Prefixes;
+use crate::store::{LinkKey, LinkRow};
 
 /// For how long a link where handshakes get no answer is given no new flows; doubled each time.
 const AVOIDED_FIRST: Duration = Duration::from_secs(5);
@@ -22,10 +23,13 @@ pub(super) struct Links {
     usable: PerFamily<LinkMask>,
     steered: PerFamily<Prefixes>,
     resolvers: BTreeMap<IpAddr, LinkMask>,
+    /// What earlier runs learnt of links.
+    remembered: BTreeMap<LinkKey, LinkRow>,
 }
 
 struct Slot {
     index: LinkIndex,
+    key: LinkKey,
     /// It is one of the network's links now.
     present: bool,
     /// The metric of its best default route.
@@ -63,6 +67,22 @@ impl Links {
         // If all are avoided, none is.
         let mask = if good.0 == 0 { usable } else { good };
         (mask.0 != 0).then_some(mask)
+    }
+
+    /// Takes in what earlier runs learnt, before any network.
+    pub(super) fn recall(&mut self, remembered: BTreeMap<LinkKey, LinkRow>) {
+        self.remembered = remembered;
+    }
+
+    /// What was learnt of each link.
+    pub(super) fn lessons(&self, now: Time, unix: u64) -> Vec<(LinkKey, LinkRow)> {
+        let learnt = |capacity: &Capacity| {
+            let estimate = capacity.estimate(now);
+            estimate.age.is_some().then(|| estimate.rate.bps())
+        };
+        let row = |slot: &Slot| LinkRow { capacity_down: learnt(&slot.capacity[0]), capacity_up: learnt(&slot.capacity[1]), updated: unix };
+        let rows = self.slots.iter().map(|slot| (slot.key.clone(), row(slot)));
+        rows.filter(|(_, row)| row.capacity_down.is_some() || row.capacity_up.is_some()).collect()
     }
 
     /// The device in `slot`.
@@ -128,11 +148,11 @@ impl Links {
             return Some(slot);
         }
         if self.slots.len() < MAX_LINKS {
-            self.slots.push(Slot::new(now, facts));
+            self.slots.push(Slot::new(now, facts, &self.remembered));
             return Some(self.slots.len() - 1);
         }
         let free = (0..MAX_LINKS).find(|slot| !self.slots[*slot].present && !taken(*slot))?;
-        self.slots[free] = Slot::new(now, facts);
+        self.slots[free] = Slot::new(now, facts, &self.remembered);
         Some(free)
     }
 
@@ -171,14 +191,21 @@ impl Links {
 }
 
 impl Slot {
-    fn new(now: Time, facts: &LinkFacts) -> Self {
-        let capacity = Capacity::new(capacity::guess(facts.kind, facts.nominal), now);
+    fn new(now: Time, facts: &LinkFacts, remembered: &BTreeMap<LinkKey, LinkRow>) -> Self {
+        let key = LinkKey::of(facts);
+        let row = remembered.get(&key).copied().unwrap_or_default();
+        let capacity = [row.capacity_down, row.capacity_up].map(|learnt| {
+            let mut capacity = Capacity::new(capacity::guess(facts.kind, facts.nominal), now);
+            capacity.recall(Rate::from_bps(learnt.unwrap_or(0)));
+            capacity
+        });
         Self {
             index: facts.index,
+            key,
             present: true,
             ranks: PerFamily { v4: u32::MAX, v6: u32::MAX },
             avoided: PerFamily::default(),
-            capacity: [capacity.clone(), capacity],
+            capacity,
             counted: None,
         }
     }

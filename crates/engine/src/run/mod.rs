@@ -20,6 +20,9 @@
 //! left alone 8, an unconnected datagram 13, and every `sendmsg` 5, since a filter cannot see whether it names a destination.
 //! Connected datagrams, and all that is sent by `write`, `send` and `sendto` without an address, cost nothing.
 //!
+//! What a run learns of links and programs, it keeps for the next one in the user's state directory (`$XDG_STATE_HOME/braid`, else
+//! `~/.local/state/braid`), in the daemon's format.
+//!
 //! What is left alone besides what the daemon leaves alone: sockets of programs that may not be looked into or that live in another
 //! network namespace; datagram sockets that their program bound to a port, which cannot be told from servers; connected datagram
 //! sockets before Linux 6.1. A `sendmmsg` goes where its first datagram goes.
@@ -28,6 +31,7 @@ mod chooser;
 mod front;
 mod guard;
 mod links;
+mod memory;
 mod message;
 mod prefixes;
 mod streams;
@@ -36,7 +40,6 @@ mod supervisor;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io;
-use std::path::PathBuf;
 
 use braid_decide::policy::Scheduler;
 
@@ -49,8 +52,6 @@ pub struct RunOptions {
     pub links: Vec<String>,
     /// The command and its arguments.
     pub command: Vec<OsString>,
-    /// A daemon's socket, to learn from it what links can do. Not used yet.
-    pub socket: Option<PathBuf>,
 }
 
 /// Why the command could not be run.
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn an_empty_command_is_refused() {
-        let options = RunOptions { scheduler: Scheduler::default(), links: vec![], command: vec![], socket: None };
+        let options = RunOptions { scheduler: Scheduler::default(), links: vec![], command: vec![] };
         assert!(matches!(main(options), Err(RunError::NoCommand)));
     }
 

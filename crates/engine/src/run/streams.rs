@@ -10,6 +10,7 @@ use braid_decide::demand::{Demand, remaining};
 use braid_model::{Bytes, Class, Direction, Family, Time};
 
 use super::links::Links;
+use crate::store::{AppKey, AppRow};
 
 /// What a stream of a program not known yet is expected to move.
 const DEFAULT_DEMAND: Bytes = Bytes::new(1_000_000);
@@ -206,6 +207,24 @@ fn stays(application: &str) -> bool {
 pub(super) struct Demands(BTreeMap<(String, u16), Demand>);
 
 impl Demands {
+    /// Takes in what earlier runs learnt.
+    pub(super) fn recall(&mut self, apps: &BTreeMap<AppKey, AppRow>) {
+        for (key, row) in apps {
+            bound(&mut self.0);
+            let demand =
+                Demand { down: Bytes::new(row.demand_down), up: Bytes::new(row.demand_up), count: row.samples, updated: Time::ZERO };
+            self.0.insert((key.exe.clone(), key.port), demand);
+        }
+    }
+
+    /// What was learnt of programs in this run.
+    pub(super) fn lessons(&self, unix: u64) -> Vec<(AppKey, AppRow)> {
+        let fresh = self.0.iter().filter(|(_, demand)| demand.updated > Time::ZERO);
+        let row =
+            |demand: &Demand| AppRow { demand_down: demand.down.get(), demand_up: demand.up.get(), samples: demand.count, updated: unix };
+        fresh.map(|((exe, port), demand)| (AppKey { exe: exe.clone(), name: String::new(), port: *port }, row(demand))).collect()
+    }
+
     /// What a stream of `application` to `port` is expected to move, and which way.
     pub(super) fn of(&self, application: &str, port: u16) -> (Bytes, Direction) {
         match self.0.get(&(application.to_owned(), port)) {

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use braid_decide::steer::{self, Verdict};
 use braid_model::{Family, NetworkSnapshot, Protocol, Time};
@@ -15,6 +15,7 @@ use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
 
 use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
+use super::memory::{self, Memory};
 use super::message::Message;
 use super::streams::StreamSeen;
 use super::{RunOptions, guard};
@@ -48,6 +49,7 @@ pub(super) fn run(options: &RunOptions, mask: SignalMask, mut front: PipeWriter)
     shared.wait_until_known();
     shared.hear(&listener, taken);
     drop(listener);
+    shared.remember();
     let _ = reaper.join();
     0
 }
@@ -97,6 +99,7 @@ fn reap(command: i32, mut front: PipeWriter) {
 
 struct Shared {
     chooser: Mutex<Chooser>,
+    memory: Option<Mutex<Memory>>,
     known: (Mutex<bool>, Condvar),
     warned: Mutex<bool>,
     started: Instant,
@@ -108,6 +111,7 @@ impl Shared {
     fn new(options: &RunOptions) -> Self {
         Self {
             chooser: Mutex::new(Chooser::new(options.scheduler, options.links.clone())),
+            memory: memory::folder(|name| std::env::var_os(name)).map(|folder| Mutex::new(Memory::open(&folder))),
             known: (Mutex::new(false), Condvar::new()),
             warned: Mutex::new(false),
             started: Instant::now(),
@@ -122,6 +126,15 @@ impl Shared {
 
     fn chooser(&self) -> MutexGuard<'_, Chooser> {
         self.chooser.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what was learnt for the next run.
+    fn remember(&self) {
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let lessons = self.chooser().lessons(self.now(), unix);
+        if let Some(memory) = &self.memory {
+            memory.lock().unwrap_or_else(PoisonError::into_inner).keep(lessons);
+        }
     }
 
     /// Waits until the network has been looked at once, but not for long: a command must not hang because that fails.
@@ -215,7 +228,7 @@ impl Shared {
     }
 
     fn on_network(&self, network: &NetworkSnapshot) -> Vec<String> {
-        let refused = self.chooser().on_network(
+        self.chooser().on_network(
             self.now(),
             network,
             |links, family| {
@@ -223,10 +236,13 @@ impl Shared {
                 map.into_iter().map(|(net, verdict)| (net, verdict == Verdict::Steer)).collect()
             },
             is_filtered,
-        );
+        )
+    }
+
+    /// The network is known, and its troubles are told: the command may make connections, and end.
+    fn network_is_known(&self) {
         *self.known.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.known.1.notify_all();
-        refused
     }
 
     fn look(&self) {
@@ -251,6 +267,10 @@ fn follow(shared: &Shared) {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
+    if let Some(memory) = &shared.memory {
+        let learnt = memory.lock().unwrap_or_else(PoisonError::into_inner).recall();
+        shared.chooser().recall(learnt);
+    }
     runtime.block_on(async {
         let (_follower, mut network) = match Follower::start() {
             Ok(started) => started,
@@ -269,6 +289,7 @@ fn follow(shared: &Shared) {
                 );
             }
             refused = now_refused;
+            shared.network_is_known();
             loop {
                 tokio::select! {
                     changed = network.changed() => match changed {

@@ -21,8 +21,10 @@ pub(super) fn text(status: &Status) -> String {
     metric(&mut out, "braid_flows_total", "counter", "Flows met, by what became of them.", outcomes);
     let lost = [(String::new(), counters.lost_events.map(|count| count as f64))];
     metric(&mut out, "braid_lost_events_total", "counter", "Events of the kernel that were lost.", lost);
+    let battery = [(String::new(), status.battery.map(|battery| battery.level))];
+    metric(&mut out, "braid_battery_level_ratio", "gauge", "Charge of the batteries.", battery);
     type Read = fn(&Link) -> Option<f64>;
-    let per_link: [(&str, &str, &str, Read); 9] = [
+    let per_link: [(&str, &str, &str, Read); 10] = [
         ("braid_link_up", "gauge", "1 while the link may be given flows.", |link| Some(f64::from(u8::from(link.state == "up")))),
         ("braid_link_flows", "gauge", "Live flows on the link.", |link| Some(link.flows as f64)),
         ("braid_link_capacity_down_bps", "gauge", "Estimated capacity towards this machine.", |link| {
@@ -35,6 +37,7 @@ pub(super) fn text(status: &Status) -> String {
         ("braid_link_loss_ratio", "gauge", "Share of segments sent again.", |link| link.loss),
         ("braid_link_rx_bytes_total", "counter", "Bytes that flows received.", |link| link.rx_bytes.map(|v| v as f64)),
         ("braid_link_tx_bytes_total", "counter", "Bytes that flows sent.", |link| link.tx_bytes.map(|v| v as f64)),
+        ("braid_link_energy_joules_total", "counter", "What moving the device's bytes took.", |link| link.energy_j),
         ("braid_link_used_bytes", "gauge", "Used of the allowance since its reset.", |link| link.used_bytes.map(|v| v as f64)),
     ];
     for (name, kind, help, read) in per_link {
@@ -82,7 +85,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
-        for absent in ["capacity_up", "loss", "uptime", "tx_bytes"] {
+        for absent in ["capacity_up", "battery", "energy", "loss", "uptime", "tx_bytes"] {
             assert!(!text.contains(absent), "{absent} in\n{text}");
         }
     }

@@ -1,8 +1,10 @@
 //! Linux.
 
+pub mod battery;
 pub mod bpf;
 pub mod doctor;
 pub mod measure;
+pub mod model;
 pub mod netlink;
 pub mod probe;
 pub mod process;

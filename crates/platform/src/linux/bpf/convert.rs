@@ -150,7 +150,7 @@ fn affinity(affinity: Affinity) -> u8 {
 }
 
 /// The scheduling mode's number and its target in bytes per second, 0 for none.
-pub(super) fn mode(mode: Mode) -> (u32, u64) {
+fn mode(mode: Mode) -> (u32, u64) {
     match mode {
         Mode::OnlyOne => (0, 0),
         Mode::VirtualStart => (1, 0),
@@ -159,12 +159,13 @@ pub(super) fn mode(mode: Mode) -> (u32, u64) {
 }
 
 pub(super) fn params(params: &SteerParams, netns: u64, daemon: u32) -> abi::Params {
-    let (mode, target) = mode(params.mode);
+    let (number, _) = mode(params.mode);
+    let target = [Direction::Down, Direction::Up].map(|direction| mode(params.mode_for(direction)).1);
     let mut raw = abi::Params {
         netns,
         target,
         default_demand: params.default_demand.get(),
-        mode,
+        mode: number,
         scheduler: params.scheduler.into(),
         rules: params.rules.len() as u32,
         daemon,

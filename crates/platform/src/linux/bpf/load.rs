@@ -144,6 +144,7 @@ const PROGRAMS: [&str; 8] = [
 fn no_params() -> SteerParams {
     SteerParams {
         mode: Mode::OnlyOne,
+        targets: [None; 2],
         scheduler: 0,
         default_demand: Bytes::ZERO,
         affinity: None,

@@ -1,0 +1,167 @@
+//! `braid energy`: profiles of what interfaces need, listed, served and fetched.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use braid_decide::energy::{Profile, Profiles};
+use braid_engine::profiles::database::Database;
+use braid_engine::profiles::{self, SIZE_LIMIT, service};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::{Request, Uri, header};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::cli::{Energy, EnergyFetch, EnergyList, EnergyServe};
+use crate::table::{Page, cell, colour_wanted, numbers, words};
+
+/// How long a service may take to answer.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Does what is asked.
+pub(crate) fn run(energy: Energy) -> anyhow::Result<()> {
+    match energy {
+        Energy::List(list) => show(&list),
+        Energy::Serve(options) => serve(&options),
+        Energy::Fetch(options) => fetch(&options),
+    }
+}
+
+fn show(list: &EnergyList) -> anyhow::Result<()> {
+    let mut known = profiles::shipped();
+    if let Some(file) = &list.file {
+        known.extend(profiles::load(file)?);
+    }
+    let mut text = Vec::new();
+    if list.json {
+        serde_json::to_writer_pretty(&mut text, &known.iter().map(Profile::row).collect::<Vec<_>>())?;
+        text.push(b'\n');
+    } else if list.toml {
+        let mut page = Page::new(&mut text, false);
+        profiles::to_toml(known.iter()).lines().try_for_each(|line| page.line(line))?;
+    } else {
+        table(&mut Page::new(&mut text, colour_wanted()), &known)?;
+    }
+    Ok(io::stdout().write_all(&text)?)
+}
+
+fn table(page: &mut Page<'_>, known: &Profiles) -> io::Result<()> {
+    let columns = [
+        words("TECHNOLOGY"),
+        words("MODEL"),
+        numbers("IDLE"),
+        numbers("RECEIVING"),
+        numbers("SENDING"),
+        numbers("A MBIT/S DOWN"),
+        numbers("UP"),
+        words("SOURCE"),
+    ];
+    let milliwatts = |value: f64| cell(Some(format!("{value} mW")));
+    let row = |profile: &Profile| {
+        let row = profile.row();
+        vec![
+            cell(Some(row.technology)),
+            cell(Some(&row.model)),
+            milliwatts(row.idle_mw),
+            milliwatts(row.receive_mw),
+            milliwatts(row.transmit_mw),
+            milliwatts(row.down_mw_per_mbps),
+            milliwatts(row.up_mw_per_mbps),
+            cell(Some(&row.source)),
+        ]
+    };
+    page.table(&columns, &known.iter().map(row).collect::<Vec<_>>(), "no profiles")
+}
+
+fn serve(options: &EnergyServe) -> anyhow::Result<()> {
+    let mut database = Database::open(&options.db)?;
+    for file in &options.import {
+        database.put(&profiles::load(file)?)?;
+    }
+    runtime()?.block_on(async {
+        let listen = |address: SocketAddr| async move {
+            TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}; name another address with --listen"))
+        };
+        let listener = listen(options.listen).await?;
+        let address = listener.local_addr()?;
+        let mut out = io::stdout();
+        if !address.ip().is_loopback() {
+            writeln!(out, "whoever reaches {address} may read the profiles")?;
+        }
+        writeln!(out, "energy profiles are served on http://{address}/v1/profiles")?;
+        out.flush()?;
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        let end = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+        };
+        Ok(service::serve(listener, database, end).await?)
+    })
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")
+}
+
+fn fetch(options: &EnergyFetch) -> anyhow::Result<()> {
+    let url = &options.url;
+    let answer = runtime()?.block_on(async { tokio::time::timeout(PATIENCE, download(url)).await });
+    let body = answer.with_context(|| format!("{url} does not answer within {} s", PATIENCE.as_secs()))??;
+    let fetched = profiles::from_json(&url.to_string(), &body)?;
+    let count = fetched.len();
+    let Some(file) = &options.into else {
+        let mut text = Vec::new();
+        let mut page = Page::new(&mut text, false);
+        profiles::to_toml(&fetched).lines().try_for_each(|line| page.line(line))?;
+        return Ok(io::stdout().write_all(&text)?);
+    };
+    let mut all = Profiles::default();
+    if file.exists() {
+        all.extend(profiles::load(file)?);
+    }
+    all.extend(fetched);
+    replace(file, &profiles::to_toml(all.iter()))?;
+    Ok(writeln!(io::stdout(), "{count} profiles are in {}: name it as energy_profiles in the configuration", file.display())?)
+}
+
+/// Puts a file in place as a whole, so that nobody reads half of it.
+fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
+    let fresh = file.with_extension(format!("new-{}", std::process::id()));
+    let done = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, file));
+    if done.is_err() {
+        let _ = std::fs::remove_file(&fresh);
+    }
+    done.with_context(|| format!("cannot write {}; name a file that can be written with --into", file.display()))
+}
+
+async fn download(url: &Uri) -> anyhow::Result<Bytes> {
+    let host = url.host().filter(|_| url.scheme_str() == Some("http"));
+    let Some(host) = host else {
+        bail!("{url} is no address of a profile service: write http://HOST:PORT (encrypted ones are reached through a proxy or tunnel)")
+    };
+    let path = match url.path_and_query() {
+        Some(path) if path.as_str() != "/" => path.as_str(),
+        _ => "/v1/profiles",
+    };
+    let name = host.trim_start_matches('[').trim_end_matches(']');
+    let unreachable = || format!("no profile service answers on {url}: see that `braid energy serve` runs there");
+    let stream = TcpStream::connect((name, url.port_u16().unwrap_or(80))).await.with_context(unreachable)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.with_context(unreachable)?;
+    tokio::spawn(connection);
+    let authority = url.authority().map_or(host, |authority| authority.as_str().rsplit('@').next().unwrap_or(host));
+    let request = Request::get(path).header(header::HOST, authority).body(Empty::<Bytes>::new())?;
+    let answer = sender.send_request(request).await.with_context(unreachable)?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), SIZE_LIMIT).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!("{url} sent no whole answer of at most {SIZE_LIMIT} bytes: {error}"))?.to_bytes();
+    if !status.is_success() {
+        let problem = serde_json::from_slice::<braid_api::Problem>(&body).map(|problem| format!(": {problem}")).unwrap_or_default();
+        bail!("{url} refused with status {}{}", status.as_u16(), problem.replace(char::is_control, " "));
+    }
+    Ok(body)
+}

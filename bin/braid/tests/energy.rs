@@ -1,0 +1,122 @@
+//! `braid energy`: a service and its client, both the real binary.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+const MINE: &str =
+    "[[profile]]\nmodel = \"Modem X\"\ntechnology = \"5g\"\nidle_mw = 1\nreceive_mw = 2\ntransmit_mw = 3\nsource = \"mine\"\n";
+
+fn braid(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_braid"));
+    command.args(words).env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+/// What a command writes that must succeed.
+fn succeed(words: &[&str]) -> String {
+    let output = braid(words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What a command says that must fail.
+fn fail(words: &[&str]) -> String {
+    let output = braid(words).output().unwrap();
+    assert!(!output.status.success(), "{words:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// A service until dropped.
+struct Service {
+    child: Child,
+    url: String,
+}
+
+impl Service {
+    fn start(folder: &Path) -> Self {
+        let (db, import) = (folder.join("energy.sqlite"), folder.join("mine.toml"));
+        std::fs::write(&import, MINE).unwrap();
+        let words = ["energy", "serve", "--listen", "127.0.0.1:0", "--db", db.to_str().unwrap(), "--import", import.to_str().unwrap()];
+        let mut child = braid(&words).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let at = line.find("http://").unwrap_or_else(|| panic!("{line}"));
+        Self { child, url: line[at..].trim().trim_end_matches("/v1/profiles").to_owned() }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Answers one request with `answer`, whatever was asked; returns its address.
+fn stranger(answer: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 4096]);
+        // The client may well hang up on it.
+        let _ = stream.write_all(&answer);
+    });
+    url
+}
+
+#[test]
+fn what_is_served_is_fetched_into_a_file_that_the_configuration_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = Service::start(folder.path());
+    assert!(succeed(&["energy", "fetch", &format!("{}/v1/profiles?technology=5g&model=modem%20x", service.url)]).contains("\"mine\""));
+    let file = folder.path().join("energy.toml");
+    let into = file.to_str().unwrap();
+    for _ in 0..2 {
+        assert!(succeed(&["energy", "fetch", &service.url, "--into", into]).contains(into));
+    }
+    let listed = succeed(&["energy", "list", "--file", into, "--json"]);
+    assert_eq!(listed.matches("\"Modem X\"").count(), 1, "fetched twice, it is there once");
+    let config = folder.path().join("braid.toml");
+    std::fs::write(&config, format!("energy_profiles = {into:?}\n[[link]]\nkind = \"cellular\"\nenergy = \"modem x\"\n")).unwrap();
+    assert!(succeed(&["check", config.to_str().unwrap()]).contains("in order"));
+}
+
+#[test]
+fn profiles_are_listed() {
+    let table = succeed(&["energy", "list"]);
+    assert!(table.starts_with("TECHNOLOGY") && table.contains("Netgear MA701") && table.contains("SIGCOMM 2021"), "{table}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("again.toml");
+    std::fs::write(&file, succeed(&["energy", "list", "--toml"])).unwrap();
+    assert_eq!(succeed(&["energy", "list", "--file", file.to_str().unwrap()]), table);
+}
+
+#[test]
+fn a_service_that_is_not_there_or_means_ill_leaves_the_file_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("energy.toml");
+    std::fs::write(&file, MINE).unwrap();
+    let into = file.to_str().unwrap();
+    let json = |body: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
+    let bad =
+        r#"{"profiles": [{"model": "a\u001b[2Jb", "technology": "lte", "idle_mw": 1, "receive_mw": 2, "transmit_mw": 3, "source": "s"}]}"#;
+    let endless = [b"HTTP/1.1 200 OK\r\ncontent-length: 99999999\r\n\r\n".to_vec(), vec![b'x'; 9 << 20]].concat();
+    for (url, said) in [
+        ("http://127.0.0.1:1".to_owned(), "braid energy serve"),
+        ("https://localhost:1".to_owned(), "http://HOST:PORT"),
+        (stranger(json(bad)), "profile 1: model"),
+        (stranger(json("[]")), "holds no energy profiles"),
+        (stranger(b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n".to_vec()), "status 500"),
+        (stranger(b"220 mail.example ESMTP\r\n".to_vec()), "no profile service"),
+        (stranger(endless), "no whole answer"),
+    ] {
+        let error = fail(&["energy", "fetch", &url, "--into", into]);
+        assert!(error.contains(said) && !error.contains('\u{1b}'), "{url}: {error}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), MINE);
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+}

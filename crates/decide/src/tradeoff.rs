@@ -1,0 +1,189 @@
+//! Throughput against energy and money: how much of the first is wanted, and what the others weigh.
+//!
+//! Sources: OPERETTA IV.A (utility α and target throughput), VI.B.2 (the CUR-OS variant: the system's default throughput at the
+//! least energy), VI.B.3 and fig. 6 (utility by battery level, linear or with a step), VII (cost, as future work).
+
+use braid_model::{Joules, Power, Rate};
+
+/// What the machine runs on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Supply {
+    /// The batteries' charge, from 0 to 1.
+    pub level: f64,
+    /// Whether the machine is plugged in.
+    pub plugged: bool,
+    /// What the batteries give now, where the system says it and they give something.
+    pub power: Option<Power>,
+}
+
+/// How much throughput is worth its cost, from 0 (the least cost) to 1 (the most throughput).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum UtilityFunction {
+    /// Always the same.
+    Fixed(f64),
+    /// The battery's level itself.
+    Level,
+    /// One utility from a battery level on, another below it.
+    Step {
+        /// The level at which it changes.
+        threshold: f64,
+        /// The utility from there on.
+        above: f64,
+        /// The utility below.
+        below: f64,
+    },
+    /// As much throughput as the system's own choice of link would give.
+    MatchDefault,
+}
+
+/// A utility, and what holds instead while the machine is plugged in.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct UtilityRule {
+    /// The utility.
+    pub utility: UtilityFunction,
+    /// The utility while plugged in; `None`: no different.
+    pub plugged_in: Option<f64>,
+}
+
+impl Default for UtilityRule {
+    /// By the battery's level, and everything while plugged in.
+    fn default() -> Self {
+        Self { utility: UtilityFunction::Level, plugged_in: Some(1.0) }
+    }
+}
+
+impl UtilityRule {
+    /// The utility that holds now. A machine of which no battery is known counts as plugged in.
+    pub fn now(&self, supply: Option<&Supply>) -> UtilityFunction {
+        let plugged = supply.is_none_or(|supply| supply.plugged);
+        if let Some(utility) = self.plugged_in.filter(|_| plugged) {
+            return UtilityFunction::Fixed(utility);
+        }
+        let level = supply.map_or(1.0, |supply| supply.level);
+        match self.utility {
+            UtilityFunction::Level => UtilityFunction::Fixed(level),
+            UtilityFunction::Step { threshold, above, below } => UtilityFunction::Fixed(if level >= threshold { above } else { below }),
+            settled => settled,
+        }
+    }
+}
+
+/// A link that may be given flows, as the target sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    /// Its capacity.
+    pub rate: Rate,
+    /// What a byte costs on it ([`Weights::price`]).
+    pub price: u64,
+    /// The system's order of preference, least first.
+    pub rank: u32,
+}
+
+/// OPERETTA's target throughput: `r_min + α * (sum of the others' rates)`, where `r_min` is the rate of the link with the cheapest
+/// byte (of equal ones, the first).
+///
+/// Algorithm 1 of the paper sums over all links, the cheapest once more; the text's formula, which gives the sum of the rates at
+/// α = 1, is meant. `utility` is what [`UtilityRule::now`] says. `None` where no link carries anything.
+pub fn target(utility: UtilityFunction, offers: &[Offer]) -> Option<Rate> {
+    let carrying = || offers.iter().filter(|offer| offer.rate > Rate::ZERO);
+    let alpha = match utility {
+        UtilityFunction::Fixed(alpha) => alpha.clamp(0.0, 1.0),
+        UtilityFunction::MatchDefault => return carrying().min_by_key(|offer| offer.rank).map(|offer| offer.rate),
+        // Without a battery to ask.
+        UtilityFunction::Level | UtilityFunction::Step { .. } => 1.0,
+    };
+    let cheapest = carrying().min_by_key(|offer| offer.price)?.rate;
+    let sum = carrying().fold(Rate::ZERO, |sum, offer| sum + offer.rate);
+    let others = Rate::from_bps(sum.bps().saturating_sub(cheapest.bps()));
+    Some(if alpha >= 1.0 { sum } else { cheapest + others.scale(alpha) })
+}
+
+/// What energy and money weigh against each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weights {
+    /// The price of a kilojoule.
+    pub energy: f64,
+    /// The price of one unit of money.
+    pub money: f64,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self { energy: 1.0, money: 0.0 }
+    }
+}
+
+impl Weights {
+    /// The price of a byte in the connection rule's unit: a millionth of what a kilojoule or a unit of money weighs, per gigabyte.
+    pub fn price(&self, energy_per_byte: Joules, money_per_gigabyte: f64) -> u64 {
+        let kilojoules_per_gigabyte = energy_per_byte.get() * 1e9 / 1e3;
+        // `as` saturates, and turns what is no number into zero.
+        ((self.energy * kilojoules_per_gigabyte + self.money * money_per_gigabyte) * 1e6) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn supply(level: f64, plugged: bool) -> Supply {
+        Supply { level, plugged, power: None }
+    }
+
+    fn offers() -> [Offer; 3] {
+        let offer = |mbps, price, rank| Offer { rate: Rate::from_mbps(mbps), price, rank };
+        [offer(10, 5, 2), offer(4, 1, 3), offer(6, 9, 1)]
+    }
+
+    #[test]
+    fn the_utility_follows_the_battery_unless_plugged_in() {
+        let level = UtilityRule::default();
+        assert_eq!(level.now(Some(&supply(0.25, false))), UtilityFunction::Fixed(0.25));
+        assert_eq!(level.now(Some(&supply(0.25, true))), UtilityFunction::Fixed(1.0));
+        assert_eq!(level.now(None), UtilityFunction::Fixed(1.0), "no battery is like being plugged in");
+        let step = UtilityRule { utility: UtilityFunction::Step { threshold: 0.3, above: 0.9, below: 0.1 }, plugged_in: None };
+        assert_eq!(
+            [0.3, 0.29].map(|level| step.now(Some(&supply(level, true)))),
+            [UtilityFunction::Fixed(0.9), UtilityFunction::Fixed(0.1)]
+        );
+        let fixed = UtilityRule { utility: UtilityFunction::Fixed(0.5), plugged_in: None };
+        assert_eq!(fixed.now(Some(&supply(0.0, true))), UtilityFunction::Fixed(0.5));
+        let default = UtilityRule { utility: UtilityFunction::MatchDefault, plugged_in: None };
+        assert_eq!(default.now(None), UtilityFunction::MatchDefault);
+    }
+
+    #[test]
+    fn the_target_lies_between_the_cheapest_link_and_all_of_them() {
+        let mbps = |utility| target(utility, &offers()).unwrap().bps() as f64 / 1e6;
+        assert_eq!([0.0, 0.5, 1.0].map(|alpha| mbps(UtilityFunction::Fixed(alpha))), [4.0, 12.0, 20.0]);
+        assert_eq!(mbps(UtilityFunction::MatchDefault), 6.0);
+        assert_eq!(target(UtilityFunction::Fixed(0.5), &[]), None);
+        assert_eq!(
+            target(UtilityFunction::Fixed(0.0), &[Offer { rate: Rate::ZERO, price: 0, rank: 0 }, offers()[0]]),
+            Some(Rate::from_mbps(10))
+        );
+    }
+
+    #[test]
+    fn energy_and_money_add_up_by_their_weights() {
+        let joules = Joules::new(2e-6);
+        assert_eq!(Weights::default().price(joules, 7.0), 2_000_000);
+        assert_eq!(Weights { energy: 0.0, money: 1.0 }.price(joules, 7.0), 7_000_000);
+        assert_eq!(Weights { energy: 1.0, money: 0.5 }.price(joules, 7.0), 5_500_000);
+        assert_eq!(Weights { energy: f64::INFINITY, money: 0.0 }.price(joules, 0.0), u64::MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn more_utility_never_asks_for_less(
+            rates in prop::collection::vec((1u64..1 << 40, 0u64..5), 1..8), low in 0.0f64..=1.0, high in 0.0f64..=1.0,
+        ) {
+            let offers: Vec<_> = rates.iter().map(|(bps, price)| Offer { rate: Rate::from_bps(*bps), price: *price, rank: 0 }).collect();
+            let (low, high) = (low.min(high), low.max(high));
+            let [less, more] = [low, high].map(|alpha| target(UtilityFunction::Fixed(alpha), &offers).unwrap());
+            let sum: u64 = rates.iter().map(|(bps, _)| bps).sum();
+            prop_assert!(less <= more && more.bps() <= sum);
+        }
+    }
+}
