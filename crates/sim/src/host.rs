@@ -9,6 +9,10 @@ use crate::spread::PathView;
 use crate::tcp::{Ack, Answer, HANDSHAKE_WAIT, Kind, Packet, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
 use crate::world::World;
 
+/// Timeouts in a row after which a link counts as down, so that a stream that is spread sends what is on it over others as well
+/// (OPERETTA III.G: "when an interface is down"). A full queue often causes one or two: to repeat then would fill the others too.
+const DOWN_AFTER: u32 = 3;
+
 /// Where a connection goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Path {
@@ -434,6 +438,7 @@ impl World<'_> {
             return;
         }
         let side = direction as usize;
+        let dark = self.is_dark(usize::from(self.connections[id as usize].path.link));
         let connection = &mut self.connections[id as usize];
         let half = &mut connection.halves[side];
         if half.retransmit != Some(self.now) {
@@ -443,8 +448,9 @@ impl World<'_> {
         if half.sender.deadline().is_some_and(|due| due <= self.now) {
             half.sender.on_timeout(self.now);
             self.counters.timeouts += 1;
+            let down = dark || half.sender.timeouts() >= DOWN_AFTER;
             let stream = &mut self.streams[connection.path.stream as usize];
-            if stream.spread {
+            if stream.spread && down {
                 let stranded = half.sender.outstanding().chain(half.queued.drain(..));
                 stream.sources[side].repeat(stranded);
             }

@@ -34,6 +34,7 @@ pub mod fairness;
 mod host;
 mod knowledge;
 pub mod math;
+mod operetta;
 mod pipe;
 mod scenario;
 mod schedule;
@@ -44,6 +45,7 @@ pub mod tcp;
 mod workload;
 mod world;
 
+pub use operetta::{Aim, Operetta};
 pub use scenario::{
     Battery, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Scenario,
     ScenarioError, Scheduling, ServerLink, ServerSpec,

@@ -7,7 +7,8 @@ use braid_model::{Bytes, Rate};
 /// Streams to servers that run Braid, whose bytes are spread over all links.
 ///
 /// Idealised in three points: all such streams of one direction share one packet scheduler, as DBAS pools their chunks; a sender knows
-/// at once which chunks the other end has; chunks in flight on a link that timed out are sent on another as well.
+/// at once which chunks the other end has; chunks in flight on a link that is down (dark, or three timeouts in a row) are sent on
+/// another as well.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Packets {
     /// OPERETTA's γ: the share of flows whose server runs Braid, drawn for each flow.

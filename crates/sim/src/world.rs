@@ -85,7 +85,7 @@ impl<'a> World<'a> {
             }
         }
         let links = scenario.links.len();
-        let mut spreader = || scheduler.packet_scheduler(&scenario.packets, links);
+        let spreader = || scheduler.packet_scheduler(&scenario.packets, links);
         let spreaders = [spreader(), spreader()];
         Self {
             scenario,

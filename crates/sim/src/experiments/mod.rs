@@ -1,12 +1,13 @@
 //! The papers' experiments.
 
+mod operetta;
 mod thesis;
 
 use crate::experiment::Experiment;
 
 /// All experiments, paper by paper, in the order of figures.
 pub fn all() -> Vec<&'static dyn Experiment> {
-    thesis::all().to_vec()
+    operetta::all().into_iter().chain(thesis::all()).collect()
 }
 
 #[cfg(test)]

@@ -322,6 +322,11 @@ impl Sender {
         self.deadline = (!self.sent.is_empty()).then(|| now + self.round_trip.timeout());
     }
 
+    /// Timeouts since something new was acknowledged.
+    pub(crate) fn timeouts(&self) -> u32 {
+        self.round_trip.backoff
+    }
+
     /// The handshake took this long.
     pub(crate) fn on_handshake(&mut self, round_trip: Duration) {
         self.round_trip.sample(round_trip);
