@@ -134,7 +134,7 @@ mod tests {
     fn utility_decides_between_energy_and_throughput() {
         assert_eq!(decide(utility(0.0), [0, 0, 0], false, None).0, Some(1));
         assert_eq!(decide(utility(1.0), [0, 0, 0], false, None).0, Some(2));
-        assert_eq!(decide(utility(1.0), [0, 900_000, 900_000], false, None).0, Some(0));
+        assert_eq!(decide(utility(1.0), [0, 900_000, 2_500_000], false, None).0, Some(0));
         let (_, weights) = decide(utility(1.0), [0, 0, 0], true, None);
         for (weight, rate) in weights.iter().zip([1.0, 0.7, 2.0]) {
             assert!((weight - rate / 3.7).abs() < 1e-9, "{weights:?}");

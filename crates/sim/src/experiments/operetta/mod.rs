@@ -21,7 +21,7 @@ use braid_decide::operetta::Utility;
 use braid_model::{Bytes, Direction, Power, Rate};
 use braid_netem::Profile;
 
-use crate::experiment::{Axis, Chart, Dot, Experiment, Sample, Samples, Series};
+use crate::experiment::{Axis, Chart, Dot, Experiment, Judgement, Sample, Samples, Series};
 use crate::{
     Aim, Arrivals, Class, DemandKnowledge, Knowledge, LinkOutcome, LinkSpec, LoadKnowledge, Operetta, Outcome, Packets, Scenario,
     Scheduling, ServerLink, ServerSpec, Size, Spreading, simulate, simulate_with,
@@ -155,6 +155,17 @@ fn measured(outcome: &Outcome) -> Sample {
     outcome.links.iter().fold(sample, |sample, link| sample.value(link.name.as_str(), bits(link) / all))
 }
 
+/// Met, else differs if it points the claimed way, else not met.
+fn three_ways(met: bool, same_way: bool) -> Judgement {
+    if met {
+        Judgement::Met
+    } else if same_way {
+        Judgement::Differs
+    } else {
+        Judgement::NotMet
+    }
+}
+
 fn run(scenario: &Scenario, scheme: Scheme) -> Option<Outcome> {
     match scheme {
         Scheme::Operetta(aim) => simulate_with(scenario, &mut Operetta::new(aim)).ok(),
@@ -204,4 +215,66 @@ fn flat(mut lines: Vec<Series>, xs: &[f64]) -> Vec<Series> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::{Job, Point, Setting, conclude};
+
+    fn short(scheme: Scheme) -> Setup {
+        Setup { span: Duration::from_secs(20), ..Setup::nominal(scheme) }
+    }
+
+    fn numbers(setup: &Setup) -> [f64; 4] {
+        let samples = Samples::new(vec![(Job { point: Point { series: String::new(), x: 0.0 }, index: 0, seed: 3 }, setup.measure(3))]);
+        [THROUGHPUT, ENERGY, "IF1", "IF3"].map(|name| samples.summary(name, ("", 0.0)).mean)
+    }
+
+    #[test]
+    fn names_in_legends_mean_their_schemes() {
+        assert_eq!(Scheme::named(MATCH), Scheme::Operetta(Aim::Match(2)));
+        assert_eq!(Scheme::named(DEFAULT), Scheme::Fixed(Scheduling::OnlyOne(2), Spreading::RoundRobin));
+        assert_eq!(Scheme::named(XPUT), Scheme::utility(1.0));
+        assert_ne!(Scheme::named(WEIGHTED), Scheme::named(ROTATION));
+    }
+
+    #[test]
+    fn utility_trades_throughput_for_energy() {
+        let [most, mid, least_energy, default] = [XPUT, MID, ENGR, DEFAULT].map(|name| numbers(&short(Scheme::named(name))));
+        assert!(most[0] > 1.5 * default[0] && most[0] < bound(IF1.0), "{most:?} {default:?}");
+        assert!((most[1] / default[1] - 1.0).abs() < 0.1, "the same energy: {most:?} {default:?}");
+        assert!(most[0] > mid[0] && mid[0] > least_energy[0], "{most:?} {mid:?} {least_energy:?}");
+        assert!(most[1] > mid[1] && mid[1] > least_energy[1] && least_energy[1] >= least(IF1.0), "{most:?} {mid:?} {least_energy:?}");
+        assert!(mid[2] < 0.05 && least_energy[3] < 0.01, "{mid:?} {least_energy:?}");
+    }
+
+    #[test]
+    fn the_default_is_matched_over_the_interface_that_is_cheaper() {
+        let with = |if1| numbers(&Setup { if1, ..short(Scheme::named(MATCH)) });
+        let ([.., slow1, slow3], fast) = (with(1.0), with(2.0));
+        assert!(slow1 < 0.05 && slow3 > 0.5, "{slow1} {slow3}");
+        assert!(fast[2] > 0.5 && fast[3] < 0.05, "{fast:?}");
+        assert!(fast[1] < 0.7 * per_bit(IF3), "{fast:?}");
+    }
+
+    #[test]
+    fn links_take_their_power_only_while_they_are_used() {
+        let [_, energy, _, share] = numbers(&short(Scheme::named(DEFAULT)));
+        assert_eq!(share, 1.0);
+        assert!((1.0..1.1).contains(&(energy / per_bit(IF3))), "{energy}");
+    }
+
+    #[test]
+    fn a_figure_comes_with_all_its_verdicts() {
+        let setting = Setting { runs: 1, seed: 1 };
+        let measure = |job: Job| {
+            let sample = Setup { mix: job.point.x / 100.0, ..short(Scheme::named(&job.point.series)) }.measure(job.seed);
+            (job, sample)
+        };
+        let samples = setting.jobs(&mix::Mix).into_iter().map(measure).collect();
+        let report = conclude(&mix::Mix, &setting, Samples::new(samples)).unwrap();
+        assert_eq!(report.results.verdicts[4].judgement, Judgement::Met, "{:?}", report.results.verdicts[4]);
+        assert!(report.plots().iter().all(|(_, svg)| svg.starts_with("<svg")));
+    }
 }

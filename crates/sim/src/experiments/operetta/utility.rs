@@ -80,8 +80,9 @@ impl Experiment for Sweep {
                     coming.0, coming.1, whole.0, whole.1,
                 ),
                 Judgement::met_or_differs(coming == (all, all)),
-                "While more is offered than the target, each link in use is full: throughput follows the number of links in use, 1, 2 and then 3, \
-                 as α = (ΣT - r_min) / Σ others passes 0 and 0.67.",
+                "While more is offered than the target, each link in use is full, and throughput is that of the links in use: IF2 at α = 0, IF3 too \
+                 up to α = 0.67, where the two meet the target, then all. Until all have ended, energy follows α at each step; throughput is \
+                 below the target, since the last one or two streams wait out their retransmission timers while the links are idle.",
             ))
     }
 }
@@ -97,7 +98,7 @@ const BASE: f64 = 10.0;
 const FULL: f64 = (BASE + 1.2) * MINUTES * 60.0;
 /// Half the battery.
 const THRESHOLD: f64 = 0.5;
-/// What the step's rates are means of, and how long streams that wait for links may take to end after it.
+/// What the step's rates are means of, in minutes.
 const MEAN: f64 = 1.0;
 
 static OVER_TIME: About = About {
@@ -155,9 +156,10 @@ impl Experiment for OverTime {
             (format!("{:+.0} % over the 10 min; a line explains {:.0} % of the variance", rise.mean, 100.0 * fit.mean), fit.mean, rise.mean)
         };
         let ((rate, rate_fit, rate_rise), (power, power_fit, power_rise)) = (straight("rate"), straight("power"));
-        let steps = "Throughput goes down in two steps rather than on a line: links in use are full as long as more is offered than the target, \
-                     and IF1 (α below 0.67) and IF3 (near 0) fall out one after the other, each when what it had been given has ended.";
+        let steps = "It is a step rather than a line: links in use are full as long as more is offered than the target. IF1 falls out when α is \
+                     below 0.67, where IF2 and IF3 meet the target; IF3 would at 0.";
         let [before, after, end] = ["before", "after", "end"].map(|name| summary(name, STEP).mean);
+        let change = summary("change", STEP).mean;
         let [power_before, power_after, power_end] = ["power before", "power after", "power end"].map(|name| summary(name, STEP).mean);
         Results::default()
             .chart(chart("utility", "Utility over time", "utility", Axis::new("utility, α", "").between(0.0, 1.2)))
@@ -169,12 +171,12 @@ impl Experiment for OverTime {
             .verdict(OVER_TIME.claims[1].judge(power, Judgement::met_or_differs(power_fit > 0.9 && power_rise < -20.0), "As above."))
             .verdict(OVER_TIME.claims[2].judge(
                 format!(
-                    "{before:.2} Mbit/s and {power_before:.2} W in the minute before, {after:.2} and {power_after:.2} in the minute after, {end:.2} \
+                    "at {change:.1} min: {before:.2} Mbit/s and {power_before:.2} W in the minute before, {after:.2} and {power_after:.2} in the minute after, {end:.2} \
                      and {power_end:.2} in the last",
                 ),
                 Judgement::met_or_differs(after < 0.5 * before && power_after < 0.5 * power_before),
-                "Connections stay on their link: what IF1 and IF3 have been given by then, and it is much since more is offered than they carry, \
-                 they move to its end.",
+                "Connections stay on their link: IF1 and IF3 go on with what they have been given by then, which is much, since more is offered \
+                 than they carry.",
             ))
     }
 }
@@ -204,7 +206,9 @@ fn over_time(outcome: &Outcome, series: &str) -> Sample {
     };
     let per_second = |amount: &dyn Fn(usize) -> f64| {
         let span = |from: usize| (from..from + WIDTH).map(amount).sum::<f64>() / (WIDTH as f64 * BIN.as_secs_f64());
-        (0..bins / WIDTH).map(|at| ((at * WIDTH) as f64 * bin, span(at * WIDTH))).collect::<Curve>()
+        let mut curve = (0..bins / WIDTH).map(|at| ((at * WIDTH) as f64 * bin, span(at * WIDTH))).collect::<Curve>();
+        curve.extend(curve.last().map(|last| (bins as f64 * bin, last.1)));
+        curve
     };
     let (rate, power) = (per_second(&megabits), per_second(&joules));
     let change = outcome.battery.iter().position(|level| *level < THRESHOLD).map_or(MINUTES / 2.0, |at| at as f64 * bin);
@@ -213,8 +217,9 @@ fn over_time(outcome: &Outcome, series: &str) -> Sample {
             curve.iter().filter(|(at, _)| *at >= from - 1e-9 && *at < from + MEAN - 1e-9).map(|(_, value)| *value).collect();
         within.iter().sum::<f64>() / within.len() as f64
     };
-    let [(fit, rise), (power_fit, power_rise)] = [&rate, &power].map(line);
+    let [(fit, rise), (power_fit, power_rise)] = [&rate, &power].map(|curve| line(&curve[..curve.len().saturating_sub(1)]));
     Sample::default()
+        .value("change", change)
         .value("rate fit", fit)
         .value("rate rise", rise)
         .value("power fit", power_fit)
@@ -233,7 +238,7 @@ fn over_time(outcome: &Outcome, series: &str) -> Sample {
 }
 
 /// The share of the variance that a straight line explains, and by how many percent the line rises from end to end.
-fn line(curve: &Curve) -> (f64, f64) {
+fn line(curve: &[(f64, f64)]) -> (f64, f64) {
     let count = curve.len() as f64;
     let mean = |of: &dyn Fn(&(f64, f64)) -> f64| curve.iter().map(of).sum::<f64>() / count;
     let (x, y) = (mean(&|dot| dot.0), mean(&|dot| dot.1));
@@ -251,9 +256,9 @@ mod tests {
 
     #[test]
     fn a_line_is_told_from_a_step() {
-        let (fit, rise) = line(&vec![(0.0, 4.0), (1.0, 3.0), (2.0, 2.0)]);
+        let (fit, rise) = line(&[(0.0, 4.0), (1.0, 3.0), (2.0, 2.0)]);
         assert!((fit - 1.0).abs() < 1e-12 && (rise + 50.0).abs() < 1e-9, "{fit} {rise}");
-        let (fit, _) = line(&vec![(0.0, 4.0), (1.0, 4.0), (2.0, 1.0), (3.0, 1.0)]);
+        let (fit, _) = line(&[(0.0, 4.0), (1.0, 4.0), (2.0, 1.0), (3.0, 1.0)]);
         assert!((fit - 0.8).abs() < 1e-12, "{fit}");
     }
 }
