@@ -35,6 +35,7 @@ pub mod fairness;
 mod host;
 mod knowledge;
 pub mod math;
+mod operetta;
 mod pipe;
 mod scenario;
 mod schedule;
@@ -47,6 +48,7 @@ mod virtual_interface;
 mod workload;
 mod world;
 
+pub use operetta::{Aim, Operetta};
 pub use scenario::{
     Battery, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Medium, Scenario,
     ScenarioError, Scheduling, ServerLink, ServerSpec,

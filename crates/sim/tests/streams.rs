@@ -330,3 +330,18 @@ fn a_scenario_that_makes_no_sense_is_refused_with_thing_reason_and_remedy() {
         assert!(error.contains(word) && error.contains("; "), "{error}");
     }
 }
+
+#[test]
+fn spread_streams_do_not_repeat_themselves_over_full_links() {
+    // OPERETTA Table III: more is offered than the links carry, so that timers run out often.
+    let packets = Packets { share: 1.0, late: false, ..Packets::default() };
+    let links = links(&[Rate::from_mbps(1), kbps(700), Rate::from_mbps(2)]);
+    let links: Vec<LinkSpec> = links.into_iter().map(|link| link.with_queue(bytes(75_000))).collect();
+    let workload = vec![
+        Class::downloads("small", poisson(13.0), Size::Exponential(bytes(22_380))),
+        Class::downloads("large", poisson(1.0), Size::Exponential(bytes(285_000))),
+    ];
+    let outcome = run(&Scenario { links, workload, packets, scheduling: Scheduling::WeightedRoundRobin, ..Scenario::default() });
+    let goodput = outcome.goodput().bps();
+    assert!(goodput > 3_100_000, "{goodput}");
+}

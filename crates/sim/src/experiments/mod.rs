@@ -1,5 +1,6 @@
 //! The papers' experiments.
 
+mod operetta;
 mod thesis;
 mod virtual_interface;
 
@@ -7,8 +8,7 @@ use crate::experiment::Experiment;
 
 /// All experiments, paper by paper, in the order of figures.
 pub fn all() -> Vec<&'static dyn Experiment> {
-    let virtual_interface = virtual_interface::all();
-    virtual_interface.into_iter().chain(thesis::all()).collect()
+    operetta::all().into_iter().chain(virtual_interface::all()).chain(thesis::all()).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,205 @@
+//! Figures 7 and 8: what streams are like, and what they are thought to be like.
+
+use std::time::Duration;
+
+use super::{ENERGY, ENGR, IF1, LARGE, MID, SMALL, Scheme, Setup, THROUGHPUT, XPUT, bound, charts, three_ways};
+use crate::experiment::{
+    About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series, Summary,
+};
+
+/// λ of the large class in MB.
+const SIZES: [f64; 6] = [0.1, 0.285, 0.5, 1.0, 2.0, 4.0];
+const NOMINAL: f64 = SIZES[1];
+const MOST: f64 = SIZES[SIZES.len() - 1];
+/// γ in percent, for each series.
+const MIXES: [(&str, f64); 3] = [("γ = 0", 0.0), ("γ = 25 %", 25.0), ("γ = 100 %", 100.0)];
+const CONNECTIONS: &str = MIXES[0].0;
+const PACKETS: &str = MIXES[2].0;
+/// Added to a series' name where large streams come the more rarely the larger they are.
+const RARER: &str = ", rarer";
+/// Large streams are rare then.
+const LONG: Duration = Duration::from_secs(300);
+
+static HETEROGENEITY: About = About {
+    name: "operetta-7",
+    paper: Paper::Operetta,
+    figure: "fig. 7",
+    title: "OPERETTA with streams of uneven size",
+    setting: concat!(
+        table_three!(),
+        "α is 1. The large streams' size is varied, first at 1 a second as in the paper, so that what is offered rises from 3.1 to 34 Mbit/s; \
+         then (\"rarer\", over 300 s) as often as keeps what is offered at 4.6 Mbit/s."
+    ),
+    sampling: Sampling::Repeated,
+    claims: &[
+        Claim {
+            text: "The more uneven the streams, the further connection-oriented scheduling (γ = 0) is from the optimum",
+            paper: "deviates",
+        },
+        Claim { text: "Packet-oriented scheduling (γ = 100 %) is not affected", paper: "not affected" },
+        Claim { text: "The more servers take part, the better", paper: "better" },
+    ],
+};
+
+/// Figure 7.
+pub(super) struct Heterogeneity;
+
+impl Experiment for Heterogeneity {
+    fn about(&self) -> &'static About {
+        &HETEROGENEITY
+    }
+
+    fn points(&self) -> Vec<Point> {
+        let names: Vec<String> = ["", RARER].iter().flat_map(|end| MIXES.map(|(name, _)| format!("{name}{end}"))).collect();
+        Point::grid(&names.iter().map(String::as_str).collect::<Vec<_>>(), &SIZES)
+    }
+
+    fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
+        let (name, rarer) = point.series.strip_suffix(RARER).map_or((point.series.as_str(), false), |name| (name, true));
+        let mix = MIXES.iter().find(|(series, _)| *series == name).map_or(0.0, |(_, mix)| mix / 100.0);
+        let bytes = point.x * 1e6;
+        let setup = Setup { mix, ..Setup::nominal(Scheme::utility(1.0)) };
+        let (per_second, span) = if rarer { (LARGE.0 as f64 * LARGE.1 / bytes, LONG) } else { (LARGE.1, setup.span) };
+        Setup { large: (bytes as u64, per_second), span, ..setup }.measure(run.seed)
+    }
+
+    fn assemble(&self, samples: &Samples) -> Results {
+        let x = Axis::new("mean size of large streams, λ", "MB");
+        let offered = |size: f64| (SMALL.0 as f64 * SMALL.1 + size * 1e6 * LARGE.1) * 8.0 / 1e6;
+        let [same, rarer] = [("", false), ("rarer", true)].map(|(part, rare)| {
+            let name = |chart: &str| if part.is_empty() { chart.to_owned() } else { format!("{chart}-{part}") };
+            let of = |value| -> Vec<Series> {
+                let lines = samples.series(value).into_iter().filter(|series| series.name.ends_with(RARER) == rare);
+                lines.map(|line| Series { name: line.name.trim_end_matches(RARER).to_owned(), ..line }).collect()
+            };
+            let most = SIZES.map(|size| (size, if rare { bound(IF1.0) } else { bound(IF1.0).min(offered(size)) }));
+            let title = |what: &str| format!("{what}, {}", if rare { "4.6 Mbit/s offered" } else { "1 large stream a second" });
+            [
+                Chart::lines(&name("throughput"), &title("Throughput over λ"), x.clone(), Axis::new("throughput", "Mbit/s"))
+                    .with(of(THROUGHPUT))
+                    .curve(super::BOUND, &most),
+                Chart::lines(&name("energy"), &title("Energy over λ"), x.clone(), Axis::new("energy", "nJ/bit")).with(of(ENERGY)),
+            ]
+        });
+        let results = same.into_iter().chain(rarer).fold(Results::default(), Results::chart);
+        let name = |series: &str, rare: bool| if rare { format!("{series}{RARER}") } else { series.to_owned() };
+        let part = |series, rare, size| 100.0 * samples.summary(THROUGHPUT, (&name(series, rare), size)).mean / bound(IF1.0);
+        let changes = |series| {
+            [false, true].map(|rare| {
+                let name = name(series, rare);
+                samples.gain(THROUGHPUT, (&name, MOST), (&name, NOMINAL))
+            })
+        };
+        let said = |series, [same, rarer]: [Summary; 2]| {
+            format!(
+                "{same:+.1} % from {NOMINAL} to {MOST} MB (from {:.1} % of the optimum), rarer {rarer:+.1} % (from {:.1} %)",
+                part(series, false, NOMINAL),
+                part(series, true, NOMINAL),
+            )
+        };
+        let (whole, chunks) = (changes(CONNECTIONS), changes(PACKETS));
+        let lead = [false, true].map(|rare| samples.gain(THROUGHPUT, (&name(PACKETS, rare), MOST), (&name(CONNECTIONS, rare), MOST)));
+        results
+            .verdict(HETEROGENEITY.claims[0].judge(
+                said(CONNECTIONS, whole),
+                three_ways(whole[0].mean < -5.0, whole.iter().any(|change| change.mean < -change.half)),
+                "With more load than the links carry, streams wait for each link, and none is idle because a large one is on another.",
+            ))
+            .verdict(HETEROGENEITY.claims[1].judge(
+                said(PACKETS, chunks),
+                Judgement::met_or_differs(chunks.iter().all(|change| change.mean.abs() < 2.0)),
+                "What it lacks to the optimum is due to the number of streams: each opens a connection on every link, which lose packets to each \
+                 other in full queues. The fewer they are, the less.",
+            ))
+            .verdict(HETEROGENEITY.claims[2].judge(
+                format!("at {MOST} MB γ = 100 % carries {:+.1} % against γ = 0, rarer {:+.1} %", lead[0], lead[1]),
+                three_ways(lead.iter().all(|lead| lead.mean > lead.half), lead.iter().any(|lead| lead.mean > lead.half)),
+                "As above.",
+            ))
+    }
+}
+
+/// What demands are taken to be, in percent more than they are.
+const ERRORS: [f64; 7] = [-75.0, -50.0, -25.0, 0.0, 25.0, 50.0, 100.0];
+const FAR_UNDER: f64 = ERRORS[0];
+const FAR_OVER: f64 = ERRORS[ERRORS.len() - 1];
+
+static ERROR: About = About {
+    name: "operetta-8",
+    paper: Paper::Operetta,
+    figure: "fig. 8",
+    title: "OPERETTA with a consistent error of estimation",
+    setting: concat!(
+        table_three!(),
+        "γ is 25 %. Every stream's demand is taken to be so much more or less than it is; what it has left is that, less what it has moved, and \
+         at least nothing. The paper does not give the range of its errors."
+    ),
+    sampling: Sampling::Repeated,
+    claims: &[
+        Claim { text: "A consistent error moves throughput little, whatever the utility", paper: "negligible" },
+        Claim { text: "α = 1: any error lowers throughput, underestimation more", paper: "both lower it" },
+        Claim { text: "α = 0.5, overestimation: more throughput than needed, for more energy", paper: "+11 % for 114 % of the energy" },
+        Claim { text: "α = 0.5, underestimation: the required throughput is not reached", paper: "below the target" },
+    ],
+};
+
+/// Figure 8.
+pub(super) struct Errors;
+
+impl Experiment for Errors {
+    fn about(&self) -> &'static About {
+        &ERROR
+    }
+
+    fn points(&self) -> Vec<Point> {
+        Point::grid(&[XPUT, MID, ENGR], &ERRORS)
+    }
+
+    fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
+        Setup { error: 1.0 + point.x / 100.0, ..Setup::nominal(Scheme::named(&point.series)) }.measure(run.seed)
+    }
+
+    fn assemble(&self, samples: &Samples) -> Results {
+        let change = |name, series, error| samples.gain(name, (series, error), (series, 0.0));
+        let most =
+            [XPUT, MID, ENGR].map(|series| ERRORS.iter().map(|error| change(THROUGHPUT, series, *error).mean.abs()).fold(0.0, f64::max));
+        let (under, over) = (change(THROUGHPUT, XPUT, FAR_UNDER), change(THROUGHPUT, XPUT, FAR_OVER));
+        let (faster, dearer) = (change(THROUGHPUT, MID, FAR_OVER), change(ENERGY, MID, FAR_OVER));
+        let target = (super::IF2.0 + 0.5 * (IF1.0 + super::IF3.0)) * super::PAYLOAD;
+        let slow = samples.summary(THROUGHPUT, (MID, FAR_UNDER));
+        let scale = "Algorithm 1 compares loads with each other: where all are wrong by one factor, the old and the new alike, it decides the same. \
+                     Only what streams have moved already does not scale, which is little where hundreds wait.";
+        charts(samples, "over the error of estimation", &Axis::new("error of demands", "%").between(-75.0, 100.0), |_| IF1.0)
+            .into_iter()
+            .fold(Results::default(), Results::chart)
+            .verdict(ERROR.claims[0].judge(
+                format!("at most {:.1} % (α = 1), {:.1} % (0.5), {:.1} % (0)", most[0], most[1], most[2]),
+                Judgement::met_or_differs(most.iter().all(|change| *change < 5.0)),
+                scale,
+            ))
+            .verdict(ERROR.claims[1].judge(
+                format!(
+                    "{:+.1} ± {:.1} % at {FAR_UNDER} %, {:+.1} ± {:.1} % at +{FAR_OVER} %",
+                    under.mean, under.half, over.mean, over.half
+                ),
+                three_ways(
+                    under.mean < -under.half && over.mean < -over.half && under.mean < over.mean,
+                    under.mean < -under.half || over.mean < -over.half,
+                ),
+                scale,
+            ))
+            .verdict(ERROR.claims[2].judge(
+                format!(
+                    "{:+.1} ± {:.1} % throughput, {:+.1} ± {:.1} % energy at +{FAR_OVER} %",
+                    faster.mean, faster.half, dearer.mean, dearer.half
+                ),
+                three_ways((faster.mean - 11.0).abs() < 5.0 && (dearer.mean - 14.0).abs() < 5.0, faster.mean > 1.0 && dearer.mean > 1.0),
+                scale,
+            ))
+            .verdict(ERROR.claims[3].judge(
+                format!("{:.2} Mbit/s at {FAR_UNDER} %, {target:.2} required", slow.mean),
+                Judgement::met_or_not(slow.mean < target),
+                "More is offered than required, so that the links in use are full, and carry more than is required with any estimate.",
+            ))
+    }
+}

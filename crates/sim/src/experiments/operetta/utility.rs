@@ -1,0 +1,264 @@
+//! Figures 5 and 6: the user's utility.
+
+use std::time::Duration;
+
+use braid_decide::tradeoff::{Supply, UtilityFunction, UtilityRule};
+use braid_model::{Direction, Joules, Power};
+
+use super::{ENERGY, IF1, IF2, IF3, PAYLOAD, Scheme, Setup, THROUGHPUT, bound, charts, least, run};
+use crate::experiment::{About, Axis, Chart, Claim, Curve, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling};
+use crate::{Aim, Battery, Outcome, Scenario};
+
+const ALPHAS: [f64; 6] = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
+const COMING: &str = "while streams come";
+const WHOLE: &str = "until all have ended";
+/// Streams come for so long where it is measured until all have ended.
+const BATCH: Duration = Duration::from_secs(30);
+
+static SWEEP: About = About {
+    name: "operetta-5",
+    paper: Paper::Operetta,
+    figure: "fig. 5",
+    title: "OPERETTA over the utility",
+    setting: concat!(
+        table_three!(),
+        "γ is 25 %. Measured twice: over 120 s in which streams keep coming, as in the other figures; and with streams that come for 30 s, \
+         until the last has ended, which is the throughput that eq. 3 aims at."
+    ),
+    sampling: Sampling::Repeated,
+    claims: &[
+        Claim { text: "α = 0 gives the least energy", paper: "all on the interface of least energy per bit" },
+        Claim { text: "α = 1 gives the most throughput, from all interfaces, for more energy", paper: "the maximum" },
+        Claim { text: "Between them, throughput and energy follow the utility", paper: "both rise with α" },
+    ],
+};
+
+/// Figure 5.
+pub(super) struct Sweep;
+
+impl Experiment for Sweep {
+    fn about(&self) -> &'static About {
+        &SWEEP
+    }
+
+    fn points(&self) -> Vec<Point> {
+        Point::grid(&[COMING, WHOLE], &ALPHAS)
+    }
+
+    fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
+        let setup = Setup::nominal(Scheme::utility(point.x));
+        if point.series == WHOLE { setup.measure_whole(BATCH, run.seed) } else { setup.measure(run.seed) }
+    }
+
+    fn assemble(&self, samples: &Samples) -> Results {
+        let mean = |name, at| samples.summary(name, at).mean;
+        let target = ALPHAS.map(|alpha| (alpha, (IF2.0 + alpha * (IF1.0 + IF3.0)) * PAYLOAD));
+        let [throughput, energy] = charts(samples, "over the utility", &Axis::new("utility, α", ""), |_| IF1.0);
+        let results = Results::default().chart(throughput.curve("target", &target)).chart(energy);
+        let cost = mean(ENERGY, (COMING, 0.0)) / least(IF1.0);
+        let most = 100.0 * mean(THROUGHPUT, (COMING, 1.0)) / bound(IF1.0);
+        let dearer = samples.gain(ENERGY, (COMING, 1.0), (COMING, 0.0)).mean;
+        let rises =
+            |series, name| ALPHAS.windows(2).filter(|pair| mean(name, (series, pair[1])) > 1.02 * mean(name, (series, pair[0]))).count();
+        let steps = |series| (rises(series, THROUGHPUT), rises(series, ENERGY));
+        let (coming, whole) = (steps(COMING), steps(WHOLE));
+        let all = ALPHAS.len() - 1;
+        results
+            .verdict(SWEEP.claims[0].judge(
+                format!("IF2 carries {:.1} %; {cost:.2} times the least energy", 100.0 * mean("IF2", (COMING, 0.0))),
+                Judgement::met_or_differs(mean("IF2", (COMING, 0.0)) > 0.99 && cost < 1.1),
+                "The energy beyond the least goes into repetitions, and into the connections that spread streams open on idle links.",
+            ))
+            .verdict(SWEEP.claims[1].judge(
+                format!("{most:.1} % of the optimum, energy {dearer:+.0} % over α = 0"),
+                Judgement::met_or_differs(most > 97.0 && dearer > 0.0),
+                "",
+            ))
+            .verdict(SWEEP.claims[2].judge(
+                format!(
+                    "throughput rises in {} of {all} steps and energy in {} while streams come, in {} and {} until all have ended",
+                    coming.0, coming.1, whole.0, whole.1,
+                ),
+                Judgement::met_or_differs(coming == (all, all)),
+                "While more is offered than the target, each link in use is full, and throughput is that of the links in use: IF2 at α = 0, IF3 too \
+                 up to α = 0.67, where the two meet the target, then all. Until all have ended, energy follows α at each step; throughput is \
+                 below the target, since the last one or two streams wait out their retransmission timers while the links are idle.",
+            ))
+    }
+}
+
+const LINEAR: &str = "U1, linear";
+const STEP: &str = "U2, a step";
+const MINUTES: f64 = 10.0;
+const BIN: Duration = Duration::from_secs(10);
+/// Bins in one value of a rate.
+const WIDTH: usize = 3;
+/// What the device draws beside its links, and a battery that this empties in ten minutes, its links' 1.2 W included.
+const BASE: f64 = 10.0;
+const FULL: f64 = (BASE + 1.2) * MINUTES * 60.0;
+/// Half the battery.
+const THRESHOLD: f64 = 0.5;
+/// What the step's rates are means of, in minutes.
+const MEAN: f64 = 1.0;
+
+static OVER_TIME: About = About {
+    name: "operetta-6",
+    paper: Paper::Operetta,
+    figure: "fig. 6",
+    title: "OPERETTA under two utility functions",
+    setting: concat!(
+        table_three!(),
+        "γ is 25 %, over 10 minutes. A battery of 6.7 kJ and a device that draws 10 W beside its links: U1 is the battery's level, U2 is 1 above \
+         half and 0 below. The charts are of the first run."
+    ),
+    sampling: Sampling::Repeated,
+    claims: &[
+        Claim { text: "With the linear utility (U1) throughput falls linearly with time", paper: "linear" },
+        Claim { text: "... and so does the power used", paper: "linear" },
+        Claim { text: "The step (U2) changes throughput and power when it comes", paper: "at 5 min" },
+    ],
+};
+
+/// Figure 6.
+pub(super) struct OverTime;
+
+fn rule(series: &str) -> UtilityRule {
+    let step = UtilityFunction::Step { threshold: THRESHOLD, above: 1.0, below: 0.0 };
+    UtilityRule { utility: if series == STEP { step } else { UtilityFunction::Level }, plugged_in: None }
+}
+
+impl Experiment for OverTime {
+    fn about(&self) -> &'static About {
+        &OVER_TIME
+    }
+
+    fn points(&self) -> Vec<Point> {
+        Point::grid(&[LINEAR, STEP], &[0.0])
+    }
+
+    fn measure(&self, point: &Point, run_of: &Run<'_>) -> Sample {
+        let scheme = Scheme::Operetta(Aim::Battery(rule(&point.series)));
+        let setup = Setup { span: Duration::from_secs(60) * MINUTES as u32, ..Setup::nominal(scheme) };
+        let battery = Some(Battery { capacity: Joules::new(FULL), level: 1.0, base: Power::from_watts(BASE) });
+        let scenario = Scenario { battery, bin: BIN, ..setup.scenario(run_of.seed) };
+        run(&scenario, scheme).map_or_else(Sample::default, |outcome| over_time(&outcome, &point.series))
+    }
+
+    fn assemble(&self, samples: &Samples) -> Results {
+        let time = || Axis::new("time", "min").between(0.0, MINUTES);
+        let chart = |name, title, curve, y| {
+            let chart = Chart::steps(name, title, time(), y);
+            [LINEAR, STEP].into_iter().fold(chart, |chart, series| chart.curve(series, samples.curve(curve, (series, 0.0))))
+        };
+        let summary = |name: &str, series: &str| samples.summary(name, (series, 0.0));
+        let straight = |name: &str| {
+            let (fit, rise) = (summary(&format!("{name} fit"), LINEAR), summary(&format!("{name} rise"), LINEAR));
+            (format!("{:+.0} % over the 10 min; a line explains {:.0} % of the variance", rise.mean, 100.0 * fit.mean), fit.mean, rise.mean)
+        };
+        let ((rate, rate_fit, rate_rise), (power, power_fit, power_rise)) = (straight("rate"), straight("power"));
+        let steps = "It is a step rather than a line: links in use are full as long as more is offered than the target. IF1 falls out when α is \
+                     below 0.67, where IF2 and IF3 meet the target; IF3 would at 0.";
+        let [before, after, end] = ["before", "after", "end"].map(|name| summary(name, STEP).mean);
+        let change = summary("change", STEP).mean;
+        let [power_before, power_after, power_end] = ["power before", "power after", "power end"].map(|name| summary(name, STEP).mean);
+        Results::default()
+            .chart(chart("utility", "Utility over time", "utility", Axis::new("utility, α", "").between(0.0, 1.2)))
+            .chart(chart("throughput", "Throughput under two utility functions", "rate", Axis::new("throughput", "Mbit/s")))
+            .chart(chart("power", "Power under two utility functions", "power", Axis::new("power of the links", "W")))
+            .chart(chart("data", "Data transmitted in all", "data", Axis::new("data", "MB")))
+            .chart(chart("energy", "Energy consumed in all", "energy", Axis::new("energy", "J")))
+            .verdict(OVER_TIME.claims[0].judge(rate, Judgement::met_or_differs(rate_fit > 0.9 && rate_rise < -20.0), steps))
+            .verdict(OVER_TIME.claims[1].judge(power, Judgement::met_or_differs(power_fit > 0.9 && power_rise < -20.0), "As above."))
+            .verdict(OVER_TIME.claims[2].judge(
+                format!(
+                    "at {change:.1} min: {before:.2} Mbit/s and {power_before:.2} W in the minute before, {after:.2} and {power_after:.2} in the minute after, {end:.2} \
+                     and {power_end:.2} in the last",
+                ),
+                Judgement::met_or_differs(after < 0.5 * before && power_after < 0.5 * power_before),
+                "Connections stay on their link: IF1 and IF3 go on with what they have been given by then, which is much, since more is offered \
+                 than they carry.",
+            ))
+    }
+}
+
+/// Curves of rates and sums over minutes, how straight the rates are, and what they are about the step.
+fn over_time(outcome: &Outcome, series: &str) -> Sample {
+    let bin = BIN.as_secs_f64() / 60.0;
+    let bins = outcome.battery.len();
+    let down = Direction::Down as usize;
+    let megabits = |at: usize| outcome.links.iter().map(|link| link.goodput_bins[at][down].get() as f64 * 8.0 / 1e6).sum::<f64>();
+    let watts = [IF1.1, IF2.1, IF3.1].map(|milliwatts| milliwatts / 1e3);
+    let joules = |at: usize| outcome.links.iter().zip(watts).map(|(link, watts)| link.busy_bins_ns[at] as f64 / 1e9 * watts).sum::<f64>();
+    let utility = |at: usize| {
+        let level = if at == 0 { 1.0 } else { outcome.battery[at - 1] };
+        match rule(series).now(Some(&Supply { level, plugged: false, power: None })) {
+            UtilityFunction::Fixed(alpha) => alpha,
+            _ => 1.0,
+        }
+    };
+    let sum = |amount: &dyn Fn(usize) -> f64, scale: f64| {
+        let mut total = 0.0;
+        let ends = (0..bins).map(|at| {
+            total += amount(at) * scale;
+            ((at + 1) as f64 * bin, total)
+        });
+        std::iter::once((0.0, 0.0)).chain(ends).collect::<Curve>()
+    };
+    let per_second = |amount: &dyn Fn(usize) -> f64| {
+        let span = |from: usize| (from..from + WIDTH).map(amount).sum::<f64>() / (WIDTH as f64 * BIN.as_secs_f64());
+        let mut curve = (0..bins / WIDTH).map(|at| ((at * WIDTH) as f64 * bin, span(at * WIDTH))).collect::<Curve>();
+        curve.extend(curve.last().map(|last| (bins as f64 * bin, last.1)));
+        curve
+    };
+    let (rate, power) = (per_second(&megabits), per_second(&joules));
+    let change = outcome.battery.iter().position(|level| *level < THRESHOLD).map_or(MINUTES / 2.0, |at| at as f64 * bin);
+    let about = |curve: &Curve, from: f64| {
+        let within: Vec<f64> =
+            curve.iter().filter(|(at, _)| *at >= from - 1e-9 && *at < from + MEAN - 1e-9).map(|(_, value)| *value).collect();
+        within.iter().sum::<f64>() / within.len() as f64
+    };
+    let [(fit, rise), (power_fit, power_rise)] = [&rate, &power].map(|curve| line(&curve[..curve.len().saturating_sub(1)]));
+    Sample::default()
+        .value("change", change)
+        .value("rate fit", fit)
+        .value("rate rise", rise)
+        .value("power fit", power_fit)
+        .value("power rise", power_rise)
+        .value("before", about(&rate, change - MEAN))
+        .value("after", about(&rate, change))
+        .value("end", about(&rate, MINUTES - MEAN))
+        .value("power before", about(&power, change - MEAN))
+        .value("power after", about(&power, change))
+        .value("power end", about(&power, MINUTES - MEAN))
+        .curve("utility", (0..bins).map(|at| (at as f64 * bin, utility(at))).collect())
+        .curve("data", sum(&megabits, 1.0 / 8.0))
+        .curve("energy", sum(&joules, 1.0))
+        .curve("rate", rate)
+        .curve("power", power)
+}
+
+/// The share of the variance that a straight line explains, and by how many percent the line rises from end to end.
+fn line(curve: &[(f64, f64)]) -> (f64, f64) {
+    let count = curve.len() as f64;
+    let mean = |of: &dyn Fn(&(f64, f64)) -> f64| curve.iter().map(of).sum::<f64>() / count;
+    let (x, y) = (mean(&|dot| dot.0), mean(&|dot| dot.1));
+    let both = mean(&|dot| (dot.0 - x) * (dot.1 - y));
+    let (across, along) = (mean(&|dot| (dot.0 - x) * (dot.0 - x)), mean(&|dot| (dot.1 - y) * (dot.1 - y)));
+    let slope = both / across;
+    let (first, last) = (curve.first().map_or(0.0, |dot| dot.0), curve.last().map_or(0.0, |dot| dot.0));
+    let begin = y + slope * (first - x);
+    (both * both / across / along, slope * (last - first) / begin * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_told_from_a_step() {
+        let (fit, rise) = line(&[(0.0, 4.0), (1.0, 3.0), (2.0, 2.0)]);
+        assert!((fit - 1.0).abs() < 1e-12 && (rise + 50.0).abs() < 1e-9, "{fit} {rise}");
+        let (fit, _) = line(&[(0.0, 4.0), (1.0, 4.0), (2.0, 1.0), (3.0, 1.0)]);
+        assert!((fit - 0.8).abs() < 1e-12, "{fit}");
+    }
+}
