@@ -103,7 +103,8 @@ impl Experiment for Heterogeneity {
             .verdict(HETEROGENEITY.claims[0].judge(
                 said(CONNECTIONS, whole),
                 three_ways(whole[0].mean < -5.0, whole.iter().any(|change| change.mean < -change.half)),
-                "With more load than the links carry, streams wait for each link, and none is idle because a large one is on another.",
+                "With more load than the links carry, streams wait for each link, and none is idle because a large one is on another. \
+                 Where large ones are rare, chance makes what is offered fall short at times, which γ = 100 % cannot help either.",
             ))
             .verdict(HETEROGENEITY.claims[1].judge(
                 said(PACKETS, chunks),

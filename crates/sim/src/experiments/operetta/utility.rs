@@ -81,8 +81,8 @@ impl Experiment for Sweep {
                 ),
                 Judgement::met_or_differs(coming == (all, all)),
                 "While more is offered than the target, each link in use is full, and throughput is that of the links in use: IF2 at α = 0, IF3 too \
-                 up to α = 0.67, where the two meet the target, then all. Until all have ended, energy follows α at each step; throughput is \
-                 below the target, since the last one or two streams wait out their retransmission timers while the links are idle.",
+                 up to α = 0.67, where the two meet the target, then all. Until all have ended, energy follows α at each step; throughput \
+                 is mostly below the target, since the last one or two streams wait out their retransmission timers while the links are idle.",
             ))
     }
 }
