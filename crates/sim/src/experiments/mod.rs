@@ -1,12 +1,14 @@
 //! The papers' experiments.
 
+mod dbas;
+mod dnis;
 mod thesis;
 
 use crate::experiment::Experiment;
 
 /// All experiments, paper by paper, in the order of figures.
 pub fn all() -> Vec<&'static dyn Experiment> {
-    thesis::all().to_vec()
+    [&dnis::all()[..], &dbas::all(), &thesis::all()].concat()
 }
 
 #[cfg(test)]
