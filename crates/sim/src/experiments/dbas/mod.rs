@@ -9,7 +9,7 @@ use std::time::Duration;
 use braid_model::{Bytes, Direction, Rate, Time};
 use braid_netem::Profile;
 
-use crate::experiment::{About, Axis, Chart, Experiment, Point, Results, Run, Sample, Samples};
+use crate::experiment::{About, Axis, Chart, Experiment, Point, Results, Run, Sample, Samples, Summary, Table};
 use crate::{
     Arrivals, Class, DemandKnowledge, Knowledge, LinkSpec, LoadKnowledge, Outcome, Packets, Scenario, Scheduling, ServerLink, ServerSpec,
     Size, Spreading, simulate,
@@ -34,6 +34,8 @@ struct Sweep {
     /// The x axis' label and unit.
     x: (&'static str, &'static str),
     setup: fn(f64) -> Setup,
+    /// At this x, other queues are tried too.
+    queues_at: Option<f64>,
     /// Adds the verdicts.
     judge: fn(Results, &Samples) -> Results,
 }
@@ -44,22 +46,63 @@ impl Experiment for Sweep {
     }
 
     fn points(&self) -> Vec<Point> {
-        Point::grid(self.series, self.xs)
+        let mut points = Point::grid(self.series, self.xs);
+        for (name, _) in QUEUES.iter().filter(|_| self.queues_at.is_some()) {
+            points.extend(self.series.iter().filter_map(|series| Some(Point { series: format!("{series}{name}"), x: self.queues_at? })));
+        }
+        points
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
-        (self.setup)(point.x).measure(&point.series, run.seed)
+        let setup = (self.setup)(point.x);
+        let other = QUEUES.iter().find_map(|(name, queue)| Some((point.series.strip_suffix(name)?, Bytes::new(*queue))));
+        let (series, queue) = other.unwrap_or((&point.series, setup.queue));
+        Setup { queue, ..setup }.measure(series, run.seed)
     }
 
     fn assemble(&self, samples: &Samples) -> Results {
         let chart = |name, title: &str, value| {
             let x = Axis::new(self.x.0, self.x.1);
-            Chart::lines(name, title, x, Axis::new("throughput", "Mbit/s")).with(samples.series(value))
+            let mut series = samples.series(value);
+            series.retain(|series| self.series.contains(&series.name.as_str()));
+            Chart::lines(name, title, x, Axis::new("throughput", "Mbit/s")).with(series)
         };
-        let results = Results::default()
-            .chart(chart("", self.about.title, THROUGHPUT))
-            .chart(chart("span", &format!("{}, within the 60 s", self.about.title), WITHIN));
-        (self.judge)(results, samples)
+        let mut results = Results::default().chart(chart("", self.about.title, THROUGHPUT)).chart(chart(
+            "span",
+            &format!("{}, within the 60 s", self.about.title),
+            WITHIN,
+        ));
+        if let Some(x) = self.queues_at {
+            results = results.table(self.queues(samples, x));
+        }
+        (self.judge)(results.note(self.tails(samples)), samples)
+    }
+}
+
+impl Sweep {
+    /// What the throughput's definition makes of connections that end late.
+    fn tails(&self, samples: &Samples) -> String {
+        let all = |series: &str| -> Vec<f64> { self.xs.iter().flat_map(|x| samples.values(TAIL, (series, *x))).collect() };
+        let tails = self.series.iter().map(|series| format!("{series} {:.0} %", Summary::of(&all(series)).mean));
+        format!(
+            "Of the time until the last connection has ended, this much passes after 99 % of the payload have arrived: {}. Many \
+             connections share a queue of 50 packets, and some that lose several packets in a row wait long in TCP's exponential backoff \
+             while the links stand idle. This lowers all throughputs, and blurs differences between good schedulers.",
+            tails.collect::<Vec<_>>().join(", ")
+        )
+    }
+
+    fn queues(&self, samples: &Samples, x: f64) -> Table {
+        let title = format!("Throughput in Mbit/s with other queues, {} {x} {}", self.x.0, self.x.1);
+        let columns = [&["queues of"], self.series].concat();
+        let usual = ("", Setup::NOMINAL.queue.get());
+        [usual].iter().chain(&QUEUES).fold(Table::new(title, &columns), |table, (name, queue)| {
+            let cell = |series: &&str| {
+                let Summary { mean, half, .. } = samples.summary(THROUGHPUT, (&format!("{series}{name}"), x));
+                format!("{mean:.2} ± {half:.2}")
+            };
+            table.row([vec![format!("{} packets", queue / 1500)], self.series.iter().map(cell).collect()].concat())
+        })
     }
 }
 
@@ -69,6 +112,7 @@ const ONLY_2: &str = "only IF2";
 const CO_ROUND: &str = "CO round robin";
 const CO_WEIGHTED: &str = "CO weighted round robin";
 const CO_MOST: &str = "CO maximum throughput";
+const CO_KNOWN: &str = "CO maximum throughput, demands known";
 const PO_ROUND: &str = "PO round robin";
 const PO_WEIGHTED: &str = "PO weighted round robin";
 
@@ -79,6 +123,12 @@ const PACKETS: [&str; 3] = [ONLY_1, PO_ROUND, PO_WEIGHTED];
 const THROUGHPUT: &str = "throughput";
 /// Payload that arrived within [`SPAN`], over that span, in Mbit/s.
 const WITHIN: &str = "throughput within the span";
+
+/// Percent of the time in which the last hundredth of the payload arrived.
+const TAIL: &str = "tail";
+
+/// Other queues in bytes, and what marks their points.
+const QUEUES: [(&str, u64); 3] = [(", 200 packets", 300_000), (", 1000 packets", 1_500_000), (", 10000 packets", 15_000_000)];
 
 /// Connections are opened for so long.
 const SPAN: Duration = Duration::from_secs(60);
@@ -100,29 +150,27 @@ struct Setup {
     loss: f64,
     /// Small and large connections per second.
     rates: [f64; 2],
+    /// What each of the client's links holds.
+    queue: Bytes,
 }
 
 impl Setup {
-    const NOMINAL: Self = Self { if2: 1.0, loss: 0.0, rates: [SMALL_RATE, LARGE_RATE] };
+    const NOMINAL: Self = Self { if2: 1.0, loss: 0.0, rates: [SMALL_RATE, LARGE_RATE], queue: Bytes::new(75_000) };
 
     fn scenario(&self, series: &str, seed: u64) -> Scenario {
-        let link = |name, mbps, loss| {
-            LinkSpec::symmetric(name, mbit(mbps), Duration::from_millis(50)).with_queue(Bytes::new(75_000)).with_loss(loss)
-        };
-        let class =
-            |name, per_second, size| Class::downloads(name, Arrivals::Poisson { per_second }, Size::Exponential(size));
+        let link =
+            |name, mbps, loss| LinkSpec::symmetric(name, mbit(mbps), Duration::from_millis(50)).with_queue(self.queue).with_loss(loss);
+        let class = |name, per_second, size| Class::downloads(name, Arrivals::Poisson { per_second }, Size::Exponential(size));
         let server = Profile { rate: mbit(6.0).into(), ..Profile::default() };
         let (scheduling, packets) = scheduler(series);
+        let learnt = DemandKnowledge::Learnt { first: Bytes::new(100_000) };
+        let demand = if series == CO_KNOWN { DemandKnowledge::Oracle } else { learnt };
         Scenario {
             links: vec![link("IF1", IF1, 0.0), link("IF2", self.if2, self.loss)],
             servers: vec![ServerSpec { link: Some(ServerLink { down: server.clone(), up: server }) }],
             workload: vec![class("small", self.rates[0], SMALL), class("large", self.rates[1], LARGE)],
             scheduling,
-            knowledge: Knowledge {
-                demand: DemandKnowledge::Learnt { first: Bytes::new(100_000) },
-                load: LoadKnowledge::Papers,
-                ..Knowledge::default()
-            },
+            knowledge: Knowledge { demand, load: LoadKnowledge::Papers, ..Knowledge::default() },
             packets,
             duration: SPAN,
             grace: GRACE,
@@ -135,7 +183,7 @@ impl Setup {
     fn measure(&self, series: &str, seed: u64) -> Sample {
         let Ok(outcome) = simulate(&self.scenario(series, seed)) else { return Sample::default() };
         let all = received(&outcome).per(Duration::from_nanos(outcome.ran_ns));
-        Sample::default().value(THROUGHPUT, mbps(all)).value(WITHIN, mbps(within(&outcome)))
+        Sample::default().value(THROUGHPUT, mbps(all)).value(WITHIN, mbps(within(&outcome))).value(TAIL, tail(&outcome))
     }
 }
 
@@ -147,7 +195,7 @@ fn scheduler(series: &str) -> (Scheduling, Packets) {
         ONLY_2 => (Scheduling::OnlyOne(1), Packets::default()),
         CO_ROUND => (Scheduling::RoundRobin, Packets::default()),
         CO_WEIGHTED => (Scheduling::WeightedRoundRobin, Packets::default()),
-        CO_MOST => (Scheduling::MaximumThroughput, Packets::default()),
+        CO_MOST | CO_KNOWN => (Scheduling::MaximumThroughput, Packets::default()),
         PO_ROUND => (Scheduling::RoundRobin, spread(Spreading::RoundRobin)),
         PO_WEIGHTED => (Scheduling::RoundRobin, spread(Spreading::WeightedRoundRobin)),
         _ => (Scheduling::OnlyOne(0), Packets::default()),
@@ -161,6 +209,20 @@ fn received(outcome: &Outcome) -> Bytes {
 fn within(outcome: &Outcome) -> Rate {
     let span = Time::ZERO + Duration::from_nanos(outcome.duration_ns);
     outcome.goodput_between(Direction::Down, Time::ZERO, span)
+}
+
+fn tail(outcome: &Outcome) -> f64 {
+    let down = Direction::Down as usize;
+    let bins = outcome.links.first().map_or(0, |link| link.goodput_bins.len());
+    let arrived =
+        |bin| outcome.links.iter().filter_map(|link| link.goodput_bins.get(bin)).map(|moved: &[Bytes; 2]| moved[down].get()).sum::<u64>();
+    let mut left = received(outcome).get() / 100;
+    let late = (0..bins).rev().take_while(|bin| {
+        let (rest, exceeded) = left.overflowing_sub(arrived(*bin));
+        left = rest;
+        !exceeded
+    });
+    100.0 * late.count() as f64 * outcome.bin_ns as f64 / outcome.ran_ns as f64
 }
 
 fn mbit(mbps: f64) -> Rate {
@@ -180,7 +242,7 @@ fn best<'a>(samples: &Samples, among: &[&'a str], x: f64) -> &'a str {
 /// The greatest gain in percent of one series over another, and at which x.
 fn most_gain(samples: &Samples, series: &str, base: &str) -> (f64, f64) {
     let gains = samples.xs(series).into_iter().map(|x| (samples.gain(THROUGHPUT, (series, x), (base, x)).mean, x));
-    gains.fold((f64::NEG_INFINITY, 0.0), |most, gain| if gain.0 > most.0 { gain } else { most })
+    most(gains)
 }
 
 /// By how many percent `series` is behind the best of `others` at worst, and at which x; negative if it always leads.
@@ -189,10 +251,73 @@ fn most_behind(samples: &Samples, series: &str, others: &[&str]) -> (f64, f64) {
         let best = best(samples, others, x);
         (-samples.gain(THROUGHPUT, (series, x), (best, x)).mean, x)
     });
-    behind.fold((f64::NEG_INFINITY, 0.0), |most, behind| if behind.0 > most.0 { behind } else { most })
+    most(behind)
+}
+
+/// The greatest value with its x.
+fn most(values: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
+    values.fold((f64::NEG_INFINITY, 0.0), |most, one| if one.0 > most.0 { one } else { most })
+}
+
+/// By how many percent `series` is above `base` at `x` when throughput is counted within the span, for explanations.
+fn gain_within(samples: &Samples, series: &str, base: &str, x: f64) -> String {
+    format!("Counted within the 60 s it is {:+.0} %.", samples.gain(WITHIN, (series, x), (base, x)).mean)
 }
 
 /// Whether a gain is the paper's, within a fifth of it.
 fn is_about(found: f64, paper: f64) -> bool {
     (found / paper - 1.0).abs() <= 0.2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The usual load for less time.
+    fn throughput(setup: Setup, series: &str) -> f64 {
+        let mut scenario = setup.scenario(series, 7);
+        scenario.duration = Duration::from_secs(15);
+        let outcome = simulate(&scenario).unwrap();
+        assert!(outcome.flows.iter().all(|flow| flow.end.is_some()), "{series}");
+        mbps(received(&outcome).per(Duration::from_nanos(outcome.ran_ns)))
+    }
+
+    #[test]
+    fn round_robin_is_as_slow_as_its_slow_half() {
+        let narrow = Setup { if2: 0.25, ..Setup::NOMINAL };
+        let [only, round, weighted] = [ONLY_1, CO_ROUND, CO_WEIGHTED].map(|series| throughput(narrow, series));
+        assert!(round < 0.6 && round < only / 2.0 && weighted > 2.0 * round, "{only} {round} {weighted}");
+        let [round, weighted] = [PO_ROUND, PO_WEIGHTED].map(|series| throughput(narrow, series));
+        assert!(round < weighted && weighted > 1.0, "{round} {weighted}");
+    }
+
+    #[test]
+    fn loss_is_on_the_second_interface_only() {
+        let lossy = Setup { loss: 0.1, ..Setup::NOMINAL };
+        assert_eq!(throughput(lossy, ONLY_1), throughput(Setup::NOMINAL, ONLY_1));
+        assert!(throughput(lossy, ONLY_2) < throughput(Setup::NOMINAL, ONLY_2));
+    }
+
+    #[test]
+    fn a_queue_is_tried_at_its_points_only() {
+        let sweep = &interfaces::NARROW_CONNECTIONS;
+        let points = sweep.points();
+        assert_eq!(points.len(), sweep.series.len() * (sweep.xs.len() + QUEUES.len()));
+        assert!(points[sweep.series.len() * sweep.xs.len()..].iter().all(|point| Some(point.x) == sweep.queues_at));
+    }
+
+    #[test]
+    fn the_tail_is_the_time_of_the_last_hundredth() {
+        let mut scenario = Setup::NOMINAL.scenario(ONLY_1, 1);
+        let flow = |size| Size::Listed(vec![Bytes::new(size)]);
+        // 2 MB at once, and 10 kB after 20 s.
+        scenario.workload = vec![
+            Class::downloads("most", Arrivals::once(), flow(2_000_000)),
+            Class::downloads("rest", Arrivals::At(vec![Time::from_millis(20_000)]), flow(10_000)),
+        ];
+        scenario.duration = Duration::from_secs(40);
+        let outcome = simulate(&scenario).unwrap();
+        // All but the rest is there within the ninth second of forty.
+        assert_eq!(tail(&outcome), 100.0 * 31.0 / 40.0);
+    }
 }
