@@ -1,8 +1,8 @@
 //! Figure 5: more or less large connections.
 
 use super::{
-    CO_KNOWN, CO_MOST, CO_WEIGHTED, ONLY_1, ONLY_2, PO_ROUND, PO_WEIGHTED, SMALL_RATE, Setup, Sweep, THROUGHPUT, gain_within, is_about,
-    most_gain,
+    CO_KNOWN, CO_MOST, CO_WEIGHTED, ONLY_1, ONLY_2, PO_ROUND, PO_WEIGHTED, SMALL_RATE, Setup, Sweep, THROUGHPUT, is_about, most_gain,
+    otherwise,
 };
 use crate::experiment::{About, Claim, Judgement, Paper, Results, Samples, Sampling};
 
@@ -35,7 +35,8 @@ pub(super) static APPLICATIONS: Sweep = Sweep {
     xs: &LARGE_RATES,
     x: ("large connections", "per second"),
     setup: |large| Setup { rates: [SMALL_RATE, large], ..Setup::NOMINAL },
-    queues_at: None,
+    told_at: 1.0,
+    queues: false,
     judge,
 };
 
@@ -56,10 +57,12 @@ fn judge(results: Results, samples: &Samples) -> Results {
             format!("up to {known:.0} %, at {known_at} a second"),
             gain_judgement(known, 130.0),
             format!(
-                "A scheduler that knew all could gain little on one whose links are busy nearly all the time, as weighted round robin's are: \
-                 with demands known exactly it is up to {exact:.0} %, at {exact_at} a second. At {last} a second maximum throughput stands at \
-                 {learnt_last:+.0} % with learnt demands and at {exact_last:+.0} % with known ones. 130 % could come from a workload in which a few \
-                 large connections last longest, and chance puts them on the slow interface; the paper gives no duration."
+                "{} The last connections decide here: maximum throughput gives IF2 more connections, the small ones, and some of these end late \
+                 (see below). So it is of no use to know demands exactly: then it is up to {exact:.0} %, at {exact_at} a second; at {last} a \
+                 second {exact_last:+.0} % against {learnt_last:+.0} % with learnt ones. Where both links are kept busy in proportion, as weighted \
+                 round robin does on average, there is little left to gain. 130 % could come from a workload in which a few large connections \
+                 last longest, and chance puts them on the slow interface; the paper gives no duration.",
+                otherwise(samples, CO_MOST, CO_WEIGHTED, known_at)
             ),
         ))
         .verdict(claims[1].judge(
@@ -78,7 +81,7 @@ fn judge(results: Results, samples: &Samples) -> Results {
             format!(
                 "The paper does not say which interface the system would use. Capacities allow 200 % over IF2 and 50 % over IF1; what is above \
                  is due to connections that end late where one interface carries all (see below). Over IF2 at {slow_at} a second: {}",
-                gain_within(samples, PO_WEIGHTED, ONLY_2, slow_at)
+                otherwise(samples, PO_WEIGHTED, ONLY_2, slow_at)
             ),
         ))
 }
