@@ -1,5 +1,7 @@
 //! The papers' experiments.
 
+mod dbas;
+mod dnis;
 mod operetta;
 mod thesis;
 mod virtual_interface;
@@ -8,7 +10,7 @@ use crate::experiment::Experiment;
 
 /// All experiments, paper by paper, in the order of figures.
 pub fn all() -> Vec<&'static dyn Experiment> {
-    operetta::all().into_iter().chain(virtual_interface::all()).chain(thesis::all()).collect()
+    [&dnis::all()[..], &dbas::all(), &operetta::all(), &virtual_interface::all(), &thesis::all()].concat()
 }
 
 #[cfg(test)]

@@ -1,0 +1,119 @@
+//! Figure 6: one connection that does not end.
+
+use super::{CO_MOST, CO_ROUND, CO_WEIGHTED, IF1, ONLY_1, PO_ROUND, PO_WEIGHTED, SPAN, Setup, mbps, within};
+use crate::experiment::{
+    About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series,
+};
+use crate::{Arrivals, Class, Size, simulate};
+use braid_model::Bytes;
+
+const SCHEDULERS: [(&str, &str); 6] = [
+    (ONLY_1, "only IF1"),
+    (CO_ROUND, "CO\nround robin"),
+    (CO_WEIGHTED, "CO\nweighted r. r."),
+    (CO_MOST, "CO max.\nthroughput"),
+    (PO_ROUND, "PO\nround robin"),
+    (PO_WEIGHTED, "PO\nweighted r. r."),
+];
+const ALL: &str = "all connections";
+const LONG: &str = "the long-lived one";
+/// Connections per second beside it.
+const RATE: f64 = 0.25;
+
+static ABOUT: About = About {
+    name: "dbas-6",
+    paper: Paper::Dbas,
+    figure: "fig. 6",
+    title: "One long-lived connection and a few short ones",
+    setting: "Both interfaces have 2 Mbit/s. One connection has something to send all the time; others are opened 0.25 times a second and move \
+              0.285 MB each. There are no small ones: with 13 a second, which Table I has everywhere, the second interface would be full \
+              anyway. All else is as in dbas-3a and dbas-3b, but throughput is what arrives within 60 s. Schedulers know that the connection \
+              is long.",
+    sampling: Sampling::Repeated,
+    claims: &[
+        Claim { text: "Connection-oriented schedulers achieve the same as a single interface", paper: "in words" },
+        Claim { text: "Packet-oriented weighted round robin achieves the highest throughput", paper: "in words" },
+        Claim { text: "It is near the optimum, the sum of both capacities", paper: "9 % below at worst" },
+        Claim { text: "Packet-oriented round robin performs poorly", paper: "in words" },
+    ],
+};
+
+/// The experiment.
+pub(super) struct Granularity;
+
+impl Experiment for Granularity {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn points(&self) -> Vec<Point> {
+        SCHEDULERS.iter().map(|(series, _)| Point { series: (*series).to_owned(), x: 0.0 }).collect()
+    }
+
+    fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
+        let setup = Setup { if2: IF1, rates: [0.0, RATE], ..Setup::NOMINAL };
+        let mut scenario = setup.scenario(&point.series, run.seed);
+        let mut long = Class::downloads("long", Arrivals::once(), Size::Endless);
+        long.expected = Some(Bytes::new(SPAN.as_secs() * 250_000));
+        scenario.workload.insert(0, long);
+        scenario.grace = std::time::Duration::ZERO;
+        let Ok(outcome) = simulate(&scenario) else { return Sample::default() };
+        let long = outcome.flows.iter().filter(|flow| flow.class == 0).map(|flow| flow.moved[0].per(SPAN)).map(mbps).sum();
+        Sample::default().value(ALL, mbps(within(&outcome))).value(LONG, long)
+    }
+
+    fn assemble(&self, samples: &Samples) -> Results {
+        let line = |value: &str| {
+            let dot = |(at, (series, _)): (usize, &(&str, &str))| {
+                let summary = samples.summary(value, (series, 0.0));
+                Dot { x: at as f64, y: summary.mean, half: summary.half }
+            };
+            Series { name: value.to_owned(), dots: SCHEDULERS.iter().enumerate().map(dot).collect() }
+        };
+        let places = SCHEDULERS.map(|(_, place)| place);
+        let chart = Chart::bars("", ABOUT.title, &places, Axis::new("throughput", "Mbit/s")).with(vec![line(ALL), line(LONG)]);
+        let mean = |value, series| samples.summary(value, (series, 0.0)).mean;
+        let gain = |series, base| samples.gain(ALL, (series, 0.0), (base, 0.0)).mean;
+        let connections = [CO_ROUND, CO_WEIGHTED, CO_MOST].map(|series| gain(series, ONLY_1));
+        let most = connections.into_iter().fold(f64::NEG_INFINITY, f64::max);
+        let longest = [CO_ROUND, CO_WEIGHTED, CO_MOST].map(|series| mean(LONG, series)).into_iter().fold(0.0, f64::max);
+        let over = gain(PO_WEIGHTED, CO_MOST);
+        let missing = 100.0 * (1.0 - mean(ALL, PO_WEIGHTED) / (2.0 * IF1));
+        let round = gain(PO_ROUND, PO_WEIGHTED);
+        Results::default()
+            .chart(chart)
+            .verdict(ABOUT.claims[0].judge(
+                format!("up to {most:.0} % more; the long-lived one alone at most {longest:.2} Mbit/s"),
+                Judgement::met_or_differs(most.abs() < 10.0),
+                "The long-lived connection has no more than one interface. What comes on top are the short ones, 0.57 Mbit/s, on the interface \
+                 that it leaves free.",
+            ))
+            .verdict(ABOUT.claims[1].judge(
+                format!("{over:.0} % above connection-oriented maximum throughput"),
+                Judgement::met_or_not(over > 0.0 && round <= 1.0),
+                "",
+            ))
+            .verdict(ABOUT.claims[2].judge(format!("{missing:.1} % below"), Judgement::met_or_differs(missing <= 9.0), "Headers alone take 3.5 %."))
+            .verdict(ABOUT.claims[3].judge(
+                format!("{round:+.1} % against weighted round robin"),
+                Judgement::met_or_not(round < -10.0),
+                "The paper gives both interfaces 2 Mbit/s, and explains the result by their differing. Where they are equal, both schedulers are \
+                 the same.",
+            ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::{Samples, Setting, conclude};
+
+    #[test]
+    fn only_packets_bring_one_connection_over_both_interfaces() {
+        let setting = Setting { runs: 1, seed: 3 };
+        let samples = Samples::new(setting.jobs(&Granularity).into_iter().map(|job| job.measure(&Granularity)).collect());
+        let long = |series| samples.summary(LONG, (series, 0.0)).mean;
+        assert!(long(CO_MOST) < IF1 && long(PO_WEIGHTED) > 1.3 * IF1, "{} {}", long(CO_MOST), long(PO_WEIGHTED));
+        assert_eq!(conclude(&Granularity, &setting, samples).unwrap().results.verdicts.len(), ABOUT.claims.len());
+    }
+}

@@ -1,0 +1,350 @@
+//! DBAS (2012), section IV: connections and packets over links of 2 Mbit/s and less.
+
+mod applications;
+mod granularity;
+mod interfaces;
+
+use std::time::Duration;
+
+use braid_model::{Bytes, Direction, Rate, Time};
+use braid_netem::Profile;
+
+use crate::experiment::{About, Axis, Chart, Experiment, Point, Results, Run, Sample, Samples, Summary, Table};
+use crate::{
+    Arrivals, Class, DemandKnowledge, Knowledge, LinkSpec, LoadKnowledge, Outcome, Packets, Scenario, Scheduling, ServerLink, ServerSpec,
+    Size, Spreading, simulate,
+};
+
+pub(super) fn all() -> [&'static dyn Experiment; 6] {
+    [
+        &interfaces::NARROW_CONNECTIONS,
+        &interfaces::NARROW_PACKETS,
+        &interfaces::LOSSY_CONNECTIONS,
+        &interfaces::LOSSY_PACKETS,
+        &applications::APPLICATIONS,
+        &granularity::Granularity,
+    ]
+}
+
+/// Schedulers over a range of settings.
+struct Sweep {
+    about: &'static About,
+    series: &'static [&'static str],
+    xs: &'static [f64],
+    /// The x axis' label and unit.
+    x: (&'static str, &'static str),
+    setup: fn(f64) -> Setup,
+    /// At this x, throughput is shown by other definitions too.
+    told_at: f64,
+    /// Whether other queues are tried there.
+    queues: bool,
+    /// Adds the verdicts.
+    judge: fn(Results, &Samples) -> Results,
+}
+
+impl Experiment for Sweep {
+    fn about(&self) -> &'static About {
+        self.about
+    }
+
+    fn points(&self) -> Vec<Point> {
+        let mut points = Point::grid(self.series, self.xs);
+        for (name, _) in QUEUES.iter().filter(|_| self.queues) {
+            points.extend(self.series.iter().map(|series| Point { series: format!("{series}{name}"), x: self.told_at }));
+        }
+        points
+    }
+
+    fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
+        let setup = (self.setup)(point.x);
+        let other = QUEUES.iter().find_map(|(name, queue)| Some((point.series.strip_suffix(name)?, Bytes::new(*queue))));
+        let (series, queue) = other.unwrap_or((&point.series, setup.queue));
+        Setup { queue, ..setup }.measure(series, run.seed)
+    }
+
+    fn assemble(&self, samples: &Samples) -> Results {
+        let chart = |name, title: &str, value| {
+            let x = Axis::new(self.x.0, self.x.1);
+            let mut series = samples.series(value);
+            series.retain(|series| self.series.contains(&series.name.as_str()));
+            Chart::lines(name, title, x, Axis::new("throughput", "Mbit/s")).with(series)
+        };
+        let mut results = Results::default().chart(chart("", self.about.title, THROUGHPUT)).chart(chart(
+            "span",
+            &format!("{}, within the 60 s", self.about.title),
+            WITHIN,
+        ));
+        results = results.table(self.definitions(samples));
+        if self.queues {
+            results = results.table(self.queues(samples));
+        }
+        (self.judge)(results.note(self.tails(samples)), samples)
+    }
+}
+
+impl Sweep {
+    /// What the throughput's definition makes of connections that end late.
+    fn tails(&self, samples: &Samples) -> String {
+        let all = |series: &str| -> Vec<f64> { self.xs.iter().flat_map(|x| samples.values(TAIL, (series, *x))).collect() };
+        let tails = self.series.iter().map(|series| format!("{series} {:.0} %", Summary::of(&all(series)).mean));
+        format!(
+            "Of the time until the last connection has ended, this much passes after 99 % of the payload have arrived: {}. Many \
+             connections share a queue of 50 packets, and a few of them, often small, lose several packets in a row and wait long in TCP's \
+             exponential backoff while the links stand idle. This lowers all throughputs, and most where many connections are on one link.",
+            tails.collect::<Vec<_>>().join(", ")
+        )
+    }
+
+    fn definitions(&self, samples: &Samples) -> Table {
+        let definitions = [
+            ("all payload over the time until the last connection ended", THROUGHPUT),
+            ("99 % of the payload over the time until it had arrived", NEARLY),
+            ("what arrived within the 60 s", WITHIN),
+        ];
+        definitions.iter().fold(self.table("by other definitions", "throughput"), |table, (text, value)| {
+            table.row(self.cells((*text).to_owned(), samples, value, ""))
+        })
+    }
+
+    fn queues(&self, samples: &Samples) -> Table {
+        let usual = ("", Setup::NOMINAL.queue.get());
+        [usual].iter().chain(&QUEUES).fold(self.table("with other queues", "queues"), |table, (name, queue)| {
+            table.row(self.cells(format!("{} packets", queue / 1500), samples, THROUGHPUT, name))
+        })
+    }
+
+    fn table(&self, what: &str, head: &str) -> Table {
+        let title = format!("Throughput in Mbit/s {what}; {}: {} {}", self.x.0, self.told_at, self.x.1);
+        Table::new(title, &[&[head], self.series].concat())
+    }
+
+    fn cells(&self, head: String, samples: &Samples, value: &str, suffix: &str) -> Vec<String> {
+        let cell = |series: &&str| {
+            let Summary { mean, half, .. } = samples.summary(value, (&format!("{series}{suffix}"), self.told_at));
+            format!("{mean:.2} ± {half:.2}")
+        };
+        [vec![head], self.series.iter().map(cell).collect()].concat()
+    }
+}
+
+// The schedulers by their names in legends.
+const ONLY_1: &str = "only IF1";
+const ONLY_2: &str = "only IF2";
+const CO_ROUND: &str = "CO round robin";
+const CO_WEIGHTED: &str = "CO weighted round robin";
+const CO_MOST: &str = "CO maximum throughput";
+const CO_KNOWN: &str = "CO maximum throughput, demands known";
+const PO_ROUND: &str = "PO round robin";
+const PO_WEIGHTED: &str = "PO weighted round robin";
+
+const CONNECTIONS: [&str; 4] = [ONLY_1, CO_ROUND, CO_WEIGHTED, CO_MOST];
+const PACKETS: [&str; 3] = [ONLY_1, PO_ROUND, PO_WEIGHTED];
+
+/// Payload over the time until the last connection opened in [`SPAN`] ended, in Mbit/s.
+const THROUGHPUT: &str = "throughput";
+/// Payload that arrived within [`SPAN`], over that span, in Mbit/s.
+const WITHIN: &str = "throughput within the span";
+
+/// 99 % of the payload over the time until that much had arrived, in Mbit/s.
+const NEARLY: &str = "throughput of 99 %";
+/// Percent of the time in which the last hundredth of the payload arrived.
+const TAIL: &str = "tail";
+
+/// Other queues in bytes, and what marks their points.
+const QUEUES: [(&str, u64); 3] = [(", 200 packets", 300_000), (", 1000 packets", 1_500_000), (", 10000 packets", 15_000_000)];
+
+/// Connections are opened for so long.
+const SPAN: Duration = Duration::from_secs(60);
+/// No batch takes as long as this.
+const GRACE: Duration = Duration::from_secs(7200);
+const IF1: f64 = 2.0;
+/// Table I: λ of the two classes, and connections per second of the small one.
+const SMALL: Bytes = Bytes::new(22_380);
+const LARGE: Bytes = Bytes::new(285_000);
+const SMALL_RATE: f64 = 13.0;
+const LARGE_RATE: f64 = 1.0;
+
+/// One setting of Table I.
+#[derive(Debug, Clone, Copy)]
+struct Setup {
+    /// IF2's capacity in Mbit/s.
+    if2: f64,
+    /// IF2's loss, as a share.
+    loss: f64,
+    /// Small and large connections per second.
+    rates: [f64; 2],
+    /// What each of the client's links holds.
+    queue: Bytes,
+}
+
+impl Setup {
+    const NOMINAL: Self = Self { if2: 1.0, loss: 0.0, rates: [SMALL_RATE, LARGE_RATE], queue: Bytes::new(75_000) };
+
+    fn scenario(&self, series: &str, seed: u64) -> Scenario {
+        let link =
+            |name, mbps, loss| LinkSpec::symmetric(name, mbit(mbps), Duration::from_millis(50)).with_queue(self.queue).with_loss(loss);
+        let class = |name, per_second, size| Class::downloads(name, Arrivals::Poisson { per_second }, Size::Exponential(size));
+        let server = Profile { rate: mbit(6.0).into(), ..Profile::default() };
+        let (scheduling, packets) = scheduler(series);
+        let learnt = DemandKnowledge::Learnt { first: Bytes::new(100_000) };
+        let demand = if series == CO_KNOWN { DemandKnowledge::Oracle } else { learnt };
+        Scenario {
+            links: vec![link("IF1", IF1, 0.0), link("IF2", self.if2, self.loss)],
+            servers: vec![ServerSpec { link: Some(ServerLink { down: server.clone(), up: server }) }],
+            workload: vec![class("small", self.rates[0], SMALL), class("large", self.rates[1], LARGE)],
+            scheduling,
+            knowledge: Knowledge { demand, load: LoadKnowledge::Papers, ..Knowledge::default() },
+            packets,
+            duration: SPAN,
+            grace: GRACE,
+            seed,
+            ..Scenario::default()
+        }
+    }
+
+    /// Both throughputs; nothing if it cannot be simulated, which is refused.
+    fn measure(&self, series: &str, seed: u64) -> Sample {
+        let Ok(outcome) = simulate(&self.scenario(series, seed)) else { return Sample::default() };
+        let all = received(&outcome).per(Duration::from_nanos(outcome.ran_ns));
+        let (all, tail) = (mbps(all), tail(&outcome));
+        let nearly = all * 0.99 / (1.0 - tail / 100.0);
+        let within = mbps(within(&outcome));
+        Sample::default().value(THROUGHPUT, all).value(NEARLY, nearly).value(WITHIN, within).value(TAIL, tail)
+    }
+}
+
+/// How connections get their links, and how chunks are spread where all servers run DBAS too.
+fn scheduler(series: &str) -> (Scheduling, Packets) {
+    // Chunks go round in strict order, as the paper describes it: where their turn is, they wait.
+    let spread = |spreading| Packets { share: 1.0, spreading, late: false, ..Packets::default() };
+    match series {
+        ONLY_2 => (Scheduling::OnlyOne(1), Packets::default()),
+        CO_ROUND => (Scheduling::RoundRobin, Packets::default()),
+        CO_WEIGHTED => (Scheduling::WeightedRoundRobin, Packets::default()),
+        CO_MOST | CO_KNOWN => (Scheduling::MaximumThroughput, Packets::default()),
+        PO_ROUND => (Scheduling::RoundRobin, spread(Spreading::RoundRobin)),
+        PO_WEIGHTED => (Scheduling::RoundRobin, spread(Spreading::WeightedRoundRobin)),
+        _ => (Scheduling::OnlyOne(0), Packets::default()),
+    }
+}
+
+fn received(outcome: &Outcome) -> Bytes {
+    outcome.links.iter().fold(Bytes::ZERO, |sum, link| sum + link.goodput[Direction::Down as usize])
+}
+
+fn within(outcome: &Outcome) -> Rate {
+    let span = Time::ZERO + Duration::from_nanos(outcome.duration_ns);
+    outcome.goodput_between(Direction::Down, Time::ZERO, span)
+}
+
+fn tail(outcome: &Outcome) -> f64 {
+    let down = Direction::Down as usize;
+    let bins = outcome.links.first().map_or(0, |link| link.goodput_bins.len());
+    let arrived =
+        |bin| outcome.links.iter().filter_map(|link| link.goodput_bins.get(bin)).map(|moved: &[Bytes; 2]| moved[down].get()).sum::<u64>();
+    let mut left = received(outcome).get() / 100;
+    let late = (0..bins).rev().take_while(|bin| {
+        let (rest, exceeded) = left.overflowing_sub(arrived(*bin));
+        left = rest;
+        !exceeded
+    });
+    100.0 * late.count() as f64 * outcome.bin_ns as f64 / outcome.ran_ns as f64
+}
+
+fn mbit(mbps: f64) -> Rate {
+    Rate::from_bps((mbps * 1e6) as u64)
+}
+
+fn mbps(rate: Rate) -> f64 {
+    rate.bps() as f64 / 1e6
+}
+
+/// The series whose throughput is most at `x`.
+fn best<'a>(samples: &Samples, among: &[&'a str], x: f64) -> &'a str {
+    let mean = |series: &str| samples.summary(THROUGHPUT, (series, x)).mean;
+    among.iter().copied().fold(among[0], |best, series| if mean(series) > mean(best) { series } else { best })
+}
+
+/// The greatest gain in percent of one series over another, and at which x.
+fn most_gain(samples: &Samples, series: &str, base: &str) -> (f64, f64) {
+    let gains = samples.xs(series).into_iter().map(|x| (samples.gain(THROUGHPUT, (series, x), (base, x)).mean, x));
+    most(gains)
+}
+
+/// By how many percent `series` is behind the best of `others` at worst, and at which x; negative if it always leads.
+fn most_behind(samples: &Samples, series: &str, others: &[&str]) -> (f64, f64) {
+    let behind = samples.xs(series).into_iter().map(|x| {
+        let best = best(samples, others, x);
+        (-samples.gain(THROUGHPUT, (series, x), (best, x)).mean, x)
+    });
+    most(behind)
+}
+
+/// The greatest value with its x.
+fn most(values: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
+    values.fold((f64::NEG_INFINITY, 0.0), |most, one| if one.0 > most.0 { one } else { most })
+}
+
+/// By how many percent `series` is above `base` at `x` by other definitions of throughput, for explanations.
+fn otherwise(samples: &Samples, series: &str, base: &str, x: f64) -> String {
+    let gain = |value| samples.gain(value, (series, x), (base, x)).mean;
+    format!("Counted until 99 % have arrived it is {:+.0} %, within the 60 s {:+.0} %.", gain(NEARLY), gain(WITHIN))
+}
+
+/// Whether a gain is the paper's, within a fifth of it.
+fn is_about(found: f64, paper: f64) -> bool {
+    (found / paper - 1.0).abs() <= 0.2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The usual load for less time.
+    fn throughput(setup: Setup, series: &str) -> f64 {
+        let mut scenario = setup.scenario(series, 7);
+        scenario.duration = Duration::from_secs(15);
+        let outcome = simulate(&scenario).unwrap();
+        assert!(outcome.flows.iter().all(|flow| flow.end.is_some()), "{series}");
+        mbps(received(&outcome).per(Duration::from_nanos(outcome.ran_ns)))
+    }
+
+    #[test]
+    fn round_robin_is_as_slow_as_its_slow_half() {
+        let narrow = Setup { if2: 0.25, ..Setup::NOMINAL };
+        let [only, round, weighted] = [ONLY_1, CO_ROUND, CO_WEIGHTED].map(|series| throughput(narrow, series));
+        assert!(round < 0.6 && round < only / 2.0 && weighted > 2.0 * round, "{only} {round} {weighted}");
+        let [round, weighted] = [PO_ROUND, PO_WEIGHTED].map(|series| throughput(narrow, series));
+        assert!(round < weighted && weighted > 1.0, "{round} {weighted}");
+    }
+
+    #[test]
+    fn loss_is_on_the_second_interface_only() {
+        let lossy = Setup { loss: 0.1, ..Setup::NOMINAL };
+        assert_eq!(throughput(lossy, ONLY_1), throughput(Setup::NOMINAL, ONLY_1));
+        assert!(throughput(lossy, ONLY_2) < throughput(Setup::NOMINAL, ONLY_2));
+    }
+
+    #[test]
+    fn a_queue_is_tried_at_its_points_only() {
+        let sweep = &interfaces::NARROW_CONNECTIONS;
+        let points = sweep.points();
+        assert_eq!(points.len(), sweep.series.len() * (sweep.xs.len() + QUEUES.len()));
+        assert!(points[sweep.series.len() * sweep.xs.len()..].iter().all(|point| point.x == sweep.told_at));
+    }
+
+    #[test]
+    fn the_tail_is_the_time_of_the_last_hundredth() {
+        let mut scenario = Setup::NOMINAL.scenario(ONLY_1, 1);
+        let flow = |size| Size::Listed(vec![Bytes::new(size)]);
+        // 2 MB at once, and 10 kB after 20 s.
+        scenario.workload = vec![
+            Class::downloads("most", Arrivals::once(), flow(2_000_000)),
+            Class::downloads("rest", Arrivals::At(vec![Time::from_millis(20_000)]), flow(10_000)),
+        ];
+        scenario.duration = Duration::from_secs(40);
+        let outcome = simulate(&scenario).unwrap();
+        // All but the rest is there within the ninth second of forty.
+        assert_eq!(tail(&outcome), 100.0 * 31.0 / 40.0);
+    }
+}
