@@ -91,7 +91,7 @@ impl Experiment for Granularity {
             .verdict(ABOUT.claims[1].judge(
                 format!("{over:.0} % above connection-oriented maximum throughput"),
                 Judgement::met_or_not(over > 0.0 && round <= 1.0),
-                "",
+                "Packet-oriented round robin does the same here.",
             ))
             .verdict(ABOUT.claims[2].judge(format!("{missing:.1} % below"), Judgement::met_or_differs(missing <= 9.0), "Headers alone take 3.5 %."))
             .verdict(ABOUT.claims[3].judge(

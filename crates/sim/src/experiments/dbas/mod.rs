@@ -149,6 +149,10 @@ const WITHIN: &str = "throughput within the span";
 const NEARLY: &str = "throughput of 99 %";
 /// Percent of the time in which the last hundredth of the payload arrived.
 const TAIL: &str = "tail";
+/// Percent of the time in which IF1 was busy.
+const BUSY: &str = "busy";
+/// Percent of what IF2 carried to the client that was headers or repeated.
+const WASTE: &str = "waste";
 
 /// Other queues in bytes, and what marks their points.
 const QUEUES: [(&str, u64); 3] = [(", 200 packets", 300_000), (", 1000 packets", 1_500_000), (", 10000 packets", 15_000_000)];
@@ -209,7 +213,12 @@ impl Setup {
         let (all, tail) = (mbps(all), tail(&outcome));
         let nearly = all * 0.99 / (1.0 - tail / 100.0);
         let within = mbps(within(&outcome));
-        Sample::default().value(THROUGHPUT, all).value(NEARLY, nearly).value(WITHIN, within).value(TAIL, tail)
+        let down = Direction::Down as usize;
+        let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+        let busy = share(outcome.links[0].busy_ns, outcome.ran_ns);
+        let waste = 100.0 - share(outcome.links[1].goodput[down].get(), outcome.links[1].carried[down].get());
+        let sample = Sample::default().value(BUSY, busy).value(WASTE, waste);
+        sample.value(THROUGHPUT, all).value(NEARLY, nearly).value(WITHIN, within).value(TAIL, tail)
     }
 }
 
