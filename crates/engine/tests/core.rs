@@ -671,7 +671,8 @@ fn a_low_battery_puts_all_on_the_thrifty_link() {
     let mut config = operetta(fixed(1.0));
     config.policy.scheduler = Scheduler::RoundRobin;
     let mut world = World::new(config.clone());
-    (world.round_trip(1, 20), world.round_trip(2, 20));
+    world.round_trip(1, 20);
+    world.round_trip(2, 20);
     world.supply(0.05, false, None);
     assert_eq!(world.ten(), [5, 5], "only if it is asked for");
     config.policy.power_saving = true;

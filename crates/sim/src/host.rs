@@ -18,12 +18,6 @@ pub(crate) struct Path {
     pub(crate) server: u16,
 }
 
-/// So many timers in a row make a link of a stream that is spread suspect: it gets no new chunks, and the others get what it had.
-///
-/// No paper gives it, and on overfull links results depend on it: with DBAS's mix of flows on 2 and 0.5 Mbit/s, chunks in strict order
-/// reach 0.74, 0.81, 0.91 and 0.99 of what connections do at 1, 2, 4 and 8; bound late 0.87, 0.90, 0.95 and 1.00 (six seeds each).
-const SILENCE: u32 = 4;
-
 /// How far an end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opening {
@@ -442,7 +436,7 @@ impl World<'_> {
             path.room = half.sender.room();
             path.queued = half.queued.len() as u32;
             path.in_flight = half.sender.in_flight();
-            path.present = !self.is_dark(usize::from(connection.path.link)) && half.sender.silence() < SILENCE;
+            path.present = !self.is_dark(usize::from(connection.path.link));
             path.open = connection.ends[direction as usize] == Opening::Open;
         }
     }
@@ -476,8 +470,7 @@ impl World<'_> {
             let connection = &mut self.connections[id as usize];
             let half = &mut connection.halves[side];
             let stream = &mut self.streams[connection.path.stream as usize];
-            // A few timers may run out by chance, and what is sent twice is mostly wasted.
-            if stream.spread && (dark || half.sender.silence() == SILENCE) {
+            if stream.spread && dark {
                 let stranded = half.sender.outstanding().chain(half.queued.drain(..));
                 stream.sources[side].repeat(stranded);
             }

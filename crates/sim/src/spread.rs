@@ -7,8 +7,9 @@ use braid_model::{Bytes, Rate};
 /// Streams to servers that run Braid, whose bytes are spread over all links.
 ///
 /// Idealised in three points: all such streams of one direction share one packet scheduler, as DBAS pools their chunks; a sender knows
-/// at once which chunks the other end has; and that a link is dark. Chunks in flight on a link that timed out four times in a row, or once in
-/// the dark, are sent on another as well.
+/// at once which chunks the other end has; and that a link is dark. Chunks on a dark link are sent on another as well, as the papers have it
+/// ("when an interface is down": DBAS II.E, OPERETTA III.G). On a link that is only overloaded they are not: timers that run out are
+/// no sign of death there, and whoever repeats then fills the other links with what arrives twice.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Packets {
     /// OPERETTA's γ: the share of flows whose server runs Braid, drawn for each flow.
@@ -56,7 +57,7 @@ pub struct PathView {
     pub queued: u32,
     /// Chunks on their way.
     pub in_flight: u32,
-    /// Whether the stream has a connection there, and the link is neither dark nor silent.
+    /// Whether the stream has a connection there, and the link is not dark.
     pub present: bool,
     /// Whether the handshake is over.
     pub open: bool,
