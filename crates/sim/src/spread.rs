@@ -7,9 +7,8 @@ use braid_model::{Bytes, Rate};
 /// Streams to servers that run Braid, whose bytes are spread over all links.
 ///
 /// Idealised in three points: all such streams of one direction share one packet scheduler, as DBAS pools their chunks; a sender knows
-/// at once which chunks the other end has; and that a link is dark. Chunks on a dark link are sent on another as well, as the papers have it
-/// ("when an interface is down": DBAS II.E, OPERETTA III.G). On a link that is only overloaded they are not: timers that run out are
-/// no sign of death there, and whoever repeats then fills the other links with what arrives twice.
+/// at once which chunks the other end has; and that a link is dark. Chunks in flight on a link that is dark, or timed out four times in a
+/// row, are sent on another as well, if the weights leave them one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Packets {
     /// OPERETTA's γ: the share of flows whose server runs Braid, drawn for each flow.
@@ -59,6 +58,8 @@ pub struct PathView {
     pub in_flight: u32,
     /// Whether the stream has a connection there, and the link is not dark.
     pub present: bool,
+    /// Whether its timers ran out several times in a row: it gets no new chunks until something is acknowledged.
+    pub silent: bool,
     /// Whether the handshake is over.
     pub open: bool,
 }
@@ -111,7 +112,7 @@ impl Rotation {
 
 impl PacketScheduler for Rotation {
     fn choose(&self, paths: &[PathView]) -> Option<usize> {
-        let may = |path: &PathView| path.present && path.open && (path.room > path.queued || !self.late);
+        let may = |path: &PathView| path.present && path.open && !path.silent && (path.room > path.queued || !self.late);
         let usable = paths.iter().enumerate().filter(|(_, path)| may(path));
         usable.filter_map(|(index, _)| Some((self.start(index), self.step(paths, index)?, index))).min().map(|(_, _, index)| index)
     }
@@ -128,7 +129,17 @@ mod tests {
     use super::*;
 
     fn path(mbps: u64, weight: f64) -> PathView {
-        PathView { rate: Rate::from_mbps(mbps), weight, round_trip: None, room: 10, queued: 0, in_flight: 0, present: true, open: true }
+        PathView {
+            rate: Rate::from_mbps(mbps),
+            weight,
+            round_trip: None,
+            room: 10,
+            queued: 0,
+            in_flight: 0,
+            present: true,
+            silent: false,
+            open: true,
+        }
     }
 
     fn shares(spreading: Spreading, paths: &[PathView], chunks: usize) -> Vec<usize> {
@@ -158,6 +169,15 @@ mod tests {
         paths[1].open = false;
         assert_eq!(Rotation::new(Spreading::Weights, true, 2).choose(&paths), None, "its handshake is awaited");
         paths[1].present = false;
+        assert_eq!(Rotation::new(Spreading::Weights, true, 2).choose(&paths), Some(0));
+    }
+
+    #[test]
+    fn regression_a_silent_path_is_waited_for_where_the_weights_leave_no_other() {
+        let mut paths = [path(1, 0.0), path(1, 1.0)];
+        paths[1].silent = true;
+        assert_eq!(Rotation::new(Spreading::Weights, true, 2).choose(&paths), None);
+        paths[0].weight = 0.1;
         assert_eq!(Rotation::new(Spreading::Weights, true, 2).choose(&paths), Some(0));
     }
 

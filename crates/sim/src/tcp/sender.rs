@@ -327,6 +327,11 @@ impl Sender {
         self.round_trip.sample(round_trip);
     }
 
+    /// Timers that ran out since something was acknowledged in order.
+    pub(crate) fn silence(&self) -> u32 {
+        self.round_trip.backoff
+    }
+
     /// Chunks not yet known to have arrived.
     pub(crate) fn outstanding(&self) -> impl Iterator<Item = u32> {
         self.sent.iter().filter(|sent| !sent.sacked).map(|sent| sent.segment.chunk)

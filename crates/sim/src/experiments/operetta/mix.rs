@@ -91,8 +91,8 @@ impl Experiment for Mix {
             ))
             .note(
                 "A stream that is spread sends what is unacknowledged on one link over others when that link is down (III.G), which the \
-                 simulator takes it to be when dark or after three timeouts in a row. This matters with so much load: sent over others at \
-                 every timeout, chunks arrive twice and α = 1 falls to 2.6 Mbit/s at γ = 100 %; never sent over others, it keeps 3.5.",
+                 simulator takes it to be when dark or after four timeouts in a row, if the weights leave the stream another link. This \
+                 matters with so much load: sent over others at every timeout, chunks arrive twice and α = 1 carries much less.",
             )
     }
 }
