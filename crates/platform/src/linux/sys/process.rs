@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::process;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -126,6 +127,15 @@ pub const TERMINAL_STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTO
 
 /// A child has ended.
 pub const CHILD_ENDED: i32 = libc::SIGCHLD;
+
+/// Ends a process at once, also one that is stopped.
+pub const KILL: i32 = libc::SIGKILL;
+
+/// Has ended children wait until they are waited for, even where whoever started this process has had children's ends ignored.
+pub fn keep_ended_children() {
+    // SAFETY: the default action runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
 
 /// Sends `signal` to `process`.
 ///
@@ -315,6 +325,29 @@ pub fn give_back_memory() {
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(code) }
+}
+
+/// The user this process acts for.
+pub fn own_user() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// The user that listens on an abstract Unix name, by the kernel's word.
+///
+/// # Errors
+/// Those of `connect`, which does not wait here: `ECONNREFUSED` when nobody listens, `EAGAIN` when too many wait to be heard.
+pub fn unix_listener_user(name: &[u8]) -> io::Result<u32> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    let path = [&[0], name].concat();
+    socket.connect(&socket2::SockAddr::unix(std::ffi::OsStr::from_bytes(&path))?)?;
+    let mut user = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let at = (&raw mut user).cast();
+    // SAFETY: the kernel writes at most `length` bytes to `user`, and the length to `length`; both are ours.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &raw mut length) })?;
+    Ok(user.uid)
 }
 
 /// This process's number.
