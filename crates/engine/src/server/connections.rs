@@ -15,9 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
 /// The most connections at a time; further ones wait in the kernel's queue.
-const MOST: usize = 64;
-/// A connection over which nothing has come or gone for so long is closed. Longer than any answer takes.
-const IDLE: Duration = Duration::from_secs(10);
+const MOST: usize = 256;
+/// A connection over which nothing has come or gone for so long is closed. Longer than any answer takes, shorter than
+/// clients wait.
+const IDLE: Duration = Duration::from_secs(6);
 
 /// Accepts clients.
 pub(super) struct Connections {
