@@ -119,6 +119,47 @@ fn a_host_with_ipv6_only_is_steered() {
 }
 
 #[test]
+fn a_running_daemon_holds_only_the_capabilities_it_uses() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let up = Up::start(&lab, ROUND_ROBIN);
+    let [guardian] = children(up.pid())[..] else { panic!("one guardian") };
+    // CAP_DAC_READ_SEARCH, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_PTRACE, CAP_BPF.
+    hold_only(up.pid(), &[2, 12, 13, 19, 39]);
+    hold_only(guardian, &[12]);
+    kill("-KILL", guardian);
+    eventually("there is another guardian", || children(up.pid()).iter().any(|other| *other != guardian));
+    let next = *children(up.pid()).iter().find(|other| **other != guardian).unwrap();
+    // Its bound is the daemon's: to lower that takes a capability that the daemon has given up.
+    eventually("the next one has given up privileges too", || capabilities(next, "CapPrm:") == [12]);
+    assert_eq!((capabilities(next, "CapEff:"), field(next, "NoNewPrivs:").as_str()), (vec![12], "1"));
+}
+
+/// All threads of `pid` have these capabilities, and cannot have others.
+#[track_caller]
+fn hold_only(pid: u32, expected: &[u32]) {
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        let thread = thread.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
+            assert_eq!(capabilities(thread, set), expected, "{set} of thread {thread} of {pid}");
+        }
+        assert_eq!(field(thread, "NoNewPrivs:"), "1");
+    }
+}
+
+fn capabilities(pid: u32, set: &str) -> Vec<u32> {
+    let bits = u64::from_str_radix(&field(pid, set), 16).unwrap();
+    (0..64).filter(|bit| bits >> bit & 1 == 1).collect()
+}
+
+fn field(pid: u32, name: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned()
+}
+
+#[test]
 fn regression_a_killed_guardian_is_replaced_and_the_new_one_does_its_work() {
     if !able() {
         return;

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use braid_api::{Accepted, App, Flow, Link, PolicyView, Status};
 use braid_engine::config::{Config, ConfigErrors, Finding, Severity, World};
+use braid_model::{printable, steers};
 use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Standard error may be closed as well; there is nobody left to tell then.
-            let _ = writeln!(io::stderr(), "braid: {error:#}");
+            let _ = writeln!(io::stderr(), "braid: {}", printable_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -85,8 +86,8 @@ fn print<T: Serialize>(json: bool, facts: &T, show: impl FnOnce(&mut Page<'_>, &
     // Gathered first, so that a reader never sees half a table of a daemon that is asked twice.
     let mut text = Vec::new();
     if json {
-        serde_json::to_writer_pretty(&mut text, facts)?;
-        text.push(b'\n');
+        let json = serde_json::to_string_pretty(facts)?;
+        writeln!(text, "{}", escaped(&json))?;
     } else {
         show(&mut Page::new(&mut text, table::colour_wanted()), facts)?;
     }
@@ -96,9 +97,9 @@ fn print<T: Serialize>(json: bool, facts: &T, show: impl FnOnce(&mut Page<'_>, &
 fn print_accepted(accepted: &Accepted) -> io::Result<()> {
     let mut out = io::stdout();
     for warning in &accepted.warnings {
-        writeln!(out, "{warning}")?;
+        writeln!(out, "{}", printable_lines(warning))?;
     }
-    writeln!(out, "{}", accepted.message)
+    writeln!(out, "{}", printable_lines(&accepted.message))
 }
 
 fn down(daemon: &Daemon) -> anyhow::Result<()> {
@@ -160,7 +161,39 @@ fn manual(dir: Option<&Path>) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write manual pages to {}; name a directory that can be written", dir.display()))
 }
 
+/// Several lines of others' text, safe on a terminal.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.lines().map(printable).collect::<Vec<_>>().join("\n")
+}
+
+/// JSON whose texts hold nothing that would steer a terminal. The library escapes only what JSON forbids.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            // All of them lie below U+10000.
+            c if c != '\n' && steers(c) => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => text.push(c),
+        }
+    }
+    text
+}
+
 /// A reader that went away (`braid flows | head`) is no error.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regression_names_in_json_and_in_errors_cannot_steer_the_terminal() {
+        let name = "a\x1b[2J\u{9b}2J\u{7f}\u{202e}ü";
+        let json = escaped(&serde_json::to_string_pretty(&serde_json::json!({ "name": name })).unwrap());
+        assert!(!json.chars().any(|c| c != '\n' && steers(c)), "{json:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap()["name"], name);
+        assert_eq!(printable_lines("one\x1b[2J\ntwo"), "one\u{fffd}[2J\ntwo");
+    }
 }

@@ -23,7 +23,7 @@ pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
         Ok(status) => status,
         // As a shell would: 127 and 126 for a command that cannot be started, 125 for Braid's own troubles.
         Err(error) => {
-            eprintln!("braid: {error}");
+            eprintln!("braid: {}", crate::printable_lines(&error.to_string()));
             error.exit_code()
         }
     };

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{Bytes, Rate, printable};
 
 /// Shown for what is not known.
 pub(crate) const UNKNOWN: &str = "-";
@@ -125,14 +125,6 @@ pub(crate) fn cell(text: Option<impl Display>) -> Cell {
 pub(crate) fn toned(text: Option<impl Display>, tone: Tone) -> Cell {
     let text = text.map(|text| printable(&text.to_string())).filter(|text| !text.is_empty());
     Cell { tone: if text.is_some() { tone } else { Tone::Faint }, text: text.unwrap_or_else(|| UNKNOWN.to_owned()) }
-}
-
-/// Process names and paths are others' to choose: what would steer a terminal is shown as a mark instead.
-fn printable(text: &str) -> String {
-    // Besides control characters: what turns the direction of writing, takes no room, or breaks lines.
-    let steers =
-        |c: char| c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    text.chars().map(|c| if steers(c) { '\u{fffd}' } else { c }).collect()
 }
 
 pub(crate) fn rate(bps: Option<u64>) -> Option<Rate> {

@@ -138,8 +138,10 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     let server = Server::bind(&socket)?;
     let steering = BpfSteering::attach(std::process::id())?;
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
-    let (_follower, network) = Follower::start()?;
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
+    // Every thread is started after this.
+    crate::privilege::narrow().context("cannot give up privileges that are not needed any more")?;
+    let (_follower, network) = Follower::start()?;
     let mut core = Core::new(steering, names, config, now())?;
     let mut memory = Memory::open(&state_dir);
     memory.begin_recall(&mut core, now(), unix());

@@ -53,6 +53,7 @@ fn spawn(arguments: &[String]) -> io::Result<Child> {
 pub fn watch() -> anyhow::Result<()> {
     // A service manager asks all its processes to end; this one ends after the daemon.
     block_signals(&FORWARDED)?;
+    crate::privilege::narrow_to_sweeping()?;
     let mut word = [0];
     loop {
         match io::stdin().read(&mut word) {
@@ -65,7 +66,9 @@ pub fn watch() -> anyhow::Result<()> {
     // Under the lock, since the next daemon may have started already: then it has swept itself, and what is there is its own.
     let _lock = match Lock::take_within(PATIENCE) {
         Err(LockError::Held) => return Ok(()),
-        other => other?,
+        // Nobody who may run a daemon: what is there is a dead one's.
+        Err(LockError::Stranger { .. }) => None,
+        other => Some(other?),
     };
     let swept = netlink::sweep()?;
     tracing::info!(?swept, "the daemon is gone; its rules and routes are taken down");

@@ -4,8 +4,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::time::{Duration, Instant};
 
+use braid_platform::linux::sys::process as sys;
+
 /// How long a daemon that starts waits for the guardian of one that died: that sweeps under the lock.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+const NAME: &[u8] = b"braid daemon";
 
 /// Held while the daemon lives; the kernel lets go of it when the process ends, however it ends.
 #[derive(Debug)]
@@ -21,6 +25,14 @@ pub(crate) enum LockError {
         "another `braid up` is running in this network namespace: use it (`braid status`), or stop it with `braid down`; if there is none, `ss -xlp` tells who holds the name \"@braid daemon\""
     )]
     Held,
+    /// The name belongs to somebody who may not run a daemon.
+    #[error(
+        "user {user} holds the name \"@braid daemon\", by which one `braid up` knows of another; it is no Braid: `ss -xlp` tells its process; end it"
+    )]
+    Stranger {
+        /// Who.
+        user: u32,
+    },
     /// The system refused.
     #[error("the lock of this network namespace cannot be taken: {0}")]
     System(#[from] std::io::Error),
@@ -40,18 +52,33 @@ impl Lock {
 
     /// Takes the lock: an abstract Unix socket, whose names each network namespace has for itself.
     pub(crate) fn take() -> Result<Self, LockError> {
-        let name = SocketAddr::from_abstract_name("braid daemon")?;
+        let name = SocketAddr::from_abstract_name(NAME)?;
         match UnixListener::bind_addr(&name) {
             Ok(listener) => Ok(Self { _listener: listener }),
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(LockError::Held),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(judge(sys::unix_listener_user(NAME), sys::own_user())),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// What to say of whoever holds the lock: any user may take the name. `holder` is the kernel's word.
+fn judge(holder: std::io::Result<u32>, own: u32) -> LockError {
+    match holder {
+        Ok(user) if user != 0 && user != own => LockError::Stranger { user },
+        _ => LockError::Held,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn regression_a_strangers_lock_is_told_from_a_daemons() {
+        assert!(matches!(judge(Ok(65534), 0), LockError::Stranger { user: 65534 }));
+        assert!(matches!(judge(Ok(0), 1000), LockError::Held) && matches!(judge(Ok(1000), 1000), LockError::Held));
+        assert!(matches!(judge(Err(std::io::ErrorKind::WouldBlock.into()), 0), LockError::Held), "who cannot be told may be a daemon");
+    }
 
     #[test]
     fn the_lock_is_had_once_at_a_time() {

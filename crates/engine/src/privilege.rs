@@ -1,8 +1,55 @@
-//! What the daemon must be allowed to do, looked at before it does anything.
+//! What the daemon must be allowed to do, looked at before it does anything, and given up as soon as it can be.
+
+use std::io;
+
+use braid_platform::linux::sys::process::narrow_privileges;
 
 /// Capabilities without which nothing of `braid up` works, by their bit in `/proc/self/status` (capabilities(7)). The others it uses
 /// are part of `CAP_SYS_ADMIN` (BPF, PERFMON), or something smaller is lost without them.
-const NEEDED: [(&str, u32); 2] = [("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21)];
+const NEEDED: [(&str, u32); 2] = [("CAP_NET_ADMIN", CAP_NET_ADMIN), ("CAP_SYS_ADMIN", CAP_SYS_ADMIN)];
+
+/// What the daemon uses for as long as it runs; everything else is for its start only.
+const KEPT: [Capability; 5] = [
+    // Rules, routes, ending flows on dead links.
+    CAP_NET_ADMIN,
+    // Echo requests of probes, where the system denies them to others.
+    CAP_NET_RAW,
+    // Maps and iterators of the programs.
+    CAP_BPF,
+    // Which executable another user's process runs.
+    CAP_SYS_PTRACE,
+    // Users' own programs, and a configuration that only its user may read.
+    CAP_DAC_READ_SEARCH,
+];
+
+type Capability = u32;
+const CAP_DAC_READ_SEARCH: Capability = 2;
+const CAP_NET_ADMIN: Capability = 12;
+const CAP_NET_RAW: Capability = 13;
+const CAP_SYS_PTRACE: Capability = 19;
+const CAP_SYS_ADMIN: Capability = 21;
+const CAP_BPF: Capability = 39;
+
+/// Gives up what the daemon needs no more once its programs are attached. Call it before other threads are started: they keep what
+/// they have.
+pub(crate) fn narrow() -> io::Result<()> {
+    narrow_privileges(kept(last_capability()))
+}
+
+/// Gives up all but what sweeping rules and routes takes.
+pub(crate) fn narrow_to_sweeping() -> io::Result<()> {
+    narrow_privileges(1 << CAP_NET_ADMIN)
+}
+
+/// `CAP_BPF` came with Linux 5.8; before, it was part of `CAP_SYS_ADMIN`.
+fn kept(last: Capability) -> u64 {
+    KEPT.iter().map(|bit| if *bit > last { CAP_SYS_ADMIN } else { *bit }).fold(0, |all, bit| all | 1 << bit)
+}
+
+fn last_capability() -> Capability {
+    let told = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").ok();
+    told.and_then(|text| text.trim().parse().ok()).unwrap_or(CAP_BPF)
+}
 
 /// The daemon may not do its work.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +83,12 @@ mod tests {
         assert!(both.contains("CAP_NET_ADMIN and CAP_SYS_ADMIN missing") && both.contains("braid run"), "{both}");
         let one = judge("CapEff:\t000001ffffdfffff\n").unwrap_err().to_string();
         assert!(one.contains("(CAP_SYS_ADMIN missing)"), "{one}");
+    }
+
+    #[test]
+    fn a_kernel_without_bpfs_own_capability_leaves_the_one_it_was_part_of() {
+        assert_eq!(kept(40), 0x80_0008_3004);
+        assert_eq!(kept(37), 0x28_3004);
     }
 
     #[test]

@@ -18,10 +18,14 @@ use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use braid_api::{Accepted, App, ExplainRequest, Explanation, Flow, Link, PolicyView, Problem, Status};
+use braid_platform::linux::sys::process::own_user;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
+mod connections;
 mod metrics;
+
+use connections::Connections;
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/braid/braid.sock";
@@ -109,7 +113,7 @@ impl Server {
     pub async fn serve(self, core: mpsc::Sender<Request>, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let Self { listener, file } = self;
         let service = router(core).into_make_service_with_connect_info::<Peer>();
-        let served = axum::serve(listener, service).with_graceful_shutdown(end).await;
+        let served = axum::serve(Connections::of(listener), service).with_graceful_shutdown(end).await;
         drop(file);
         served
     }
@@ -157,11 +161,9 @@ impl Peer {
     }
 }
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        // Of /proc/self the owner is this process's user.
-        let own = std::fs::metadata("/proc/self").map_or(0, |data| data.uid());
-        Self::of(stream.io(), own)
+impl Connected<IncomingStream<'_, Connections>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Connections>) -> Self {
+        Self::of(stream.io().stream(), own_user())
     }
 }
 

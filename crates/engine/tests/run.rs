@@ -217,6 +217,48 @@ fn a_program_that_cannot_be_looked_into_runs_unsteered_with_one_warning() {
 }
 
 #[test]
+fn regression_a_programs_name_cannot_steer_the_terminal() {
+    if !may_make_namespaces("hostile names") {
+        return;
+    }
+    let world = World::new();
+    let hidden = world.directory.path().join("\u{1b}[2Jx");
+    std::fs::copy(world.directory.path().join("peer"), &hidden).unwrap();
+    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o711)).unwrap();
+    let output = world.run(&["--", hidden.to_str().unwrap(), "tcp", SERVER, "1"]).output().unwrap();
+    let warning = text(&output.stderr);
+    assert!(warning.contains("[2Jx") && !warning.contains('\u{1b}'), "{warning:?}");
+}
+
+#[test]
+fn regression_a_supervisor_that_hangs_holds_the_command_up_for_seconds_only() {
+    if !may_make_namespaces("a hung supervisor") {
+        return;
+    }
+    let world = World::new();
+    world.make_gate();
+    let script = format!("read go < gate; ./peer tcp {SERVER} 3; exit 6");
+    let front = world.run(&[&TURNS[..], &["--", "sh", "-c", &script]].concat()).stdout(Stdio::piped()).spawn().unwrap();
+    let supervisor = only_child(front.id(), |_| true);
+    only_child(supervisor, |name| name == "sh");
+    check(Command::new("kill").args(["-STOP", &supervisor.to_string()]));
+    world.open_gate();
+    let output = front.wait_with_output().unwrap();
+    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("10.88.0.2 3\n", Some(6)));
+    wait_for("the end of the supervisor", || !is_alive(supervisor));
+}
+
+#[test]
+fn regression_the_status_is_told_where_ends_of_children_are_ignored() {
+    if !may_make_namespaces("ignored ends of children") {
+        return;
+    }
+    let world = World::new();
+    let status = world.as_nobody("env").args(["--ignore-signal=CHLD", "./run", "--", "sh", "-c", "exit 7"]).status().unwrap();
+    assert_eq!(status.code(), Some(7));
+}
+
+#[test]
 fn privileges_are_given_up_only_where_the_kernel_asks_for_it() {
     if !may_make_namespaces("privileges") {
         return;

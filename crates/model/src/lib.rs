@@ -9,6 +9,7 @@ mod energy;
 mod flow;
 mod link;
 mod network;
+mod text;
 mod units;
 
 pub use application::{Application, Class};
@@ -16,4 +17,5 @@ pub use energy::{Joules, Power};
 pub use flow::{Affinity, Carry, Direction, FlowId, Protocol};
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
 pub use network::{NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+pub use text::{printable, steers};
 pub use units::{Bytes, Rate, Time, UnitError};

@@ -114,6 +114,59 @@ fn links_are_followed_through_their_lives() {
 }
 
 #[test]
+fn resolvers_that_a_router_advertises_are_followed() {
+    if !may_make_namespaces("router advertisements") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    world.client.sysctl("net.ipv6.conf.link0.accept_ra", "2");
+    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
+    // An advertisement counts only from a link-local address that is no longer tentative, and towards one.
+    for (place, device) in [(&world.client, "link0"), (&world.server, "peer0")] {
+        let end = Instant::now() + Duration::from_secs(20);
+        let words = ["-6", "addr", "show", "dev", device, "scope", "link", "-tentative"];
+        let ready = || place.run(move || !Command::new("ip").args(words).output().unwrap().stdout.is_empty());
+        while !ready() {
+            assert!(Instant::now() < end, "{device} has no link-local address");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let resolvers = |wanted: &'static [&'static str]| {
+        move |network: &NetworkSnapshot| {
+            let wanted: Vec<IpAddr> = wanted.iter().map(|server| server.parse().unwrap()).collect();
+            has(network, "link0", |link| link.resolvers == wanted)
+        }
+    };
+    world.server.run(|| advertise("peer0", &[(600, &["2001:db8:53::1"]), (2, &["2001:db8:53::2"])]));
+    until(&mut news, "two resolvers", resolvers(&["2001:db8:53::1", "2001:db8:53::2"]));
+    until(&mut news, "one whose time is over", resolvers(&["2001:db8:53::1"]));
+    world.server.run(|| advertise("peer0", &[(0, &["2001:db8:53::1"]), (600, &["2001:db8:53::3"])]));
+    until(&mut news, "one taken back", resolvers(&["2001:db8:53::3"]));
+    world.server.ip("link set dev peer0 down");
+    until(&mut news, "a network that is left", resolvers(&[]));
+}
+
+/// Sends a router advertisement with these DNS servers (lifetime in seconds, addresses) to everyone on `device`.
+fn advertise(device: &str, servers: &[(u32, &[&str])]) {
+    use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+    use std::net::{Ipv6Addr, SocketAddrV6};
+    // Type, code, checksum (the kernel's), hop limit, flags, router lifetime, reachable time, retransmission timer.
+    let mut packet = vec![134, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for (lifetime, addresses) in servers {
+        packet.extend([25, 1 + 2 * addresses.len() as u8, 0, 0]);
+        packet.extend(lifetime.to_be_bytes());
+        addresses.iter().for_each(|address| packet.extend(address.parse::<Ipv6Addr>().unwrap().octets()));
+    }
+    let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::ICMPV6)).unwrap();
+    socket.bind_device(Some(device.as_bytes())).unwrap();
+    socket.set_multicast_hops_v6(255).unwrap();
+    let index = std::fs::read_to_string(format!("/proc/self/net/dev_snmp6/{device}")).unwrap_or_default();
+    let index = index.lines().find_map(|line| line.strip_prefix("ifIndex")).map_or(0, |index| index.trim().parse().unwrap());
+    let everyone = SocketAddrV6::new("ff02::1".parse().unwrap(), 0, 0, index);
+    socket.send_to(&packet, &SockAddr::from(everyone)).unwrap();
+}
+
+#[test]
 fn a_dropped_follower_ends_at_once() {
     // Reads the machine's own network; changes nothing.
     let (follower, mut news) = Follower::start().unwrap();

@@ -12,6 +12,7 @@ use super::{RunError, RunOptions, supervisor};
 
 /// Starts the supervisor, which starts the command, and waits for the command's end. Returns its exit status.
 pub(super) fn run(options: &RunOptions) -> Result<i32, RunError> {
+    process::keep_ended_children();
     let signals: Vec<i32> = FORWARDED.into_iter().chain([CHILD_ENDED]).collect();
     // Before the fork, so that no signal can end the supervisor either. The command starts with what was blocked before.
     let mask = process::block_signals(&signals).map_err(refused("block signals"))?;

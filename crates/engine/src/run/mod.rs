@@ -6,7 +6,7 @@
 //! front ── waits for the command's end, passes signals on, ends with its status (what the user started)
 //!   └─ supervisor ── hears the command's connects, chooses links, binds sockets
 //!        ├─ command ── the user's program under a seccomp filter
-//!        └─ guard ── answers "continue" to everything once the supervisor is gone
+//!        └─ guard ── answers "continue" to everything once the supervisor is gone; ends one that hangs
 //! ```
 //!
 //! The supervisor is the command's parent because some systems (Yama's `ptrace_scope` 1) let a program look into its descendants

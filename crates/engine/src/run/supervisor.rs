@@ -3,22 +3,23 @@
 use std::io::{self, PipeWriter};
 use std::os::fd::AsRawFd;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use braid_decide::steer::{self, Verdict};
-use braid_model::{Family, NetworkSnapshot, Protocol, Time};
+use braid_model::{Family, NetworkSnapshot, Protocol, Time, printable};
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Socket};
 use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
 
+use super::RunOptions;
 use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
+use super::guard::{self, Progress};
 use super::memory::{self, Memory};
 use super::message::Message;
 use super::streams::StreamSeen;
-use super::{RunOptions, guard};
 
 /// How often followed streams are looked up.
 const LOOK: Duration = Duration::from_millis(250);
@@ -38,18 +39,22 @@ pub(super) fn run(options: &RunOptions, mask: SignalMask, mut front: PipeWriter)
     let _ = process::leave_session();
     let _ = process::silence(&[0, 1]);
     let _ = process::close_inherited(&[listener.as_raw_fd(), front.as_raw_fd()]);
-    let taken = start_guard(&listener).unwrap_or_else(|error| {
+    let progress = start_guard(&listener).unwrap_or_else(|error| {
         eprintln!("braid: no guard ({error}): should braid die, the command will see its connections fail");
-        Box::leak(Box::new(AtomicU64::new(0)))
+        Progress { taken: Box::leak(Box::default()), answered: Box::leak(Box::default()) }
     });
     let shared = Arc::new(Shared::new(options));
     let follower = Arc::clone(&shared);
     std::thread::spawn(move || follow(&follower));
     let reaper = std::thread::spawn(move || reap(command, front));
     shared.wait_until_known();
-    shared.hear(&listener, taken);
+    let heard = shared.hear(&listener, progress);
     drop(listener);
     shared.remember();
+    if heard.is_err() {
+        // Calls may wait for an answer that cannot be given here: the guard gives it once this process is gone.
+        return 1;
+    }
     let _ = reaper.join();
     0
 }
@@ -68,19 +73,20 @@ fn start(options: &RunOptions, mask: SignalMask) -> Result<(Listener, i32), Mess
     std::thread::scope(|scope| scope.spawn(start).join().unwrap_or(Err(Message::NoFilter(0))))
 }
 
-/// Starts the guard, and returns where it will look for the number of the call last taken.
-fn start_guard(listener: &Listener) -> io::Result<&'static AtomicU64> {
-    let taken = process::shared_counter()?;
+/// Starts the guard, and returns where it looks how far this process has come.
+fn start_guard(listener: &Listener) -> io::Result<Progress> {
+    let progress = Progress { taken: process::shared_counter()?, answered: process::shared_counter()? };
+    let supervisor = process::own_number();
     let (lifeline, ours) = io::pipe()?;
     match process::fork()? {
         Side::Parent(_) => {
             // Never closed: its end tells the guard that this process is gone.
             std::mem::forget(ours);
-            Ok(taken)
+            Ok(progress)
         }
         Side::Child => {
             drop(ours);
-            guard::run(listener, &lifeline, taken);
+            guard::run(listener, &lifeline, progress, supervisor);
             process::exit_now(0);
         }
     }
@@ -144,14 +150,16 @@ impl Shared {
     }
 
     /// Answers calls until nobody is left who could make one.
-    fn hear(&self, listener: &Listener, taken: &AtomicU64) {
-        while let Ok(Heard::Call(call)) = listener.next() {
-            taken.store(call.id, Ordering::SeqCst);
+    fn hear(&self, listener: &Listener, progress: Progress) -> io::Result<()> {
+        while let Heard::Call(call) = listener.next()? {
+            progress.taken.store(call.id, Ordering::SeqCst);
             if let Err(error) = self.steer(listener, &call) {
                 self.warn(&call, &error);
             }
             listener.let_go_on(call.id);
+            progress.answered.store(call.id, Ordering::SeqCst);
         }
+        Ok(())
     }
 
     /// Puts the socket that `call` is about to use on a link, where that is ours to do.
@@ -222,7 +230,7 @@ impl Shared {
         let name = std::fs::read_to_string(format!("/proc/{}/comm", call.thread)).unwrap_or_default();
         eprintln!(
             "braid: {} (process {}) cannot be looked into ({error}); its connections, and those of others like it, go as without Braid",
-            name.trim_end(),
+            printable(name.trim_end()),
             call.thread
         );
     }
@@ -282,7 +290,7 @@ fn follow(shared: &Shared) {
         loop {
             let snapshot = network.borrow_and_update().clone();
             let now_refused = shared.on_network(&snapshot);
-            for link in now_refused.iter().filter(|link| !refused.contains(*link)) {
+            for link in now_refused.iter().filter(|link| !refused.contains(*link)).map(|link| printable(link)) {
                 eprintln!(
                     "braid: {link} is not used for IPv4: its answers would be dropped (strict rp_filter); \
                      remedy: sysctl net.ipv4.conf.{link}.rp_filter=2, or braid up"

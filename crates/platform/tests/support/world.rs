@@ -53,6 +53,21 @@ impl Place {
         self.run(move || ip(&words));
     }
 
+    /// Waits until the kernel has done, in its own time, what IPv6 addresses of so many links bring with them.
+    fn wait_for_addresses(&self, links: usize) {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let there = move || {
+            let output = Command::new("ip").args(["-6", "route", "show", "table", "local"]).output().expect("iproute2 is installed");
+            let routes = String::from_utf8_lossy(&output.stdout).into_owned();
+            (0..links)
+                .all(|index| routes.lines().any(|line| line.starts_with("local fd77:") && line.contains(&format!("dev link{index} "))))
+        };
+        while !self.run(there) {
+            assert!(std::time::Instant::now() < end, "the kernel has not taken the addresses up");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
     /// Writes a sysctl of this namespace.
     pub fn sysctl(&self, name: &str, value: &str) {
         let (path, value) = (format!("/proc/sys/{}", name.replace('.', "/")), value.to_owned());
@@ -103,6 +118,7 @@ impl World {
             world.client.ip(&format!("route add default via 10.77.{index}.1 dev link{index} metric {}", 100 + index));
             world.client.ip(&format!("-6 route add default via fd77:0:0:{index}::1 dev link{index} metric {}", 100 + index));
         }
+        world.client.wait_for_addresses(links);
         Ok(world)
     }
 }

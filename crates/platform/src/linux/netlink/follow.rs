@@ -1,6 +1,7 @@
 //! Following the kernel's network: told of a change, read it all again.
 //!
-//! Notifications are not interpreted: they only say that something changed. Reading everything again cannot drift from the truth,
+//! Notifications are not interpreted (but for DNS servers that routers advertise, which the kernel passes on and does not remember): they
+//! only say that something changed. Reading everything again cannot drift from the truth,
 //! survives lost notifications (`ENOBUFS`), and costs 41 ms for ten thousand routes (unoptimised build); the pause between two readings
 //! grows with what they cost, so that following takes at most a fifth of one core however much changes.
 
@@ -23,6 +24,7 @@ use netlink_sys::{Socket, SocketAddr};
 use socket2::SockRef;
 use tokio::sync::watch;
 
+use super::advertised::{Advertised, RTM_NEWNDUSEROPT};
 use super::talk::{self, Conversation};
 use super::{DumpError, Files, device, facts};
 use crate::linux::resolvers::Resolvers;
@@ -93,10 +95,11 @@ impl Follower {
         let news = listen().map_err(FollowError::Listen)?;
         // Both sockets are opened here: they belong to this thread's namespace.
         let mut kernel = Conversation::open().map_err(FollowError::Listen)?;
-        let first = Arc::new(take(&mut kernel, &files)?);
+        let first = Arc::new(take(&mut kernel, &files, &Advertised::default())?);
         let (sender, receiver) = watch::channel(first);
         let shared = Arc::new(Shared { news, stop: AtomicBool::new(false) });
-        let reader = Reader { shared: shared.clone(), kernel, files, sender, rest_until: Instant::now() };
+        let (piece, advertised) = (Vec::with_capacity(talk::PIECE), Advertised::default());
+        let reader = Reader { shared: shared.clone(), kernel, files, sender, piece, advertised, rest_until: Instant::now() };
         thread::Builder::new().name("braid-network".into()).spawn(move || reader.run()).map_err(FollowError::Thread)?;
         Ok((Self { shared }, receiver))
     }
@@ -130,6 +133,8 @@ struct Reader {
     kernel: Conversation,
     files: Files,
     sender: watch::Sender<Arc<NetworkSnapshot>>,
+    piece: Vec<u8>,
+    advertised: Advertised,
     rest_until: Instant,
 }
 
@@ -137,13 +142,14 @@ impl Reader {
     fn run(mut self) {
         let mut settle = &SETTLE[..];
         loop {
-            let told = self.wait(settle.first().copied());
+            let end = self.advertised.next_end(Instant::now());
+            let told = self.wait(settle.first().copied().into_iter().chain(end).min());
             if self.shared.stop.load(Ordering::Acquire) || self.sender.is_closed() {
                 return;
             }
             if told {
                 thread::sleep(COALESCE.max(self.rest_until.saturating_duration_since(Instant::now())));
-                self.forget_news();
+                self.take_news();
             }
             settle = if told { &SETTLE } else { settle.get(1..).unwrap_or_default() };
             let start = Instant::now();
@@ -156,13 +162,14 @@ impl Reader {
     }
 
     /// Waits for news, for at most `limit`. Tells whether there were some; lost ones count.
-    fn wait(&self, limit: Option<Duration>) -> bool {
-        let news = &self.shared.news;
-        if let Err(error) = SockRef::from(news).set_read_timeout(limit) {
+    fn wait(&mut self, limit: Option<Duration>) -> bool {
+        // A timeout of zero would be none.
+        let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
+        if let Err(error) = SockRef::from(&self.shared.news).set_read_timeout(limit) {
             tracing::warn!(%error, "no timeout on the network's news");
         }
-        match news.recv(&mut Vec::with_capacity(64), 0) {
-            Ok(_) => true,
+        match self.receive(0) {
+            Ok(()) => true,
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => true,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => false,
             Err(error) => {
@@ -174,21 +181,30 @@ impl Reader {
     }
 
     /// Drops the news that the coming reading will show anyway.
-    fn forget_news(&self) {
-        let mut scrap = Vec::with_capacity(64);
+    fn take_news(&mut self) {
         let lost = |error: &io::Error| error.raw_os_error() == Some(libc::ENOBUFS);
         loop {
-            scrap.clear();
-            match self.shared.news.recv(&mut scrap, libc::MSG_DONTWAIT) {
-                Ok(_) => {}
+            match self.receive(libc::MSG_DONTWAIT) {
+                Ok(()) => {}
                 Err(error) if lost(&error) => {}
                 Err(_) => return,
             }
         }
     }
 
+    /// Takes in one piece of news.
+    fn receive(&mut self, flags: i32) -> io::Result<()> {
+        self.piece.clear();
+        self.shared.news.recv(&mut self.piece, flags)?;
+        for message in talk::messages(&self.piece).filter(|message| message.message_type() == RTM_NEWNDUSEROPT) {
+            self.advertised.on_message(Instant::now(), message.payload());
+        }
+        Ok(())
+    }
+
     fn publish(&mut self) -> Result<(), DumpError> {
-        let snapshot = take(&mut self.kernel, &self.files)?;
+        let snapshot = take(&mut self.kernel, &self.files, &self.advertised)?;
+        self.advertised.keep(|link| snapshot.interfaces.iter().any(|facts| facts.index == link && facts.carrier));
         self.sender.send_if_modified(|last| {
             let changed = **last != snapshot;
             if changed {
@@ -201,7 +217,7 @@ impl Reader {
 }
 
 /// Reads everything once.
-pub(super) fn take(kernel: &mut Conversation, files: &Files) -> Result<NetworkSnapshot, DumpError> {
+pub(super) fn take(kernel: &mut Conversation, files: &Files, advertised: &Advertised) -> Result<NetworkSnapshot, DumpError> {
     let failed = |what| move |source| DumpError { what, source };
     let mut all_links = LinkMessage::default();
     // Statistics are left out of the answer.
@@ -210,7 +226,7 @@ pub(super) fn take(kernel: &mut Conversation, files: &Files) -> Result<NetworkSn
     let all_addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let addresses = kernel.dump(&all_addresses, facts::address).map_err(failed("addresses"))?;
     let (rules, routes) = (rules(kernel)?, routes(kernel)?);
-    Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, files), routes, rules })
+    Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, (files, advertised)), routes, rules })
 }
 
 /// All rules of both families, in the order in which they are tried.
@@ -252,9 +268,15 @@ fn both<T>(
     Ok(all)
 }
 
-fn interfaces(mut devices: Vec<facts::Device>, addresses: &[facts::Address], routes: &[RouteFacts], files: &Files) -> Vec<LinkFacts> {
+fn interfaces(
+    mut devices: Vec<facts::Device>,
+    addresses: &[facts::Address],
+    routes: &[RouteFacts],
+    (files, advertised): (&Files, &Advertised),
+) -> Vec<LinkFacts> {
     let mut defaults = default_routes(routes);
     let resolvers = Resolvers::read(files);
+    let now = Instant::now();
     devices.sort_by_key(|device| device.index);
     let facts = devices.into_iter().map(|device| {
         let (kind, nominal) = device::describe(&device, &files.devices);
@@ -262,6 +284,12 @@ fn interfaces(mut devices: Vec<facts::Device>, addresses: &[facts::Address], rou
         // IPv4 first, then privacy addresses; otherwise the kernel's order.
         own.sort_by_key(|address| (Family::of(address.net.addr()), !address.temporary));
         let addresses: Vec<_> = own.iter().map(|address| address.net).collect();
+        let mut servers = resolvers.of(files, device.index, &device.name, &addresses);
+        for server in advertised.of(now, device.index).filter(|_| device.carrier) {
+            if !servers.contains(&server) {
+                servers.push(server);
+            }
+        }
         LinkFacts {
             index: device.index,
             kind,
@@ -270,7 +298,7 @@ fn interfaces(mut devices: Vec<facts::Device>, addresses: &[facts::Address], rou
             carrier: device.carrier,
             nominal,
             gateways: defaults.remove(&device.index).unwrap_or_default(),
-            resolvers: resolvers.of(files, device.index, &device.name, &addresses),
+            resolvers: servers,
             addresses,
             name: device.name,
         }

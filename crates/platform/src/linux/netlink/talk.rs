@@ -16,7 +16,7 @@ use netlink_sys::{Socket, SocketAddr};
 const HEADER: usize = 16;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 /// The kernel never sends a larger piece of a dump.
-const PIECE: usize = 1 << 16;
+pub(super) const PIECE: usize = 1 << 16;
 /// How often a dump that changed while it was read is asked for again; later changes are notified anyway.
 const DUMP_TRIES: usize = 5;
 
@@ -95,7 +95,7 @@ pub(super) fn request(payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, 
 
 /// The messages of one piece; what is cut short or malformed ends the walk. (The library reads one message, and leaves finding the
 /// next to its user.)
-fn messages(piece: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+pub(super) fn messages(piece: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
     let mut rest = piece;
     std::iter::from_fn(move || {
         let message = NetlinkBuffer::new_checked(rest).ok()?;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::process;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -126,6 +127,15 @@ pub const TERMINAL_STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTO
 
 /// A child has ended.
 pub const CHILD_ENDED: i32 = libc::SIGCHLD;
+
+/// Ends a process at once, also one that is stopped.
+pub const KILL: i32 = libc::SIGKILL;
+
+/// Has ended children wait until they are waited for, even where whoever started this process has had children's ends ignored.
+pub fn keep_ended_children() {
+    // SAFETY: the default action runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
 
 /// Sends `signal` to `process`.
 ///
@@ -317,6 +327,76 @@ pub fn exit_now(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
+/// Gives up, for this thread, those it makes and whatever they start, every capability whose bit is not in `keep`, and for the whole
+/// process the right to gain privileges by starting programs, and to be looked into by others of its user.
+///
+/// # Errors
+/// Those of `capset` and `prctl`.
+pub fn narrow_privileges(keep: u64) -> io::Result<()> {
+    let mut header = CapabilityHeader { version: CAPABILITY_VERSION, thread: 0 };
+    let mut sets = [CapabilitySets::default(); 2];
+    // SAFETY: the kernel reads the header and writes two structures of three integers, all ours.
+    check(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) } as c_int)?;
+    // The bounding set first, which takes a capability; one who has not got that gains nothing by a program that has.
+    for bit in (0..64).filter(|bit| keep >> bit & 1 == 0) {
+        // SAFETY: takes integers only. Past the last capability of this kernel it is refused.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, bit as libc::c_ulong, 0, 0, 0) } != 0 {
+            break;
+        }
+    }
+    for (index, set) in sets.iter_mut().enumerate() {
+        let keep = (keep >> (32 * index)) as u32;
+        set.permitted &= keep;
+        (set.effective, set.inheritable) = (set.permitted, set.inheritable & keep);
+    }
+    // SAFETY: the kernel reads the header and two structures, all ours.
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()) } as c_int)?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }).map(drop)
+}
+
+/// `linux/capability.h`, `_LINUX_CAPABILITY_VERSION_3`.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    thread: c_int,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct CapabilitySets {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// The user this process acts for.
+pub fn own_user() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// The user that listens on an abstract Unix name, by the kernel's word.
+///
+/// # Errors
+/// Those of `connect`, which does not wait here: `ECONNREFUSED` when nobody listens, `EAGAIN` when too many wait to be heard.
+pub fn unix_listener_user(name: &[u8]) -> io::Result<u32> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    let path = [&[0], name].concat();
+    socket.connect(&socket2::SockAddr::unix(std::ffi::OsStr::from_bytes(&path))?)?;
+    let mut user = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let at = (&raw mut user).cast();
+    // SAFETY: the kernel writes at most `length` bytes to `user`, and the length to `length`; both are ours.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &raw mut length) })?;
+    Ok(user.uid)
+}
+
 /// This process's number.
 pub fn own_number() -> i32 {
     process::id() as i32
@@ -350,6 +430,39 @@ mod tests {
         // The test harness itself runs threads.
         let other = std::thread::spawn(|| fork().map(|_| ()));
         assert_eq!(other.join().unwrap().unwrap_err().raw_os_error(), Some(libc::EDEADLK));
+    }
+
+    #[test]
+    fn the_kernel_tells_who_listens_on_a_name() {
+        use std::os::linux::net::SocketAddrExt;
+        let name = format!("braid test {}", process::id());
+        assert!(unix_listener_user(name.as_bytes()).is_err());
+        let other = if own_user() == 0 { 65534 } else { own_user() };
+        let bound = name.clone();
+        let listener = std::thread::spawn(move || {
+            // SAFETY: takes integers only; by itself the system call concerns this thread alone.
+            unsafe { libc::syscall(libc::SYS_setresuid, other, other, other) };
+            std::os::unix::net::UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(bound).unwrap()).unwrap()
+        });
+        let _listener = listener.join().unwrap();
+        assert_eq!(unix_listener_user(name.as_bytes()).unwrap(), other);
+    }
+
+    #[test]
+    fn privileges_are_given_up_by_a_thread_and_what_it_starts() {
+        const NET_RAW: u64 = 1 << 13;
+        let set = std::thread::spawn(|| {
+            narrow_privileges(NET_RAW).unwrap();
+            std::process::Command::new("cat").arg("/proc/self/status").output().unwrap().stdout
+        });
+        let status = String::from_utf8(set.join().unwrap()).unwrap();
+        let bits = |name: &str| {
+            let text = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            u64::from_str_radix(text.trim(), 16).unwrap()
+        };
+        assert!(bits("CapEff:") & !NET_RAW == 0 && bits("CapPrm:") & !NET_RAW == 0, "{status}");
+        assert!(own_user() != 0 || bits("CapBnd:") == NET_RAW, "{status}");
+        assert_eq!(bits("NoNewPrivs:"), 1);
     }
 
     #[test]
