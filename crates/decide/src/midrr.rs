@@ -296,6 +296,15 @@ impl Midrr {
         Ok(())
     }
 
+    /// Keeps a flow to some of its links for a while, or gives them back; turns are remembered, which [`Self::set_links`] forgets.
+    pub fn narrow(&mut self, key: FlowKey, links: LinkSet) -> Result<(), MidrrError> {
+        let flow = self.flow(key)?;
+        let old = std::mem::replace(&mut flow.links, links.0);
+        let backlogged = flow.head.is_some();
+        self.enter(key.slot as usize, if backlogged { links.0 & !old } else { 0 }, old & !links.0);
+        Ok(())
+    }
+
     /// Tells what now stands at the head of a flow: a packet or chunk of this size, or nothing. To be called when the first
     /// packet enters an empty queue and after each [`Grant`]. A flow that runs empty loses its deficit, as in DRR.
     pub fn set_head(&mut self, key: FlowKey, head: Option<Bytes>) -> Result<(), MidrrError> {

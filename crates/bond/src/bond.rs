@@ -1,0 +1,934 @@
+//! The state machine of one bond: flows above, paths below.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use braid_decide::midrr::{self, Flags, LinkSet, Midrr};
+use braid_model::{Bytes as Amount, Rate, Time};
+use bytes::Bytes;
+use thiserror::Error;
+
+use crate::flow::Flow;
+use crate::path::{Extra, Path, PathState};
+use crate::ranges::RangeSet;
+use crate::tracker::{Acked, Control, Item};
+use crate::wire::{Ack, Frame, Header};
+use crate::{Carrier, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, ReceiveError, Side, WireError};
+
+/// What a flow of weight 1 is given in a turn.
+const QUANTUM: Amount = Amount::new(1500);
+/// A client's flow numbers may run ahead of what the server has seen by this many: chunks of later flows may come first.
+const MAX_AHEAD: u64 = 1 << 16;
+/// What a flow may always have written and unacknowledged.
+const MIN_SEND_BUFFER: u64 = 256 << 10;
+/// Paths of one bond: as many as the scheduler has links.
+const MAX_PATHS: usize = midrr::MAX_LINKS;
+
+/// The other end broke the protocol: its bond ends, others do not notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum BondError {
+    /// A datagram is malformed.
+    #[error("the other end sent what is no datagram of this protocol: {0}")]
+    Wire(#[from] WireError),
+    /// A flow's rules are broken.
+    #[error("the other end broke the rules of {0}: {1}")]
+    Receive(FlowKey, ReceiveError),
+    /// Bytes of all flows beyond the credit given for all.
+    #[error("the other end sent more than it has credit for")]
+    TotalCredit,
+    /// Something is acknowledged that was never sent, or speaks of a flow that never was.
+    #[error("the other end speaks of {0} that never was")]
+    Never(&'static str),
+}
+
+/// Why a flow cannot be opened or written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum FlowError {
+    /// Only clients open flows.
+    #[error("only the client of a bond opens flows")]
+    Server,
+    /// As many as there may be.
+    #[error("the bond carries {0} flows already, its limit: close some, or raise the limit")]
+    TooMany(usize),
+}
+
+/// What happened that the driver should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The client opened a flow.
+    Incoming {
+        /// Its number.
+        flow: FlowKey,
+        /// For whom, and how.
+        open: Open,
+    },
+    /// The server says how opening went: 0, or an error code.
+    Opened {
+        /// Which.
+        flow: FlowKey,
+        /// 0 if it is open, else why not (`docs/protocol.md`).
+        code: u64,
+    },
+    /// There are bytes, a message or the end to read. Told again only after a read that found nothing more.
+    Readable(FlowKey),
+    /// A flow that could take no more can take bytes again.
+    Writable(FlowKey),
+    /// The other end reset a flow: nothing more comes.
+    Reset {
+        /// Which.
+        flow: FlowKey,
+        /// Why.
+        code: u64,
+    },
+    /// The other end reads no more of a flow.
+    Stopped {
+        /// Which.
+        flow: FlowKey,
+        /// Why.
+        code: u64,
+    },
+    /// A flow is over and forgotten.
+    Closed {
+        /// Which.
+        flow: FlowKey,
+        /// Bytes sent and received on each link.
+        by_link: Vec<(u8, Amount, Amount)>,
+    },
+    /// A path's state changed.
+    Path {
+        /// Which.
+        path: PathId,
+        /// What it is now.
+        state: PathState,
+    },
+}
+
+/// What can be told of a flow.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FlowView {
+    /// Its policy now.
+    pub policy: FlowPolicy,
+    /// Bytes sent (first copies) and received by link.
+    pub by_link: Vec<(u8, Amount, Amount)>,
+    /// Written and not yet acknowledged.
+    pub held: Amount,
+}
+
+/// What can be told of a path.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PathView {
+    /// The client's number of its link.
+    pub link: u8,
+    /// Whether it delivers.
+    pub state: PathState,
+    /// Used only while no other is good.
+    pub backup: bool,
+    /// Smoothed round-trip time of the bond's own acknowledgements.
+    pub srtt: Duration,
+    /// What it can deliver.
+    pub rate: Rate,
+    /// Its congestion window.
+    pub window: Amount,
+    /// Sent and not acknowledged.
+    pub in_flight: Amount,
+    /// Delivered and lost, as the bond counts them.
+    pub delivered: Amount,
+    /// Given up as lost.
+    pub lost: Amount,
+    /// Received.
+    pub received: Amount,
+}
+
+/// One end of a bond.
+pub struct Bond {
+    pub(crate) side: Side,
+    pub(crate) limits: Limits,
+    pub(crate) paths: BTreeMap<PathId, Path>,
+    /// Which path has which slot of the scheduler.
+    pub(crate) slots: Vec<Option<PathId>>,
+    pub(crate) flows: BTreeMap<FlowKey, Flow>,
+    pub(crate) scheduler: Midrr,
+    pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
+    /// Urgent flows that have something to send.
+    pub(crate) urgent: BTreeSet<FlowKey>,
+    pub(crate) control: VecDeque<Control>,
+    pub(crate) events: VecDeque<Event>,
+    next_flow: u64,
+    finished: RangeSet,
+    /// Sum of the highest offsets of all flows, sent and received, and how far each may go.
+    pub(crate) sent_total: u64,
+    /// Bytes of all flows written and not acknowledged.
+    held_total: u64,
+    pub(crate) send_limit: u64,
+    received_total: u64,
+    read_total: u64,
+    pub(crate) receive_limit: u64,
+    /// Paths of which there is news to tell.
+    pub(crate) news: BTreeMap<PathId, PathNews>,
+    /// Flows that could send but for the credit of all.
+    pub(crate) starved: bool,
+}
+
+impl Bond {
+    /// One end of a new bond. Both ends must know the other's `window` and `total_window`: they come in its first message.
+    pub fn new(side: Side, limits: Limits, _now: Time) -> Self {
+        let scheduler = match Midrr::new(0, QUANTUM, Flags::COUNTED) {
+            Ok(scheduler) => scheduler,
+            Err(_) => unreachable!("no links and six bits are always allowed"),
+        };
+        Self {
+            side,
+            limits,
+            paths: BTreeMap::new(),
+            slots: Vec::new(),
+            flows: BTreeMap::new(),
+            scheduler,
+            keys: BTreeMap::new(),
+            urgent: BTreeSet::new(),
+            control: VecDeque::new(),
+            events: VecDeque::new(),
+            next_flow: 0,
+            finished: RangeSet::default(),
+            sent_total: 0,
+            held_total: 0,
+            send_limit: limits.total_window,
+            received_total: 0,
+            read_total: 0,
+            receive_limit: limits.total_window,
+            news: BTreeMap::new(),
+            starved: false,
+        }
+    }
+
+    // Paths.
+
+    /// A QUIC connection over link `link` (0 to 63) has proven itself and joined the bond. `false` if there are too many paths.
+    pub fn add_path(&mut self, now: Time, id: PathId, link: u8, facts: PathFacts) -> bool {
+        if self.paths.contains_key(&id) {
+            return false;
+        }
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None if self.slots.len() < MAX_PATHS => {
+                self.slots.push(None);
+                if self.scheduler.add_link().is_err() {
+                    return false;
+                }
+                self.slots.len() - 1
+            }
+            None => return false,
+        };
+        self.slots[slot] = Some(id);
+        self.paths.insert(id, Path::new(now, link, slot, facts));
+        self.scheduler.forget();
+        self.apply_policies();
+        true
+    }
+
+    /// A path's connection is gone for good: what it held goes elsewhere.
+    pub fn remove_path(&mut self, id: PathId) {
+        let Some(mut path) = self.paths.remove(&id) else { return };
+        self.slots[path.slot] = None;
+        self.news.remove(&id);
+        let mut items = Vec::new();
+        path.tracker.abandon(&mut items);
+        self.again(items);
+        self.reroute(path.extra);
+        self.scheduler.forget();
+        self.apply_policies();
+    }
+
+    /// What a path's congestion controller knows now.
+    pub fn set_facts(&mut self, id: PathId, facts: PathFacts) {
+        if let Some(path) = self.paths.get_mut(&id) {
+            path.facts = facts;
+        }
+    }
+
+    /// The system says that a path's link is gone, or back, or that the user wants it as a backup only; the other end is told over the
+    /// others.
+    pub fn set_link(&mut self, now: Time, id: PathId, news: PathNews) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        match news {
+            PathNews::Down => path.down_here = true,
+            PathNews::Up => (path.down_here, path.backup) = (false, false),
+            PathNews::Backup => (path.down_here, path.backup) = (false, true),
+        }
+        let down = path.down_here;
+        self.news.insert(id, news);
+        self.control.push_back(Control::Path(id));
+        self.on_link(now, id, down);
+    }
+
+    /// Paths in order of their numbers.
+    pub fn paths(&self) -> impl Iterator<Item = (PathId, PathView)> {
+        self.paths.iter().map(|(id, path)| (*id, view(path)))
+    }
+
+    // Flows.
+
+    /// Opens a flow; its first bytes may be written at once.
+    pub fn open(&mut self, now: Time, open: Open) -> Result<FlowKey, FlowError> {
+        if self.side == Side::Server {
+            return Err(FlowError::Server);
+        }
+        if self.flows.len() >= self.limits.flows {
+            return Err(FlowError::TooMany(self.limits.flows));
+        }
+        let id = FlowKey(self.next_flow);
+        self.next_flow += 1;
+        self.insert_flow(now, id, Some(open));
+        self.control.push_back(Control::Open(id));
+        Ok(id)
+    }
+
+    /// The server's answer to [`Event::Incoming`]: 0, or why the flow cannot be (which also resets it).
+    pub fn opened(&mut self, now: Time, id: FlowKey, code: u64) {
+        if !self.flows.contains_key(&id) {
+            return;
+        }
+        self.control.push_back(Control::Opened(id, code));
+        if code != 0 {
+            self.reset(now, id, code);
+        }
+    }
+
+    /// How many bytes a flow takes now; 0 asks for an [`Event::Writable`] later.
+    pub fn writable(&mut self, now: Time, id: FlowKey) -> usize {
+        let limit = self.send_buffer();
+        let Some(flow) = self.flows.get_mut(&id) else { return 0 };
+        if flow.reset_sent.is_some() || flow.send.is_finished() {
+            return 0;
+        }
+        let room = limit.saturating_sub(flow.send.held()).min(self.limits.total_window.saturating_sub(self.held_total));
+        if room < limit / 4 {
+            flow.full_at = now;
+        }
+        flow.blocked |= room == 0;
+        usize::try_from(room).unwrap_or(usize::MAX)
+    }
+
+    /// What a flow may keep: what all paths carry in twice the slowest one's round trip, since all of that may wait for its one datagram.
+    fn send_buffer(&self) -> u64 {
+        let slowest = self.paths.values().map(|path| path.srtt).max().unwrap_or_default();
+        let carried = |path: &Path| path.facts.window.get() as u128 * slowest.as_nanos() / path.srtt.as_nanos().max(1);
+        let all: u128 = self.paths.values().filter(|path| path.is_good()).map(carried).sum();
+        u64::try_from(2 * all).unwrap_or(u64::MAX).clamp(MIN_SEND_BUFFER, self.limits.send_buffer.max(MIN_SEND_BUFFER))
+    }
+
+    /// Appends bytes to a stream flow; more than [`Self::writable`] allows is taken too, but should not be given.
+    pub fn write(&mut self, id: FlowKey, data: Bytes) {
+        if let Some(flow) = self.flows.get_mut(&id)
+            && flow.reset_sent.is_none()
+            && !flow.send.is_finished()
+        {
+            self.held_total += data.len() as u64;
+            flow.send.write(data);
+            self.release(id);
+            self.refresh(id);
+        }
+    }
+
+    /// Nothing more will be written: the other end reads the end behind the last byte.
+    pub fn finish(&mut self, now: Time, id: FlowKey) {
+        if let Some(flow) = self.flows.get_mut(&id) {
+            flow.send.finish();
+            self.refresh(id);
+            self.tidy(now, id);
+        }
+    }
+
+    /// Ends a flow's sending side at once; what was written may not arrive.
+    pub fn reset(&mut self, now: Time, id: FlowKey, code: u64) {
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) else { return };
+        if flow.send.is_done() {
+            return;
+        }
+        flow.reset_sent = Some(code);
+        self.held_total -= flow.send.clear();
+        self.control.push_back(Control::Reset(id, code));
+        self.refresh(id);
+        self.tidy(now, id);
+    }
+
+    /// Nothing more will be read of a flow; the other end is asked to stop sending.
+    pub fn stop(&mut self, now: Time, id: FlowKey, code: u64) {
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.stopped) else { return };
+        flow.stopped = true;
+        if !flow.receive.is_at_end() {
+            self.control.push_back(Control::Stop(id, code));
+        }
+        while self.read(now, id, usize::MAX).is_some() {}
+    }
+
+    /// Next bytes of a stream flow, at most `most`; `None` if there are none now (see [`Self::is_finished`] for the end).
+    pub fn read(&mut self, now: Time, id: FlowKey, most: usize) -> Option<Bytes> {
+        let max_window = self.limits.max_window;
+        let flow = self.flows.get_mut(&id)?;
+        flow.readable_told = false;
+        let srtt = self.paths.values().map(|path| path.srtt).max().unwrap_or_default();
+        let data = flow.receive.read(most);
+        if let Some(data) = &data {
+            self.read_total += data.len() as u64;
+        }
+        // A window that is used up within two round trips is what holds the flow back.
+        let grow = now.since(flow.credit_told) < srtt * 2;
+        if flow.reset_received.is_none() && flow.receive.grant(grow, max_window).is_some() {
+            flow.credit_told = now;
+            self.control.push_back(Control::Credit(id));
+        }
+        self.grant_total();
+        if data.is_none() {
+            self.tidy(now, id);
+        }
+        data
+    }
+
+    /// Whether all of a flow was read, to its end.
+    pub fn is_finished(&self, id: FlowKey) -> bool {
+        self.flows.get(&id).is_none_or(|flow| flow.receive.is_at_end() && flow.reset_received.is_none())
+    }
+
+    /// Queues a message of a datagram flow. `false` if it is larger than UDP allows, or there is no such flow.
+    pub fn send_message(&mut self, id: FlowKey, data: Bytes) -> bool {
+        let taken = self.flows.get_mut(&id).is_some_and(|flow| flow.reset_sent.is_none() && flow.messages.push(data));
+        self.refresh(id);
+        taken
+    }
+
+    /// Next message of a datagram flow.
+    pub fn read_message(&mut self, id: FlowKey) -> Option<Bytes> {
+        let flow = self.flows.get_mut(&id)?;
+        flow.readable_told = false;
+        flow.messages.read()
+    }
+
+    /// Changes how a flow is treated, at both ends, from now on: this is how it is moved to other links.
+    pub fn set_policy(&mut self, id: FlowKey, policy: FlowPolicy) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        flow.policy_version += 1;
+        (flow.policy, flow.held) = (policy, 0);
+        let version = flow.policy_version;
+        self.control.push_back(Control::Policy(id, version));
+        self.apply_policy(id);
+        self.refresh(id);
+    }
+
+    /// How many flows there are.
+    pub fn flows(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// What can be told of a flow.
+    pub fn flow(&self, id: FlowKey) -> Option<FlowView> {
+        let flow = self.flows.get(&id)?;
+        Some(FlowView { policy: flow.policy, by_link: amounts(&flow.by_link), held: Amount::new(flow.send.held()) })
+    }
+
+    /// What happened, oldest first.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    // Time.
+
+    /// When [`Self::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let good = self.paths.values().any(Path::is_good);
+        let due = |path: &Path| {
+            // A path that is down cannot speak; what it is to tell goes over a good one, if there is one.
+            let ack = path.received.due.filter(|_| good || !path.is_down());
+            [path.suspect_at(), path.dead_at(), path.next_probe, path.loss_due, ack]
+        };
+        self.paths.values().flat_map(due).flatten().min()
+    }
+
+    /// Time has passed: losses, silences and probes. Then ask for datagrams.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let ids: Vec<PathId> = self.paths.keys().copied().collect();
+        for id in ids {
+            self.look_for_losses(now, id);
+            let Some(path) = self.paths.get_mut(&id) else { continue };
+            path.relax(now);
+            if path.suspect_at().is_some_and(|due| due <= now) {
+                self.on_silence(now, id);
+            } else if path.dead_at().is_some_and(|due| due <= now) {
+                self.set_state(now, id, PathState::Dead);
+            }
+        }
+    }
+
+    /// A path owes an acknowledgement.
+    fn on_silence(&mut self, now: Time, id: PathId) {
+        let others = self.paths.iter().any(|(other, path)| *other != id && path.is_good());
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        if path.state == PathState::Probing {
+            self.set_state(now, id, PathState::Dead);
+        } else if others || !path.go_on(now) {
+            self.set_state(now, id, PathState::Suspect);
+        } else {
+            let mut items = Vec::new();
+            path.tracker.repeat_all(&mut items);
+            self.again(items);
+        }
+    }
+
+    // What comes in.
+
+    /// A datagram arrived over a path. After an error the bond is to be closed.
+    pub fn receive(&mut self, now: Time, id: PathId, mut datagram: Bytes) -> Result<(), BondError> {
+        let size = datagram.len();
+        let Some(path) = self.paths.get_mut(&id) else { return Ok(()) };
+        let link = path.link;
+        if std::mem::take(&mut path.down_there) && !path.down_here {
+            // What comes over it says better than any news that it is back.
+            path.next_probe = Some(now);
+        }
+        let header = Header::decode(&mut datagram)?;
+        let mut urgent = false;
+        while let Some(frame) = Frame::decode(&mut datagram)? {
+            urgent |= matches!(frame, Frame::Ping | Frame::Path { .. } | Frame::Chunk { fin: true, .. } | Frame::Reset { .. });
+            self.on_frame(now, link, frame)?;
+        }
+        if let (Some(sequence), Some(path)) = (header.sequence, self.paths.get_mut(&id)) {
+            path.received.on_datagram(now, sequence, size, urgent);
+        }
+        Ok(())
+    }
+
+    fn on_frame(&mut self, now: Time, link: u8, frame: Frame) -> Result<(), BondError> {
+        match frame {
+            Frame::Ack(ack) => self.on_ack(now, &ack),
+            Frame::Chunk { flow, offset, fin, data } => self.on_chunk(now, link, flow, offset, fin, data),
+            Frame::Reset { flow, code, size } => self.on_reset(now, flow, code, size),
+            Frame::Stop { flow, code } => {
+                if self.known(now, flow)? {
+                    self.events.push_back(Event::Stopped { flow, code });
+                    self.reset(now, flow, code);
+                }
+                Ok(())
+            }
+            Frame::Credit { flow, limit } => {
+                if self.known(now, flow)?
+                    && let Some(found) = self.flows.get_mut(&flow)
+                {
+                    found.send.set_credit(limit);
+                    self.refresh(flow);
+                }
+                Ok(())
+            }
+            Frame::TotalCredit { limit } => {
+                self.send_limit = self.send_limit.max(limit);
+                if std::mem::take(&mut self.starved) {
+                    self.refresh_all();
+                }
+                Ok(())
+            }
+            Frame::Path { path, news } => {
+                self.on_news(now, path, news);
+                Ok(())
+            }
+            Frame::Ping => Ok(()),
+            Frame::Message { flow, number, data } => {
+                self.on_message(now, link, flow, data.len(), |flow| flow.messages.insert(number, data))
+            }
+            Frame::Fragment { flow, number, index, count, data } => {
+                self.on_message(now, link, flow, data.len(), |flow| flow.messages.insert_fragment(number, index, count, data))
+            }
+            Frame::Open { flow, open } => self.on_open(now, flow, open),
+            Frame::Opened { flow, code } => {
+                if self.known(now, flow)? {
+                    self.events.push_back(Event::Opened { flow, code });
+                }
+                Ok(())
+            }
+            Frame::Policy { flow, version, policy } => {
+                if self.known(now, flow)?
+                    && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.policy_version < version)
+                {
+                    (found.policy, found.policy_version, found.held) = (policy, version, 0);
+                    self.apply_policy(flow);
+                    self.refresh(flow);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn on_ack(&mut self, now: Time, ack: &Ack) -> Result<(), BondError> {
+        let Some(path) = self.paths.get_mut(&ack.path) else { return Ok(()) };
+        let mut acked = Acked::default();
+        path.tracker.on_ack(now, ack, &mut acked).map_err(|()| BondError::Never("a datagram"))?;
+        if let Some(sent) = acked.newest {
+            path.on_sample(now, sent, ack.delay);
+        }
+        if acked.any && !path.is_down() {
+            let state = path.on_proof();
+            self.set_state(now, ack.path, state);
+        }
+        for item in acked.items {
+            self.on_delivered(now, item);
+        }
+        self.look_for_losses(now, ack.path);
+        Ok(())
+    }
+
+    fn on_delivered(&mut self, now: Time, item: Item) {
+        match item {
+            Item::Piece(id, piece) => {
+                let Some(flow) = self.flows.get_mut(&id) else { return };
+                if flow.reset_sent.is_some() {
+                    return;
+                }
+                let freed = flow.send.on_acked(&piece);
+                self.held_total -= freed;
+                if freed > 0 && std::mem::take(&mut flow.blocked) {
+                    self.events.push_back(Event::Writable(id));
+                }
+                if flow.send.is_done() {
+                    self.tidy(now, id);
+                }
+            }
+            Item::Control(Control::Reset(id, _)) => {
+                if let Some(flow) = self.flows.get_mut(&id) {
+                    flow.reset_acked = true;
+                    self.tidy(now, id);
+                }
+            }
+            Item::Control(_) => {}
+        }
+    }
+
+    fn on_chunk(&mut self, now: Time, link: u8, id: FlowKey, offset: u64, fin: bool, data: Bytes) -> Result<(), BondError> {
+        if !self.known(now, id)? {
+            return Ok(());
+        }
+        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
+        if flow.reset_received.is_some() {
+            return Ok(());
+        }
+        flow.count(link, 0, data.len() as u64);
+        let rise = flow.receive.insert(offset, data, fin).map_err(|error| BondError::Receive(id, error))?;
+        let stopped = flow.stopped;
+        if flow.receive.is_readable() && flow.open.is_some() && !flow.readable_told && !stopped {
+            flow.readable_told = true;
+            self.events.push_back(Event::Readable(id));
+        }
+        self.count_received(rise)?;
+        if stopped {
+            while self.read(now, id, usize::MAX).is_some() {}
+        }
+        Ok(())
+    }
+
+    fn on_reset(&mut self, now: Time, id: FlowKey, code: u64, size: u64) -> Result<(), BondError> {
+        if !self.known(now, id)? {
+            return Ok(());
+        }
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_received.is_none()) else { return Ok(()) };
+        let unread = size.saturating_sub(flow.receive.read_offset());
+        let rise = flow.receive.reset(size).map_err(|error| BondError::Receive(id, error))?;
+        flow.reset_received = Some(code);
+        self.count_received(rise)?;
+        self.read_total += unread;
+        self.grant_total();
+        self.events.push_back(Event::Reset { flow: id, code });
+        self.tidy(now, id);
+        Ok(())
+    }
+
+    fn on_message(
+        &mut self,
+        now: Time,
+        link: u8,
+        id: FlowKey,
+        size: usize,
+        insert: impl FnOnce(&mut Flow) -> bool,
+    ) -> Result<(), BondError> {
+        if self.known(now, id)?
+            && let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.stopped && flow.reset_received.is_none())
+        {
+            flow.count(link, 0, size as u64);
+            if insert(flow) && flow.open.is_some() && !flow.readable_told {
+                flow.readable_told = true;
+                self.events.push_back(Event::Readable(id));
+            }
+        }
+        Ok(())
+    }
+
+    fn on_open(&mut self, now: Time, id: FlowKey, open: Open) -> Result<(), BondError> {
+        if self.side == Side::Client {
+            return Err(BondError::Never("a flow"));
+        }
+        if !self.known(now, id)? {
+            return Ok(());
+        }
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.open.is_none()) else { return Ok(()) };
+        if flow.policy_version == 0 {
+            flow.policy = open.policy;
+        }
+        flow.open = Some(open.clone());
+        let readable = flow.receive.is_readable();
+        flow.readable_told |= readable;
+        self.apply_policy(id);
+        self.events.push_back(Event::Incoming { flow: id, open });
+        if readable {
+            self.events.push_back(Event::Readable(id));
+        }
+        Ok(())
+    }
+
+    fn on_news(&mut self, now: Time, id: PathId, news: PathNews) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        match news {
+            PathNews::Down => path.down_there = true,
+            PathNews::Up => (path.down_there, path.backup) = (false, false),
+            PathNews::Backup => (path.down_there, path.backup) = (false, true),
+        }
+        let down = path.down_there;
+        self.on_link(now, id, down);
+    }
+
+    fn on_link(&mut self, now: Time, id: PathId, down: bool) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        if down {
+            path.next_probe = None;
+            self.set_state(now, id, PathState::Dead);
+        } else if !path.is_good() && !path.is_down() {
+            path.next_probe = Some(now);
+        }
+    }
+
+    /// Whether a flow is there; the server makes one that is new. An error if it never was and may not be.
+    fn known(&mut self, now: Time, id: FlowKey) -> Result<bool, BondError> {
+        if self.flows.contains_key(&id) {
+            return Ok(true);
+        }
+        if self.side == Side::Client {
+            return if id.0 < self.next_flow { Ok(false) } else { Err(BondError::Never("a flow")) };
+        }
+        if self.finished.contains(id.0) {
+            return Ok(false);
+        }
+        if id.0 >= self.next_flow + MAX_AHEAD {
+            return Err(BondError::Never("a flow"));
+        }
+        self.next_flow = self.next_flow.max(id.0 + 1);
+        if self.flows.len() >= self.limits.flows {
+            self.refuse(id);
+            return Ok(false);
+        }
+        self.insert_flow(now, id, None);
+        Ok(true)
+    }
+
+    /// Tells the client that a flow cannot be had, without keeping anything of it.
+    fn refuse(&mut self, id: FlowKey) {
+        self.finished.insert(id.0..id.0 + 1);
+        self.control.push_back(Control::Opened(id, codes::BUSY));
+        self.control.push_back(Control::Reset(id, codes::BUSY));
+        self.control.push_back(Control::Stop(id, codes::BUSY));
+    }
+
+    fn count_received(&mut self, rise: u64) -> Result<(), BondError> {
+        self.received_total += rise;
+        if self.received_total > self.receive_limit { Err(BondError::TotalCredit) } else { Ok(()) }
+    }
+
+    fn grant_total(&mut self) {
+        let window = self.limits.total_window;
+        if self.receive_limit - self.read_total <= window / 2 {
+            self.receive_limit = self.read_total + window;
+            self.control.push_back(Control::TotalCredit);
+        }
+    }
+
+    // Housekeeping.
+
+    pub(crate) fn set_state(&mut self, now: Time, id: PathId, state: PathState) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        if path.state == state {
+            return;
+        }
+        path.set_state(now, state);
+        self.events.push_back(Event::Path { path: id, state });
+        if matches!(state, PathState::Suspect | PathState::Dead) {
+            let mut items = Vec::new();
+            path.tracker.repeat_all(&mut items);
+            let extra = std::mem::take(&mut path.extra);
+            self.again(items);
+            self.reroute(extra);
+        }
+        self.scheduler.forget();
+        self.release_all();
+    }
+
+    /// What waited for a path alone goes to others.
+    fn reroute(&mut self, extra: VecDeque<Extra>) {
+        let best = self.paths.iter().filter(|(_, path)| path.is_good()).min_by_key(|(_, path)| path.srtt).map(|(id, _)| *id);
+        for extra in extra {
+            match extra {
+                Extra::Copy(item) => self.again(vec![item]),
+                message => {
+                    if let Some(best) = best.and_then(|id| self.paths.get_mut(&id)) {
+                        best.extra.push_back(message);
+                    }
+                }
+            }
+        }
+    }
+
+    fn look_for_losses(&mut self, now: Time, id: PathId) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        let mut lost = Vec::new();
+        let patience = path.patience();
+        path.loss_due = path.tracker.detect_lost(now, patience, &mut lost);
+        self.again(lost);
+    }
+
+    /// What has to be sent again.
+    pub(crate) fn again(&mut self, items: Vec<Item>) {
+        for item in items {
+            match item {
+                Item::Piece(id, piece) => {
+                    if let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) {
+                        flow.send.on_lost(&piece);
+                        self.refresh(id);
+                    }
+                }
+                Item::Control(control) if self.still_matters(&control) => self.control.push_back(control),
+                Item::Control(_) => {}
+            }
+        }
+    }
+
+    fn still_matters(&self, control: &Control) -> bool {
+        match control {
+            Control::Policy(id, version) => self.flows.get(id).is_some_and(|flow| flow.policy_version == *version),
+            Control::Credit(id) | Control::Open(id) => self.flows.contains_key(id),
+            Control::Path(id) => self.paths.contains_key(id),
+            Control::Reset(..) | Control::Stop(..) | Control::Opened(..) | Control::TotalCredit => true,
+        }
+    }
+
+    fn insert_flow(&mut self, now: Time, id: FlowKey, open: Option<Open>) {
+        let policy = open.as_ref().map_or_else(FlowPolicy::default, |open| open.policy);
+        let key = match self.scheduler.add_flow(f64::from(policy.weight.max(5)) / 100.0, LinkSet(0)) {
+            Ok(key) => key,
+            Err(_) => unreachable!("weights from 0.05 are allowed with this quantum"),
+        };
+        self.keys.insert(key, id);
+        self.flows.insert(id, Flow::new(now, open, policy, self.limits.window, key));
+        self.apply_policy(id);
+    }
+
+    /// Slots of the paths a flow may use now.
+    fn slots_of(&self, flow: &Flow) -> LinkSet {
+        let links = flow.policy.links;
+        let all = self.paths.values().filter(|path| links >> path.link & 1 == 1).fold(0, |set, path| set | 1u64 << path.slot);
+        LinkSet(all & !flow.held)
+    }
+
+    /// Keeps a flow from paths that are to leave its last bytes to faster ones, or lets it use them again.
+    pub(crate) fn narrow(&mut self, id: FlowKey) {
+        if let Some(flow) = self.flows.get(&id) {
+            let _ = self.scheduler.narrow(flow.key, self.slots_of(flow));
+        }
+    }
+
+    fn apply_policy(&mut self, id: FlowKey) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        let slots = self.slots_of(flow);
+        let weight = f64::from(flow.policy.weight.max(5)) / 100.0;
+        let known = self.scheduler.set_weight(flow.key, weight).is_ok() && self.scheduler.set_links(flow.key, slots).is_ok();
+        debug_assert!(known, "a flow's key is valid while the flow is there");
+    }
+
+    fn apply_policies(&mut self) {
+        let ids: Vec<FlowKey> = self.flows.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.apply_policy(id));
+    }
+
+    /// Lets a flow use slow paths again for what it now has.
+    pub(crate) fn release(&mut self, id: FlowKey) {
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.held != 0) else { return };
+        flow.held = 0;
+        self.narrow(id);
+    }
+
+    fn release_all(&mut self) {
+        let held: Vec<FlowKey> = self.flows.iter().filter(|(_, flow)| flow.held != 0).map(|(id, _)| *id).collect();
+        held.into_iter().for_each(|id| self.release(id));
+    }
+
+    /// Tells the scheduler what a flow has to send now.
+    pub(crate) fn refresh(&mut self, id: FlowKey) {
+        let fresh = self.send_limit - self.sent_total;
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let stream = flow.send.pending(fresh);
+        self.starved |= fresh == 0 && flow.send.unsent() > 0;
+        let head = stream.or(flow.messages.head().map(|size| size as u64));
+        let head = head.map(|size| Amount::new(size.min(QUANTUM.get())));
+        if flow.policy.urgent {
+            if head.is_some() {
+                self.urgent.insert(id)
+            } else {
+                self.urgent.remove(&id)
+            };
+            let _ = self.scheduler.set_head(flow.key, None);
+        } else {
+            self.urgent.remove(&id);
+            let _ = self.scheduler.set_head(flow.key, head);
+        }
+    }
+
+    fn refresh_all(&mut self) {
+        let ids: Vec<FlowKey> = self.flows.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.refresh(id));
+    }
+
+    /// Forgets a flow that is over.
+    fn tidy(&mut self, _now: Time, id: FlowKey) {
+        let Some(flow) = self.flows.get(&id).filter(|flow| flow.is_over()) else { return };
+        let by_link = amounts(&flow.by_link);
+        self.keys.remove(&flow.key);
+        let _ = self.scheduler.remove_flow(flow.key);
+        self.urgent.remove(&id);
+        self.flows.remove(&id);
+        if self.side == Side::Server {
+            self.finished.insert(id.0..id.0 + 1);
+        }
+        self.events.push_back(Event::Closed { flow: id, by_link });
+    }
+
+    /// Whether a flow carries messages.
+    pub(crate) fn is_messages(&self, id: FlowKey) -> bool {
+        self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.carrier == Carrier::Messages)
+    }
+}
+
+/// Codes with which flows are refused and reset, beside Linux's error numbers (`docs/protocol.md`).
+pub mod codes {
+    /// As many flows as there may be.
+    pub const BUSY: u64 = 0x1001;
+}
+
+fn amounts(by_link: &[(u8, u64, u64)]) -> Vec<(u8, Amount, Amount)> {
+    by_link.iter().map(|(link, tx, rx)| (*link, Amount::new(*tx), Amount::new(*rx))).collect()
+}
+
+fn view(path: &Path) -> PathView {
+    PathView {
+        link: path.link,
+        state: path.state,
+        backup: path.backup,
+        srtt: path.srtt,
+        rate: path.facts.rate,
+        window: path.facts.window,
+        in_flight: Amount::new(path.tracker.in_flight()),
+        delivered: Amount::new(path.tracker.delivered),
+        lost: Amount::new(path.tracker.lost),
+        received: Amount::new(path.received.bytes),
+    }
+}

@@ -1,0 +1,75 @@
+//! A flow and what is known of it.
+
+use braid_decide::midrr;
+use braid_model::Time;
+
+use crate::messages::Messages;
+use crate::receive::ReceiveHalf;
+use crate::send::SendHalf;
+use crate::{FlowPolicy, Open};
+
+#[derive(Debug)]
+pub(crate) struct Flow {
+    /// `None` at the server until the client's OPEN has come; chunks may come before it.
+    pub(crate) open: Option<Open>,
+    pub(crate) policy: FlowPolicy,
+    pub(crate) policy_version: u64,
+    pub(crate) send: SendHalf,
+    pub(crate) receive: ReceiveHalf,
+    pub(crate) messages: Messages,
+    pub(crate) key: midrr::FlowKey,
+    /// What it was reset with, here or there.
+    pub(crate) reset_sent: Option<u64>,
+    pub(crate) reset_received: Option<u64>,
+    /// Whether the other end knows of our reset.
+    pub(crate) reset_acked: bool,
+    pub(crate) stopped: bool,
+    pub(crate) credit_told: Time,
+    /// Slots of paths that are to leave its last bytes to faster ones.
+    pub(crate) held: u64,
+    /// Whether the driver was told to read, or to write, and has not yet.
+    pub(crate) readable_told: bool,
+    pub(crate) blocked: bool,
+    /// When it last had about as much to send as it may keep.
+    pub(crate) full_at: Time,
+    /// Bytes sent and received, by link.
+    pub(crate) by_link: Vec<(u8, u64, u64)>,
+}
+
+impl Flow {
+    pub(crate) fn new(now: Time, open: Option<Open>, policy: FlowPolicy, window: u64, key: midrr::FlowKey) -> Self {
+        Self {
+            open,
+            policy,
+            policy_version: 0,
+            send: SendHalf::new(window),
+            receive: ReceiveHalf::new(window),
+            messages: Messages::default(),
+            key,
+            reset_sent: None,
+            reset_received: None,
+            reset_acked: false,
+            stopped: false,
+            credit_told: now,
+            held: 0,
+            readable_told: false,
+            blocked: false,
+            full_at: Time::ZERO,
+            by_link: Vec::new(),
+        }
+    }
+
+    /// Whether nothing more will come or go, and the other end knows.
+    pub(crate) fn is_over(&self) -> bool {
+        let sent = self.send.is_done() && (self.reset_sent.is_none() || self.reset_acked);
+        let received = self.reset_received.is_some() || self.receive.is_at_end();
+        sent && received
+    }
+
+    pub(crate) fn count(&mut self, link: u8, sent: u64, received: u64) {
+        match self.by_link.iter_mut().find(|(of, ..)| *of == link) {
+            Some((_, tx, rx)) => (*tx, *rx) = (*tx + sent, *rx + received),
+            None => self.by_link.push((link, sent, received)),
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The sending half of a stream flow: what was written and is not yet acknowledged, cut into chunks.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bytes::{BufMut, Bytes};
+
+use crate::ranges::RangeSet;
+
+/// Bytes of one direction of a flow, from the first that is not acknowledged to the last that was written.
+#[derive(Debug, Default)]
+pub(crate) struct SendHalf {
+    /// What may have to be sent (again), in order.
+    segments: VecDeque<Bytes>,
+    /// Offset of the first byte of `segments`.
+    base: u64,
+    /// Offset behind the last byte written.
+    end: u64,
+    /// Offset of the first byte never sent.
+    next: u64,
+    /// What is acknowledged beyond `base`.
+    acked: RangeSet,
+    /// What is to be sent again.
+    again: RangeSet,
+    /// The other end takes no byte from this offset on.
+    credit: u64,
+    fin: Fin,
+}
+
+/// How far the end of a flow has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Fin {
+    #[default]
+    Open,
+    /// Nothing more will be written; to be told.
+    Pending,
+    Sent,
+    Acked,
+}
+
+/// A piece of a flow to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) range: Range<u64>,
+    pub(crate) fin: bool,
+}
+
+impl Piece {
+    pub(crate) fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+impl SendHalf {
+    pub(crate) fn new(credit: u64) -> Self {
+        Self { credit, ..Self::default() }
+    }
+
+    pub(crate) fn write(&mut self, data: Bytes) {
+        debug_assert!(self.fin == Fin::Open, "nothing is written behind the end");
+        self.end += data.len() as u64;
+        if !data.is_empty() {
+            self.segments.push_back(data);
+        }
+    }
+
+    pub(crate) fn finish(&mut self) {
+        if self.fin == Fin::Open {
+            self.fin = Fin::Pending;
+        }
+    }
+
+    /// Whether all was sent and acknowledged, the end included.
+    pub(crate) fn is_done(&self) -> bool {
+        self.fin == Fin::Acked && self.base == self.end
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.fin != Fin::Open
+    }
+
+    /// Bytes held.
+    pub(crate) fn held(&self) -> u64 {
+        self.end - self.base
+    }
+
+    /// Bytes never sent.
+    pub(crate) fn unsent(&self) -> u64 {
+        self.end - self.next
+    }
+
+    /// Offset behind the last byte ever sent.
+    pub(crate) fn sent(&self) -> u64 {
+        self.next
+    }
+
+    pub(crate) fn set_credit(&mut self, credit: u64) {
+        self.credit = self.credit.max(credit);
+    }
+
+    /// How many bytes can be sent now, of those at most `fresh` that were never sent; `None` if not even an end is to be told.
+    pub(crate) fn pending(&self, fresh: u64) -> Option<u64> {
+        let again: u64 = self.again.iter().map(|range| range.end - range.start).sum();
+        let fresh = self.end.min(self.credit).saturating_sub(self.next).min(fresh);
+        let told = self.fin == Fin::Pending && self.next == self.end;
+        (again + fresh > 0 || told).then_some(again + fresh)
+    }
+
+    /// The next piece of at most `most` bytes, of those at most `fresh` never sent before; what was lost goes first.
+    pub(crate) fn take(&mut self, most: u64, fresh: u64) -> Option<Piece> {
+        let range = match self.again.first() {
+            Some(first) => {
+                let range = first.start..first.end.min(first.start + most);
+                self.again.remove(range.clone());
+                range
+            }
+            None => {
+                let end = self.end.min(self.credit).min(self.next + most.min(fresh));
+                let range = self.next..end.max(self.next);
+                self.next = range.end;
+                range
+            }
+        };
+        let fin = range.end == self.end && matches!(self.fin, Fin::Pending | Fin::Sent);
+        if range.is_empty() && !(fin && self.fin == Fin::Pending) {
+            return None;
+        }
+        if fin {
+            self.fin = Fin::Sent;
+        }
+        Some(Piece { range, fin })
+    }
+
+    /// Appends the bytes of `range` to `out`; they must not have been acknowledged as a whole prefix.
+    pub(crate) fn copy(&self, range: Range<u64>, out: &mut impl BufMut) {
+        let mut at = self.base;
+        let mut from = range.start;
+        for segment in &self.segments {
+            let end = at + segment.len() as u64;
+            if end > from {
+                let part = &segment[(from - at) as usize..(range.end.min(end) - at) as usize];
+                out.put_slice(part);
+                from += part.len() as u64;
+            }
+            if from >= range.end {
+                return;
+            }
+            at = end;
+        }
+    }
+
+    /// What of a piece that was sent still has to arrive, but for what was acknowledged within it; `None` if nothing.
+    pub(crate) fn outstanding(&self, piece: &Piece) -> Option<Piece> {
+        let range = piece.range.start.max(self.base)..piece.range.end;
+        let arrived = self.acked.iter().any(|acked| acked.start <= range.start && acked.end >= range.end);
+        let told = !piece.fin || self.fin == Fin::Acked;
+        (!told || !range.is_empty() && !arrived).then(|| Piece { range: range.start.min(range.end)..range.end, fin: piece.fin })
+    }
+
+    /// Takes an acknowledged piece out; how many bytes are no longer held.
+    pub(crate) fn on_acked(&mut self, piece: &Piece) -> u64 {
+        if piece.fin {
+            self.fin = Fin::Acked;
+        }
+        self.again.remove(piece.range.clone());
+        if piece.range.end <= self.base {
+            return 0;
+        }
+        if piece.range.start > self.base {
+            self.acked.insert(piece.range.clone());
+            return 0;
+        }
+        let mut to = piece.range.end;
+        while let Some(first) = self.acked.first().filter(|first| first.start <= to) {
+            to = to.max(first.end);
+            self.acked.pop_first();
+        }
+        let freed = to - self.base;
+        self.release(to);
+        freed
+    }
+
+    /// A piece is to be sent again, as far as it is not acknowledged.
+    pub(crate) fn on_lost(&mut self, piece: &Piece) {
+        if piece.fin && self.fin == Fin::Sent {
+            self.fin = Fin::Pending;
+        }
+        let range = piece.range.start.max(self.base)..piece.range.end;
+        if range.is_empty() {
+            return;
+        }
+        self.again.insert(range.clone());
+        for acked in self.acked.iter().filter(|acked| acked.start < range.end && acked.end > range.start) {
+            self.again.remove(acked.clone());
+        }
+    }
+
+    /// Forgets all that was written: the flow was reset. How many bytes were held.
+    pub(crate) fn clear(&mut self) -> u64 {
+        let held = self.held();
+        let (base, next) = (self.next, self.next);
+        *self = Self { base, next, end: next, fin: Fin::Acked, ..Self::default() };
+        held
+    }
+
+    fn release(&mut self, to: u64) {
+        while let Some(first) = self.segments.front_mut() {
+            let rest = to - self.base;
+            let length = first.len() as u64;
+            if length > rest {
+                let _ = first.split_to(rest as usize);
+                self.base = to;
+                break;
+            }
+            self.base += length;
+            self.segments.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn half(data: &'static [u8], credit: u64) -> SendHalf {
+        let mut half = SendHalf::new(credit);
+        half.write(Bytes::from_static(data));
+        half
+    }
+
+    fn text(half: &SendHalf, piece: &Piece) -> Vec<u8> {
+        let mut out = Vec::new();
+        half.copy(piece.range.clone(), &mut out);
+        out
+    }
+
+    #[test]
+    fn credit_bounds_what_is_sent_and_the_end_comes_last() {
+        let mut half = half(b"abcdef", 4);
+        half.finish();
+        let first = half.take(3, u64::MAX).unwrap();
+        assert_eq!((text(&half, &first), first.fin), (b"abc".to_vec(), false));
+        assert_eq!(half.take(3, u64::MAX).unwrap().range, 3..4);
+        assert_eq!((half.take(3, u64::MAX), half.pending(u64::MAX)), (None, None));
+        half.set_credit(100);
+        let last = half.take(30, u64::MAX).unwrap();
+        assert_eq!((last.range.clone(), last.fin), (4..6, true));
+        half.on_acked(&last);
+        assert!(!half.is_done());
+        half.on_acked(&Piece { range: 0..4, fin: false });
+        assert!(half.is_done() && half.held() == 0);
+    }
+
+    #[test]
+    fn an_end_without_bytes_is_told_and_told_again() {
+        let mut half = SendHalf::new(10);
+        half.finish();
+        let fin = half.take(10, u64::MAX).unwrap();
+        assert!(fin.fin && fin.range.is_empty() && half.pending(9).is_none());
+        half.on_lost(&fin);
+        assert_eq!(half.pending(9), Some(0));
+        assert_eq!(half.take(10, 9), Some(fin.clone()));
+        half.on_acked(&fin);
+        assert!(half.is_done());
+    }
+
+    #[test]
+    fn what_was_lost_goes_first_and_what_was_acknowledged_meanwhile_does_not() {
+        let mut half = half(b"abcdefgh", 100);
+        let pieces: Vec<_> = (0..3).map(|_| half.take(2, u64::MAX).unwrap()).collect();
+        half.on_acked(&pieces[1]);
+        half.on_lost(&Piece { range: 0..6, fin: false });
+        assert_eq!(half.take(9, 0).unwrap().range, 0..2);
+        assert_eq!(half.take(9, 0).unwrap().range, 4..6);
+        half.on_lost(&pieces[0]);
+        half.on_acked(&pieces[0]);
+        assert_eq!(half.take(9, 9).unwrap().range, 6..8);
+    }
+
+    proptest! {
+        /// Any order of sending, loss and acknowledgement: all bytes arrive, none is held at the end.
+        #[test]
+        fn all_is_delivered_in_the_end(writes in proptest::collection::vec(1usize..50, 1..10), steps in proptest::collection::vec((0u8..3, 1u64..40, any::<prop::sample::Index>()), 0..200)) {
+            let mut half = SendHalf::new(u64::MAX);
+            let mut all = Vec::new();
+            for length in writes {
+                let data: Vec<u8> = (0..length).map(|at| (all.len() + at) as u8).collect();
+                all.extend_from_slice(&data);
+                half.write(Bytes::from(data));
+            }
+            half.finish();
+            let mut got = vec![None; all.len()];
+            let mut flying = Vec::new();
+            let deliver = |half: &mut SendHalf, piece: &Piece, data: &[u8], got: &mut Vec<Option<u8>>| {
+                data.iter().enumerate().for_each(|(at, byte)| got[piece.range.start as usize + at] = Some(*byte));
+                half.on_acked(piece);
+            };
+            for (what, most, which) in steps {
+                match what {
+                    0 => if let Some(piece) = half.take(most, u64::MAX) {
+                        let data = text(&half, &piece);
+                        prop_assert_eq!(data.len() as u64, piece.len());
+                        flying.push((piece, data));
+                    },
+                    1 if !flying.is_empty() => {
+                        let (piece, data) = flying.remove(which.index(flying.len()));
+                        deliver(&mut half, &piece, &data, &mut got);
+                    }
+                    2 if !flying.is_empty() => {
+                        // Given up, and perhaps acknowledged all the same.
+                        let at = which.index(flying.len());
+                        half.on_lost(&flying[at].0);
+                        if most % 2 == 0 { flying.remove(at); }
+                    }
+                    _ => {}
+                }
+            }
+            for (piece, _) in flying.drain(..) { half.on_lost(&piece); }
+            while let Some(piece) = half.take(7, u64::MAX) {
+                let data = text(&half, &piece);
+                deliver(&mut half, &piece, &data, &mut got);
+            }
+            prop_assert!(half.is_done() && half.held() == 0);
+            prop_assert_eq!(got.into_iter().map(Option::unwrap).collect::<Vec<_>>(), all);
+        }
+    }
+}

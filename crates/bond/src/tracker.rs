@@ -1,0 +1,346 @@
+//! What one path was given and what became of it, and what came over it and is to be acknowledged.
+//!
+//! QUIC knows which of its packets were lost, but tells neither that nor which datagrams were in them; so datagrams are numbered here and
+//! acknowledged end to end, over any path. Loss is found as in RFC 9002, section 6.1 (three later ones arrived, or a ninth of a round-trip
+//! time beyond one); what to do about a path that says nothing any more is the path's matter.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use braid_model::Time;
+
+use crate::ranges::RangeSet;
+use crate::wire::{Ack, MAX_ACK_RANGES};
+use crate::{FlowKey, PathId, send::Piece};
+
+/// Reordering beyond this many datagrams is loss.
+const PACKET_THRESHOLD: u64 = 3;
+/// An acknowledgement is due after this many datagrams,
+const ACK_EVERY: u32 = 8;
+/// or this long after the first.
+pub(crate) const ACK_DELAY: Duration = Duration::from_millis(5);
+
+/// What a datagram held that must arrive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Item {
+    Piece(FlowKey, Piece),
+    Control(Control),
+}
+
+/// What a frame says that holds no data; told again until it is acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Control {
+    Open(FlowKey),
+    Opened(FlowKey, u64),
+    Reset(FlowKey, u64),
+    Stop(FlowKey, u64),
+    Credit(FlowKey),
+    TotalCredit,
+    Path(PathId),
+    Policy(FlowKey, u64),
+}
+
+#[derive(Debug)]
+struct Sent {
+    at: Time,
+    size: u32,
+    state: State,
+    items: Vec<Item>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Flying,
+    /// Flying, and its items were given to other paths as well.
+    Repeated,
+    Acked,
+    Lost,
+}
+
+/// The sending side of a path.
+#[derive(Debug)]
+pub(crate) struct Tracker {
+    sent: VecDeque<Sent>,
+    /// Sequence number of the first of `sent`.
+    base: u64,
+    largest_acked: Option<u64>,
+    /// Bytes flying.
+    in_flight: u64,
+    /// When news last came of a datagram.
+    pub(crate) last_ack: Time,
+    /// The next to consider for a copy on another path.
+    repeat_from: u64,
+    /// Bytes acknowledged so far, and lost.
+    pub(crate) delivered: u64,
+    pub(crate) lost: u64,
+}
+
+/// What an acknowledgement brought.
+#[derive(Debug, Default)]
+pub(crate) struct Acked {
+    pub(crate) items: Vec<Item>,
+    /// Sent at, for the newest datagram that this one acknowledges for the first time, if it is the largest so far.
+    pub(crate) newest: Option<Time>,
+    /// Whether anything was acknowledged for the first time.
+    pub(crate) any: bool,
+}
+
+impl Tracker {
+    pub(crate) fn new(now: Time) -> Self {
+        Self { sent: VecDeque::new(), base: 0, largest_acked: None, in_flight: 0, last_ack: now, repeat_from: 0, delivered: 0, lost: 0 }
+    }
+
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.base + self.sent.len() as u64
+    }
+
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// When the oldest datagram that still flies was sent.
+    pub(crate) fn oldest(&self) -> Option<Time> {
+        self.sent.iter().find(|sent| matches!(sent.state, State::Flying | State::Repeated)).map(|sent| sent.at)
+    }
+
+    pub(crate) fn on_sent(&mut self, now: Time, size: usize, items: Vec<Item>) {
+        self.in_flight += size as u64;
+        self.sent.push_back(Sent { at: now, size: size as u32, state: State::Flying, items });
+    }
+
+    /// Takes an acknowledgement in; `Err` if it speaks of what was never sent.
+    pub(crate) fn on_ack(&mut self, now: Time, ack: &Ack, acked: &mut Acked) -> Result<(), ()> {
+        let end = self.next_sequence();
+        if ack.ranges.first().is_some_and(|(_, last)| *last >= end) {
+            return Err(());
+        }
+        for (first, last) in &ack.ranges {
+            for sequence in (*first).max(self.base)..=*last {
+                let Some(sent) = sequence.checked_sub(self.base).and_then(|at| self.sent.get_mut(at as usize)) else { continue };
+                if sent.state == State::Acked {
+                    continue;
+                }
+                if sent.state != State::Lost {
+                    self.in_flight -= u64::from(sent.size);
+                }
+                sent.state = State::Acked;
+                self.delivered += u64::from(sent.size);
+                acked.any = true;
+                acked.items.append(&mut sent.items);
+                if self.largest_acked.is_none_or(|largest| sequence > largest) {
+                    self.largest_acked = Some(sequence);
+                    acked.newest = Some(sent.at);
+                }
+            }
+        }
+        if acked.any {
+            self.last_ack = now;
+        }
+        self.shrink();
+        Ok(())
+    }
+
+    /// Gives up what must be lost by now and puts what it held into `lost`; when to look again.
+    pub(crate) fn detect_lost(&mut self, now: Time, patience: Duration, lost: &mut Vec<Item>) -> Option<Time> {
+        let largest = self.largest_acked?;
+        let mut again = None;
+        let upto = (largest + 1).saturating_sub(self.base) as usize;
+        for (at, sent) in self.sent.iter_mut().enumerate().take(upto) {
+            if !matches!(sent.state, State::Flying | State::Repeated) {
+                continue;
+            }
+            let sequence = self.base + at as u64;
+            let due = sent.at + patience;
+            if sequence + PACKET_THRESHOLD > largest && now < due {
+                again = Some(again.map_or(due, |again: Time| again.min(due)));
+                continue;
+            }
+            self.in_flight -= u64::from(sent.size);
+            self.lost += u64::from(sent.size);
+            if sent.state == State::Flying {
+                lost.append(&mut sent.items);
+            }
+            sent.state = State::Lost;
+        }
+        self.shrink();
+        again
+    }
+
+    /// Copies of what all flying datagrams hold, to be sent on other paths as well. Each is given once.
+    pub(crate) fn repeat_all(&mut self, items: &mut Vec<Item>) {
+        for sent in self.sent.iter_mut().filter(|sent| sent.state == State::Flying) {
+            sent.state = State::Repeated;
+            items.extend(sent.items.iter().cloned());
+        }
+    }
+
+    /// The next flying datagram that was sent at `after` or later, was not given to another path yet and holds only what `may` be: what it
+    /// holds. Each is considered once, in the order of sending.
+    pub(crate) fn repeat_next(&mut self, after: Time, may: impl Fn(&Item) -> bool) -> Option<&[Item]> {
+        let first = self.repeat_from.saturating_sub(self.base) as usize;
+        for at in first..self.sent.len() {
+            let sent = &mut self.sent[at];
+            self.repeat_from = self.base + at as u64 + 1;
+            if sent.state == State::Flying && !sent.items.is_empty() && sent.at >= after && sent.items.iter().all(&may) {
+                sent.state = State::Repeated;
+                return Some(&self.sent[at].items);
+            }
+        }
+        None
+    }
+
+    /// Everything that flies or may still come back is given up; what it held.
+    pub(crate) fn abandon(&mut self, items: &mut Vec<Item>) {
+        for sent in self.sent.drain(..) {
+            if sent.state == State::Flying {
+                items.extend(sent.items);
+            }
+        }
+        self.in_flight = 0;
+    }
+
+    /// Forgets what is settled at the front. What was lost stays a while: its acknowledgement may still come.
+    fn shrink(&mut self) {
+        const KEPT: u64 = 1024;
+        while let Some(first) = self.sent.front() {
+            let settled = first.state == State::Acked
+                || first.state == State::Lost && self.largest_acked.is_some_and(|largest| self.base + KEPT < largest);
+            if !settled {
+                break;
+            }
+            self.sent.pop_front();
+            self.base += 1;
+        }
+    }
+}
+
+/// The receiving side of a path.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    ranges: RangeSet,
+    newest_at: Time,
+    /// Datagrams not acknowledged yet.
+    unacked: u32,
+    /// When that must be told at the latest.
+    pub(crate) due: Option<Time>,
+    pub(crate) bytes: u64,
+}
+
+impl Received {
+    /// Takes note of a datagram; whether it is the first with that number.
+    pub(crate) fn on_datagram(&mut self, now: Time, sequence: u64, size: usize, urgent: bool) -> bool {
+        let in_order = self.ranges.last().is_none_or(|last| last.end == sequence);
+        if !self.ranges.insert(sequence..sequence + 1) {
+            return false;
+        }
+        while self.ranges.ranges() > MAX_ACK_RANGES {
+            self.ranges.pop_first();
+        }
+        self.bytes += size as u64;
+        self.newest_at = now;
+        self.unacked += 1;
+        let due = if urgent || !in_order || self.unacked >= ACK_EVERY { now } else { now + ACK_DELAY };
+        self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+        true
+    }
+
+    /// Whether there is something to tell at all.
+    pub(crate) fn has_news(&self) -> bool {
+        self.unacked > 0
+    }
+
+    /// What to tell the other end of path `path`, newest first, in at most `ranges` ranges.
+    pub(crate) fn ack(&mut self, now: Time, path: PathId, ranges: usize) -> Ack {
+        self.unacked = 0;
+        self.due = None;
+        let ranges = self.ranges.iter().rev().take(ranges).map(|range| (range.start, range.end - 1)).collect();
+        Ack { path, delay: now.since(self.newest_at), ranges }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_millis(50);
+
+    fn at(millis: u64) -> Time {
+        Time::from_millis(millis)
+    }
+
+    fn item(flow: u64) -> Item {
+        Item::Control(Control::Credit(FlowKey(flow)))
+    }
+
+    fn tracker(count: u64) -> Tracker {
+        let mut tracker = Tracker::new(at(0));
+        (0..count).for_each(|flow| tracker.on_sent(at(flow), 100, vec![item(flow)]));
+        tracker
+    }
+
+    fn ack(ranges: &[(u64, u64)]) -> Ack {
+        Ack { path: PathId(0), delay: Duration::ZERO, ranges: ranges.to_vec() }
+    }
+
+    #[test]
+    fn three_later_ones_or_time_make_a_loss() {
+        let mut tracker = tracker(6);
+        let (mut acked, mut lost) = (Acked::default(), Vec::new());
+        tracker.on_ack(at(20), &ack(&[(3, 4)]), &mut acked).unwrap();
+        assert_eq!((acked.items, acked.newest), (vec![item(3), item(4)], Some(at(4))));
+        assert_eq!(tracker.detect_lost(at(20), PATIENCE, &mut lost), Some(at(52)));
+        assert_eq!(lost, [item(0), item(1)]);
+        lost.clear();
+        assert_eq!(tracker.detect_lost(at(52), PATIENCE, &mut lost), None);
+        assert_eq!((lost, tracker.in_flight()), (vec![item(2)], 100));
+        assert_eq!(tracker.oldest(), Some(at(5)));
+    }
+
+    #[test]
+    fn what_was_repeated_is_not_lost_a_second_time() {
+        let mut tracker = tracker(5);
+        let mut items = Vec::new();
+        assert_eq!(tracker.repeat_next(at(3), |_| true), Some(&[item(3)][..]));
+        assert_eq!(tracker.repeat_next(at(3), |_| true), Some(&[item(4)][..]));
+        assert_eq!(tracker.repeat_next(at(0), |_| true), None);
+        tracker.repeat_all(&mut items);
+        assert_eq!(items, (0..3).map(item).collect::<Vec<_>>());
+        let mut lost = Vec::new();
+        tracker.on_ack(at(9), &ack(&[(4, 4)]), &mut Acked::default()).unwrap();
+        tracker.detect_lost(at(900), PATIENCE, &mut lost);
+        assert_eq!((lost.len(), tracker.in_flight()), (0, 0));
+    }
+
+    #[test]
+    fn a_late_acknowledgement_counts_and_a_forged_one_does_not() {
+        let mut tracker = tracker(5);
+        let mut lost = Vec::new();
+        tracker.on_ack(at(9), &ack(&[(4, 4)]), &mut Acked::default()).unwrap();
+        tracker.detect_lost(at(9), PATIENCE, &mut lost);
+        let mut acked = Acked::default();
+        tracker.on_ack(at(10), &ack(&[(0, 4)]), &mut acked).unwrap();
+        // What was lost gave its items away then; the others bring theirs now.
+        assert!(acked.any && acked.items == [item(2), item(3)] && tracker.in_flight() == 0);
+        assert!(tracker.on_ack(at(11), &ack(&[(0, 5)]), &mut Acked::default()).is_err());
+        assert_eq!(tracker.next_sequence(), 5);
+    }
+
+    #[test]
+    fn acknowledgements_are_due_by_count_by_gap_and_by_time() {
+        let mut received = Received::default();
+        assert!(received.on_datagram(at(1), 0, 9, false) && !received.on_datagram(at(1), 0, 9, false));
+        assert_eq!(received.due, Some(at(1) + ACK_DELAY));
+        received.on_datagram(at(2), 2, 9, false);
+        assert_eq!(received.due, Some(at(2)));
+        assert_eq!(received.ack(at(3), PathId(7), 9).ranges, [(2, 2), (0, 0)]);
+        assert!(!received.has_news());
+        for number in 3..3 + u64::from(ACK_EVERY) {
+            received.on_datagram(at(4), number, 9, false);
+        }
+        assert_eq!(received.due, Some(at(4)));
+        for number in 100..1000 {
+            received.on_datagram(at(5), number * 2, 9, false);
+        }
+        assert_eq!(received.ack(at(5), PathId(7), usize::MAX).ranges.len(), MAX_ACK_RANGES);
+    }
+}

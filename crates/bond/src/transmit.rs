@@ -1,0 +1,376 @@
+//! What goes into the next datagram of a path: late binding. A path is asked only when it can send, and what it is given then is what is
+//! best for it then; everything else waits above, in its flow.
+
+use std::time::Duration;
+
+use braid_model::{Bytes as Amount, Rate, Time};
+use bytes::{Bytes, BytesMut};
+
+use crate::bond::Bond;
+use crate::path::{Extra, Path, PathState};
+use crate::tracker::{Control, Item};
+use crate::wire::{self, Frame, Header, MAX_CHUNK_HEAD};
+use crate::{FlowKey, PathId};
+
+/// A datagram with less room than this left is full.
+const LEAST_CHUNK: usize = MAX_CHUNK_HEAD + 32;
+/// Ranges of an acknowledgement that is due, and of one that goes along with data (at most 4 + 2 x 2 x 2 bytes long).
+const RANGES: usize = 32;
+const RANGES_ALONG: usize = 2;
+/// A copy, or a wait for a faster path, must gain this much.
+const MARGIN: Duration = Duration::from_millis(5);
+/// Copies that may wait for one path; a path that is further behind gets no more.
+const MAX_EXTRA: usize = 256;
+
+/// A datagram in the making.
+struct Draft<'a> {
+    out: &'a mut BytesMut,
+    start: usize,
+    max: usize,
+    items: Vec<Item>,
+    /// Whether it holds anything that asks for an acknowledgement.
+    eliciting: bool,
+}
+
+impl Draft<'_> {
+    fn room(&self) -> usize {
+        self.max.saturating_sub(self.out.len() - self.start)
+    }
+
+    /// Adds a frame if it fits.
+    fn add(&mut self, frame: &Frame) -> bool {
+        let before = self.out.len();
+        frame.encode(self.out);
+        if self.out.len() - self.start > self.max {
+            self.out.truncate(before);
+            return false;
+        }
+        true
+    }
+}
+
+impl Bond {
+    /// Appends the next datagram of a path to `out`, at most `max` bytes; `false` if it has nothing to send now, or no room
+    /// (see [`PathFacts::room`](crate::PathFacts::room)).
+    pub fn poll_datagram(&mut self, now: Time, id: PathId, max: usize, out: &mut BytesMut) -> bool {
+        let Some(path) = self.paths.get(&id) else { return false };
+        let (sequence, state, down) = (path.tracker.next_sequence(), path.state, path.is_down());
+        if down {
+            return false;
+        }
+        let room = path.facts.room.get() > 0;
+        let start = out.len();
+        let mut draft = Draft { out, start, max, items: Vec::new(), eliciting: false };
+        Header { sequence: Some(sequence) }.encode(draft.out);
+        let head = draft.out.len();
+        self.put_due_acks(now, id, &mut draft);
+        if state == PathState::Good && room {
+            self.put_controls(&mut draft);
+            self.put_extra(id, &mut draft);
+            self.put_flows(now, id, &mut draft);
+            if draft.items.is_empty() && !draft.eliciting {
+                self.put_repeats(now, id, &mut draft);
+            }
+            if !draft.items.is_empty() || draft.eliciting {
+                self.put_ack_along(now, id, &mut draft);
+            }
+        } else if state != PathState::Good {
+            self.put_probe(now, id, &mut draft);
+        }
+        if draft.out.len() == head {
+            draft.out.truncate(start);
+            return false;
+        }
+        let Draft { items, eliciting, .. } = draft;
+        let size = out.len() - start;
+        if !items.is_empty() || eliciting {
+            if let Some(path) = self.paths.get_mut(&id) {
+                path.tracker.on_sent(now, size, items);
+                path.facts.room = path.facts.room.saturating_sub(Amount::new(size as u64));
+            }
+            return true;
+        }
+        // Acknowledgements alone: no number, so that they are not acknowledged in turn.
+        let body = out.split_off(head);
+        out.truncate(start);
+        Header { sequence: None }.encode(out);
+        out.extend_from_slice(&body);
+        true
+    }
+
+    /// Tells what arrived: what is due on this path and on those that cannot tell it themselves.
+    fn put_due_acks(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
+        let good = self.paths.get(&id).is_some_and(|path| path.is_good());
+        for (other, path) in &mut self.paths {
+            let speaks_for = *other == id || good && !path.is_good();
+            if speaks_for && path.received.due.is_some_and(|due| due <= now) {
+                draft.add(&Frame::Ack(path.received.ack(now, *other, RANGES)));
+            }
+        }
+    }
+
+    /// With data an acknowledgement costs little, so it does not wait until it is due.
+    fn put_ack_along(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
+        if let Some(path) = self.paths.get_mut(&id).filter(|path| path.received.has_news())
+            && draft.room() > LEAST_CHUNK
+        {
+            draft.add(&Frame::Ack(path.received.ack(now, id, RANGES_ALONG)));
+        }
+    }
+
+    fn put_controls(&mut self, draft: &mut Draft<'_>) {
+        while let Some(control) = self.control.pop_front() {
+            let Some(frame) = self.control_frame(&control) else { continue };
+            if !draft.add(&frame) {
+                self.control.push_front(control);
+                return;
+            }
+            draft.items.push(Item::Control(control));
+        }
+    }
+
+    fn control_frame(&self, control: &Control) -> Option<Frame> {
+        let flow = |id: &FlowKey| self.flows.get(id);
+        Some(match control {
+            Control::Open(id) => Frame::Open { flow: *id, open: flow(id)?.open.clone()? },
+            Control::Opened(id, code) => Frame::Opened { flow: *id, code: *code },
+            Control::Reset(id, code) => Frame::Reset { flow: *id, code: *code, size: flow(id).map_or(0, |flow| flow.send.sent()) },
+            Control::Stop(id, code) => Frame::Stop { flow: *id, code: *code },
+            Control::Credit(id) => Frame::Credit { flow: *id, limit: flow(id)?.receive.limit() },
+            Control::TotalCredit => Frame::TotalCredit { limit: self.receive_limit },
+            Control::Path(id) => Frame::Path { path: *id, news: *self.news.get(id)? },
+            Control::Policy(id, version) => Frame::Policy { flow: *id, version: *version, policy: flow(id)?.policy },
+        })
+    }
+
+    fn put_extra(&mut self, id: PathId, draft: &mut Draft<'_>) {
+        while draft.room() > LEAST_CHUNK {
+            let Some(extra) = self.paths.get_mut(&id).and_then(|path| path.extra.pop_front()) else { return };
+            let put = match &extra {
+                Extra::Copy(item) => self.put_copy(item, draft),
+                Extra::Message(flow, number, data) => draft.add(&Frame::Message { flow: *flow, number: *number, data: data.clone() }),
+                Extra::Fragment(flow, number, index, count, data) => {
+                    draft.add(&Frame::Fragment { flow: *flow, number: *number, index: *index, count: *count, data: data.clone() })
+                }
+            };
+            draft.eliciting |= put;
+            if !put {
+                match extra {
+                    // It was cut for a path with a larger MTU: cut anew.
+                    Extra::Copy(item) if draft.items.is_empty() && !draft.eliciting => self.again(vec![item]),
+                    extra => {
+                        if let Some(path) = self.paths.get_mut(&id) {
+                            path.extra.push_front(extra);
+                        }
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts what another path was given; `false` if it does not fit. What need not be sent any more counts as put.
+    fn put_copy(&mut self, item: &Item, draft: &mut Draft<'_>) -> bool {
+        match item {
+            Item::Control(control) => match self.control_frame(control) {
+                Some(frame) => {
+                    let put = draft.add(&frame);
+                    if put {
+                        draft.items.push(item.clone());
+                    }
+                    put
+                }
+                None => true,
+            },
+            Item::Piece(id, piece) => {
+                let Some(flow) = self.flows.get(id).filter(|flow| flow.reset_sent.is_none()) else { return true };
+                let Some(piece) = flow.send.outstanding(piece) else { return true };
+                if draft.room() < MAX_CHUNK_HEAD + piece.len() as usize {
+                    return false;
+                }
+                wire::put_chunk_head(draft.out, *id, piece.range.start, piece.len() as usize, piece.fin);
+                flow.send.copy(piece.range.clone(), draft.out);
+                draft.items.push(Item::Piece(*id, piece));
+                true
+            }
+        }
+    }
+
+    fn put_flows(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
+        let Some(slot) = self.paths.get(&id).map(|path| path.slot) else { return };
+        if !self.may_carry(id) {
+            return;
+        }
+        while draft.room() > LEAST_CHUNK {
+            let Some(flow) = self.next_flow(now, id, slot) else { return };
+            let put = if self.is_messages(flow) { self.put_message(id, flow, draft) } else { self.put_piece(id, flow, draft) };
+            self.refresh(flow);
+            if !put {
+                return;
+            }
+        }
+    }
+
+    /// Whether a path is to carry data: backups only while no other is good.
+    fn may_carry(&self, id: PathId) -> bool {
+        let backup = self.paths.get(&id).is_some_and(|path| path.backup);
+        !backup || !self.paths.values().any(|path| path.is_good() && !path.backup)
+    }
+
+    /// Whose turn it is on a path: urgent flows first, then miDRR, but nobody whose last bytes would arrive sooner elsewhere.
+    fn next_flow(&mut self, now: Time, id: PathId, slot: usize) -> Option<FlowKey> {
+        let links = self.paths.get(&id).map_or(0, |path| 1u64 << path.link);
+        let urgent = self.urgent.iter().copied().find(|flow| {
+            self.flows.get(flow).is_some_and(|flow| flow.policy.links & links != 0) && self.better_elsewhere(now, id, *flow).is_none()
+        });
+        if urgent.is_some() {
+            return urgent;
+        }
+        loop {
+            let grant = self.scheduler.next(slot)?;
+            let flow = *self.keys.get(&grant.flow)?;
+            let Some(better) = self.better_elsewhere(now, id, flow) else { return Some(flow) };
+            let found = self.flows.get_mut(&flow)?;
+            found.held = (found.held | 1 << slot) & !(1 << better);
+            self.narrow(flow);
+        }
+    }
+
+    /// Earliest completion (Lim et al., ECF, CoNEXT 2017): the slot of a faster path that could send all that the flow has, this piece too,
+    /// before the piece would arrive over this one. Not so if the flow had its buffer full lately: then there is more where that came from.
+    fn better_elsewhere(&self, now: Time, id: PathId, flow: FlowKey) -> Option<usize> {
+        let (path, found) = (self.paths.get(&id)?, self.flows.get(&flow)?);
+        if !found.send.is_finished() && now.since(found.full_at) < path.srtt * 2 {
+            return None;
+        }
+        let backlog = found.send.pending(self.send_limit - self.sent_total).unwrap_or(0) + found.messages.head().unwrap_or(0) as u64;
+        let rate = |rate: Rate| if rate == Rate::ZERO { Rate::from_mbps(1) } else { rate };
+        let here = path.one_way() + rate(path.facts.rate).time_for(Amount::new(backlog.min(1400)));
+        let sooner = |(other, faster): &(&PathId, &Path)| {
+            **other != id
+                && faster.is_good()
+                && !faster.backup
+                && found.policy.links >> faster.link & 1 == 1
+                && faster.one_way() + rate(faster.facts.rate).time_for(Amount::new(backlog)) + MARGIN < here
+        };
+        self.paths.iter().find(sooner).map(|(_, faster)| faster.slot)
+    }
+
+    fn put_piece(&mut self, id: PathId, flow: FlowKey, draft: &mut Draft<'_>) -> bool {
+        let fresh = self.send_limit - self.sent_total;
+        let Some(found) = self.flows.get_mut(&flow) else { return false };
+        let before = found.send.sent();
+        let most = (draft.room() - wire_head(flow, before)) as u64;
+        let Some(piece) = found.send.take(most, fresh) else { return false };
+        self.sent_total += found.send.sent() - before;
+        wire::put_chunk_head(draft.out, flow, piece.range.start, piece.len() as usize, piece.fin);
+        found.send.copy(piece.range.clone(), draft.out);
+        let copies = found.policy.copies;
+        if let Some(path) = self.paths.get(&id) {
+            found.count(path.link, piece.len(), 0);
+        }
+        let item = Item::Piece(flow, piece);
+        if copies > 1 {
+            self.spread(id, flow, copies, &Extra::Copy(item.clone()));
+        }
+        draft.items.push(item);
+        true
+    }
+
+    fn put_message(&mut self, id: PathId, flow: FlowKey, draft: &mut Draft<'_>) -> bool {
+        let Some(found) = self.flows.get_mut(&flow) else { return false };
+        let copies = found.policy.copies;
+        let Some(size) = found.messages.head() else { return false };
+        let whole = size + wire_head(flow, u64::MAX) <= draft.max - 24;
+        if whole && draft.room() < size + wire_head(flow, u64::MAX) {
+            return false;
+        }
+        let Some((number, data)) = found.messages.take() else { return false };
+        if let Some(path) = self.paths.get(&id) {
+            found.count(path.link, size as u64, 0);
+        }
+        let pieces: Vec<Extra> =
+            if whole { vec![Extra::Message(flow, number, data)] } else { cut(flow, number, &data, draft.max.saturating_sub(64).max(256)) };
+        for piece in &pieces {
+            if copies > 1 {
+                self.spread(id, flow, copies, piece);
+            }
+        }
+        if let Some(path) = self.paths.get_mut(&id) {
+            pieces.into_iter().rev().for_each(|piece| path.extra.push_front(piece));
+        }
+        self.put_extra(id, draft);
+        true
+    }
+
+    /// Gives copies of `extra` to the next best paths.
+    fn spread(&mut self, id: PathId, flow: FlowKey, copies: u8, extra: &Extra) {
+        let links = self.flows.get(&flow).map_or(0, |flow| flow.policy.links);
+        let mut others: Vec<(bool, Duration, PathId)> = self
+            .paths
+            .iter()
+            .filter(|(other, path)| **other != id && path.is_good() && links >> path.link & 1 == 1)
+            .map(|(other, path)| (path.backup, path.srtt, *other))
+            .collect();
+        others.sort_unstable();
+        for (.., other) in others.into_iter().take(usize::from(copies) - 1) {
+            if let Some(path) = self.paths.get_mut(&other)
+                && path.extra.len() < MAX_EXTRA
+            {
+                path.extra.push_back(extra.clone());
+            }
+        }
+    }
+
+    /// An idle path repeats what would arrive later over the path that has it: the tail of a transfer, or what holds a flow's window up.
+    fn put_repeats(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
+        let Some(path) = self.paths.get(&id) else { return };
+        if !self.may_carry(id) {
+            return;
+        }
+        let (one_way, link) = (path.one_way(), path.link);
+        let others: Vec<PathId> = self.paths.keys().copied().filter(|other| *other != id).collect();
+        for other in others {
+            let Some(lead) = self.paths.get(&other).and_then(|slow| slow.one_way().checked_sub(one_way + MARGIN)) else { continue };
+            let after = Time::from_nanos(now.as_nanos().saturating_sub(u64::try_from(lead.as_nanos()).unwrap_or(u64::MAX)));
+            while draft.room() > LEAST_CHUNK {
+                let flows = &self.flows;
+                let may = |item: &Item| match item {
+                    Item::Piece(flow, _) => flows.get(flow).is_some_and(|flow| flow.policy.links >> link & 1 == 1),
+                    Item::Control(_) => true,
+                };
+                let Some(items) = self.paths.get_mut(&other).and_then(|slow| slow.tracker.repeat_next(after, may)) else { break };
+                for item in items.to_vec() {
+                    if !self.put_copy(&item, draft)
+                        && let Some(path) = self.paths.get_mut(&id)
+                    {
+                        path.extra.push_back(Extra::Copy(item));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A path that is not good is asked for a sign of life now and then.
+    fn put_probe(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        if path.next_probe.is_none_or(|due| due > now) {
+            return;
+        }
+        path.on_probe(now);
+        draft.eliciting |= draft.add(&Frame::Ping);
+    }
+}
+
+/// How long the head of a chunk or message is, its length in two bytes.
+fn wire_head(flow: FlowKey, offset: u64) -> usize {
+    1 + wire::varint_size(flow.0) + wire::varint_size(offset) + 2
+}
+
+/// Cuts a message that fits no datagram into pieces of at most `most` bytes.
+fn cut(flow: FlowKey, number: u64, data: &Bytes, most: usize) -> Vec<Extra> {
+    let count = data.len().div_ceil(most.max(data.len().div_ceil(255)));
+    let size = data.len().div_ceil(count.max(1)).max(1);
+    let piece = |at: usize| data.slice((at * size).min(data.len())..((at + 1) * size).min(data.len()));
+    (0..count).map(|at| Extra::Fragment(flow, number, at as u8, count as u8, piece(at))).collect()
+}
