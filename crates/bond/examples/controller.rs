@@ -1,7 +1,8 @@
 //! What the controller does beside CUBIC and BBRv3, in tables (virtual time, real QUIC connections).
 //!
-//! `cargo run --release -p braid-bond --example controller [alone|loss|beside|sweep|watch]... [TRACE]...`; with no word, all but `watch`.
-//! A trace is a recording in mahimahi's format. `watch` prints one run's course.
+//! `cargo run --release -p braid-bond --example controller [alone|loss|beside|sweep|watch|late]... [TRACE]...`; with no word, all but `watch`.
+//! A trace is a recording in mahimahi's format. `watch` prints the course of a run on a trace, or beside CUBIC
+//! (`late`: CUBIC is there already).
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -16,8 +17,9 @@ use support::{Controllers, Source, World, bdp, bottleneck};
 
 fn main() {
     let (words, traces): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|word| ["alone", "loss", "beside", "sweep", "watch"].contains(&word.as_str()));
-    let wanted = |word: &str| words.iter().any(|w| w == word) || (words.is_empty() && traces.is_empty() && word != "watch");
+        std::env::args().skip(1).partition(|word| ["alone", "loss", "beside", "sweep", "watch", "late"].contains(&word.as_str()));
+    let wanted =
+        |word: &str| words.iter().any(|w| w == word) || (words.is_empty() && traces.is_empty() && word != "watch" && word != "late");
     if wanted("alone") {
         alone();
     }
@@ -31,10 +33,14 @@ fn main() {
         beside(&[(5.0, 10), (5.0, 40), (5.0, 100), (20.0, 10), (20.0, 100), (50.0, 10), (50.0, 40), (50.0, 100)]);
     }
     for path in &traces {
-        trace(path);
+        match read(path) {
+            Ok(trace) if wanted("watch") => watch_trace(trace),
+            Ok(trace) => compare(path, trace),
+            Err(error) => eprintln!("{path}: {error}; give a recording in mahimahi's format"),
+        }
     }
-    if wanted("watch") {
-        watch();
+    if wanted("watch") && traces.is_empty() {
+        watch(wanted("late"));
     }
 }
 
@@ -117,21 +123,20 @@ fn beside(paths: &[(f64, u64)]) {
     }
 }
 
-/// One flow on a recorded link, 20 ms each way, the buffer a phone's: 300 packets.
 #[expect(clippy::disallowed_methods, reason = "an example may read files")]
-fn trace(path: &str) {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) => return eprintln!("{path}: {error}; give a recording in mahimahi's format"),
-    };
-    let trace = match Trace::parse(&text) {
-        Ok(trace) => Arc::new(trace),
-        Err(error) => return eprintln!("{path}: {error}"),
-    };
+fn read(path: &str) -> Result<Arc<Trace>, Box<dyn std::error::Error>> {
+    Ok(Arc::new(Trace::parse(&std::fs::read_to_string(path)?)?))
+}
+
+/// A recorded link, 20 ms each way, the buffer a phone's: 300 packets.
+fn recorded(trace: Arc<Trace>) -> Profile {
+    Profile { rate: RateSource::Trace(trace), delay: ms(20), queue: Bytes::new(450_000), ..Profile::default() }
+}
+
+fn compare(path: &str, trace: Arc<Trace>) {
     println!("\n{path}: 60 s, 40 ms, buffer 450 kB: goodput in Mbit/s, queueing delay in ms (median, 95th percentile)");
     for controllers in all() {
-        let rate = RateSource::Trace(trace.clone());
-        let mut world = World::new(Profile { rate, delay: ms(20), queue: Bytes::new(450_000), ..Profile::default() }, 1);
+        let mut world = World::new(recorded(trace.clone()), 1);
         world.add(&controllers, Source::Bulk, Time::ZERO);
         world.run_until(seconds(60));
         let wait = |quantile| millis(world.wait(None, quantile, Time::ZERO, seconds(60)));
@@ -140,30 +145,48 @@ fn trace(path: &str) {
     }
 }
 
-/// The course of one flow beside CUBIC that comes after 5 s and goes after 35 s.
-fn watch() {
+/// The course of one flow beside CUBIC, which begins 5 s later, or earlier, and goes after 35 s.
+fn watch(late: bool) {
     let gauge = Arc::new(Gauge::default());
     let (mbps, rtt) = (20.0, ms(40));
-    let mut world = World::new(bottleneck(mbps, rtt, bdp(mbps, rtt, 2.0)), 1);
+    let mut world = World::new(bottleneck(mbps, rtt, bdp(mbps, rtt, 1.0)), 1);
+    let (ours, theirs) = if late { (5, 0) } else { (0, 5) };
+    world.add(&Controllers::Radio(gauge.clone()), Source::Bulk, seconds(ours));
+    let other = world.add(&Controllers::Cubic, Source::Bulk, seconds(theirs));
+    course(&mut world, &gauge, Time::ZERO, seconds(35));
+    world.flow(other).set_source(Source::Idle, seconds(35));
+    course(&mut world, &gauge, seconds(35), seconds(45));
+}
+
+fn watch_trace(trace: Arc<Trace>) {
+    let gauge = Arc::new(Gauge::default());
+    let mut world = World::new(recorded(trace), 1);
     world.add(&Controllers::Radio(gauge.clone()), Source::Bulk, Time::ZERO);
-    let other = world.add(&Controllers::Cubic, Source::Bulk, seconds(5));
-    println!("{:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}", "s", "window", "flight", "pacing", "rate", "queue", "ours", "theirs");
-    for step in 1..=450 {
-        let (before, now) = (Time::from_millis((step - 1) * 100), Time::from_millis(step * 100));
+    course(&mut world, &gauge, Time::ZERO, seconds(60));
+}
+
+/// Prints ten lines a second: bytes, Mbit/s, ms, and the goodput of the first flow and of all.
+fn course(world: &mut World, gauge: &Gauge, from: Time, to: Time) {
+    println!(
+        "{:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "s", "window", "flight", "pacing", "rate", "min RTT", "queue", "ours", "all"
+    );
+    let mut before = from;
+    while before < to {
+        let now = before + ms(100);
         world.run_until(now);
-        if step == 350 {
-            world.flow(other).set_source(Source::Idle, now);
-        }
         println!(
-            "{:>6.1} {:>8} {:>8} {:>8.2} {:>8.2} {:>8.1} {:>8.2} {:>8.2}",
+            "{:>6.1} {:>8} {:>8} {:>8.2} {:>8.2} {:>8.1} {:>8.1} {:>8.2} {:>8.2}",
             now.as_nanos() as f64 / 1e9,
             gauge.window().get(),
             gauge.in_flight().get(),
             gauge.pacing().bps() as f64 / 1e6,
             gauge.delivery_rate().bps() as f64 / 1e6,
+            millis(gauge.min_rtt().unwrap_or_default()),
             millis(gauge.queueing_delay()),
             world.goodput(0, before, now) / 1e6,
-            world.goodput(other, before, now) / 1e6,
+            world.total(before, now) / 1e6,
         );
+        before = now;
     }
 }

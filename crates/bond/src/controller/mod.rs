@@ -3,6 +3,7 @@
 mod filters;
 mod flight;
 mod gauge;
+mod probe;
 mod radio;
 mod rival;
 

@@ -10,7 +10,8 @@ use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 use super::Gauge;
 use super::filters::{Greatest, Least};
 use super::flight::{Flight, Round};
-use super::rival::{Rival, Verdict};
+use super::probe::Burst;
+use super::rival::{Queue, Rival, Verdict};
 
 /// Rate samples are forgotten after this many rounds: a bit more than one probing cycle.
 const ROUNDS: usize = 8;
@@ -27,6 +28,12 @@ const STEPS: [f64; 4] = [1.1, 1.25, 1.5, 2.0];
 /// The rate of calm rounds. What is lost in them we have not caused.
 const CALM_GAIN: f64 = 0.85;
 
+/// How much faster than our share a burst goes.
+const BURST_GAIN: f64 = 4.0;
+
+/// How long acknowledgements may be held back and come in a lump, in seconds.
+const MOST_LUMP: f64 = 0.05;
+
 /// More loss than this is nobody's noise, and is not made up for.
 const MOST_RANDOM_LOSS: f64 = 0.15;
 
@@ -37,17 +44,37 @@ const LEAST_PACKETS: f64 = 4.0;
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     /// Doubling until the rate stops growing or a queue builds; the greatest rate so far, and for how many rounds it has not grown.
-    Start { best: f64, flat: u32 },
+    Start {
+        best: f64,
+        flat: u32,
+    },
     /// Emptying the queue that the start has left.
-    Drain { rounds: u32 },
+    Drain {
+        rounds: u32,
+    },
     /// At the rate of the path, for so many more rounds.
-    Cruise { rounds: u32 },
+    Cruise {
+        rounds: u32,
+    },
     /// Faster by a step for one round, from this rate.
-    Up { step: usize, from: f64 },
+    Up {
+        step: usize,
+        from: f64,
+    },
     /// The round in which the faster one's acknowledgements come.
-    Wait { step: usize, from: f64 },
+    Wait {
+        step: usize,
+        from: f64,
+    },
     /// Slower.
-    Down { rounds: u32 },
+    Down {
+        rounds: u32,
+    },
+    /// Against a rival: a burst that measures the capacity, and after it slower until this moment to make up for it.
+    Burst,
+    Repay {
+        until: Instant,
+    },
 }
 
 /// A congestion controller for radio links.
@@ -65,7 +92,13 @@ pub struct Radio {
     /// Of the batch of acknowledgements that is coming in: the least round trip, and the bytes.
     batch_rtt: f64,
     batch: f64,
+    /// Its newest packet.
+    batch_newest: u64,
+    burst: Option<Burst>,
     srtt: f64,
+    /// How much a round trip differs from the one before, on average, in seconds.
+    jitter: f64,
+    last_rtt: f64,
     /// Which part of what is sent gets lost at random.
     loss: f64,
     rival: Rival,
@@ -76,9 +109,8 @@ pub struct Radio {
     thin: bool,
     /// When `budget` was last counted.
     counted: Instant,
-    /// Acknowledgements that come in lumps: since when they are counted, how many bytes, and by how much they were ahead lately.
-    lump: (Instant, f64),
-    ahead: Greatest<16>,
+    /// Bytes acknowledged at once, at most.
+    lumps: Greatest<16>,
     window: f64,
     pacing: Option<f64>,
 }
@@ -114,7 +146,11 @@ impl Radio {
             round_rtt: f64::INFINITY,
             batch_rtt: f64::INFINITY,
             batch: 0.0,
+            batch_newest: 0,
+            burst: None,
             srtt: 0.0,
+            jitter: 0.0,
+            last_rtt: f64::INFINITY,
             loss: 0.0,
             rival: Rival::new(now),
             budget: 0.0,
@@ -122,8 +158,7 @@ impl Radio {
             full: false,
             thin: true,
             counted: now,
-            lump: (now, 0.0),
-            ahead: Greatest::new(),
+            lumps: Greatest::new(),
             window: mtu * INITIAL_PACKETS as f64,
             pacing: None,
         };
@@ -143,17 +178,17 @@ impl Radio {
     }
 
     fn packet_time(&self) -> f64 {
-        (self.mtu / self.rates.get().max(1.0)).min(0.1)
+        (self.mtu / self.rates.get().max(self.rival.capacity()).max(1.0)).min(0.1)
     }
 
     /// The queueing delay that is left alone.
     fn short_queue(&self) -> f64 {
-        0.001 + self.packet_time()
+        0.001 + self.packet_time() + (2.0 * self.jitter).min(0.02)
     }
 
     /// The queueing delay that means that the link is full.
     fn full_queue(&self) -> f64 {
-        0.003 + 3.0 * self.packet_time()
+        0.003 + 3.0 * self.packet_time() + (4.0 * self.jitter).min(0.04)
     }
 
     /// How long a round lasts at least: long enough to measure a rate, whatever the round trip.
@@ -174,7 +209,7 @@ impl Radio {
             Phase::Drain { .. } => 0.5,
             Phase::Cruise { .. } => calm,
             Phase::Up { step, .. } => STEPS[step],
-            Phase::Wait { .. } => 1.0,
+            Phase::Wait { .. } | Phase::Burst | Phase::Repay { .. } => 1.0,
             Phase::Down { .. } => calm.min(CALM_GAIN),
         }
     }
@@ -188,12 +223,18 @@ impl Radio {
         let base = self.min_rtt.get();
         let made_up = 1.0 / (1.0 - self.loss);
         let share = self.rival.share();
-        let pacing = (rate * self.gain()).max(share) * made_up;
+        let pacing = match self.phase {
+            Phase::Burst => rate.max(share) * BURST_GAIN,
+            Phase::Repay { .. } => rate.max(share) * 0.5,
+            _ => (rate * self.gain()).max(share),
+        } * made_up;
         let slow = LEAST_PACKETS * self.mtu / self.srtt.clamp(0.001, 1.0);
         self.pacing = Some(pacing.max(slow));
-        let lumps = self.ahead.get();
-        let room = (rate * made_up * (base * self.window_gain() + 0.01)).max(share * made_up * 1.25 * self.srtt.max(base));
-        let window = room + lumps + LEAST_PACKETS * self.mtu;
+        let lumps = self.lumps.get().min(rate * MOST_LUMP);
+        let room =
+            (rate * made_up * (base * self.window_gain() + 0.01)).max(share * made_up * 1.25 * self.srtt.clamp(base, 6.0 * base + 0.02));
+        let burst = self.burst.as_ref().map_or(0.0, Burst::excess);
+        let window = room + lumps + burst + LEAST_PACKETS * self.mtu;
         self.window = match self.phase {
             Phase::Start { .. } => window.max(self.window),
             _ => window,
@@ -204,7 +245,7 @@ impl Radio {
         match self.phase {
             Phase::Start { .. } => START_GAIN,
             Phase::Drain { .. } => 1.0,
-            Phase::Cruise { .. } | Phase::Down { .. } => 1.25,
+            Phase::Cruise { .. } | Phase::Down { .. } | Phase::Burst | Phase::Repay { .. } => 1.25,
             Phase::Up { step, .. } | Phase::Wait { step, .. } => STEPS[step] * 1.25,
         }
     }
@@ -239,9 +280,11 @@ impl Radio {
             self.rates.add(round.rate);
         }
         if !was_thin && rtt.is_finite() {
-            let verdict = self.rival.round(now, round, rtt, queue, full, sent * (1.0 - self.loss));
-            if let Verdict::Longer(rtt) = verdict {
+            let queue = Queue { delay: queue, short: self.short_queue(), full };
+            let verdict = self.rival.round(now, round, rtt, queue, sent * (1.0 - self.loss));
+            if let Verdict::Longer { rtt, rate } = verdict {
                 self.min_rtt.reset(now, rtt);
+                self.rates.reset(rate);
             }
         }
         self.phase = self.next_phase(round, standing, was_thin);
@@ -257,7 +300,8 @@ impl Radio {
             }
             Phase::Drain { rounds } if standing && rounds < 4 => Phase::Drain { rounds: rounds + 1 },
             Phase::Drain { .. } => Phase::Cruise { rounds: 1 },
-            Phase::Cruise { .. } if standing => Phase::Down { rounds: 0 },
+            Phase::Cruise { rounds: 0 } if standing && self.rival.is_present() => Phase::Burst,
+            Phase::Cruise { .. } if standing && !self.rival.is_present() => Phase::Down { rounds: 0 },
             Phase::Cruise { rounds: 0 } => Phase::Up { step: 0, from: self.rate() },
             Phase::Cruise { rounds } => Phase::Cruise { rounds: rounds - 1 },
             Phase::Up { .. } | Phase::Wait { .. } if standing => Phase::Down { rounds: 0 },
@@ -272,19 +316,37 @@ impl Radio {
             }
             Phase::Down { rounds } if standing && rounds < 3 => Phase::Down { rounds: rounds + 1 },
             Phase::Down { .. } => Phase::Cruise { rounds: 2 },
+            Phase::Burst | Phase::Repay { .. } => self.phase,
         }
     }
 
-    /// How far acknowledgements run ahead of the rate: what must be in flight beyond it so that lumps do not starve the link.
-    fn count_lumps(&mut self, now: Instant, acked: f64) {
-        let expected = self.rates.get() * now.saturating_duration_since(self.lump.0).as_secs_f64();
-        self.lump.1 += acked;
-        if self.lump.1 <= expected {
-            self.lump = (now, 0.0);
+    fn on_sent_in_burst(&mut self, now: Instant, pn: u64, bytes: f64) {
+        if self.phase != Phase::Burst {
             return;
         }
-        let most = self.rates.get() * 0.05;
-        self.ahead.raise((self.lump.1 - expected).min(most));
+        let rate = self.pacing.unwrap_or(0.0) / BURST_GAIN;
+        let wanted = (12.0 * self.mtu).max(0.01 * self.rival.capacity());
+        let burst = self.burst.get_or_insert_with(|| Burst::new(now, pn, rate));
+        if burst.send(now, pn, bytes) >= wanted {
+            let until = now + Duration::from_secs_f64((2.0 * burst.excess() / rate.max(1.0)).min(1.0));
+            self.phase = Phase::Repay { until };
+            self.steer();
+        }
+    }
+
+    fn on_burst_acknowledged(&mut self, now: Instant, rtt: f64) {
+        if let Phase::Repay { until } = self.phase
+            && now >= until
+        {
+            self.phase = Phase::Cruise { rounds: 4 };
+        }
+        let Some(burst) = &mut self.burst else { return };
+        if self.phase != Phase::Burst && burst.acknowledge(self.batch_newest, rtt) {
+            if let Some(capacity) = burst.capacity() {
+                self.rival.measure(capacity);
+            }
+            self.burst = None;
+        }
     }
 }
 
@@ -292,8 +354,9 @@ impl Controller for Radio {
     fn on_packet_sent(&mut self, now: Instant, bytes: u16, pn: u64) {
         self.count(now);
         let bytes = u64::from(bytes);
-        let calm = matches!(self.phase, Phase::Down { .. });
+        let calm = matches!(self.phase, Phase::Down { .. }) && !self.rival.is_present();
         self.flight.send(now, pn, bytes, calm);
+        self.on_sent_in_burst(now, pn, bytes as f64);
         self.sent += bytes as f64;
         if self.flight.in_flight() > self.window as u64 {
             self.gauge.use_probe(bytes);
@@ -309,6 +372,7 @@ impl Controller for Radio {
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {
         self.flight.acknowledge(pn, sent, bytes);
         self.batch += bytes as f64;
+        self.batch_newest = self.batch_newest.max(pn);
         self.batch_rtt = self.batch_rtt.min(now.saturating_duration_since(sent).as_secs_f64());
         if let Phase::Start { .. } = self.phase {
             self.window += bytes as f64;
@@ -319,9 +383,14 @@ impl Controller for Radio {
         self.count(now);
         let rtt = std::mem::replace(&mut self.batch_rtt, f64::INFINITY);
         let acked = std::mem::take(&mut self.batch);
-        self.count_lumps(now, acked);
+        self.lumps.raise(acked);
         if rtt.is_finite() && rtt > 0.0 {
             self.srtt = if self.srtt > 0.0 { 0.875 * self.srtt + 0.125 * rtt } else { rtt };
+            let step = (rtt - self.last_rtt).abs();
+            if step.is_finite() {
+                self.jitter += (step - self.jitter) / 64.0;
+            }
+            self.last_rtt = rtt;
             let span = if self.rival.is_present() { MIN_RTT_SPAN * 6 } else { MIN_RTT_SPAN };
             self.min_rtt.add(now, span, rtt);
             self.standing.add(now, Duration::from_secs_f64(self.srtt.clamp(0.01, 2.0)), rtt);
@@ -329,8 +398,9 @@ impl Controller for Radio {
         }
         if let Some(round) = self.flight.end(now, in_flight, self.least_round()) {
             self.on_round(now, round);
-            self.ahead.add(0.0);
+            self.lumps.add(0.0);
         }
+        self.on_burst_acknowledged(now, rtt);
         if let Phase::Up { .. } | Phase::Wait { .. } = self.phase
             && self.queue() > self.full_queue()
         {
@@ -347,6 +417,7 @@ impl Controller for Radio {
             self.rates.reset(rate);
             self.rival.reset(now);
             self.phase = Phase::Start { best: 0.0, flat: 0 };
+            self.burst = None;
             self.steer();
             self.show();
         }
@@ -354,6 +425,9 @@ impl Controller for Radio {
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, _now: Instant) {
         self.flight.lose(pn, u64::from(lost_bytes));
+        if let Some(burst) = &mut self.burst {
+            burst.lose(pn);
+        }
         self.gauge.set_in_flight(self.flight.in_flight());
     }
 

@@ -125,6 +125,11 @@ impl World {
         self.flows[number].received_between(from, to) as f64 * 8.0 / to.since(from).as_secs_f64()
     }
 
+    /// What all flows delivered.
+    pub(crate) fn total(&self, from: Time, to: Time) -> f64 {
+        (0..self.flows.len()).map(|number| self.goodput(number, from, to)).sum()
+    }
+
     /// The quantile (0 to 1) of the queueing delays of flow `number`'s packets (all flows': `None`) that arrived from `from` to `to`.
     pub(crate) fn wait(&self, number: Option<usize>, quantile: f64, from: Time, to: Time) -> Duration {
         let wanted = |w: &&Wait| w.at >= from && w.at < to && number.is_none_or(|n| n == w.flow);
