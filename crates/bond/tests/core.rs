@@ -1,6 +1,6 @@
 //! Bonds over emulated links, without QUIC: what arrives is what was sent, over whatever the paths do.
 
-mod support;
+mod world;
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use braid_bond::{Carrier, FlowKey, FlowPolicy};
 use braid_model::Bytes as Amount;
 use bytes::Bytes;
 use proptest::prelude::*;
-use support::{Spec, World, pattern};
+use world::{Spec, World, pattern};
 
 const TWENTY: Spec = Spec { mbps: 20, delay_ms: 5, loss: 0.0 };
 const TEN: Spec = Spec { mbps: 10, delay_ms: 30, loss: 0.0 };

@@ -1,210 +1,206 @@
-//! Two bonds over emulated links in virtual time, each path with a fixed window in place of a congestion controller.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+//! A world in virtual time: QUIC connections that share one bottleneck made of two emulated links.
+//!
+//! The same flows over the same links with the same seed behave the same up to what TLS draws at random (keys, connection ids), which
+//! changes no sizes and no times.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+#![allow(dead_code, reason = "tests and examples use different parts")]
 
-use braid_bond::{Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side, Target};
-use braid_model::{Bytes as Amount, Rate, Time};
-use braid_netem::{Link, Loss, Profile, Verdict};
-use bytes::{Bytes, BytesMut};
+mod flow;
+mod tls;
+mod traces;
 
-pub const MTU: usize = 1200;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
 
-/// A link of the test: both directions alike.
+use braid_model::{Bytes, Rate, Time};
+use braid_netem::{Link, Packet, Profile, RateSource, Verdict};
+
+pub(crate) use flow::{Controllers, Flow, Source};
+#[allow(unused_imports, reason = "tests and examples use different parts")]
+pub(crate) use traces::cellular;
+
+/// Bytes that IP and UDP add to each packet.
+const HEADERS: u64 = 28;
+
+/// A packet on a link.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    flow: usize,
+    pushed: Time,
+    data: Vec<u8>,
+}
+
+impl Packet for Parcel {
+    fn size(&self) -> Bytes {
+        Bytes::new(self.data.len() as u64 + HEADERS)
+    }
+}
+
+/// Flows from senders to receivers over one bottleneck.
+pub(crate) struct World {
+    base: Instant,
+    now: Time,
+    seed: u64,
+    forward: Link<Parcel>,
+    back: Link<Parcel>,
+    /// Acknowledgements wait until the next multiple of this, as behind a radio that grants the uplink now and then.
+    pub(crate) hold: Duration,
+    held: VecDeque<(Time, Parcel)>,
+    flows: Vec<Flow>,
+    waits: Vec<Wait>,
+    offered: BTreeMap<usize, (u64, u64)>,
+}
+
+/// How long a packet waited in the bottleneck's queue.
 #[derive(Debug, Clone, Copy)]
-pub struct Spec {
-    pub mbps: u64,
-    pub delay_ms: u64,
-    pub loss: f64,
-}
-
-pub struct Wire {
-    pub links: [Link<Vec<u8>>; 2],
-    pub spec: Spec,
-    id: PathId,
-}
-
-pub struct World {
-    pub now: Time,
-    pub ends: [Bond; 2],
-    pub wires: Vec<Wire>,
-    pub events: [Vec<Event>; 2],
-    /// What each end read of each flow, and when the last of it came.
-    pub got: [BTreeMap<FlowKey, Vec<u8>>; 2],
-    pub messages: [BTreeMap<FlowKey, Vec<Bytes>>; 2],
-    /// The longest time without a byte read, by end, while `watch` is set.
-    pub gap: [Duration; 2],
-    pub last_read: [Time; 2],
-    pub error: Option<BondError>,
+struct Wait {
+    at: Time,
+    flow: usize,
+    wait: Duration,
 }
 
 impl World {
-    pub fn new(specs: &[Spec], seed: u64) -> Self {
-        let now = Time::from_millis(1000);
-        let limits = Limits::default();
-        let mut world = Self {
-            now,
-            ends: [Bond::new(Side::Client, limits, now), Bond::new(Side::Server, limits, now)],
-            wires: Vec::new(),
-            events: [Vec::new(), Vec::new()],
-            got: Default::default(),
-            messages: Default::default(),
-            gap: [Duration::ZERO; 2],
-            last_read: [now; 2],
-            error: None,
-        };
-        for (at, spec) in specs.iter().enumerate() {
-            let profile = Profile {
-                rate: Rate::from_mbps(spec.mbps).into(),
-                delay: Duration::from_millis(spec.delay_ms),
-                loss: Loss::random(spec.loss),
-                ..Profile::default()
-            };
-            let links = [0, 1].map(|side| Link::new(profile.clone(), seed * 100 + at as u64 * 2 + side, now));
-            let id = PathId(at as u32);
-            world.wires.push(Wire { links, spec: *spec, id });
-            let facts = world.facts(at, 0);
-            for end in &mut world.ends {
-                assert!(end.add_path(now, id, at as u8, facts));
-            }
-        }
-        world
-    }
-
-    pub fn open(&mut self, policy: FlowPolicy, carrier: Carrier) -> FlowKey {
-        let open = Open { carrier, target: Target::Name("server".into(), 80), policy };
-        self.ends[0].open(self.now, open).unwrap()
-    }
-
-    pub fn stream(&mut self) -> FlowKey {
-        self.open(FlowPolicy::default(), Carrier::Stream)
-    }
-
-    /// Makes a link dark, or light again, without telling the bonds; or with.
-    pub fn set_dark(&mut self, wire: usize, dark: bool, told: bool) {
-        let now = self.now;
-        self.wires[wire].links.iter_mut().for_each(|link| link.set_dark(now, dark));
-        if told {
-            let id = self.wires[wire].id;
-            self.ends[0].set_link(now, id, if dark { PathNews::Down } else { PathNews::Up });
+    /// A bottleneck with `forward` for the data and an ample link of the same delay for the acknowledgements.
+    pub(crate) fn new(forward: Profile, seed: u64) -> Self {
+        let back = Profile { rate: RateSource::Unlimited, delay: forward.delay, ..Profile::default() };
+        #[expect(clippy::disallowed_methods, reason = "the world's times are offsets from one instant, whichever it is")]
+        let base = Instant::now();
+        Self {
+            base,
+            now: Time::ZERO,
+            seed,
+            forward: Link::new(forward, seed, Time::ZERO),
+            back: Link::new(back, seed ^ 0x5555, Time::ZERO),
+            hold: Duration::ZERO,
+            held: VecDeque::new(),
+            flows: Vec::new(),
+            waits: Vec::new(),
+            offered: BTreeMap::new(),
         }
     }
 
-    fn facts(&self, wire: usize, side: usize) -> PathFacts {
-        let spec = self.wires[wire].spec;
-        let rtt = Duration::from_millis(2 * spec.delay_ms);
-        let rate = Rate::from_mbps(spec.mbps);
-        let window = (rate.bps() / 8 * (rtt + Duration::from_millis(10)).as_millis() as u64 / 1000).max(12_000);
-        let view = self.ends[side].paths().find(|(id, _)| *id == self.wires[wire].id).map(|(_, view)| view);
-        let in_flight = view.map_or(0, |view| view.in_flight.get());
-        PathFacts { rtt, rate, room: Amount::new(window.saturating_sub(in_flight)), window: Amount::new(window) }
+    /// A flow that begins at `start`; gives its number.
+    pub(crate) fn add(&mut self, controllers: &Controllers, source: Source, start: Time) -> usize {
+        let number = self.flows.len();
+        self.flows.push(Flow::new(controllers, source, start, self.seed.wrapping_add(number as u64)));
+        number
     }
 
-    /// Moves everything that is due and can move now.
-    fn settle(&mut self) {
-        for side in 0..2 {
-            for wire in 0..self.wires.len() {
-                let facts = self.facts(wire, side);
-                let (now, id) = (self.now, self.wires[wire].id);
-                self.ends[side].set_facts(id, facts);
-                let mut out = BytesMut::new();
-                while self.ends[side].poll_datagram(now, id, MTU, &mut out) {
-                    assert!(!out.is_empty() && out.len() <= MTU, "{} bytes", out.len());
-                    // UDP, IP and QUIC take about as much again as this.
-                    let mut packet = out.split().to_vec();
-                    packet.extend_from_slice(&[0; 60]);
-                    let _: Verdict = self.wires[wire].links[side].push(now, packet);
-                }
-            }
-            self.drain(side);
-        }
+    /// The flow with this number.
+    pub(crate) fn flow(&mut self, number: usize) -> &mut Flow {
+        &mut self.flows[number]
     }
 
-    fn drain(&mut self, side: usize) {
-        while let Some(event) = self.ends[side].poll_event() {
-            if let Event::Readable(flow) = event {
-                let mut any = false;
-                while let Some(data) = self.ends[side].read(self.now, flow, usize::MAX) {
-                    any = true;
-                    self.got[side].entry(flow).or_default().extend_from_slice(&data);
-                }
-                while let Some(message) = self.ends[side].read_message(flow) {
-                    any = true;
-                    self.messages[side].entry(flow).or_default().push(message);
-                }
-                if any {
-                    self.gap[side] = self.gap[side].max(self.now.since(self.last_read[side]));
-                    self.last_read[side] = self.now;
-                }
-            }
-            self.events[side].push(event);
-        }
+    /// Changes the data's link, and the delay of the acknowledgements' with it.
+    pub(crate) fn configure(&mut self, forward: Profile) {
+        let back = Profile { delay: forward.delay, ..self.back.profile().clone() };
+        self.back.configure(self.now, back);
+        self.forward.configure(self.now, forward);
     }
 
-    /// Runs until `done`, or for `limit`; whether it came to that.
-    pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
-        let end = self.now + limit;
-        let mut spins = 0;
+    /// Makes both directions dark or bright.
+    pub(crate) fn set_dark(&mut self, dark: bool) {
+        self.forward.set_dark(self.now, dark);
+        self.back.set_dark(self.now, dark);
+    }
+
+    /// Lets everything happen until `end`.
+    pub(crate) fn run_until(&mut self, end: Time) {
         loop {
-            self.settle();
-            if self.error.is_some() || done(self) {
-                return self.error.is_none();
+            self.deliver();
+            for number in 0..self.flows.len() {
+                self.drive(number);
             }
-            // `done` may have written something.
-            self.settle();
-            let timers = self.ends.iter().filter_map(Bond::poll_timeout);
-            let wires = self.wires.iter().flat_map(|wire| &wire.links).filter_map(Link::poll_timeout);
-            let next = timers.chain(wires).min().unwrap_or(end);
-            // A timer that is due and does nothing would spin for ever.
-            spins = if next <= self.now { spins + 1 } else { 0 };
-            assert!(spins < 1000, "a timer is due at {:?} and nothing happens", self.now);
-            let next = next.max(self.now);
-            if next > end || self.now >= end {
+            let next = self.next().max(self.now);
+            if next > end {
                 self.now = end;
-                return false;
+                return;
             }
             self.now = next;
-            for wire in 0..self.wires.len() {
-                for side in 0..2 {
-                    while let Some(packet) = self.wires[wire].links[side].pop(self.now) {
-                        let length = packet.len() - 60;
-                        let data = Bytes::from(packet).slice(..length);
-                        let (now, id) = (self.now, self.wires[wire].id);
-                        if let Err(error) = self.ends[1 - side].receive(now, id, data) {
-                            self.error = Some(error);
-                        }
-                    }
-                }
-            }
-            let now = self.now;
-            self.ends.iter_mut().filter(|end| end.poll_timeout().is_some_and(|due| due <= now)).for_each(|end| end.handle_timeout(now));
         }
     }
 
-    /// Sends `size` bytes from `side`; how long until the other end has read them all.
-    pub fn transfer(&mut self, side: usize, flow: FlowKey, size: usize, limit: Duration) -> Option<Duration> {
-        let data: Vec<u8> = pattern(flow, size);
-        let start = self.now;
-        let mut written = 0;
-        self.last_read[1 - side] = start;
-        self.gap = [Duration::ZERO; 2];
-        let done = self.run(limit, |world| {
-            let room = world.ends[side].writable(world.now, flow).min(size - written);
-            if room > 0 {
-                world.ends[side].write(flow, Bytes::copy_from_slice(&data[written..written + room]));
-                written += room;
-                if written == size {
-                    world.ends[side].finish(world.now, flow);
-                }
-            }
-            world.got[1 - side].get(&flow).map_or(0, Vec::len) >= size
-        });
-        assert!(self.got[1 - side].get(&flow).is_none_or(|got| *got == data[..got.len()]), "{flow} is not what was sent");
-        done.then(|| self.now.since(start))
+    /// What flow `number` delivered to its receiver's application from `from` to `to`, in bits per second.
+    pub(crate) fn goodput(&self, number: usize, from: Time, to: Time) -> f64 {
+        self.flows[number].received_between(from, to) as f64 * 8.0 / to.since(from).as_secs_f64()
+    }
+
+    /// What all flows delivered.
+    pub(crate) fn total(&self, from: Time, to: Time) -> f64 {
+        (0..self.flows.len()).map(|number| self.goodput(number, from, to)).sum()
+    }
+
+    /// The quantile (0 to 1) of the queueing delays of flow `number`'s packets (all flows': `None`) that arrived from `from` to `to`.
+    pub(crate) fn wait(&self, number: Option<usize>, quantile: f64, from: Time, to: Time) -> Duration {
+        let wanted = |w: &&Wait| w.at >= from && w.at < to && number.is_none_or(|n| n == w.flow);
+        let mut waits: Vec<Duration> = self.waits.iter().filter(wanted).map(|w| w.wait).collect();
+        waits.sort_unstable();
+        let last = waits.len().saturating_sub(1);
+        waits.get((last as f64 * quantile) as usize).copied().unwrap_or_default()
+    }
+
+    /// Which part of flow `number`'s packets found the queue full.
+    pub(crate) fn overrun(&self, number: usize) -> f64 {
+        let (offered, dropped) = self.offered.get(&number).copied().unwrap_or_default();
+        dropped as f64 / offered.max(1) as f64
+    }
+
+    fn next(&self) -> Time {
+        let links = [self.forward.poll_timeout(), self.back.poll_timeout(), self.held.front().map(|(due, _)| *due)];
+        let flows = self.flows.iter().filter_map(|flow| flow.next(self.base));
+        links.into_iter().flatten().chain(flows).min().unwrap_or(Time::MAX)
+    }
+
+    fn deliver(&mut self) {
+        while let Some(parcel) = self.forward.pop(self.now) {
+            let profile = self.forward.profile();
+            let sending = match &profile.rate {
+                RateSource::Constant(rate) if rate.bps() > 0 => rate.time_for(parcel.size()),
+                _ => Duration::ZERO,
+            };
+            let wait = self.now.since(parcel.pushed).saturating_sub(profile.delay + sending);
+            self.waits.push(Wait { at: self.now, flow: parcel.flow, wait });
+            let at = self.base + Duration::from_nanos(self.now.as_nanos());
+            self.flows[parcel.flow].receiver.take(at, parcel.data);
+        }
+        while let Some(parcel) = self.back.pop(self.now) {
+            let step = (self.hold.as_nanos() as u64).max(1);
+            let due = Time::from_nanos(self.now.as_nanos().div_ceil(step) * step);
+            self.held.push_back((due, parcel));
+        }
+        while self.held.front().is_some_and(|(due, _)| *due <= self.now) {
+            let Some((_, parcel)) = self.held.pop_front() else { break };
+            let at = self.base + Duration::from_nanos(self.now.as_nanos());
+            self.flows[parcel.flow].sender.take(at, parcel.data);
+        }
+    }
+
+    fn drive(&mut self, number: usize) {
+        let flow = &mut self.flows[number];
+        if !flow.is_due(self.base, self.now) {
+            return;
+        }
+        let (data, acks) = flow.drive(self.base, self.now);
+        for data in data {
+            let parcel = Parcel { flow: number, pushed: self.now, data };
+            let full = self.forward.push(self.now, parcel) == Verdict::QueueFull;
+            let count = self.offered.entry(number).or_default();
+            count.0 += 1;
+            count.1 += u64::from(full);
+        }
+        for data in acks {
+            self.back.push(self.now, Parcel { flow: number, pushed: self.now, data });
+        }
     }
 }
 
-pub fn pattern(flow: FlowKey, size: usize) -> Vec<u8> {
-    (0..size).map(|at| (at as u64 / 7 + flow.0 * 31 + (at as u64 % 251)) as u8).collect()
+/// A bottleneck of `mbps` with a round trip of `rtt` and a buffer of `buffer` bytes.
+pub(crate) fn bottleneck(mbps: f64, rtt: Duration, buffer: u64) -> Profile {
+    let rate = Rate::from_bps((mbps * 1e6) as u64);
+    Profile { rate: rate.into(), delay: rtt / 2, queue: Bytes::new(buffer), ..Profile::default() }
+}
+
+/// `factor` bandwidth-delay products in bytes.
+pub(crate) fn bdp(mbps: f64, rtt: Duration, factor: f64) -> u64 {
+    (mbps * 1e6 / 8.0 * rtt.as_secs_f64() * factor) as u64
 }

@@ -1,0 +1,192 @@
+//! What the controller does beside CUBIC and BBRv3, in tables (virtual time, real QUIC connections).
+//!
+//! `cargo run --release -p braid-bond --example controller [alone|loss|beside|sweep|watch|late]... [TRACE]...`; with no word, all but `watch`.
+//! A trace is a recording in mahimahi's format. `watch` prints the course of a run on a trace, or beside CUBIC
+//! (`late`: CUBIC is there already).
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use braid_bond::controller::Gauge;
+use braid_model::{Bytes, Time};
+use braid_netem::{Loss, Profile, RateSource, Trace};
+use support::{Controllers, Source, World, bdp, bottleneck};
+
+fn main() {
+    let (words, traces): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|word| ["alone", "loss", "beside", "sweep", "watch", "late"].contains(&word.as_str()));
+    let wanted =
+        |word: &str| words.iter().any(|w| w == word) || (words.is_empty() && traces.is_empty() && word != "watch" && word != "late");
+    if wanted("alone") {
+        alone();
+    }
+    if wanted("loss") {
+        loss();
+    }
+    if wanted("beside") {
+        beside(&[(20.0, 40)]);
+    }
+    if wanted("sweep") {
+        beside(&[(5.0, 10), (5.0, 40), (5.0, 100), (20.0, 10), (20.0, 100), (50.0, 10), (50.0, 40), (50.0, 100)]);
+    }
+    for path in &traces {
+        match read(path) {
+            Ok(trace) if wanted("watch") => watch_trace(trace),
+            Ok(trace) => compare(path, trace),
+            Err(error) => eprintln!("{path}: {error}; give a recording in mahimahi's format"),
+        }
+    }
+    if wanted("watch") && traces.is_empty() {
+        watch(wanted("late"));
+    }
+}
+
+fn all() -> [Controllers; 3] {
+    [Controllers::radio(), Controllers::Cubic, Controllers::Bbr3]
+}
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn seconds(count: u64) -> Time {
+    Time::from_millis(count * 1000)
+}
+
+fn millis(span: Duration) -> f64 {
+    span.as_secs_f64() * 1e3
+}
+
+/// One flow alone, a buffer of 1 MB.
+fn alone() {
+    println!("\nAlone, buffer 1 MB, seconds 5 to 30: goodput (part of the rate), queueing delay in ms (median, 95th percentile)");
+    println!("{:>8} {:>7} {:>26} {:>26} {:>26}", "Mbit/s", "RTT ms", "radio", "CUBIC", "BBRv3");
+    for (mbps, rtt) in [(5.0, 1), (5.0, 20), (5.0, 40), (5.0, 100), (5.0, 600), (20.0, 10), (20.0, 40), (50.0, 20), (50.0, 100), (1.0, 50)]
+    {
+        print!("{mbps:>8} {rtt:>7}");
+        for controllers in all() {
+            let mut world = World::new(bottleneck(mbps, ms(rtt), 1_000_000), 1);
+            world.add(&controllers, Source::Bulk, Time::ZERO);
+            world.run_until(seconds(30));
+            let (from, to) = (seconds(5), seconds(30));
+            let wait = |quantile| millis(world.wait(None, quantile, from, to));
+            print!("       {:>5.3} {:>6.1} {:>6.1}", world.goodput(0, from, to) / mbps / 1e6, wait(0.5), wait(0.95));
+        }
+        println!();
+    }
+}
+
+/// One flow on links that lose packets.
+fn loss() {
+    println!("\nRandom loss, 20 Mbit/s, 40 ms, buffer 1 BDP, 30 s from the beginning: goodput / (rate x (1 - loss)), median queue in ms");
+    println!("{:>16} {:>14} {:>14} {:>14}", "loss", "radio", "CUBIC", "BBRv3");
+    let (mbps, rtt) = (20.0, ms(40));
+    let losses = [0.01, 0.03, 0.1].map(|p| (p, "random", Loss::random(p))).into_iter();
+    for (p, kind, loss) in losses.chain([0.01, 0.03, 0.1].map(|p| (p, "bursts", Loss::bursts(p, 5.0)))) {
+        print!("{:>9} {:>4.0} %", kind, p * 100.0);
+        for controllers in all() {
+            let profile = Profile { loss, ..bottleneck(mbps, rtt, bdp(mbps, rtt, 1.0)) };
+            let mut world = World::new(profile, 3);
+            world.add(&controllers, Source::Bulk, Time::ZERO);
+            world.run_until(seconds(30));
+            let part = world.goodput(0, Time::ZERO, seconds(30)) / mbps / 1e6 / (1.0 - p);
+            print!("   {part:>5.3} {:>5.1}", millis(world.wait(None, 0.5, Time::ZERO, seconds(30))));
+        }
+        println!();
+    }
+}
+
+/// Two flows, of which the later begins 5 s after the other; 60 s of both.
+fn beside(paths: &[(f64, u64)]) {
+    println!("\nBeside one other flow for 60 s: our part of the rate and the other's, and which part of our packets found the queue full");
+    println!("{:>7} {:>7} {:>7} {:>6} {:>22} {:>22}", "Mbit/s", "RTT ms", "buffer", "first", "CUBIC", "BBRv3");
+    for (mbps, rtt) in paths {
+        for buffer in [0.5, 1.0, 2.0, 4.0] {
+            for ours_first in [true, false] {
+                print!("{mbps:>7} {rtt:>7} {buffer:>7} {:>6}", if ours_first { "we" } else { "they" });
+                for other in [Controllers::Cubic, Controllers::Bbr3] {
+                    let mut world = World::new(bottleneck(*mbps, ms(*rtt), bdp(*mbps, ms(*rtt), buffer)), 1);
+                    let (ours, theirs) = if ours_first { (0, 5) } else { (5, 0) };
+                    world.add(&Controllers::radio(), Source::Bulk, seconds(ours));
+                    world.add(&other, Source::Bulk, seconds(theirs));
+                    world.run_until(seconds(65));
+                    let part = |flow| world.goodput(flow, seconds(5), seconds(65)) / mbps / 1e6;
+                    let low = if part(0).min(part(1)) < 1.0 / 3.0 { '*' } else { ' ' };
+                    print!("   {:>5.3} {:>5.3}{low} {:>4.1} %", part(0), part(1), world.overrun(0) * 100.0);
+                }
+                println!();
+            }
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "an example may read files")]
+fn read(path: &str) -> Result<Arc<Trace>, Box<dyn std::error::Error>> {
+    Ok(Arc::new(Trace::parse(&std::fs::read_to_string(path)?)?))
+}
+
+/// A recorded link, 20 ms each way, the buffer a phone's: 300 packets.
+fn recorded(trace: Arc<Trace>) -> Profile {
+    Profile { rate: RateSource::Trace(trace), delay: ms(20), queue: Bytes::new(450_000), ..Profile::default() }
+}
+
+fn compare(path: &str, trace: Arc<Trace>) {
+    println!("\n{path}: 60 s, 40 ms, buffer 450 kB: goodput in Mbit/s, queueing delay in ms (median, 95th percentile)");
+    for controllers in all() {
+        let mut world = World::new(recorded(trace.clone()), 1);
+        world.add(&controllers, Source::Bulk, Time::ZERO);
+        world.run_until(seconds(60));
+        let wait = |quantile| millis(world.wait(None, quantile, Time::ZERO, seconds(60)));
+        let goodput = world.goodput(0, Time::ZERO, seconds(60)) / 1e6;
+        println!("{:>8} {goodput:>7.2} {:>8.0} {:>8.0}", controllers.name(), wait(0.5), wait(0.95));
+    }
+}
+
+/// The course of one flow beside CUBIC, which begins 5 s later, or earlier, and goes after 35 s.
+fn watch(late: bool) {
+    let gauge = Arc::new(Gauge::default());
+    let (mbps, rtt) = (20.0, ms(40));
+    let mut world = World::new(bottleneck(mbps, rtt, bdp(mbps, rtt, 1.0)), 1);
+    let (ours, theirs) = if late { (5, 0) } else { (0, 5) };
+    world.add(&Controllers::Radio(gauge.clone()), Source::Bulk, seconds(ours));
+    let other = world.add(&Controllers::Cubic, Source::Bulk, seconds(theirs));
+    course(&mut world, &gauge, Time::ZERO, seconds(35));
+    world.flow(other).set_source(Source::Idle, seconds(35));
+    course(&mut world, &gauge, seconds(35), seconds(45));
+}
+
+fn watch_trace(trace: Arc<Trace>) {
+    let gauge = Arc::new(Gauge::default());
+    let mut world = World::new(recorded(trace), 1);
+    world.add(&Controllers::Radio(gauge.clone()), Source::Bulk, Time::ZERO);
+    course(&mut world, &gauge, Time::ZERO, seconds(60));
+}
+
+/// Prints ten lines a second: bytes, Mbit/s, ms, and the goodput of the first flow and of all.
+fn course(world: &mut World, gauge: &Gauge, from: Time, to: Time) {
+    println!(
+        "{:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "s", "window", "flight", "pacing", "rate", "min RTT", "queue", "ours", "all"
+    );
+    let mut before = from;
+    while before < to {
+        let now = before + ms(100);
+        world.run_until(now);
+        println!(
+            "{:>6.1} {:>8} {:>8} {:>8.2} {:>8.2} {:>8.1} {:>8.1} {:>8.2} {:>8.2}",
+            now.as_nanos() as f64 / 1e9,
+            gauge.window().get(),
+            gauge.in_flight().get(),
+            gauge.pacing().bps() as f64 / 1e6,
+            gauge.delivery_rate().bps() as f64 / 1e6,
+            millis(gauge.min_rtt().unwrap_or_default()),
+            millis(gauge.queueing_delay()),
+            world.goodput(0, before, now) / 1e6,
+            world.total(before, now) / 1e6,
+        );
+        before = now;
+    }
+}

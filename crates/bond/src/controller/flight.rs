@@ -1,0 +1,141 @@
+//! What is in flight, and the rates at which it was sent and delivered.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// No more packets are remembered: 1 Gbit/s over 1.4 s.
+const MOST: usize = 1 << 17;
+
+/// A packet that was neither acknowledged nor lost.
+#[derive(Debug, Clone)]
+struct Sent {
+    number: u64,
+    at: Instant,
+    delivered: u64,
+    calm: bool,
+    open: bool,
+}
+
+/// The packets of a path from sending to acknowledgement or loss, by rounds.
+///
+/// A round lasts until a packet that was sent after its beginning is acknowledged, and at least as long as its caller says.
+#[derive(Debug, Clone)]
+pub(super) struct Flight {
+    sent: VecDeque<Sent>,
+    delivered: u64,
+    lost: u64,
+    in_flight: u64,
+    /// Newest packet of the batch of acknowledgements: when it was sent, and what was delivered by then.
+    newest: Option<(Instant, u64)>,
+    mark: Mark,
+    /// Packets sent calmly, that is below the rate the path takes: bytes delivered and lost, with decay.
+    calm: (f64, f64),
+}
+
+/// How things stood when a round began.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    at: Instant,
+    sent_at: Instant,
+    delivered: u64,
+    lost: u64,
+}
+
+/// What one round gave.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Round {
+    /// Bytes a second delivered: the lesser of the rates of sending and of acknowledging.
+    pub(super) rate: f64,
+    /// Which part of what was sent is known to be lost.
+    pub(super) loss: f64,
+    /// Seconds.
+    pub(super) span: f64,
+}
+
+impl Flight {
+    pub(super) fn new(now: Instant) -> Self {
+        let mark = Mark { at: now, sent_at: now, delivered: 0, lost: 0 };
+        Self { sent: VecDeque::new(), delivered: 0, lost: 0, in_flight: 0, newest: None, mark, calm: (0.0, 0.0) }
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    pub(super) fn send(&mut self, now: Instant, number: u64, bytes: u64, calm: bool) {
+        // The handshake's packet numbers begin anew with each of its key phases.
+        if self.sent.back().is_some_and(|last| last.number >= number) {
+            self.sent.clear();
+        }
+        if self.sent.len() >= MOST {
+            self.sent.pop_front();
+        }
+        if self.in_flight == 0 {
+            self.mark = Mark { at: now, sent_at: now, delivered: self.delivered, lost: self.lost };
+        }
+        self.sent.push_back(Sent { number, at: now, delivered: self.delivered, calm, open: true });
+        self.in_flight = self.in_flight.saturating_add(bytes);
+    }
+
+    pub(super) fn acknowledge(&mut self, number: u64, sent: Instant, bytes: u64) {
+        self.delivered = self.delivered.saturating_add(bytes);
+        self.in_flight = self.in_flight.saturating_sub(bytes);
+        let Some(place) = self.find(number) else { return };
+        let packet = &mut self.sent[place];
+        if packet.at != sent {
+            return;
+        }
+        packet.open = false;
+        let (calm, delivered) = (packet.calm, packet.delivered);
+        if self.newest.is_none_or(|(at, _)| at <= sent) {
+            self.newest = Some((sent, delivered));
+        }
+        if calm {
+            self.calm.0 += bytes as f64;
+        }
+    }
+
+    pub(super) fn lose(&mut self, number: u64, bytes: u64) {
+        self.lost = self.lost.saturating_add(bytes);
+        self.in_flight = self.in_flight.saturating_sub(bytes);
+        let Some(place) = self.find(number) else { return };
+        self.sent[place].open = false;
+        if self.sent[place].calm {
+            self.calm.1 += bytes as f64;
+        }
+    }
+
+    /// Ends a batch of acknowledgements; `in_flight` is what QUIC counts. Gives the round that ended with it, if it lasted `least`.
+    pub(super) fn end(&mut self, now: Instant, in_flight: u64, least: Duration) -> Option<Round> {
+        self.in_flight = in_flight;
+        while self.sent.front().is_some_and(|packet| !packet.open || now.saturating_duration_since(packet.at) > Duration::from_secs(30)) {
+            self.sent.pop_front();
+        }
+        let (sent_at, delivered) = self.newest.take()?;
+        let mark = self.mark;
+        let acked = now.saturating_duration_since(mark.at);
+        if delivered < mark.delivered || sent_at < mark.at || acked < least {
+            return None;
+        }
+        let span = acked.max(sent_at.saturating_duration_since(mark.sent_at)).as_secs_f64();
+        self.mark = Mark { at: now, sent_at, delivered: self.delivered, lost: self.lost };
+        if span <= 0.0 {
+            return None;
+        }
+        let (delivered, lost) = ((self.delivered - mark.delivered) as f64, (self.lost - mark.lost) as f64);
+        Some(Round { rate: delivered / span, loss: lost / (delivered + lost).max(1.0), span })
+    }
+
+    /// The loss of what was sent calmly, over about the latest `memory` bytes; zero before there is enough to tell.
+    pub(super) fn calm_loss(&mut self, memory: f64) -> f64 {
+        let total = self.calm.0 + self.calm.1;
+        if total > memory {
+            self.calm = (self.calm.0 / 2.0, self.calm.1 / 2.0);
+        }
+        if total < memory / 8.0 { 0.0 } else { self.calm.1 / total }
+    }
+
+    fn find(&self, number: u64) -> Option<usize> {
+        self.sent.binary_search_by_key(&number, |packet| packet.number).ok()
+    }
+}

@@ -1,0 +1,114 @@
+//! What a controller and its bond tell each other.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use braid_model::{Bytes, Rate};
+
+/// What a path's controller tells its bond, and the one thing a bond tells the controller; shared between the two.
+///
+/// QUIC's connection does not show its bytes in flight nor its pacing rate, and late binding needs both.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    in_flight: AtomicU64,
+    window: AtomicU64,
+    pacing: AtomicU64,
+    delivery: AtomicU64,
+    min_rtt: AtomicU64,
+    queueing: AtomicU64,
+    probe: AtomicU64,
+}
+
+impl Gauge {
+    /// Bytes sent and neither acknowledged nor given up.
+    pub fn in_flight(&self) -> Bytes {
+        Bytes::new(self.in_flight.load(Ordering::Relaxed))
+    }
+
+    /// The congestion window.
+    pub fn window(&self) -> Bytes {
+        Bytes::new(self.window.load(Ordering::Relaxed))
+    }
+
+    /// The rate at which packets may leave; zero before the first sample.
+    pub fn pacing(&self) -> Rate {
+        rate(self.pacing.load(Ordering::Relaxed))
+    }
+
+    /// The rate at which the path would deliver if it were kept busy, random loss taken off; zero before the first sample.
+    ///
+    /// A thin flow does not lower it, so it may be old; it is never more than what was once measured.
+    pub fn delivery_rate(&self) -> Rate {
+        rate(self.delivery.load(Ordering::Relaxed))
+    }
+
+    /// The round trip without queues; `None` before the first sample.
+    pub fn min_rtt(&self) -> Option<Duration> {
+        match self.min_rtt.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
+        }
+    }
+
+    /// How much longer than [`min_rtt`](Self::min_rtt) the latest packets took at least: what waits in the bottleneck's queue.
+    pub fn queueing_delay(&self) -> Duration {
+        Duration::from_nanos(self.queueing.load(Ordering::Relaxed))
+    }
+
+    /// Admits this many bytes beyond what is in flight, so that a path whose window is full of what was lost can still be probed.
+    pub fn allow_probe(&self, bytes: Bytes) {
+        self.probe.store(bytes.get(), Ordering::Relaxed);
+    }
+
+    pub(super) fn probe(&self) -> u64 {
+        self.probe.load(Ordering::Relaxed)
+    }
+
+    /// Counts `bytes` sent beyond the window.
+    pub(super) fn use_probe(&self, bytes: u64) {
+        self.probe.store(self.probe().saturating_sub(bytes), Ordering::Relaxed);
+    }
+
+    pub(super) fn set_in_flight(&self, bytes: u64) {
+        self.in_flight.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Window in bytes, rates in bytes per second, times in seconds.
+    pub(super) fn set(&self, window: u64, pacing: f64, delivery: f64, min_rtt: f64, queueing: f64) {
+        self.window.store(window, Ordering::Relaxed);
+        // `as` saturates, and turns NaN and negatives to zero.
+        self.pacing.store(pacing as u64, Ordering::Relaxed);
+        self.delivery.store(delivery as u64, Ordering::Relaxed);
+        self.min_rtt.store((min_rtt * 1e9) as u64, Ordering::Relaxed);
+        self.queueing.store((queueing * 1e9) as u64, Ordering::Relaxed);
+    }
+}
+
+fn rate(bytes_per_second: u64) -> Rate {
+    Rate::from_bps(bytes_per_second.saturating_mul(8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_numbers_saturate() {
+        let gauge = Gauge::default();
+        gauge.set(u64::MAX, f64::INFINITY, f64::NAN, -1.0, 0.25);
+        assert_eq!(gauge.pacing().bps(), u64::MAX);
+        assert_eq!(gauge.delivery_rate(), Rate::ZERO);
+        assert_eq!(gauge.min_rtt(), None);
+        assert_eq!(gauge.queueing_delay(), Duration::from_millis(250));
+    }
+
+    #[test]
+    fn a_probe_is_used_up() {
+        let gauge = Gauge::default();
+        gauge.allow_probe(Bytes::new(2000));
+        gauge.use_probe(1400);
+        assert_eq!(gauge.probe(), 600);
+        gauge.use_probe(1400);
+        assert_eq!(gauge.probe(), 0);
+    }
+}

@@ -1,0 +1,89 @@
+//! Measuring a bottleneck's capacity while others keep its queue filled.
+
+use std::time::Instant;
+
+/// A short burst above our usual rate.
+///
+/// A queue that neither grows nor shrinks drains as fast as we and the others fill it. Bytes sent beyond our usual rate make it longer
+/// by these bytes, and so the round trip by bytes / capacity. The others have not noticed yet.
+#[derive(Debug, Clone)]
+pub(super) struct Burst {
+    first: u64,
+    last: u64,
+    begun: Instant,
+    /// Bytes a second that we send usually.
+    rate: f64,
+    bytes: f64,
+    excess: f64,
+    /// Round trips of the packets just before it and at its end, in seconds; infinite until known.
+    before: f64,
+    after: f64,
+    lost: bool,
+}
+
+impl Burst {
+    pub(super) fn new(now: Instant, first: u64, rate: f64) -> Self {
+        let (before, after) = (f64::INFINITY, f64::INFINITY);
+        Self { first, last: first, begun: now, rate, bytes: 0.0, excess: 0.0, before, after, lost: false }
+    }
+
+    /// Counts a packet of it; gives the bytes beyond the usual rate so far.
+    pub(super) fn send(&mut self, now: Instant, number: u64, bytes: f64) -> f64 {
+        self.last = number;
+        self.bytes += bytes;
+        self.excess = self.bytes - self.rate * now.saturating_duration_since(self.begun).as_secs_f64();
+        self.excess
+    }
+
+    /// Bytes beyond the usual rate.
+    pub(super) fn excess(&self) -> f64 {
+        self.excess
+    }
+
+    /// Takes a round trip; says whether the burst is over.
+    pub(super) fn acknowledge(&mut self, number: u64, rtt: f64) -> bool {
+        if number <= self.first && number + 4 > self.first {
+            self.before = rtt;
+        }
+        if number < self.last {
+            return false;
+        }
+        if number <= self.last + 2 {
+            self.after = rtt;
+        }
+        true
+    }
+
+    pub(super) fn lose(&mut self, number: u64) {
+        self.lost |= number >= self.first && number <= self.last + 2;
+    }
+
+    /// What the bottleneck carries, in bytes a second; `None` if the burst did not tell.
+    pub(super) fn capacity(&self) -> Option<f64> {
+        let longer = self.after - self.before;
+        let told = longer.is_finite() && longer > 0.001 && self.excess > 0.0 && !self.lost;
+        told.then(|| self.excess / longer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant does")]
+    fn what_a_burst_adds_to_the_queue_tells_the_capacity() {
+        let start = Instant::now();
+        let mut burst = Burst::new(start, 10, 500_000.0);
+        for step in 0..11 {
+            burst.send(start + Duration::from_millis(step), 10 + step, 2000.0);
+        }
+        assert!(!burst.acknowledge(10, 0.100));
+        assert!(!burst.acknowledge(18, 0.114));
+        assert!(burst.acknowledge(20, 0.117));
+        assert!((burst.capacity().unwrap() - 1_000_000.0).abs() < 1.0);
+        burst.lose(15);
+        assert_eq!(burst.capacity(), None);
+    }
+}

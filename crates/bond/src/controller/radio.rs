@@ -1,0 +1,468 @@
+//! The controller itself.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use noq_proto::RttEstimator;
+use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
+
+use super::Gauge;
+use super::filters::{Greatest, Least};
+use super::flight::{Flight, Round};
+use super::probe::Burst;
+use super::rival::{Queue, Rival, Verdict};
+
+/// Rate samples are forgotten after this many rounds: a bit more than one probing cycle.
+const ROUNDS: usize = 8;
+
+/// A least round trip is forgotten after this time, so that a longer way is noticed.
+const MIN_RTT_SPAN: Duration = Duration::from_secs(10);
+
+/// How fast the beginning goes: the least gain with which a sender whose rate follows its samples doubles it each round (BBR).
+const START_GAIN: f64 = 2.77;
+
+/// How much faster each step of a probe goes than what was delivered before.
+const STEPS: [f64; 4] = [1.1, 1.25, 1.5, 2.0];
+
+/// The rate of calm rounds. What is lost in them we have not caused.
+const CALM_GAIN: f64 = 0.85;
+
+/// How much faster than our share a burst goes.
+const BURST_GAIN: f64 = 4.0;
+
+/// How long acknowledgements may be held back and come in a lump, in seconds.
+const MOST_LUMP: f64 = 0.05;
+
+/// More loss than this is nobody's noise, and is not made up for.
+const MOST_RANDOM_LOSS: f64 = 0.15;
+
+/// Packets in flight from the beginning (RFC 9002, 7.2), and at least.
+const INITIAL_PACKETS: u64 = 10;
+const LEAST_PACKETS: f64 = 4.0;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    /// Doubling until the rate stops growing or a queue builds; the greatest rate so far, and for how many rounds it has not grown.
+    Start {
+        best: f64,
+        flat: u32,
+    },
+    /// Emptying the queue that the start has left.
+    Drain {
+        rounds: u32,
+    },
+    /// At the rate of the path, for so many more rounds.
+    Cruise {
+        rounds: u32,
+    },
+    /// Faster by a step for one round, from this rate.
+    Up {
+        step: usize,
+        from: f64,
+    },
+    /// The round in which the faster one's acknowledgements come.
+    Wait {
+        step: usize,
+        from: f64,
+    },
+    /// Slower.
+    Down {
+        rounds: u32,
+    },
+    /// Against a rival: a burst that measures the capacity, and after it slower until this moment to make up for it.
+    Burst,
+    Repay {
+        until: Instant,
+    },
+}
+
+/// A congestion controller for radio links.
+#[derive(Debug, Clone)]
+pub struct Radio {
+    gauge: Arc<Gauge>,
+    mtu: f64,
+    flight: Flight,
+    phase: Phase,
+    rates: Greatest<ROUNDS>,
+    /// Least round trips in seconds: lately, of about the latest half round, and of this round.
+    min_rtt: Least,
+    standing: Least,
+    round_rtt: f64,
+    /// Of the batch of acknowledgements that is coming in: the least round trip, and the bytes.
+    batch_rtt: f64,
+    batch: f64,
+    /// Its newest packet.
+    batch_newest: u64,
+    burst: Option<Burst>,
+    srtt: f64,
+    /// How much a round trip differs from the one before, on average, in seconds.
+    jitter: f64,
+    last_rtt: f64,
+    /// Which part of what is sent gets lost at random.
+    loss: f64,
+    rival: Rival,
+    /// What may have been sent in this round, and what was; whether the window was full at some time.
+    budget: f64,
+    sent: f64,
+    full: bool,
+    thin: bool,
+    /// When `budget` was last counted.
+    counted: Instant,
+    /// Bytes acknowledged at once, at most.
+    lumps: Greatest<16>,
+    window: f64,
+    pacing: Option<f64>,
+}
+
+/// Makes a [`Radio`] for each path.
+#[derive(Debug)]
+struct Factory {
+    gauge: Arc<Gauge>,
+}
+
+impl ControllerFactory for Factory {
+    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        Box::new(Radio::new(self.gauge.clone(), now, current_mtu))
+    }
+}
+
+impl Radio {
+    /// Controllers that show what they see on `gauge`. A gauge is one path's: give each connection a factory of its own.
+    pub fn factory(gauge: Arc<Gauge>) -> Arc<dyn ControllerFactory + Send + Sync> {
+        Arc::new(Factory { gauge })
+    }
+
+    fn new(gauge: Arc<Gauge>, now: Instant, mtu: u16) -> Self {
+        let mtu = f64::from(mtu.max(1));
+        let radio = Self {
+            gauge,
+            mtu,
+            flight: Flight::new(now),
+            phase: Phase::Start { best: 0.0, flat: 0 },
+            rates: Greatest::new(),
+            min_rtt: Least::new(now),
+            standing: Least::new(now),
+            round_rtt: f64::INFINITY,
+            batch_rtt: f64::INFINITY,
+            batch: 0.0,
+            batch_newest: 0,
+            burst: None,
+            srtt: 0.0,
+            jitter: 0.0,
+            last_rtt: f64::INFINITY,
+            loss: 0.0,
+            rival: Rival::new(now),
+            budget: 0.0,
+            sent: 0.0,
+            full: false,
+            thin: true,
+            counted: now,
+            lumps: Greatest::new(),
+            window: mtu * INITIAL_PACKETS as f64,
+            pacing: None,
+        };
+        radio.show();
+        radio
+    }
+
+    /// Bytes a second that the path delivers, or our share of it.
+    fn rate(&self) -> f64 {
+        self.rates.get().max(self.rival.share())
+    }
+
+    /// Seconds that the latest packets waited at least.
+    fn queue(&self) -> f64 {
+        let queue = self.standing.get() - self.min_rtt.get();
+        if queue.is_finite() { queue.max(0.0) } else { 0.0 }
+    }
+
+    fn packet_time(&self) -> f64 {
+        (self.mtu / self.rates.get().max(self.rival.capacity()).max(1.0)).min(0.1)
+    }
+
+    /// The queueing delay that is left alone.
+    fn short_queue(&self) -> f64 {
+        0.001 + self.packet_time() + (2.0 * self.jitter).min(0.02)
+    }
+
+    /// The queueing delay that means that the link is full.
+    fn full_queue(&self) -> f64 {
+        0.003 + 3.0 * self.packet_time() + (4.0 * self.jitter).min(0.04)
+    }
+
+    /// How long a round lasts at least: long enough to measure a rate, whatever the round trip.
+    fn least_round(&self) -> Duration {
+        Duration::from_secs_f64((10.0 * self.packet_time()).clamp(0.005, 0.1))
+    }
+
+    /// How long emptying a queue may take.
+    fn pace_time(&self) -> f64 {
+        self.min_rtt.get().clamp(0.01, 1.0)
+    }
+
+    fn gain(&self) -> f64 {
+        let excess = (self.queue() - self.short_queue()).max(0.0);
+        let calm = (1.0 - excess / (2.0 * self.pace_time())).max(0.3);
+        match self.phase {
+            Phase::Start { .. } => START_GAIN,
+            Phase::Drain { .. } => 0.5,
+            Phase::Cruise { .. } => calm,
+            Phase::Up { step, .. } => STEPS[step],
+            Phase::Wait { .. } | Phase::Burst | Phase::Repay { .. } => 1.0,
+            Phase::Down { .. } => calm.min(CALM_GAIN),
+        }
+    }
+
+    /// Sets window and pacing from the model.
+    fn steer(&mut self) {
+        let rate = self.rates.get();
+        if rate <= 0.0 || !self.min_rtt.get().is_finite() {
+            return;
+        }
+        let base = self.min_rtt.get();
+        let made_up = 1.0 / (1.0 - self.loss);
+        let share = self.rival.share();
+        let pacing = match self.phase {
+            Phase::Burst => rate.max(share) * BURST_GAIN,
+            Phase::Repay { .. } => rate.max(share) * 0.5,
+            _ => (rate * self.gain()).max(share),
+        } * made_up;
+        let slow = LEAST_PACKETS * self.mtu / self.srtt.clamp(0.001, 1.0);
+        self.pacing = Some(pacing.max(slow));
+        let lumps = self.lumps.get().min(rate * MOST_LUMP);
+        let room =
+            (rate * made_up * (base * self.window_gain() + 0.01)).max(share * made_up * 1.25 * self.srtt.clamp(base, 6.0 * base + 0.02));
+        let burst = self.burst.as_ref().map_or(0.0, Burst::excess);
+        let window = room + lumps + burst + LEAST_PACKETS * self.mtu;
+        self.window = match self.phase {
+            Phase::Start { .. } => window.max(self.window),
+            _ => window,
+        };
+    }
+
+    fn window_gain(&self) -> f64 {
+        match self.phase {
+            Phase::Start { .. } => START_GAIN,
+            Phase::Drain { .. } => 1.0,
+            Phase::Cruise { .. } | Phase::Down { .. } | Phase::Burst | Phase::Repay { .. } => 1.25,
+            Phase::Up { step, .. } | Phase::Wait { step, .. } => STEPS[step] * 1.25,
+        }
+    }
+
+    fn show(&self) {
+        let min_rtt = self.min_rtt.get();
+        let min_rtt = if min_rtt.is_finite() { min_rtt } else { 0.0 };
+        self.gauge.set(self.window as u64, self.pacing.unwrap_or(0.0), self.rate(), min_rtt, self.queue());
+    }
+
+    /// Counts what might have been sent up to `now`.
+    fn count(&mut self, now: Instant) {
+        self.budget += self.pacing.unwrap_or(0.0) * now.saturating_duration_since(self.counted).as_secs_f64();
+        self.counted = self.counted.max(now);
+    }
+
+    fn on_round(&mut self, now: Instant, round: Round) {
+        let thin = self.sent < 0.8 * self.budget && !self.full;
+        let was_thin = std::mem::replace(&mut self.thin, thin) || thin;
+        let sent = self.sent / round.span;
+        (self.budget, self.sent, self.full) = (0.0, 0.0, false);
+        let rtt = std::mem::replace(&mut self.round_rtt, f64::INFINITY);
+        let queue = (rtt - self.min_rtt.get()).max(0.0);
+        let full = self.full_queue();
+        let standing = rtt.is_finite() && queue > full;
+        self.loss = self.flight.calm_loss(400.0 * self.mtu).min(MOST_RANDOM_LOSS);
+        if was_thin {
+            self.rates.raise(round.rate);
+        } else if standing && !matches!(self.phase, Phase::Start { .. }) {
+            self.rates.reset(round.rate);
+        } else {
+            self.rates.add(round.rate);
+        }
+        if !was_thin && rtt.is_finite() {
+            let queue = Queue { delay: queue, short: self.short_queue(), full };
+            let verdict = self.rival.round(now, round, rtt, queue, sent * (1.0 - self.loss));
+            if let Verdict::Longer { rtt, rate } = verdict {
+                self.min_rtt.reset(now, rtt);
+                self.rates.reset(rate);
+            }
+        }
+        self.phase = self.next_phase(round, standing, was_thin);
+    }
+
+    fn next_phase(&self, round: Round, standing: bool, thin: bool) -> Phase {
+        match self.phase {
+            Phase::Start { best, .. } if thin => Phase::Start { best: best.max(round.rate), flat: 0 },
+            Phase::Start { best, flat } => {
+                let grown = round.rate >= 1.2 * best;
+                let flat = if grown { 0 } else { flat + 1 + u32::from(round.loss > MOST_RANDOM_LOSS) };
+                if standing || flat >= 2 { Phase::Drain { rounds: 0 } } else { Phase::Start { best: best.max(round.rate), flat } }
+            }
+            Phase::Drain { rounds } if standing && rounds < 4 => Phase::Drain { rounds: rounds + 1 },
+            Phase::Drain { .. } => Phase::Cruise { rounds: 1 },
+            Phase::Cruise { rounds: 0 } if standing && self.rival.is_present() => Phase::Burst,
+            Phase::Cruise { .. } if standing && !self.rival.is_present() => Phase::Down { rounds: 0 },
+            Phase::Cruise { rounds: 0 } => Phase::Up { step: 0, from: self.rate() },
+            Phase::Cruise { rounds } => Phase::Cruise { rounds: rounds - 1 },
+            Phase::Up { .. } | Phase::Wait { .. } if standing => Phase::Down { rounds: 0 },
+            Phase::Up { step, from } => Phase::Wait { step, from },
+            Phase::Wait { step, from } => {
+                let wanted = from * (1.0 + 0.5 * (STEPS[step] - 1.0));
+                if round.rate > wanted && !thin {
+                    Phase::Up { step: (step + 1).min(STEPS.len() - 1), from: round.rate }
+                } else {
+                    Phase::Down { rounds: 0 }
+                }
+            }
+            Phase::Down { rounds } if standing && rounds < 3 => Phase::Down { rounds: rounds + 1 },
+            Phase::Down { .. } => Phase::Cruise { rounds: 2 },
+            Phase::Burst | Phase::Repay { .. } => self.phase,
+        }
+    }
+
+    fn on_sent_in_burst(&mut self, now: Instant, pn: u64, bytes: f64) {
+        if self.phase != Phase::Burst {
+            return;
+        }
+        let rate = self.pacing.unwrap_or(0.0) / BURST_GAIN;
+        let wanted = (12.0 * self.mtu).max(0.01 * self.rival.capacity());
+        let burst = self.burst.get_or_insert_with(|| Burst::new(now, pn, rate));
+        if burst.send(now, pn, bytes) >= wanted {
+            let until = now + Duration::from_secs_f64((2.0 * burst.excess() / rate.max(1.0)).min(1.0));
+            self.phase = Phase::Repay { until };
+            self.steer();
+        }
+    }
+
+    fn on_burst_acknowledged(&mut self, now: Instant, rtt: f64) {
+        if let Phase::Repay { until } = self.phase
+            && now >= until
+        {
+            self.phase = Phase::Cruise { rounds: 4 };
+        }
+        let Some(burst) = &mut self.burst else { return };
+        if self.phase != Phase::Burst && burst.acknowledge(self.batch_newest, rtt) {
+            if let Some(capacity) = burst.capacity() {
+                self.rival.measure(capacity);
+            }
+            self.burst = None;
+        }
+    }
+}
+
+impl Controller for Radio {
+    fn on_packet_sent(&mut self, now: Instant, bytes: u16, pn: u64) {
+        self.count(now);
+        let bytes = u64::from(bytes);
+        let calm = matches!(self.phase, Phase::Down { .. }) && !self.rival.is_present();
+        self.flight.send(now, pn, bytes, calm);
+        self.on_sent_in_burst(now, pn, bytes as f64);
+        self.sent += bytes as f64;
+        if self.flight.in_flight() > self.window as u64 {
+            self.gauge.use_probe(bytes);
+        }
+        self.full |= self.flight.in_flight() as f64 + 2.0 * self.mtu > self.window;
+        self.gauge.set_in_flight(self.flight.in_flight());
+    }
+
+    fn on_cwnd_limited(&mut self) {
+        self.full = true;
+    }
+
+    fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {
+        self.flight.acknowledge(pn, sent, bytes);
+        self.batch += bytes as f64;
+        self.batch_newest = self.batch_newest.max(pn);
+        self.batch_rtt = self.batch_rtt.min(now.saturating_duration_since(sent).as_secs_f64());
+        if let Phase::Start { .. } = self.phase {
+            self.window += bytes as f64;
+        }
+    }
+
+    fn on_end_acks(&mut self, now: Instant, in_flight: u64, _app_limited: bool, _largest: Option<u64>) {
+        self.count(now);
+        let rtt = std::mem::replace(&mut self.batch_rtt, f64::INFINITY);
+        let acked = std::mem::take(&mut self.batch);
+        self.lumps.raise(acked);
+        if rtt.is_finite() && rtt > 0.0 {
+            self.srtt = if self.srtt > 0.0 { 0.875 * self.srtt + 0.125 * rtt } else { rtt };
+            let step = (rtt - self.last_rtt).abs();
+            if step.is_finite() {
+                self.jitter += (step - self.jitter) / 64.0;
+            }
+            self.last_rtt = rtt;
+            let span = if self.rival.is_present() { MIN_RTT_SPAN * 6 } else { MIN_RTT_SPAN };
+            self.min_rtt.add(now, span, rtt);
+            self.standing.add(now, Duration::from_secs_f64(self.srtt.clamp(0.01, 2.0)), rtt);
+            self.round_rtt = self.round_rtt.min(rtt);
+        }
+        if let Some(round) = self.flight.end(now, in_flight, self.least_round()) {
+            self.on_round(now, round);
+            self.lumps.add(0.0);
+        }
+        self.on_burst_acknowledged(now, rtt);
+        if let Phase::Up { .. } | Phase::Wait { .. } = self.phase
+            && self.queue() > self.full_queue()
+        {
+            self.phase = Phase::Down { rounds: 0 };
+        }
+        self.steer();
+        self.gauge.set_in_flight(self.flight.in_flight());
+        self.show();
+    }
+
+    fn on_congestion_event(&mut self, now: Instant, _sent: Instant, persistent: bool, _ecn: bool, _lost: u64, _pn: u64) {
+        if persistent {
+            let rate = self.rates.get() / 2.0;
+            self.rates.reset(rate);
+            self.rival.reset(now);
+            self.phase = Phase::Start { best: 0.0, flat: 0 };
+            self.burst = None;
+            self.steer();
+            self.show();
+        }
+    }
+
+    fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, _now: Instant) {
+        self.flight.lose(pn, u64::from(lost_bytes));
+        if let Some(burst) = &mut self.burst {
+            burst.lose(pn);
+        }
+        self.gauge.set_in_flight(self.flight.in_flight());
+    }
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = f64::from(new_mtu.max(1));
+        self.steer();
+        self.show();
+    }
+
+    fn window(&self) -> u64 {
+        let window = (self.window as u64).max(1);
+        match self.gauge.probe() {
+            0 => window,
+            probe => window.max(self.flight.in_flight()).saturating_add(probe),
+        }
+    }
+
+    fn metrics(&self) -> ControllerMetrics {
+        let mut metrics = ControllerMetrics::default();
+        metrics.congestion_window = self.window();
+        metrics.pacing_rate = self.pacing.map(|rate| rate as u64);
+        metrics.send_quantum = self.pacing.map(|rate| ((rate * 0.001) as u64).clamp(2 * self.mtu as u64, 65_536));
+        metrics.bandwidth_estimate = (self.rate() > 0.0).then(|| (self.rate() * 8.0) as u64);
+        metrics
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(self.clone())
+    }
+
+    fn initial_window(&self) -> u64 {
+        self.mtu as u64 * INITIAL_PACKETS
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

@@ -1,0 +1,159 @@
+//! Whether somebody else holds the bottleneck's queue, and which share of it is ours.
+
+use std::time::{Duration, Instant};
+
+use super::flight::Round;
+
+/// How long a queue must have been short until the rival counts as gone.
+const GONE: Duration = Duration::from_secs(10);
+
+/// How slowly the capacity is forgotten, in seconds.
+const FORGET: f64 = 30.0;
+
+/// Alone we empty the queue at least once in so many rounds: a probing cycle and a half.
+const NEVER_EMPTY: u32 = 12;
+
+/// Which part of the capacity is held against a rival.
+const SHARE: f64 = 0.47;
+
+/// A queue that should be empty and is not: somebody else fills it, or the path has become longer.
+#[derive(Debug, Clone)]
+pub(super) struct Rival {
+    /// Seen at all.
+    present: bool,
+    /// What the path can carry, in bytes a second, as far as it was seen lately.
+    capacity: f64,
+    drain: Option<Drain>,
+    standing_at: Instant,
+    /// For how many rounds the queue has not been empty.
+    full_rounds: u32,
+    outrun: u32,
+}
+
+/// A queue that is being emptied.
+#[derive(Debug, Clone, Copy)]
+struct Drain {
+    /// The longest delay, and the round trip at the beginning.
+    queue: f64,
+    rtt: f64,
+    /// What was delivered then, in bytes a second.
+    rate: f64,
+    /// How much should have gone by now, and by the next round, since what is sent shows a round later.
+    gone: f64,
+    going: f64,
+    rounds: u32,
+}
+
+/// What a queue that did not go means.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Verdict {
+    /// Nothing yet.
+    Open,
+    /// The path's round trip is longer than it was, now `rtt` seconds; before we went slower it carried `rate` bytes a second.
+    Longer { rtt: f64, rate: f64 },
+}
+
+/// The least time in seconds that packets waited in a round, and from which on that means a queue and a standing one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Queue {
+    pub(super) delay: f64,
+    pub(super) short: f64,
+    pub(super) full: f64,
+}
+
+impl Rival {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { present: false, capacity: 0.0, drain: None, standing_at: now, full_rounds: 0, outrun: 0 }
+    }
+
+    pub(super) fn is_present(&self) -> bool {
+        self.present
+    }
+
+    /// The rate below which the rival's queue does not push us, in bytes a second delivered.
+    pub(super) fn share(&self) -> f64 {
+        if self.present { self.capacity * SHARE } else { 0.0 }
+    }
+
+    /// What the path can carry, in bytes a second, as far as it was seen lately.
+    pub(super) fn capacity(&self) -> f64 {
+        self.capacity
+    }
+
+    /// Takes a measurement of the capacity in the presence of the rival.
+    pub(super) fn measure(&mut self, capacity: f64) {
+        let bounded = capacity.clamp(self.capacity / 2.0, self.capacity * 2.0).max(1.0);
+        // The mean of the inverses: the delays are what is measured, and their errors are even.
+        self.capacity = 1.0 / (0.7 / self.capacity.max(1.0) + 0.3 / bounded);
+    }
+
+    /// Forgets all, as after a dark time.
+    pub(super) fn reset(&mut self, now: Instant) {
+        *self = Self::new(now);
+    }
+
+    /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
+    /// beyond `most` as standing. We sent `sent` bytes a second.
+    pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
+        self.capacity = (self.capacity * (1.0 - round.span / FORGET)).max(round.rate);
+        if queue.delay <= queue.full {
+            self.outrun = 0;
+            if now.saturating_duration_since(self.standing_at) > GONE {
+                self.present = false;
+            }
+        } else {
+            self.standing_at = now;
+        }
+        if queue.delay <= queue.short {
+            if let Some(drain) = self.drain.take()
+                && !self.present
+            {
+                self.capacity = drain.rate.max(round.rate);
+            }
+            self.full_rounds = 0;
+            return Verdict::Open;
+        }
+        self.full_rounds += 1;
+        if self.present && queue.delay > queue.full {
+            self.hold(round);
+        }
+        self.judge(round, rtt, queue, sent)
+    }
+
+    fn judge(&mut self, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
+        if queue.delay > queue.full {
+            let new = Drain { queue: queue.delay, rtt, rate: round.rate, gone: 0.0, going: 0.0, rounds: 0 };
+            let drain = self.drain.get_or_insert(new);
+            drain.queue = drain.queue.max(queue.delay);
+            drain.gone += drain.going;
+            drain.going = (1.0 - sent / round.rate.max(1.0)).max(0.0) * round.span;
+            drain.rounds += 1;
+        }
+        let undrained = self.drain.filter(|drain| drain.gone >= 1.5 * drain.queue && drain.rounds >= 4);
+        if undrained.is_none() && self.full_rounds < NEVER_EMPTY {
+            return Verdict::Open;
+        }
+        self.full_rounds = 0;
+        self.drain = None;
+        if let Some(drain) = undrained
+            && (rtt - drain.rtt).abs() < 0.05 * queue.delay.min(drain.gone)
+        {
+            return Verdict::Longer { rtt, rate: drain.rate };
+        }
+        self.present = true;
+        Verdict::Open
+    }
+
+    /// Gives up the share when it is delivered no longer: then the path itself has become slower.
+    fn hold(&mut self, round: Round) {
+        if round.rate > 0.7 * self.share() {
+            self.outrun = 0;
+            return;
+        }
+        self.outrun += 1;
+        if self.outrun >= 2 {
+            self.outrun = 0;
+            self.capacity = round.rate;
+        }
+    }
+}
