@@ -18,6 +18,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
+pub mod invite;
 pub mod keys;
+pub mod name;
 pub mod state;
 pub mod tls;
