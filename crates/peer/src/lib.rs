@@ -21,6 +21,8 @@
 pub mod address;
 pub mod invite;
 pub mod keys;
+pub mod limits;
 pub mod name;
+pub mod registry;
 pub mod state;
 pub mod tls;
