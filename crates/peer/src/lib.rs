@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod destination;
 pub mod invite;
 pub mod keys;
 pub mod limits;
