@@ -20,6 +20,12 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::state::StateDir;
 
+/// A relay's key in its state directory.
+pub const RELAY_KEY: &str = "relay.key";
+
+/// A client's key in its state directory.
+pub const CLIENT_KEY: &str = "client.key";
+
 /// What every Ed25519 SubjectPublicKeyInfo begins with (RFC 8410, section 4); the key's 32 bytes follow.
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 

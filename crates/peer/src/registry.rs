@@ -9,7 +9,7 @@
 mod schema;
 mod usage;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use braid_model::{Bytes, Rate};
@@ -152,6 +152,11 @@ impl Registry {
         let mut registry = Self { path, connection, pending: Pending::default(), version: 0 };
         registry.version = registry.data_version()?;
         Ok(registry)
+    }
+
+    /// Whether there is a registry in the directory.
+    pub fn exists(dir: &Path) -> bool {
+        dir.join(schema::FILE).exists()
     }
 
     /// Makes an invitation that is good until `lifetime` from `now`. A client that redeems it gets `name`, if one is given.

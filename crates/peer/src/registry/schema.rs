@@ -15,7 +15,7 @@ use crate::state::StateDir;
 const SCHEMA: i64 = 1;
 
 /// The file in the state directory.
-const FILE: &str = "relay.sqlite";
+pub(super) const FILE: &str = "relay.sqlite";
 
 /// How long another process's change is waited for; each takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
