@@ -1,16 +1,25 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 use braid_decide::policy::Scheduler;
 use braid_engine::server::DEFAULT_SOCKET;
+use braid_model::{Bytes, Rate};
+use braid_peer::address::Address;
+use braid_peer::name::ClientName;
 use clap::{Args, Parser, Subcommand};
 
 /// Where state is kept unless told otherwise.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/braid";
+
+/// Where a relay keeps its state unless told otherwise.
+pub(crate) const DEFAULT_RELAY_DIR: &str = "/var/lib/braid-relay";
 
 /// All the networks around you, at once.
 ///
@@ -56,6 +65,8 @@ pub(crate) enum Command {
     /// Simulate: the papers' experiments, and instances of one's own.
     #[command(subcommand)]
     Sim(Sim),
+    /// Run a relay, and decide who may use it and how much.
+    Relay(Relay),
     /// Tell what this system can and cannot do, and the remedy.
     Doctor(Doctor),
     /// Write a completion script for a shell to standard output.
@@ -207,6 +218,143 @@ pub(crate) struct EnergyFetch {
     pub(crate) into: Option<PathBuf>,
 }
 
+/// Run a relay, and decide who may use it and how much.
+///
+/// A relay carries its clients' flows over all of their links at once. Nobody may use it who was not invited: "braid relay invite" prints
+/// a line that "braid join" takes on the client. All of it needs no privilege, only the relay's state directory.
+#[derive(Debug, Args)]
+pub(crate) struct Relay {
+    #[command(subcommand)]
+    pub(crate) action: RelayAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RelayAction {
+    /// Print a line that lets one device join.
+    Invite(RelayInvite),
+    /// List the clients, their limits and what they used this month.
+    Clients(RelayClients),
+    /// Shut a client out, at once and until it is invited again.
+    Revoke(RelayRevoke),
+    /// Set what a client may use.
+    Limit(RelayLimit),
+}
+
+/// Where a relay keeps its state.
+#[derive(Debug, Args)]
+pub(crate) struct RelayState {
+    /// Where the relay keeps its key and its clients.
+    #[arg(long, value_name = "DIR", env = "BRAID_RELAY_STATE_DIR", default_value = DEFAULT_RELAY_DIR)]
+    pub(crate) state_dir: PathBuf,
+}
+
+/// Print a line that lets one device join.
+///
+/// The line holds the relay's addresses and key, and a secret that is good once: show it to nobody but who shall join. On a terminal it is
+/// shown as a QR code too.
+#[derive(Debug, Args)]
+pub(crate) struct RelayInvite {
+    /// Where clients reach the relay, as seen from outside; may be given up to eight times, the best first.
+    #[arg(long = "address", value_name = "HOST:PORT", required = true)]
+    pub(crate) addresses: Vec<Address>,
+    /// What the client shall be called here. Left out: it chooses.
+    #[arg(long)]
+    pub(crate) name: Option<ClientName>,
+    /// How long the invitation is good: a number and s, min, h or d.
+    #[arg(long, value_name = "SPAN", default_value = "24h", value_parser = span)]
+    pub(crate) expires: Duration,
+    #[command(flatten)]
+    pub(crate) state: RelayState,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RelayClients {
+    #[command(flatten)]
+    pub(crate) state: RelayState,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RelayRevoke {
+    /// The client: its name, its key, or the first eight characters of the key or more.
+    #[arg(value_name = "NAME|KEY")]
+    pub(crate) client: String,
+    #[command(flatten)]
+    pub(crate) state: RelayState,
+}
+
+/// Set what a client may use.
+///
+/// Limits that are not named stay as they are; "none" lifts one.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("limits").required(true).multiple(true).args(["rate", "rate_down", "rate_up", "flows", "monthly"])))]
+pub(crate) struct RelayLimit {
+    /// The client: its name, its key, or the first eight characters of the key or more.
+    #[arg(value_name = "NAME|KEY")]
+    pub(crate) client: String,
+    /// Bits per second in each direction, as in 10Mbit/s.
+    #[arg(long, conflicts_with_all = ["rate_down", "rate_up"], value_parser = limit::<Rate>)]
+    pub(crate) rate: Option<Limit<Rate>>,
+    /// Bits per second towards the client.
+    #[arg(long, value_name = "RATE", value_parser = limit::<Rate>)]
+    pub(crate) rate_down: Option<Limit<Rate>>,
+    /// Bits per second from the client.
+    #[arg(long, value_name = "RATE", value_parser = limit::<Rate>)]
+    pub(crate) rate_up: Option<Limit<Rate>>,
+    /// Flows at a time.
+    #[arg(long, value_name = "COUNT", value_parser = limit::<u32>)]
+    pub(crate) flows: Option<Limit<u32>>,
+    /// Bytes in a calendar month (UTC), both directions together, as in 50GB.
+    #[arg(long, value_name = "BYTES", value_parser = limit::<Bytes>)]
+    pub(crate) monthly: Option<Limit<Bytes>>,
+    #[command(flatten)]
+    pub(crate) state: RelayState,
+}
+
+/// A limit as it is to be; `None` lifts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limit<T>(pub(crate) Option<T>);
+
+fn limit<T: FromStr + Default + PartialEq>(text: &str) -> Result<Limit<T>, String>
+where
+    T::Err: Display,
+{
+    if text == "none" {
+        return Ok(Limit(None));
+    }
+    match text.parse::<T>() {
+        Ok(value) if value == T::default() => {
+            Err("nothing at all is no limit; \"braid relay revoke\" shuts a client out, \"none\" lifts the limit".to_owned())
+        }
+        Ok(value) => Ok(Limit(Some(value))),
+        Err(error) => Err(format!("{error}; or \"none\" for no limit")),
+    }
+}
+
+fn span(text: &str) -> Result<Duration, String> {
+    let wanted = || format!("{text:?} is no span of time: write a whole number from 1 and s, min, h or d, as in 24h");
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit = match text[end..].trim() {
+        "s" => 1,
+        "min" | "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err(wanted()),
+    };
+    let seconds = text[..end].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).filter(|seconds| *seconds > 0);
+    let most = Duration::from_secs(366 * 86_400);
+    match seconds.map(Duration::from_secs) {
+        Some(span) if span > most => Err("an invitation is good for a year (366d) at most".to_owned()),
+        Some(span) => Ok(span),
+        None => Err(wanted()),
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// Where what is learnt would be kept.
@@ -319,6 +467,34 @@ mod tests {
         let Command::Run(run) = cli.command else { panic!() };
         assert_eq!((run.scheduler, run.links, cli.verbose), (Scheduler::RoundRobin, vec!["wlan0".to_owned()], 0));
         assert_eq!(run.command, ["curl", "--json", "-v"]);
+    }
+
+    fn limited(words: &[&str]) -> Result<RelayLimit, String> {
+        let words = [&["braid", "relay", "limit", "phone"], words].concat();
+        match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
+            Command::Relay(Relay { action: RelayAction::Limit(limit) }) => Ok(limit),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn limits_are_set_and_lifted() {
+        let set = limited(&["--rate", "10Mbit/s", "--flows", "none", "--monthly", "50GB"]).unwrap();
+        assert_eq!((set.rate, set.flows), (Some(Limit(Some(Rate::from_mbps(10)))), Some(Limit(None))));
+        assert_eq!((set.monthly, set.rate_up), (Some(Limit(Some(Bytes::new(50_000_000_000)))), None));
+        assert!(limited(&[]).unwrap_err().contains("--monthly"), "one of them is needed");
+        assert!(limited(&["--rate", "1Mbit/s", "--rate-up", "1Mbit/s"]).is_err());
+        assert!(limited(&["--flows", "0"]).unwrap_err().contains("revoke"));
+        let told = limited(&["--rate", "fast"]).unwrap_err();
+        assert!(told.contains("Mbit/s") && told.contains("none"), "{told}");
+    }
+
+    #[test]
+    fn spans_of_time_are_read() {
+        assert_eq!(["90s", "15min", "24h", "7d"].map(|text| span(text).unwrap().as_secs()), [90, 900, 86_400, 604_800]);
+        for text in ["", "24", "h", "0h", "-1h", "1.5h", "99999999999999999999d", "367d", "1 week"] {
+            assert!(span(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod client;
 mod doctor;
 mod energy;
 mod explain;
+mod relay;
 mod show;
 mod sim;
 mod start;
@@ -60,6 +61,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Energy(command) => energy::run(command)?,
         Command::Sim(command) => return sim::run(&command),
+        Command::Relay(command) => relay::run(command.action)?,
         Command::Doctor(doctor) => return doctor::run(&doctor),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -57,6 +57,11 @@ impl Allowance {
         }
     }
 
+    /// Changes what may be used; what was used stays.
+    pub fn set_cap(&mut self, cap: Option<Bytes>) {
+        self.cap = cap;
+    }
+
     /// Whether all of it is used.
     pub fn exhausted(&self) -> bool {
         self.cap.is_some_and(|cap| self.used() >= cap)
@@ -73,8 +78,8 @@ impl Allowance {
     }
 }
 
-/// The first day of the period that `day` (days of Unix time) lies in.
-fn period_of(day: i64, reset_day: u8) -> i64 {
+/// The first day of the period that `day` (days of Unix time) lies in, for a reset day of 1 to 31.
+pub fn period_of(day: i64, reset_day: u8) -> i64 {
     let (year, month, _) = civil(day);
     let start = |year: i64, month: i64| days(year, month, i64::from(reset_day).min(month_length(year, month)));
     let this = start(year, month);
@@ -140,6 +145,16 @@ mod tests {
         assert!(allowance.exhausted());
         allowance.on_bytes(unix(2026, 11, 15), gigabytes(1));
         assert_eq!((allowance.exhausted(), allowance.used()), (false, gigabytes(1)));
+    }
+
+    #[test]
+    fn a_new_cap_counts_what_was_used() {
+        let mut allowance = Allowance::new(None, 1, unix(2026, 11, 1));
+        allowance.on_bytes(unix(2026, 11, 2), gigabytes(5));
+        allowance.set_cap(Some(gigabytes(5)));
+        assert!(allowance.exhausted());
+        allowance.set_cap(Some(gigabytes(6)));
+        assert!(!allowance.exhausted());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod allowance;
+pub mod bucket;
 pub mod capacity;
 pub mod class;
 pub mod connection;

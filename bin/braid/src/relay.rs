@@ -1,0 +1,220 @@
+//! `braid relay invite`, `clients`, `revoke` and `limit`: a relay's clients, in its state directory. A relay that runs sees what is changed
+//! here.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::bail;
+use braid_peer::invite::Invite;
+use braid_peer::keys::{KeyPair, RELAY_KEY};
+use braid_peer::limits::Limits;
+use braid_peer::registry::{Client, Month, Registry};
+use braid_peer::state::StateDir;
+use serde::Serialize;
+
+use crate::cli::{RelayAction, RelayClients, RelayInvite, RelayLimit, RelayRevoke};
+use crate::print;
+use crate::table::{Page, Tone, age, bytes, cell, numbers, rate, toned, words};
+
+/// Does what is asked.
+pub(crate) fn run(action: RelayAction) -> anyhow::Result<()> {
+    match action {
+        RelayAction::Invite(invite) => make_invite(&invite),
+        RelayAction::Clients(clients) => list(&clients),
+        RelayAction::Revoke(revoke) => shut_out(&revoke),
+        RelayAction::Limit(limit) => set_limits(&limit),
+    }
+}
+
+/// What `braid relay invite --json` prints.
+#[derive(Debug, Serialize)]
+struct InviteView {
+    line: String,
+    relay_key: String,
+    addresses: Vec<String>,
+    name: Option<String>,
+    expires_unix: u64,
+}
+
+fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
+    let dir = StateDir::open(&options.state.state_dir)?;
+    let relay = KeyPair::load_or_generate(&dir, RELAY_KEY)?.public();
+    let now = SystemTime::now();
+    // Tried before the token is stored: one that nobody is told of would wait for its end.
+    let invite = |token| Invite::new(relay, token, options.addresses.clone(), options.name.clone());
+    invite([0; 16].into())?;
+    let token = Registry::open(&dir)?.invite(options.name.as_ref(), options.expires, now)?;
+    let invite = invite(token)?;
+    if options.json {
+        let view = InviteView {
+            line: invite.to_line(),
+            relay_key: relay.to_string(),
+            addresses: options.addresses.iter().map(ToString::to_string).collect(),
+            name: options.name.as_ref().map(ToString::to_string),
+            expires_unix: unix(now + options.expires),
+        };
+        return Ok(print(true, &view, |_, _| Ok(()))?);
+    }
+    let mut out = io::stdout();
+    writeln!(out, "{}", invite.to_line())?;
+    if out.is_terminal() {
+        let span = age(Some(u64::try_from(options.expires.as_millis()).unwrap_or(u64::MAX))).unwrap_or_default();
+        show_qr(&mut out, &invite)?;
+        writeln!(out, "Good for one device and {span}. There: braid join LINE")?;
+    }
+    Ok(())
+}
+
+/// Black on white whatever the terminal's colours are, since not every camera reads the reverse.
+fn show_qr(out: &mut dyn Write, invite: &Invite) -> io::Result<()> {
+    for line in invite.to_qr().unwrap_or_default().lines() {
+        writeln!(out, "\x1b[38;5;16;48;5;231m{line}\x1b[0m")?;
+    }
+    Ok(())
+}
+
+/// A client, as `braid relay clients --json` prints it. Times are seconds of Unix time.
+#[derive(Debug, Serialize)]
+struct ClientView {
+    name: String,
+    key: String,
+    state: &'static str,
+    joined_unix: u64,
+    seen_unix: Option<u64>,
+    revoked_unix: Option<u64>,
+    limits: LimitsView,
+    month: MonthView,
+}
+
+/// A client's limits; `null` is none.
+#[derive(Debug, Serialize)]
+struct LimitsView {
+    rate_down_bps: Option<u64>,
+    rate_up_bps: Option<u64>,
+    flows: Option<u32>,
+    monthly_bytes: Option<u64>,
+}
+
+/// What a client used since the first of the month (UTC).
+#[derive(Debug, Serialize)]
+struct MonthView {
+    down_bytes: u64,
+    up_bytes: u64,
+}
+
+impl ClientView {
+    fn of(client: &Client, month: Month) -> Self {
+        let Limits { rate_down, rate_up, flows, monthly } = client.limits;
+        Self {
+            name: client.name.to_string(),
+            key: client.key.to_string(),
+            state: if client.revoked.is_some() { "revoked" } else { "admitted" },
+            joined_unix: unix(client.joined),
+            seen_unix: client.seen.map(unix),
+            revoked_unix: client.revoked.map(unix),
+            limits: LimitsView {
+                rate_down_bps: rate_down.map(|rate| rate.bps()),
+                rate_up_bps: rate_up.map(|rate| rate.bps()),
+                flows,
+                monthly_bytes: monthly.map(|bytes| bytes.get()),
+            },
+            month: MonthView { down_bytes: month.down.get(), up_bytes: month.up.get() },
+        }
+    }
+}
+
+fn list(options: &RelayClients) -> anyhow::Result<()> {
+    let registry = open(&options.state.state_dir)?;
+    let now = SystemTime::now();
+    let view = |client: Client| -> anyhow::Result<ClientView> {
+        let month = registry.used(client.id, now)?;
+        Ok(ClientView::of(&client, month))
+    };
+    let views = registry.clients()?.into_iter().map(view).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(print(options.json, &views, |page, views| show(page, views, unix(now)))?)
+}
+
+fn show(page: &mut Page<'_>, views: &[ClientView], now: u64) -> io::Result<()> {
+    let columns = [
+        words("CLIENT"),
+        words("KEY"),
+        words("STATE"),
+        numbers("SEEN"),
+        numbers("DOWN"),
+        numbers("UP"),
+        numbers("OF A MONTH'S"),
+        numbers("RATE DOWN"),
+        numbers("UP"),
+        numbers("FLOWS"),
+    ];
+    let row = |view: &ClientView| {
+        let ago = |unix: u64| now.saturating_sub(unix).saturating_mul(1000);
+        let tone = if view.revoked_unix.is_some() { Tone::Bad } else { Tone::Good };
+        vec![
+            cell(Some(&view.name)),
+            cell(view.key.get(..8)),
+            toned(Some(view.state), tone),
+            cell(age(view.seen_unix.map(ago)).map(|age| format!("{age} ago"))),
+            cell(bytes(Some(view.month.down_bytes))),
+            cell(bytes(Some(view.month.up_bytes))),
+            cell(bytes(view.limits.monthly_bytes)),
+            cell(rate(view.limits.rate_down_bps)),
+            cell(rate(view.limits.rate_up_bps)),
+            cell(view.limits.flows),
+        ]
+    };
+    page.table(&columns, &views.iter().map(row).collect::<Vec<_>>(), "no clients yet; \"braid relay invite\" lets one join")
+}
+
+fn shut_out(options: &RelayRevoke) -> anyhow::Result<()> {
+    let mut registry = open(&options.state.state_dir)?;
+    let client = registry.find(&options.client)?;
+    let was_in = registry.revoke(client.id, SystemTime::now())?;
+    let (name, key) = (&client.name, client.key.short());
+    let said = if was_in { "is shut out" } else { "was shut out already" };
+    Ok(writeln!(io::stdout(), "{name} ({key}) {said}; a new invitation lets it in again")?)
+}
+
+fn set_limits(options: &RelayLimit) -> anyhow::Result<()> {
+    let mut registry = open(&options.state.state_dir)?;
+    let client = registry.find(&options.client)?;
+    let mut limits = client.limits;
+    if let Some(limit) = options.rate.or(options.rate_down) {
+        limits.rate_down = limit.0;
+    }
+    if let Some(limit) = options.rate.or(options.rate_up) {
+        limits.rate_up = limit.0;
+    }
+    if let Some(limit) = options.flows {
+        limits.flows = limit.0;
+    }
+    if let Some(limit) = options.monthly {
+        limits.monthly = limit.0;
+    }
+    registry.set_limits(client.id, limits)?;
+    Ok(writeln!(io::stdout(), "{} ({}): {}", client.name, client.key.short(), describe(limits))?)
+}
+
+fn describe(limits: Limits) -> String {
+    let parts = [
+        limits.rate_down.map(|rate| format!("{rate} down")),
+        limits.rate_up.map(|rate| format!("{rate} up")),
+        limits.flows.map(|flows| format!("{flows} flows")),
+        limits.monthly.map(|bytes| format!("{bytes} a month")),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "no limits".to_owned() } else { parts.join(", ") }
+}
+
+/// The registry of a relay that is there: these commands make none.
+fn open(dir: &Path) -> anyhow::Result<Registry> {
+    if !Registry::exists(dir) {
+        bail!("there is no relay's registry in {}; name the relay's own directory with --state-dir, as its user", dir.display());
+    }
+    Ok(Registry::open(&StateDir::open(dir)?)?)
+}
+
+fn unix(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |span| span.as_secs())
+}

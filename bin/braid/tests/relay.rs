@@ -1,0 +1,123 @@
+//! A relay's clients as its operator manages them: the binary on a state directory.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::SystemTime;
+
+use braid_peer::invite::Invite;
+use braid_peer::keys::{KeyPair, RELAY_KEY};
+use braid_peer::registry::Registry;
+use braid_peer::state::StateDir;
+use serde_json::Value;
+
+/// A relay's state directory.
+struct Relay {
+    folder: tempfile::TempDir,
+}
+
+impl Relay {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.folder.path().join("relay")
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_braid"));
+        command.arg("relay").args(words).env("BRAID_RELAY_STATE_DIR", self.dir()).env_remove("RUST_LOG").stdin(Stdio::null());
+        command.output().unwrap()
+    }
+
+    /// Standard output of a command that must succeed.
+    fn ask(&self, words: &[&str]) -> String {
+        let Output { status, stdout, stderr } = self.run(words);
+        assert!(status.success(), "{words:?}: {}", String::from_utf8_lossy(&stderr));
+        String::from_utf8(stdout).unwrap()
+    }
+
+    /// Standard error of a command that must fail.
+    fn fail(&self, words: &[&str]) -> String {
+        let Output { status, stderr, .. } = self.run(words);
+        assert!(!status.success(), "{words:?} must fail");
+        String::from_utf8(stderr).unwrap()
+    }
+
+    fn clients(&self) -> Value {
+        serde_json::from_str(&self.ask(&["clients", "--json"])).unwrap()
+    }
+
+    /// What the relay does when a client comes with an invitation.
+    fn join(&self, line: &str) -> String {
+        let invite = Invite::parse(line).unwrap();
+        let key = KeyPair::generate().unwrap().public();
+        let mut registry = Registry::open(&StateDir::open(&self.dir()).unwrap()).unwrap();
+        registry.redeem(&invite.token, &key, invite.name.as_ref(), SystemTime::now()).unwrap();
+        key.to_string()
+    }
+}
+
+#[test]
+fn an_invitation_is_one_line_that_names_the_relay() {
+    let relay = Relay::new();
+    let line = relay.ask(&["invite", "--address", "relay.example.org:5757", "--address", "[2001:db8::1]:443", "--name", "phone"]);
+    assert_eq!(line.lines().count(), 1, "no picture where no terminal is: {line}");
+    let invite = Invite::parse(&line).unwrap();
+    let key = KeyPair::load(&relay.dir().join(RELAY_KEY)).unwrap().unwrap().public();
+    assert_eq!((invite.relay, invite.addresses().len(), invite.name.as_ref().map(|name| name.as_str())), (key, 2, Some("phone")));
+    let view: Value = serde_json::from_str(&relay.ask(&["invite", "--address", "192.0.2.1:1", "--expires", "1h", "--json"])).unwrap();
+    assert_eq!(view["relay_key"], key.to_string(), "the relay keeps its key");
+    let other = Invite::parse(view["line"].as_str().unwrap()).unwrap();
+    assert_ne!(other.token, invite.token);
+    let left = view["expires_unix"].as_u64().unwrap() as i64 - unix();
+    assert!((3000..=3600).contains(&left), "{left}");
+}
+
+fn unix() -> i64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64
+}
+
+#[test]
+fn clients_are_listed_limited_and_revoked() {
+    let relay = Relay::new();
+    let phone = relay.join(&relay.ask(&["invite", "--address", "192.0.2.1:1", "--name", "phone"]));
+    let laptop = relay.join(&relay.ask(&["invite", "--address", "192.0.2.1:1", "--name", "laptop"]));
+    let listed = relay.clients();
+    assert_eq!((listed[0]["name"].as_str(), listed[0]["key"].as_str()), (Some("laptop"), Some(laptop.as_str())));
+    assert_eq!((listed[1]["name"].as_str(), listed[1]["state"].as_str()), (Some("phone"), Some("admitted")));
+    assert_eq!((&listed[1]["limits"]["flows"], &listed[1]["month"]["down_bytes"]), (&Value::Null, &Value::from(0)));
+
+    let said = relay.ask(&["limit", "phone", "--rate", "10Mbit/s", "--flows", "100", "--monthly", "50GB"]);
+    assert!(said.contains("10.0 Mbit/s down, 10.0 Mbit/s up, 100 flows, 50.0 GB a month"), "{said}");
+    relay.ask(&["limit", &phone, "--rate-up", "1Mbit/s", "--flows", "none"]);
+    let limits = &relay.clients()[1]["limits"];
+    assert_eq!((&limits["rate_down_bps"], &limits["rate_up_bps"]), (&Value::from(10_000_000), &Value::from(1_000_000)));
+    assert_eq!((&limits["flows"], &limits["monthly_bytes"]), (&Value::Null, &Value::from(50_000_000_000u64)));
+
+    assert!(relay.ask(&["revoke", &laptop[..8]]).contains("laptop"));
+    assert!(relay.ask(&["revoke", "laptop"]).contains("already"));
+    assert_eq!(relay.clients()[0]["state"], "revoked");
+    let table = relay.ask(&["clients"]);
+    assert!(table.contains("revoked") && table.contains("admitted") && table.contains(&phone[..8]), "{table}");
+}
+
+#[test]
+fn what_cannot_be_done_is_told_with_the_remedy() {
+    let relay = Relay::new();
+    for words in [&["clients"][..], &["revoke", "phone"], &["limit", "phone", "--flows", "1"]] {
+        assert!(relay.fail(words).contains("--state-dir"));
+        assert!(!relay.dir().exists(), "nothing is made by asking");
+    }
+    assert!(relay.fail(&["invite"]).contains("--address"));
+    assert!(relay.fail(&["invite", "--address", "relay.example.org"]).contains("no port"));
+    assert!(relay.fail(&["invite", "--address", "192.0.2.1:1", "--name", "a b"]).contains("letters"));
+    let many = vec!["--address=192.0.2.1:1"; 9];
+    assert!(relay.fail(&[&["invite"], &many[..]].concat()).contains("1 to 8"));
+    relay.ask(&["invite", "--address", "192.0.2.1:1"]);
+    assert!(relay.ask(&["clients"]).contains("no clients yet"));
+    assert!(relay.fail(&["revoke", "tablet"]).contains("braid relay clients"));
+    assert!(relay.fail(&["limit", "phone"]).contains("--monthly"));
+    std::fs::write(relay.dir().join("relay.sqlite"), vec![7; 5000]).unwrap();
+    assert!(relay.fail(&["clients"]).contains("put a copy back"));
+}

@@ -1,0 +1,170 @@
+//! A token bucket: how much may pass now, and when the next may.
+
+use std::time::Duration;
+
+use braid_model::{Bytes, Rate, Time};
+
+/// What a byte weighs: bits times nanoseconds of a second, so that filling is exact.
+const BYTE: i128 = 8 * 1_000_000_000;
+
+/// Lets a rate pass in the long run, and up to a burst at once. Starts full.
+///
+/// What passes is either taken if it is there ([`take`](Self::take)) or charged afterwards ([`charge`](Self::charge)), which may leave a
+/// debt that is paid off before anything else passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bucket {
+    rate: Rate,
+    burst: Bytes,
+    level: i128,
+    updated: Time,
+}
+
+impl Bucket {
+    /// A full bucket.
+    pub fn new(rate: Rate, burst: Bytes, now: Time) -> Self {
+        Self { rate, burst, level: weight(burst), updated: now }
+    }
+
+    /// Changes rate and burst; what was gathered or owed stays, as far as the new burst holds it.
+    pub fn set(&mut self, rate: Rate, burst: Bytes, now: Time) {
+        self.fill(now);
+        (self.rate, self.burst) = (rate, burst);
+        self.level = self.level.min(weight(burst));
+    }
+
+    /// What may pass now.
+    pub fn available(&mut self, now: Time) -> Bytes {
+        self.fill(now);
+        Bytes::new(u64::try_from(self.level / BYTE).unwrap_or(0))
+    }
+
+    /// Lets `amount` pass if all of it may; one larger than the burst passes when the bucket is full, and leaves a debt.
+    pub fn take(&mut self, amount: Bytes, now: Time) -> bool {
+        self.fill(now);
+        let passes = self.level >= weight(amount.min(self.burst));
+        if passes {
+            self.level -= weight(amount);
+        }
+        passes
+    }
+
+    /// Counts `amount` that has passed already.
+    pub fn charge(&mut self, amount: Bytes, now: Time) {
+        self.fill(now);
+        self.level = self.level.saturating_sub(weight(amount));
+    }
+
+    /// When [`take`](Self::take) will let `amount` pass if nothing else does meanwhile; [`Time::MAX`] if never.
+    pub fn ready_at(&mut self, amount: Bytes, now: Time) -> Time {
+        self.fill(now);
+        let missing = weight(amount.min(self.burst)) - self.level;
+        if missing <= 0 {
+            return now;
+        }
+        if self.rate == Rate::ZERO {
+            return Time::MAX;
+        }
+        let rate = i128::from(self.rate.bps());
+        let nanos = (missing + rate - 1) / rate;
+        self.updated + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    fn fill(&mut self, now: Time) {
+        let gained = i128::from(self.rate.bps()).saturating_mul(now.since(self.updated).as_nanos() as i128);
+        self.level = self.level.saturating_add(gained).min(weight(self.burst));
+        self.updated = self.updated.max(now);
+    }
+}
+
+fn weight(amount: Bytes) -> i128 {
+    i128::from(amount.get()) * BYTE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn kilobytes(count: u64) -> Bytes {
+        Bytes::new(count * 1000)
+    }
+
+    #[test]
+    fn a_burst_passes_at_once_and_then_the_rate() {
+        let mut bucket = Bucket::new(Rate::from_mbps(8), kilobytes(10), Time::ZERO);
+        assert!(bucket.take(kilobytes(10), Time::ZERO) && !bucket.take(Bytes::new(1), Time::ZERO));
+        assert_eq!(bucket.ready_at(kilobytes(1), Time::ZERO), Time::from_millis(1));
+        assert!(!bucket.take(kilobytes(1), Time::from_nanos(999_999)) && bucket.take(kilobytes(1), Time::from_millis(1)));
+        assert_eq!(bucket.available(Time::from_millis(5000)), kilobytes(10), "no more than the burst is saved up");
+    }
+
+    #[test]
+    fn a_debt_is_paid_first() {
+        let mut bucket = Bucket::new(Rate::from_mbps(8), kilobytes(10), Time::ZERO);
+        bucket.charge(kilobytes(30), Time::ZERO);
+        assert_eq!(bucket.available(Time::from_millis(20)), Bytes::ZERO);
+        assert_eq!(bucket.ready_at(kilobytes(1), Time::from_millis(10)), Time::from_millis(21));
+    }
+
+    #[test]
+    fn more_than_the_burst_passes_when_the_bucket_is_full() {
+        let mut bucket = Bucket::new(Rate::from_mbps(8), kilobytes(10), Time::ZERO);
+        assert!(bucket.take(kilobytes(25), Time::ZERO));
+        assert_eq!(bucket.ready_at(kilobytes(25), Time::ZERO), Time::from_millis(25));
+    }
+
+    #[test]
+    fn a_rate_of_nothing_passes_the_burst_and_no_more() {
+        let mut bucket = Bucket::new(Rate::ZERO, kilobytes(1), Time::ZERO);
+        assert!(bucket.take(kilobytes(1), Time::ZERO));
+        assert_eq!(bucket.ready_at(Bytes::new(1), Time::ZERO), Time::MAX);
+    }
+
+    #[test]
+    fn a_new_rate_counts_from_its_setting() {
+        let mut bucket = Bucket::new(Rate::from_mbps(8), kilobytes(10), Time::ZERO);
+        bucket.charge(kilobytes(10), Time::ZERO);
+        bucket.set(Rate::from_mbps(80), kilobytes(100), Time::from_millis(1));
+        assert_eq!(bucket.available(Time::from_millis(2)), kilobytes(11));
+        bucket.set(Rate::from_mbps(8), kilobytes(5), Time::from_millis(2));
+        assert_eq!(bucket.available(Time::from_millis(2)), kilobytes(5));
+    }
+
+    #[test]
+    fn extremes_do_not_overflow() {
+        let mut bucket = Bucket::new(Rate::from_bps(u64::MAX), Bytes::new(u64::MAX), Time::ZERO);
+        for _ in 0..100 {
+            bucket.charge(Bytes::new(u64::MAX), Time::ZERO);
+        }
+        assert!(bucket.ready_at(Bytes::new(u64::MAX), Time::ZERO) > Time::ZERO);
+        assert!(!bucket.take(Bytes::new(1), Time::from_millis(1)));
+        bucket.fill(Time::MAX);
+        assert!(bucket.available(Time::MAX) <= Bytes::new(u64::MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_burst_and_rate_pass_and_ready_at_is_right(
+            mbps in 1..100u64, burst in 1..100_000u64, steps in proptest::collection::vec((0..50_000_000u64, 1..3000u64), 1..200),
+        ) {
+            let (rate, burst) = (Rate::from_mbps(mbps), Bytes::new(burst));
+            let mut bucket = Bucket::new(rate, burst, Time::ZERO);
+            let (mut now, mut passed) = (Time::ZERO, 0u128);
+            for (nanos, amount) in steps {
+                now = now + Duration::from_nanos(nanos);
+                let amount = Bytes::new(amount).min(burst);
+                let ready = bucket.ready_at(amount, now);
+                prop_assert_eq!(bucket.take(amount, now), ready == now);
+                if ready > now {
+                    let early = Time::from_nanos(ready.as_nanos() - 1);
+                    prop_assert!(!bucket.clone().take(amount, early));
+                    prop_assert!(bucket.take(amount, ready));
+                    now = ready;
+                }
+                passed += u128::from(amount.get());
+                let allowed = u128::from(burst.get()) * BYTE as u128 + u128::from(rate.bps()) * u128::from(now.as_nanos());
+                prop_assert!(passed * BYTE as u128 <= allowed);
+            }
+        }
+    }
+}

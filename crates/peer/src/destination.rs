@@ -1,0 +1,312 @@
+//! Which destinations a relay opens for its clients.
+//!
+//! A relay stands in a network of its own and its clients do not: what is reachable only from there (its loopback, its LAN, the metadata
+//! service of its host's cloud) must not become reachable through it. So only addresses of the global Internet are opened, and none of
+//! the relay's own, unless its operator allows them. A server that runs a relay for itself is the opposite: it opens its own addresses
+//! and nothing else.
+//!
+//! Names are resolved by the relay, and what counts is the address that is dialled, so a name that answers differently each time gains
+//! nothing. IPv6 addresses that carry an IPv4 address (mapped, NAT64's well-known prefix, 6to4) are judged by that too. What cannot be
+//! told from outside stays open: a network's own NAT64 prefix, or a public address that the network routes into a private place;
+//! keep the relay itself from those.
+
+mod dial;
+mod special;
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use ipnet::IpNet;
+
+pub use dial::{DialError, Reason, dial_tcp, resolve};
+
+/// Which destinations may be opened.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    reach: Reach,
+    own: Vec<IpAddr>,
+    binding_tells: Families,
+}
+
+#[derive(Debug, Clone)]
+enum Reach {
+    /// The Internet, and what is allowed besides.
+    Internet { allowed: Vec<IpNet> },
+    /// The host itself.
+    Itself,
+}
+
+/// In which families a socket can be bound to the host's own addresses only, which is how they are told from others.
+#[derive(Debug, Clone, Copy)]
+struct Families {
+    v4: bool,
+    v6: bool,
+}
+
+/// Why a destination is not opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forbidden {
+    /// The address is not one of the global Internet: what it is for.
+    Special(&'static str),
+    /// The address is the relay's own, or it cannot be told whether it is.
+    Own,
+    /// The address is not the server's own, or it cannot be told whether it is, or clients from outside have no business with it.
+    NotOwn,
+    /// There is no port 0.
+    Port,
+}
+
+impl Policy {
+    /// A relay's: the Internet, and the nets that its operator allows. `own` are addresses that it answers at besides those of its
+    /// interfaces, as behind a translator.
+    pub fn relay(allowed: Vec<IpNet>, own: Vec<IpAddr>) -> Self {
+        Self { reach: Reach::Internet { allowed }, own: canonical(own), binding_tells: Families::probe() }
+    }
+
+    /// That of a server that runs a relay for itself: the global addresses of its interfaces, and `reached`, at which this client
+    /// has reached it, of whichever kind. Loopback is no such address: what listens there only is not for strangers.
+    ///
+    /// Its firewall sees the relay's connections as the host's own: a service that only a firewall hides is reachable through it.
+    pub fn local(reached: Vec<IpAddr>) -> Self {
+        Self { reach: Reach::Itself, own: canonical(reached), binding_tells: Families::probe() }
+    }
+
+    /// Whether `target` may be opened, for TCP or UDP; if so, the address to use for it.
+    pub fn check(&self, target: SocketAddr) -> Result<SocketAddr, Forbidden> {
+        let ip = target.ip().to_canonical();
+        if target.port() == 0 {
+            return Err(Forbidden::Port);
+        }
+        match &self.reach {
+            Reach::Internet { allowed } => self.check_internet(ip, allowed)?,
+            Reach::Itself => self.check_itself(ip)?,
+        }
+        // A scope or flow label is the client's invention.
+        Ok(SocketAddr::new(ip, target.port()))
+    }
+
+    fn check_internet(&self, ip: IpAddr, allowed: &[IpNet]) -> Result<(), Forbidden> {
+        if allowed.iter().any(|net| net.contains(&ip)) {
+            return Ok(());
+        }
+        if let Some(purpose) = special::purpose(ip) {
+            return Err(Forbidden::Special(purpose));
+        }
+        if self.is_own(ip) != Some(false) {
+            return Err(Forbidden::Own);
+        }
+        match special::carried(ip) {
+            Some(carried) => self.check_internet(carried.into(), allowed),
+            None => Ok(()),
+        }
+    }
+
+    fn check_itself(&self, ip: IpAddr) -> Result<(), Forbidden> {
+        let global = || special::purpose(ip).is_none() && self.is_own(ip) == Some(true);
+        let reached = self.own.contains(&ip) && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
+        if reached || global() { Ok(()) } else { Err(Forbidden::NotOwn) }
+    }
+
+    /// Whether the address is the host's own; `None` if that cannot be told.
+    fn is_own(&self, ip: IpAddr) -> Option<bool> {
+        if self.own.contains(&ip) {
+            return Some(true);
+        }
+        let tells = if ip.is_ipv4() { self.binding_tells.v4 } else { self.binding_tells.v6 };
+        if tells { binds(ip) } else { Some(false) }
+    }
+}
+
+impl Families {
+    /// With `ip_nonlocal_bind` set every address can be bound. (An interface's broadcast address can always: it is no less its own.)
+    fn probe() -> Self {
+        let tells = |family: &str| {
+            let set = std::fs::read_to_string(format!("/proc/sys/net/{family}/ip_nonlocal_bind"));
+            set.map_or(true, |value| value.trim() == "0")
+        };
+        Self { v4: tells("ipv4"), v6: tells("ipv6") }
+    }
+}
+
+/// Whether a socket can be bound to the address; `None` if that fails for another reason than that it is not the host's.
+fn binds(ip: IpAddr) -> Option<bool> {
+    match UdpSocket::bind((ip, 0)) {
+        Ok(_) => Some(true),
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Some(false),
+        // The system does not speak this family at all.
+        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Some(false),
+        Err(_) => None,
+    }
+}
+
+fn canonical(addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+    addresses.into_iter().map(|ip| ip.to_canonical()).collect()
+}
+
+impl fmt::Display for Forbidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Special(purpose) => write!(f, "the relay opens no {purpose} addresses unless its operator allows them"),
+            Self::Own => f.write_str("the relay opens none of its own addresses unless its operator allows them"),
+            Self::NotOwn => f.write_str("this server opens its own addresses only"),
+            Self::Port => f.write_str("there is no port 0"),
+        }
+    }
+}
+
+impl std::error::Error for Forbidden {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    fn relay(allowed: &[&str]) -> Policy {
+        Policy::relay(allowed.iter().map(|net| net.parse().unwrap()).collect(), vec!["9.9.9.9".parse().unwrap()])
+    }
+
+    fn check(policy: &Policy, ip: &str) -> Result<SocketAddr, Forbidden> {
+        policy.check(SocketAddr::new(ip.parse().unwrap(), 80))
+    }
+
+    #[test]
+    fn a_relay_opens_the_internet() {
+        let policy = relay(&[]);
+        for ip in ["1.1.1.1", "8.8.8.8", "172.15.255.255", "172.32.0.0", "100.128.0.0", "223.255.255.255", "2606:4700::1111", "2a00::1"] {
+            assert!(check(&policy, ip).is_ok(), "{ip}: {:?}", check(&policy, ip));
+        }
+    }
+
+    #[test]
+    fn a_relay_opens_nothing_private_or_special() {
+        let policy = relay(&[]);
+        for ip in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "100.64.0.1",
+            "100.127.255.255",
+            "127.0.0.1",
+            "127.255.255.254",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.8",
+            "192.0.2.1",
+            "192.88.99.1",
+            "192.168.1.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "198.51.100.1",
+            "203.0.113.1",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "fc00::1",
+            "fdff::1",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+            "2001:db8::1",
+            "3fff::1",
+            "100::1",
+            "5f00::1",
+            "2001::1",
+            "2001:2::1",
+            "2001:10::1",
+            "64:ff9b:1::1",
+            "::7f00:1",
+            "1::1",
+            "8000::1",
+        ] {
+            assert!(matches!(check(&policy, ip), Err(Forbidden::Special(_))), "{ip}: {:?}", check(&policy, ip));
+        }
+    }
+
+    #[test]
+    fn an_address_within_another_is_judged_too() {
+        let policy = relay(&[]);
+        for ip in [
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "::ffff:0.0.0.0",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::1",
+            "2002:c0a8:101::",
+        ] {
+            assert!(matches!(check(&policy, ip), Err(Forbidden::Special(_))), "{ip}: {:?}", check(&policy, ip));
+        }
+        assert_eq!(check(&policy, "64:ff9b::9.9.9.9"), Err(Forbidden::Own));
+        assert_eq!(check(&policy, "::ffff:1.1.1.1"), Ok("1.1.1.1:80".parse().unwrap()), "and is used as what it is");
+        assert!(check(&policy, "64:ff9b::1.1.1.1").is_ok() && check(&policy, "2002:101:101::1").is_ok());
+    }
+
+    #[test]
+    fn a_relay_does_not_open_itself() {
+        assert_eq!(check(&relay(&[]), "9.9.9.9"), Err(Forbidden::Own));
+        assert_eq!(check(&relay(&[]), "::ffff:9.9.9.9"), Err(Forbidden::Own));
+        assert_eq!(relay(&[]).is_own("127.0.0.53".parse().unwrap()), Some(true), "told without being listed");
+        assert_eq!(relay(&[]).is_own("1.1.1.1".parse().unwrap()), Some(false));
+    }
+
+    #[test]
+    fn what_the_operator_allows_is_opened_and_no_more() {
+        let policy = relay(&["10.1.0.0/16", "fd00::/8", "9.9.9.9/32"]);
+        for ip in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd12::1", "9.9.9.9"] {
+            assert!(check(&policy, ip).is_ok(), "{ip}: {:?}", check(&policy, ip));
+        }
+        for ip in ["10.2.0.1", "127.0.0.1", "fc00::1", "64:ff9b::10.2.0.1"] {
+            assert!(check(&policy, ip).is_err(), "{ip}");
+        }
+    }
+
+    #[test]
+    fn a_server_opens_itself_only_and_not_its_loopback() {
+        let policy = Policy::local(vec!["10.0.0.5".parse().unwrap(), "127.0.0.1".parse().unwrap(), "::ffff:10.0.0.6".parse().unwrap()]);
+        assert!(check(&policy, "10.0.0.5").is_ok() && check(&policy, "::ffff:10.0.0.5").is_ok() && check(&policy, "10.0.0.6").is_ok());
+        for ip in ["127.0.0.1", "127.0.0.53", "::1", "0.0.0.0", "::", "10.0.0.7", "1.1.1.1", "2606:4700::1111", "169.254.169.254"] {
+            assert_eq!(check(&policy, ip), Err(Forbidden::NotOwn), "{ip}");
+        }
+    }
+
+    #[test]
+    fn there_is_no_port_0_and_no_scope_of_the_clients_choice() {
+        let policy = relay(&["::/0"]);
+        assert_eq!(policy.check("1.1.1.1:0".parse().unwrap()), Err(Forbidden::Port));
+        let scoped = std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 7, 3);
+        assert_eq!(policy.check(scoped.into()), Ok("[fe80::1]:80".parse().unwrap()));
+    }
+
+    proptest! {
+        #[test]
+        fn no_form_of_an_address_gets_past(bits: u32, private in 0..3u8) {
+            let bits = match private {
+                0 => bits,
+                1 => 0x0a00_0000 | bits >> 8,
+                _ => 0x7f00_0000 | bits >> 8,
+            };
+            let (policy, ip) = (relay(&[]), Ipv4Addr::from(bits));
+            let plain = policy.check(SocketAddr::new(ip.into(), 1)).is_ok();
+            let [a, b] = [(bits >> 16) as u16, bits as u16];
+            let forms = [ip.to_ipv6_mapped(), Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, a, b), Ipv6Addr::new(0x2002, a, b, 0, 0, 0, 0, 1)];
+            for form in forms {
+                prop_assert_eq!(policy.check(SocketAddr::new(form.into(), 1)).is_ok(), plain, "{}", form);
+            }
+        }
+
+        #[test]
+        fn what_std_calls_special_is_special(bits: u128, v4: u32) {
+            let (v6, v4) = (Ipv6Addr::from(bits), Ipv4Addr::from(v4));
+            let named4 = v4.is_private() || v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_broadcast() || v4.is_documentation();
+            let named6 = v6.is_loopback() || v6.is_multicast() || v6.is_unique_local() || v6.is_unicast_link_local() || v6.is_unspecified();
+            prop_assert!(!named4 || special::purpose(v4.into()).is_some(), "{}", v4);
+            prop_assert!(!named6 || special::purpose(v6.into()).is_some(), "{}", v6);
+        }
+    }
+}

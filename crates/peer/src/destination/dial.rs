@@ -1,0 +1,315 @@
+//! Opening destinations: names are looked up, addresses checked, and those that are left raced.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::{Forbidden, Policy};
+use crate::address::{Address, Host};
+
+/// How long one attempt goes alone before the next address is tried beside it (RFC 8305, section 5).
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// How long all attempts together may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a name may take.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
+
+/// The most addresses of a name that are tried.
+const ADDRESS_LIMIT: usize = 16;
+
+/// The most names that are looked up at a time: each keeps a thread.
+static LOOKUPS: std::sync::LazyLock<Arc<Semaphore>> = std::sync::LazyLock::new(|| Arc::new(Semaphore::new(64)));
+
+/// Why a destination cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open {target}: {reason}")]
+pub struct DialError {
+    /// The destination.
+    pub target: Address,
+    /// Why, in a form that the other end can turn into what its program would have seen.
+    pub reason: Reason,
+}
+
+/// Why a destination cannot be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// Nothing listens there.
+    #[error("connection refused")]
+    Refused,
+    /// The host does not answer its neighbours.
+    #[error("no route to host")]
+    HostUnreachable,
+    /// There is no way into its network.
+    #[error("network unreachable")]
+    NetworkUnreachable,
+    /// Nothing was heard.
+    #[error("timed out")]
+    TimedOut,
+    /// The policy does not allow it.
+    #[error("{0}")]
+    Forbidden(Forbidden),
+    /// No address is known for the name.
+    #[error("the relay finds no address for this name")]
+    NameNotFound,
+    /// The relay has no more sockets, ports or memory.
+    #[error("the relay has no more resources")]
+    Exhausted,
+    /// The system says something else.
+    #[error("{}", io::Error::from_raw_os_error(*.0))]
+    Other(i32),
+}
+
+impl Reason {
+    /// What an error of a socket means.
+    pub fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ECONNREFUSED) => Self::Refused,
+            Some(libc::EHOSTUNREACH | libc::EHOSTDOWN) => Self::HostUnreachable,
+            Some(libc::ENETUNREACH | libc::ENETDOWN) => Self::NetworkUnreachable,
+            Some(libc::ETIMEDOUT) => Self::TimedOut,
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EADDRNOTAVAIL | libc::EAGAIN) => Self::Exhausted,
+            Some(other) => Self::Other(other),
+            None if error.kind() == io::ErrorKind::TimedOut => Self::TimedOut,
+            None => Self::Other(libc::EIO),
+        }
+    }
+
+    /// What `connect` at the far end may say, as a number of Linux.
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::Refused => libc::ECONNREFUSED,
+            Self::HostUnreachable | Self::NameNotFound => libc::EHOSTUNREACH,
+            Self::NetworkUnreachable | Self::Exhausted => libc::ENETUNREACH,
+            Self::TimedOut => libc::ETIMEDOUT,
+            Self::Forbidden(_) => libc::EACCES,
+            Self::Other(errno) => errno,
+        }
+    }
+
+    /// Of several addresses' failures the one that tells most is reported.
+    fn weight(self) -> u8 {
+        match self {
+            Self::Refused => 5,
+            Self::TimedOut => 4,
+            Self::HostUnreachable => 3,
+            Self::NetworkUnreachable => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Connects to the first address of `target` that answers, of those that `policy` allows.
+pub async fn dial_tcp(target: &Address, policy: &Policy) -> Result<TcpStream, DialError> {
+    let addresses = resolve(target, policy).await?;
+    let raced = timeout(CONNECT_LIMIT, race(addresses)).await.unwrap_or(Err(Reason::TimedOut));
+    let stream = raced.map_err(|reason| failed(target, reason))?;
+    // What the far program wrote apart has come as it could; it is not held back again.
+    stream.set_nodelay(true).map_err(|error| failed(target, Reason::of(&error)))?;
+    Ok(stream)
+}
+
+/// The addresses of `target` that `policy` allows, in the order to try them in, families alternating; at least one.
+///
+/// Use these and look nothing up again: a second answer may be another.
+pub async fn resolve(target: &Address, policy: &Policy) -> Result<Vec<SocketAddr>, DialError> {
+    let found = match &target.host {
+        Host::Ip(ip) => vec![SocketAddr::new(*ip, target.port())],
+        Host::Name(name) => {
+            let found = timeout(LOOKUP_LIMIT, look_up(name.as_str().to_owned(), target.port())).await;
+            found.ok().flatten().ok_or_else(|| failed(target, Reason::NameNotFound))?
+        }
+    };
+    let (mut allowed, mut forbidden) = (Vec::new(), None);
+    for address in found {
+        match policy.check(address) {
+            Ok(address) if !allowed.contains(&address) => allowed.push(address),
+            Ok(_) => {}
+            Err(reason) => forbidden = Some(reason),
+        }
+    }
+    match forbidden {
+        Some(reason) if allowed.is_empty() => Err(failed(target, Reason::Forbidden(reason))),
+        None if allowed.is_empty() => Err(failed(target, Reason::NameNotFound)),
+        _ => Ok(alternate(allowed)),
+    }
+}
+
+fn failed(target: &Address, reason: Reason) -> DialError {
+    DialError { target: target.clone(), reason }
+}
+
+/// Asks the system's resolver. `None`: it has no answer.
+async fn look_up(name: String, port: u16) -> Option<Vec<SocketAddr>> {
+    let permit = LOOKUPS.clone().acquire_owned().await.ok()?;
+    let asked = tokio::task::spawn_blocking(move || {
+        // Held by the thread, which goes on when nobody waits for it any more.
+        let _permit = permit;
+        (name.as_str(), port).to_socket_addrs().map(Vec::from_iter)
+    });
+    asked.await.ok()?.ok()
+}
+
+/// Lets families alternate, beginning with that of the first (RFC 8305, section 4).
+fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let first_family = addresses.first().map(SocketAddr::is_ipv6);
+    let (first, second): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| Some(address.is_ipv6()) == first_family);
+    let (mut first, mut second) = (first.into_iter(), second.into_iter());
+    let mut ordered = Vec::new();
+    while ordered.len() < ADDRESS_LIMIT {
+        let before = ordered.len();
+        ordered.extend(first.next());
+        ordered.extend(second.next());
+        if ordered.len() == before {
+            break;
+        }
+    }
+    ordered
+}
+
+/// Connects to one address after the other without waiting for the first to fail; the first connection wins.
+async fn race(addresses: Vec<SocketAddr>) -> Result<TcpStream, Reason> {
+    let mut waiting = addresses.into_iter();
+    let mut running = JoinSet::new();
+    let mut worst: Option<Reason> = None;
+    running.extend_from(waiting.next());
+    while !running.is_empty() {
+        tokio::select! {
+            Some(done) = running.join_next() => match done.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => {
+                    let reason = Reason::of(&error);
+                    worst = worst.into_iter().chain([reason]).max_by_key(|reason| reason.weight());
+                    running.extend_from(waiting.next());
+                }
+            },
+            () = sleep(STAGGER), if waiting.len() > 0 => running.extend_from(waiting.next()),
+        }
+    }
+    Err(worst.unwrap_or(Reason::NameNotFound))
+}
+
+trait Attempts {
+    /// Begins one more attempt, if there is an address.
+    fn extend_from(&mut self, address: Option<SocketAddr>);
+}
+
+impl Attempts for JoinSet<io::Result<TcpStream>> {
+    fn extend_from(&mut self, address: Option<SocketAddr>) {
+        if let Some(address) = address {
+            self.spawn(TcpStream::connect(address));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Socket, Type};
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::time::Instant;
+
+    fn open() -> Policy {
+        Policy::relay(vec!["127.0.0.0/8".parse().unwrap(), "::1/128".parse().unwrap()], Vec::new())
+    }
+
+    fn listener() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    /// An address that nothing listens on.
+    fn closed() -> SocketAddr {
+        listener().1
+    }
+
+    /// A listener whose queue is full, so that further attempts hear nothing.
+    fn silent() -> (Socket, Vec<std::net::TcpStream>, SocketAddr) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let connect = || std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200));
+        let queued = std::iter::from_fn(|| connect().ok()).take(100).collect();
+        (socket, queued, address)
+    }
+
+    fn reason(error: DialError) -> Reason {
+        error.reason
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_allowed_is_opened() {
+        let (listener, address) = listener();
+        let stream = dial_tcp(&address.into(), &open()).await.unwrap();
+        assert_eq!(listener.accept().unwrap().1, stream.local_addr().unwrap());
+        assert!(stream.nodelay().unwrap());
+        let named: Address = format!("localhost:{}", address.port()).parse().unwrap();
+        assert_eq!(dial_tcp(&named, &open()).await.unwrap().peer_addr().unwrap(), address);
+    }
+
+    #[tokio::test]
+    async fn what_is_forbidden_is_not_touched() {
+        let (listener, address) = listener();
+        listener.set_nonblocking(true).unwrap();
+        let closed_policy = Policy::relay(Vec::new(), Vec::new());
+        let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), address.port());
+        let named: Address = format!("localhost:{}", address.port()).parse().unwrap();
+        for target in [address.into(), mapped.into(), named] {
+            let refused = dial_tcp(&target, &closed_policy).await.unwrap_err();
+            assert!(refused.to_string().contains("loopback"), "{refused}");
+            assert_eq!((refused.reason, refused.reason.errno()), (Reason::Forbidden(Forbidden::Special("loopback")), libc::EACCES));
+        }
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[tokio::test]
+    async fn failures_are_what_the_program_would_have_seen() {
+        assert_eq!(reason(dial_tcp(&closed().into(), &open()).await.unwrap_err()), Reason::Refused);
+        let nowhere: Address = "no-such-host.invalid:80".parse().unwrap();
+        assert_eq!(reason(dial_tcp(&nowhere, &open()).await.unwrap_err()), Reason::NameNotFound);
+        for (errno, reason) in [(libc::ENETUNREACH, Reason::NetworkUnreachable), (libc::EHOSTUNREACH, Reason::HostUnreachable)] {
+            assert_eq!(Reason::of(&io::Error::from_raw_os_error(errno)), reason);
+            assert_eq!(reason.errno(), errno);
+        }
+        assert_eq!(Reason::of(&io::Error::from_raw_os_error(libc::EMFILE)), Reason::Exhausted);
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_does_not_keep_the_next_waiting() {
+        let (_socket, _queued, silent) = silent();
+        let (_listener, good) = listener();
+        let begun = Instant::now();
+        let stream = race(vec![silent, good]).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), good);
+        assert!(begun.elapsed() >= STAGGER, "the first had its time");
+        assert!(begun.elapsed() < Duration::from_secs(20), "a connection that hears nothing takes two minutes to fail");
+    }
+
+    #[tokio::test]
+    async fn a_failure_starts_the_next_at_once_and_the_most_telling_is_reported() {
+        let (_listener, good) = listener();
+        assert_eq!(race(vec![closed(), closed(), good]).await.unwrap().peer_addr().unwrap(), good);
+        // The unspecified address with a broadcast one's: refused says more than what the system makes of that.
+        let broadcast = SocketAddr::from((Ipv4Addr::BROADCAST, 9));
+        assert_eq!(race(vec![broadcast, closed()]).await.unwrap_err(), Reason::Refused);
+        assert_eq!(race(vec![closed(), broadcast]).await.unwrap_err(), Reason::Refused);
+    }
+
+    #[test]
+    fn families_alternate_and_are_not_too_many() {
+        let four = |last: u8| SocketAddr::from(([192, 0, 2, last], 1));
+        let six = |last: u16| SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, last], 1));
+        assert_eq!(alternate(vec![six(1), six(2), four(1), six(3)]), [six(1), four(1), six(2), six(3)]);
+        assert_eq!(alternate(vec![four(1), six(1), six(2)]), [four(1), six(1), six(2)]);
+        assert_eq!(alternate((0..200).map(four).collect()).len(), ADDRESS_LIMIT);
+    }
+}

@@ -1,0 +1,401 @@
+//! Ed25519 key pairs and where they are kept.
+//!
+//! A private key is written once, as PKCS #8 in PEM (RFC 5958, RFC 7468), to a file that only its owner may read. It never appears in
+//! logs or errors. The form that holds the public key too is written, so a damaged file is noticed instead of becoming another
+//! identity.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use data_encoding::{BASE32_NOPAD_NOCASE, BASE64, Encoding};
+use ring::rand::SystemRandom;
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::pki_types::pem::PemObject;
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::state::StateDir;
+
+/// A relay's key in its state directory.
+pub const RELAY_KEY: &str = "relay.key";
+
+/// A client's key in its state directory.
+pub const CLIENT_KEY: &str = "client.key";
+
+/// What every Ed25519 SubjectPublicKeyInfo begins with (RFC 8410, section 4); the key's 32 bytes follow.
+const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+
+/// More than any key file holds.
+const FILE_LIMIT: u64 = 4096;
+
+/// A peer's public key, which is its identity.
+///
+/// As text: 52 letters and digits, RFC 4648 base32 without padding, lower case; read in either case.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PublicKey([u8; 32]);
+
+/// Why a text is no public key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PublicKeyError {
+    /// It has another length.
+    #[error("a key has 52 letters and digits, this has {0}; copy it whole")]
+    Length(usize),
+    /// A character that no key has.
+    #[error("{1:?}, the {0}th character, stands in no key (letters and the digits 2 to 7 do); copy it again")]
+    Character(usize, char),
+    /// No key ends like this.
+    #[error("no key ends in {0:?}; copy it again")]
+    Ending(char),
+}
+
+impl PublicKey {
+    /// The key's 32 bytes (RFC 8032, section 5.1.5).
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The key in the form that TLS carries (RFC 8410, section 4).
+    pub fn to_spki(&self) -> [u8; 44] {
+        let mut spki = [0; 44];
+        spki[..12].copy_from_slice(&SPKI_PREFIX);
+        spki[12..].copy_from_slice(&self.0);
+        spki
+    }
+
+    /// Reads the form that TLS carries; `None` if it is no Ed25519 key.
+    pub fn from_spki(spki: &[u8]) -> Option<Self> {
+        spki.strip_prefix(&SPKI_PREFIX)?.try_into().ok().map(Self)
+    }
+
+    /// The first eight characters of the text: enough to tell a relay's clients apart, not to trust one.
+    pub fn short(&self) -> String {
+        self.to_string()[..8].to_owned()
+    }
+}
+
+impl From<[u8; 32]> for PublicKey {
+    fn from(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&text_encoding().encode(&self.0).to_ascii_lowercase())
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PublicKey({self})")
+    }
+}
+
+impl FromStr for PublicKey {
+    type Err = PublicKeyError;
+    fn from_str(text: &str) -> Result<Self, PublicKeyError> {
+        let text = text.trim();
+        let belongs = |c: char| matches!(c, 'a'..='z' | 'A'..='Z' | '2'..='7');
+        if let Some((index, strange)) = text.chars().enumerate().find(|(_, c)| !belongs(*c)) {
+            return Err(PublicKeyError::Character(index + 1, strange));
+        }
+        if text.len() != 52 {
+            return Err(PublicKeyError::Length(text.len()));
+        }
+        let bytes = text_encoding().decode(text.as_bytes()).ok().and_then(|bytes| bytes.try_into().ok());
+        bytes.map(Self).ok_or(PublicKeyError::Ending(text.chars().last().unwrap_or_default()))
+    }
+}
+
+fn text_encoding() -> Encoding {
+    BASE32_NOPAD_NOCASE
+}
+
+/// An Ed25519 key pair.
+pub struct KeyPair {
+    /// PKCS #8, version 2: with the public key.
+    pkcs8: Zeroizing<Vec<u8>>,
+    public: PublicKey,
+}
+
+/// Why there is no key pair.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The system gives no randomness.
+    #[error("cannot make a key: the system gives no random numbers")]
+    Random,
+    /// The file cannot be opened or read.
+    #[error("cannot read the key {}: {error}; run as the user that it belongs to", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The file cannot be written.
+    #[error("cannot write a new key to {}: {error}; name a --state-dir that can be written", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// It is a link, a directory or the like.
+    #[error("the key {} is not a plain file; a key is never read through a link: put the file itself there", .0.display())]
+    NotAFile(PathBuf),
+    /// Others than its owner may read or write it.
+    #[error(
+        "others may use the key {path} (mode {mode:03o}); chmod 600 {path} if nobody has, else remove it: a new one is made, and its peers must be invited again",
+        path = path.display()
+    )]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// It holds no key, or a damaged one.
+    #[error(
+        "the key {path} is damaged: {reason}; put a copy back, or remove it: a new one is made, and its peers must be invited again",
+        path = path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong; never what it holds.
+        reason: &'static str,
+    },
+}
+
+impl KeyPair {
+    /// Makes a new one.
+    pub fn generate() -> Result<Self, KeyError> {
+        let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| KeyError::Random)?;
+        Self::from_pkcs8(Zeroizing::new(document.as_ref().to_vec())).ok_or(KeyError::Random)
+    }
+
+    /// Reads the key in `dir`'s file `name`, and makes one if there is none. Of several that make one at once all get the same.
+    pub fn load_or_generate(dir: &StateDir, name: &str) -> Result<Self, KeyError> {
+        let path = dir.path().join(name);
+        if let Some(found) = Self::load(&path)? {
+            return Ok(found);
+        }
+        let made = Self::generate()?;
+        let unwritable = |error| KeyError::Unwritable { path: path.clone(), error };
+        if made.write_new(dir, &path).map_err(unwritable)? {
+            return Ok(made);
+        }
+        Self::load(&path)?.ok_or_else(|| unwritable(io::ErrorKind::NotFound.into()))
+    }
+
+    /// Reads the key at `path`; `None` if there is nothing.
+    pub fn load(path: &Path) -> Result<Option<Self>, KeyError> {
+        let unreadable = |error| KeyError::Unreadable { path: path.to_owned(), error };
+        // O_NONBLOCK, since a pipe in its place would keep us waiting.
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(KeyError::NotAFile(path.to_owned())),
+            Err(error) => return Err(unreadable(error)),
+        };
+        let found = file.metadata().map_err(unreadable)?;
+        if !found.is_file() {
+            return Err(KeyError::NotAFile(path.to_owned()));
+        }
+        let mode = found.permissions().mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::Exposed { path: path.to_owned(), mode });
+        }
+        Self::read(&file, path).map(Some)
+    }
+
+    /// The public half.
+    pub fn public(&self) -> PublicKey {
+        self.public
+    }
+
+    pub(crate) fn pkcs8(&self) -> PrivatePkcs8KeyDer<'_> {
+        PrivatePkcs8KeyDer::from(self.pkcs8.as_slice())
+    }
+
+    fn from_pkcs8(pkcs8: Zeroizing<Vec<u8>>) -> Option<Self> {
+        let pair = Ed25519KeyPair::from_pkcs8(&pkcs8).ok()?;
+        let public = pair.public_key().as_ref().try_into().ok().map(PublicKey)?;
+        Some(Self { pkcs8, public })
+    }
+
+    fn read(file: &File, path: &Path) -> Result<Self, KeyError> {
+        let damaged = |reason| KeyError::Damaged { path: path.to_owned(), reason };
+        // As large as it may become, so that no copy is left behind by growing.
+        let mut pem = Zeroizing::new(Vec::with_capacity(FILE_LIMIT as usize + 1));
+        file.take(FILE_LIMIT + 1).read_to_end(&mut pem).map_err(|error| KeyError::Unreadable { path: path.to_owned(), error })?;
+        if pem.is_empty() {
+            return Err(damaged("it is empty"));
+        }
+        if pem.len() as u64 > FILE_LIMIT {
+            return Err(damaged("it is too long for a key"));
+        }
+        let mut der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|_| damaged("it holds no BEGIN PRIVATE KEY in PEM"))?;
+        let pkcs8 = Zeroizing::new(der.secret_pkcs8_der().to_vec());
+        der.zeroize();
+        Self::from_pkcs8(pkcs8).ok_or(damaged("what it holds is no Ed25519 key, or its two halves do not belong together"))
+    }
+
+    /// Writes the key beside its place, to the disk, and then puts it there whole; `false` if another came first.
+    fn write_new(&self, dir: &StateDir, path: &Path) -> io::Result<bool> {
+        let mut unique = [0; 8];
+        ring::rand::SecureRandom::fill(&SystemRandom::new(), &mut unique).map_err(|_| io::Error::other("no random numbers"))?;
+        let beside = path.with_extension(format!("{:016x}.new", u64::from_ne_bytes(unique)));
+        let written = dir.create(&beside).and_then(|mut file| {
+            file.write_all(self.pem().as_bytes())?;
+            file.sync_all()
+        });
+        // A link, unlike a renaming, replaces nothing.
+        let placed = written.and_then(|()| match std::fs::hard_link(&beside, path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(error),
+        });
+        let _ = std::fs::remove_file(&beside);
+        if placed.as_ref().is_ok_and(|first| *first) {
+            File::open(dir.path())?.sync_all()?;
+        }
+        placed
+    }
+
+    fn pem(&self) -> Zeroizing<String> {
+        let mut pem = Zeroizing::new(String::with_capacity(FILE_LIMIT as usize));
+        pem.push_str("-----BEGIN PRIVATE KEY-----\n");
+        let base64 = Zeroizing::new(BASE64.encode(&self.pkcs8));
+        for start in (0..base64.len()).step_by(64) {
+            pem.push_str(&base64[start..base64.len().min(start + 64)]);
+            pem.push('\n');
+        }
+        pem.push_str("-----END PRIVATE KEY-----\n");
+        pem
+    }
+}
+
+impl fmt::Debug for KeyPair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyPair").field("public", &self.public).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+
+    fn scratch() -> (tempfile::TempDir, StateDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = StateDir::open(&folder.path().join("state")).unwrap();
+        (folder, dir)
+    }
+
+    fn failure(dir: &StateDir) -> String {
+        KeyPair::load_or_generate(dir, "relay.key").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_key_is_made_once_and_kept_for_its_owner() {
+        let (_folder, dir) = scratch();
+        let made = KeyPair::load_or_generate(&dir, "relay.key").unwrap();
+        let again = KeyPair::load_or_generate(&dir, "relay.key").unwrap();
+        assert_eq!(made.public(), again.public());
+        assert_eq!(made.pkcs8, again.pkcs8);
+        let mode = dir.path().join("relay.key").metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn those_who_make_one_at_once_get_the_same() {
+        let (_folder, dir) = scratch();
+        let keys: Vec<PublicKey> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..16).map(|_| scope.spawn(|| KeyPair::load_or_generate(&dir, "relay.key").unwrap().public())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(keys.iter().all(|key| *key == keys[0]), "{keys:?}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_exposed_key_is_refused_with_the_remedy() {
+        let (_folder, dir) = scratch();
+        KeyPair::load_or_generate(&dir, "relay.key").unwrap();
+        let path = dir.path().join("relay.key");
+        for mode in [0o644, 0o640, 0o620] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let error = failure(&dir);
+            assert!(error.contains(&format!("{mode:o}")) && error.contains("chmod 600"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_link_or_pipe_in_its_place_is_not_read() {
+        let (folder, dir) = scratch();
+        let elsewhere = StateDir::open(&folder.path().join("elsewhere")).unwrap();
+        KeyPair::load_or_generate(&elsewhere, "other.key").unwrap();
+        std::os::unix::fs::symlink(elsewhere.path().join("other.key"), dir.path().join("relay.key")).unwrap();
+        assert!(failure(&dir).contains("not a plain file"));
+        std::fs::remove_file(dir.path().join("relay.key")).unwrap();
+        std::os::unix::fs::symlink("nowhere", dir.path().join("relay.key")).unwrap();
+        assert!(failure(&dir).contains("not a plain file"), "nor is a key written through one");
+        assert!(!dir.path().join("nowhere").exists());
+        std::fs::remove_file(dir.path().join("relay.key")).unwrap();
+        std::fs::create_dir(dir.path().join("relay.key")).unwrap();
+        assert!(failure(&dir).contains("not a plain file"));
+    }
+
+    #[test]
+    fn every_damage_is_noticed_and_nothing_of_the_key_is_told() {
+        let (_folder, dir) = scratch();
+        let made = KeyPair::load_or_generate(&dir, "relay.key").unwrap();
+        let path = dir.path().join("relay.key");
+        let whole = std::fs::read(&path).unwrap();
+        let body = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+        for index in 0..whole.len() {
+            let mut bad = whole.clone();
+            bad[index] = if bad[index] == b'A' { b'B' } else { b'A' };
+            std::fs::write(&path, &bad).unwrap();
+            // A line's end within the base64 may be exchanged for a letter and change its length only; it is never another key.
+            match KeyPair::load(&path) {
+                Ok(found) => assert_eq!(found.unwrap().public(), made.public(), "byte {index}"),
+                Err(error) => assert!(error.to_string().contains("remove it"), "{error}"),
+            }
+        }
+        for bad in [&whole[..0], &whole[..body], &whole[..whole.len() / 2], &[0xff; 100][..], &vec![b'A'; 5000][..]] {
+            std::fs::write(&path, bad).unwrap();
+            let error = failure(&dir);
+            assert!(error.contains("damaged"), "{error}");
+        }
+        let secret = BASE64.encode(&made.pkcs8);
+        assert!(!format!("{made:?}").contains(&secret[..20]));
+    }
+
+    #[test]
+    fn a_public_key_survives_the_way_through_text() {
+        let key = KeyPair::generate().unwrap().public();
+        let text = key.to_string();
+        assert_eq!((text.len(), text.parse()), (52, Ok(key)));
+        assert_eq!(text.to_ascii_uppercase().parse(), Ok(key));
+        assert_eq!(PublicKey::from_spki(&key.to_spki()), Some(key));
+        assert_eq!(PublicKey::from_spki(&key.to_spki()[..43]), None);
+    }
+
+    #[test]
+    fn a_text_that_is_no_key_is_told_why() {
+        let text = PublicKey::from([7; 32]).to_string();
+        assert_eq!(text[1..].parse::<PublicKey>(), Err(PublicKeyError::Length(51)));
+        assert_eq!(format!("ab0{}", &text[3..]).parse::<PublicKey>(), Err(PublicKeyError::Character(3, '0')));
+        assert_eq!(format!("{}7", &text[..51]).parse::<PublicKey>(), Err(PublicKeyError::Ending('7')));
+        assert_eq!("".parse::<PublicKey>(), Err(PublicKeyError::Length(0)));
+        assert_eq!("ключ".parse::<PublicKey>(), Err(PublicKeyError::Character(1, 'к')));
+    }
+}

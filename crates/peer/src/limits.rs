@@ -1,0 +1,189 @@
+//! What a relay grants one client, and how much of it is used. Time comes in as an argument.
+
+use braid_decide::allowance::Allowance;
+use braid_decide::bucket::Bucket;
+use braid_model::{Bytes, Rate, Time};
+use std::time::Duration;
+
+/// How long a full bucket lasts at its rate.
+const BURST: Duration = Duration::from_millis(100);
+
+/// The least burst: a full batch of datagrams.
+const LEAST_BURST: Bytes = Bytes::new(64_000);
+
+/// Months begin on the first, at 00:00 UTC.
+const RESET_DAY: u8 = 1;
+
+/// A client's limits; `None` sets none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// What may pass towards the client.
+    pub rate_down: Option<Rate>,
+    /// What may pass from the client.
+    pub rate_up: Option<Rate>,
+    /// Flows at a time.
+    pub flows: Option<u32>,
+    /// Payload of both directions in a calendar month (UTC).
+    pub monthly: Option<Bytes>,
+}
+
+/// A direction, as the client sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Towards the client.
+    Down,
+    /// From the client.
+    Up,
+}
+
+/// Why a client gets no further flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Exceeded {
+    /// As many flows as it may have.
+    #[error("the relay grants this client {0} flows at a time; close some, or ask its operator for more")]
+    Flows(u32),
+    /// The month's bytes are used.
+    #[error("this client has used its {0} of this month at the relay; wait for the first, or ask its operator for more")]
+    Monthly(Bytes),
+}
+
+/// What a client uses of its limits, over all its bonds.
+#[derive(Debug, Clone)]
+pub struct Meter {
+    limits: Limits,
+    down: Option<Bucket>,
+    up: Option<Bucket>,
+    flows: u32,
+    month: Allowance,
+}
+
+impl Meter {
+    /// Nothing is used, but `used` bytes of the month that `unix` (seconds of Unix time) lies in.
+    pub fn new(limits: Limits, used: Bytes, now: Time, unix: i64) -> Self {
+        let mut month = Allowance::new(limits.monthly, RESET_DAY, unix);
+        month.on_bytes(unix, used);
+        let bucket = |rate: Rate| Bucket::new(rate, burst(rate), now);
+        Self { limits, down: limits.rate_down.map(bucket), up: limits.rate_up.map(bucket), flows: 0, month }
+    }
+
+    /// Sets other limits. Flows above a smaller number stay until they end.
+    pub fn set_limits(&mut self, limits: Limits, now: Time) {
+        self.month.set_cap(limits.monthly);
+        for (bucket, rate) in [(&mut self.down, limits.rate_down), (&mut self.up, limits.rate_up)] {
+            match (bucket.as_mut(), rate) {
+                (Some(bucket), Some(rate)) => bucket.set(rate, burst(rate), now),
+                (_, rate) => *bucket = rate.map(|rate| Bucket::new(rate, burst(rate), now)),
+            }
+        }
+        self.limits = limits;
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Counts a new flow, if there may be one; each counted one must be [closed](Self::close_flow).
+    pub fn open_flow(&mut self) -> Result<(), Exceeded> {
+        if let Some(most) = self.limits.flows.filter(|most| self.flows >= *most) {
+            return Err(Exceeded::Flows(most));
+        }
+        self.may_go_on()?;
+        self.flows += 1;
+        Ok(())
+    }
+
+    /// A counted flow is over.
+    pub fn close_flow(&mut self) {
+        self.flows = self.flows.saturating_sub(1);
+    }
+
+    /// Flows at present.
+    pub fn flows(&self) -> u32 {
+        self.flows
+    }
+
+    /// Whether flows that run may go on: not when the month's bytes are used.
+    pub fn may_go_on(&self) -> Result<(), Exceeded> {
+        match self.limits.monthly {
+            Some(cap) if self.month.exhausted() => Err(Exceeded::Monthly(cap)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What may pass in this direction now; `None` is all.
+    pub fn available(&mut self, direction: Direction, now: Time) -> Option<Bytes> {
+        self.bucket(direction).map(|bucket| bucket.available(now))
+    }
+
+    /// When `amount` may pass in this direction: `now`, or later, or never ([`Time::MAX`]).
+    pub fn ready_at(&mut self, direction: Direction, amount: Bytes, now: Time) -> Time {
+        self.bucket(direction).map_or(now, |bucket| bucket.ready_at(amount, now))
+    }
+
+    /// Counts what passed, at `now` and `unix` seconds of Unix time.
+    pub fn on_bytes(&mut self, direction: Direction, amount: Bytes, now: Time, unix: i64) {
+        if let Some(bucket) = self.bucket(direction) {
+            bucket.charge(amount, now);
+        }
+        self.month.on_bytes(unix, amount);
+    }
+
+    fn bucket(&mut self, direction: Direction) -> Option<&mut Bucket> {
+        match direction {
+            Direction::Down => self.down.as_mut(),
+            Direction::Up => self.up.as_mut(),
+        }
+    }
+}
+
+fn burst(rate: Rate) -> Bytes {
+    let bytes = u128::from(rate.bytes_per_second()) * BURST.as_millis() / 1000;
+    Bytes::new(u64::try_from(bytes).unwrap_or(u64::MAX)).max(LEAST_BURST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 21 November 2026, and the December after it.
+    const NOVEMBER: i64 = 1_795_219_200;
+    const DECEMBER: i64 = NOVEMBER + 11 * 86_400;
+
+    #[test]
+    fn flows_are_counted() {
+        let mut meter = Meter::new(Limits { flows: Some(2), ..Limits::default() }, Bytes::ZERO, Time::ZERO, NOVEMBER);
+        assert_eq!([meter.open_flow(), meter.open_flow(), meter.open_flow()], [Ok(()), Ok(()), Err(Exceeded::Flows(2))]);
+        meter.close_flow();
+        assert_eq!((meter.open_flow(), meter.flows()), (Ok(()), 2));
+        meter.set_limits(Limits { flows: Some(1), ..Limits::default() }, Time::ZERO);
+        meter.close_flow();
+        assert_eq!(meter.open_flow(), Err(Exceeded::Flows(1)));
+    }
+
+    #[test]
+    fn the_month_ends_and_begins_anew() {
+        let cap = Bytes::new(1_000_000);
+        let limits = Limits { monthly: Some(cap), ..Limits::default() };
+        let mut meter = Meter::new(limits, Bytes::new(900_000), Time::ZERO, NOVEMBER);
+        assert_eq!(meter.open_flow(), Ok(()));
+        meter.on_bytes(Direction::Up, Bytes::new(60_000), Time::ZERO, NOVEMBER);
+        meter.on_bytes(Direction::Down, Bytes::new(40_000), Time::ZERO, NOVEMBER);
+        assert_eq!((meter.open_flow(), meter.may_go_on()), (Err(Exceeded::Monthly(cap)), Err(Exceeded::Monthly(cap))));
+        meter.on_bytes(Direction::Down, Bytes::ZERO, Time::ZERO, DECEMBER);
+        assert_eq!(meter.open_flow(), Ok(()));
+    }
+
+    #[test]
+    fn each_direction_has_its_rate() {
+        let limits = Limits { rate_down: Some(Rate::from_mbps(80)), ..Limits::default() };
+        let mut meter = Meter::new(limits, Bytes::ZERO, Time::ZERO, NOVEMBER);
+        meter.on_bytes(Direction::Up, Bytes::new(u64::MAX), Time::ZERO, NOVEMBER);
+        meter.on_bytes(Direction::Down, Bytes::new(1_010_000), Time::ZERO, NOVEMBER);
+        assert_eq!(meter.available(Direction::Up, Time::ZERO), None);
+        assert_eq!(meter.available(Direction::Down, Time::ZERO), Some(Bytes::ZERO));
+        assert_eq!(meter.ready_at(Direction::Down, Bytes::new(10_000), Time::ZERO), Time::from_millis(2));
+        meter.set_limits(Limits::default(), Time::ZERO);
+        assert_eq!(meter.available(Direction::Down, Time::ZERO), None);
+    }
+}
