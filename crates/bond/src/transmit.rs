@@ -340,7 +340,8 @@ impl Bond {
                     Item::Control(_) => true,
                 };
                 let Some(items) = self.paths.get_mut(&other).and_then(|slow| slow.tracker.repeat_next(after, may)) else { break };
-                for item in items.iter().cloned().collect::<Vec<_>>() {
+                let items = items.to_vec();
+                for item in items {
                     if !self.put_copy(&item, draft)
                         && let Some(path) = self.paths.get_mut(&id)
                     {
