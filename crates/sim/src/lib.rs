@@ -54,7 +54,7 @@ pub use scenario::{
     ScenarioError, Scheduling, ServerLink, ServerSpec,
 };
 pub use schedule::{LinkView, NewStream, Scheduler, View};
-pub use spread::{PacketScheduler, Packets, PathView, Spreading};
+pub use spread::{Packets, Spreading};
 pub use stats::{Counters, FlowOutcome, LinkOutcome, Outcome, Summary};
 pub use virtual_interface::VirtualInterface;
 pub use workload::{Arrivals, Class, Size};
