@@ -29,7 +29,7 @@
 mod instance;
 mod solver;
 
-pub use instance::{InstanceError, InstanceResult, solve_instance};
+pub use instance::{InstanceResult, solve_instance};
 
 use braid_model::{Bytes, Joules, Power, Rate};
 

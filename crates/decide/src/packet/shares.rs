@@ -63,8 +63,7 @@ impl PacketScheduler for WeightedRoundRobin {
 }
 
 /// Each path gets bytes in inverse proportion to its smoothed round-trip time (virtual interface, eq. 2; eq. 1 is
-/// [`virtual_interface::Srtt`]). While none is measured shares follow the rates (eq. 3); among measured paths one that is not counts
-/// as the slowest.
+/// [`virtual_interface::Srtt`]). Until all are measured shares follow the rates (eq. 3), as in [`virtual_interface::shares`].
 #[derive(Debug, Clone, Default)]
 pub struct RttShare(Turns);
 
@@ -77,10 +76,10 @@ impl RttShare {
 
 impl PacketScheduler for RttShare {
     fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice {
-        match usable(paths).filter_map(|(_, path)| path.srtt).max() {
-            Some(slowest) => self.0.choose(paths, chunk.size, |path| virtual_interface::rtt_weight(path.srtt.unwrap_or(slowest))),
-            None => self.0.choose(paths, chunk.size, rate_weights(paths)),
+        if usable(paths).any(|(_, path)| path.srtt.is_none()) {
+            return self.0.choose(paths, chunk.size, rate_weights(paths));
         }
+        self.0.choose(paths, chunk.size, |path| path.srtt.map_or(0.0, virtual_interface::rtt_weight))
     }
 }
 
@@ -228,7 +227,9 @@ mod tests {
         // 1/20 : 1/30 : 1/60 = 3 : 2 : 1, whatever the rates.
         let paths = [path(1, Some(20)), path(50, Some(30)), path(9, Some(60))];
         assert!(worst(&mut RttShare::default(), &paths, &[0.5, 1.0 / 3.0, 1.0 / 6.0]) < 3.0 * 1500.0);
-        assert!(worst(&mut RttShare::default(), &[path(30, None), path(10, None)], &[0.75, 0.25]) < 2.0 * 1500.0);
+        for first in [None, Some(20)] {
+            assert!(worst(&mut RttShare::default(), &[path(30, first), path(10, None)], &[0.75, 0.25]) < 2.0 * 1500.0);
+        }
     }
 
     #[test]
