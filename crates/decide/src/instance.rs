@@ -24,7 +24,9 @@ pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, InstanceError>
     let mut json = serde_json::Deserializer::from_str(text);
     let file = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        InstanceError::new(if path == "." { "instance" } else { &path }, error.inner().to_string())
+        // What the whole is called, and what is not known.
+        let field = if [".", "?"].contains(&path.as_str()) { "instance" } else { &path };
+        InstanceError::new(field, error.inner().to_string())
     })?;
     json.end().map_err(|error| InstanceError::new("instance", error.to_string()))?;
     Ok(file)

@@ -92,13 +92,12 @@ impl Instance {
             flows.push(named_flow(place, flow, &places)?);
         }
         let span = written.duration_s;
-        if !(span > 0.0 && span <= DURATION_LIMIT.as_secs_f64()) {
-            return Err(InstanceError::new(
-                "duration_s",
-                format!("{span:?} is not a time to run for: give seconds, more than 0 and at most 86400"),
-            ));
+        let duration = Duration::try_from_secs_f64(span).unwrap_or(Duration::MAX);
+        if duration.is_zero() || duration > DURATION_LIMIT {
+            let reason = format!("{span:?} is not a time to run for: give seconds, at least a nanosecond and at most 86400");
+            return Err(InstanceError::new("duration_s", reason));
         }
-        Ok(Self { links, flows, duration: Duration::from_secs_f64(span), seed: written.seed })
+        Ok(Self { links, flows, duration, seed: written.seed })
     }
 
     /// The same without names.
@@ -310,10 +309,13 @@ mod tests {
             ("\"name\":\"c\"", "\"name\":3", "flows[2].name: invalid type: integer"),
             ("\"name\":\"2\"", "\"name\":\"1\"", "links[1].name: \"1\" is already the name of links[0]"),
             ("\"duration_s\":60", "\"duration_s\":0", "duration_s: 0.0 is not a time to run for"),
+            ("\"duration_s\":60", "\"duration_s\":1e-300", "duration_s: 1e-300 is not a time to run for"),
+            ("\"duration_s\":60", "\"duration_s\":-1", "duration_s: -1.0 is not a time to run for"),
             ("\"duration_s\":60", "\"duration_s\":1e9", "duration_s: 1000000000.0 is not a time"),
             ("18446744073709551615", "-1", "seed: invalid value"),
             ("\"duration_s\":60", "\"duration\":60", "duration: unknown field `duration`"),
             ("\"weight\":2", "\"weigth\":2", "flows[1].weigth: unknown field `weigth`"),
+            ("\"seed\":18446744073709551615}", "\"se", "instance: EOF while parsing"),
         ] {
             assert!(GOOD.contains(from), "{from}");
             let error = read(&GOOD.replacen(from, to, 1)).expect_err(to);

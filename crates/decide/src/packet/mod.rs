@@ -226,7 +226,8 @@ mod tests {
             for (name, mut scheduler) in all() {
                 let waits = scheduler.choose(&paths, Chunk::of(Bytes::new(size))) == Choice::Wait;
                 prop_assert!(waits != usable || name.starts_with("weights"), "{}", name);
-                prop_assert!(!waits || !usable || paths.iter().any(|path| path.up && path.suspect && !path.backup && path.share > 0.0), "{}", name);
+                let awaited = paths.iter().any(|path| path.up && path.suspect && !path.backup && path.share > 0.0);
+                prop_assert!(!waits || !usable || awaited, "{}", name);
             }
         }
     }
