@@ -13,6 +13,7 @@ pub mod demand;
 pub mod energy;
 pub mod fair;
 pub mod health;
+pub mod instance;
 pub mod midrr;
 pub mod operetta;
 pub mod packet;

@@ -7,13 +7,13 @@
 //!
 //! Source: OPERETTA (2012) section IV, eq. 2-9 and Algorithm 1. Where the paper is at odds with itself, we read it so:
 //!
-//! - **Target.** The text (IV.A, eq. 3) has `r_min + α Σ r_i` over the *other* interfaces, Algorithm 1 over *all*, which counts the cheapest
-//!   twice and at α = 1 asks for more than all links can carry. The text holds, as does its special case "α = 1: `Σ r_i`". `r_min` is the
-//!   rate of the link with the least price per byte, among equals that with the lower index.
+//! - **Target.** The text (IV.A, eq. 3) has `r_min + α Σ r_i` over the *other* interfaces, Algorithm 1 over *all*, which counts the
+//!   cheapest twice and at α = 1 asks for more than all links can carry. The text holds, as does its special case "α = 1: `Σ r_i`". `r_min`
+//!   is the rate of the link with the least price per byte, among equals that with the lower index.
 //! - **Load carried already.** A connection's load may be more than its link can move in time. Then eq. 9's bound on `w_j` is negative; we
 //!   take it as 0, and the target cannot be met.
-//! - **Infeasible targets.** Algorithm 1 lowers the target to `T_max = L / max_j (connection load of j / r_j)`, which ignores the packet load
-//!   and can still be out of reach, so that its weights sum to less than 1. We lower it to the largest throughput there is. All links
+//! - **Infeasible targets.** Algorithm 1 lowers the target to `T_max = L / max_j (connection load of j / r_j)`, which ignores the packet
+//!   load and can still be out of reach, so that its weights sum to less than 1. We lower it to the largest throughput there is. All links
 //!   can move packets until the slowest connection ends, so with `c_j` the connection load, the new stream's included, and `P` the packet
 //!   load, that is `L / max(max_j c_j / r_j, (Σ c_j + P) / Σ r_j)`, the sums over the links that may carry packets.
 //! - **Ties** are not settled in the paper. Throughputs, and energies, that differ by less than one part in 10^12 count as equal.
@@ -29,7 +29,7 @@
 mod instance;
 mod solver;
 
-pub use instance::{InstanceError, InstanceResult, solve_instance};
+pub use instance::{InstanceResult, solve_instance};
 
 use braid_model::{Bytes, Joules, Power, Rate};
 
@@ -276,12 +276,13 @@ impl Problem<'_> {
     /// The target to give to the connection rule (`connection::Mode::CheapestInTime`), which knows nothing of packets, so that it decides
     /// as Algorithm 1 does where there is packet load: `T_target (L - P) / L`, rounded down.
     ///
-    /// The rule's deadline is `max(L' / target, max_k c_k / r_k)` with `L' = L - P`; what it must be has all load, `L / T_target`. With this
-    /// target it is, and the outcome is as good *if the new stream and packets may use every link*: a cheaper link in time is never worse
-    /// than a dearer one, since packets can change places with the stream, and where the target is more than all links carry, they are
-    /// all full at the same energy wherever the stream is.
+    /// The rule's deadline is `max(L' / target, max_k c_k / r_k)` with `L' = L - P`; what it must be has all load, `L / T_target`. With
+    /// this target it is, and the outcome is as good *if the new stream and packets may use every link*: a cheaper link in time is never
+    /// worse than a dearer one, since packets can change places with the stream, and where the target is more than all links carry, they
+    /// are all full at the same energy wherever the stream is.
     ///
-    /// - Of links that are equally good, as where packets fill them all, the rule takes the cheapest, Algorithm 1 that with the lowest index.
+    /// - Of links that are equally good, as where packets fill them all, the rule takes the cheapest, Algorithm 1 that with the lowest
+    ///   index.
     /// - The rule's times are rounded down to 2^-20 s: it may take a link that ends later than the deadline by less than that.
     /// - Where packets are kept off a link the two differ: a stream there leaves the other links to them, and can be the better choice
     ///   though it ends later.

@@ -164,8 +164,8 @@ pub fn packet_energy(power: Power, packet: Bytes, throughput: Rate) -> Joules {
 }
 
 /// Equations 6 and 7: `Energy consumed = buffer / packet x Σ_j (Energy_j P_j)`, the energy to move `buffer` in such shares, where
-/// `energy` is what a packet takes on each interface. Equation 7 is a share of 1 for one interface. (The paper says equation 6 takes Energy from
-/// equation 6; it means 5.)
+/// `energy` is what a packet takes on each interface. Equation 7 is a share of 1 for one interface. (The paper says equation 6 takes Energy
+/// from equation 6; it means 5.)
 pub fn energy_consumed(buffer: Bytes, packet: Bytes, energy: &[Joules], shares: &[f64]) -> Joules {
     let per_packet: f64 = energy.iter().zip(shares).map(|(energy, share)| energy.get() * share).sum();
     Joules::new(buffer.get() as f64 / packet.get().max(1) as f64 * per_packet)
@@ -175,8 +175,8 @@ pub fn energy_consumed(buffer: Bytes, packet: Bytes, energy: &[Joules], shares: 
 /// least energy if power is saved and this takes no more than sharing (section 3.2.4). Ties go to the lower index.
 ///
 /// Energy is compared among interfaces that have a share, as equation 6's sum is ("physical interfaces with the highest priority"),
-/// and only if all are measured, since equation 4 needs round-trip times. By equations 4 to 7 a mean of energies is compared with the least of
-/// them, so the one interface *always* wins, however large the flow: what the paper says of small and large flows does not follow.
+/// and only if all are measured, since equation 4 needs round-trip times. By equations 4 to 7 a mean of energies is compared with the least
+/// of them, so the one interface *always* wins, however large the flow: what the paper says of small and large flows does not follow.
 pub fn power_saving_shares(interfaces: &[Interface], buffer: Bytes, packet: Bytes) -> Vec<f64> {
     let shares = shares(interfaces);
     let energy = |one: &Interface| one.srtt.map(|rtt| packet_energy(one.power, packet, window_throughput(WINDOW, rtt)));

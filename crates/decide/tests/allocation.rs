@@ -50,18 +50,17 @@ fn choosing_a_path_takes_no_memory() {
         Box::new(RoundRobin::default()),
         Box::new(WeightedRoundRobin::default()),
         Box::new(RttShare::default()),
-        Box::new(Weights::new(vec![1.0; 4])),
+        Box::new(Weights::default()),
         Box::new(EarliestCompletion),
         Box::new(MinRtt),
         Box::new(Redundant::new(3)),
     ];
     let paths = [PathView::UP; 4];
-    let mut chosen = Vec::new();
     for (number, scheduler) in schedulers.iter_mut().enumerate() {
-        scheduler.choose(&paths, Chunk { flow: 0, size: Bytes::new(1000) }, &mut chosen);
+        scheduler.choose(&paths, Chunk::of(Bytes::new(1000)));
         let before = taken();
-        for flow in 0..1000 {
-            scheduler.choose(&paths, Chunk { flow, size: Bytes::new(1000) }, &mut chosen);
+        for size in 0..1000 {
+            scheduler.choose(&paths, Chunk::of(Bytes::new(size)));
         }
         assert_eq!(taken(), before, "scheduler {number}");
     }

@@ -269,7 +269,7 @@ fn admitted_flows_are_on_time() {
 #[test]
 fn packets_keep_to_the_bounds_without_preferences() {
     let mut dice = Dice(6);
-    let mut closest = 0.0_f64;
+    let (mut latest, mut furthest) = (0.0_f64, 0.0_f64);
     for case in 0..300 {
         let fastest = [1, 2, 5, 20][dice.within(0, 3) as usize];
         let links: Vec<Rate> = (0..dice.within(2, 6)).map(|_| Rate::from_mbps(dice.within(1, fastest))).collect();
@@ -291,14 +291,17 @@ fn packets_keep_to_the_bounds_without_preferences() {
         let bytes = guarantees::pgps_service_bound(&problem.links, Bytes::new(1500), &all).expect("links that are up");
         for (place, packet) in arrivals.iter().enumerate() {
             let late = sent[place].since(fluid[place]);
-            closest = closest.max(late.as_secs_f64() / bound.as_secs_f64());
+            latest = latest.max(late.as_secs_f64() / bound.as_secs_f64());
             assert!(late < bound, "case {case}: {late:?} for {bound:?}");
             let served = |finish: &[Time]| -> u64 {
                 let done = (0..arrivals.len()).filter(|other| arrivals[*other].flow == packet.flow && finish[*other] <= fluid[place]);
                 done.map(|other| arrivals[other].size.get()).sum()
             };
-            assert!(served(&fluid) < served(&sent) + bytes.get(), "case {case}");
+            let behind = served(&fluid).saturating_sub(served(&sent));
+            furthest = furthest.max(behind as f64 / bytes.get() as f64);
+            assert!(behind < bytes.get(), "case {case}");
         }
     }
-    println!("at most {closest} of the bound");
+    // What the modules' documentation says of them.
+    assert!(latest < 0.4 && furthest < 0.4, "late by {latest} of Theorem 5's bound, behind by {furthest} of Theorem 6's");
 }

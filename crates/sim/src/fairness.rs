@@ -4,8 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-use braid_decide::fair::instance::{Instance, InstanceError, NamedFlow, Report};
+use braid_decide::fair::instance::{Instance, NamedFlow, Report};
 use braid_decide::fair::{clusters, solve};
+use braid_decide::instance::InstanceError;
 use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr, MidrrError};
 use braid_model::{Bytes, Rate, Time};
 use braid_netem::Random;
@@ -92,16 +93,18 @@ const PARTS: usize = 10;
 ///
 /// [`InstanceError`] if the run would send more than [`PACKETS_LIMIT`] packets, or weights are too different for a scheduler.
 pub fn solve_instance(instance: &Instance) -> Result<Report, InstanceError> {
-    let refuse = |field: &str, reason: String| InstanceError { field: field.to_owned(), reason };
     let packets = expected_packets(instance);
     if packets > PACKETS_LIMIT {
         let limit = PACKETS_LIMIT / 1_000_000;
-        return Err(refuse("duration_s", format!("up to {packets} packets would be sent: shorten the run to {limit} million")));
+        return Err(InstanceError::new(
+            "duration_s",
+            format!("up to {packets} packets would be sent: shorten the run to {limit} million packets"),
+        ));
     }
     let problem = instance.problem();
-    let exact = solve(&problem).map_err(|error| refuse("instance", error.to_string()))?;
+    let exact = solve(&problem).map_err(|error| InstanceError::new("instance", error.to_string()))?;
     let run = |flags| -> Result<Vec<f64>, InstanceError> {
-        let service = serve(&queueing_of(instance, flags)).map_err(|error| refuse("flows", error.to_string()))?;
+        let service = serve(&queueing_of(instance, flags)).map_err(|error| InstanceError::new("flows", error.to_string()))?;
         Ok((0..instance.flows.len()).map(|flow| service.rate(flow, 1, PARTS).bps() as f64).collect())
     };
     Ok(instance.report(&exact, &clusters(&problem, &exact, 1e-9), &run(Flags::COUNTED)?, &run(Flags::Bit)?))
@@ -439,12 +442,12 @@ mod tests {
                      {"name":"b","weight":2,"links":["1","2"],"demand_bps":null,"packet_bytes":1500},
                      {"name":"c","weight":1,"links":["2"],"demand_bps":1000000,"packet_bytes":500}],
             "duration_s":20,"seed":1}"#;
-        let report = solve_instance(&serde_json::from_str(text).unwrap()).unwrap();
+        let report = solve_instance(&Instance::read(text).unwrap()).unwrap();
         assert_eq!((report.rates_bps["a"], report.rates_bps["b"]), (3e6, 9e6));
         let midrr = report.midrr;
         assert!(midrr.max_relative_deviation < 0.01, "{midrr:?}");
         let long = text.replace("\"duration_s\":20", "\"duration_s\":86400").replace("\"packet_bytes\":500", "\"packet_bytes\":1");
-        let error = solve_instance(&serde_json::from_str(&long).unwrap()).unwrap_err();
+        let error = solve_instance(&Instance::read(&long).unwrap()).unwrap_err();
         assert_eq!(error.field, "duration_s");
     }
 
@@ -456,7 +459,7 @@ mod tests {
             "flows":[{"name":"a","weight":1,"links":["1","2","3","4"],"demand_bps":null,"packet_bytes":1443},
                 {"name":"b","weight":3,"links":["1","2","4"],"demand_bps":2003703,"packet_bytes":555},
                 {"name":"c","weight":1,"links":["1","2"],"demand_bps":null,"packet_bytes":1408}],"duration_s":200,"seed":8}"#;
-        let report = solve_instance(&serde_json::from_str(text).unwrap()).unwrap();
+        let report = solve_instance(&Instance::read(text).unwrap()).unwrap();
         assert!((report.rates_bps["a"] - report.rates_bps["c"]).abs() < 1.0, "{report:?}");
         let midrr = report.midrr.rates_bps;
         assert!((midrr["b"] / 2_003_703.0 - 1.0).abs() < 0.001, "{midrr:?}");

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Time};
+use braid_decide::packet::{Choice, Chunk, PathView};
+use braid_model::{Bytes, Direction, Rate, Time};
 
 use crate::event::Event;
-use crate::spread::PathView;
 use crate::tcp::{Ack, Answer, HANDSHAKE_WAIT, Kind, Packet, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
 use crate::world::World;
 
@@ -383,8 +383,7 @@ impl World<'_> {
         }
         let mut paths = std::mem::take(&mut self.paths);
         self.view_paths(id, direction, &mut paths);
-        let packets = &self.scenario.packets;
-        let window = u32::try_from(packets.window.get() / SEGMENT.get()).unwrap_or(u32::MAX).max(1);
+        let window = u32::try_from(self.scenario.packets.window.get() / SEGMENT.get()).unwrap_or(u32::MAX).max(1);
         let stream = &mut self.streams[id as usize];
         while let Some(chunk) = stream.sources[side].peek() {
             let sink = &stream.sinks[side];
@@ -395,17 +394,22 @@ impl World<'_> {
             if chunk - sink.next() >= window {
                 break;
             }
-            let spreader = &mut self.spreaders[side];
-            let Some(chosen) = spreader.choose(&paths) else { break };
-            if paths[chosen].queued >= paths[chosen].room.max(packets.ahead) {
-                break;
+            // Turns are counted in chunks, as in DBAS: the last of a stream, which is shorter, takes one too.
+            let choice = self.spreaders[side].choose(&paths, Chunk { size: SEGMENT, behind: stream.sources[side].behind() });
+            match choice {
+                Choice::Wait => break,
+                Choice::Send(_) => {}
+                Choice::Copies(_) => stream.sources[side].copy(),
             }
-            spreader.commit(&paths, chosen);
-            paths[chosen].queued += 1;
             stream.sources[side].take();
-            let on = stream.connections.iter().find(|id| usize::from(self.connections[**id as usize].path.link) == chosen);
-            if let Some(connection) = on {
-                self.connections[*connection as usize].halves[side].queued.push_back(chunk);
+            let chosen = choice.paths();
+            for id in &stream.connections {
+                let connection = &mut self.connections[*id as usize];
+                let link = usize::from(connection.path.link);
+                if chosen.contains(link) {
+                    paths[link].queued += SEGMENT;
+                    connection.halves[side].queued.push_back(chunk);
+                }
             }
         }
         self.paths = paths;
@@ -427,30 +431,29 @@ impl World<'_> {
         (0..self.scenario.links.len()).any(|other| other != link && !self.is_dark(other) && self.weight(other) > 0.0)
     }
 
+    /// The links as packet schedulers see them, for this stream: in order, those without a connection as down.
     fn view_paths(&self, id: u32, direction: Direction, paths: &mut Vec<PathView>) {
+        let packets = &self.scenario.packets;
+        let segments = |count: u32| Bytes::new(u64::from(count) * SEGMENT.get());
         paths.clear();
         paths.extend((0..self.scenario.links.len()).map(|link| PathView {
-            rate: self.capacity(link, direction),
-            weight: self.weight(link),
-            round_trip: None,
-            room: 0,
-            queued: 0,
-            in_flight: 0,
-            present: false,
-            silent: false,
-            open: false,
+            // What is estimated as nothing is not unknown.
+            rate: self.capacity(link, direction).max(Rate::from_bps(1000)),
+            share: self.weight(link),
+            up: false,
+            ..PathView::UP
         }));
         for id in &self.streams[id as usize].connections {
             let connection = &self.connections[*id as usize];
             let half = &connection.halves[direction as usize];
             let path = &mut paths[usize::from(connection.path.link)];
-            path.round_trip = half.sender.round_trip().map(|(smoothed, _)| smoothed);
-            path.room = half.sender.room();
-            path.queued = half.queued.len() as u32;
-            path.in_flight = half.sender.in_flight();
-            path.present = !self.is_dark(usize::from(connection.path.link));
-            path.silent = half.sender.silence() >= SILENCE;
-            path.open = connection.ends[direction as usize] == Opening::Open;
+            let room = half.sender.room();
+            path.srtt = half.sender.round_trip().map(|(smoothed, _)| smoothed);
+            path.room = segments(if packets.late { room } else { room.max(packets.ahead) });
+            path.queued = segments(half.queued.len() as u32);
+            path.in_flight = segments(half.sender.in_flight());
+            path.up = !self.is_dark(usize::from(connection.path.link));
+            path.suspect = half.sender.silence() >= SILENCE || connection.ends[direction as usize] != Opening::Open;
         }
     }
 

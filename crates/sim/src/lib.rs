@@ -21,8 +21,9 @@
 //! logarithm, root or power is the platform's ([`math`]).
 //!
 //! The topology: one client; each of its links has a rate, delay, loss and queue in either direction; behind them, servers, each with a
-//! link of its own that all flows to it share. Links may share a radio channel ([`Medium`]). A connection-oriented stream is one TCP connection on one link. A packet-oriented stream
-//! (to a server that runs Braid) is one TCP connection on each link, over which its chunks are spread.
+//! link of its own that all flows to it share. Links may share a radio channel ([`Medium`]). A connection-oriented stream is one TCP
+//! connection on one link. A packet-oriented stream (to a server that runs Braid) is one TCP connection on each link, over which its
+//! chunks are spread by one of [`braid_decide::packet`]'s schedulers.
 
 #![forbid(unsafe_code)]
 
@@ -54,7 +55,7 @@ pub use scenario::{
     ScenarioError, Scheduling, ServerLink, ServerSpec,
 };
 pub use schedule::{LinkView, NewStream, Scheduler, View};
-pub use spread::{PacketScheduler, Packets, PathView, Spreading};
+pub use spread::{Packets, Spreading};
 pub use stats::{Counters, FlowOutcome, LinkOutcome, Outcome, Summary};
 pub use virtual_interface::VirtualInterface;
 pub use workload::{Arrivals, Class, Size};

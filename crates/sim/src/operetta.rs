@@ -2,11 +2,12 @@
 
 use braid_decide::connection::MAX_LINKS;
 use braid_decide::operetta::{Decision, Interface, Loads, New, NewKind, Problem, Target, Utility};
+use braid_decide::packet::PacketScheduler;
 use braid_decide::tradeoff::{Supply, UtilityFunction, UtilityRule};
 use braid_model::{Bytes, Rate};
 
 use crate::schedule::{NewStream, Scheduler, View};
-use crate::spread::{PacketScheduler, Packets, Rotation, Spreading};
+use crate::spread::{Packets, Spreading};
 
 /// How much throughput an [`Operetta`] wants.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -89,8 +90,8 @@ impl Scheduler for Operetta {
         (!self.weights.is_empty()).then_some(&self.weights)
     }
 
-    fn packet_scheduler(&self, packets: &Packets, links: usize) -> Box<dyn PacketScheduler> {
-        Box::new(Rotation::new(Spreading::Weights, packets.late, links))
+    fn packet_scheduler(&self, packets: &Packets) -> Box<dyn PacketScheduler> {
+        Packets { spreading: Spreading::Weights, ..*packets }.scheduler()
     }
 }
 

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use braid_decide::connection::{Board, LinkMask, Mode, Request, steps};
+use braid_decide::packet::PacketScheduler;
 use braid_model::{Bytes, Direction, Power, Rate, Time};
 use braid_netem::Random;
 
 use crate::scenario::Scheduling;
-use crate::spread::{PacketScheduler, Packets, Rotation};
+use crate::spread::Packets;
 
 /// One link as a scheduler sees it. Pairs are by [`Direction`]: down, up.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,9 +85,9 @@ pub trait Scheduler {
         None
     }
 
-    /// What spreads packet-oriented streams over this many links; asked once for each direction, at the start.
-    fn packet_scheduler(&self, packets: &Packets, links: usize) -> Box<dyn PacketScheduler> {
-        Box::new(Rotation::new(packets.spreading, packets.late, links))
+    /// What spreads packet-oriented streams over the links; asked once for each direction, at the start.
+    fn packet_scheduler(&self, packets: &Packets) -> Box<dyn PacketScheduler> {
+        packets.scheduler()
     }
 }
 

@@ -54,6 +54,12 @@ impl Source {
         self.again.front().copied().or((self.next < self.chunks).then_some(self.next))
     }
 
+    /// What comes after the chunk that [`peek`](Self::peek) gave.
+    pub(crate) fn behind(&self) -> Bytes {
+        let chunks = self.again.len() as u64 + u64::from(self.chunks - self.next);
+        Bytes::new(chunks.saturating_sub(1) * SEGMENT.get())
+    }
+
     /// Takes the chunk that [`peek`](Self::peek) gave.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let chunk = self.peek()?;
@@ -68,7 +74,12 @@ impl Source {
         self.repeated = true;
     }
 
-    /// Whether any chunk was ever to go again.
+    /// A chunk goes on several connections.
+    pub(crate) fn copy(&mut self) {
+        self.repeated = true;
+    }
+
+    /// Whether any chunk was ever to go twice.
     pub(crate) fn has_repeated(&self) -> bool {
         self.repeated
     }

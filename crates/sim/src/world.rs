@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use braid_decide::capacity::Busy;
 use braid_decide::connection::LinkMask;
+use braid_decide::packet::{PacketScheduler, PathView};
 use braid_model::{Bytes, Direction, Time};
 use braid_netem::{Link, LinkStats, Profile, Random, RateSource};
 
@@ -16,7 +17,6 @@ use crate::math;
 use crate::pipe::Pipe;
 use crate::scenario::{Change, Scenario, ScenarioError};
 use crate::schedule::{LinkView, NewStream, Scheduler, View, scheduler};
-use crate::spread::{PacketScheduler, PathView};
 use crate::stats::{Counters, FlowOutcome, LinkBins, LinkOutcome, Outcome};
 use crate::stream::{Sink, Source, Stream};
 use crate::tcp::Packet;
@@ -90,7 +90,7 @@ impl<'a> World<'a> {
             }
         }
         let links = scenario.links.len();
-        let spreader = || scheduler.packet_scheduler(&scenario.packets, links);
+        let spreader = || scheduler.packet_scheduler(&scenario.packets);
         let spreaders = [spreader(), spreader()];
         let generators = scenario.workload.iter().map(|_| Generator::new(seeds.next())).collect();
         let dice = Random::new(seeds.next());

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use braid_model::{Bytes, Joules, Power, Rate, Time};
 use braid_netem::{Loss, Profile};
+use braid_sim::experiment::Setting;
 use braid_sim::tcp::{Congestion, TcpConfig};
 use braid_sim::*;
 
@@ -72,4 +73,28 @@ fn a_seed_gives_the_same_bytes_everywhere_and_always() {
 fn another_seed_gives_another_outcome_and_the_same_one_the_same() {
     assert_eq!(text(3, Congestion::Cubic), text(3, Congestion::Cubic));
     assert_ne!(text(3, Congestion::Cubic), text(4, Congestion::Cubic));
+}
+
+/// What one point of an experiment gives in its first run: the series' last.
+fn measured(name: &str, series: &str) -> u64 {
+    let all = experiments::all();
+    let experiment = all.into_iter().find(|experiment| experiment.about().name == name).expect("there is such an experiment");
+    let jobs = Setting { runs: 1, seed: 1 }.jobs(experiment);
+    let job = jobs.into_iter().rfind(|job| job.point.series == series).expect("it has such a series");
+    fnv(&format!("{:?}", job.measure(experiment).1))
+}
+
+#[test]
+fn experiments_give_the_same_bytes_everywhere_and_always() {
+    // As above; and whoever changes these generates docs/reproduction.md again.
+    for (name, series, hash) in [
+        ("dnis-2", "maximum throughput", 0x7c6a_396f_4ab7_fb49),
+        ("dbas-3b", "PO weighted round robin", 0xb056_7848_e465_0775),
+        ("operetta-3", "OPRTA-XPUT (α = 1)", 0xf4d4_b1e8_4fa5_bba6),
+        ("vi-5", "virtual interface", 0x3b53_7543_7974_4574),
+        ("thesis-4-5", "miDRR", 0x1d91_2211_8315_e910),
+    ] {
+        let found = measured(name, series);
+        assert_eq!(found, hash, "{name}, {series}: {found:#x}");
+    }
 }

@@ -138,6 +138,60 @@ fn spread_streams_end_with_every_byte_also_uploads_and_through_loss() {
 }
 
 #[test]
+fn every_way_of_spreading_fills_links_that_differ() {
+    // 8 Mbit/s at 20 ms and 4 Mbit/s at 120 ms.
+    let mut links = links(&[Rate::from_mbps(8), Rate::from_mbps(4)]);
+    (links[1].down.delay, links[1].up.delay) = (ms(60), ms(60));
+    for late in [true, false] {
+        for (spreading, least, most) in [
+            (Spreading::EarliestCompletion, 11_000_000, 11_600_000),
+            (Spreading::MinRtt, 11_000_000, 11_600_000),
+            (Spreading::Redundant(1), 11_000_000, 11_600_000),
+        ] {
+            let scenario =
+                Scenario { links: links.clone(), workload: vec![endless()], packets: spread(spreading, late), ..Scenario::default() };
+            let found = run(&scenario).goodput_between(Direction::Down, Time::from_millis(10_000), Time::from_millis(60_000)).bps();
+            assert!((least..most).contains(&found), "{spreading:?}, late {late}: {found}");
+        }
+    }
+}
+
+#[test]
+fn streams_end_sooner_where_each_chunk_goes_where_it_arrives_first() {
+    // A far link holds up the end of a stream whose last chunks it gets.
+    let mut links = links(&[Rate::from_mbps(10), Rate::from_mbps(10)]);
+    (links[1].down.delay, links[1].up.delay) = (ms(150), ms(150));
+    let workload = vec![Class::downloads("web", poisson(0.2), Size::Fixed(bytes(1_000_000)))];
+    let mean = |spreading| {
+        let scenario =
+            Scenario { links: links.clone(), workload: workload.clone(), packets: spread(spreading, true), ..Scenario::default() };
+        let outcome = run(&scenario);
+        let took: Vec<f64> = outcome.flows.iter().filter_map(|flow| Some(flow.took()?.as_secs_f64())).collect();
+        took.iter().sum::<f64>() / took.len() as f64
+    };
+    let [rotation, soonest, nearest] = [Spreading::RoundRobin, Spreading::EarliestCompletion, Spreading::MinRtt].map(mean);
+    assert!(soonest < 0.97 * nearest.min(rotation), "{soonest} {nearest} {rotation}");
+}
+
+#[test]
+fn copies_on_all_links_carry_a_stream_through_a_link_that_fails() {
+    let change = |at, dark| LinkChange { at: Time::from_millis(at), link: 0, change: Change::Dark(dark) };
+    let workload = vec![Class::downloads("call", poisson(10.0), Size::Fixed(bytes(14_480)))];
+    let outcome = run(&Scenario {
+        links: links(&[Rate::from_mbps(9), Rate::from_mbps(9)]),
+        workload,
+        packets: spread(Spreading::Redundant(2), true),
+        changes: vec![change(20_000, true), change(40_000, false)],
+        grace: Duration::from_secs(60),
+        ..Scenario::default()
+    });
+    let slowest = outcome.flows.iter().map(|flow| flow.took().expect("it ends")).max().expect("there are flows");
+    assert!(slowest < ms(400), "{slowest:?}");
+    let payload: u64 = outcome.flows.iter().map(|flow| flow.moved[0].get()).sum();
+    assert_eq!(payload, 14_480 * outcome.flows.len() as u64, "each byte counts once");
+}
+
+#[test]
 fn a_spread_stream_survives_a_link_that_goes_dark() {
     let change = |at, dark| LinkChange { at: Time::from_millis(at), link: 0, change: Change::Dark(dark) };
     let workload = vec![Class::downloads("file", Arrivals::once(), Size::Fixed(bytes(5_000_000)))];

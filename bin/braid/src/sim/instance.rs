@@ -19,7 +19,7 @@ const MOST: u64 = 64 << 20;
 
 /// `braid sim fair`.
 pub(super) fn fair(wanted: &Instance) -> anyhow::Result<ExitCode> {
-    let instance: fair::instance::Instance = match serde_json::from_str(&read(&wanted.instance)?) {
+    let instance = match fair::instance::Instance::read(&read(&wanted.instance)?) {
         Ok(instance) => instance,
         Err(error) => return Ok(refuse(&wanted.instance, &error)),
     };

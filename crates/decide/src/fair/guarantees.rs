@@ -92,8 +92,8 @@ pub fn delay_bound(burst: Bytes, rate: Rate, guaranteed: Rate) -> Option<Duratio
 ///
 /// The thesis asks for weights with `r_i > ρ_i` and does not say how to find them. φ_i = ρ_i always will do if any do: the lowest r_i/φ_i
 /// is then the greatest common factor by which all ρ could be raised, and it exceeds 1 if and only if they fit with room to spare. So
-/// this admits all that can be admitted, to the whole bit/s. Flows of rate zero count as 1 bit/s. The condition is asked of every flow, not only
-/// of the new one as the theorem reads: a newcomer also takes from those admitted before.
+/// this admits all that can be admitted, to the whole bit/s. Flows of rate zero count as 1 bit/s. The condition is asked of every flow, not
+/// only of the new one as the theorem reads: a newcomer also takes from those admitted before.
 ///
 /// # Errors
 /// [`Refusal`], which names the buffer or the bottleneck.
@@ -128,8 +128,8 @@ pub fn admit(links: &[Rate], flows: &[LeakyBucket], buffer: Bytes) -> Result<Vec
 /// flow which a fast link would have served) and Lemma 6 (a packet that only one link carries, L_max/C_min). `Duration::MAX` if a link is
 /// down or there is none.
 ///
-/// **As the thesis has it, and not true for all preferences**: Lemma 5 is wrong, and [`super::pgps`] has a counterexample, in which the delay
-/// grows with the number of flows. Where every flow may use every link, random instances stayed below 0.4 of it.
+/// **As the thesis has it, and not true for all preferences**: Lemma 5 is wrong, and [`super::pgps`] has a counterexample, in which the
+/// delay grows with the number of flows. Where every flow may use every link, random instances stay below 0.4 of it.
 pub fn pgps_delay_bound(links: &[Rate], largest_packet: Bytes) -> Duration {
     let Some((numerator, denominator)) = pgps_bound(links) else {
         return Duration::MAX;
@@ -138,7 +138,8 @@ pub fn pgps_delay_bound(links: &[Rate], largest_packet: Bytes) -> Duration {
 }
 
 /// Theorem 6: how much less a flow may have been served by any time than in the fluid system: Theorem 5's delay times the sum of
-/// the rates of the links it may use, `flow_links`. `None` if a link is down or not there. It stands and falls with Theorem 5.
+/// the rates of the links it may use, `flow_links`. `None` if a link is down or not there. Not true either where Theorem 5 is not;
+/// elsewhere random instances stay below 0.4 of it.
 ///
 /// The thesis's example, 12 links from 100 Mb/s to 1 Gb/s and 5 Gb/s for the flow, is 5.04 ms and 3.15 MB by its own formula; the 3.125
 /// MB it prints come from rounding the delay to 5 ms.

@@ -10,13 +10,13 @@
 //! numbers, weights and the duration need not be. Reading checks everything: an [`Instance`] that exists is valid.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use braid_model::{Bytes, Rate};
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Serialize};
 
 use super::{Allocation, Cluster, Flow, Problem};
+use crate::instance::{InstanceError, parse};
 
 /// The most links an instance may have: a packet scheduler keeps them in one word.
 pub const LINKS_LIMIT: usize = 64;
@@ -32,8 +32,7 @@ pub const DURATION_LIMIT: Duration = Duration::from_secs(86_400);
 pub const WEIGHTS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
 /// Links and flows with names, and how long to run a packet scheduler on them.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(try_from = "Written")]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Instance {
     /// The links; at least one, no two of one name.
     pub links: Vec<NamedLink>,
@@ -70,6 +69,37 @@ pub struct NamedFlow {
 }
 
 impl Instance {
+    /// Reads an instance as JSON.
+    ///
+    /// # Errors
+    ///
+    /// [`InstanceError`] for text that is no such JSON, and for the first field that cannot be.
+    pub fn read(text: &str) -> Result<Self, InstanceError> {
+        let written: Written = parse(text)?;
+        counted("links", written.links.len(), LINKS_LIMIT)?;
+        counted("flows", written.flows.len(), FLOWS_LIMIT)?;
+        let mut places = BTreeMap::new();
+        let mut links = Vec::new();
+        for (place, link) in written.links.into_iter().enumerate() {
+            unused("links", place, &link.name, &mut places)?;
+            let capacity = whole(&format!("links[{place}].capacity_bps"), link.capacity_bps, CAPACITY_LIMIT.bps())?;
+            links.push(NamedLink { name: link.name, capacity: Rate::from_bps(capacity) });
+        }
+        let mut taken = BTreeMap::new();
+        let mut flows = Vec::new();
+        for (place, flow) in written.flows.into_iter().enumerate() {
+            unused("flows", place, &flow.name, &mut taken)?;
+            flows.push(named_flow(place, flow, &places)?);
+        }
+        let span = written.duration_s;
+        let duration = Duration::try_from_secs_f64(span).unwrap_or(Duration::MAX);
+        if duration.is_zero() || duration > DURATION_LIMIT {
+            let reason = format!("{span:?} is not a time to run for: give seconds, at least a nanosecond and at most 86400");
+            return Err(InstanceError::new("duration_s", reason));
+        }
+        Ok(Self { links, flows, duration, seed: written.seed })
+    }
+
     /// The same without names.
     pub fn problem(&self) -> Problem {
         let flow = |flow: &NamedFlow| Flow { weight: flow.weight, links: flow.links.clone(), demand: flow.demand };
@@ -137,109 +167,60 @@ pub fn max_relative_deviation(exact_bps: &[f64], measured_bps: &[f64]) -> f64 {
     exact_bps.iter().zip(measured_bps).map(deviation).fold(0.0, f64::max)
 }
 
-/// What an instance may not say, with the field and the remedy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {reason}")]
-pub struct InstanceError {
-    /// As in the file: `flows[2].weight`.
-    pub field: String,
-    /// What is wrong with it and what would be right.
-    pub reason: String,
-}
-
 /// The file's own shape, before anything is checked.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an instance as an object")]
 struct Written {
     links: Vec<WrittenLink>,
     flows: Vec<WrittenFlow>,
-    #[serde(deserialize_with = "duration_s")]
     duration_s: f64,
-    #[serde(deserialize_with = "seed")]
     seed: u64,
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a link as an object")]
 struct WrittenLink {
-    #[serde(deserialize_with = "name")]
     name: String,
-    #[serde(deserialize_with = "capacity_bps")]
     capacity_bps: f64,
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a flow as an object")]
 struct WrittenFlow {
-    #[serde(deserialize_with = "name")]
     name: String,
-    #[serde(deserialize_with = "weight")]
     weight: f64,
-    #[serde(deserialize_with = "links")]
     links: Vec<String>,
-    #[serde(default, deserialize_with = "demand_bps")]
     demand_bps: Option<f64>,
-    #[serde(deserialize_with = "packet_bytes")]
     packet_bytes: f64,
-}
-
-impl TryFrom<Written> for Instance {
-    type Error = InstanceError;
-
-    fn try_from(written: Written) -> Result<Self, InstanceError> {
-        counted("links", written.links.len(), LINKS_LIMIT)?;
-        counted("flows", written.flows.len(), FLOWS_LIMIT)?;
-        let mut places = BTreeMap::new();
-        let mut links = Vec::new();
-        for (place, link) in written.links.into_iter().enumerate() {
-            unused("links", place, &link.name, &mut places)?;
-            let capacity = whole(&format!("links[{place}].capacity_bps"), link.capacity_bps, CAPACITY_LIMIT.bps())?;
-            links.push(NamedLink { name: link.name, capacity: Rate::from_bps(capacity) });
-        }
-        let mut taken = BTreeMap::new();
-        let mut flows = Vec::new();
-        for (place, flow) in written.flows.into_iter().enumerate() {
-            unused("flows", place, &flow.name, &mut taken)?;
-            flows.push(named_flow(place, flow, &places)?);
-        }
-        let span = written.duration_s;
-        if !(span > 0.0 && span <= DURATION_LIMIT.as_secs_f64()) {
-            return Err(wrong("duration_s", format!("{span} is not a time to run for: give seconds, more than 0 and at most 86400")));
-        }
-        Ok(Self { links, flows, duration: Duration::from_secs_f64(span), seed: written.seed })
-    }
 }
 
 fn named_flow(place: usize, flow: WrittenFlow, places: &BTreeMap<String, usize>) -> Result<NamedFlow, InstanceError> {
     let field = |name: &str| format!("flows[{place}].{name}");
     if !WEIGHTS.contains(&flow.weight) {
-        return Err(wrong(field("weight"), format!("{} is no weight: give a number from 0.000001 to 1000000", flow.weight)));
+        return Err(InstanceError::new(field("weight"), format!("{:?} is no weight: give a number from 0.000001 to 1000000", flow.weight)));
     }
     let mut links = Vec::new();
     for (entry, link) in flow.links.iter().enumerate() {
         let known = places.get(link).copied();
-        let at =
-            known.ok_or_else(|| wrong(field(&format!("links[{entry}]")), format!("there is no link {link:?}: name one of `links`")))?;
+        let at = known.ok_or_else(|| {
+            InstanceError::new(field(&format!("links[{entry}]")), format!("there is no link {link:?}: name one of `links`"))
+        })?;
         if links.contains(&at) {
-            return Err(wrong(field(&format!("links[{entry}]")), format!("link {link:?} is named twice: name it once")));
+            return Err(InstanceError::new(field(&format!("links[{entry}]")), format!("link {link:?} is named twice: name it once")));
         }
         links.push(at);
     }
     if links.is_empty() {
-        return Err(wrong(field("links"), "a flow without links gets nothing: name at least one".to_owned()));
+        return Err(InstanceError::new(field("links"), "a flow without links gets nothing: name at least one".to_owned()));
     }
     let demand = flow.demand_bps.map(|demand| whole(&field("demand_bps"), demand, CAPACITY_LIMIT.bps())).transpose()?;
     let packet = Bytes::new(whole(&field("packet_bytes"), flow.packet_bytes, PACKET_LIMIT.get())?);
     Ok(NamedFlow { name: flow.name, weight: flow.weight, links, demand: demand.map(Rate::from_bps), packet })
 }
 
-fn wrong(field: impl Into<String>, reason: String) -> InstanceError {
-    InstanceError { field: field.into(), reason }
-}
-
 fn counted(field: &str, count: usize, limit: usize) -> Result<(), InstanceError> {
     if count == 0 || count > limit {
-        return Err(wrong(field, format!("there are {count}: give from 1 to {limit}")));
+        return Err(InstanceError::new(field, format!("there are {count}: give from 1 to {limit}")));
     }
     Ok(())
 }
@@ -247,10 +228,10 @@ fn counted(field: &str, count: usize, limit: usize) -> Result<(), InstanceError>
 fn unused(list: &str, place: usize, name: &str, taken: &mut BTreeMap<String, usize>) -> Result<(), InstanceError> {
     let field = format!("{list}[{place}].name");
     if name.is_empty() {
-        return Err(wrong(field, "it is empty: give a name".to_owned()));
+        return Err(InstanceError::new(field, "it is empty: give a name".to_owned()));
     }
     match taken.insert(name.to_owned(), place) {
-        Some(first) => Err(wrong(field, format!("{name:?} is already the name of {list}[{first}]: give it another"))),
+        Some(first) => Err(InstanceError::new(field, format!("{name:?} is already the name of {list}[{first}]: give it another"))),
         None => Ok(()),
     }
 }
@@ -259,72 +240,7 @@ fn whole(field: &str, number: f64, limit: u64) -> Result<u64, InstanceError> {
     if number >= 1.0 && number <= limit as f64 && number % 1.0 == 0.0 {
         return Ok(number as u64);
     }
-    Err(wrong(field, format!("{number} is not possible: give a whole number from 1 to {limit}")))
-}
-
-/// Takes a number of any kind and tells which field holds something else.
-struct Number(&'static str);
-
-impl de::Visitor<'_> for Number {
-    type Value = f64;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a number for `{}`", self.0)
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<f64, E> {
-        Ok(number)
-    }
-
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<f64, E> {
-        Ok(number as f64)
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<f64, E> {
-        Ok(number as f64)
-    }
-}
-
-macro_rules! number_field {
-    ($($field:ident),*) => {
-        $(fn $field<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-            from.deserialize_any(Number(stringify!($field)))
-        })*
-    };
-}
-
-number_field!(capacity_bps, weight, packet_bytes, duration_s);
-
-fn demand_bps<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
-    struct Maybe;
-    impl<'de> de::Visitor<'de> for Maybe {
-        type Value = Option<f64>;
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number or null for `demand_bps`")
-        }
-        fn visit_none<E>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-        fn visit_unit<E>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-        fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-            from.deserialize_any(Number("demand_bps")).map(Some)
-        }
-    }
-    from.deserialize_option(Maybe)
-}
-
-fn seed<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    u64::deserialize(from).map_err(|error| de::Error::custom(format!("seed: {error}: give a whole number from 0 to {}", u64::MAX)))
-}
-
-fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    String::deserialize(from).map_err(|error| de::Error::custom(format!("name: {error}: give a text")))
-}
-
-fn links<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    Vec::deserialize(from).map_err(|error| de::Error::custom(format!("links of a flow: {error}: give a list of names")))
+    Err(InstanceError::new(field, format!("{number:?} is not possible: give a whole number from 1 to {limit}")))
 }
 
 #[cfg(test)]
@@ -339,7 +255,7 @@ mod tests {
         "duration_s":60,"seed":18446744073709551615}"#;
 
     fn read(text: &str) -> Result<Instance, String> {
-        serde_json::from_str(text).map_err(|error| error.to_string())
+        Instance::read(text).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -373,30 +289,33 @@ mod tests {
     #[test]
     fn bad_instances_are_refused_with_field_and_reason() {
         for (from, to, expected) in [
-            ("3000000", "0", "links[0].capacity_bps: 0 is not possible: give a whole number from 1 to"),
-            ("3000000", "-5", "links[0].capacity_bps: -5 is not possible"),
+            ("3000000", "0", "links[0].capacity_bps: 0.0 is not possible: give a whole number from 1 to"),
+            ("3000000", "-5", "links[0].capacity_bps: -5.0 is not possible"),
             ("3000000", "2.5", "links[0].capacity_bps: 2.5 is not possible"),
-            ("3000000", "1e300", "links[0].capacity_bps: 1"),
-            ("3000000", "\"3 Mbit/s\"", "a number for `capacity_bps`"),
-            ("\"weight\":2", "\"weight\":0", "flows[1].weight: 0 is no weight"),
-            ("\"weight\":2", "\"weight\":null", "a number for `weight`"),
-            ("\"weight\":2,", "", "missing field `weight`"),
+            ("3000000", "1e300", "links[0].capacity_bps: 1e300 is not possible"),
+            ("3000000", "\"3 Mbit/s\"", "links[0].capacity_bps: invalid type: string"),
+            ("\"weight\":2", "\"weight\":0", "flows[1].weight: 0.0 is no weight"),
+            ("\"weight\":2", "\"weight\":null", "flows[1].weight: invalid type: null"),
+            ("\"weight\":2,", "", "flows[1]: missing field `weight`"),
             ("[\"1\",\"2\"]", "[\"1\",\"3\"]", "flows[1].links[1]: there is no link \"3\""),
             ("[\"1\",\"2\"]", "[\"1\",\"1\"]", "flows[1].links[1]: link \"1\" is named twice"),
             ("[\"1\",\"2\"]", "[]", "flows[1].links: a flow without links gets nothing"),
-            ("[\"1\",\"2\"]", "\"1\"", "links of a flow: invalid type: string"),
-            ("9000000", "0", "flows[2].demand_bps: 0 is not possible"),
-            ("9000000", "true", "a number for `demand_bps`"),
-            ("\"packet_bytes\":100", "\"packet_bytes\":65536", "flows[2].packet_bytes: 65536 is not possible"),
+            ("[\"1\",\"2\"]", "\"1\"", "flows[1].links: invalid type: string"),
+            ("9000000", "0", "flows[2].demand_bps: 0.0 is not possible"),
+            ("9000000", "true", "flows[2].demand_bps: invalid type: boolean"),
+            ("\"packet_bytes\":100", "\"packet_bytes\":65536", "flows[2].packet_bytes: 65536.0 is not possible"),
             ("\"name\":\"c\"", "\"name\":\"a\"", "flows[2].name: \"a\" is already the name of flows[0]"),
             ("\"name\":\"c\"", "\"name\":\"\"", "flows[2].name: it is empty"),
-            ("\"name\":\"c\"", "\"name\":3", "name: invalid type: integer"),
+            ("\"name\":\"c\"", "\"name\":3", "flows[2].name: invalid type: integer"),
             ("\"name\":\"2\"", "\"name\":\"1\"", "links[1].name: \"1\" is already the name of links[0]"),
-            ("\"duration_s\":60", "\"duration_s\":0", "duration_s: 0 is not a time to run for"),
-            ("\"duration_s\":60", "\"duration_s\":1e9", "duration_s: 1000000000 is not a time"),
+            ("\"duration_s\":60", "\"duration_s\":0", "duration_s: 0.0 is not a time to run for"),
+            ("\"duration_s\":60", "\"duration_s\":1e-300", "duration_s: 1e-300 is not a time to run for"),
+            ("\"duration_s\":60", "\"duration_s\":-1", "duration_s: -1.0 is not a time to run for"),
+            ("\"duration_s\":60", "\"duration_s\":1e9", "duration_s: 1000000000.0 is not a time"),
             ("18446744073709551615", "-1", "seed: invalid value"),
-            ("\"duration_s\":60", "\"duration\":60", "unknown field `duration`"),
-            ("\"weight\":2", "\"weigth\":2", "unknown field `weigth`"),
+            ("\"duration_s\":60", "\"duration\":60", "duration: unknown field `duration`"),
+            ("\"weight\":2", "\"weigth\":2", "flows[1].weigth: unknown field `weigth`"),
+            ("\"seed\":18446744073709551615}", "\"se", "instance: EOF while parsing"),
         ] {
             assert!(GOOD.contains(from), "{from}");
             let error = read(&GOOD.replacen(from, to, 1)).expect_err(to);

@@ -14,7 +14,7 @@
 //! little weight. In the fluid system link 2 serves b at once. In PGPS link 1 does, since b's packet is due before those of the k flows
 //! that share link 1, all of which are due after k packets' time. So these wait until then, and finish up to k - 1 packets late, for any
 //! k, where the theorem says three. A test below has k = 10 with 108 ms instead of 36, and a flow 13.5 kB behind instead of 4.5. Where
-//! every flow may use every link, random instances stayed below 0.4 of the bounds.
+//! every flow may use every link, random instances stay below 0.4 of either bound.
 
 use std::collections::{BTreeMap, VecDeque};
 

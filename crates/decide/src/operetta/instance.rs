@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::connection::{LinkMask, MAX_LINKS};
+use crate::instance::{InstanceError, parse};
 
 use super::solver::{Answer, Instance};
 use super::{NewKind, Utility};
@@ -29,16 +30,6 @@ pub struct InstanceResult {
     pub feasible: bool,
 }
 
-/// Why an instance is refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot use the instance: {field}: {reason}")]
-pub struct InstanceError {
-    /// Where: a path such as `links[0].rate_bps`, or `instance` for the whole.
-    pub field: String,
-    /// What is wrong with it, and what would be right.
-    pub reason: String,
-}
-
 /// Reads an instance as JSON and solves it.
 ///
 /// All keys are required but `link`, which connection-oriented streams have and others leave out (or `null`); unknown ones are refused.
@@ -53,17 +44,17 @@ pub struct InstanceError {
 /// assert_eq!(result.assignment.as_deref(), Some("wifi"));
 /// assert_eq!(result.weights["wifi"], 1.0);
 /// assert!(result.feasible);
-/// # Ok::<(), braid_decide::operetta::InstanceError>(())
+/// # Ok::<(), braid_decide::instance::InstanceError>(())
 /// ```
 pub fn solve_instance(text: &str) -> Result<InstanceResult, InstanceError> {
-    let file = parse(text)?;
+    let file: File = parse(text)?;
     let instance = file.instance()?;
-    let answer = instance.solve().map_err(|error| refuse("instance", error.to_string()))?;
+    let answer = instance.solve().map_err(|error| InstanceError::new("instance", error.to_string()))?;
     Ok(file.result(&instance, &answer))
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an instance as an object")]
 struct File {
     alpha: f64,
     links: Vec<Link>,
@@ -72,7 +63,7 @@ struct File {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a link as an object")]
 struct Link {
     name: String,
     rate_bps: f64,
@@ -80,7 +71,7 @@ struct Link {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a stream as an object")]
 struct Stream {
     load_bytes: f64,
     kind: Kind,
@@ -88,7 +79,7 @@ struct Stream {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a stream as an object")]
 struct New {
     load_bytes: f64,
     kind: Kind,
@@ -101,21 +92,11 @@ enum Kind {
     Packet,
 }
 
-fn parse(text: &str) -> Result<File, InstanceError> {
-    let mut json = serde_json::Deserializer::from_str(text);
-    let file = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        refuse(if path == "." { "instance" } else { &path }, error.inner().to_string())
-    })?;
-    json.end().map_err(|error| refuse("instance", error.to_string()))?;
-    Ok(file)
-}
-
 impl File {
     fn instance(&self) -> Result<Instance, InstanceError> {
-        let alpha = Utility::new(self.alpha).map_err(|error| refuse("alpha", error.to_string()))?;
+        let alpha = Utility::new(self.alpha).map_err(|error| InstanceError::new("alpha", error.to_string()))?;
         if self.links.is_empty() || self.links.len() > MAX_LINKS {
-            return Err(refuse("links", format!("{} links: give from 1 to {MAX_LINKS}", self.links.len())));
+            return Err(InstanceError::new("links", format!("{} links: give from 1 to {MAX_LINKS}", self.links.len())));
         }
         let mut instance = Instance::new(LinkMask(u32::MAX));
         let mut indices = BTreeMap::new();
@@ -123,11 +104,11 @@ impl File {
             self.check_link(index)?;
             if let Some(first) = indices.insert(link.name.as_str(), index) {
                 let reason = format!("{:?} is the name of links[{first}] too: give each link its own", link.name);
-                return Err(refuse(format!("links[{index}].name"), reason));
+                return Err(InstanceError::new(format!("links[{index}].name"), reason));
             }
             let rate = link.rate_bps / 8.0;
             let energy = link.power_mw / 1e3 / rate;
-            let field = |error: super::OperettaError| refuse(format!("links[{index}].power_mw"), error.to_string());
+            let field = |error: super::OperettaError| InstanceError::new(format!("links[{index}].power_mw"), error.to_string());
             instance.add_link(index, rate, energy, energy).map_err(field)?;
         }
         for (index, stream) in self.streams.iter().enumerate() {
@@ -136,16 +117,19 @@ impl File {
             match (stream.kind, &stream.link) {
                 (Kind::Packet, None) => instance.add_packets(load),
                 (Kind::Packet, Some(_)) => {
-                    return Err(refuse(field("link"), "a packet-oriented stream has no link of its own: leave it out"));
+                    return Err(InstanceError::new(field("link"), "a packet-oriented stream has no link of its own: leave it out"));
                 }
                 (Kind::Connection, None) => {
-                    return Err(refuse(field("link"), "a connection-oriented stream needs the name of its link"));
+                    return Err(InstanceError::new(field("link"), "a connection-oriented stream needs the name of its link"));
                 }
                 (Kind::Connection, Some(name)) => {
                     let link = indices.get(name.as_str()).ok_or_else(|| {
-                        refuse(field("link"), format!("there is no link {name:?}: give the name of one of the instance's links"))
+                        InstanceError::new(
+                            field("link"),
+                            format!("there is no link {name:?}: give the name of one of the instance's links"),
+                        )
                     })?;
-                    instance.add_connection(*link, load).map_err(|error| refuse(field("load_bytes"), error.to_string()))?;
+                    instance.add_connection(*link, load).map_err(|error| InstanceError::new(field("load_bytes"), error.to_string()))?;
                 }
             }
         }
@@ -162,7 +146,7 @@ impl File {
     fn check_link(&self, index: usize) -> Result<(), InstanceError> {
         let link = &self.links[index];
         if link.name.is_empty() {
-            return Err(refuse(format!("links[{index}].name"), "it is empty: give the link a name"));
+            return Err(InstanceError::new(format!("links[{index}].name"), "it is empty: give the link a name"));
         }
         amount(link.rate_bps, 1.0, || format!("links[{index}].rate_bps"))?;
         amount(link.power_mw, 0.0, || format!("links[{index}].power_mw"))?;
@@ -185,11 +169,7 @@ fn amount(value: f64, least: f64, field: impl FnOnce() -> String) -> Result<f64,
     if (least..=LIMIT).contains(&value) {
         return Ok(value);
     }
-    Err(refuse(field(), format!("{value} is out of range: give a number from {least} to {LIMIT:e}")))
-}
-
-fn refuse(field: impl Into<String>, reason: impl Into<String>) -> InstanceError {
-    InstanceError { field: field.into(), reason: reason.into() }
+    Err(InstanceError::new(field(), format!("{value:?} is out of range: give a number from {least} to {LIMIT:e}")))
 }
 
 #[cfg(test)]

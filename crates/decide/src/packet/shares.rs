@@ -1,100 +1,158 @@
-//! Schedulers that give each path its share of the bytes.
+//! Schedulers that give each path its share of what is sent.
 
-use super::{Chunk, PacketScheduler, PathView, least};
+use braid_model::{Bytes, Rate};
+
+use super::{Choice, Chunk, PacketScheduler, PathView, usable};
 use crate::virtual_interface;
 
-/// A path may be behind its share by at most this many bytes: a path that was useless for long does not then take everything.
-const MOST_OWED: f64 = 1_048_576.0;
+/// A chunk of this size takes [`STEP`] at weight 1: a TCP segment's payload at the usual MTU.
+const UNIT: f64 = 1448.0;
+
+/// Virtual time of [`UNIT`] bytes at weight 1: fine enough for weights up to a thousand.
+const STEP: f64 = (1u64 << 24) as f64;
+
+/// Larger chunks count as this large, so that one does not count for ever.
+const LARGEST: Bytes = Bytes::new(1 << 20);
+
+/// Weights not above this are none.
+const LEAST_WEIGHT: f64 = 1e-9;
+
+/// What happens when the path whose turn it is has no room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Binding {
+    /// The next of those that have room takes the chunk; what the path misses is not made up for.
+    #[default]
+    Late,
+    /// The path is waited for: shares are exact, and the slowest path sets the pace.
+    Strict,
+}
+
+/// One path after the other, a chunk each, whatever they are (DBAS II.D, "PO round robin").
+#[derive(Debug, Clone, Default)]
+pub struct RoundRobin(Turns);
+
+impl RoundRobin {
+    /// A round robin that begins with the first path.
+    pub fn new(binding: Binding) -> Self {
+        Self(Turns::new(binding))
+    }
+}
+
+impl PacketScheduler for RoundRobin {
+    fn choose(&mut self, paths: &[PathView], _: Chunk) -> Choice {
+        self.0.choose(paths, LARGEST, |_| 1.0)
+    }
+}
 
 /// Each path gets bytes in proportion to its rate (DBAS II.D, "PO weighted round robin"). Paths of unknown rate count as the slowest
 /// known one; if none is known all count alike.
 #[derive(Debug, Clone, Default)]
-pub struct WeightedRoundRobin {
-    deficits: Deficits,
+pub struct WeightedRoundRobin(Turns);
+
+impl WeightedRoundRobin {
+    /// Shares by rate.
+    pub fn new(binding: Binding) -> Self {
+        Self(Turns::new(binding))
+    }
 }
 
 impl PacketScheduler for WeightedRoundRobin {
-    fn choose(&mut self, paths: &[PathView], chunk: Chunk, chosen: &mut Vec<usize>) {
-        let known = paths.iter().filter(|path| path.up && path.rate.bps() > 0).map(|path| path.rate.bps());
-        let slowest = known.min().unwrap_or(1);
-        let weight = |_, path: &PathView| if path.rate.bps() > 0 { path.rate.bps() as f64 } else { slowest as f64 };
-        self.deficits.choose(paths, chunk, weight, chosen);
+    fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice {
+        self.0.choose(paths, chunk.size, rate_weights(paths))
     }
 }
 
 /// Each path gets bytes in inverse proportion to its smoothed round-trip time (virtual interface, eq. 2; eq. 1 is
-/// [`virtual_interface::Srtt`]). While none is measured shares follow the rates (eq. 3); among measured paths one that is not counts
-/// as the slowest.
+/// [`virtual_interface::Srtt`]). Until all are measured shares follow the rates (eq. 3), as in [`virtual_interface::shares`].
 #[derive(Debug, Clone, Default)]
-pub struct RttShare {
-    deficits: Deficits,
+pub struct RttShare(Turns);
+
+impl RttShare {
+    /// Shares by round-trip time.
+    pub fn new(binding: Binding) -> Self {
+        Self(Turns::new(binding))
+    }
 }
 
 impl PacketScheduler for RttShare {
-    fn choose(&mut self, paths: &[PathView], chunk: Chunk, chosen: &mut Vec<usize>) {
-        let slowest = paths.iter().filter(|path| path.up).filter_map(|path| path.srtt).max();
-        let weight = |_, path: &PathView| match slowest {
-            Some(slowest) => virtual_interface::rtt_weight(path.srtt.unwrap_or(slowest)),
-            None => (path.rate.bps() as f64).max(1.0),
-        };
-        self.deficits.choose(paths, chunk, weight, chosen);
+    fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice {
+        if usable(paths).any(|(_, path)| path.srtt.is_none()) {
+            return self.0.choose(paths, chunk.size, rate_weights(paths));
+        }
+        self.0.choose(paths, chunk.size, |path| path.srtt.map_or(0.0, virtual_interface::rtt_weight))
     }
 }
 
-/// Each path gets its given share of the bytes: OPERETTA's `w_j`. Paths without a share, or with one of zero, carry something only
-/// while no path with a share is up.
+/// Each path gets the [share](PathView::share) of the bytes that it was given. What is 1e-9 or less, or no number, is none.
+///
+/// A path without a share carries something only while no path that is up, backups aside, has one; one that is suspect is waited for. A
+/// backup that is in use needs no share.
 #[derive(Debug, Clone, Default)]
-pub struct Weights {
-    weights: Vec<f64>,
-    deficits: Deficits,
-}
+pub struct Weights(Turns);
 
 impl Weights {
-    /// Shares by path, in any scale; what is negative or no number counts as zero.
-    pub fn new(weights: Vec<f64>) -> Self {
-        Self { weights, deficits: Deficits::default() }
-    }
-
-    /// Other shares from the next chunk on; what paths are owed stays.
-    pub fn set(&mut self, weights: &[f64]) {
-        self.weights.clear();
-        self.weights.extend_from_slice(weights);
+    /// Shares as the views give them.
+    pub fn new(binding: Binding) -> Self {
+        Self(Turns::new(binding))
     }
 }
 
 impl PacketScheduler for Weights {
-    fn choose(&mut self, paths: &[PathView], chunk: Chunk, chosen: &mut Vec<usize>) {
-        let share = |index: usize| self.weights.get(index).copied().filter(|weight| weight.is_finite() && *weight > 0.0).unwrap_or(0.0);
-        let any = paths.iter().enumerate().any(|(index, path)| path.up && share(index) > 0.0);
-        self.deficits.choose(paths, chunk, |index, _| if any { share(index) } else { 1.0 }, chosen);
+    fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice {
+        let given = |path: &PathView| path.share.is_finite() && path.share > LEAST_WEIGHT;
+        let nobody = !paths.iter().any(|path| path.up && !path.backup && given(path));
+        self.0.choose(paths, chunk.size, |path| match (given(path), nobody || path.backup) {
+            (true, _) => path.share,
+            (false, true) => 1.0,
+            (false, false) => 0.0,
+        })
     }
 }
 
-/// What each path is owed, in bytes: it gets its share of every chunk as credit, and pays for those it carries.
-#[derive(Debug, Clone, Default)]
-struct Deficits {
-    owed: Vec<f64>,
+/// Rates as weights, 1 Gbit/s being 1; at least 1 kbit/s, since what is never used cannot show that it has become faster.
+fn rate_weights(paths: &[PathView]) -> impl Fn(&PathView) -> f64 {
+    let known = |path: &PathView| path.rate > Rate::ZERO;
+    let slowest = usable(paths).filter(|(_, path)| known(path)).map(|(_, path)| path.rate).min().unwrap_or(Rate::from_bps(1_000_000_000));
+    move |path| ((if known(path) { path.rate } else { slowest }).bps() as f64 / 1e9).max(1e-6)
 }
 
-impl Deficits {
-    /// Gives the chunk to the path that is owed most. Among paths that are up credits and payments cancel out, so that each path is
-    /// within one chunk per path of its share at any time.
-    fn choose(&mut self, paths: &[PathView], chunk: Chunk, weight: impl Fn(usize, &PathView) -> f64, chosen: &mut Vec<usize>) {
-        chosen.clear();
-        if self.owed.len() < paths.len() {
-            self.owed.resize(paths.len(), 0.0);
+/// Start-time fair queueing (Goyal, Vin and Cheng 1996) with paths in the place of flows: the path with the least virtual start is next, as
+/// [`connection`](crate::connection) does it for connections. What paths that always have room were given differs by less than a chunk
+/// from weight times virtual time.
+#[derive(Debug, Clone, Default)]
+struct Turns {
+    binding: Binding,
+    /// By path: its virtual start less that of the path that had the last turn, zero if it is earlier. What a path could not take while it
+    /// was away or full is thereby forgotten.
+    leads: Vec<u64>,
+}
+
+impl Turns {
+    fn new(binding: Binding) -> Self {
+        Self { binding, leads: Vec::new() }
+    }
+
+    fn choose(&mut self, paths: &[PathView], chunk: Bytes, weight: impl Fn(&PathView) -> f64) -> Choice {
+        if self.leads.len() < paths.len() {
+            self.leads.resize(paths.len(), 0);
         }
-        let up = || paths.iter().enumerate().filter(|(_, path)| path.up);
-        let total: f64 = up().map(|(index, path)| weight(index, path)).sum();
-        // An empty chunk still takes a turn, and a huge one does not count for ever.
-        let size = (chunk.size.get().max(1) as f64).min(MOST_OWED);
-        for (index, path) in up() {
-            let owed = &mut self.owed[index];
-            *owed = (*owed + size * weight(index, path) / total).clamp(-MOST_OWED, MOST_OWED);
-        }
-        if let Some(path) = least(paths, |index, path| if weight(index, path) > 0.0 { -self.owed[index] } else { f64::INFINITY }) {
-            self.owed[path] -= size;
-            chosen.push(path);
+        // An empty chunk takes a turn too.
+        let size = chunk.clamp(Bytes::new(1), LARGEST).get() as f64 / UNIT;
+        let may = |path: &PathView| path.has_room() || self.binding == Binding::Strict;
+        let first = usable(paths)
+            .filter(|(_, path)| may(path))
+            .filter_map(|(index, path)| {
+                Some(weight(path)).filter(|weight| *weight > LEAST_WEIGHT).map(|weight| (index, STEP * size / weight))
+            })
+            .map(|(index, step)| (self.leads[index], (step as u64).max(1), index))
+            .min();
+        match first {
+            Some((start, step, path)) if paths[path].has_room() => {
+                self.leads.iter_mut().for_each(|lead| *lead = lead.saturating_sub(start));
+                self.leads[path] = step;
+                Choice::Send(path)
+            }
+            _ => Choice::Wait,
         }
     }
 }
@@ -102,17 +160,18 @@ impl Deficits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_model::{Bytes, Rate};
     use std::time::Duration;
 
-    /// What share of 10,000 chunks of changing size each path gets, and the furthest any path is from its share on the way, in bytes.
-    fn shares(scheduler: &mut dyn PacketScheduler, paths: &[PathView], want: &[f64]) -> f64 {
+    const MBIT: u64 = 1_000_000;
+
+    /// The furthest that any path is from its share of 10,000 chunks of changing size, at any time, in bytes.
+    fn worst(scheduler: &mut dyn PacketScheduler, paths: &[PathView], want: &[f64]) -> f64 {
         let mut given = vec![0.0; paths.len()];
-        let (mut chosen, mut total, mut worst) = (Vec::new(), 0.0, 0.0f64);
+        let (mut total, mut worst) = (0.0, 0.0f64);
         for number in 0..10_000u64 {
             let size = 100 + number * 7919 % 1400;
-            scheduler.choose(paths, Chunk { flow: number % 3, size: Bytes::new(size) }, &mut chosen);
-            given[chosen[0]] += size as f64;
+            let Choice::Send(path) = scheduler.choose(paths, Chunk::of(Bytes::new(size))) else { panic!("all have room") };
+            given[path] += size as f64;
             total += size as f64;
             for (given, want) in given.iter().zip(want) {
                 worst = worst.max((given - want * total).abs());
@@ -121,43 +180,103 @@ mod tests {
         worst
     }
 
+    /// How many of so many chunks of one size each path gets.
+    fn counts(mut scheduler: impl PacketScheduler, paths: &[PathView], chunks: usize) -> Vec<usize> {
+        let mut counts = vec![0; paths.len()];
+        for _ in 0..chunks {
+            let Choice::Send(path) = scheduler.choose(paths, Chunk::of(Bytes::new(1448))) else { panic!("all have room") };
+            counts[path] += 1;
+        }
+        counts
+    }
+
     fn path(mbps: u64, srtt: Option<u64>) -> PathView {
-        PathView { rate: Rate::from_mbps(mbps), srtt: srtt.map(Duration::from_millis), ..PathView::UP }
+        PathView { rate: Rate::from_bps(mbps * MBIT), srtt: srtt.map(Duration::from_millis), ..PathView::UP }
+    }
+
+    fn shared(share: f64) -> PathView {
+        PathView { share, ..PathView::UP }
+    }
+
+    #[test]
+    fn paths_take_turns_and_one_that_is_down_loses_its_own() {
+        let mut paths = [PathView::UP; 3];
+        let mut robin = RoundRobin::default();
+        let mut order = |paths: &[PathView], count: u64| -> Vec<Choice> {
+            (0..count).map(|size| robin.choose(paths, Chunk::of(Bytes::new(size)))).collect()
+        };
+        let sends = |paths: &[usize]| paths.iter().map(|path| Choice::Send(*path)).collect::<Vec<_>>();
+        assert_eq!(order(&paths, 5), sends(&[0, 1, 2, 0, 1]));
+        paths[1].up = false;
+        assert_eq!(order(&paths, 5), sends(&[2, 0, 2, 0, 2]));
+        paths[1].up = true;
+        assert_eq!(order(&paths, 7), sends(&[1, 0, 1, 2, 0, 1, 2]), "it gets one turn back of the two that it missed");
     }
 
     #[test]
     fn bytes_follow_rates() {
         let paths = [path(20, None), path(12, None), PathView { up: false, ..path(90, None) }, path(8, None)];
-        assert!(shares(&mut WeightedRoundRobin::default(), &paths, &[0.5, 0.3, 0.0, 0.2]) < 3.0 * 1500.0);
+        assert!(worst(&mut WeightedRoundRobin::default(), &paths, &[0.5, 0.3, 0.0, 0.2]) < 3.0 * 1500.0);
         let unknown = [path(30, None), path(10, None), path(0, None)];
-        assert!(shares(&mut WeightedRoundRobin::default(), &unknown, &[0.6, 0.2, 0.2]) < 3.0 * 1500.0);
+        assert!(worst(&mut WeightedRoundRobin::default(), &unknown, &[0.6, 0.2, 0.2]) < 3.0 * 1500.0);
+        assert_eq!(counts(WeightedRoundRobin::default(), &[path(0, None), path(0, None)], 4), [2, 2]);
     }
 
     #[test]
     fn bytes_follow_round_trips_backwards() {
         // 1/20 : 1/30 : 1/60 = 3 : 2 : 1, whatever the rates.
         let paths = [path(1, Some(20)), path(50, Some(30)), path(9, Some(60))];
-        assert!(shares(&mut RttShare::default(), &paths, &[0.5, 1.0 / 3.0, 1.0 / 6.0]) < 3.0 * 1500.0);
-        assert!(shares(&mut RttShare::default(), &[path(30, None), path(10, None)], &[0.75, 0.25]) < 2.0 * 1500.0);
+        assert!(worst(&mut RttShare::default(), &paths, &[0.5, 1.0 / 3.0, 1.0 / 6.0]) < 3.0 * 1500.0);
+        for first in [None, Some(20)] {
+            assert!(worst(&mut RttShare::default(), &[path(30, first), path(10, None)], &[0.75, 0.25]) < 2.0 * 1500.0);
+        }
     }
 
     #[test]
     fn bytes_follow_given_weights() {
-        let paths = [path(1, None); 4];
-        let mut weights = Weights::new(vec![4.0, 0.0, f64::NAN, 6.0]);
-        assert!(shares(&mut weights, &paths, &[0.4, 0.0, 0.0, 0.6]) < 4.0 * 1500.0);
-        weights.set(&[0.0, 0.0, 1.0]);
-        assert!(shares(&mut weights, &paths, &[0.0, 0.0, 1.0, 0.0]) < 8.0 * 1500.0);
+        let mut paths = [0.4, 0.0, f64::NAN, 0.6].map(shared);
+        let mut weights = Weights::default();
+        assert!(worst(&mut weights, &paths, &[0.4, 0.0, 0.0, 0.6]) < 4.0 * 1500.0);
+        for (path, share) in paths.iter_mut().zip([0.0, 0.0, 1.0, 0.0]) {
+            path.share = share;
+        }
+        assert!(worst(&mut weights, &paths, &[0.0, 0.0, 1.0, 0.0]) < 1500.0);
+    }
+
+    #[test]
+    fn chunks_of_one_size_are_shared_exactly() {
+        let view = |mbps, share| PathView { share, ..path(mbps, None) };
+        let paths = [view(20, 0.0), view(10, 0.75), view(5, 0.25)];
+        assert_eq!(counts(RoundRobin::default(), &paths, 300), [100, 100, 100]);
+        assert_eq!(counts(WeightedRoundRobin::default(), &paths, 350), [200, 100, 50]);
+        assert_eq!(counts(Weights::default(), &paths, 400), [0, 300, 100]);
     }
 
     #[test]
     fn a_path_without_a_share_carries_what_nobody_else_can() {
-        let mut paths = [path(1, None); 2];
-        let mut weights = Weights::new(vec![1.0, 0.0]);
-        let mut chosen = Vec::new();
-        paths[0].up = false;
-        weights.choose(&paths, Chunk { flow: 0, size: Bytes::new(1) }, &mut chosen);
-        assert_eq!(chosen, [1]);
+        let mut paths = [shared(0.0), shared(1.0)];
+        let choose = |paths: &[PathView]| Weights::default().choose(paths, Chunk::of(Bytes::new(1)));
+        assert_eq!(choose(&paths), Choice::Send(1));
+        paths[1].suspect = true;
+        assert_eq!(choose(&paths), Choice::Wait, "it is awaited");
+        paths[0].share = 0.1;
+        assert_eq!(choose(&paths), Choice::Send(0));
+        paths[0].share = 0.0;
+        paths[1].up = false;
+        assert_eq!(choose(&paths), Choice::Send(0));
+    }
+
+    #[test]
+    fn a_full_path_is_waited_for_in_strict_order_only() {
+        let mut paths = [PathView::UP; 2];
+        paths[0].room = Bytes::ZERO;
+        let choose = |paths: &[PathView], binding| RoundRobin::new(binding).choose(paths, Chunk::of(Bytes::new(1)));
+        assert_eq!(choose(&paths, Binding::Late), Choice::Send(1));
+        assert_eq!(choose(&paths, Binding::Strict), Choice::Wait);
+        paths[0].suspect = true;
+        assert_eq!(choose(&paths, Binding::Strict), Choice::Send(1));
+        paths[1].suspect = true;
+        assert_eq!(choose(&paths, Binding::Strict), Choice::Wait);
     }
 
     #[test]
@@ -165,8 +284,17 @@ mod tests {
         let mut paths = [path(10, None), path(10, None)];
         let mut scheduler = WeightedRoundRobin::default();
         paths[1].up = false;
-        assert!(shares(&mut scheduler, &paths, &[1.0, 0.0]) < 1500.0);
+        assert!(worst(&mut scheduler, &paths, &[1.0, 0.0]) < 1500.0);
         paths[1].up = true;
-        assert!(shares(&mut scheduler, &paths, &[0.5, 0.5]) < 2.0 * 1500.0);
+        assert!(worst(&mut scheduler, &paths, &[0.5, 0.5]) < 2.0 * 1500.0);
+    }
+
+    #[test]
+    fn one_huge_chunk_does_not_count_for_ever() {
+        let paths = [path(10, None), path(10, None)];
+        let mut scheduler = WeightedRoundRobin::default();
+        assert_eq!(scheduler.choose(&paths, Chunk::of(Bytes::new(u64::MAX))), Choice::Send(0));
+        let others = (0..10_000).take_while(|_| scheduler.choose(&paths, Chunk::of(Bytes::new(1000))) == Choice::Send(1)).count();
+        assert!((1040..1060).contains(&others), "{others}");
     }
 }

@@ -2,98 +2,119 @@
 
 use std::time::Duration;
 
-use super::{Chunk, PacketScheduler, PathView, least};
+use braid_model::Bytes;
+
+use super::{Choice, Chunk, PacketScheduler, PathView, usable};
 
 /// What a path of unknown round-trip time is taken to have: QUIC's first guess (RFC 9002, 6.2.2).
 const FIRST_RTT: Duration = Duration::from_millis(333);
 
-/// The path on which the chunk arrives first: half a round trip after the path has sent what it has and the chunk.
+/// Of the paths that have room the one on which the chunk arrives first; it waits if a path without room would bring it and all that is
+/// behind it sooner (the rule of ECF: Lim, Nahum, Towsley and Gibbens, CoNEXT 2017).
 ///
-/// What is in flight counts as still to be carried only beyond a bandwidth-delay product, since the rest is on its way already.
-/// A path of unknown rate comes last. Ties go to the cheaper path, then to the lower index.
+/// Paths of unknown rate come last. Ties go to the cheaper path, then to the lower index.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EarliestCompletion;
 
 impl EarliestCompletion {
-    /// When a chunk would arrive on this path, from now.
-    pub fn arrival(path: &PathView, chunk: Chunk) -> Duration {
+    /// When so many bytes would have arrived on this path, from now: half a round trip after the path has sent what it has and them.
+    ///
+    /// What is in flight counts as still to be carried only beyond a bandwidth-delay product, since the rest is on its way already. What
+    /// its window does not admit waits for acknowledgements, which come at the pace of what is in flight per round trip; if nothing is in
+    /// flight, none come.
+    pub fn arrival(path: &PathView, bytes: Bytes) -> Duration {
         let srtt = path.srtt.unwrap_or(FIRST_RTT);
         let under_way = u128::from(path.rate.bytes_per_second()) * srtt.as_nanos() / 1_000_000_000;
-        let under_way = braid_model::Bytes::new(u64::try_from(under_way).unwrap_or(u64::MAX));
-        let waiting = path.in_flight.saturating_sub(under_way) + path.queued + chunk.size;
-        path.rate.time_for(waiting).saturating_add(srtt / 2)
+        let under_way = Bytes::new(u64::try_from(under_way).unwrap_or(u64::MAX));
+        let mut sent = path.rate.time_for(path.in_flight.saturating_sub(under_way) + path.queued + bytes);
+        if !path.has_room() {
+            let excess = (path.queued + bytes).saturating_sub(path.room);
+            let round_trips = excess.get() as f64 / path.in_flight.get() as f64;
+            let admitted = Duration::try_from_secs_f64(srtt.as_secs_f64() * round_trips).unwrap_or(Duration::MAX);
+            sent = sent.max(admitted);
+        }
+        sent.saturating_add(srtt / 2)
     }
 }
 
 impl PacketScheduler for EarliestCompletion {
-    fn choose(&mut self, paths: &[PathView], chunk: Chunk, chosen: &mut Vec<usize>) {
-        chosen.clear();
-        chosen.extend(least(paths, |_, path| (Self::arrival(path, chunk), path.cost)));
+    fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice {
+        let all = chunk.size + chunk.behind;
+        let awaited = usable(paths).filter(|(_, path)| !path.has_room()).map(|(_, path)| Self::arrival(path, all)).min();
+        let now =
+            usable(paths).filter(|(_, path)| path.has_room()).map(|(index, path)| (Self::arrival(path, chunk.size), path.cost, index));
+        match now.min() {
+            Some((arrival, _, path)) if awaited.is_none_or(|awaited| arrival <= awaited) => Choice::Send(path),
+            _ => Choice::Wait,
+        }
     }
 }
 
-/// The path of least round-trip time among those whose window admits the chunk now; if none does, the one that has least beyond its window.
-/// Paths not yet measured come last. Ties go to the cheaper path, then to the lower index.
+/// The path of least round-trip time among those that have room. Paths not yet measured come last. Ties go to the cheaper path, then to the
+/// lower index.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MinRtt;
 
 impl PacketScheduler for MinRtt {
-    fn choose(&mut self, paths: &[PathView], chunk: Chunk, chosen: &mut Vec<usize>) {
-        chosen.clear();
-        chosen.extend(least(paths, |_, path| {
-            let excess = (path.queued + chunk.size).saturating_sub(path.room);
-            (excess, path.srtt.unwrap_or(Duration::MAX), path.cost)
-        }));
+    fn choose(&mut self, paths: &[PathView], _: Chunk) -> Choice {
+        let with_room = usable(paths).filter(|(_, path)| path.has_room());
+        let nearest = with_room.min_by_key(|(_, path)| (path.srtt.unwrap_or(Duration::MAX), path.cost));
+        nearest.map_or(Choice::Wait, |(index, _)| Choice::Send(index))
     }
 }
 
-/// Copies on as many paths: those on which the chunk arrives first. The first in `chosen` is the earliest.
+/// Copies on as many paths: of those that have room the ones on which the chunk arrives first.
 #[derive(Debug, Clone, Copy)]
 pub struct Redundant {
     copies: usize,
 }
 
 impl Redundant {
-    /// `copies` paths for each chunk, at least one; fewer if fewer are up.
+    /// `copies` paths for each chunk, at least one; fewer if fewer have room.
     pub fn new(copies: usize) -> Self {
         Self { copies: copies.max(1) }
     }
 }
 
 impl PacketScheduler for Redundant {
-    fn choose(&mut self, paths: &[PathView], chunk: Chunk, chosen: &mut Vec<usize>) {
-        chosen.clear();
-        while chosen.len() < self.copies {
-            // The next in the order of arrival, then cost, then index: the least of those not taken yet.
-            let key = |index: usize, path: &PathView| (chosen.contains(&index), EarliestCompletion::arrival(path, chunk), path.cost);
-            match least(paths, key).filter(|index| !chosen.contains(index)) {
-                Some(index) => chosen.push(index),
-                None => return,
-            }
+    fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice {
+        let mut choice = Choice::Wait;
+        for _ in 0..self.copies {
+            let chosen = choice.paths();
+            let rest = usable(paths).filter(|(index, path)| path.has_room() && !chosen.contains(*index));
+            let Some((next, _)) = rest.min_by_key(|(_, path)| (EarliestCompletion::arrival(path, chunk.size), path.cost)) else { break };
+            choice = match choice {
+                Choice::Wait => Choice::Send(next),
+                _ => Choice::Copies(chosen.iter().chain([next]).collect()),
+            };
         }
+        choice
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_model::{Bytes, Rate};
+    use braid_model::Rate;
 
-    const CHUNK: Chunk = Chunk { flow: 0, size: Bytes::new(1250) };
+    const CHUNK: Bytes = Bytes::new(1250);
 
     fn path(mbps: u64, srtt: u64) -> PathView {
         PathView { rate: Rate::from_mbps(mbps), srtt: Some(Duration::from_millis(srtt)), room: Bytes::new(12_500), ..PathView::UP }
     }
 
-    fn choose(scheduler: &mut dyn PacketScheduler, paths: &[PathView]) -> Vec<usize> {
-        let mut chosen = Vec::new();
-        scheduler.choose(paths, CHUNK, &mut chosen);
-        chosen
+    fn choose(mut scheduler: impl PacketScheduler, paths: &[PathView]) -> Choice {
+        scheduler.choose(paths, Chunk::of(CHUNK))
+    }
+
+    fn copies(paths: &[usize]) -> Choice {
+        Choice::Copies(paths.iter().copied().collect())
     }
 
     #[test]
     fn a_chunk_arrives_after_what_is_before_it_and_half_a_round_trip() {
         let mut near = path(10, 20);
+        near.room = Bytes::new(50_000);
         // 1,250 bytes at 10 Mb/s take 1 ms.
         assert_eq!(EarliestCompletion::arrival(&near, CHUNK), Duration::from_millis(11));
         near.queued = Bytes::new(12_500);
@@ -106,36 +127,64 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_waits_for_acknowledgements_where_the_window_is_full() {
+        // A window of two chunks on a path that could carry twenty: one is admitted every 10 ms.
+        let full = PathView { room: Bytes::ZERO, in_flight: Bytes::new(2500), ..path(10, 20) };
+        assert_eq!(EarliestCompletion::arrival(&full, CHUNK), Duration::from_millis(10 + 10));
+        assert_eq!(EarliestCompletion::arrival(&PathView { queued: CHUNK, ..full }, CHUNK), Duration::from_millis(20 + 10));
+        assert_eq!(EarliestCompletion::arrival(&PathView { in_flight: Bytes::ZERO, ..full }, CHUNK), Duration::MAX);
+    }
+
+    #[test]
     fn a_queue_sends_chunks_the_long_way_round() {
-        let mut paths = [path(10, 20), path(10, 60)];
-        assert_eq!(choose(&mut EarliestCompletion, &paths), [0]);
+        let mut paths = [PathView { room: Bytes::new(50_000), ..path(10, 20) }, path(10, 60)];
+        assert_eq!(choose(EarliestCompletion, &paths), Choice::Send(0));
         paths[0].queued = Bytes::new(30_000);
-        assert_eq!(choose(&mut EarliestCompletion, &paths), [1]);
+        assert_eq!(choose(EarliestCompletion, &paths), Choice::Send(1));
+    }
+
+    #[test]
+    fn a_full_path_is_waited_for_while_that_is_faster() {
+        let full = |in_flight| PathView { room: Bytes::ZERO, in_flight: Bytes::new(in_flight), ..path(10, 20) };
+        assert_eq!(choose(EarliestCompletion, &[full(25_000), path(10, 60)]), Choice::Wait);
+        assert_eq!(choose(EarliestCompletion, &[full(1250), path(10, 50)]), Choice::Send(1));
+        assert_eq!(choose(EarliestCompletion, &[full(25_000), path(10, 19)]), Choice::Send(1));
+        // All that is behind would take the near path longer than this chunk takes the far one.
+        let chunk = Chunk { size: CHUNK, behind: Bytes::new(50_000) };
+        assert_eq!(EarliestCompletion.choose(&[full(25_000), path(10, 60)], chunk), Choice::Send(1));
+        let unknown = PathView { rate: Rate::ZERO, ..path(10, 20) };
+        assert_eq!(choose(EarliestCompletion, &[PathView { room: Bytes::ZERO, ..unknown }, unknown]), Choice::Send(1));
     }
 
     #[test]
     fn least_round_trip_counts_while_the_window_has_room() {
         let mut paths = [path(10, 60), path(1, 20)];
-        assert_eq!(choose(&mut MinRtt, &paths), [1]);
-        paths[1].room = Bytes::new(1000);
-        assert_eq!(choose(&mut MinRtt, &paths), [0]);
+        assert_eq!(choose(MinRtt, &paths), Choice::Send(1));
+        paths[1].queued = paths[1].room;
+        assert_eq!(choose(MinRtt, &paths), Choice::Send(0));
         paths[0].room = Bytes::ZERO;
-        assert_eq!(choose(&mut MinRtt, &paths), [1]);
+        assert_eq!(choose(MinRtt, &paths), Choice::Wait);
     }
 
     #[test]
     fn equal_paths_are_told_apart_by_cost() {
         let paths = [PathView { cost: 2, ..path(10, 20) }, PathView { cost: 1, ..path(10, 20) }];
-        assert_eq!(choose(&mut EarliestCompletion, &paths), [1]);
-        assert_eq!(choose(&mut MinRtt, &paths), [1]);
-        assert_eq!(choose(&mut Redundant::new(2), &paths), [1, 0]);
+        assert_eq!(choose(EarliestCompletion, &paths), Choice::Send(1));
+        assert_eq!(choose(MinRtt, &paths), Choice::Send(1));
+        assert_eq!(choose(Redundant::new(1), &paths), Choice::Send(1));
     }
 
     #[test]
-    fn copies_go_on_the_earliest_paths() {
-        let paths = [path(10, 60), path(10, 20), PathView { up: false, ..path(10, 1) }, path(10, 40)];
-        assert_eq!(choose(&mut Redundant::new(2), &paths), [1, 3]);
-        assert_eq!(choose(&mut Redundant::new(9), &paths), [1, 3, 0]);
-        assert_eq!(choose(&mut Redundant::new(0), &paths), [1]);
+    fn copies_go_on_the_earliest_paths_with_room() {
+        let mut paths = [path(10, 60), path(10, 20), PathView { up: false, ..path(10, 1) }, path(10, 40)];
+        assert_eq!(choose(Redundant::new(2), &paths), copies(&[1, 3]));
+        assert_eq!(choose(Redundant::new(9), &paths), copies(&[0, 1, 3]));
+        assert_eq!(choose(Redundant::new(0), &paths), Choice::Send(1));
+        paths[1].room = Bytes::ZERO;
+        assert_eq!(choose(Redundant::new(2), &paths), copies(&[0, 3]));
+        paths[3].room = Bytes::ZERO;
+        assert_eq!(choose(Redundant::new(2), &paths), Choice::Send(0));
+        paths[0].room = Bytes::ZERO;
+        assert_eq!(choose(Redundant::new(2), &paths), Choice::Wait);
     }
 }
