@@ -16,8 +16,10 @@ mod special;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
 
 use ipnet::IpNet;
+use tokio::sync::Semaphore;
 
 pub use dial::{DialError, Reason, dial_tcp, resolve};
 
@@ -27,7 +29,11 @@ pub struct Policy {
     reach: Reach,
     own: Vec<IpAddr>,
     binding_tells: Families,
+    lookups: Arc<Semaphore>,
 }
+
+/// The most names that are looked up at a time for one client.
+const LOOKUP_SHARE: usize = 8;
 
 #[derive(Debug, Clone)]
 enum Reach {
@@ -61,7 +67,7 @@ impl Policy {
     /// A relay's: the Internet, and the nets that its operator allows. `own` are addresses that it answers at besides those of its
     /// interfaces, as behind a translator.
     pub fn relay(allowed: Vec<IpNet>, own: Vec<IpAddr>) -> Self {
-        Self { reach: Reach::Internet { allowed }, own: canonical(own), binding_tells: Families::probe() }
+        Self::new(Reach::Internet { allowed }, own)
     }
 
     /// That of a server that runs a relay for itself: the global addresses of its interfaces, and `reached`, at which this client
@@ -69,7 +75,17 @@ impl Policy {
     ///
     /// Its firewall sees the relay's connections as the host's own: a service that only a firewall hides is reachable through it.
     pub fn local(reached: Vec<IpAddr>) -> Self {
-        Self { reach: Reach::Itself, own: canonical(reached), binding_tells: Families::probe() }
+        Self::new(Reach::Itself, reached)
+    }
+
+    fn new(reach: Reach, own: Vec<IpAddr>) -> Self {
+        let own = own.into_iter().map(|ip| ip.to_canonical()).collect();
+        Self { reach, own, binding_tells: Families::probe(), lookups: Arc::new(Semaphore::new(LOOKUP_SHARE)) }
+    }
+
+    /// The same policy for another client, whose names do not wait for this one's. (A clone is for the same client.)
+    pub fn for_another_client(&self) -> Self {
+        Self { lookups: Arc::new(Semaphore::new(LOOKUP_SHARE)), ..self.clone() }
     }
 
     /// Whether `target` may be opened, for TCP or UDP; if so, the address to use for it.
@@ -138,10 +154,6 @@ fn binds(ip: IpAddr) -> Option<bool> {
         Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Some(false),
         Err(_) => None,
     }
-}
-
-fn canonical(addresses: Vec<IpAddr>) -> Vec<IpAddr> {
-    addresses.into_iter().map(|ip| ip.to_canonical()).collect()
 }
 
 impl fmt::Display for Forbidden {

@@ -141,6 +141,8 @@ pub enum FindError {
 pub struct Registry {
     path: PathBuf,
     connection: Connection,
+    /// The device and number of the file that is open.
+    identity: (u64, u64),
     pending: Pending,
     version: i64,
 }
@@ -149,7 +151,8 @@ impl Registry {
     /// Opens the registry in `dir`, and makes it if there is none.
     pub fn open(dir: &StateDir) -> Result<Self, RegistryError> {
         let (path, connection) = schema::open(dir)?;
-        let mut registry = Self { path, connection, pending: Pending::default(), version: 0 };
+        let identity = schema::identity(&path)?;
+        let mut registry = Self { path, connection, identity, pending: Pending::default(), version: 0 };
         registry.version = registry.data_version()?;
         Ok(registry)
     }
@@ -271,8 +274,18 @@ impl Registry {
         })
     }
 
-    /// Whether another process has changed the registry since this was last asked: time to look living clients up again.
+    /// Whether another process has changed the registry since this was last asked: time to look living clients up again. Ask every
+    /// second; it costs two system calls.
+    ///
+    /// A file that was put in the place of the open one is opened; while there is none this fails, and who is known stays so.
     pub fn changed(&mut self) -> Result<bool, RegistryError> {
+        if schema::identity(&self.path)? != self.identity {
+            let connection = schema::reopen(&self.path)?;
+            self.identity = schema::identity(&self.path)?;
+            self.connection = connection;
+            self.version = self.data_version()?;
+            return Ok(true);
+        }
         let version = self.data_version()?;
         Ok(std::mem::replace(&mut self.version, version) != version)
     }

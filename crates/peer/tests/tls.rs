@@ -182,6 +182,74 @@ fn a_key_that_is_shown_but_not_held_is_refused() {
     }
 }
 
+#[test]
+fn a_client_cannot_show_anothers_key() {
+    let (relay, victim) = (keys(), keys());
+    let signer = rustls::crypto::ring::sign::any_eddsa_type(&private()).unwrap();
+    let shown = rustls::pki_types::CertificateDer::from(victim.public().to_spki().to_vec());
+    let certified = Arc::new(rustls::sign::CertifiedKey::new(vec![shown], signer));
+    #[derive(Debug)]
+    struct AnyServer;
+    impl rustls::client::danger::ServerCertVerifier for AnyServer {
+        fn verify_server_cert(
+            &self,
+            _: &rustls::pki_types::CertificateDer<'_>,
+            _: &[rustls::pki_types::CertificateDer<'_>],
+            _: &rustls::pki_types::ServerName<'_>,
+            _: &[u8],
+            _: rustls::pki_types::UnixTime,
+        ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+            Ok(rustls::client::danger::ServerCertVerified::assertion())
+        }
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &rustls::pki_types::CertificateDer<'_>,
+            _: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            unreachable!("QUIC has no TLS 1.2")
+        }
+        fn verify_tls13_signature(
+            &self,
+            _: &[u8],
+            _: &rustls::pki_types::CertificateDer<'_>,
+            _: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+        }
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            vec![rustls::SignatureScheme::ED25519]
+        }
+        fn requires_raw_public_keys(&self) -> bool {
+            true
+        }
+    }
+    let mut config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyServer))
+        .with_client_cert_resolver(Arc::new(rustls::client::AlwaysResolvesClientRawPublicKeys::new(certified)));
+    config.alpn_protocols = vec![tls::ALPN.to_vec()];
+    let client = Arc::new(QuicClientConfig::try_from(config).unwrap());
+    let (server, client) = meet(tls::server(&relay, Clients::Keyed).unwrap(), client);
+    refused(&client);
+    assert!(!server.connected && server.lost.is_some());
+    assert_eq!(peer_key(server.connection()), None);
+}
+
+#[test]
+fn every_connection_proves_its_keys_anew() {
+    let (relay, device) = (keys(), keys());
+    let server = tls::server(&relay, Clients::Keyed).unwrap();
+    let client = tls::client(Some(&device), Expect::Pinned(relay.public())).unwrap();
+    for _ in 0..2 {
+        let (server, client) = meet(server.clone(), client.clone());
+        assert!(server.connected && client.connected && !client.connection().has_0rtt());
+        assert_eq!(peer_key(server.connection()), Some(device.public()));
+    }
+}
+
 fn private() -> rustls::pki_types::PrivatePkcs8KeyDer<'static> {
     let document = ring::signature::Ed25519KeyPair::generate_pkcs8(&ring::rand::SystemRandom::new()).unwrap();
     rustls::pki_types::PrivatePkcs8KeyDer::from(document.as_ref().to_vec())

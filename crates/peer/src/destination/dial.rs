@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -26,7 +26,7 @@ const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
 const ADDRESS_LIMIT: usize = 16;
 
 /// The most names that are looked up at a time: each keeps a thread.
-static LOOKUPS: std::sync::LazyLock<Arc<Semaphore>> = std::sync::LazyLock::new(|| Arc::new(Semaphore::new(64)));
+static LOOKUPS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(64)));
 
 /// Why a destination cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +123,7 @@ pub async fn resolve(target: &Address, policy: &Policy) -> Result<Vec<SocketAddr
     let found = match &target.host {
         Host::Ip(ip) => vec![SocketAddr::new(*ip, target.port())],
         Host::Name(name) => {
-            let found = timeout(LOOKUP_LIMIT, look_up(name.as_str().to_owned(), target.port())).await;
+            let found = timeout(LOOKUP_LIMIT, look_up(name.as_str().to_owned(), target.port(), &policy.lookups)).await;
             found.ok().flatten().ok_or_else(|| failed(target, Reason::NameNotFound))?
         }
     };
@@ -147,8 +147,8 @@ fn failed(target: &Address, reason: Reason) -> DialError {
 }
 
 /// Asks the system's resolver. `None`: it has no answer.
-async fn look_up(name: String, port: u16) -> Option<Vec<SocketAddr>> {
-    let permit = LOOKUPS.clone().acquire_owned().await.ok()?;
+async fn look_up(name: String, port: u16, share: &Arc<Semaphore>) -> Option<Vec<SocketAddr>> {
+    let permit = (share.clone().acquire_owned().await.ok()?, LOOKUPS.clone().acquire_owned().await.ok()?);
     let asked = tokio::task::spawn_blocking(move || {
         // Held by the thread, which goes on when nobody waits for it any more.
         let _permit = permit;
@@ -269,6 +269,16 @@ mod tests {
             assert_eq!((refused.reason, refused.reason.errno()), (Reason::Forbidden(Forbidden::Special("loopback")), libc::EACCES));
         }
         assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_names_are_slow_keeps_no_other_waiting() {
+        let busy = open();
+        let _slow = busy.lookups.clone().acquire_many_owned(8).await.unwrap();
+        let target: Address = "localhost:80".parse().unwrap();
+        let waiting = timeout(Duration::from_millis(50), resolve(&target, &busy.clone())).await;
+        assert!(waiting.is_err(), "its own share is used up");
+        assert!(resolve(&target, &busy.for_another_client()).await.is_ok());
     }
 
     #[tokio::test]

@@ -2,11 +2,11 @@
 
 use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::RegistryError;
 use crate::state::StateDir;
@@ -44,16 +44,31 @@ pub(super) fn open(dir: &StateDir) -> Result<(PathBuf, Connection), RegistryErro
     if found.permissions().mode() & 0o077 != 0 {
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(|error| unusable(&error))?;
     }
-    let mut connection = Connection::open(&path).map_err(|error| failure(&path, error))?;
-    let schema = prepare(&mut connection).map_err(|error| failure(&path, error))?;
-    if schema > SCHEMA {
-        return Err(RegistryError::Later { path, found: schema });
-    }
-    let sound: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(|error| failure(&path, error))?;
-    if sound != "ok" {
-        return Err(RegistryError::Damaged { path, reason: sound });
-    }
+    let connection = reopen(&path)?;
     Ok((path, connection))
+}
+
+/// Opens a file that is there, and looks whether it is whole.
+pub(super) fn reopen(path: &Path) -> Result<Connection, RegistryError> {
+    let failed = |error| failure(path, error);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+    let schema = prepare(&mut connection).map_err(failed)?;
+    if schema > SCHEMA {
+        return Err(RegistryError::Later { path: path.to_owned(), found: schema });
+    }
+    let sound: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(failed)?;
+    if sound != "ok" {
+        return Err(RegistryError::Damaged { path: path.to_owned(), reason: sound });
+    }
+    Ok(connection)
+}
+
+/// What tells a file from another that is put in its place.
+pub(super) fn identity(path: &Path) -> Result<(u64, u64), RegistryError> {
+    let found = path.symlink_metadata();
+    let found = found.map_err(|error| RegistryError::Unusable { path: path.to_owned(), reason: error.to_string() })?;
+    Ok((found.dev(), found.ino()))
 }
 
 /// Sets the file up and returns its schema.

@@ -199,6 +199,22 @@ fn another_process_is_noticed() {
 }
 
 #[test]
+fn a_file_in_the_place_of_the_open_one_is_noticed() {
+    let (folder, dir, mut registry) = scratch();
+    let client = join(&mut registry, "phone");
+    let fresh = StateDir::open(&folder.path().join("fresh")).unwrap();
+    drop(Registry::open(&fresh).unwrap());
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(dir.path().join(format!("relay.sqlite{suffix}")));
+    }
+    assert!(matches!(registry.changed(), Err(RegistryError::Unusable { .. })), "none is made in its place");
+    assert!(!Registry::exists(dir.path()));
+    std::fs::rename(fresh.path().join("relay.sqlite"), dir.path().join("relay.sqlite")).unwrap();
+    assert!(registry.changed().unwrap() && !registry.changed().unwrap());
+    assert_eq!(registry.lookup(&client.key).unwrap(), None, "who was a client of the old one is none of the new one");
+}
+
+#[test]
 fn a_damaged_registry_lets_nobody_in_and_is_left_as_it_is() {
     let (_folder, dir, mut registry) = scratch();
     for number in 0..200 {
