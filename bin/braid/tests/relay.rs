@@ -112,7 +112,7 @@ fn what_cannot_be_done_is_told_with_the_remedy() {
     assert!(relay.fail(&["invite"]).contains("--address"));
     assert!(relay.fail(&["invite", "--address", "relay.example.org"]).contains("no port"));
     assert!(relay.fail(&["invite", "--address", "192.0.2.1:1", "--name", "a b"]).contains("letters"));
-    let many = vec!["--address=192.0.2.1:1"; 9];
+    let many = ["--address=192.0.2.1:1"; 9];
     assert!(relay.fail(&[&["invite"], &many[..]].concat()).contains("1 to 8"));
     relay.ask(&["invite", "--address", "192.0.2.1:1"]);
     assert!(relay.ask(&["clients"]).contains("no clients yet"));

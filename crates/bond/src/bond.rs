@@ -19,6 +19,9 @@ use crate::{Carrier, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathN
 const QUANTUM: Amount = Amount::new(1500);
 /// A client's flow numbers may run ahead of what the server has seen by this many: chunks of later flows may come first.
 const MAX_AHEAD: u64 = 1 << 16;
+/// How far each flow, and all flows, may go before any credit is given: part of the protocol's version.
+const INITIAL_WINDOW: u64 = 512 << 10;
+const INITIAL_TOTAL: u64 = 16 << 20;
 /// What a flow may always have written and unacknowledged.
 const MIN_SEND_BUFFER: u64 = 256 << 10;
 /// Paths of one bond: as many as the scheduler has links.
@@ -170,7 +173,7 @@ pub struct Bond {
 }
 
 impl Bond {
-    /// One end of a new bond. Both ends must know the other's `window` and `total_window`: they come in its first message.
+    /// One end of a new bond.
     pub fn new(side: Side, limits: Limits, _now: Time) -> Self {
         let scheduler = match Midrr::new(0, QUANTUM, Flags::COUNTED) {
             Ok(scheduler) => scheduler,
@@ -191,10 +194,10 @@ impl Bond {
             finished: RangeSet::default(),
             sent_total: 0,
             held_total: 0,
-            send_limit: limits.total_window,
+            send_limit: INITIAL_TOTAL,
             received_total: 0,
             read_total: 0,
-            receive_limit: limits.total_window,
+            receive_limit: INITIAL_TOTAL,
             news: BTreeMap::new(),
             starved: false,
         }
@@ -258,6 +261,18 @@ impl Bond {
         self.news.insert(id, news);
         self.control.push_back(Control::Path(id));
         self.on_link(now, id, down);
+    }
+
+    /// The client wants a path as a backup only, or not: known at the start, so that nobody has to be told.
+    pub fn set_backup(&mut self, id: PathId, backup: bool) {
+        if let Some(path) = self.paths.get_mut(&id) {
+            path.backup = backup;
+        }
+    }
+
+    /// Whether a path that is not good is to be asked for a sign of life now, for which it needs no window.
+    pub fn wants_probe(&self, now: Time, id: PathId) -> bool {
+        self.paths.get(&id).is_some_and(|path| path.next_probe.is_some_and(|due| due <= now))
     }
 
     /// Paths in order of their numbers.
@@ -819,7 +834,7 @@ impl Bond {
             Err(_) => unreachable!("weights from 0.05 are allowed with this quantum"),
         };
         self.keys.insert(key, id);
-        self.flows.insert(id, Flow::new(now, open, policy, self.limits.window, key));
+        self.flows.insert(id, Flow::new(now, open, policy, INITIAL_WINDOW, key));
         self.apply_policy(id);
     }
 

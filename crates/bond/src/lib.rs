@@ -44,6 +44,8 @@
 mod bond;
 pub mod controller;
 mod flow;
+mod hello;
+pub mod host;
 mod messages;
 mod path;
 mod ranges;
@@ -60,6 +62,7 @@ use std::time::Duration;
 use braid_model::{Bytes, Rate};
 
 pub use bond::{Bond, BondError, Event, FlowError, FlowView, PathView, codes};
+pub use hello::{BondId, Hello, HelloError, Secret, VERSION, Welcome};
 pub use path::PathState;
 pub use receive::ReceiveError;
 pub use wire::WireError;
@@ -188,11 +191,9 @@ impl Default for PathFacts {
 pub struct Limits {
     /// Flows at a time.
     pub flows: usize,
-    /// Received and unread bytes of one flow, at first; both ends must know it.
-    pub window: u64,
-    /// The same once the flow has shown that it needs more.
+    /// Received and unread bytes of one flow, once it has shown that it needs as much.
     pub max_window: u64,
-    /// Received and unread bytes of all flows; both ends must know it.
+    /// Received and unread bytes of all flows; as much is kept for sending.
     pub total_window: u64,
     /// Unacknowledged bytes of one flow that are kept for sending.
     pub send_buffer: u64,
@@ -200,6 +201,6 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { flows: 10_000, window: 512 << 10, max_window: 16 << 20, total_window: 64 << 20, send_buffer: 16 << 20 }
+        Self { flows: 10_000, max_window: 16 << 20, total_window: 64 << 20, send_buffer: 16 << 20 }
     }
 }

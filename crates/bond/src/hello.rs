@@ -1,0 +1,237 @@
+//! The first words on a path: the client says which bond it belongs to, the server whether it takes it.
+//!
+//! Both are one message, on the first bidirectional stream of the QUIC connection: its length in two bytes, then the fields in order.
+//! What a later version adds stands behind them and is passed over by this one.
+
+use std::fmt;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use thiserror::Error;
+
+/// The protocol's version.
+pub const VERSION: u16 = 1;
+/// The longest message.
+pub(crate) const MAX_MESSAGE: usize = 1024;
+
+/// A bond's name: drawn at random by its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BondId(pub [u8; 16]);
+
+impl fmt::Display for BondId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// What proves that a path belongs to a bond: drawn at random by its client, told to the server only, inside TLS.
+#[derive(Clone, Copy)]
+pub struct Secret(pub [u8; 32]);
+
+impl Secret {
+    /// Compares in a time that does not tell where they differ.
+    pub fn is(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |differs, (one, other)| differs | one ^ other) == 0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The client's first message on a path.
+#[derive(Debug, Clone)]
+pub struct Hello {
+    /// The newest version it speaks.
+    pub version: u16,
+    /// What it can do beyond that version, one bit each; none is defined yet.
+    pub capabilities: u64,
+    /// The bond.
+    pub bond: BondId,
+    /// The bond's secret.
+    pub secret: Secret,
+    /// The path's number in the bond.
+    pub path: u32,
+    /// The client's number of the link, 0 to 63.
+    pub link: u8,
+    /// To be used only while no other path is good.
+    pub backup: bool,
+    /// An invitation's token, if the client is not known yet.
+    pub token: Option<[u8; 16]>,
+    /// The name the client would like to have; at most 64 bytes.
+    pub name: String,
+}
+
+/// The server's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Welcome {
+    /// The version that is spoken on this bond.
+    pub version: u16,
+    /// What the server can do beyond it.
+    pub capabilities: u64,
+    /// 0, or why the path is refused (`docs/protocol.md`).
+    pub code: u64,
+    /// The same in words; at most 255 bytes.
+    pub reason: String,
+}
+
+/// Why a first message cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum HelloError {
+    /// It is longer than any.
+    #[error("the first message is longer than {MAX_MESSAGE} bytes")]
+    Long,
+    /// It ends too early.
+    #[error("the first message ends too early")]
+    Truncated,
+    /// A field cannot be.
+    #[error("the first message's {0} is out of range")]
+    Range(&'static str),
+}
+
+impl Hello {
+    pub(crate) fn encode(&self) -> Bytes {
+        framed(|out| {
+            out.put_u16(self.version);
+            out.put_u64(self.capabilities);
+            out.put_slice(&self.bond.0);
+            out.put_slice(&self.secret.0);
+            out.put_u32(self.path);
+            out.put_u8(self.link);
+            out.put_u8(u8::from(self.backup) | u8::from(self.token.is_some()) << 1);
+            out.put_slice(&self.token.unwrap_or_default());
+            put_text(out, &self.name, 64);
+        })
+    }
+
+    /// Reads a message once all of it has come.
+    pub(crate) fn decode(from: &[u8]) -> Result<Option<Self>, HelloError> {
+        let Some(mut from) = unframed(from)? else { return Ok(None) };
+        if from.len() < 2 + 8 + 16 + 32 + 4 + 1 + 1 + 16 {
+            return Err(HelloError::Truncated);
+        }
+        let (version, capabilities) = (from.get_u16(), from.get_u64());
+        let (mut bond, mut secret, mut token) = ([0; 16], [0; 32], [0; 16]);
+        from.copy_to_slice(&mut bond);
+        from.copy_to_slice(&mut secret);
+        let (path, link, flags) = (from.get_u32(), from.get_u8(), from.get_u8());
+        from.copy_to_slice(&mut token);
+        let name = take_text(&mut from)?;
+        if version == 0 {
+            return Err(HelloError::Range("version"));
+        }
+        if link > 63 {
+            return Err(HelloError::Range("link"));
+        }
+        if name.len() > 64 {
+            return Err(HelloError::Range("name"));
+        }
+        Ok(Some(Self {
+            version,
+            capabilities,
+            bond: BondId(bond),
+            secret: Secret(secret),
+            path,
+            link,
+            backup: flags & 1 == 1,
+            token: (flags & 2 == 2).then_some(token),
+            name,
+        }))
+    }
+}
+
+impl Welcome {
+    pub(crate) fn encode(&self) -> Bytes {
+        framed(|out| {
+            out.put_u16(self.version);
+            out.put_u64(self.capabilities);
+            out.put_u64(self.code);
+            put_text(out, &self.reason, 255);
+        })
+    }
+
+    pub(crate) fn decode(from: &[u8]) -> Result<Option<Self>, HelloError> {
+        let Some(mut from) = unframed(from)? else { return Ok(None) };
+        if from.len() < 2 + 8 + 8 {
+            return Err(HelloError::Truncated);
+        }
+        let (version, capabilities, code) = (from.get_u16(), from.get_u64(), from.get_u64());
+        Ok(Some(Self { version, capabilities, code, reason: take_text(&mut from)? }))
+    }
+}
+
+fn framed(body: impl FnOnce(&mut BytesMut)) -> Bytes {
+    let mut out = BytesMut::new();
+    out.put_u16(0);
+    body(&mut out);
+    let length = (out.len() - 2) as u16;
+    out[..2].copy_from_slice(&length.to_be_bytes());
+    out.freeze()
+}
+
+fn unframed(from: &[u8]) -> Result<Option<&[u8]>, HelloError> {
+    let Some((length, rest)) = from.split_first_chunk::<2>() else { return Ok(None) };
+    let length = usize::from(u16::from_be_bytes(*length));
+    if length > MAX_MESSAGE {
+        return Err(HelloError::Long);
+    }
+    Ok(rest.get(..length))
+}
+
+fn put_text(out: &mut BytesMut, text: &str, most: usize) {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    out.put_u8(end as u8);
+    out.put_slice(&text.as_bytes()[..end]);
+}
+
+fn take_text(from: &mut &[u8]) -> Result<String, HelloError> {
+    let (length, rest) = from.split_first().ok_or(HelloError::Truncated)?;
+    let text = rest.get(..usize::from(*length)).ok_or(HelloError::Truncated)?;
+    *from = &rest[usize::from(*length)..];
+    String::from_utf8(text.to_vec()).map_err(|_| HelloError::Range("text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hello() -> Hello {
+        let (bond, secret) = (BondId([1; 16]), Secret([2; 32]));
+        Hello { version: 1, capabilities: 0, bond, secret, path: 7, link: 3, backup: true, token: Some([9; 16]), name: "van".into() }
+    }
+
+    #[test]
+    fn both_are_read_as_written_and_only_when_all_is_there() {
+        let bytes = hello().encode();
+        for cut in 0..bytes.len() {
+            assert!(Hello::decode(&bytes[..cut]).unwrap().is_none(), "{cut}");
+        }
+        let read = Hello::decode(&bytes).unwrap().unwrap();
+        assert_eq!(format!("{read:?}"), format!("{:?}", hello()));
+        assert!(read.secret.is(&Secret([2; 32])) && !read.secret.is(&Secret([3; 32])));
+        let welcome = Welcome { version: 1, capabilities: 5, code: 403, reason: "revoked".into() };
+        assert_eq!(Welcome::decode(&welcome.encode()).unwrap(), Some(welcome));
+    }
+
+    #[test]
+    fn a_later_version_may_add_fields() {
+        let mut bytes = hello().encode().to_vec();
+        bytes.extend_from_slice(b"more");
+        let length = bytes.len() as u16 - 2;
+        bytes[..2].copy_from_slice(&length.to_be_bytes());
+        assert_eq!(Hello::decode(&bytes).unwrap().unwrap().path, 7);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_no_panic(noise in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (Hello::decode(&noise), Welcome::decode(&noise));
+        }
+    }
+}

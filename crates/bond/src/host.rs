@@ -1,0 +1,736 @@
+//! A host's bonds over QUIC: connections below, bonds above, and between them what each path may send now.
+//!
+//! A [`Host`] owns a QUIC endpoint. Each path of a bond is one connection; a client's runs over the link that it was dialled on, a
+//! server's are told apart by QUIC. Datagrams come in with [`Host::receive`], go out through the function given to [`Host::drive`], and time
+//! passes with [`Host::handle_timeout`]. `Instant`s are arguments.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use braid_model::{Bytes as Amount, Time};
+use bytes::{Bytes, BytesMut};
+use noq_proto::congestion::ControllerFactory;
+use noq_proto::{
+    ClientConfig, Connection, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig, Event as QuicEvent, FourTuple,
+    IdleTimeout, Incoming, ServerConfig, StreamId, Transmit, TransportConfig, VarInt,
+};
+use thiserror::Error;
+
+use crate::controller::{Gauge, Radio};
+use crate::hello::{BondId, Hello, MAX_MESSAGE, Secret, VERSION, Welcome};
+use crate::{Bond, Event, Limits, PathFacts, PathId, Side};
+
+/// A bond whose links are all gone is kept this long.
+const IDLE: Duration = Duration::from_secs(90);
+/// So that address translators on the way keep a quiet path's mapping.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Late binding: a path is given what it can send within this, and two datagrams more.
+const HORIZON: Duration = Duration::from_millis(2);
+/// What QUIC keeps of datagrams that were given to it; never filled, since it is given little.
+const DATAGRAM_BUFFER: usize = 4 << 20;
+/// Datagrams of one call, so that the system can be given them at once.
+const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
+/// From as many connections on, those who dial must show first that they are where they say.
+const UNVALIDATED: usize = 64;
+/// A connection that says nothing sensible for this long is closed.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// One QUIC connection of a host, until it is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(usize);
+
+/// What happened that the driver should know.
+#[derive(Debug)]
+pub enum HostEvent {
+    /// Server: a client wants a path. To be answered with [`Host::admit`] or [`Host::refuse`].
+    Hello {
+        /// Its connection.
+        connection: ConnectionId,
+        /// What it said.
+        hello: Hello,
+        /// Where it comes from.
+        remote: SocketAddr,
+    },
+    /// A path has joined its bond.
+    Joined {
+        /// Its connection.
+        connection: ConnectionId,
+        /// The bond.
+        bond: BondId,
+        /// The path's number.
+        path: PathId,
+    },
+    /// A connection is gone, and the path it was.
+    Lost {
+        /// Which.
+        connection: ConnectionId,
+        /// Its bond, if it had one.
+        bond: Option<BondId>,
+        /// The path's number.
+        path: PathId,
+        /// Why, in words.
+        reason: String,
+        /// The server's code, if it refused the path.
+        refused: Option<u64>,
+    },
+    /// A bond has ended: it broke the protocol, or had no path for too long.
+    Ended {
+        /// Which.
+        bond: BondId,
+        /// Why, in words.
+        reason: String,
+    },
+    /// Something happened in a bond.
+    Bond(BondId, Event),
+}
+
+/// Why a path cannot be dialled.
+#[derive(Debug, Error)]
+pub enum DialError {
+    /// QUIC refuses.
+    #[error("cannot begin a connection to {0}: {1}")]
+    Connect(SocketAddr, String),
+    /// There is no such bond.
+    #[error("bond {0} is not there: begin it first")]
+    NoBond(BondId),
+}
+
+struct Conn {
+    connection: Connection,
+    handle: ConnectionHandle,
+    gauge: Arc<Gauge>,
+    link: u8,
+    path: PathId,
+    bond: Option<BondId>,
+    stage: Stage,
+    stream: Option<StreamId>,
+    inbox: Vec<u8>,
+    opened: Instant,
+    remote: SocketAddr,
+    timer: Option<Instant>,
+    refused: Option<u64>,
+    backup: bool,
+    /// What a client says once it can.
+    hello: Option<Hello>,
+    /// Whether the driver was told that it is gone.
+    told: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// TLS, and the first messages.
+    Greeting,
+    /// Server: the driver is asked.
+    Asked,
+    Joined,
+    Closed,
+}
+
+struct Session {
+    bond: Bond,
+    secret: Secret,
+    /// Whose it is, as the driver names them.
+    owner: Vec<u8>,
+    connections: BTreeSet<usize>,
+    timer: Option<Instant>,
+    /// Since when it has no connection.
+    alone_since: Option<Instant>,
+}
+
+/// The bonds of one host.
+pub struct Host {
+    endpoint: Endpoint,
+    epoch: Instant,
+    server: Option<Arc<ServerConfig>>,
+    conns: BTreeMap<usize, Conn>,
+    sessions: BTreeMap<BondId, Session>,
+    timers: BTreeSet<(Instant, Timer)>,
+    /// Connections that something was done to, and those that may have something to send for it.
+    touched: BTreeSet<usize>,
+    speaking: BTreeSet<usize>,
+    awake: BTreeSet<BondId>,
+    events: VecDeque<HostEvent>,
+    responses: VecDeque<(u8, Transmit, Vec<u8>)>,
+    buffer: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Connection(usize),
+    Bond(BondId),
+}
+
+/// How datagrams leave: the link's number (0 at a server), where to, and one or more datagrams of `segment_size` bytes each.
+pub type Sink<'a> = dyn FnMut(u8, &Transmit, &[u8]) + 'a;
+
+impl Host {
+    /// A host that dials. `seed` is drawn by the caller from a cryptographic source.
+    pub fn client(seed: [u8; 32], now: Instant) -> Self {
+        Self::new(seed, None, now)
+    }
+
+    /// A host that is dialled.
+    pub fn server(seed: [u8; 32], tls: Arc<dyn noq_proto::crypto::ServerConfig>, now: Instant) -> Self {
+        let mut config = ServerConfig::with_crypto(tls);
+        config.migration(true);
+        Self::new(seed, Some(Arc::new(config)), now)
+    }
+
+    fn new(seed: [u8; 32], server: Option<Arc<ServerConfig>>, now: Instant) -> Self {
+        let mut config = EndpointConfig::default();
+        config.rng_seed(Some(seed));
+        Self {
+            endpoint: Endpoint::new(Arc::new(config), server.clone(), true),
+            epoch: now,
+            server,
+            conns: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            speaking: BTreeSet::new(),
+            awake: BTreeSet::new(),
+            events: VecDeque::new(),
+            responses: VecDeque::new(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// A moment of the host's clock as bonds see it.
+    pub fn time(&self, now: Instant) -> Time {
+        Time::from_nanos(u64::try_from(now.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)) + Duration::from_secs(1)
+    }
+
+    fn instant(&self, time: Time) -> Instant {
+        self.epoch + time.since(Time::ZERO).saturating_sub(Duration::from_secs(1))
+    }
+
+    /// Client: begins a bond; flows may be opened before any path is there. `id` and `secret` are random.
+    pub fn begin(&mut self, now: Instant, id: BondId, secret: Secret, limits: Limits) {
+        let bond = Bond::new(Side::Client, limits, self.time(now));
+        self.insert_session(id, Session { bond, secret, owner: Vec::new(), connections: BTreeSet::new(), timer: None, alone_since: None });
+    }
+
+    /// Client: dials a path. `hello` has the invitation's token and a name, if the relay does not know this client yet.
+    #[allow(clippy::too_many_arguments, reason = "they are the path")]
+    pub fn dial(
+        &mut self,
+        now: Instant,
+        bond: BondId,
+        (path, link, backup): (PathId, u8, bool),
+        remote: SocketAddr,
+        tls: Arc<dyn noq_proto::crypto::ClientConfig>,
+        server_name: &str,
+        (token, name): (Option<[u8; 16]>, String),
+    ) -> Result<ConnectionId, DialError> {
+        let secret = self.sessions.get(&bond).ok_or(DialError::NoBond(bond))?.secret;
+        let gauge = Arc::new(Gauge::default());
+        let mut config = ClientConfig::new(tls);
+        config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()))));
+        let (handle, connection) =
+            self.endpoint.connect(now, config, remote, server_name).map_err(|error| DialError::Connect(remote, error.to_string()))?;
+        let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, backup, token, name };
+        let conn = Conn { bond: Some(bond), hello: Some(hello), path, backup, ..Conn::new(now, connection, handle, gauge, link, remote) };
+        self.insert_conn(conn);
+        Ok(ConnectionId(handle.0))
+    }
+
+    /// Server: takes a path in. A bond that is there already must have the same secret and owner. `false` if it may not join.
+    pub fn admit(&mut self, now: Instant, id: ConnectionId, hello: &Hello, owner: &[u8], limits: Limits) -> bool {
+        let time = self.time(now);
+        if !self.sessions.contains_key(&hello.bond) {
+            let bond = Bond::new(Side::Server, limits, time);
+            let session =
+                Session { bond, secret: hello.secret, owner: owner.to_vec(), connections: BTreeSet::new(), timer: None, alone_since: None };
+            self.insert_session(hello.bond, session);
+        }
+        let Some(session) = self.sessions.get_mut(&hello.bond) else { return false };
+        let mine = session.secret.is(&hello.secret) && session.owner == owner;
+        let Some(conn) = self.conns.get_mut(&id.0).filter(|conn| conn.stage == Stage::Asked) else { return false };
+        let facts = conn.facts();
+        if !mine || !session.bond.add_path(time, PathId(hello.path), hello.link, facts) {
+            self.refuse(now, id, refusals::NOT_YOURS, "this path cannot join that bond");
+            return false;
+        }
+        (conn.stage, conn.bond, conn.path, conn.link) = (Stage::Joined, Some(hello.bond), PathId(hello.path), hello.link);
+        session.connections.insert(id.0);
+        session.alone_since = None;
+        if hello.backup {
+            session.bond.set_backup(PathId(hello.path), true);
+        }
+        let version = hello.version.min(VERSION);
+        conn.say(&Welcome { version, capabilities: 0, code: 0, reason: String::new() }.encode());
+        self.touched.insert(id.0);
+        self.events.push_back(HostEvent::Joined { connection: id, bond: hello.bond, path: PathId(hello.path) });
+        true
+    }
+
+    /// Server: turns a path away.
+    pub fn refuse(&mut self, _now: Instant, id: ConnectionId, code: u64, reason: &str) {
+        if let Some(conn) = self.conns.get_mut(&id.0) {
+            conn.stage = Stage::Closed;
+            conn.say(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
+            if let Some(stream) = conn.stream {
+                let _ = conn.connection.send_stream(stream).finish();
+            }
+            self.touched.insert(id.0);
+        }
+    }
+
+    /// The QUIC connection of a path, to read the peer's key from.
+    pub fn connection(&self, id: ConnectionId) -> Option<&Connection> {
+        self.conns.get(&id.0).map(|conn| &conn.connection)
+    }
+
+    /// A bond, to be used; it is driven with the next [`Self::drive`].
+    pub fn bond(&mut self, id: BondId) -> Option<&mut Bond> {
+        let session = self.sessions.get_mut(&id)?;
+        self.awake.insert(id);
+        Some(&mut session.bond)
+    }
+
+    /// Bonds that are there.
+    pub fn bonds(&self) -> impl Iterator<Item = (BondId, &Bond)> {
+        self.sessions.iter().map(|(id, session)| (*id, &session.bond))
+    }
+
+    /// Ends a bond: its connections are closed.
+    pub fn end(&mut self, now: Instant, id: BondId, reason: &str) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        if let Some(at) = session.timer {
+            self.timers.remove(&(at, Timer::Bond(id)));
+        }
+        for connection in session.connections {
+            self.close(now, ConnectionId(connection), reason);
+        }
+        // Those that still shake hands for it.
+        let greeting: Vec<usize> = self.conns.iter().filter(|(_, conn)| conn.bond == Some(id)).map(|(at, _)| *at).collect();
+        greeting.into_iter().for_each(|at| self.close(now, ConnectionId(at), reason));
+        self.awake.remove(&id);
+        self.events.push_back(HostEvent::Ended { bond: id, reason: reason.to_owned() });
+    }
+
+    /// Closes one connection, and its path with it.
+    pub fn close(&mut self, now: Instant, id: ConnectionId, reason: &str) {
+        if let Some(conn) = self.conns.get_mut(&id.0) {
+            conn.connection.close(now, VarInt::from_u32(0), Bytes::copy_from_slice(reason.as_bytes()));
+            self.touched.insert(id.0);
+            self.lose(id.0, reason);
+        }
+    }
+
+    /// What happened, oldest first.
+    pub fn poll_event(&mut self) -> Option<HostEvent> {
+        self.events.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Time has passed. Then [`Self::drive`].
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let time = self.time(now);
+        while let Some((at, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, timer));
+            match timer {
+                Timer::Connection(id) => {
+                    let Some(conn) = self.conns.get_mut(&id) else { continue };
+                    conn.timer = None;
+                    conn.connection.handle_timeout(now);
+                    if matches!(conn.stage, Stage::Greeting | Stage::Closed) && now.saturating_duration_since(conn.opened) > GREETING {
+                        self.close(now, ConnectionId(id), "no greeting");
+                    }
+                    self.touched.insert(id);
+                }
+                Timer::Bond(id) => {
+                    let Some(session) = self.sessions.get_mut(&id) else { continue };
+                    session.timer = None;
+                    session.bond.handle_timeout(time);
+                    if self.server.is_some() && session.alone_since.is_some_and(|since| now.saturating_duration_since(since) >= IDLE) {
+                        self.end(now, id, "no path for too long");
+                    }
+                    self.awake.insert(id);
+                }
+            }
+        }
+    }
+
+    /// A UDP payload came in over `link`.
+    pub fn receive(
+        &mut self,
+        now: Instant,
+        link: u8,
+        (remote, local): (SocketAddr, Option<IpAddr>),
+        ecn: Option<EcnCodepoint>,
+        data: BytesMut,
+    ) {
+        self.buffer.clear();
+        match self.endpoint.handle(now, FourTuple::new(remote, local), ecn, data, &mut self.buffer) {
+            Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                if let Some(conn) = self.conns.get_mut(&handle.0) {
+                    conn.connection.handle_event(event);
+                    conn.remote = remote;
+                    self.touched.insert(handle.0);
+                }
+            }
+            Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, link, incoming),
+            Some(DatagramEvent::Response(transmit)) => self.responses.push_back((link, transmit, self.buffer.clone())),
+            None => {}
+        }
+    }
+
+    fn accept(&mut self, now: Instant, link: u8, incoming: Incoming) {
+        let remote = incoming.remote_address();
+        self.buffer.clear();
+        // Whoever has not shown yet that it is where it says it is gets no state and a small answer.
+        if !incoming.remote_address_validated() && incoming.may_retry() && self.conns.len() > UNVALIDATED {
+            if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
+                self.responses.push_back((link, transmit, self.buffer.clone()));
+            }
+            return;
+        }
+        let gauge = Arc::new(Gauge::default());
+        let config = self.server.as_ref().map(|config| {
+            let mut config = ServerConfig::clone(config);
+            config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()))));
+            Arc::new(config)
+        });
+        match self.endpoint.accept(incoming, now, &mut self.buffer, config) {
+            Ok((handle, connection)) => self.insert_conn(Conn::new(now, connection, handle, gauge, link, remote)),
+            Err(error) => {
+                if let Some(transmit) = error.response {
+                    self.responses.push_back((link, transmit, self.buffer.clone()));
+                }
+            }
+        }
+    }
+
+    // Driving.
+
+    /// Moves everything that can move: from connections to bonds and back, and out through `sink`. To be called after every input.
+    pub fn drive(&mut self, now: Instant, sink: &mut Sink<'_>) {
+        for (link, transmit, data) in self.responses.drain(..) {
+            sink(link, &transmit, &data);
+        }
+        while let Some(id) = self.touched.pop_first() {
+            self.take_in(now, id);
+        }
+        while let Some(id) = self.awake.pop_first() {
+            self.drive_bond(now, id, sink);
+        }
+        // Connections of no bond, and those whose bond has just ended.
+        while let Some(id) = self.speaking.pop_first() {
+            self.give_out(now, id, sink);
+        }
+    }
+
+    /// Takes in what a connection has to say.
+    fn take_in(&mut self, now: Instant, id: usize) {
+        let time = self.time(now);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        while let Some(event) = conn.connection.poll_endpoint_events() {
+            if let Some(answer) = self.endpoint.handle_event(conn.handle, event) {
+                conn.connection.handle_event(answer);
+            }
+        }
+        let mut lost = None;
+        while let Some(event) = conn.connection.poll() {
+            match event {
+                QuicEvent::Connected => {
+                    if let Some(hello) = conn.hello.take() {
+                        conn.stream = conn.connection.streams().open(Dir::Bi);
+                        conn.say(&hello.encode());
+                    }
+                }
+                QuicEvent::ConnectionLost { reason } => lost = Some(reason),
+                _ => {}
+            }
+        }
+        if let Some(reason) = lost {
+            self.lose(id, &reason.to_string());
+        } else if conn.stage == Stage::Greeting {
+            self.greet(now, id);
+        }
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        match conn.bond.filter(|_| conn.stage == Stage::Joined) {
+            Some(bond) => {
+                let broken = self.sessions.get_mut(&bond).and_then(|session| {
+                    std::iter::from_fn(|| conn.connection.datagrams().recv())
+                        .find_map(|data| session.bond.receive(time, conn.path, data).err())
+                });
+                self.awake.insert(bond);
+                if let Some(error) = broken {
+                    self.end(now, bond, &error.to_string());
+                }
+            }
+            // A path that was turned away has nothing to say; one that is not through yet says it again.
+            None if conn.stage == Stage::Closed => while conn.connection.datagrams().recv().is_some() {},
+            None => {}
+        }
+        self.speaking.insert(id);
+    }
+
+    /// The first messages.
+    fn greet(&mut self, now: Instant, id: usize) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        if self.server.is_some() && conn.stream.is_none() {
+            conn.stream = conn.connection.streams().accept(Dir::Bi);
+        }
+        let Some(stream) = conn.stream else { return };
+        if let Err(reason) = conn.hear(stream) {
+            self.close(now, ConnectionId(id), reason);
+            return;
+        }
+        if self.server.is_some() {
+            match Hello::decode(&conn.inbox) {
+                Ok(None) => {}
+                Ok(Some(hello)) => {
+                    (conn.stage, conn.inbox) = (Stage::Asked, Vec::new());
+                    self.events.push_back(HostEvent::Hello { connection: ConnectionId(id), hello, remote: conn.remote });
+                }
+                Err(error) => self.close(now, ConnectionId(id), &error.to_string()),
+            }
+            return;
+        }
+        match Welcome::decode(&conn.inbox) {
+            Ok(None) => {}
+            Ok(Some(welcome)) if welcome.code == 0 && welcome.version == VERSION => self.join(now, id),
+            Ok(Some(welcome)) => {
+                let (code, reason) = match welcome.code {
+                    0 => (refusals::VERSION, format!("it speaks version {} of the protocol, this is {VERSION}", welcome.version)),
+                    code => (code, welcome.reason),
+                };
+                conn.refused = Some(code);
+                self.close(now, ConnectionId(id), &reason);
+            }
+            Err(error) => self.close(now, ConnectionId(id), &error.to_string()),
+        }
+    }
+
+    /// Client: the server has taken a path in.
+    fn join(&mut self, now: Instant, id: usize) {
+        let time = self.time(now);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let Some((bond, session)) = conn.bond.and_then(|bond| Some((bond, self.sessions.get_mut(&bond)?))) else { return };
+        (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
+        if session.bond.add_path(time, conn.path, conn.link, conn.facts()) {
+            session.bond.set_backup(conn.path, conn.backup);
+            session.connections.insert(id);
+            self.events.push_back(HostEvent::Joined { connection: ConnectionId(id), bond, path: conn.path });
+        } else {
+            self.close(now, ConnectionId(id), "too many paths");
+        }
+    }
+
+    /// A connection is gone, or going: its path is, and the driver hears of it once.
+    fn lose(&mut self, id: usize, reason: &str) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        if conn.told {
+            return;
+        }
+        conn.told = true;
+        conn.stage = Stage::Closed;
+        let event = HostEvent::Lost {
+            connection: ConnectionId(id),
+            bond: conn.bond,
+            path: conn.path,
+            reason: reason.to_owned(),
+            refused: conn.refused,
+        };
+        self.events.push_back(event);
+        let Some(bond) = conn.bond else { return };
+        if let Some(session) = self.sessions.get_mut(&bond)
+            && session.connections.remove(&id)
+        {
+            session.bond.remove_path(conn.path);
+            self.awake.insert(bond);
+        }
+    }
+
+    /// Gives all of a bond's paths what they can send.
+    fn drive_bond(&mut self, now: Instant, id: BondId, sink: &mut Sink<'_>) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let connections: Vec<usize> = session.connections.iter().copied().collect();
+        if connections.is_empty() {
+            session.alone_since.get_or_insert(now);
+        } else {
+            session.alone_since = None;
+        }
+        for connection in connections {
+            self.give_out(now, connection, sink);
+        }
+        while let Some(event) = self.sessions.get_mut(&id).and_then(|session| session.bond.poll_event()) {
+            self.events.push_back(HostEvent::Bond(id, event));
+        }
+        self.set_bond_timer(now, id);
+    }
+
+    /// Sends what a connection has, and what its bond gives it, until it is full.
+    fn give_out(&mut self, now: Instant, id: usize, sink: &mut Sink<'_>) {
+        let time = self.time(now);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let mut bond = conn.bond.filter(|_| conn.stage == Stage::Joined).and_then(|bond| self.sessions.get_mut(&bond));
+        loop {
+            if let Some(session) = &mut bond {
+                conn.fill(time, &mut session.bond);
+            }
+            let mut sent = false;
+            self.buffer.clear();
+            while let Some(transmit) = conn.connection.poll_transmit(now, BATCH, &mut self.buffer) {
+                sink(conn.link, &transmit, &self.buffer[..transmit.size]);
+                self.buffer.clear();
+                sent = true;
+            }
+            if !sent || bond.is_none() {
+                break;
+            }
+        }
+        while let Some(event) = conn.connection.poll_endpoint_events() {
+            if let Some(answer) = self.endpoint.handle_event(conn.handle, event) {
+                conn.connection.handle_event(answer);
+            }
+        }
+        let gone = conn.connection.is_drained();
+        let timer = if gone { None } else { conn.connection.poll_timeout() };
+        let old = std::mem::replace(&mut conn.timer, timer);
+        if old != timer {
+            old.map(|at| self.timers.remove(&(at, Timer::Connection(id))));
+            timer.map(|at| self.timers.insert((at, Timer::Connection(id))));
+        }
+        if gone {
+            self.lose(id, "closed");
+            self.conns.remove(&id);
+        }
+    }
+
+    fn set_bond_timer(&mut self, now: Instant, id: BondId) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let idle = session.alone_since.filter(|_| self.server.is_some()).map(|since| since + IDLE);
+        let own = session.bond.poll_timeout().map(|time| self.instant(time).max(now));
+        let timer = [idle, own].into_iter().flatten().min();
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let old = std::mem::replace(&mut session.timer, timer);
+        if old != timer {
+            old.map(|at| self.timers.remove(&(at, Timer::Bond(id))));
+            timer.map(|at| self.timers.insert((at, Timer::Bond(id))));
+        }
+    }
+
+    fn insert_conn(&mut self, conn: Conn) {
+        let id = conn.handle.0;
+        self.conns.insert(id, conn);
+        self.touched.insert(id);
+    }
+
+    fn insert_session(&mut self, id: BondId, session: Session) {
+        self.sessions.insert(id, session);
+        self.awake.insert(id);
+    }
+}
+
+impl Conn {
+    fn new(now: Instant, connection: Connection, handle: ConnectionHandle, gauge: Arc<Gauge>, link: u8, remote: SocketAddr) -> Self {
+        Self {
+            connection,
+            handle,
+            gauge,
+            link,
+            path: PathId(u32::MAX),
+            bond: None,
+            stage: Stage::Greeting,
+            stream: None,
+            inbox: Vec::new(),
+            opened: now,
+            remote,
+            timer: None,
+            refused: None,
+            backup: false,
+            hello: None,
+            told: false,
+        }
+    }
+
+    fn say(&mut self, message: &[u8]) {
+        if let Some(stream) = self.stream {
+            // An empty stream takes a message of this size whole.
+            let _ = self.connection.send_stream(stream).write(message);
+        }
+    }
+
+    /// Reads what came on the greeting's stream.
+    fn hear(&mut self, stream: StreamId) -> Result<(), &'static str> {
+        let mut stream = self.connection.recv_stream(stream);
+        let Ok(mut chunks) = stream.read(true) else { return Ok(()) };
+        while let Ok(Some(chunk)) = chunks.next(MAX_MESSAGE + 3) {
+            self.inbox.extend_from_slice(&chunk.bytes);
+            if self.inbox.len() > MAX_MESSAGE + 2 {
+                let _ = chunks.finalize();
+                return Err("the first message is too long");
+            }
+        }
+        let _ = chunks.finalize();
+        Ok(())
+    }
+
+    /// What the path can send at once: what its window and its pace admit within the horizon, and two datagrams so that it never starves.
+    fn facts(&mut self) -> PathFacts {
+        let mtu = u64::from(self.connection.current_mtu());
+        let queued = (DATAGRAM_BUFFER - self.connection.datagrams().send_buffer_space()) as u64;
+        let window = self.gauge.window();
+        let free = window.get().saturating_sub(self.gauge.in_flight().get());
+        let pace = self.gauge.pacing().bps() / 8 * HORIZON.as_micros() as u64 / 1_000_000;
+        let room = (free.min(pace.max(mtu)) + 2 * mtu).saturating_sub(queued);
+        // Less than a datagram is none.
+        let room = if room < mtu { 0 } else { room };
+        let rtt = self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100));
+        PathFacts { rtt, rate: self.gauge.delivery_rate(), room: Amount::new(room), window }
+    }
+
+    fn fill(&mut self, now: Time, bond: &mut Bond) {
+        let Some(max) = self.connection.datagrams().max_size() else { return };
+        let facts = self.facts();
+        bond.set_facts(self.path, facts);
+        if bond.wants_probe(now, self.path) {
+            self.gauge.allow_probe(Amount::new(2 * max as u64));
+        }
+        let mut out = BytesMut::new();
+        while bond.poll_datagram(now, self.path, max, &mut out) {
+            if self.connection.datagrams().send(out.split().freeze(), false).is_err() {
+                // Its tracker will find it lost.
+                break;
+            }
+        }
+    }
+}
+
+/// Codes of a [`Welcome`] that turns a path away.
+pub mod refusals {
+    /// The client is not known, or its invitation is not valid.
+    pub const UNKNOWN: u64 = 1;
+    /// The client was revoked.
+    pub const REVOKED: u64 = 2;
+    /// The bond is another's, or has all the paths it may have.
+    pub const NOT_YOURS: u64 = 3;
+    /// The relay takes no new paths now.
+    pub const BUSY: u64 = 4;
+    /// The versions have nothing in common.
+    pub const VERSION: u64 = 5;
+}
+
+fn transport(controllers: Arc<dyn ControllerFactory + Send + Sync>) -> TransportConfig {
+    let mut config = TransportConfig::default();
+    config
+        .congestion_controller_factory(controllers)
+        .max_concurrent_bidi_streams(VarInt::from_u32(1))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .stream_receive_window(VarInt::from_u32(4096))
+        .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
+        .datagram_send_buffer_size(DATAGRAM_BUFFER)
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .max_idle_timeout(IdleTimeout::try_from(IDLE).ok());
+    config
+}
