@@ -222,7 +222,10 @@ impl Bond {
             None => return false,
         };
         self.slots[slot] = Some(id);
-        self.paths.insert(id, Path::new(now, link, slot, facts));
+        let mut path = Path::new(now, link, slot, facts);
+        // The server waits for a word before it sends.
+        path.greets = self.side == Side::Client;
+        self.paths.insert(id, path);
         self.scheduler.forget();
         self.apply_policies();
         true
@@ -364,6 +367,14 @@ impl Bond {
         self.control.push_back(Control::Reset(id, code));
         self.refresh(id);
         self.tidy(now, id);
+    }
+
+    /// Nobody uses a flow any more: what was finished still arrives, the rest is reset and stopped.
+    pub fn abandon(&mut self, now: Time, id: FlowKey, code: u64) {
+        if self.flows.get(&id).is_some_and(|flow| !flow.send.is_finished()) {
+            self.reset(now, id, code);
+        }
+        self.stop(now, id, code);
     }
 
     /// Nothing more will be read of a flow; the other end is asked to stop sending.
@@ -927,6 +938,8 @@ impl Bond {
 pub mod codes {
     /// As many flows as there may be.
     pub const BUSY: u64 = 0x1001;
+    /// The client's bytes of the month are used up.
+    pub const QUOTA: u64 = 0x1002;
 }
 
 fn amounts(by_link: &[(u8, u64, u64)]) -> Vec<(u8, Amount, Amount)> {

@@ -55,6 +55,8 @@ pub struct Hello {
     pub path: u32,
     /// The client's number of the link, 0 to 63.
     pub link: u8,
+    /// The bond has been there before: a server that does not know it must not begin another under its name.
+    pub joins: bool,
     /// To be used only while no other path is good.
     pub backup: bool,
     /// An invitation's token, if the client is not known yet.
@@ -99,7 +101,7 @@ impl Hello {
             out.put_slice(&self.secret.0);
             out.put_u32(self.path);
             out.put_u8(self.link);
-            out.put_u8(u8::from(self.backup) | u8::from(self.token.is_some()) << 1);
+            out.put_u8(u8::from(self.backup) | u8::from(self.token.is_some()) << 1 | u8::from(self.joins) << 2);
             out.put_slice(&self.token.unwrap_or_default());
             put_text(out, &self.name, 64);
         })
@@ -134,6 +136,7 @@ impl Hello {
             secret: Secret(secret),
             path,
             link,
+            joins: flags & 4 == 4,
             backup: flags & 1 == 1,
             token: (flags & 2 == 2).then_some(token),
             name,
@@ -203,7 +206,18 @@ mod tests {
 
     fn hello() -> Hello {
         let (bond, secret) = (BondId([1; 16]), Secret([2; 32]));
-        Hello { version: 1, capabilities: 0, bond, secret, path: 7, link: 3, backup: true, token: Some([9; 16]), name: "van".into() }
+        Hello {
+            version: 1,
+            capabilities: 0,
+            bond,
+            secret,
+            path: 7,
+            link: 3,
+            joins: true,
+            backup: true,
+            token: Some([9; 16]),
+            name: "van".into(),
+        }
     }
 
     #[test]

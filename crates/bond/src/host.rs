@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use braid_model::{Bytes as Amount, Time};
 use bytes::{Bytes, BytesMut};
 use noq_proto::congestion::ControllerFactory;
+use noq_proto::crypto::HmacKey;
 use noq_proto::{
-    ClientConfig, Connection, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig, Event as QuicEvent, FourTuple,
-    IdleTimeout, Incoming, ServerConfig, StreamId, Transmit, TransportConfig, VarInt,
+    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig,
+    Event as QuicEvent, FourTuple, IdleTimeout, Incoming, ServerConfig, StreamId, Transmit, TransportConfig, VarInt,
 };
 use thiserror::Error;
 
@@ -75,6 +76,8 @@ pub enum HostEvent {
         reason: String,
         /// The server's code, if it refused the path.
         refused: Option<u64>,
+        /// Whether the other end has closed it, or does not know it any more.
+        forgotten: bool,
     },
     /// A bond has ended: it broke the protocol, or had no path for too long.
     Ended {
@@ -112,6 +115,8 @@ struct Conn {
     remote: SocketAddr,
     timer: Option<Instant>,
     refused: Option<u64>,
+    /// The client's number of the link.
+    link_there: u8,
     backup: bool,
     /// What a client says once it can.
     hello: Option<Hello>,
@@ -125,6 +130,9 @@ enum Stage {
     Greeting,
     /// Server: the driver is asked.
     Asked,
+    /// Server: the client was let in and has not said anything since. Data would be sent before the answer, and for a client that
+    /// does not know the answer yet.
+    Welcomed,
     Joined,
     Closed,
 }
@@ -134,6 +142,8 @@ struct Session {
     secret: Secret,
     /// Whose it is, as the driver names them.
     owner: Vec<u8>,
+    /// Whether it ever had a path.
+    established: bool,
     connections: BTreeSet<usize>,
     timer: Option<Instant>,
     /// Since when it has no connection.
@@ -169,18 +179,17 @@ pub type Sink<'a> = dyn FnMut(u8, &Transmit, &[u8]) + 'a;
 impl Host {
     /// A host that dials. `seed` is drawn by the caller from a cryptographic source.
     pub fn client(seed: [u8; 32], now: Instant) -> Self {
-        Self::new(seed, None, now)
+        Self::new(EndpointConfig::default(), seed, None, now)
     }
 
-    /// A host that is dialled.
-    pub fn server(seed: [u8; 32], tls: Arc<dyn noq_proto::crypto::ServerConfig>, now: Instant) -> Self {
+    /// A host that is dialled. With the same `reset` key a host that was started anew tells clients of connections it has forgotten.
+    pub fn server(seed: [u8; 32], reset: Arc<dyn HmacKey>, tls: Arc<dyn noq_proto::crypto::ServerConfig>, now: Instant) -> Self {
         let mut config = ServerConfig::with_crypto(tls);
         config.migration(true);
-        Self::new(seed, Some(Arc::new(config)), now)
+        Self::new(EndpointConfig::new(reset), seed, Some(Arc::new(config)), now)
     }
 
-    fn new(seed: [u8; 32], server: Option<Arc<ServerConfig>>, now: Instant) -> Self {
-        let mut config = EndpointConfig::default();
+    fn new(mut config: EndpointConfig, seed: [u8; 32], server: Option<Arc<ServerConfig>>, now: Instant) -> Self {
         config.rng_seed(Some(seed));
         Self {
             endpoint: Endpoint::new(Arc::new(config), server.clone(), true),
@@ -210,7 +219,10 @@ impl Host {
     /// Client: begins a bond; flows may be opened before any path is there. `id` and `secret` are random.
     pub fn begin(&mut self, now: Instant, id: BondId, secret: Secret, limits: Limits) {
         let bond = Bond::new(Side::Client, limits, self.time(now));
-        self.insert_session(id, Session { bond, secret, owner: Vec::new(), connections: BTreeSet::new(), timer: None, alone_since: None });
+        self.insert_session(
+            id,
+            Session { bond, secret, owner: Vec::new(), established: false, connections: BTreeSet::new(), timer: None, alone_since: None },
+        );
     }
 
     /// Client: dials a path. `hello` has the invitation's token and a name, if the relay does not know this client yet.
@@ -225,13 +237,14 @@ impl Host {
         server_name: &str,
         (token, name): (Option<[u8; 16]>, String),
     ) -> Result<ConnectionId, DialError> {
-        let secret = self.sessions.get(&bond).ok_or(DialError::NoBond(bond))?.secret;
+        let session = self.sessions.get(&bond).ok_or(DialError::NoBond(bond))?;
+        let (secret, joins) = (session.secret, session.established);
         let gauge = Arc::new(Gauge::default());
         let mut config = ClientConfig::new(tls);
         config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()))));
         let (handle, connection) =
             self.endpoint.connect(now, config, remote, server_name).map_err(|error| DialError::Connect(remote, error.to_string()))?;
-        let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, backup, token, name };
+        let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, joins, backup, token, name };
         let conn = Conn { bond: Some(bond), hello: Some(hello), path, backup, ..Conn::new(now, connection, handle, gauge, link, remote) };
         self.insert_conn(conn);
         Ok(ConnectionId(handle.0))
@@ -241,29 +254,36 @@ impl Host {
     pub fn admit(&mut self, now: Instant, id: ConnectionId, hello: &Hello, owner: &[u8], limits: Limits) -> bool {
         let time = self.time(now);
         if !self.sessions.contains_key(&hello.bond) {
+            if hello.joins {
+                self.refuse(now, id, refusals::FORGOTTEN, "that bond is not known here any more");
+                return false;
+            }
             let bond = Bond::new(Side::Server, limits, time);
-            let session =
-                Session { bond, secret: hello.secret, owner: owner.to_vec(), connections: BTreeSet::new(), timer: None, alone_since: None };
+            let session = Session {
+                bond,
+                secret: hello.secret,
+                owner: owner.to_vec(),
+                established: false,
+                connections: BTreeSet::new(),
+                timer: None,
+                alone_since: None,
+            };
             self.insert_session(hello.bond, session);
         }
         let Some(session) = self.sessions.get_mut(&hello.bond) else { return false };
         let mine = session.secret.is(&hello.secret) && session.owner == owner;
         let Some(conn) = self.conns.get_mut(&id.0).filter(|conn| conn.stage == Stage::Asked) else { return false };
-        let facts = conn.facts();
-        if !mine || !session.bond.add_path(time, PathId(hello.path), hello.link, facts) {
-            self.refuse(now, id, refusals::NOT_YOURS, "this path cannot join that bond");
+        if !mine {
+            self.refuse(now, id, refusals::NOT_YOURS, "that bond is another's");
             return false;
         }
-        (conn.stage, conn.bond, conn.path, conn.link) = (Stage::Joined, Some(hello.bond), PathId(hello.path), hello.link);
+        (conn.stage, conn.bond, conn.path) = (Stage::Welcomed, Some(hello.bond), PathId(hello.path));
+        (conn.link_there, conn.backup) = (hello.link, hello.backup);
         session.connections.insert(id.0);
         session.alone_since = None;
-        if hello.backup {
-            session.bond.set_backup(PathId(hello.path), true);
-        }
         let version = hello.version.min(VERSION);
         conn.say(&Welcome { version, capabilities: 0, code: 0, reason: String::new() }.encode());
         self.touched.insert(id.0);
-        self.events.push_back(HostEvent::Joined { connection: id, bond: hello.bond, path: PathId(hello.path) });
         true
     }
 
@@ -317,7 +337,7 @@ impl Host {
         if let Some(conn) = self.conns.get_mut(&id.0) {
             conn.connection.close(now, VarInt::from_u32(0), Bytes::copy_from_slice(reason.as_bytes()));
             self.touched.insert(id.0);
-            self.lose(id.0, reason);
+            self.lose(id.0, reason, false);
         }
     }
 
@@ -451,16 +471,23 @@ impl Host {
             }
         }
         if let Some(reason) = lost {
-            self.lose(id, &reason.to_string());
+            let forgotten =
+                matches!(reason, ConnectionError::Reset | ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_));
+            self.lose(id, &reason.to_string(), forgotten);
         } else if conn.stage == Stage::Greeting {
             self.greet(now, id);
+        }
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let first = if conn.stage == Stage::Welcomed { conn.connection.datagrams().recv() } else { None };
+        if first.is_some() {
+            self.join(now, id);
         }
         let Some(conn) = self.conns.get_mut(&id) else { return };
         match conn.bond.filter(|_| conn.stage == Stage::Joined) {
             Some(bond) => {
                 let broken = self.sessions.get_mut(&bond).and_then(|session| {
-                    std::iter::from_fn(|| conn.connection.datagrams().recv())
-                        .find_map(|data| session.bond.receive(time, conn.path, data).err())
+                    let rest = std::iter::from_fn(|| conn.connection.datagrams().recv());
+                    first.into_iter().chain(rest).find_map(|data| session.bond.receive(time, conn.path, data).err())
                 });
                 self.awake.insert(bond);
                 if let Some(error) = broken {
@@ -511,15 +538,16 @@ impl Host {
         }
     }
 
-    /// Client: the server has taken a path in.
+    /// The server has taken a path in, and here both know it.
     fn join(&mut self, now: Instant, id: usize) {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let Some((bond, session)) = conn.bond.and_then(|bond| Some((bond, self.sessions.get_mut(&bond)?))) else { return };
         (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
-        if session.bond.add_path(time, conn.path, conn.link, conn.facts()) {
+        if session.bond.add_path(time, conn.path, conn.link_there, conn.facts()) {
             session.bond.set_backup(conn.path, conn.backup);
             session.connections.insert(id);
+            session.established = true;
             self.events.push_back(HostEvent::Joined { connection: ConnectionId(id), bond, path: conn.path });
         } else {
             self.close(now, ConnectionId(id), "too many paths");
@@ -527,7 +555,7 @@ impl Host {
     }
 
     /// A connection is gone, or going: its path is, and the driver hears of it once.
-    fn lose(&mut self, id: usize, reason: &str) {
+    fn lose(&mut self, id: usize, reason: &str, forgotten: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if conn.told {
             return;
@@ -540,6 +568,7 @@ impl Host {
             path: conn.path,
             reason: reason.to_owned(),
             refused: conn.refused,
+            forgotten,
         };
         self.events.push_back(event);
         let Some(bond) = conn.bond else { return };
@@ -602,7 +631,7 @@ impl Host {
             timer.map(|at| self.timers.insert((at, Timer::Connection(id))));
         }
         if gone {
-            self.lose(id, "closed");
+            self.lose(id, "closed", false);
             self.conns.remove(&id);
         }
     }
@@ -648,6 +677,7 @@ impl Conn {
             remote,
             timer: None,
             refused: None,
+            link_there: link,
             backup: false,
             hello: None,
             told: false,
@@ -719,6 +749,8 @@ pub mod refusals {
     pub const BUSY: u64 = 4;
     /// The versions have nothing in common.
     pub const VERSION: u64 = 5;
+    /// The bond is not there any more: the server was restarted, or the bond had no path for too long.
+    pub const FORGOTTEN: u64 = 6;
 }
 
 fn transport(controllers: Arc<dyn ControllerFactory + Send + Sync>) -> TransportConfig {

@@ -69,6 +69,8 @@ pub(crate) struct Path {
     overdue: u32,
     overdue_since: Time,
     pub(crate) next_probe: Option<Time>,
+    /// It is new, and the other end is to hear of it.
+    pub(crate) greets: bool,
     /// When to look for losses.
     pub(crate) loss_due: Option<Time>,
 }
@@ -95,6 +97,7 @@ impl Path {
             overdue: 0,
             overdue_since: now,
             next_probe: None,
+            greets: false,
             loss_due: None,
         }
     }

@@ -64,6 +64,9 @@ impl Bond {
         Header { sequence: Some(sequence) }.encode(draft.out);
         let head = draft.out.len();
         self.put_due_acks(now, id, &mut draft);
+        if self.paths.get_mut(&id).is_some_and(|path| std::mem::take(&mut path.greets)) {
+            draft.eliciting |= draft.add(&Frame::Ping);
+        }
         if state == PathState::Good && room {
             self.put_controls(&mut draft);
             self.put_extra(id, &mut draft);

@@ -219,6 +219,13 @@ impl KeyPair {
         self.public
     }
 
+    /// A key derived from this pair, with which a server that was started anew tells clients of connections it has forgotten (QUIC's
+    /// stateless resets).
+    pub fn reset_key(&self) -> ring::hmac::Key {
+        let pair = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &self.pkcs8);
+        ring::hmac::Key::new(ring::hmac::HMAC_SHA256, ring::hmac::sign(&pair, b"braid stateless reset").as_ref())
+    }
+
     pub(crate) fn pkcs8(&self) -> PrivatePkcs8KeyDer<'_> {
         PrivatePkcs8KeyDer::from(self.pkcs8.as_slice())
     }

@@ -1,0 +1,242 @@
+//! Drives a host's bonds: sockets, timers, and the tasks that use flows.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use braid_bond::host::{ConnectionId, Host, HostEvent};
+use braid_bond::{BondId, Event, FlowError, FlowKey, Hello, Open, PathId};
+use braid_model::Bytes as Amount;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+
+use crate::flow::{Flow, Slot};
+use crate::socket::UdpLink;
+
+/// What a carrier's owner is told.
+#[derive(Debug)]
+pub enum Notice {
+    /// A client wants a path: to be answered with the host's `admit` or `refuse`.
+    Hello(ConnectionId, Box<Hello>, SocketAddr),
+    /// A path has joined a bond.
+    Joined(ConnectionId, BondId, PathId),
+    /// A connection is gone.
+    Lost {
+        /// Which.
+        connection: ConnectionId,
+        /// Why.
+        reason: String,
+        /// The server's code, if it refused it.
+        refused: Option<u64>,
+        /// Whether the other end has closed it, or does not know it any more.
+        forgotten: bool,
+    },
+    /// A bond has ended, and why.
+    Ended(BondId, String),
+    /// A client opened a flow.
+    Incoming(Flow, Open),
+    /// A path's state changed.
+    Path(BondId, PathId, braid_bond::PathState),
+    /// A flow is over: bytes sent and received on each link.
+    Closed(BondId, FlowKey, Vec<(u8, Amount, Amount)>),
+}
+
+/// A host with its sockets. Clones are the same carrier.
+#[derive(Clone)]
+pub struct Carrier(Arc<Shared>);
+
+struct Shared {
+    inner: Mutex<Inner>,
+    /// The timer is to be set anew.
+    timer: Notify,
+    notices: mpsc::UnboundedSender<Notice>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) host: Host,
+    sockets: BTreeMap<(u8, bool), Socket>,
+    slots: BTreeMap<(BondId, FlowKey), Arc<Slot>>,
+    deadline: Option<Instant>,
+}
+
+struct Socket {
+    link: Arc<UdpLink>,
+    reader: JoinHandle<()>,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Carrier {
+    /// Begins to drive `host`; what its owner must know comes out of the channel. To be called inside a tokio runtime.
+    pub fn start(host: Host) -> (Self, mpsc::UnboundedReceiver<Notice>) {
+        let (notices, receiver) = mpsc::unbounded_channel();
+        let inner = Inner { host, sockets: BTreeMap::new(), slots: BTreeMap::new(), deadline: None };
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), timer: Notify::new(), notices });
+        let weak = Arc::downgrade(&shared);
+        tokio::spawn(async move {
+            while let Some(shared) = weak.upgrade() {
+                let deadline = Self(shared.clone()).lock().deadline;
+                let far = Instant::now() + std::time::Duration::from_secs(3600);
+                tokio::select! {
+                    () = tokio::time::sleep_until(deadline.unwrap_or(far).into()) => {}
+                    () = shared.timer.notified() => continue,
+                }
+                Self(shared).tick();
+            }
+        });
+        (Self(shared), receiver)
+    }
+
+    /// Gives it the socket of a link, in place of one that it had.
+    pub fn set_socket(&self, link: u8, socket: Option<UdpLink>, ipv6: bool) {
+        let Some(socket) = socket else {
+            self.lock().sockets.remove(&(link, ipv6));
+            return;
+        };
+        let socket = Arc::new(socket);
+        let (carrier, io) = (Arc::downgrade(&self.0), socket.clone());
+        let reader = tokio::spawn(async move {
+            let mut buffer = Vec::new();
+            let mut failures = 0;
+            loop {
+                if io.has_pending() {
+                    let _ = io.flush().await;
+                }
+                let mut datagrams = Vec::new();
+                let read = io.receive(&mut buffer, |from, to, ecn, data| datagrams.push((from, to, ecn, data))).await;
+                let Some(shared) = carrier.upgrade() else { return };
+                match read {
+                    Ok(()) => failures = 0,
+                    Err(error) => {
+                        failures += 1;
+                        if failures > 10 {
+                            tracing::warn!(link, %error, "a socket fails again and again: its link is left alone");
+                            return;
+                        }
+                    }
+                }
+                let carrier = Self(shared);
+                let mut inner = carrier.lock();
+                let now = Instant::now();
+                for (from, to, ecn, data) in datagrams {
+                    inner.host.receive(now, link, (from, to), ecn, data);
+                }
+                carrier.pump(inner);
+            }
+        });
+        self.lock().sockets.insert((link, ipv6), Socket { link: socket, reader });
+    }
+
+    /// Where a link's socket is.
+    pub fn local_addr(&self, link: u8, ipv6: bool) -> io::Result<SocketAddr> {
+        match self.lock().sockets.get(&(link, ipv6)) {
+            Some(socket) => socket.link.local_addr(),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Does something with the host, and everything that follows from it.
+    pub fn with<T>(&self, act: impl FnOnce(&mut Host, Instant) -> T) -> T {
+        let mut inner = self.lock();
+        let result = act(&mut inner.host, Instant::now());
+        self.pump(inner);
+        result
+    }
+
+    /// Opens a flow of a bond; its first bytes may be written at once.
+    pub fn open(&self, bond: BondId, open: Open) -> Result<Flow, FlowError> {
+        let mut inner = self.lock();
+        let time = inner.host.time(Instant::now());
+        let key = inner.host.bond(bond).ok_or(FlowError::Server)?.open(time, open)?;
+        let slot = Arc::new(Slot::default());
+        inner.slots.insert((bond, key), slot.clone());
+        self.pump(inner);
+        Ok(Flow::new(self.clone(), bond, key, slot))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tick(&self) {
+        let mut inner = self.lock();
+        inner.host.handle_timeout(Instant::now());
+        self.pump(inner);
+    }
+
+    /// Sends what can be sent, tells what happened, sets the timer.
+    pub(crate) fn pump(&self, mut inner: MutexGuard<'_, Inner>) {
+        let Inner { host, sockets, slots, deadline } = &mut *inner;
+        loop {
+            host.drive(Instant::now(), &mut |link, transmit, data| {
+                if let Some(socket) = sockets.get(&(link, transmit.destination.is_ipv6())).or_else(|| sockets.get(&(link, true))) {
+                    socket.link.send(transmit, data);
+                }
+            });
+            let mut any = false;
+            while let Some(event) = host.poll_event() {
+                any = true;
+                if let Some(notice) = self.dispatch(slots, event) {
+                    // Nobody listens any more when the carrier is being taken down.
+                    let _ = self.0.notices.send(notice);
+                }
+            }
+            if !any {
+                break;
+            }
+        }
+        let next = host.poll_timeout();
+        let sooner = next != *deadline;
+        *deadline = next;
+        if sooner {
+            self.0.timer.notify_one();
+        }
+    }
+
+    fn dispatch(&self, slots: &mut BTreeMap<(BondId, FlowKey), Arc<Slot>>, event: HostEvent) -> Option<Notice> {
+        Some(match event {
+            HostEvent::Hello { connection, hello, remote } => Notice::Hello(connection, Box::new(hello), remote),
+            HostEvent::Joined { connection, bond, path } => Notice::Joined(connection, bond, path),
+            HostEvent::Lost { connection, reason, refused, forgotten, .. } => Notice::Lost { connection, reason, refused, forgotten },
+            HostEvent::Ended { bond, reason } => {
+                slots.retain(|(of, _), slot| {
+                    let kept = *of != bond;
+                    if !kept {
+                        slot.end(libc::ECONNRESET as u64);
+                    }
+                    kept
+                });
+                Notice::Ended(bond, reason)
+            }
+            HostEvent::Bond(bond, Event::Incoming { flow, open }) => {
+                let slot = Arc::new(Slot::default());
+                slots.insert((bond, flow), slot.clone());
+                Notice::Incoming(Flow::new(self.clone(), bond, flow, slot), open)
+            }
+            HostEvent::Bond(bond, Event::Path { path, state }) => Notice::Path(bond, path, state),
+            HostEvent::Bond(bond, Event::Closed { flow, by_link }) => {
+                if let Some(slot) = slots.remove(&(bond, flow)) {
+                    slot.close();
+                }
+                Notice::Closed(bond, flow, by_link)
+            }
+            HostEvent::Bond(bond, event) => {
+                let flow = match &event {
+                    Event::Readable(flow) | Event::Writable(flow) => flow,
+                    Event::Opened { flow, .. } | Event::Reset { flow, .. } | Event::Stopped { flow, .. } => flow,
+                    Event::Incoming { .. } | Event::Path { .. } | Event::Closed { .. } => return None,
+                };
+                if let Some(slot) = slots.get(&(bond, *flow)) {
+                    slot.on_event(&event);
+                }
+                return None;
+            }
+        })
+    }
+}

@@ -1,0 +1,349 @@
+//! The client's side: one bond to one relay, over whatever links there are.
+//!
+//! Each link has a socket of its own in each family that it can reach the relay with, and on each a path that is dialled until it
+//! answers. The bond is there as soon as one path is; a path whose link goes and comes back goes on where it was.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use braid_bond::host::{ConnectionId, Host, refusals};
+use braid_bond::{BondId, FlowError, Limits, Open, PathId, PathNews, PathView, Secret};
+use braid_peer::address::Address;
+use braid_peer::keys::{KeyPair, PublicKey};
+use braid_peer::tls::{self, Expect};
+use noq_proto::crypto::rustls::QuicClientConfig;
+use tokio::sync::{mpsc, watch};
+
+use crate::carrier::{Carrier, Notice};
+use crate::flow::Flow;
+use crate::relay::{RelayError, random};
+use crate::socket::{Binding, UdpLink};
+
+/// Whom a client bonds with.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Where it may be found.
+    pub addresses: Vec<Address>,
+    /// Its key; without one the first key shown is taken.
+    pub key: Option<PublicKey>,
+    /// An invitation's token, as long as the relay does not know this client.
+    pub token: Option<[u8; 16]>,
+    /// The name the client would like to have.
+    pub name: String,
+}
+
+/// A link as far as bonds care.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Its number in the bond, 0 to 63.
+    pub number: u8,
+    /// Its interface.
+    pub device: Option<String>,
+    /// The local address in each family; none where it has no way out.
+    pub v4: Option<IpAddr>,
+    /// The same for IPv6.
+    pub v6: Option<IpAddr>,
+    /// To be used only while no other is good.
+    pub backup: bool,
+}
+
+/// How things stand with the peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// No path has answered yet.
+    Connecting,
+    /// At least one path is there.
+    Up,
+    /// It was there, or could be, and no path answers: why, as the last one said.
+    Unreachable(String),
+    /// The peer turned this client away.
+    Refused(String),
+}
+
+/// The first pause before a path is dialled again; it doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// A path that has not answered after this is dialled anew: its first packets met another network.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A bond to a peer.
+#[derive(Clone)]
+pub struct Client {
+    carrier: Carrier,
+    bond: Arc<Mutex<BondId>>,
+    links: watch::Sender<Vec<Link>>,
+    state: watch::Receiver<State>,
+}
+
+impl Client {
+    /// Begins to bond with `peer`; links are given with [`Self::set_links`]. To be called inside a tokio runtime. `mark` keeps the
+    /// bond's own packets from being steered.
+    pub fn start(peer: Peer, keys: Option<&KeyPair>, mark: Option<u32>) -> Result<Self, RelayError> {
+        let expect = peer.key.map_or(Expect::Any, Expect::Pinned);
+        let tls = tls::client(keys, expect)?;
+        let (carrier, notices) = Carrier::start(Host::client(random()?, Instant::now()));
+        let (links, links_seen) = watch::channel(Vec::new());
+        let (told, state) = watch::channel(State::Connecting);
+        let bond = Arc::new(Mutex::new(BondId(random()?)));
+        let keeper = Keeper {
+            carrier: carrier.clone(),
+            bond: bond.clone(),
+            peer,
+            tls,
+            mark,
+            links: Vec::new(),
+            paths: BTreeMap::new(),
+            next_path: 0,
+            told,
+        };
+        keeper.begin()?;
+        tokio::spawn(keeper.run(links_seen, notices));
+        Ok(Self { carrier, bond, links, state })
+    }
+
+    /// The links there are now.
+    pub fn set_links(&self, links: Vec<Link>) {
+        self.links.send_if_modified(|old| {
+            let changed = *old != links;
+            *old = links;
+            changed
+        });
+    }
+
+    /// How things stand, and when that changes.
+    pub fn state(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
+    /// Opens a flow.
+    pub fn open(&self, open: Open) -> Result<Flow, FlowError> {
+        self.carrier.open(self.bond(), open)
+    }
+
+    /// The paths there are now.
+    pub fn paths(&self) -> Vec<(PathId, PathView)> {
+        let id = self.bond();
+        self.carrier.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
+    }
+
+    fn bond(&self) -> BondId {
+        *self.bond.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The task that keeps paths alive.
+struct Keeper {
+    carrier: Carrier,
+    bond: Arc<Mutex<BondId>>,
+    peer: Peer,
+    tls: Arc<QuicClientConfig>,
+    mark: Option<u32>,
+    links: Vec<Link>,
+    paths: BTreeMap<(u8, bool), Attempt>,
+    next_path: u32,
+    told: watch::Sender<State>,
+}
+
+#[derive(Debug, Default)]
+struct Attempt {
+    connection: Option<ConnectionId>,
+    path: Option<PathId>,
+    joined: bool,
+    failures: u32,
+    /// When to dial, or to give a dialled connection up.
+    due: Option<Instant>,
+    address: usize,
+}
+
+impl Keeper {
+    fn begin(&self) -> Result<(), RelayError> {
+        let (id, secret) = (BondId(random()?), Secret(random()?));
+        *self.bond.lock().unwrap_or_else(PoisonError::into_inner) = id;
+        self.carrier.with(|host, now| host.begin(now, id, secret, Limits::default()));
+        Ok(())
+    }
+
+    fn id(&self) -> BondId {
+        *self.bond.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(mut self, mut links: watch::Receiver<Vec<Link>>, mut notices: mpsc::UnboundedReceiver<Notice>) {
+        loop {
+            let due = self.paths.values().filter_map(|attempt| attempt.due).min();
+            let due = due.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            tokio::select! {
+                changed = links.changed() => {
+                    if changed.is_err() {
+                        // The last handle is gone, and the bond with it.
+                        let id = self.id();
+                        self.carrier.with(|host, now| host.end(now, id, "not needed any more"));
+                        return;
+                    }
+                    let now = links.borrow_and_update().clone();
+                    self.on_links(now);
+                }
+                notice = notices.recv() => match notice {
+                    Some(notice) => self.on_notice(notice),
+                    None => return,
+                },
+                () = tokio::time::sleep_until(due.into()) => self.on_due().await,
+            }
+        }
+    }
+
+    fn on_links(&mut self, links: Vec<Link>) {
+        let old = std::mem::replace(&mut self.links, links);
+        for ipv6 in [false, true] {
+            let address = |link: &Link| if ipv6 { link.v6 } else { link.v4 };
+            for gone in old.iter().filter(|link| address(link).is_some()) {
+                let now = self.links.iter().find(|link| link.number == gone.number);
+                if now.and_then(address).is_none() {
+                    self.tell(gone.number, ipv6, PathNews::Down);
+                } else if now.and_then(address) != address(gone) {
+                    // Another address: QUIC carries the path over to the new socket.
+                    self.open_socket(gone.number, ipv6);
+                }
+            }
+            for link in self.links.clone().iter().filter(|link| address(link).is_some()) {
+                let before = old.iter().find(|before| before.number == link.number);
+                if before.and_then(address).is_none() {
+                    self.open_socket(link.number, ipv6);
+                    let news = if link.backup { PathNews::Backup } else { PathNews::Up };
+                    let attempt = self.paths.entry((link.number, ipv6)).or_default();
+                    attempt.failures = 0;
+                    if attempt.connection.is_none() {
+                        attempt.due = Some(Instant::now());
+                    }
+                    self.tell(link.number, ipv6, news);
+                } else if before.is_some_and(|before| before.backup != link.backup) {
+                    self.tell(link.number, ipv6, if link.backup { PathNews::Backup } else { PathNews::Up });
+                }
+            }
+        }
+    }
+
+    fn tell(&self, link: u8, ipv6: bool, news: PathNews) {
+        let Some(path) = self.paths.get(&(link, ipv6)).filter(|attempt| attempt.joined).and_then(|attempt| attempt.path) else { return };
+        let id = self.id();
+        self.carrier.with(|host, now| {
+            let time = host.time(now);
+            if let Some(bond) = host.bond(id) {
+                bond.set_link(time, path, news);
+            }
+        });
+    }
+
+    fn open_socket(&self, number: u8, ipv6: bool) {
+        let Some(link) = self.links.iter().find(|link| link.number == number) else { return };
+        let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
+        match UdpLink::bind(ipv6, &Binding { address, device: link.device.clone(), mark: self.mark }) {
+            Ok(socket) => self.carrier.set_socket(number, Some(socket), ipv6),
+            Err(error) => tracing::warn!(link = number, device = link.device, %error, "no socket for a path over this link"),
+        }
+    }
+
+    async fn on_due(&mut self) {
+        let now = Instant::now();
+        let due: Vec<(u8, bool)> =
+            self.paths.iter().filter(|(_, attempt)| attempt.due.is_some_and(|due| due <= now)).map(|(key, _)| *key).collect();
+        for (link, ipv6) in due {
+            let usable = self.links.iter().any(|of| of.number == link && if ipv6 { of.v6 } else { of.v4 }.is_some());
+            let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { continue };
+            attempt.due = None;
+            if let Some(connection) = attempt.connection.take() {
+                self.carrier.with(|host, now| host.close(now, connection, "no answer"));
+            }
+            if usable {
+                self.dial(link, ipv6).await;
+            }
+        }
+    }
+
+    async fn dial(&mut self, link: u8, ipv6: bool) {
+        let backup = self.links.iter().any(|of| of.number == link && of.backup);
+        let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { return };
+        let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
+        let place = attempt.address;
+        attempt.address += 1;
+        let remote = remote(&self.peer.addresses, ipv6, place).await;
+        let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { return };
+        let Some(remote) = remote else {
+            attempt.failures += 1;
+            attempt.due = Some(Instant::now() + pause);
+            return;
+        };
+        let path = PathId(self.next_path);
+        self.next_path += 1;
+        let (id, tls, name) = (*self.bond.lock().unwrap_or_else(PoisonError::into_inner), self.tls.clone(), self.peer.name.clone());
+        let token = self.peer.token;
+        let dialled = self.carrier.with(|host, now| host.dial(now, id, (path, link, backup), remote, tls, tls::SERVER_NAME, (token, name)));
+        match dialled {
+            Ok(connection) => {
+                (attempt.connection, attempt.path, attempt.due) = (Some(connection), Some(path), Some(Instant::now() + PATIENCE))
+            }
+            Err(error) => {
+                tracing::warn!(link, %error, "a path cannot be dialled");
+                attempt.due = Some(Instant::now() + pause);
+            }
+        }
+        attempt.joined = false;
+    }
+
+    fn on_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Joined(connection, ..) => {
+                if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
+                    (attempt.joined, attempt.failures, attempt.due) = (true, 0, None);
+                }
+                // It is known from now on.
+                self.peer.token = None;
+                self.told.send_replace(State::Up);
+            }
+            Notice::Lost { connection, reason, refused, forgotten } => {
+                if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
+                    let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
+                    let pause = if forgotten { Duration::ZERO } else { pause };
+                    (attempt.connection, attempt.path, attempt.joined) = (None, None, false);
+                    attempt.failures += 1;
+                    attempt.due = Some(Instant::now() + if refused.is_some() { LONGEST_PAUSE } else { pause });
+                }
+                if refused == Some(refusals::FORGOTTEN) {
+                    self.begin_again();
+                } else if !self.paths.values().any(|attempt| attempt.joined) {
+                    self.told.send_replace(if refused.is_some() { State::Refused(reason) } else { State::Unreachable(reason) });
+                }
+            }
+            Notice::Ended(bond, reason) => tracing::info!(%bond, reason, "a bond has ended"),
+            Notice::Path(_, path, state) => tracing::info!(%path, ?state, "a path has changed"),
+            Notice::Hello(..) | Notice::Incoming(..) | Notice::Closed(..) => {}
+        }
+    }
+}
+
+impl Keeper {
+    /// The peer has lost the bond, and all its flows with it: a new one for what comes next, at once.
+    fn begin_again(&mut self) {
+        let old = self.id();
+        self.told.send_replace(State::Connecting);
+        self.carrier.with(|host, now| host.end(now, old, "the peer has forgotten this bond"));
+        if let Err(error) = self.begin() {
+            tracing::error!(%error, "no new bond");
+        }
+        for attempt in self.paths.values_mut() {
+            *attempt = Attempt { due: Some(Instant::now()), address: attempt.address, ..Attempt::default() };
+        }
+    }
+}
+
+/// The peer's address to try now: those of the family in turn.
+async fn remote(addresses: &[Address], ipv6: bool, place: usize) -> Option<SocketAddr> {
+    let mut found = Vec::new();
+    for address in addresses {
+        if let Ok(resolved) = tokio::net::lookup_host(address.to_string()).await {
+            found.extend(resolved.filter(|address| address.is_ipv6() == ipv6));
+        }
+    }
+    (!found.is_empty()).then(|| found[place % found.len()])
+}

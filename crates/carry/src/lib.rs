@@ -1,0 +1,18 @@
+//! Bonds on real sockets: UDP below, TCP and UDP flows above.
+//!
+//! `braid_bond` decides and does no I/O; this crate gives it sockets, a clock and chance. [`Carrier`] drives a host's bonds, [`Flow`] is one
+//! flow of a bond as a task uses it, [`relay`] serves clients, [`client`] keeps a bond to a relay over whatever links there are.
+
+#![forbid(unsafe_code)]
+
+mod carrier;
+pub mod client;
+mod flow;
+pub mod relay;
+mod socket;
+mod splice;
+
+pub use carrier::{Carrier, Notice};
+pub use flow::{Flow, FlowEnd};
+pub use socket::{Binding, UdpLink};
+pub use splice::splice;

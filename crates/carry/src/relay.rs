@@ -1,0 +1,384 @@
+//! The relay: takes paths from clients it knows and opens sockets for their flows. It needs no privilege and no rules.
+//!
+//! With [`Reach::Itself`] it is a server's own: it knows nobody, serves anyone, and opens the host's own services only.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use braid_bond::host::{ConnectionId, Host, refusals};
+use braid_bond::{BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, Target, codes};
+use braid_model::{Bytes as Amount, Time};
+use braid_peer::address::Address;
+use braid_peer::destination::{Policy, Reason, dial_tcp, resolve};
+use braid_peer::keys::{KeyPair, PublicKey};
+use braid_peer::limits::{Direction, Limits, Meter};
+use braid_peer::registry::{ClientId, Registry};
+use braid_peer::tls::{self, Clients};
+use bytes::Bytes;
+use ipnet::IpNet;
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc;
+
+use crate::carrier::{Carrier, Notice};
+use crate::flow::Flow;
+use crate::socket::{Binding, UdpLink};
+use crate::splice::{code, splice_metered};
+
+/// Who is served, and what is opened for them.
+pub enum Reach {
+    /// Clients of the registry, to the Internet and to `allow`.
+    Internet {
+        /// Who the clients are.
+        registry: Box<Registry>,
+        /// Networks that would else be refused.
+        allow: Vec<IpNet>,
+        /// Addresses at which the relay answers besides those of its interfaces.
+        own: Vec<IpAddr>,
+    },
+    /// Anyone, to this host's own services.
+    Itself,
+}
+
+/// How a relay is to be.
+pub struct Options {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Its key.
+    pub keys: KeyPair,
+    /// Whom it serves.
+    pub reach: Reach,
+    /// Flows of all clients together, at most.
+    pub flows: usize,
+}
+
+/// Why a relay cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    /// Its socket cannot be had.
+    #[error("cannot listen on {0}: {1}: is another relay there already, or the address not this host's?")]
+    Listen(SocketAddr, std::io::Error),
+    /// TLS cannot be set up.
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
+    /// No random numbers.
+    #[error("the system gives no random numbers")]
+    Random,
+}
+
+/// How long flows may go on after the relay was told to stop.
+const DRAIN: Duration = Duration::from_secs(30);
+/// A quiet UDP flow is forgotten after this (RFC 4787 asks for two minutes at least).
+const UDP_IDLE: Duration = Duration::from_secs(150);
+/// Usage is written down this often.
+const FLUSH: Duration = Duration::from_secs(10);
+/// Flows that one anonymous bond may have.
+const ANONYMOUS_FLOWS: usize = 64;
+const READ: usize = 65_536;
+
+/// A client's meter, shared by all its bonds and flows.
+pub(crate) struct Account {
+    meter: Mutex<Meter>,
+    started: Instant,
+    client: Option<ClientId>,
+}
+
+impl Account {
+    fn now(&self) -> (Time, i64) {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        (Time::from_nanos(self.started.elapsed().as_nanos() as u64) + Duration::from_secs(1), unix)
+    }
+
+    fn meter<T>(&self, act: impl FnOnce(&mut Meter) -> T) -> T {
+        act(&mut self.meter.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until `amount` may go, and counts it. `false` if the client's month is used up.
+    pub(crate) async fn pass(&self, direction: Direction, amount: usize) -> bool {
+        let amount = Amount::new(amount as u64);
+        let (now, unix) = self.now();
+        let (due, allowed) = self.meter(|meter| {
+            let due = meter.ready_at(direction, amount, now);
+            meter.on_bytes(direction, amount, now, unix);
+            (due, meter.may_go_on().is_ok())
+        });
+        if due > now {
+            tokio::time::sleep(due.since(now)).await;
+        }
+        allowed
+    }
+}
+
+struct Relay {
+    carrier: Carrier,
+    registry: Option<Registry>,
+    allow: Vec<IpNet>,
+    own: Vec<IpAddr>,
+    accounts: BTreeMap<PublicKey, Arc<Account>>,
+    owners: BTreeMap<BondId, (Option<PublicKey>, Arc<Account>)>,
+    /// Where each bond's client has reached the relay.
+    limit: usize,
+    draining: bool,
+    open: Arc<()>,
+}
+
+/// Runs a relay until `stop` is done and its flows have ended, or half a minute has passed. `ready` is told where it listens.
+pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Future<Output = ()>) -> Result<(), RelayError> {
+    let clients = match options.reach {
+        Reach::Internet { .. } => Clients::Keyed,
+        Reach::Itself => Clients::Anonymous,
+    };
+    let host = Host::server(random()?, Arc::new(options.keys.reset_key()), tls::server(&options.keys, clients)?, Instant::now());
+    let (carrier, mut notices) = Carrier::start(host);
+    let ipv6 = options.listen.is_ipv6();
+    let binding = Binding { address: Some(options.listen), ..Binding::default() };
+    let socket = UdpLink::bind(ipv6, &binding).map_err(|error| RelayError::Listen(options.listen, error))?;
+    let address = socket.local_addr().map_err(|error| RelayError::Listen(options.listen, error))?;
+    carrier.set_socket(0, Some(socket), ipv6);
+    ready(address);
+    let (registry, allow, own) = match options.reach {
+        Reach::Internet { registry, allow, own } => (Some(*registry), allow, own),
+        Reach::Itself => (None, Vec::new(), Vec::new()),
+    };
+    let mut relay = Relay {
+        carrier,
+        registry,
+        allow,
+        own,
+        accounts: BTreeMap::new(),
+        owners: BTreeMap::new(),
+        limit: options.flows,
+        draining: false,
+        open: Arc::new(()),
+    };
+    relay.serve(&mut notices, stop).await;
+    Ok(())
+}
+
+impl Relay {
+    async fn serve(&mut self, notices: &mut mpsc::UnboundedReceiver<Notice>, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        let mut every_second = tokio::time::interval(Duration::from_secs(1));
+        let mut flush = tokio::time::interval(FLUSH);
+        let mut until = None;
+        loop {
+            tokio::select! {
+                () = &mut stop, if !self.draining => {
+                    tracing::info!(flows = self.flows(), "stopping: no new flows, those that run may end");
+                    self.draining = true;
+                    until = Some(Instant::now() + DRAIN);
+                }
+                notice = notices.recv() => match notice {
+                    Some(notice) => self.on_notice(notice),
+                    None => break,
+                },
+                _ = every_second.tick() => self.look(),
+                _ = flush.tick() => self.flush(),
+            }
+            if until.is_some_and(|until| self.flows() == 0 || Instant::now() >= until) {
+                break;
+            }
+        }
+        let bonds: Vec<BondId> = self.owners.keys().copied().collect();
+        self.carrier.with(|host, now| bonds.iter().for_each(|bond| host.end(now, *bond, "the relay is stopping")));
+        self.flush();
+    }
+
+    fn flows(&self) -> usize {
+        Arc::strong_count(&self.open) - 1
+    }
+
+    fn on_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Hello(connection, hello, remote) => self.on_hello(connection, &hello, remote),
+            Notice::Incoming(flow, open) => self.on_flow(flow, open),
+            Notice::Ended(bond, reason) => {
+                if self.owners.remove(&bond).is_some() {
+                    tracing::info!(%bond, reason, "a bond has ended");
+                }
+            }
+            Notice::Closed(bond, _, by_link) => {
+                let account = self.owners.get(&bond).and_then(|(_, account)| account.client);
+                if let (Some(client), Some(registry)) = (account, &mut self.registry) {
+                    let sum = |pick: fn(&(u8, Amount, Amount)) -> Amount| by_link.iter().map(pick).fold(Amount::ZERO, |sum, of| sum + of);
+                    registry.count(client, sum(|(_, sent, _)| *sent), sum(|(.., received)| *received), SystemTime::now());
+                }
+            }
+            Notice::Joined(..) | Notice::Lost { .. } | Notice::Path(..) => {}
+        }
+    }
+
+    fn on_hello(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr) {
+        let verdict = if self.draining { Err((refusals::BUSY, "the relay is stopping".to_owned())) } else { self.judge(connection, hello) };
+        match verdict {
+            Ok((key, account)) => {
+                let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
+                let flows = if key.is_some() { self.limit } else { ANONYMOUS_FLOWS };
+                let limits = BondLimits { flows, ..BondLimits::default() };
+                if self.carrier.with(|host, now| host.admit(now, connection, hello, owner, limits)) {
+                    tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
+                    self.owners.insert(hello.bond, (key, account));
+                }
+            }
+            Err((code, reason)) => {
+                tracing::info!(%remote, reason, "a path is turned away");
+                self.carrier.with(|host, now| host.refuse(now, connection, code, &reason));
+            }
+        }
+    }
+
+    /// Whether the client that has proved its key may have a path.
+    fn judge(&mut self, connection: ConnectionId, hello: &Hello) -> Result<(Option<PublicKey>, Arc<Account>), (u64, String)> {
+        let Some(registry) = &mut self.registry else {
+            let account = self.owners.get(&hello.bond).map_or_else(|| Arc::new(account(Limits::default(), None)), |(_, old)| old.clone());
+            return Ok((None, account));
+        };
+        let unknown = |why: String| (refusals::UNKNOWN, why);
+        let key = self.carrier.with(|host, _| host.connection(connection).and_then(tls::peer_key));
+        let key = key.ok_or_else(|| unknown("it has shown no key".to_owned()))?;
+        let trouble = |error: &dyn std::fmt::Display| {
+            tracing::error!(%error, "the registry cannot be read");
+            (refusals::BUSY, "the relay cannot read its registry".to_owned())
+        };
+        let known = registry.lookup(&key).map_err(|error| trouble(&error))?;
+        let client = match (known.filter(|client| client.revoked.is_none() || hello.token.is_some()), hello.token) {
+            (Some(client), _) if client.revoked.is_none() => client,
+            (_, Some(token)) => {
+                let wished = hello.name.parse().ok();
+                registry.redeem(&token.into(), &key, wished.as_ref(), SystemTime::now()).map_err(|error| unknown(error.to_string()))?
+            }
+            (_, None) => {
+                return Err(unknown("its key is not known here, or was revoked: ask the relay's operator for an invitation".to_owned()));
+            }
+        };
+        let limits = client.limits;
+        let account = self.accounts.entry(key).or_insert_with(|| Arc::new(account(limits, Some(client.id)))).clone();
+        Ok((Some(key), account))
+    }
+
+    fn on_flow(&mut self, flow: Flow, open: Open) {
+        let Some((_, account)) = self.owners.get(&flow.bond()) else { return flow.reset(codes::BUSY) };
+        if self.draining || self.flows() >= self.limit || account.meter(Meter::open_flow).is_err() {
+            return flow.answer(codes::BUSY);
+        }
+        let policy = match &self.registry {
+            Some(_) => Policy::relay(self.allow.clone(), self.own.clone()),
+            None => Policy::local(vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]),
+        };
+        let (account, counted) = (account.clone(), self.open.clone());
+        tokio::spawn(async move {
+            match open.carrier {
+                Kind::Stream => stream(flow, &open.target, &policy, &account).await,
+                Kind::Messages => messages(flow, &open.target, &policy, &account).await,
+            }
+            account.meter(Meter::close_flow);
+            drop(counted);
+        });
+    }
+
+    /// What others have changed in the registry takes effect on those who are connected.
+    fn look(&mut self) {
+        let Some(registry) = &mut self.registry else { return };
+        match registry.changed() {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return tracing::error!(%error, "the registry cannot be read: who is known stays so"),
+        }
+        for (key, account) in &self.accounts {
+            match registry.lookup(key) {
+                Ok(Some(client)) if client.revoked.is_none() => {
+                    let (now, _) = account.now();
+                    account.meter(|meter| meter.set_limits(client.limits, now));
+                }
+                Ok(_) => {
+                    let theirs = self.owners.iter().filter(|(_, (owner, _))| owner.as_ref() == Some(key)).map(|(bond, _)| *bond);
+                    let theirs: Vec<BondId> = theirs.collect();
+                    self.carrier.with(|host, now| theirs.iter().for_each(|bond| host.end(now, *bond, "revoked")));
+                }
+                Err(error) => tracing::error!(%error, "the registry cannot be read: who is known stays so"),
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Some(trouble) = self.registry.as_mut().and_then(Registry::flush) {
+            tracing::error!(trouble, "usage cannot be written down");
+        }
+    }
+}
+
+async fn stream(flow: Flow, target: &Target, policy: &Policy, account: &Arc<Account>) {
+    let dialled = match address(target) {
+        Some(address) => dial_tcp(&address, policy).await.map_err(|error| error.reason),
+        None => Err(Reason::NameNotFound),
+    };
+    match dialled {
+        Ok(stream) => {
+            flow.answer(0);
+            splice_metered(stream, flow, account).await;
+        }
+        Err(reason) => flow.answer(reason.errno() as u64),
+    }
+}
+
+async fn messages(flow: Flow, target: &Target, policy: &Policy, account: &Arc<Account>) {
+    let socket = match udp(target, policy).await {
+        Ok(socket) => socket,
+        Err(code) => return flow.answer(code),
+    };
+    flow.answer(0);
+    let mut buffer = vec![0; READ];
+    loop {
+        tokio::select! {
+            message = flow.receive() => {
+                let Ok(message) = message else { return };
+                if !account.pass(Direction::Up, message.len()).await {
+                    return;
+                }
+                let _ = socket.send(&message).await;
+            }
+            read = socket.recv(&mut buffer) => match read {
+                Ok(read) => {
+                    if !account.pass(Direction::Down, read).await {
+                        return;
+                    }
+                    flow.send(Bytes::copy_from_slice(&buffer[..read]));
+                }
+                // The target's port is closed: it may open again.
+                Err(error) if code(&error) == libc::ECONNREFUSED as u64 => {}
+                Err(_) => return,
+            },
+            () = tokio::time::sleep(UDP_IDLE) => return,
+        }
+    }
+}
+
+async fn udp(target: &Target, policy: &Policy) -> Result<UdpSocket, u64> {
+    let address = address(target).ok_or(Reason::NameNotFound.errno() as u64)?;
+    let found = resolve(&address, policy).await.map_err(|error| error.reason.errno() as u64)?;
+    let to = *found.first().ok_or(Reason::NameNotFound.errno() as u64)?;
+    let any: SocketAddr = if to.is_ipv6() { (Ipv6Addr::UNSPECIFIED, 0).into() } else { (Ipv4Addr::UNSPECIFIED, 0).into() };
+    let socket = UdpSocket::bind(any).await.map_err(|error| code(&error))?;
+    socket.connect(to).await.map_err(|error| code(&error))?;
+    Ok(socket)
+}
+
+fn address(target: &Target) -> Option<Address> {
+    target.to_string().parse().ok()
+}
+
+fn account(limits: Limits, client: Option<ClientId>) -> Account {
+    let started = Instant::now();
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+    Account { meter: Mutex::new(Meter::new(limits, Amount::ZERO, Time::ZERO, unix)), started, client }
+}
+
+/// Bytes from the system's source of chance.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], RelayError> {
+    use ring::rand::SecureRandom;
+    let mut bytes = [0; N];
+    ring::rand::SystemRandom::new().fill(&mut bytes).map_err(|_| RelayError::Random)?;
+    Ok(bytes)
+}

@@ -1,0 +1,161 @@
+//! A UDP socket that sends and receives many datagrams at a call.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+
+use bytes::BytesMut;
+use noq_proto::EcnCodepoint;
+use noq_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+
+/// What the system is asked to hold for a socket in each direction; it may give less.
+const SYSTEM_BUFFER: usize = 4 << 20;
+/// What waits here at most while the system takes no more; the rest is lost, as in any full queue.
+const MAX_PENDING: usize = 2 << 20;
+/// The largest read: GRO puts up to 64 KiB of datagrams together.
+const READ: usize = 64 << 10;
+
+/// Where a socket is to be.
+#[derive(Debug, Clone, Default)]
+pub struct Binding {
+    /// Its address; wildcard and port 0 if the system may choose.
+    pub address: Option<SocketAddr>,
+    /// The interface that it must use.
+    pub device: Option<String>,
+    /// The mark that keeps its packets from being steered.
+    pub mark: Option<u32>,
+}
+
+/// One socket of a carrier.
+#[derive(Debug)]
+pub struct UdpLink {
+    io: UdpSocket,
+    state: UdpSocketState,
+    pending: Mutex<Pending>,
+}
+
+/// Where a batch of datagrams goes, and how.
+#[derive(Debug, Clone, Copy)]
+struct Heading {
+    to: SocketAddr,
+    ecn: Option<EcnCodepoint>,
+    segment: Option<usize>,
+    from: Option<IpAddr>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    queue: VecDeque<(Heading, Vec<u8>)>,
+    bytes: usize,
+}
+
+impl UdpLink {
+    /// Opens a socket of one family. Errors are the system's.
+    pub fn bind(ipv6: bool, binding: &Binding) -> io::Result<Self> {
+        let domain = if ipv6 { Domain::IPV6 } else { Domain::IPV4 };
+        let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))?;
+        if let Some(mark) = binding.mark {
+            socket.set_mark(mark)?;
+        }
+        if let Some(device) = &binding.device {
+            socket.bind_device(Some(device.as_bytes()))?;
+        }
+        let wildcard = if ipv6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+        let address = binding.address.unwrap_or_else(|| SocketAddr::new(wildcard, 0));
+        if ipv6 {
+            // A wildcard server hears both families on one socket.
+            socket.set_only_v6(!(address.ip().is_unspecified() && address.port() != 0))?;
+        }
+        socket.bind(&address.into())?;
+        let io = UdpSocket::from_std(socket.into())?;
+        let state = UdpSocketState::new(UdpSockRef::from(&io))?;
+        // More is better and less is no error.
+        let _ = state.set_send_buffer_size(UdpSockRef::from(&io), SYSTEM_BUFFER);
+        let _ = state.set_recv_buffer_size(UdpSockRef::from(&io), SYSTEM_BUFFER);
+        Ok(Self { io, state, pending: Mutex::default() })
+    }
+
+    /// Where it is.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.io.local_addr()
+    }
+
+    /// Sends datagrams of `segment` bytes each, or one; what the system does not take now waits here.
+    pub(crate) fn send(&self, transmit: &noq_proto::Transmit, data: &[u8]) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let heading = Heading { to: transmit.destination, ecn: transmit.ecn, segment: transmit.segment_size, from: transmit.src_ip };
+        if pending.queue.is_empty() && self.try_send(heading, data) {
+            return;
+        }
+        if pending.bytes + data.len() <= MAX_PENDING {
+            pending.bytes += data.len();
+            pending.queue.push_back((heading, data.to_vec()));
+        }
+    }
+
+    /// Whether the system took it, or never will: then QUIC finds it lost.
+    fn try_send(&self, heading: Heading, data: &[u8]) -> bool {
+        let Heading { to, ecn, segment, from } = heading;
+        let ecn = ecn.and_then(|ecn| noq_udp::EcnCodepoint::from_bits(ecn as u8));
+        let transmit = noq_udp::Transmit { destination: to, ecn, contents: data, segment_size: segment, src_ip: from };
+        let sent = self.io.try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.io), &transmit));
+        !matches!(sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Sends what waits, when the system takes it again. Never ends.
+    pub(crate) async fn flush(&self) -> io::Result<()> {
+        loop {
+            self.io.writable().await?;
+            let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            while let Some((heading, data)) = pending.queue.pop_front() {
+                if !self.try_send(heading, &data) {
+                    pending.queue.push_front((heading, data));
+                    break;
+                }
+                pending.bytes -= data.len();
+            }
+            if pending.queue.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.lock().unwrap_or_else(PoisonError::into_inner).queue.is_empty()
+    }
+
+    /// Waits for datagrams, then gives all of one call to `take`: from, to, ECN, bytes.
+    pub(crate) async fn receive(
+        &self,
+        buffer: &mut Vec<u8>,
+        mut take: impl FnMut(SocketAddr, Option<IpAddr>, Option<EcnCodepoint>, BytesMut),
+    ) -> io::Result<()> {
+        self.io.readable().await?;
+        buffer.resize(READ * BATCH_SIZE, 0);
+        let mut metas = [RecvMeta::default(); BATCH_SIZE];
+        let mut slices: Vec<IoSliceMut<'_>> = buffer.chunks_mut(READ).map(IoSliceMut::new).collect();
+        let read = self.io.try_io(Interest::READABLE, || self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas));
+        let count = match read {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            // What an earlier datagram met (no route, port closed) is no error of this socket.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH)) => {
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        for (meta, data) in metas.iter().zip(slices.iter()).take(count) {
+            let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
+            let mut all = BytesMut::from(&data[..meta.len]);
+            while !all.is_empty() {
+                let one = all.split_to(meta.stride.clamp(1, all.len()));
+                take(meta.addr, meta.dst_ip, ecn, one);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! Joins a TCP connection and a flow, so that each end sees what it would have seen: bytes, half-closes, resets.
+
+use std::io;
+use std::time::Duration;
+
+use braid_bond::codes;
+use braid_peer::limits::Direction;
+use bytes::{Bytes, BytesMut};
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+
+use crate::flow::{Flow, FlowEnd};
+use crate::relay::Account;
+
+/// The most that is read at a time.
+const READ: usize = 64 << 10;
+
+/// Moves bytes both ways until both directions have ended. Returns how many went from `stream` to `flow`, and back.
+pub async fn splice(stream: TcpStream, flow: Flow) -> (u64, u64) {
+    join(stream, flow, None).await
+}
+
+/// The same, at the pace that a client of a relay may have; from `stream` is what the client downloads.
+pub(crate) async fn splice_metered(stream: TcpStream, flow: Flow, account: &Account) -> (u64, u64) {
+    join(stream, flow, Some(account)).await
+}
+
+async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (u64, u64) {
+    // Braid decides what goes together; the system would wait for more.
+    let _ = stream.set_nodelay(true);
+    let (mut up, mut down) = (0, 0);
+    let (reader, writer) = stream.split();
+    let ended = tokio::try_join!(send(reader, &flow, account, &mut up), receive(writer, &flow, account, &mut down));
+    if ended.is_err() {
+        // What was reset there is reset here.
+        let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+    }
+    (up, down)
+}
+
+async fn send(mut from: ReadHalf<'_>, flow: &Flow, account: Option<&Account>, count: &mut u64) -> Result<(), FlowEnd> {
+    let mut buffer = BytesMut::new();
+    loop {
+        let room = flow.room().await?.min(READ);
+        buffer.reserve(READ);
+        let mut part = (&mut from).take(room as u64);
+        match part.read_buf(&mut buffer).await {
+            Ok(0) => {
+                flow.finish();
+                return Ok(());
+            }
+            Ok(read) => {
+                *count += read as u64;
+                pass(account, flow, Direction::Down, read).await?;
+                flow.write(take(&mut buffer));
+            }
+            Err(error) => {
+                flow.reset(code(&error));
+                return Err(FlowEnd(code(&error)));
+            }
+        }
+    }
+}
+
+async fn pass(account: Option<&Account>, flow: &Flow, direction: Direction, amount: usize) -> Result<(), FlowEnd> {
+    match account {
+        Some(account) if !account.pass(direction, amount).await => {
+            flow.reset(codes::QUOTA);
+            Err(FlowEnd(codes::QUOTA))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Small pieces are copied, so that they do not hold a large buffer.
+fn take(buffer: &mut BytesMut) -> Bytes {
+    let part = buffer.split();
+    if part.len() < READ / 4 { Bytes::copy_from_slice(&part) } else { part.freeze() }
+}
+
+async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, count: &mut u64) -> Result<(), FlowEnd> {
+    loop {
+        let Some(data) = flow.read().await? else {
+            let _ = to.shutdown().await;
+            return Ok(());
+        };
+        *count += data.len() as u64;
+        pass(account, flow, Direction::Up, data.len()).await?;
+        if let Err(error) = to.write_all(&data).await {
+            flow.stop(code(&error));
+            return Err(FlowEnd(code(&error)));
+        }
+    }
+}
+
+/// An error of the system as a flow's code.
+pub(crate) fn code(error: &io::Error) -> u64 {
+    error.raw_os_error().unwrap_or(libc::ECONNRESET) as u64
+}

@@ -1,0 +1,224 @@
+//! A relay and its client on loopback: real sockets, real QUIC, real TCP and UDP behind the relay.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, SystemTime};
+
+use braid_bond::{Carrier as Kind, FlowPolicy, Open, Target, codes};
+use braid_carry::client::{Client, Link, Peer, State};
+use braid_carry::relay::{self, Options, Reach};
+use braid_carry::{FlowEnd, splice};
+use braid_peer::invite::Token;
+use braid_peer::keys::KeyPair;
+use braid_peer::registry::Registry;
+use braid_peer::state::StateDir;
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct TestRelay {
+    address: SocketAddr,
+    key: braid_peer::keys::PublicKey,
+    token: Token,
+    stop: Option<oneshot::Sender<()>>,
+    /// Apart from the clients', so that it can be ended as a crash would end it.
+    runtime: Option<Runtime>,
+    ended: oneshot::Receiver<()>,
+    dir: Option<tempfile::TempDir>,
+}
+
+impl Drop for TestRelay {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl TestRelay {
+    async fn start() -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into()).await
+    }
+
+    async fn start_in(dir: tempfile::TempDir, listen: SocketAddr) -> Self {
+        let state = StateDir::open(&dir.path().join("relay")).unwrap();
+        let keys = KeyPair::load_or_generate(&state, "relay.key").unwrap();
+        let mut registry = Registry::open(&state).unwrap();
+        let token = registry.invite(None, Duration::from_secs(60), SystemTime::now()).unwrap();
+        let key = keys.public();
+        let allow = vec!["127.0.0.0/8".parse().unwrap()];
+        let options =
+            Options { listen, keys, reach: Reach::Internet { registry: Box::new(registry), allow, own: Vec::new() }, flows: 10_000 };
+        let (ready, listening) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (end, ended) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.spawn(async move {
+            let tell = |address| {
+                ready.send(address).unwrap();
+            };
+            let stop = async {
+                let _ = stopped.await;
+            };
+            relay::run(options, tell, stop).await.unwrap();
+            let _ = end.send(());
+        });
+        Self { address: listening.await.unwrap(), key, token, stop: Some(stop), runtime: Some(runtime), ended, dir: Some(dir) }
+    }
+
+    /// Ends it as a crash would: nothing is said to anyone.
+    fn crash(&mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+
+    fn peer(&self, token: bool) -> Peer {
+        let token = token.then(|| *self.token.reveal());
+        Peer { addresses: vec![self.address.to_string().parse().unwrap()], key: Some(self.key), token, name: "test".into() }
+    }
+}
+
+fn links(count: u8) -> Vec<Link> {
+    let link = |number| Link { number, device: None, v4: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1 + number))), v6: None, backup: false };
+    (0..count).map(link).collect()
+}
+
+async fn until(client: &Client, wanted: impl Fn(&State) -> bool) {
+    let mut state = client.state();
+    tokio::time::timeout(PATIENCE, state.wait_for(|state| wanted(state))).await.expect("in time").unwrap();
+}
+
+async fn client(relay: &TestRelay) -> Client {
+    let keys = KeyPair::generate().unwrap();
+    let client = Client::start(relay.peer(true), Some(&keys), None).unwrap();
+    client.set_links(links(2));
+    until(&client, |state| *state == State::Up).await;
+    client
+}
+
+fn to(target: SocketAddr, carrier: Kind) -> Open {
+    Open { carrier, target: Target::Address(target), policy: FlowPolicy::default() }
+}
+
+/// A server that sends back what it gets and ends when the client does.
+async fn echo() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut read, mut write) = stream.split();
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            });
+        }
+    });
+    address
+}
+
+/// A TCP connection whose other end is spliced into a flow to `target`.
+async fn connect(client: &Client, target: SocketAddr) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (accepted, _) = listener.accept().await.unwrap();
+    let flow = client.open(to(target, Kind::Stream)).unwrap();
+    tokio::spawn(splice(accepted, flow));
+    stream
+}
+
+#[tokio::test]
+async fn bytes_go_through_both_paths_and_half_closes_too() {
+    let relay = TestRelay::start().await;
+    let client = client(&relay).await;
+    let mut stream = connect(&client, echo().await).await;
+    let data: Vec<u8> = (0..8_000_000u32).map(|at| (at / 3) as u8).collect();
+    let (mut read, mut write) = stream.split();
+    let mut back = Vec::new();
+    let (sent, received) = tokio::join!(
+        async {
+            write.write_all(&data).await?;
+            write.shutdown().await
+        },
+        tokio::time::timeout(PATIENCE, read.read_to_end(&mut back))
+    );
+    sent.unwrap();
+    received.expect("in time").unwrap();
+    assert!(back == data);
+    let used = client.paths().iter().filter(|(_, path)| path.delivered.get() > 100_000).count();
+    assert_eq!(used, 2, "{:?}", client.paths());
+}
+
+#[tokio::test]
+async fn what_cannot_be_reached_says_why() {
+    let relay = TestRelay::start().await;
+    let client = client(&relay).await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let flow = client.open(to(closed, Kind::Stream)).unwrap();
+    assert_eq!(flow.opened().await, Err(FlowEnd(libc::ECONNREFUSED as u64)));
+    let private = client.open(to(([10, 1, 2, 3], 80).into(), Kind::Stream)).unwrap();
+    assert!(matches!(private.opened().await, Err(FlowEnd(code)) if code != 0 && code != codes::BUSY));
+    // The program's connection ends with a reset.
+    let mut stream = connect(&client, closed).await;
+    assert!(tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn messages_go_there_and_back() {
+    let relay = TestRelay::start().await;
+    let client = client(&relay).await;
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut buffer = [0; 65_536];
+        while let Ok((size, from)) = server.recv_from(&mut buffer).await {
+            let _ = server.send_to(&buffer[..size], from).await;
+        }
+    });
+    let flow = client.open(to(address, Kind::Messages)).unwrap();
+    for size in [1, 1000, 20_000, 60_000] {
+        assert!(flow.send(Bytes::from(vec![size as u8; size])));
+        let back = tokio::time::timeout(PATIENCE, flow.receive()).await.unwrap().unwrap();
+        assert_eq!(back.len(), size);
+    }
+}
+
+#[tokio::test]
+async fn strangers_are_turned_away_and_the_revoked_are_put_out() {
+    let mut relay = TestRelay::start().await;
+    let keys = KeyPair::generate().unwrap();
+    let stranger = Client::start(relay.peer(false), Some(&keys), None).unwrap();
+    stranger.set_links(links(1));
+    until(&stranger, |state| matches!(state, State::Refused(reason) if reason.contains("invitation"))).await;
+
+    let member = client(&relay).await;
+    let mut stream = connect(&member, echo().await).await;
+    stream.write_all(b"hello").await.unwrap();
+    let mut back = [0; 5];
+    stream.read_exact(&mut back).await.unwrap();
+    let mut registry = Registry::open(&StateDir::open(&relay.dir.as_ref().unwrap().path().join("relay")).unwrap()).unwrap();
+    let id = registry.find("test").unwrap().id;
+    assert!(registry.revoke(id, SystemTime::now()).unwrap());
+    assert!(tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.expect("put out").is_err());
+    until(&member, |state| matches!(state, State::Refused(_) | State::Unreachable(_))).await;
+    drop(relay.stop.take());
+    tokio::time::timeout(PATIENCE, &mut relay.ended).await.expect("it stops").unwrap();
+}
+
+#[tokio::test]
+async fn a_restarted_relay_serves_new_flows_and_resets_old_ones() {
+    let mut relay = TestRelay::start().await;
+    let client = client(&relay).await;
+    let target = echo().await;
+    let mut old = connect(&client, target).await;
+    old.write_all(b"hello").await.unwrap();
+    old.read_exact(&mut [0; 5]).await.unwrap();
+    relay.crash();
+    let _again = TestRelay::start_in(relay.dir.take().unwrap(), relay.address).await;
+    old.write_all(b"anyone?").await.unwrap();
+    assert!(tokio::time::timeout(PATIENCE, old.read_to_end(&mut Vec::new())).await.expect("a reset, not silence").is_err());
+    until(&client, |state| *state == State::Up).await;
+    let mut new = connect(&client, target).await;
+    new.write_all(b"again").await.unwrap();
+    tokio::time::timeout(PATIENCE, new.read_exact(&mut [0; 5])).await.expect("served").unwrap();
+}
