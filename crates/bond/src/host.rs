@@ -16,7 +16,8 @@ use noq_proto::congestion::ControllerFactory;
 use noq_proto::crypto::HmacKey;
 use noq_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig,
-    Event as QuicEvent, FourTuple, IdleTimeout, Incoming, ServerConfig, StreamId, Transmit, TransportConfig, VarInt,
+    Event as QuicEvent, FourTuple, IdleTimeout, Incoming, RandomConnectionIdGenerator, ServerConfig, StreamId, Transmit, TransportConfig,
+    VarInt,
 };
 use thiserror::Error;
 
@@ -191,6 +192,8 @@ impl Host {
 
     fn new(mut config: EndpointConfig, seed: [u8; 32], server: Option<Arc<ServerConfig>>, now: Instant) -> Self {
         config.rng_seed(Some(seed));
+        // Ids that another run of this host gave out must look like its own, or it would not answer them with a reset.
+        config.cid_generator(Arc::new(|| Box::new(RandomConnectionIdGenerator::new(8))));
         Self {
             endpoint: Endpoint::new(Arc::new(config), server.clone(), true),
             epoch: now,

@@ -310,9 +310,13 @@ impl Keeper {
                     attempt.due = Some(Instant::now() + if refused.is_some() { LONGEST_PAUSE } else { pause });
                 }
                 if refused == Some(refusals::FORGOTTEN) {
-                    self.begin_again();
+                    self.told.send_replace(State::Connecting);
+                    self.begin_again("the peer has forgotten this bond", Duration::ZERO);
+                } else if refused.is_some_and(|code| code != refusals::BUSY) {
+                    self.told.send_replace(State::Refused(reason));
+                    self.begin_again("the peer turned this client away", LONGEST_PAUSE);
                 } else if !self.paths.values().any(|attempt| attempt.joined) {
-                    self.told.send_replace(if refused.is_some() { State::Refused(reason) } else { State::Unreachable(reason) });
+                    self.told.send_replace(State::Unreachable(reason));
                 }
             }
             Notice::Ended(bond, reason) => tracing::info!(%bond, reason, "a bond has ended"),
@@ -323,16 +327,15 @@ impl Keeper {
 }
 
 impl Keeper {
-    /// The peer has lost the bond, and all its flows with it: a new one for what comes next, at once.
-    fn begin_again(&mut self) {
+    /// The bond is lost, and all its flows with it: a new one for what comes next.
+    fn begin_again(&mut self, reason: &str, pause: Duration) {
         let old = self.id();
-        self.told.send_replace(State::Connecting);
-        self.carrier.with(|host, now| host.end(now, old, "the peer has forgotten this bond"));
+        self.carrier.with(|host, now| host.end(now, old, reason));
         if let Err(error) = self.begin() {
             tracing::error!(%error, "no new bond");
         }
         for attempt in self.paths.values_mut() {
-            *attempt = Attempt { due: Some(Instant::now()), address: attempt.address, ..Attempt::default() };
+            *attempt = Attempt { due: Some(Instant::now() + pause), address: attempt.address, ..Attempt::default() };
         }
     }
 }
