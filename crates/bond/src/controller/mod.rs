@@ -1,5 +1,6 @@
 //! The congestion controller of a path, and what a bond reads from it.
 
+mod crowd;
 mod filters;
 mod flight;
 mod gauge;

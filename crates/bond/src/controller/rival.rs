@@ -14,7 +14,7 @@ const FORGET: f64 = 30.0;
 const NEVER_EMPTY: u32 = 12;
 
 /// Which part of the capacity is held against a rival.
-const SHARE: f64 = 0.47;
+const SHARE: f64 = 0.44;
 
 /// A queue that should be empty and is not: somebody else fills it, or the path has become longer.
 #[derive(Debug, Clone)]
@@ -28,6 +28,8 @@ pub(super) struct Rival {
     /// For how many rounds the queue has not been empty.
     full_rounds: u32,
     outrun: u32,
+    /// Measurements of the capacity since it was seen.
+    bursts: u32,
 }
 
 /// A queue that is being emptied.
@@ -63,7 +65,7 @@ pub(super) struct Queue {
 
 impl Rival {
     pub(super) fn new(now: Instant) -> Self {
-        Self { present: false, capacity: 0.0, drain: None, standing_at: now, full_rounds: 0, outrun: 0 }
+        Self { present: false, capacity: 0.0, drain: None, standing_at: now, full_rounds: 0, outrun: 0, bursts: 0 }
     }
 
     pub(super) fn is_present(&self) -> bool {
@@ -82,9 +84,11 @@ impl Rival {
 
     /// Takes a measurement of the capacity in the presence of the rival.
     pub(super) fn measure(&mut self, capacity: f64) {
-        let bounded = capacity.clamp(self.capacity / 2.0, self.capacity * 2.0).max(1.0);
+        let bounded = capacity.clamp(self.capacity / 8.0, self.capacity * 8.0).max(1.0);
+        let weight = (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2);
+        self.bursts = self.bursts.saturating_add(1);
         // The mean of the inverses: the delays are what is measured, and their errors are even.
-        self.capacity = 1.0 / (0.7 / self.capacity.max(1.0) + 0.3 / bounded);
+        self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / bounded);
     }
 
     /// Forgets all, as after a dark time.
@@ -95,7 +99,8 @@ impl Rival {
     /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
     /// beyond `most` as standing. We sent `sent` bytes a second.
     pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
-        self.capacity = (self.capacity * (1.0 - round.span / FORGET)).max(round.rate);
+        let kept = if self.present { self.capacity } else { self.capacity * (1.0 - round.span / FORGET) };
+        self.capacity = kept.max(round.rate);
         if queue.delay <= queue.full {
             self.outrun = 0;
             if now.saturating_duration_since(self.standing_at) > GONE {
@@ -113,10 +118,14 @@ impl Rival {
             self.full_rounds = 0;
             return Verdict::Open;
         }
-        self.full_rounds += 1;
-        if self.present && queue.delay > queue.full {
-            self.hold(round);
+        if self.present {
+            self.drain = None;
+            if queue.delay > queue.full {
+                self.hold(round);
+            }
+            return Verdict::Open;
         }
+        self.full_rounds += 1;
         self.judge(round, rtt, queue, sent)
     }
 
@@ -141,6 +150,7 @@ impl Rival {
             return Verdict::Longer { rtt, rate: drain.rate };
         }
         self.present = true;
+        self.bursts = u32::from(self.capacity > 2.0 * round.rate) * 4;
         Verdict::Open
     }
 
