@@ -34,6 +34,11 @@ impl Crowd {
         self.trips.push_back((number, rtt));
     }
 
+    /// The longest round trip of the latest rounds, in seconds.
+    pub(super) fn longest(&self) -> f64 {
+        self.longest.get()
+    }
+
     /// Takes a loss; says whether the queue was long then: at least seven tenths of what it has been lately, and `least` seconds.
     pub(super) fn lose(&mut self, number: u64, bytes: f64, min_rtt: f64, least: f64) -> bool {
         let place = self.trips.partition_point(|trip| trip.0 < number);
@@ -60,7 +65,7 @@ mod tests {
     fn a_loss_counts_where_the_queue_was_long() {
         let mut crowd = Crowd::new();
         assert!(!crowd.lose(1, 1000.0, 0.020, 0.002), "nothing is known");
-        for (number, rtt) in [(1, 0.020), (2, 0.025), (3, 0.030), (7, 0.021)] {
+        for (number, rtt) in [(1, 0.020), (2, 0.028), (3, 0.030), (7, 0.021)] {
             crowd.acknowledge(number, rtt);
         }
         assert!(crowd.lose(4, 1000.0, 0.020, 0.002));

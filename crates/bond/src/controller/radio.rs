@@ -199,19 +199,27 @@ impl Radio {
         (self.mtu / self.rates.get().max(self.rival.capacity()).max(1.0)).min(0.1)
     }
 
+    /// How much round trips differ by themselves; packets that queue one behind the other differ by their sending time. What is far
+    /// less than the longest queue of late is no reason to mistake that queue for noise.
+    fn noise(&self, times: f64) -> f64 {
+        let noise = (self.jitter - self.packet_time()).max(0.0);
+        let longest = (self.crowd.longest() - self.min_rtt.get()).max(0.0);
+        (times * noise).min(0.3 * longest)
+    }
+
     /// The queueing delay that is left alone.
     fn short_queue(&self) -> f64 {
-        0.001 + self.packet_time() + (2.0 * self.jitter).min(0.02)
+        0.001 + self.packet_time() + self.noise(2.0).min(0.02)
     }
 
     /// The queueing delay that means that the link is full.
     fn full_queue(&self) -> f64 {
-        0.003 + 3.0 * self.packet_time() + (4.0 * self.jitter).min(0.04)
+        0.003 + 3.0 * self.packet_time() + self.noise(6.0).min(0.06)
     }
 
     /// How long a round lasts at least: long enough to measure a rate, whatever the round trip.
     fn least_round(&self) -> Duration {
-        Duration::from_secs_f64((16.0 * self.packet_time()).clamp(0.005, 0.1))
+        Duration::from_secs_f64((12.0 * self.packet_time()).clamp(0.005, 0.1))
     }
 
     /// How long emptying a queue may take.
@@ -221,7 +229,10 @@ impl Radio {
 
     fn gain(&self) -> f64 {
         let excess = (self.queue() - 0.5 * self.short_queue()).max(0.0);
-        let calm = (1.0 - excess / (2.0 * self.pace_time())).max(0.3);
+        let aim = self.noise(12.0).min(0.05);
+        let push = if self.queue() < aim { 0.25 * (1.0 - self.queue() / aim) } else { 0.0 };
+        let excess = if push > 0.0 { 0.0 } else { excess };
+        let calm = (1.0 + push - excess / (2.0 * self.pace_time())).max(0.3);
         match self.phase {
             Phase::Start { .. } => START_GAIN,
             Phase::Drain { .. } => 0.5,
@@ -295,7 +306,8 @@ impl Radio {
         let thin = self.sent < 0.8 * self.budget && !self.full;
         let was_thin = std::mem::replace(&mut self.thin, thin) || thin;
         let sent = self.sent / round.span;
-        let crowded = self.crowd.round() > (CROWDED + 0.5 * self.loss) * self.sent;
+        let crowd = self.crowd.round() / self.sent.max(1.0);
+        let crowded = crowd > CROWDED + 0.5 * self.loss;
         (self.budget, self.sent, self.full) = (0.0, 0.0, false);
         let rtt = std::mem::replace(&mut self.round_rtt, f64::INFINITY);
         let queue = (rtt - self.min_rtt.get()).max(0.0);
@@ -311,7 +323,7 @@ impl Radio {
         }
         if !was_thin && rtt.is_finite() {
             let delay = if crowded { queue.max(1.01 * full) } else { queue };
-            let queue = Queue { delay, short: self.short_queue(), full };
+            let queue = Queue { delay, short: self.short_queue(), full, crowded: crowd };
             let verdict = self.rival.round(now, round, rtt, queue, sent * (1.0 - self.loss));
             if let Verdict::Longer { rtt, rate } = verdict {
                 self.min_rtt.reset(now, rtt);

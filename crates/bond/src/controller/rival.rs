@@ -61,6 +61,8 @@ pub(super) struct Queue {
     pub(super) delay: f64,
     pub(super) short: f64,
     pub(super) full: f64,
+    /// Which part of what was sent was lost where the queue was long.
+    pub(super) crowded: f64,
 }
 
 impl Rival {
@@ -84,7 +86,8 @@ impl Rival {
 
     /// Takes a measurement of the capacity in the presence of the rival.
     pub(super) fn measure(&mut self, capacity: f64) {
-        let bounded = capacity.clamp(self.capacity / 8.0, self.capacity * 8.0).max(1.0);
+        let most = if self.bursts < 4 { 8.0 } else { 1.5 };
+        let bounded = capacity.clamp(self.capacity / most, self.capacity * most).max(1.0);
         let weight = (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2);
         self.bursts = self.bursts.saturating_add(1);
         // The mean of the inverses: the delays are what is measured, and their errors are even.
@@ -99,7 +102,8 @@ impl Rival {
     /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
     /// beyond `most` as standing. We sent `sent` bytes a second.
     pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
-        let kept = if self.present { self.capacity } else { self.capacity * (1.0 - round.span / FORGET) };
+        let forgotten = if self.present { (0.25 * queue.crowded).min(0.05) } else { round.span / FORGET };
+        let kept = self.capacity * (1.0 - forgotten).max(0.0);
         self.capacity = kept.max(round.rate);
         if queue.delay <= queue.full {
             self.outrun = 0;
