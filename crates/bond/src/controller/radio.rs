@@ -359,7 +359,19 @@ impl Radio {
             }
             Phase::Down { rounds } if standing && rounds < 3 => Phase::Down { rounds: rounds + 1 },
             Phase::Down { .. } => Phase::Cruise { rounds: 2 },
-            Phase::Burst | Phase::Repay { .. } => self.phase,
+            // A burst lasts no round, unless there is nothing to send.
+            Phase::Burst => Phase::Cruise { rounds: 4 },
+            Phase::Repay { .. } => self.phase,
+        }
+    }
+
+    fn acknowledge(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64) {
+        self.flight.acknowledge(pn, sent, bytes);
+        self.batch += bytes as f64;
+        self.batch_newest = self.batch_newest.max(pn);
+        self.batch_rtt = self.batch_rtt.min(now.saturating_duration_since(sent).as_secs_f64());
+        if let Phase::Start { .. } = self.phase {
+            self.window += bytes as f64;
         }
     }
 
@@ -415,13 +427,7 @@ impl Controller for Radio {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {
-        self.flight.acknowledge(pn, sent, bytes);
-        self.batch += bytes as f64;
-        self.batch_newest = self.batch_newest.max(pn);
-        self.batch_rtt = self.batch_rtt.min(now.saturating_duration_since(sent).as_secs_f64());
-        if let Phase::Start { .. } = self.phase {
-            self.window += bytes as f64;
-        }
+        self.acknowledge(now, sent, bytes, pn);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, _app_limited: bool, _largest: Option<u64>) {
@@ -515,5 +521,70 @@ impl Controller for Radio {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_model::Bytes;
+    use proptest::prelude::*;
+
+    #[expect(clippy::disallowed_methods, reason = "any instant does")]
+    fn controller() -> (Radio, Arc<Gauge>, Instant) {
+        let gauge = Arc::new(Gauge::default());
+        let start = Instant::now();
+        (Radio::new(gauge.clone(), start, 1200), gauge, start + Duration::from_secs(1000))
+    }
+
+    #[test]
+    fn before_the_first_sample_quic_paces_by_the_window() {
+        let (radio, gauge, _) = controller();
+        assert_eq!(radio.metrics().pacing_rate, None);
+        assert_eq!(radio.window(), 12_000);
+        assert_eq!((gauge.window().get(), gauge.pacing().bps(), gauge.min_rtt()), (12_000, 0, None));
+    }
+
+    #[test]
+    fn a_probe_opens_the_window_beyond_what_is_in_flight_and_is_used_up() {
+        let (mut radio, gauge, now) = controller();
+        for pn in 0..20 {
+            radio.on_packet_sent(now, 1200, pn);
+        }
+        assert_eq!((radio.window(), gauge.in_flight().get()), (12_000, 24_000));
+        gauge.allow_probe(Bytes::new(2400));
+        assert_eq!(radio.window(), 26_400);
+        radio.on_packet_sent(now, 1200, 20);
+        radio.on_packet_sent(now, 1200, 21);
+        assert_eq!(radio.window(), 12_000);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_comes_in_breaks_it(
+            steps in prop::collection::vec((0u8..8, 0u64..2_000_000_000, any::<u64>(), any::<u16>(), 0u64..50), 1..400),
+        ) {
+            let (mut radio, gauge, start) = controller();
+            let mut now = start;
+            for (kind, nanos, huge, small, number) in steps {
+                // Time goes back now and then, and by much.
+                let span = Duration::from_nanos(nanos);
+                now = if kind == 7 { now - span * 3 } else { now + span / 10 };
+                match kind {
+                    0 | 1 => radio.on_packet_sent(now, small, number),
+                    2 | 3 => radio.acknowledge(now, if huge % 3 == 0 { now } else { start }, u64::from(small), number),
+                    4 => radio.acknowledge(now, now + span, huge, huge),
+                    5 => radio.on_packet_lost(small, number, now),
+                    6 => radio.on_congestion_event(now, start, huge % 5 == 0, false, huge, huge),
+                    _ => radio.on_mtu_update(small),
+                }
+                radio.on_end_acks(now, huge >> number, huge % 2 == 0, None);
+                gauge.allow_probe(Bytes::new(huge * u64::from(kind == 3)));
+                prop_assert!(radio.window() >= 1);
+                prop_assert!(radio.pacing.is_none_or(|rate| rate > 0.0 && rate.is_finite()));
+                let metrics = radio.metrics();
+                prop_assert!(metrics.pacing_rate != Some(0) || radio.mtu < 2.0);
+            }
+        }
     }
 }
