@@ -13,6 +13,9 @@ const FORGET: f64 = 30.0;
 /// Alone we empty the queue at least once in so many rounds: a probing cycle and a half.
 const NEVER_EMPTY: u32 = 12;
 
+/// A capacity that was delivered for so many rounds is known well.
+const TRUSTED: u32 = 20;
+
 /// Which part of the capacity is held against a rival.
 const SHARE: f64 = 0.44;
 
@@ -28,8 +31,13 @@ pub(super) struct Rival {
     /// For how many rounds the queue has not been empty.
     full_rounds: u32,
     outrun: u32,
-    /// Measurements of the capacity since it was seen.
+    /// Measurements of the capacity since it was seen, and the latest three of them.
     bursts: u32,
+    measured: [f64; 3],
+    /// For how many rounds the capacity was delivered before it was seen.
+    trust: u32,
+    /// Bytes a second sent in the round before.
+    sent: f64,
 }
 
 /// A queue that is being emptied.
@@ -67,7 +75,18 @@ pub(super) struct Queue {
 
 impl Rival {
     pub(super) fn new(now: Instant) -> Self {
-        Self { present: false, capacity: 0.0, drain: None, standing_at: now, full_rounds: 0, outrun: 0, bursts: 0 }
+        Self {
+            present: false,
+            capacity: 0.0,
+            drain: None,
+            standing_at: now,
+            full_rounds: 0,
+            outrun: 0,
+            bursts: 0,
+            measured: [f64::INFINITY; 3],
+            trust: 0,
+            sent: 0.0,
+        }
     }
 
     pub(super) fn is_present(&self) -> bool {
@@ -86,12 +105,16 @@ impl Rival {
 
     /// Takes a measurement of the capacity in the presence of the rival.
     pub(super) fn measure(&mut self, capacity: f64) {
-        let most = if self.bursts < 4 { 8.0 } else { 1.5 };
-        let bounded = capacity.clamp(self.capacity / most, self.capacity * most).max(1.0);
-        let weight = (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2);
+        self.measured.rotate_left(1);
+        self.measured[2] = capacity.clamp(self.capacity / 32.0, self.capacity * 32.0).max(1.0);
+        let mut sorted = self.measured;
+        sorted.sort_by(f64::total_cmp);
+        // The middle one of three; of fewer, the least.
+        let middle = sorted[usize::from(self.bursts >= 2)];
+        let weight = if self.trust >= TRUSTED { 0.2 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
         self.bursts = self.bursts.saturating_add(1);
         // The mean of the inverses: the delays are what is measured, and their errors are even.
-        self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / bounded);
+        self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / middle);
     }
 
     /// Forgets all, as after a dark time.
@@ -105,6 +128,10 @@ impl Rival {
         let forgotten = if self.present { (0.25 * queue.crowded).min(0.05) } else { round.span / FORGET };
         let kept = self.capacity * (1.0 - forgotten).max(0.0);
         self.capacity = kept.max(round.rate);
+        let before = std::mem::replace(&mut self.sent, sent);
+        if !self.present && round.rate > 0.8 * self.capacity {
+            self.trust = self.trust.saturating_add(1);
+        }
         if queue.delay <= queue.full {
             self.outrun = 0;
             if now.saturating_duration_since(self.standing_at) > GONE {
@@ -125,7 +152,7 @@ impl Rival {
         if self.present {
             self.drain = None;
             if queue.delay > queue.full {
-                self.hold(round);
+                self.hold(round, before);
             }
             return Verdict::Open;
         }
@@ -154,13 +181,13 @@ impl Rival {
             return Verdict::Longer { rtt, rate: drain.rate };
         }
         self.present = true;
-        self.bursts = u32::from(self.capacity > 2.0 * round.rate) * 4;
+        self.forget_bursts();
         Verdict::Open
     }
 
     /// Gives up the share when it is delivered no longer: then the path itself has become slower.
-    fn hold(&mut self, round: Round) {
-        if round.rate > 0.7 * self.share() {
+    fn hold(&mut self, round: Round, sent: f64) {
+        if sent < 0.8 * self.share() || round.rate > 0.7 * self.share() {
             self.outrun = 0;
             return;
         }
@@ -168,6 +195,13 @@ impl Rival {
         if self.outrun >= 2 {
             self.outrun = 0;
             self.capacity = round.rate;
+            self.trust = 0;
+            self.forget_bursts();
         }
+    }
+
+    fn forget_bursts(&mut self) {
+        self.bursts = 0;
+        self.measured = [f64::INFINITY; 3];
     }
 }
