@@ -13,6 +13,9 @@ const FORGET: f64 = 30.0;
 /// Alone we empty the queue at least once in so many rounds: a probing cycle and a half.
 const NEVER_EMPTY: u32 = 12;
 
+/// More loss than this in a full buffer means that the capacity is thought too great: it is then lowered by a hundredth a round.
+const OVERRUN: f64 = 0.035;
+
 /// A capacity that was delivered for so many rounds is known well.
 const TRUSTED: u32 = 20;
 
@@ -36,6 +39,8 @@ pub(super) struct Rival {
     measured: [f64; 3],
     /// For how many rounds the capacity was delivered before it was seen.
     trust: u32,
+    /// Which part is lost in a full buffer, over about sixteen rounds.
+    crowding: f64,
     /// Bytes a second sent in the round before.
     sent: f64,
 }
@@ -85,6 +90,7 @@ impl Rival {
             bursts: 0,
             measured: [f64::INFINITY; 3],
             trust: 0,
+            crowding: 0.0,
             sent: 0.0,
         }
     }
@@ -125,7 +131,12 @@ impl Rival {
     /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
     /// beyond `most` as standing. We sent `sent` bytes a second.
     pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
-        let forgotten = if self.present { (0.25 * queue.crowded).min(0.05) } else { round.span / FORGET };
+        self.crowding += (queue.crowded - self.crowding) / 16.0;
+        let forgotten = match self.present {
+            true if self.crowding > OVERRUN => 0.01,
+            true => 0.0,
+            false => round.span / FORGET,
+        };
         let kept = self.capacity * (1.0 - forgotten).max(0.0);
         self.capacity = kept.max(round.rate);
         let before = std::mem::replace(&mut self.sent, sent);
