@@ -14,7 +14,7 @@ const FORGET: f64 = 30.0;
 const NEVER_EMPTY: u32 = 12;
 
 /// More loss than this in a full buffer means that the capacity is thought too great: it is then lowered by a hundredth a round.
-const OVERRUN: f64 = 0.035;
+const OVERRUN: f64 = 0.04;
 
 /// A capacity that was delivered for so many rounds is known well.
 const TRUSTED: u32 = 20;
@@ -117,7 +117,7 @@ impl Rival {
         sorted.sort_by(f64::total_cmp);
         // The middle one of three; of fewer, the least.
         let middle = sorted[usize::from(self.bursts >= 2)];
-        let weight = if self.trust >= TRUSTED { 0.2 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
+        let weight = if self.trust >= TRUSTED { 0.04 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
         self.bursts = self.bursts.saturating_add(1);
         // The mean of the inverses: the delays are what is measured, and their errors are even.
         self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / middle);
