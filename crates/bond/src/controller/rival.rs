@@ -16,7 +16,7 @@ const NEVER_EMPTY: u32 = 12;
 /// More loss than this in a full buffer means that the capacity is thought too great: it is then lowered by a hundredth a round.
 const OVERRUN: f64 = 0.04;
 
-/// A capacity that was delivered for so many rounds is known well.
+/// A capacity that was delivered over an empty queue for so many rounds is known well.
 const TRUSTED: u32 = 20;
 
 /// Which part of the capacity is held against a rival.
@@ -37,7 +37,7 @@ pub(super) struct Rival {
     /// Measurements of the capacity since it was seen, and the latest three of them.
     bursts: u32,
     measured: [f64; 3],
-    /// For how many rounds the capacity was delivered before it was seen.
+    /// For how many rounds the capacity was delivered over an empty queue, less those with a queue.
     trust: u32,
     /// Which part is lost in a full buffer, over about sixteen rounds.
     crowding: f64,
@@ -113,14 +113,12 @@ impl Rival {
     pub(super) fn measure(&mut self, capacity: f64) {
         self.measured.rotate_left(1);
         self.measured[2] = capacity.clamp(self.capacity / 32.0, self.capacity * 32.0).max(1.0);
-        let mut sorted = self.measured;
-        sorted.sort_by(f64::total_cmp);
-        // The middle one of three; of fewer, the least.
-        let middle = sorted[usize::from(self.bursts >= 2)];
+        // Where the buffer is nearly full the round trip grows too little, so that errors are upwards.
+        let least = self.measured.iter().copied().fold(f64::INFINITY, f64::min);
         let weight = if self.trust >= TRUSTED { 0.04 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
         self.bursts = self.bursts.saturating_add(1);
         // The mean of the inverses: the delays are what is measured, and their errors are even.
-        self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / middle);
+        self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / least);
     }
 
     /// Forgets all, as after a dark time.
@@ -140,8 +138,12 @@ impl Rival {
         let kept = self.capacity * (1.0 - forgotten).max(0.0);
         self.capacity = kept.max(round.rate);
         let before = std::mem::replace(&mut self.sent, sent);
-        if !self.present && round.rate > 0.8 * self.capacity {
-            self.trust = self.trust.saturating_add(1);
+        if !self.present {
+            self.trust = match queue.delay <= queue.short {
+                true if round.rate > 0.8 * self.capacity => (self.trust + 1).min(2 * TRUSTED),
+                true => self.trust,
+                false => self.trust.saturating_sub(1),
+            };
         }
         if queue.delay <= queue.full {
             self.outrun = 0;
