@@ -1,8 +1,8 @@
 //! What the controller does beside CUBIC and BBRv3, in tables (virtual time, real QUIC connections).
 //!
-//! `cargo run --release -p braid-bond --example controller [alone|loss|beside|sweep|watch|late]... [TRACE]...`; with no word, all but `watch`.
+//! `cargo run --release -p braid-bond --example controller [alone|loss|beside|sweep|watch|late|lone]... [TRACE|PATH]...`; with no word, all but `watch`.
 //! A trace is a recording in mahimahi's format. `watch` prints the course of a run on a trace, or beside CUBIC
-//! (`late`: CUBIC is there already).
+//! (`late`: CUBIC is there already, `lone`: it never comes) on a path given as Mbit/s,ms,BDP.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -17,9 +17,10 @@ use support::{Controllers, Source, World, bdp, bottleneck};
 
 fn main() {
     let (words, traces): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|word| ["alone", "loss", "beside", "sweep", "watch", "late"].contains(&word.as_str()));
-    let wanted =
-        |word: &str| words.iter().any(|w| w == word) || (words.is_empty() && traces.is_empty() && word != "watch" && word != "late");
+        std::env::args().skip(1).partition(|word| ["alone", "loss", "beside", "sweep", "watch", "late", "lone"].contains(&word.as_str()));
+    let wanted = |word: &str| {
+        words.iter().any(|w| w == word) || (words.is_empty() && traces.is_empty() && word != "watch" && word != "late" && word != "lone")
+    };
     if wanted("alone") {
         alone();
     }
@@ -34,13 +35,11 @@ fn main() {
     }
     for path in &traces {
         match read(path) {
+            _ if wanted("watch") && path.contains(',') => watch(wanted("late"), wanted("lone"), path),
             Ok(trace) if wanted("watch") => watch_trace(trace),
             Ok(trace) => compare(path, trace),
             Err(error) => eprintln!("{path}: {error}; give a recording in mahimahi's format"),
         }
-    }
-    if wanted("watch") && traces.is_empty() {
-        watch(wanted("late"));
     }
 }
 
@@ -146,13 +145,16 @@ fn compare(path: &str, trace: Arc<Trace>) {
 }
 
 /// The course of one flow beside CUBIC, which begins 5 s later, or earlier, and goes after 35 s.
-fn watch(late: bool) {
+fn watch(late: bool, lone: bool, path: &str) {
+    let numbers: Vec<f64> = path.split(',').filter_map(|word| word.parse().ok()).collect();
+    let [mbps, rtt, buffer] = numbers[..] else { return eprintln!("{path}: give a path as Mbit/s,ms,BDP, such as 20,40,1") };
     let gauge = Arc::new(Gauge::default());
-    let (mbps, rtt) = (20.0, ms(40));
-    let mut world = World::new(bottleneck(mbps, rtt, bdp(mbps, rtt, 1.0)), 1);
+    let rtt = Duration::from_secs_f64(rtt / 1e3);
+    let mut world = World::new(bottleneck(mbps, rtt, bdp(mbps, rtt, buffer)), 1);
     let (ours, theirs) = if late { (5, 0) } else { (0, 5) };
     world.add(&Controllers::Radio(gauge.clone()), Source::Bulk, seconds(ours));
-    let other = world.add(&Controllers::Cubic, Source::Bulk, seconds(theirs));
+    let source = if lone { Source::Idle } else { Source::Bulk };
+    let other = world.add(&Controllers::Cubic, source, seconds(theirs));
     course(&mut world, &gauge, Time::ZERO, seconds(35));
     world.flow(other).set_source(Source::Idle, seconds(35));
     course(&mut world, &gauge, seconds(35), seconds(45));

@@ -46,6 +46,8 @@ struct Mark {
 pub(super) struct Round {
     /// Bytes a second delivered: the lesser of the rates of sending and of acknowledging.
     pub(super) rate: f64,
+    /// Bytes a second acknowledged: while a queue stands, that is what the path carries.
+    pub(super) acknowledged: f64,
     /// Which part of what was sent is known to be lost.
     pub(super) loss: f64,
     /// Seconds.
@@ -95,12 +97,13 @@ impl Flight {
         }
     }
 
-    pub(super) fn lose(&mut self, number: u64, bytes: u64) {
+    /// Counts a loss; one at `random` tells of the path's noise.
+    pub(super) fn lose(&mut self, number: u64, bytes: u64, random: bool) {
         self.lost = self.lost.saturating_add(bytes);
         self.in_flight = self.in_flight.saturating_sub(bytes);
         let Some(place) = self.find(number) else { return };
         self.sent[place].open = false;
-        if self.sent[place].calm {
+        if self.sent[place].calm && random {
             self.calm.1 += bytes as f64;
         }
     }
@@ -123,7 +126,8 @@ impl Flight {
             return None;
         }
         let (delivered, lost) = ((self.delivered - mark.delivered) as f64, (self.lost - mark.lost) as f64);
-        Some(Round { rate: delivered / span, loss: lost / (delivered + lost).max(1.0), span })
+        let acknowledged = delivered / acked.as_secs_f64().max(0.001);
+        Some(Round { rate: delivered / span, acknowledged, loss: lost / (delivered + lost).max(1.0), span })
     }
 
     /// The loss of what was sent calmly, over about the latest `memory` bytes; zero before there is enough to tell.

@@ -1,5 +1,41 @@
 //! The congestion controller of a path, and what a bond reads from it.
+//!
+//! [`Radio`] is made for links that lose packets, change their rate within a second and have buffers for many seconds. QUIC runs it once
+//! per path (noq's `Controller`); [`Gauge`] is what it shows.
+//!
+//! # The idea
+//!
+//! *Rate and round trip, not loss.* Each round gives a rate of delivery and the least round trip of its packets. The rate that is paced is
+//! the greatest of eight rounds, more than one probing cycle (BBR: Cardwell et al., ACM Queue 2016); a queue is what the round trip has
+//! beyond the least one of ten seconds. While a queue stands, what is acknowledged *is* the capacity, so the rate follows at once, and
+//! the queue is emptied within about two round trips. A cycle is two rounds at the rate, one 10 % faster, one to see what became of it,
+//! and one 15 % slower; when the faster one delivered more without a queue, steps of 25, 50 and 100 % follow. What is lost in slower rounds
+//! was lost at random: the pace makes up for that part of it, up to 15 %, which is more than the 10 % promised and less than two in ten,
+//! where links are better given up.
+//!
+//! *A rival.* A queue that does not go although we have sent slower, for long enough to have emptied it, or that is not empty once in
+//! twelve rounds, is filled by somebody else (the test for elastic cross traffic of Copa, Arun and Balakrishnan, NSDI 2018, and Nimbus,
+//! Goyal et al., SIGCOMM 2022), or the way has become longer; then the round trip did not change when we slowed down. Against a rival we
+//! do not imitate its law, since CUBIC's and BBR's differ: we hold a rate, 0.44 of the capacity, and are as polite as ever above it. A
+//! flow of constant rate leaves the rest to any law, also to another of our kind. The capacity is known from before the rival came, or is
+//! measured: a burst of 12 packets (or 10 ms) beyond our rate makes a standing queue longer by bytes / capacity. The rate held is given up
+//! when it is delivered no longer (the path itself is slower), and the rival counts as gone after ten seconds with a short queue.
+//!
+//! *Short buffers.* A loss is a full buffer's when the packet before it waited for at least 0.7 of the longest wait of late (the Spike
+//! scheme of Cen, Cosman and Voelker, ToN 2003). More than 2 % of such losses in a round count as a standing queue.
+//!
+//! *Noise.* Where round trips jump by more than a packet's sending time, as on cellular links, all limits of the queue grow with the
+//! jumps, and a small queue is kept so that a moment of higher rate finds something to send.
+//!
+//! # What was measured
+//!
+//! `cargo run --release -p braid-bond --example controller` prints goodput and queueing delays beside CUBIC and BBRv3, also on recordings
+//! that are given to it; `cargo test -p braid-bond --test controller` holds the promises. Known limits: half of the capacity is held
+//! whether the rivals are one or many; buffers of fewer than some eight packets are shared badly (they hold less than one burst); beside
+//! CUBIC in buffers of more than 2 BDP at round trips of 100 ms, coming second, it takes most of a minute to get to its share; with a round
+//! trip of 1 ms at 5 Mbit/s the median queue is three packets.
 
+mod crowd;
 mod filters;
 mod flight;
 mod gauge;

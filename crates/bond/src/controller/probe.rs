@@ -15,7 +15,7 @@ pub(super) struct Burst {
     rate: f64,
     bytes: f64,
     excess: f64,
-    /// Round trips of the packets just before it and at its end, in seconds; infinite until known.
+    /// Least round trips of the packets just before it and at its end, in seconds; infinite until known.
     before: f64,
     after: f64,
     lost: bool,
@@ -42,20 +42,23 @@ impl Burst {
 
     /// Takes a round trip; says whether the burst is over.
     pub(super) fn acknowledge(&mut self, number: u64, rtt: f64) -> bool {
+        // The least of some: the acknowledgement of an odd packet may have been held back (RFC 9000, 13.2.1).
         if number <= self.first && number + 4 > self.first {
-            self.before = rtt;
+            self.before = self.before.min(rtt);
         }
-        if number < self.last {
-            return false;
+        if number + 1 >= self.last && number <= self.last + 2 {
+            self.after = self.after.min(rtt);
         }
-        if number <= self.last + 2 {
-            self.after = rtt;
-        }
-        true
+        number >= self.last + 2
     }
 
     pub(super) fn lose(&mut self, number: u64) {
         self.lost |= number >= self.first && number <= self.last + 2;
+    }
+
+    /// Whether it was too much for the buffer.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost
     }
 
     /// What the bottleneck carries, in bytes a second; `None` if the burst did not tell.
@@ -81,7 +84,8 @@ mod tests {
         }
         assert!(!burst.acknowledge(10, 0.100));
         assert!(!burst.acknowledge(18, 0.114));
-        assert!(burst.acknowledge(20, 0.117));
+        assert!(!burst.acknowledge(20, 0.117));
+        assert!(burst.acknowledge(22, 0.142));
         assert!((burst.capacity().unwrap() - 1_000_000.0).abs() < 1.0);
         burst.lose(15);
         assert_eq!(burst.capacity(), None);

@@ -8,6 +8,7 @@ use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 use super::Gauge;
+use super::crowd::Crowd;
 use super::filters::{Greatest, Least};
 use super::flight::{Flight, Round};
 use super::probe::Burst;
@@ -33,6 +34,9 @@ const BURST_GAIN: f64 = 4.0;
 
 /// How long acknowledgements may be held back and come in a lump, in seconds.
 const MOST_LUMP: f64 = 0.05;
+
+/// More loss than this where the queue was long means that the buffer is full, however short.
+const CROWDED: f64 = 0.02;
 
 /// More loss than this is nobody's noise, and is not made up for.
 const MOST_RANDOM_LOSS: f64 = 0.15;
@@ -85,9 +89,10 @@ pub struct Radio {
     flight: Flight,
     phase: Phase,
     rates: Greatest<ROUNDS>,
-    /// Least round trips in seconds: lately, of about the latest half round, and of this round.
+    /// Least round trips in seconds: lately, of about the latest round trip, of some acknowledgements, and of this round.
     min_rtt: Least,
     standing: Least,
+    latest: [f64; 4],
     round_rtt: f64,
     /// Of the batch of acknowledgements that is coming in: the least round trip, and the bytes.
     batch_rtt: f64,
@@ -95,6 +100,9 @@ pub struct Radio {
     /// Its newest packet.
     batch_newest: u64,
     burst: Option<Burst>,
+    /// Smaller bursts where buffers are short.
+    burst_scale: f64,
+    crowd: Crowd,
     srtt: f64,
     /// How much a round trip differs from the one before, on average, in seconds.
     jitter: f64,
@@ -143,11 +151,14 @@ impl Radio {
             rates: Greatest::new(),
             min_rtt: Least::new(now),
             standing: Least::new(now),
+            latest: [f64::INFINITY; 4],
             round_rtt: f64::INFINITY,
             batch_rtt: f64::INFINITY,
             batch: 0.0,
             batch_newest: 0,
             burst: None,
+            burst_scale: 1.0,
+            crowd: Crowd::new(),
             srtt: 0.0,
             jitter: 0.0,
             last_rtt: f64::INFINITY,
@@ -177,23 +188,38 @@ impl Radio {
         if queue.is_finite() { queue.max(0.0) } else { 0.0 }
     }
 
+    /// The same of the latest few packets; zero before there are some.
+    fn newest_queue(&self) -> f64 {
+        let least = self.latest.iter().copied().fold(f64::INFINITY, f64::min);
+        let known = self.latest[0].is_finite() && self.min_rtt.get().is_finite();
+        if known { (least - self.min_rtt.get()).max(0.0) } else { 0.0 }
+    }
+
     fn packet_time(&self) -> f64 {
         (self.mtu / self.rates.get().max(self.rival.capacity()).max(1.0)).min(0.1)
     }
 
+    /// How much round trips differ by themselves; packets that queue one behind the other differ by their sending time. What is far
+    /// less than the longest queue of late is no reason to mistake that queue for noise.
+    fn noise(&self, times: f64) -> f64 {
+        let noise = (self.jitter - self.packet_time()).max(0.0);
+        let longest = (self.crowd.longest() - self.min_rtt.get()).max(0.0);
+        (times * noise).min(0.3 * longest)
+    }
+
     /// The queueing delay that is left alone.
     fn short_queue(&self) -> f64 {
-        0.001 + self.packet_time() + (2.0 * self.jitter).min(0.02)
+        0.001 + self.packet_time() + self.noise(2.0).min(0.02)
     }
 
     /// The queueing delay that means that the link is full.
     fn full_queue(&self) -> f64 {
-        0.003 + 3.0 * self.packet_time() + (4.0 * self.jitter).min(0.04)
+        0.003 + 3.0 * self.packet_time() + self.noise(6.0).min(0.06)
     }
 
     /// How long a round lasts at least: long enough to measure a rate, whatever the round trip.
     fn least_round(&self) -> Duration {
-        Duration::from_secs_f64((10.0 * self.packet_time()).clamp(0.005, 0.1))
+        Duration::from_secs_f64((12.0 * self.packet_time()).clamp(0.005, 0.1))
     }
 
     /// How long emptying a queue may take.
@@ -202,8 +228,11 @@ impl Radio {
     }
 
     fn gain(&self) -> f64 {
-        let excess = (self.queue() - self.short_queue()).max(0.0);
-        let calm = (1.0 - excess / (2.0 * self.pace_time())).max(0.3);
+        let excess = (self.queue() - 0.5 * self.short_queue()).max(0.0);
+        let aim = self.noise(12.0).min(0.05);
+        let push = if self.queue() < aim { 0.25 * (1.0 - self.queue() / aim) } else { 0.0 };
+        let excess = if push > 0.0 { 0.0 } else { excess };
+        let calm = (1.0 + push - excess / (2.0 * self.pace_time())).max(0.3);
         match self.phase {
             Phase::Start { .. } => START_GAIN,
             Phase::Drain { .. } => 0.5,
@@ -224,7 +253,7 @@ impl Radio {
         let made_up = 1.0 / (1.0 - self.loss);
         let share = self.rival.share();
         let pacing = match self.phase {
-            Phase::Burst => rate.max(share) * BURST_GAIN,
+            Phase::Burst => self.burst_rate(),
             Phase::Repay { .. } => rate.max(share) * 0.5,
             _ => (rate * self.gain()).max(share),
         } * made_up;
@@ -233,12 +262,23 @@ impl Radio {
         let lumps = self.lumps.get().min(rate * MOST_LUMP);
         let room =
             (rate * made_up * (base * self.window_gain() + 0.01)).max(share * made_up * 1.25 * self.srtt.clamp(base, 6.0 * base + 0.02));
-        let burst = self.burst.as_ref().map_or(0.0, Burst::excess);
+        let burst = if self.phase == Phase::Burst { self.burst_size() } else { self.burst.as_ref().map_or(0.0, Burst::excess) };
         let window = room + lumps + burst + LEAST_PACKETS * self.mtu;
         self.window = match self.phase {
             Phase::Start { .. } => window.max(self.window),
             _ => window,
         };
+    }
+
+    /// Bytes that a burst sends beyond our rate: enough to be told from noise.
+    fn burst_size(&self) -> f64 {
+        (12.0 * self.mtu).max(0.01 * self.rival.capacity()) * self.burst_scale
+    }
+
+    /// Bytes a second of a burst, which must be over before the rival notices.
+    fn burst_rate(&self) -> f64 {
+        let rate = self.rates.get().max(self.rival.share());
+        (rate * BURST_GAIN).max(rate + self.burst_size() / (0.1 * self.srtt).clamp(0.002, 0.02))
     }
 
     fn window_gain(&self) -> f64 {
@@ -266,21 +306,24 @@ impl Radio {
         let thin = self.sent < 0.8 * self.budget && !self.full;
         let was_thin = std::mem::replace(&mut self.thin, thin) || thin;
         let sent = self.sent / round.span;
+        let crowd = self.crowd.round() / self.sent.max(1.0);
+        let crowded = crowd > CROWDED + 0.5 * self.loss;
         (self.budget, self.sent, self.full) = (0.0, 0.0, false);
         let rtt = std::mem::replace(&mut self.round_rtt, f64::INFINITY);
         let queue = (rtt - self.min_rtt.get()).max(0.0);
         let full = self.full_queue();
-        let standing = rtt.is_finite() && queue > full;
+        let standing = rtt.is_finite() && queue > full || crowded;
         self.loss = self.flight.calm_loss(400.0 * self.mtu).min(MOST_RANDOM_LOSS);
         if was_thin {
             self.rates.raise(round.rate);
         } else if standing && !matches!(self.phase, Phase::Start { .. }) {
-            self.rates.reset(round.rate);
+            self.rates.reset(if crowded { round.rate } else { round.acknowledged });
         } else {
             self.rates.add(round.rate);
         }
         if !was_thin && rtt.is_finite() {
-            let queue = Queue { delay: queue, short: self.short_queue(), full };
+            let delay = if crowded { queue.max(1.01 * full) } else { queue };
+            let queue = Queue { delay, short: self.short_queue(), full, crowded: crowd };
             let verdict = self.rival.round(now, round, rtt, queue, sent * (1.0 - self.loss));
             if let Verdict::Longer { rtt, rate } = verdict {
                 self.min_rtt.reset(now, rtt);
@@ -316,7 +359,19 @@ impl Radio {
             }
             Phase::Down { rounds } if standing && rounds < 3 => Phase::Down { rounds: rounds + 1 },
             Phase::Down { .. } => Phase::Cruise { rounds: 2 },
-            Phase::Burst | Phase::Repay { .. } => self.phase,
+            // A burst lasts no round, unless there is nothing to send.
+            Phase::Burst => Phase::Cruise { rounds: 4 },
+            Phase::Repay { .. } => self.phase,
+        }
+    }
+
+    fn acknowledge(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64) {
+        self.flight.acknowledge(pn, sent, bytes);
+        self.batch += bytes as f64;
+        self.batch_newest = self.batch_newest.max(pn);
+        self.batch_rtt = self.batch_rtt.min(now.saturating_duration_since(sent).as_secs_f64());
+        if let Phase::Start { .. } = self.phase {
+            self.window += bytes as f64;
         }
     }
 
@@ -324,8 +379,8 @@ impl Radio {
         if self.phase != Phase::Burst {
             return;
         }
-        let rate = self.pacing.unwrap_or(0.0) / BURST_GAIN;
-        let wanted = (12.0 * self.mtu).max(0.01 * self.rival.capacity());
+        let rate = self.rates.get().max(self.rival.share()) / (1.0 - self.loss);
+        let wanted = self.burst_size();
         let burst = self.burst.get_or_insert_with(|| Burst::new(now, pn, rate));
         if burst.send(now, pn, bytes) >= wanted {
             let until = now + Duration::from_secs_f64((2.0 * burst.excess() / rate.max(1.0)).min(1.0));
@@ -342,6 +397,8 @@ impl Radio {
         }
         let Some(burst) = &mut self.burst else { return };
         if self.phase != Phase::Burst && burst.acknowledge(self.batch_newest, rtt) {
+            let scale = if burst.is_lost() { 0.7 } else { 1.1 };
+            self.burst_scale = (self.burst_scale * scale).clamp(0.4, 1.0);
             if let Some(capacity) = burst.capacity() {
                 self.rival.measure(capacity);
             }
@@ -370,13 +427,7 @@ impl Controller for Radio {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64, _app_limited: bool, _rtt: &RttEstimator) {
-        self.flight.acknowledge(pn, sent, bytes);
-        self.batch += bytes as f64;
-        self.batch_newest = self.batch_newest.max(pn);
-        self.batch_rtt = self.batch_rtt.min(now.saturating_duration_since(sent).as_secs_f64());
-        if let Phase::Start { .. } = self.phase {
-            self.window += bytes as f64;
-        }
+        self.acknowledge(now, sent, bytes, pn);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, _app_limited: bool, _largest: Option<u64>) {
@@ -393,18 +444,23 @@ impl Controller for Radio {
             self.last_rtt = rtt;
             let span = if self.rival.is_present() { MIN_RTT_SPAN * 6 } else { MIN_RTT_SPAN };
             self.min_rtt.add(now, span, rtt);
+            self.latest.rotate_left(1);
+            self.latest[3] = rtt;
             self.standing.add(now, Duration::from_secs_f64(self.srtt.clamp(0.01, 2.0)), rtt);
             self.round_rtt = self.round_rtt.min(rtt);
+            self.crowd.acknowledge(self.batch_newest, rtt);
         }
         if let Some(round) = self.flight.end(now, in_flight, self.least_round()) {
             self.on_round(now, round);
             self.lumps.add(0.0);
         }
         self.on_burst_acknowledged(now, rtt);
-        if let Phase::Up { .. } | Phase::Wait { .. } = self.phase
-            && self.queue() > self.full_queue()
-        {
-            self.phase = Phase::Down { rounds: 0 };
+        if self.newest_queue() > self.full_queue() {
+            match self.phase {
+                Phase::Up { .. } | Phase::Wait { .. } => self.phase = Phase::Down { rounds: 0 },
+                Phase::Start { .. } => self.phase = Phase::Drain { rounds: 0 },
+                _ => {}
+            }
         }
         self.steer();
         self.gauge.set_in_flight(self.flight.in_flight());
@@ -424,7 +480,8 @@ impl Controller for Radio {
     }
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, _now: Instant) {
-        self.flight.lose(pn, u64::from(lost_bytes));
+        let crowded = self.crowd.lose(pn, f64::from(lost_bytes), self.min_rtt.get(), 0.001 + 0.5 * self.packet_time());
+        self.flight.lose(pn, u64::from(lost_bytes), !crowded);
         if let Some(burst) = &mut self.burst {
             burst.lose(pn);
         }
@@ -464,5 +521,70 @@ impl Controller for Radio {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_model::Bytes;
+    use proptest::prelude::*;
+
+    #[expect(clippy::disallowed_methods, reason = "any instant does")]
+    fn controller() -> (Radio, Arc<Gauge>, Instant) {
+        let gauge = Arc::new(Gauge::default());
+        let start = Instant::now();
+        (Radio::new(gauge.clone(), start, 1200), gauge, start + Duration::from_secs(1000))
+    }
+
+    #[test]
+    fn before_the_first_sample_quic_paces_by_the_window() {
+        let (radio, gauge, _) = controller();
+        assert_eq!(radio.metrics().pacing_rate, None);
+        assert_eq!(radio.window(), 12_000);
+        assert_eq!((gauge.window().get(), gauge.pacing().bps(), gauge.min_rtt()), (12_000, 0, None));
+    }
+
+    #[test]
+    fn a_probe_opens_the_window_beyond_what_is_in_flight_and_is_used_up() {
+        let (mut radio, gauge, now) = controller();
+        for pn in 0..20 {
+            radio.on_packet_sent(now, 1200, pn);
+        }
+        assert_eq!((radio.window(), gauge.in_flight().get()), (12_000, 24_000));
+        gauge.allow_probe(Bytes::new(2400));
+        assert_eq!(radio.window(), 26_400);
+        radio.on_packet_sent(now, 1200, 20);
+        radio.on_packet_sent(now, 1200, 21);
+        assert_eq!(radio.window(), 12_000);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_comes_in_breaks_it(
+            steps in prop::collection::vec((0u8..8, 0u64..2_000_000_000, any::<u64>(), any::<u16>(), 0u64..50), 1..400),
+        ) {
+            let (mut radio, gauge, start) = controller();
+            let mut now = start;
+            for (kind, nanos, huge, small, number) in steps {
+                // Time goes back now and then, and by much.
+                let span = Duration::from_nanos(nanos);
+                now = if kind == 7 { now - span * 3 } else { now + span / 10 };
+                match kind {
+                    0 | 1 => radio.on_packet_sent(now, small, number),
+                    2 | 3 => radio.acknowledge(now, if huge % 3 == 0 { now } else { start }, u64::from(small), number),
+                    4 => radio.acknowledge(now, now + span, huge, huge),
+                    5 => radio.on_packet_lost(small, number, now),
+                    6 => radio.on_congestion_event(now, start, huge % 5 == 0, false, huge, huge),
+                    _ => radio.on_mtu_update(small),
+                }
+                radio.on_end_acks(now, huge >> number, huge % 2 == 0, None);
+                gauge.allow_probe(Bytes::new(huge * u64::from(kind == 3)));
+                prop_assert!(radio.window() >= 1);
+                prop_assert!(radio.pacing.is_none_or(|rate| rate > 0.0 && rate.is_finite()));
+                let metrics = radio.metrics();
+                prop_assert!(metrics.pacing_rate != Some(0) || radio.mtu < 2.0);
+            }
+        }
     }
 }

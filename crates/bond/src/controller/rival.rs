@@ -13,8 +13,14 @@ const FORGET: f64 = 30.0;
 /// Alone we empty the queue at least once in so many rounds: a probing cycle and a half.
 const NEVER_EMPTY: u32 = 12;
 
+/// More loss than this in a full buffer means that the capacity is thought too great: it is then lowered by a hundredth a round.
+const OVERRUN: f64 = 0.04;
+
+/// A capacity that was delivered over an empty queue for so many rounds is known well.
+const TRUSTED: u32 = 20;
+
 /// Which part of the capacity is held against a rival.
-const SHARE: f64 = 0.47;
+const SHARE: f64 = 0.44;
 
 /// A queue that should be empty and is not: somebody else fills it, or the path has become longer.
 #[derive(Debug, Clone)]
@@ -28,6 +34,15 @@ pub(super) struct Rival {
     /// For how many rounds the queue has not been empty.
     full_rounds: u32,
     outrun: u32,
+    /// Measurements of the capacity since it was seen, and the latest three of them.
+    bursts: u32,
+    measured: [f64; 3],
+    /// For how many rounds the capacity was delivered over an empty queue, less those with a queue.
+    trust: u32,
+    /// Which part is lost in a full buffer, over about sixteen rounds.
+    crowding: f64,
+    /// Bytes a second sent in the round before.
+    sent: f64,
 }
 
 /// A queue that is being emptied.
@@ -59,11 +74,25 @@ pub(super) struct Queue {
     pub(super) delay: f64,
     pub(super) short: f64,
     pub(super) full: f64,
+    /// Which part of what was sent was lost where the queue was long.
+    pub(super) crowded: f64,
 }
 
 impl Rival {
     pub(super) fn new(now: Instant) -> Self {
-        Self { present: false, capacity: 0.0, drain: None, standing_at: now, full_rounds: 0, outrun: 0 }
+        Self {
+            present: false,
+            capacity: 0.0,
+            drain: None,
+            standing_at: now,
+            full_rounds: 0,
+            outrun: 0,
+            bursts: 0,
+            measured: [f64::INFINITY; 3],
+            trust: 0,
+            crowding: 0.0,
+            sent: 0.0,
+        }
     }
 
     pub(super) fn is_present(&self) -> bool {
@@ -82,9 +111,14 @@ impl Rival {
 
     /// Takes a measurement of the capacity in the presence of the rival.
     pub(super) fn measure(&mut self, capacity: f64) {
-        let bounded = capacity.clamp(self.capacity / 2.0, self.capacity * 2.0).max(1.0);
+        self.measured.rotate_left(1);
+        self.measured[2] = capacity.clamp(self.capacity / 32.0, self.capacity * 32.0).max(1.0);
+        // Where the buffer is nearly full the round trip grows too little, so that errors are upwards.
+        let least = self.measured.iter().copied().fold(f64::INFINITY, f64::min);
+        let weight = if self.trust >= TRUSTED { 0.04 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
+        self.bursts = self.bursts.saturating_add(1);
         // The mean of the inverses: the delays are what is measured, and their errors are even.
-        self.capacity = 1.0 / (0.7 / self.capacity.max(1.0) + 0.3 / bounded);
+        self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / least);
     }
 
     /// Forgets all, as after a dark time.
@@ -95,7 +129,22 @@ impl Rival {
     /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
     /// beyond `most` as standing. We sent `sent` bytes a second.
     pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
-        self.capacity = (self.capacity * (1.0 - round.span / FORGET)).max(round.rate);
+        self.crowding += (queue.crowded - self.crowding) / 16.0;
+        let forgotten = match self.present {
+            true if self.crowding > OVERRUN => 0.01,
+            true => 0.0,
+            false => round.span / FORGET,
+        };
+        let kept = self.capacity * (1.0 - forgotten).max(0.0);
+        self.capacity = kept.max(round.rate);
+        let before = std::mem::replace(&mut self.sent, sent);
+        if !self.present {
+            self.trust = match queue.delay <= queue.short {
+                true if round.rate > 0.8 * self.capacity => (self.trust + 1).min(2 * TRUSTED),
+                true => self.trust,
+                false => self.trust.saturating_sub(1),
+            };
+        }
         if queue.delay <= queue.full {
             self.outrun = 0;
             if now.saturating_duration_since(self.standing_at) > GONE {
@@ -113,10 +162,14 @@ impl Rival {
             self.full_rounds = 0;
             return Verdict::Open;
         }
-        self.full_rounds += 1;
-        if self.present && queue.delay > queue.full {
-            self.hold(round);
+        if self.present {
+            self.drain = None;
+            if queue.delay > queue.full {
+                self.hold(round, before);
+            }
+            return Verdict::Open;
         }
+        self.full_rounds += 1;
         self.judge(round, rtt, queue, sent)
     }
 
@@ -141,12 +194,13 @@ impl Rival {
             return Verdict::Longer { rtt, rate: drain.rate };
         }
         self.present = true;
+        self.forget_bursts();
         Verdict::Open
     }
 
     /// Gives up the share when it is delivered no longer: then the path itself has become slower.
-    fn hold(&mut self, round: Round) {
-        if round.rate > 0.7 * self.share() {
+    fn hold(&mut self, round: Round, sent: f64) {
+        if sent < 0.8 * self.share() || round.rate > 0.7 * self.share() {
             self.outrun = 0;
             return;
         }
@@ -154,6 +208,13 @@ impl Rival {
         if self.outrun >= 2 {
             self.outrun = 0;
             self.capacity = round.rate;
+            self.trust = 0;
+            self.forget_bursts();
         }
+    }
+
+    fn forget_bursts(&mut self) {
+        self.bursts = 0;
+        self.measured = [f64::INFINITY; 3];
     }
 }

@@ -1,0 +1,78 @@
+//! Telling losses in a full buffer from losses at random.
+
+use std::collections::VecDeque;
+
+use super::filters::Greatest;
+
+/// How many round trips are remembered.
+const MEMORY: usize = 512;
+
+/// Losses by the queue that their neighbours met (Cen, Cosman and Voelker, "End-to-end differentiation of congestion and wireless losses",
+/// IEEE/ACM Transactions on Networking 2003: the Spike scheme).
+#[derive(Debug, Clone)]
+pub(super) struct Crowd {
+    /// Packet number and round trip in seconds, by number.
+    trips: VecDeque<(u64, f64)>,
+    /// Longest round trips of the latest rounds, in seconds.
+    longest: Greatest<16>,
+    lost: f64,
+}
+
+impl Crowd {
+    pub(super) fn new() -> Self {
+        Self { trips: VecDeque::new(), longest: Greatest::new(), lost: 0.0 }
+    }
+
+    pub(super) fn acknowledge(&mut self, number: u64, rtt: f64) {
+        self.longest.raise(rtt);
+        if self.trips.back().is_some_and(|last| last.0 >= number) {
+            return;
+        }
+        if self.trips.len() >= MEMORY {
+            self.trips.pop_front();
+        }
+        self.trips.push_back((number, rtt));
+    }
+
+    /// The longest round trip of the latest rounds, in seconds.
+    pub(super) fn longest(&self) -> f64 {
+        self.longest.get()
+    }
+
+    /// Takes a loss; says whether the queue was long then: at least seven tenths of what it has been lately, and `least` seconds.
+    pub(super) fn lose(&mut self, number: u64, bytes: f64, min_rtt: f64, least: f64) -> bool {
+        let place = self.trips.partition_point(|trip| trip.0 < number);
+        let Some(trip) = place.checked_sub(1).and_then(|place| self.trips.get(place)) else { return false };
+        let crowded = trip.1 - min_rtt >= least.max(0.7 * (self.longest.get() - min_rtt));
+        if crowded {
+            self.lost += bytes;
+        }
+        crowded
+    }
+
+    /// Ends a round: bytes that were lost in it where the queue was long.
+    pub(super) fn round(&mut self) -> f64 {
+        self.longest.add(0.0);
+        std::mem::take(&mut self.lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_counts_where_the_queue_was_long() {
+        let mut crowd = Crowd::new();
+        assert!(!crowd.lose(1, 1000.0, 0.020, 0.002), "nothing is known");
+        for (number, rtt) in [(1, 0.020), (2, 0.028), (3, 0.030), (7, 0.021)] {
+            crowd.acknowledge(number, rtt);
+        }
+        assert!(crowd.lose(4, 1000.0, 0.020, 0.002));
+        assert!(crowd.lose(3, 1000.0, 0.020, 0.002));
+        assert!(!crowd.lose(8, 1000.0, 0.020, 0.002));
+        assert!(!crowd.lose(4, 1000.0, 0.020, 0.050));
+        assert_eq!(crowd.round(), 2000.0);
+        assert_eq!(crowd.round(), 0.0);
+    }
+}
