@@ -358,6 +358,7 @@ impl<S: Steering> Core<S> {
             usable,
             backup,
             rules: rules::steer_rules(policy, &devices, &self.executables, self.names.as_mut()),
+            redirected: Vec::new(),
         }
     }
 

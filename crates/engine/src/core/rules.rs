@@ -94,6 +94,7 @@ pub(super) fn steer_rules(
         prefer: (!rule.prefer.is_empty()).then(|| mask(&rule.prefer)),
         class: rule.class,
         affinity: rule.affinity,
+        carry: None,
     }));
     rules
 }
