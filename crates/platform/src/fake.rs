@@ -11,7 +11,7 @@ use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time}
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, Carry, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Way,
 };
 
 /// What became of a connect.
@@ -103,7 +103,7 @@ impl FakeSteering {
                 Admission::LeaveAlone => return Steered::LeftAlone,
             };
         let redirect = match found.and_then(|rule| rule.carry) {
-            Some(carry) => carry == Carry::Redirect,
+            Some(carry) => carry == Way::Redirect,
             None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
         };
         if redirect && self.redirect_ready {

@@ -109,7 +109,7 @@ pub struct SteerMatch {
 
 /// Who carries a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Carry {
+pub enum Way {
     /// The kernel, over the link it was given.
     Direct,
     /// The daemon, while it takes any; else the kernel. TCP only.
@@ -132,7 +132,7 @@ pub struct SteerRule {
     /// Their affinity.
     pub affinity: Option<Affinity>,
     /// Who carries them; `None`: by their class ([`SteerParams::redirected`]).
-    pub carry: Option<Carry>,
+    pub carry: Option<Way>,
 }
 
 /// A connection that was turned to the daemon, and what is known of it.

@@ -18,12 +18,12 @@ use braid_model::{Class, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::{Carry, RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering};
+use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, Way};
 use support::steered::{fetch, in_world, params, steering};
 
 /// Two links, everything redirected.
 fn redirecting() -> SteerParams {
-    SteerParams { rules: vec![SteerRule { carry: Some(Carry::Redirect), ..Default::default() }], ..params(2) }
+    SteerParams { rules: vec![SteerRule { carry: Some(Way::Redirect), ..Default::default() }], ..params(2) }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -204,15 +204,15 @@ fn rules_and_classes_say_what_is_redirected() {
         let to = |port| SteerMatch { port: Some(port), ..Default::default() };
         let mut params = params(2);
         params.rules = vec![
-            SteerRule { matching: to(80), carry: Some(Carry::Direct), class: Some(Class::Bulk), ..Default::default() },
+            SteerRule { matching: to(80), carry: Some(Way::Direct), class: Some(Class::Bulk), ..Default::default() },
             SteerRule { matching: to(443), class: Some(Class::Bulk), ..Default::default() },
             SteerRule {
                 matching: SteerMatch { destination: Some("203.0.113.11/32".parse().unwrap()), ..Default::default() },
                 exclude: true,
-                carry: Some(Carry::Redirect),
+                carry: Some(Way::Redirect),
                 ..Default::default()
             },
-            SteerRule { matching: to(8080), carry: Some(Carry::Redirect), ..Default::default() },
+            SteerRule { matching: to(8080), carry: Some(Way::Redirect), ..Default::default() },
         ];
         params.redirected = vec![Class::Bulk];
         let mut steering = steering(&params);

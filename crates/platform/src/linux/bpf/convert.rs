@@ -7,7 +7,7 @@ use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, 
 use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
-use crate::steering::{AppId, Carry, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent};
+use crate::steering::{AppId, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Way};
 
 const TCP_SYN_SENT: u32 = 2;
 const IPPROTO_TCP: u8 = 6;
@@ -137,8 +137,8 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         raw.prefer = prefer.0;
     }
     match rule.carry {
-        Some(Carry::Redirect) => raw.actions |= bits::DO_REDIRECT,
-        Some(Carry::Direct) => raw.actions |= bits::DO_DIRECT,
+        Some(Way::Redirect) => raw.actions |= bits::DO_REDIRECT,
+        Some(Way::Direct) => raw.actions |= bits::DO_DIRECT,
         None => {}
     }
     raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
