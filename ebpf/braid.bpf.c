@@ -4,10 +4,11 @@
  * the caller's own socket, and the kernel does the rest. No program runs per TCP packet (but before
  * Linux 6.3, where the two that count UDP see every packet pass).
  *
- *   connect4/6    TCP: binds the socket to its link, once. Connected UDP: marks it, and a rule routes the mark.
+ *   connect4/6    TCP: binds the socket to its link, once, or turns it to the daemon. Connected UDP: marks it, and a rule routes the mark.
+ *   getpeername4/6, getsockname4/6  show a redirected socket the addresses it asked for.
  *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that.
  *   sock_release  ends a flow: loads, demand, the event for the daemon.
- *   sockops       what connections suffer: SYNs and segments without an answer, handshakes answered.
+ *   sockops       what connections suffer: SYNs and segments without an answer, handshakes answered. Where redirected ones come from.
  *   sent/received  count UDP, whose sockets have no counters of their own; on kernels without these tracepoints egress/ingress.
  *   flows         dumps the living flows and brings their reservations up to date.
  *
@@ -121,6 +122,8 @@ BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *re
 
 	if (!socket || (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP))
 		return ALLOW;
+	if (ctx->protocol == IPPROTO_TCP)
+		undisguise(socket);
 	now = acting(ctx, &bank);
 	if (!now)
 		return ALLOW;
@@ -147,6 +150,8 @@ BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *re
 		count(BRAID_COUNT_LEFT);
 		return ALLOW;
 	}
+	if (request->protocol == IPPROTO_TCP && request->redirect && redirect(ctx, request, bank))
+		return ALLOW;
 	return request->protocol == IPPROTO_TCP ? steer_tcp(ctx, socket, now, bank, request) : steer_udp(ctx, socket, now, bank, request);
 }
 
@@ -154,23 +159,34 @@ SEC("cgroup/connect4")
 int braid_connect4(struct bpf_sock_addr *ctx)
 {
 	struct request request = {};
+	int verdict;
 
 	set_remote4(&request, ctx->user_ip4);
-	return intercept_connect(ctx, &request);
+	verdict = intercept_connect(ctx, &request);
+	if (request.turned) {
+		ctx->user_ip4 = request.turned;
+		ctx->user_port = request.listener;
+	}
+	return verdict;
 }
 
 SEC("cgroup/connect6")
 int braid_connect6(struct bpf_sock_addr *ctx)
 {
 	struct request request = { .family = 6 };
+	int verdict;
 
-	request.remote[0] = ctx->user_ip6[0];
-	request.remote[1] = ctx->user_ip6[1];
-	request.remote[2] = ctx->user_ip6[2];
-	request.remote[3] = ctx->user_ip6[3];
+	read_address6(ctx, request.remote);
 	if (is_mapped(request.remote))
 		request.family = 4;
-	return intercept_connect(ctx, &request);
+	verdict = intercept_connect(ctx, &request);
+	if (request.turned) {
+		__u32 to[4] = { 0, 0, request.by_port ? 0 : bpf_htonl(0xffff), request.by_port ? bpf_htonl(1) : request.turned };
+
+		write_address6(ctx, to);
+		ctx->user_port = request.listener;
+	}
+	return verdict;
 }
 
 /* ------------------------------------------------------------------ unconnected datagrams */
@@ -283,10 +299,7 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 
 	if (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3])
 		return ALLOW;
-	request.remote[0] = ctx->user_ip6[0];
-	request.remote[1] = ctx->user_ip6[1];
-	request.remote[2] = ctx->user_ip6[2];
-	request.remote[3] = ctx->user_ip6[3];
+	read_address6(ctx, request.remote);
 	if (is_mapped(request.remote))
 		return ALLOW; /* the kernel asks again, as IPv4 */
 	slot = route_datagram(ctx, &request, &now, &verdict);
@@ -498,8 +511,11 @@ int braid_sockops(struct bpf_sock_ops *ctx)
 	if (!socket)
 		return 1;
 	flow = bpf_sk_storage_get(&flows, socket, NULL, 0);
-	if (!flow)
+	if (!flow) {
+		if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
+			note_source(ctx, socket);
 		return 1;
+	}
 	if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
 		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTO_CB_FLAG);
 	else if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB)

@@ -8,6 +8,8 @@
 
 #define BRAID_MAX_LINKS 32
 #define BRAID_MAX_RULES 64
+/* Redirected connections that wait for the daemon; its listeners' queues hold as many. */
+#define BRAID_MAX_ARRIVALS 4096
 #define BRAID_NO_SLOT 0xffffffffu
 
 /* A socket's routing mark is this plus the link's slot plus one; any other mark is foreign. */
@@ -56,6 +58,9 @@ struct braid_params {
 	__u32 usable[2]; /* masks of slots, IPv4 and IPv6 */
 	__u32 backup;
 	__u32 affinity; /* where no rule says otherwise */
+	__u32 local4; /* the address the system itself would send from, network order; 0: none */
+	__u32 redirected_classes; /* bit by class: what is redirected where no rule says otherwise */
+	__u32 local6[4];
 	struct braid_slot slots[BRAID_MAX_LINKS];
 };
 
@@ -110,6 +115,8 @@ struct braid_app {
 #define BRAID_DO_EXCLUDE 1u
 #define BRAID_DO_LINKS 2u
 #define BRAID_DO_PREFER 4u
+#define BRAID_DO_REDIRECT 8u /* to the daemon, while it takes any */
+#define BRAID_DO_DIRECT 16u  /* never to the daemon, whatever the class */
 
 struct braid_rule {
 	__u32 conditions;
@@ -185,6 +192,34 @@ struct braid_flow_row {
 	__u64 read_at; /* CLOCK_MONOTONIC, nanoseconds */
 };
 
+/* Where the daemon takes redirected connections, on the loopback: ports in host order, 0 for none. Written by the daemon alone. */
+struct braid_redirection {
+	__u16 port4; /* 0: nothing is redirected */
+	__u16 port6; /* at ::1, for sockets that take no IPv4 */
+	__u32 pad;
+};
+
+/* A redirected connection that the daemon has not taken yet; its key is the loopback address of its own, in network order. */
+struct braid_arrival {
+	__u64 socket; /* its cookie */
+	__u64 started; /* 0: being written */
+	__u64 released; /* when its socket was closed; 0: it is open */
+	__u64 demand;
+	__u64 cgroup;
+	struct braid_app_key app;
+	__u32 remote[4]; /* where it wanted to go: IPv6 or IPv4-mapped, network order */
+	__u32 process;
+	__u32 user;
+	__u32 source; /* where it comes from, network order; 0: ::1 */
+	__u16 source_port; /* host order; 0: its handshake has not begun */
+	__u16 port; /* where it wanted to go, host order */
+	__u8 family; /* 4 or 6, of `remote` */
+	__u8 class_;
+	__u8 rule; /* index of the rule that matched; 255: none */
+	__u8 direction;
+	__u32 pad;
+};
+
 /* Unconnected datagrams: one entry per socket and remote. */
 struct braid_datagram_key {
 	__u64 socket;
@@ -220,6 +255,8 @@ enum braid_counter {
 	BRAID_COUNT_UNTRACKED, /* steered, but no memory to follow the flow */
 	BRAID_COUNT_LOST_EVENTS,
 	BRAID_COUNT_ENDED,
+	BRAID_COUNT_REDIRECTED,
+	BRAID_COUNT_NOT_REDIRECTED, /* should have been, but there was no room, or the socket's kind has no way */
 	BRAID_COUNTERS
 };
 

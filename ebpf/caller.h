@@ -25,6 +25,11 @@ struct request {
 	__u8 rule;
 	__u32 bank;
 	__u32 strict; /* its rule names the links: where they cannot be had, it must fail */
+	__u32 redirect; /* the policy has it carried by the daemon */
+	__u32 turned; /* the loopback address that a redirected connection goes to, network order; 0: it is not redirected */
+	__u32 by_port; /* it goes to ::1 instead */
+	__u16 listener; /* and the port, network order */
+	__u16 pad;
 };
 
 static const struct braid_flow no_flow;

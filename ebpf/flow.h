@@ -3,7 +3,7 @@
 #ifndef BRAID_FLOW_H
 #define BRAID_FLOW_H
 
-#include "policy.h"
+#include "redirect.h"
 
 BRAID_INLINE void affinity_key(const struct request *request, struct braid_affinity_key *key)
 {
@@ -241,6 +241,7 @@ int braid_release(struct bpf_sock *ctx)
 
 	if (flow)
 		end_flow(ctx, flow);
+	part(ctx);
 	return ALLOW;
 }
 

@@ -36,6 +36,7 @@ struct sock_common {
 	struct in6_addr skc_v6_rcv_saddr;
 	__u16 skc_num;
 	unsigned short skc_family;
+	unsigned char skc_ipv6only : 1;
 	volatile unsigned char skc_state;
 };
 
@@ -67,6 +68,7 @@ struct tcp_sock {
 	__u32 rate_delivered;
 	__u32 rate_interval_us;
 	__u8 rate_app_limited : 1;
+	__u8 fastopen_connect : 1;
 	struct {
 		__u32 rtt_us;
 	} rcv_rtt_est;

@@ -194,6 +194,9 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	if (denied)
 		return FAIL;
 	request->strict = rule && (rule->actions & BRAID_DO_LINKS);
+	request->redirect = (now->redirected_classes >> (request->class_ & 31)) & 1;
+	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
+		request->redirect = rule->actions & BRAID_DO_REDIRECT;
 	if (!request->allowed)
 		return LEAVE_ALONE;
 	if (request->source[0] | request->source[1] | request->source[3]) {

@@ -7,7 +7,7 @@ use std::process::Command;
 fn main() {
     let ebpf = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../ebpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    for file in ["braid.bpf.c", "braid.h", "caller.h", "flow.h", "kernel.h", "maps.h", "policy.h", "schedule.h", "native.c"] {
+    for file in ["braid.bpf.c", "braid.h", "caller.h", "flow.h", "kernel.h", "maps.h", "policy.h", "redirect.h", "schedule.h", "native.c"] {
         println!("cargo:rerun-if-changed={}", ebpf.join(file).display());
     }
     println!("cargo:rerun-if-env-changed=BRAID_CLANG");

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use braid_api::{App, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, PolicyView, Status, Verdict};
+use braid_api::{App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, PolicyView, Status, Verdict};
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
@@ -217,6 +217,7 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()>
         says.extend((!app.prefer.is_empty()).then(|| format!("rather {}", app.prefer.join(", "))));
         says.extend(app.class.as_ref().map(|class| format!("class {class}")));
         says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
+        says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app))));
         says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
         let says = if says.is_empty() { "as the scheduler says".to_owned() } else { says.join("; ") };
         page.line(format!("app {} {{ {} }}: {says}", index + 1, app.matches))?;
@@ -225,6 +226,16 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()>
         page.line(format!("left to the system {{ {} }}", exclude.matches))?;
     }
     Ok(())
+}
+
+fn carried(app: &AppEntry) -> String {
+    let way = match app.carry.as_str() {
+        "direct" => "directly",
+        "bond" => "over all links",
+        "duplicate" => "over several links at once",
+        other => other,
+    };
+    app.relay.as_ref().map_or_else(|| way.to_owned(), |relay| format!("{way} by {relay}"))
 }
 
 /// `braid explain`.
@@ -390,7 +401,8 @@ ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE  ENERGY
             "schema_version": 1, "scheduler": "round-robin", "affinity": null, "default_demand_bytes": 1_000_000,
             "links": [{"matches": "kind = \"cellular\"", "devices": [], "role": "backup", "priority": 2, "metered": true, "cap_bytes": 10_000_000_000u64,
                        "reset_day": 3, "probe": "eager"}],
-            "apps": [{"matches": "name = \"curl\"", "links": ["wlan0"], "prefer": [], "class": "bulk", "affinity": null, "weight": 0.5}],
+            "apps": [{"matches": "name = \"curl\"", "links": ["wlan0"], "prefer": [], "class": "bulk", "affinity": null,
+                      "carry": "bond", "relay": "home", "weight": 0.5}],
             "exclude": [{"matches": "user = 7"}],
         });
         let expected = "\
@@ -400,7 +412,7 @@ default demand  1.0 MB
 
 link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, probed eager (no device now)
 
-app 1 { name = \"curl\" }: only wlan0; class bulk; weight 0.5
+app 1 { name = \"curl\" }: only wlan0; class bulk; carried over all links by home; weight 0.5
 left to the system { user = 7 }
 ";
         assert_eq!(shown(value, policy), expected);

@@ -62,6 +62,12 @@ pub struct AppEntry {
     pub class: Option<String>,
     /// `none`, `destination`, `application`.
     pub affinity: Option<String>,
+    /// `auto`, `direct`, `bond`, `duplicate`; empty: not told.
+    #[serde(default)]
+    pub carry: String,
+    /// The only relay that may carry them; `null`: any.
+    #[serde(default)]
+    pub relay: Option<String>,
     /// Its share against other flows.
     pub weight: f64,
 }

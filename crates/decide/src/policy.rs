@@ -366,6 +366,37 @@ impl fmt::Display for LinkSelector {
     }
 }
 
+/// How a flow is carried.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Carry {
+    /// As Braid sees fit.
+    #[default]
+    Auto,
+    /// By the kernel, over one link.
+    Direct,
+    /// To a peer over all links; directly while none can be reached.
+    Bond,
+    /// To a peer, each packet over several links; directly while none can be reached.
+    Duplicate,
+}
+
+impl Carry {
+    /// Every way, with its name in configuration.
+    pub const ALL: [(&str, Self); 4] =
+        [("auto", Self::Auto), ("direct", Self::Direct), ("bond", Self::Bond), ("duplicate", Self::Duplicate)];
+
+    /// The name in configuration.
+    pub const fn name(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+
+    /// Whether it asks for a peer.
+    pub const fn needs_peer(self) -> bool {
+        matches!(self, Self::Bond | Self::Duplicate)
+    }
+}
+
 /// What is said of the flows that match.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AppRule {
@@ -379,13 +410,26 @@ pub struct AppRule {
     pub class: Option<Class>,
     /// What of them stays on one link.
     pub affinity: Option<Affinity>,
+    /// How they are carried.
+    pub carry: Carry,
+    /// The only relay that may carry them, by its name; `None`: any.
+    pub relay: Option<String>,
     /// Their share against other flows (φ); 1 is usual.
     pub weight: f64,
 }
 
 impl Default for AppRule {
     fn default() -> Self {
-        Self { matcher: AppMatcher::default(), links: None, prefer: Vec::new(), class: None, affinity: None, weight: 1.0 }
+        Self {
+            matcher: AppMatcher::default(),
+            links: None,
+            prefer: Vec::new(),
+            class: None,
+            affinity: None,
+            carry: Carry::default(),
+            relay: None,
+            weight: 1.0,
+        }
     }
 }
 

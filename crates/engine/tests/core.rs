@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use braid_decide::energy::{Profile, Row, Technology};
 use braid_decide::health::Outcome;
-use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, Policy, ProbeMode, Scheduler};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkMatcher, LinkRule, LinkSelector, Pattern, Policy, ProbeMode, Scheduler};
 use braid_decide::tradeoff::{Supply, UtilityFunction, UtilityRule, Weights};
 use braid_engine::config::Config;
 use braid_engine::core::{Core, Names};
 use braid_model::{
-    Application, Bytes, Class, DefaultRoute, Family, FlowId, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, Power,
-    Rate, Role, RouteFacts, RouteKind, RuleAction, RuleFacts, Time,
+    Application, Bytes, Class, DefaultRoute, Direction, Family, FlowId, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop,
+    PerFamily, Power, Rate, Role, RouteFacts, RouteKind, RuleAction, RuleFacts, Time,
 };
 use braid_platform::fake::{FakeSteering, Steered};
-use braid_platform::steering::{AppId, ExeId, FlowRow, Steering, SteeringEvent};
+use braid_platform::steering::{AppId, ExeId, FlowRow, RedirectedFlow, Steering, SteeringEvent};
 
 const RTT: Duration = Duration::from_millis(20);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 10));
@@ -347,6 +347,49 @@ fn a_strict_rule_fails_and_a_preference_gives_way_when_its_link_is_gone() {
     world.set_network();
     assert_eq!(world.connect("bank", 1), Steered::Denied);
     assert!(matches!(world.connect("radio", 2), Steered::To(1, _)));
+}
+
+#[test]
+fn what_asks_for_a_relay_is_redirected_while_that_can_be_reached() {
+    let mut config = config(Scheduler::RoundRobin);
+    let rule = |name: &str, carry, relay: Option<&str>| AppRule {
+        matcher: AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() },
+        carry,
+        relay: relay.map(str::to_owned),
+        ..AppRule::default()
+    };
+    config.policy.exclude.users = vec![7];
+    config.policy.apps =
+        vec![rule("curl", Carry::Bond, None), rule("call", Carry::Duplicate, Some("home")), rule("ssh", Carry::Direct, None)];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.core.steering().set_redirect_ready(true);
+    let mut redirected =
+        |world: &mut World| ["curl", "call", "ssh", "other"].map(|name| matches!(world.connect(name, 1), Steered::Redirected));
+    assert_eq!(redirected(&mut world), [false; 4]);
+    world.core.set_peer_ready(world.now, "work", true).unwrap();
+    assert_eq!(redirected(&mut world), [true, false, false, false]);
+    world.core.set_peer_ready(world.now, "home", true).unwrap();
+    assert_eq!(redirected(&mut world), [true, true, false, false]);
+    world.core.set_peer_ready(world.now, "work", false).unwrap();
+    assert_eq!(redirected(&mut world), [true, true, false, false]);
+    world.core.set_peer_ready(world.now, "home", false).unwrap();
+    assert_eq!(redirected(&mut world), [false; 4]);
+    let flow = |rule| RedirectedFlow {
+        id: FlowId(1),
+        remote: (SERVER, 443).into(),
+        app: AppId { exe: ExeId { device: 1, inode: 1 }, name: "call".into() },
+        process: 1,
+        user: 1,
+        cgroup: 1,
+        class: Class::Unclassified,
+        rule,
+        direction: Direction::Down,
+        demand: Bytes::ZERO,
+        started: world.now,
+    };
+    let relays = [Some(2), Some(3), Some(0), Some(9), None].map(|rule| world.core.rule_of(&flow(rule)).map(|rule| rule.relay.clone()));
+    assert_eq!(relays, [Some(Some("home".to_owned())), Some(None), None, None, None], "the first rule is an exclusion");
 }
 
 #[test]

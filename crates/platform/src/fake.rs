@@ -10,13 +10,17 @@ use braid_decide::policy::{Admission, admit};
 use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time};
 use ipnet::IpNet;
 
-use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent};
+use crate::steering::{
+    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Way,
+};
 
 /// What became of a connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Steered {
     /// It was given the link in this slot.
     To(usize, FlowId),
+    /// It was turned to the daemon.
+    Redirected,
     /// It was left to the system.
     LeftAlone,
     /// It failed.
@@ -36,6 +40,7 @@ pub struct FakeSteering {
     signs: BTreeMap<(usize, Family), Signs>,
     counters: SteeringCounters,
     heartbeat: Option<Time>,
+    redirect_ready: bool,
     next_id: u64,
     /// Fails every n-th call, if set.
     chaos: Option<u64>,
@@ -71,6 +76,11 @@ impl FakeSteering {
         self.heartbeat
     }
 
+    /// Whether the daemon takes redirected connections; not at first.
+    pub fn set_redirect_ready(&mut self, ready: bool) {
+        self.redirect_ready = ready;
+    }
+
     /// A program connects.
     pub fn connect(&mut self, now: Time, app: &AppId, user: u32, to: (IpAddr, u16)) -> Steered {
         let Some(params) = self.params.clone() else { return Steered::LeftAlone };
@@ -92,6 +102,14 @@ impl FakeSteering {
                 }
                 Admission::LeaveAlone => return Steered::LeftAlone,
             };
+        let redirect = match found.and_then(|rule| rule.carry) {
+            Some(carry) => carry == Way::Redirect,
+            None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
+        };
+        if redirect && self.redirect_ready {
+            self.counters.redirected += 1;
+            return Steered::Redirected;
+        }
         let known = self.learnt.get(&(app.clone(), to.1));
         let demand = known.map_or(params.default_demand, |known| known.down + known.up);
         let direction = if known.is_some_and(|known| known.up > known.down) { Direction::Up } else { Direction::Down };

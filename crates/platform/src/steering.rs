@@ -1,6 +1,6 @@
 //! What the engine needs of whatever steers flows: the Linux BPF programs, or the fake in tests.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Mode};
 use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, PerFamily, Protocol, Rate, Time};
@@ -58,6 +58,8 @@ pub struct SteerParams {
     pub backup: LinkMask,
     /// The policy, first match decides; at most 64.
     pub rules: Vec<SteerRule>,
+    /// Classes whose connections are redirected where no rule says otherwise.
+    pub redirected: Vec<Class>,
 }
 
 impl SteerParams {
@@ -105,6 +107,15 @@ pub struct SteerMatch {
     pub user: Option<u32>,
 }
 
+/// Who carries a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// The kernel, over the link it was given.
+    Direct,
+    /// The daemon, while it takes any; else the kernel. TCP only.
+    Redirect,
+}
+
 /// One rule of the policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SteerRule {
@@ -120,6 +131,35 @@ pub struct SteerRule {
     pub class: Option<Class>,
     /// Their affinity.
     pub affinity: Option<Affinity>,
+    /// Who carries them; `None`: by their class ([`SteerParams::redirected`]).
+    pub carry: Option<Way>,
+}
+
+/// A connection that was turned to the daemon, and what is known of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RedirectedFlow {
+    /// Its name: its socket's cookie, as for every flow.
+    pub id: FlowId,
+    /// Where its program wanted to go.
+    pub remote: SocketAddr,
+    /// Its application.
+    pub app: AppId,
+    /// The process that opened it.
+    pub process: u32,
+    /// That process's user.
+    pub user: u32,
+    /// That process's cgroup.
+    pub cgroup: u64,
+    /// Its class.
+    pub class: Class,
+    /// Index of the rule that matched.
+    pub rule: Option<u8>,
+    /// Which way its bytes are expected to go.
+    pub direction: Direction,
+    /// Bytes it is expected to move.
+    pub demand: Bytes,
+    /// When its program asked.
+    pub started: Time,
 }
 
 /// A flow as steering sees it.
@@ -240,6 +280,10 @@ pub struct SteeringCounters {
     pub lost_events: u64,
     /// Flows ended.
     pub ended: u64,
+    /// Connections turned to the daemon.
+    pub redirected: u64,
+    /// Connections that should have been, and went direct for want of room or of a way.
+    pub not_redirected: u64,
 }
 
 /// What an application's flows to one port moved (kept by the steering itself, by DBAS eq. 1).

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use braid_decide::policy::{AppMatcher, AppRule, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT};
 use braid_model::{Class, Role};
 use ipnet::IpNet;
 
@@ -84,16 +84,42 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     if let (Some(value), Some(allowed)) = (&prefer_value, &allowed) {
         prefer_within_links(value, &preferred, allowed);
     }
+    let (carry, relay) = carried(&mut section);
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
         links: allowed,
         prefer: preferred,
         class: section.take("class").and_then(|value| value.one_of(&CLASSES)),
         affinity: section.take("affinity").and_then(|value| value.one_of(&AFFINITIES)),
+        carry,
+        relay,
         weight: section.take("weight").and_then(|value| value.positive()).unwrap_or(1.0),
     };
     section.finish();
     matcher.map(|_| rule)
+}
+
+/// How the flows are carried, and by which relay alone.
+fn carried(section: &mut Section<'_>) -> (Carry, Option<String>) {
+    let carry = section.take("carry").and_then(|value| value.one_of(&Carry::ALL)).unwrap_or_default();
+    let Some(value) = section.take("relay") else { return (carry, None) };
+    if carry == Carry::Direct {
+        value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "take relay out, or write carry = \"bond\"");
+    }
+    (carry, relay(&value))
+}
+
+/// A relay's name, as `braid join --name` takes it.
+fn relay(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    let fit = (1..=63).contains(&text.len())
+        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    if !fit {
+        let remedy = "write the name it was given when it was joined: 1 to 63 letters, digits, dots, hyphens and underscores";
+        return value.refuse(format!("{text:?} is not the name of a relay"), remedy.into());
+    }
+    Some(text.to_owned())
 }
 
 /// The conditions; `None` when one was refused or none is given.

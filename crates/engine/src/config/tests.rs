@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_decide::policy::{LinkSelector, Pattern};
+use braid_decide::policy::{Carry, LinkSelector, Pattern};
 use braid_model::{Bytes, Class, LinkKind, Rate, Role};
 
 use super::*;
@@ -58,6 +58,7 @@ fn the_example_is_taken_with_everything_switched_on() {
     assert_eq!((cellular.role, cellular.matcher.kind, cellular.matcher.mac.is_some()), (Role::Backup, Some(LinkKind::Cellular), true));
     let [_, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
     assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
+    assert_eq!((app.carry, app.relay.as_deref()), (Carry::Bond, Some("home")));
 }
 
 /// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
@@ -152,6 +153,11 @@ fn what_cannot_be_is_refused() {
         ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan0\"]\nprefer = [\"eth0\"]", "preferred but not allowed", 4),
         ("[[link]]\nname = \"eth0\"\nrole = \"excluded\"\n[[app]]\nmatch = { port = 1 }\nlinks = [\"eth0\"]", "is excluded", 6),
         ("[[app]]\nmatch = { port = 1 }\n[[app]]\nmatch = { port = 1 }", "line 1 matches the same flows", 3),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"bonded\"", "no carry \"bonded\"", 3),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = true", "carry is a boolean", 3),
+        ("[[app]]\nmatch = { port = 1 }\nrelay = \"\"", "not the name of a relay", 3),
+        ("[[app]]\nmatch = { port = 1 }\nrelay = \"-x\"", "not the name of a relay", 3),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"direct\"\nrelay = \"home\"", "takes no relay", 4),
         ("[exclude]\nusers = [-1]", "users = -1", 2),
         ("version = 1\nversion = 1", "duplicate key", 2),
         ("scheduler = \n", "", 1),
@@ -169,6 +175,7 @@ fn nearest_names_are_offered() {
         ("[[app]]\nmatch = { prt = 3 }", "port"),
         ("[[app]]\nmatch = { port = 1 }\nprefer = [\"wlan1\"]", "wlan0"),
         ("[[link]]\nkind = \"wirless\"", "wireless"),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"bnd\"", "bond"),
     ] {
         assert!(refused(text).iter().any(|finding| finding.nearest.as_deref() == Some(near)), "{text}");
     }

@@ -19,13 +19,13 @@ use braid_decide::capacity::Busy;
 use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
 use braid_decide::energy::{ByteCost, EnergyMeter, PowerFit};
 use braid_decide::health::{Outcome, Suffering};
-use braid_decide::policy::ProbeTarget;
+use braid_decide::policy::{AppRule, ProbeTarget};
 use braid_decide::steer::{self, Verdict};
 use braid_decide::tables::{self, TablePlan};
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Time};
-use braid_platform::steering::{FlowRow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
+use braid_platform::steering::{FlowRow, RedirectedFlow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
 
 use ipnet::IpNet;
 
@@ -121,6 +121,8 @@ pub struct Core<S> {
     todo: Todo,
     /// What the machine runs on; `None`: not told, or no battery.
     supply: Option<Supply>,
+    /// The peers that can be reached.
+    peers: BTreeSet<String>,
     /// The link that takes all flows, where the scheduler wants one.
     handover: Handover,
     /// What links were found to need, from the battery's own power.
@@ -167,6 +169,7 @@ impl<S: Steering> Core<S> {
             dead_since: BTreeMap::new(),
             todo: Todo::default(),
             supply: None,
+            peers: BTreeSet::new(),
             handover,
             fit: PowerFit::default(),
             started: now,
@@ -219,6 +222,19 @@ impl<S: Steering> Core<S> {
             }
         }
         self.on_network(now, network)
+    }
+
+    /// A peer can be reached from now on, or cannot: connections whose rule asks for it are turned to the daemon, or go direct. Those that
+    /// run are not touched.
+    pub fn set_peer_ready(&mut self, now: Time, name: &str, ready: bool) -> Result<(), SteeringError> {
+        let changed = if ready { self.peers.insert(name.to_owned()) } else { self.peers.remove(name) };
+        if changed { self.update_params(now) } else { Ok(()) }
+    }
+
+    /// The `[[app]]` entry that a redirected connection matched; `None` where none did, or where the policy has become shorter since.
+    pub fn rule_of(&self, flow: &RedirectedFlow) -> Option<&AppRule> {
+        let exclusions = rules::exclusions(&self.config.policy);
+        self.config.policy.apps.get(usize::from(flow.rule?).checked_sub(exclusions)?)
     }
 
     /// The network changed.
@@ -357,7 +373,8 @@ impl<S: Steering> Core<S> {
             links,
             usable,
             backup,
-            rules: rules::steer_rules(policy, &devices, &self.executables, self.names.as_mut()),
+            rules: rules::steer_rules(policy, &devices, &self.executables, &self.peers, self.names.as_mut()),
+            redirected: Vec::new(),
         }
     }
 

@@ -1,11 +1,11 @@
 //! The policy as the kernel's side needs it: executables as inodes, control groups as ids, links as slots.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use braid_decide::policy::{AppMatcher, AppRule, LinkSelector, Policy};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Policy};
 use braid_model::{Application, LinkFacts};
-use braid_platform::steering::{AppId, ExeId, SteerMatch, SteerRule};
+use braid_platform::steering::{AppId, ExeId, SteerMatch, SteerRule, Way};
 
 /// Finds programs and control groups in the running system.
 pub trait Names {
@@ -68,11 +68,22 @@ pub(super) fn exclusions(policy: &Policy) -> usize {
     policy.exclude.matchers().len()
 }
 
-/// The rules for the kernel's side.
+/// Which way a rule's connections go: to the daemon only while a peer that may carry them can be reached.
+fn way(rule: &AppRule, peers: &BTreeSet<String>) -> Option<Way> {
+    let reached = rule.relay.as_ref().map_or(!peers.is_empty(), |relay| peers.contains(relay));
+    match rule.carry {
+        Carry::Auto => None,
+        Carry::Bond | Carry::Duplicate if reached => Some(Way::Redirect),
+        Carry::Direct | Carry::Bond | Carry::Duplicate => Some(Way::Direct),
+    }
+}
+
+/// The rules for the kernel's side; `peers` are those that can be reached.
 pub(super) fn steer_rules(
     policy: &Policy,
     links: &[(usize, &LinkFacts)],
     executables: &Executables,
+    peers: &BTreeSet<String>,
     names: &mut dyn Names,
 ) -> Vec<SteerRule> {
     let mut condition = |matcher: &AppMatcher| SteerMatch {
@@ -94,6 +105,7 @@ pub(super) fn steer_rules(
         prefer: (!rule.prefer.is_empty()).then(|| mask(&rule.prefer)),
         class: rule.class,
         affinity: rule.affinity,
+        carry: way(rule, peers),
     }));
     rules
 }
@@ -155,12 +167,28 @@ mod tests {
         let mut names = FakeNames { files: [("/bin/a".into(), 5)].into() };
         let mut executables = Executables::default();
         assert!(executables.refresh(&policy(), &mut names));
-        let rules = steer_rules(&policy(), &[(3, &wlan), (4, &lte)], &executables, &mut names);
+        let rules = steer_rules(&policy(), &[(3, &wlan), (4, &lte)], &executables, &BTreeSet::new(), &mut names);
         assert_eq!(exclusions(&policy()), 1);
         assert!(rules[0].exclude && rules[0].matching.user == Some(7));
         assert_eq!(rules[1].links, Some(LinkMask(8)));
         assert_eq!(rules[1].matching.exe, Some(vec![ExeId { device: 1, inode: 5 }]));
         assert_eq!(rules[2].matching.cgroup, Some(None), "a group that is not there matches nothing");
+    }
+
+    #[test]
+    fn what_asks_for_a_peer_goes_direct_while_that_cannot_be_reached() {
+        let peers = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let rule = |carry, relay: Option<&str>| AppRule { carry, relay: relay.map(str::to_owned), ..AppRule::default() };
+        for (rule, peers, expected) in [
+            (rule(Carry::Auto, None), peers(&["home"]), None),
+            (rule(Carry::Direct, None), peers(&["home"]), Some(Way::Direct)),
+            (rule(Carry::Bond, None), peers(&[]), Some(Way::Direct)),
+            (rule(Carry::Bond, None), peers(&["home"]), Some(Way::Redirect)),
+            (rule(Carry::Duplicate, Some("home")), peers(&["work"]), Some(Way::Direct)),
+            (rule(Carry::Duplicate, Some("home")), peers(&["home", "work"]), Some(Way::Redirect)),
+        ] {
+            assert_eq!(way(&rule, &peers), expected, "{rule:?} {peers:?}");
+        }
     }
 
     #[test]

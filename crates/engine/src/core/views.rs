@@ -30,6 +30,8 @@ impl<S: Steering> Core<S> {
                 failed: count(|counters| counters.failed),
                 untracked: count(|counters| counters.untracked),
                 lost_events: count(|counters| counters.lost_events),
+                redirected: count(|counters| counters.redirected),
+                not_redirected: count(|counters| counters.not_redirected),
             },
             battery: self.supply.map(|supply| Battery {
                 level: supply.level,
@@ -169,6 +171,8 @@ impl<S: Steering> Core<S> {
                     prefer: rule.prefer.iter().map(ToString::to_string).collect(),
                     class: rule.class.map(|class| class.to_string()),
                     affinity: rule.affinity.map(|affinity| affinity_name(affinity).to_owned()),
+                    carry: rule.carry.name().to_owned(),
+                    relay: rule.relay.clone(),
                     weight: rule.weight,
                 })
                 .collect(),

@@ -16,7 +16,13 @@ pub(super) fn text(status: &Status) -> String {
         [(String::new(), status.uptime_ms.map(|ms| ms as f64 / 1000.0))],
     );
     let counters = &status.counters;
-    let outcomes = [("steered", counters.steered), ("left", counters.left), ("denied", counters.denied), ("failed", counters.failed)];
+    let outcomes = [
+        ("steered", counters.steered),
+        ("left", counters.left),
+        ("denied", counters.denied),
+        ("failed", counters.failed),
+        ("redirected", counters.redirected),
+    ];
     let outcomes = outcomes.map(|(name, count)| (format!("{{outcome=\"{name}\"}}"), count.map(|count| count as f64)));
     metric(&mut out, "braid_flows_total", "counter", "Flows met, by what became of them.", outcomes);
     let lost = [(String::new(), counters.lost_events.map(|count| count as f64))];

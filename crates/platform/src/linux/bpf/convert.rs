@@ -1,13 +1,13 @@
 //! Between the words of [`crate::steering`] and the layouts of `ebpf/braid.h`.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use braid_decide::connection::{Board, Mode};
 use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
-use crate::steering::{AppId, ExeId, FlowRow, Learnt, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent};
+use crate::steering::{AppId, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Way};
 
 const TCP_SYN_SENT: u32 = 2;
 const IPPROTO_TCP: u8 = 6;
@@ -136,6 +136,11 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         raw.actions |= bits::DO_PREFER;
         raw.prefer = prefer.0;
     }
+    match rule.carry {
+        Some(Way::Redirect) => raw.actions |= bits::DO_REDIRECT,
+        Some(Way::Direct) => raw.actions |= bits::DO_DIRECT,
+        None => {}
+    }
     raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
     raw.affinity = rule.affinity.map_or(abi::UNSET, affinity);
     raw
@@ -172,6 +177,9 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: u32) -> abi::Para
         usable: [params.usable.v4.0, params.usable.v6.0],
         backup: params.backup.0,
         affinity: params.affinity.map_or(abi::UNSET, affinity).into(),
+        local4: by_rank(params, |link| link.source4).map_or(0, |addr| u32::from_ne_bytes(addr.octets())),
+        redirected_classes: params.redirected.iter().fold(0, |classes, class| classes | 1 << *class as u32),
+        local6: by_rank(params, |link| link.source6).map_or([0; 4], |addr| mapped(addr.into())),
         ..Default::default()
     };
     for (slot, link) in params.links.iter().enumerate() {
@@ -180,6 +188,11 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: u32) -> abi::Para
         }
     }
     raw
+}
+
+/// The source address of the system's own choice among the links that have one.
+fn by_rank<T>(params: &SteerParams, source: impl Fn(&SteerLink) -> Option<T>) -> Option<T> {
+    params.links.iter().flatten().filter_map(|link| Some((link.rank, source(link)?))).min_by_key(|(rank, _)| *rank).map(|(_, addr)| addr)
 }
 
 fn raw_slot(slot: usize, link: &SteerLink) -> abi::Slot {
@@ -258,6 +271,22 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         delivery_rate: (raw.delivery_rate > 0).then(|| Rate::from_bps(raw.delivery_rate.saturating_mul(8))),
         connecting: tcp && raw.state == TCP_SYN_SENT,
     })
+}
+
+pub(super) fn redirected(raw: &abi::Arrival) -> RedirectedFlow {
+    RedirectedFlow {
+        id: FlowId(raw.socket),
+        remote: SocketAddr::new(unmapped(raw.remote), raw.port),
+        app: app_id(&raw.app),
+        process: raw.process,
+        user: raw.user,
+        cgroup: raw.cgroup,
+        class: class(raw.class),
+        rule: (raw.rule != abi::UNSET).then_some(raw.rule),
+        direction: if raw.direction == 1 { Direction::Up } else { Direction::Down },
+        demand: Bytes::new(raw.demand),
+        started: Time::from_nanos(raw.started),
+    }
 }
 
 pub(super) fn event(raw: &abi::Event) -> Option<SteeringEvent> {

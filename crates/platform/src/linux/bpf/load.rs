@@ -81,8 +81,9 @@ impl BpfSteering {
         // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
         let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
         let ending = ["braid_release", "braid_sockops"];
+        let showing = ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6"];
         let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
-        for name in ending.into_iter().chain(counting).chain(starting) {
+        for name in ending.into_iter().chain(counting).chain(showing).chain(starting) {
             attach(&mut steering.ebpf, name, &cgroup)?;
         }
         Ok(steering)
@@ -130,13 +131,17 @@ impl BpfSteering {
 const COUNT_CALLS: [&str; 2] = ["braid_sent", "braid_received"];
 /// Count UDP by packet, where there is nothing better.
 const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 12] = [
     "braid_release",
     "braid_sockops",
     "braid_sendmsg4",
     "braid_sendmsg6",
     "braid_connect4",
     "braid_connect6",
+    "braid_getpeername4",
+    "braid_getpeername6",
+    "braid_getsockname4",
+    "braid_getsockname6",
     "braid_flows",
     "braid_trial",
 ];
@@ -152,6 +157,7 @@ fn no_params() -> SteerParams {
         usable: PerFamily::default(),
         backup: LinkMask::default(),
         rules: Vec::new(),
+        redirected: Vec::new(),
     }
 }
 

@@ -6,6 +6,7 @@ mod convert;
 mod heal;
 pub mod load;
 mod prefixes;
+pub mod redirect;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -290,8 +291,8 @@ impl Steering for BpfSteering {
             let values = map.get(&(index as u32), 0).map_err(failed("read the counters"))?;
             *sum = values.iter().sum();
         }
-        let [steered, left_alone, denied, failed, untracked, lost_events, ended] = sums;
-        Ok(SteeringCounters { steered, left_alone, denied, failed, untracked, lost_events, ended })
+        let [steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected] = sums;
+        Ok(SteeringCounters { steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected })
     }
 
     fn warnings(&self) -> Vec<String> {

@@ -2,6 +2,8 @@
 
 use braid_decide::connection::MAX_LINKS;
 
+/// Redirected connections that may wait for the daemon.
+pub const MAX_ARRIVALS: usize = 4096;
 /// The most policy rules the programs look at.
 pub const MAX_RULES: usize = 64;
 /// No link.
@@ -42,7 +44,7 @@ abi! {
     /// `struct braid_params`.
     Params {
         netns: u64, target: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
-        usable: [u32; 2], backup: u32, affinity: u32, slots: [Slot; MAX_LINKS],
+        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_control`.
     Control { heartbeat: u64, bank: u32, pad: u32, }
@@ -73,6 +75,13 @@ abi! {
     FlowRow {
         flow: Flow, rx: u64, tx: u64, delivery_rate: u64, srtt_us: u32, rcv_rtt_us: u32, retransmissions: u32, segments_out: u32,
         state: u32, local_port: u32, local: [u32; 4], read_at: u64,
+    }
+    /// `struct braid_redirection`.
+    Redirection { port4: u16, port6: u16, pad: u32, }
+    /// `struct braid_arrival`.
+    Arrival {
+        socket: u64, started: u64, released: u64, demand: u64, cgroup: u64, app: AppKey, remote: [u32; 4], process: u32, user: u32,
+        source: u32, source_port: u16, port: u16, family: u8, class: u8, rule: u8, direction: u8, pad: u32,
     }
     /// `struct braid_datagram_key`.
     DatagramKey { socket: u64, remote: [u32; 4], port: u32, pad: u32, }
@@ -106,6 +115,8 @@ pub mod rule {
     pub const DO_EXCLUDE: u32 = 1;
     pub const DO_LINKS: u32 = 2;
     pub const DO_PREFER: u32 = 4;
+    pub const DO_REDIRECT: u32 = 8;
+    pub const DO_DIRECT: u32 = 16;
 }
 
 /// Kinds of [`Event`].
@@ -117,7 +128,7 @@ pub mod event {
 }
 
 /// Numbers of the counters.
-pub const COUNTERS: usize = 7;
+pub const COUNTERS: usize = 9;
 
 /// Reads a structure from the bytes of a dump or a ring buffer; `None` if there are too few.
 pub fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
@@ -133,7 +144,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 19];
+        static braid_native_sizes: [usize; 22];
     }
 
     #[test]
@@ -157,9 +168,12 @@ mod tests {
             size_of::<Control>(),
             size_of::<ExeKey>(),
             size_of::<App>(),
+            size_of::<Redirection>(),
+            size_of::<Arrival>(),
             std::mem::offset_of!(Params, slots),
             std::mem::offset_of!(Flow, remote),
             std::mem::offset_of!(FlowRow, local),
+            std::mem::offset_of!(Arrival, remote),
         ];
         assert_eq!(rust, c);
     }

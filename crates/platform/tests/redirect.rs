@@ -1,0 +1,427 @@
+//! Redirection at work: programs connect, and the daemon's side takes them.
+
+#[allow(unreachable_pub)]
+mod support {
+    pub mod steered;
+    pub mod world;
+}
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use braid_model::{Class, Time};
+use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::redirect::Redirect;
+use braid_platform::linux::sys::bpf::now;
+use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, Way};
+use support::steered::{fetch, in_world, params, steering};
+
+/// Two links, everything redirected.
+fn redirecting() -> SteerParams {
+    SteerParams { rules: vec![SteerRule { carry: Some(Way::Redirect), ..Default::default() }], ..params(2) }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// The daemon's side: answers every connection with its original destination, and remembers whose it was.
+struct Taker {
+    redirect: Arc<Redirect>,
+    taken: Arc<Mutex<Vec<RedirectedFlow>>>,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Taker {
+    fn start(steering: &mut BpfSteering) -> Self {
+        let runtime = runtime();
+        let redirect = Arc::new(runtime.block_on(async { steering.redirect().unwrap() }));
+        redirect.set_ready(true).unwrap();
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let (taking, kept) = (redirect.clone(), taken.clone());
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let work = async move {
+            loop {
+                let redirected = taking.accept().await.unwrap();
+                let text = format!("{}\n", redirected.flow.remote);
+                kept.lock().unwrap().push(redirected.flow);
+                let mut stream = redirected.stream;
+                tokio::spawn(async move {
+                    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+                    let mut bytes = [0; 100];
+                    let _ = stream.write_all(text.as_bytes()).await;
+                    while stream.read(&mut bytes).await.is_ok_and(|length| length > 0) {}
+                });
+            }
+        };
+        let thread = std::thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = work => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Self { redirect, taken, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Those taken since the last call.
+    fn taken(&self) -> Vec<RedirectedFlow> {
+        std::mem::take(&mut self.taken.lock().unwrap())
+    }
+}
+
+impl Drop for Taker {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// What the daemon's side says where this connection wanted to go.
+fn told(stream: &mut TcpStream) -> SocketAddr {
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut text = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+        text.push(byte[0]);
+    }
+    String::from_utf8(text).unwrap().parse().expect("an address")
+}
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(std::time::Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Runs a Python script as nobody.
+fn as_nobody(script: &str) -> String {
+    let output = std::process::Command::new("/usr/bin/python3").args(["-c", script]).uid(65534).gid(65534).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn programs_see_what_they_asked_for_in_both_families() {
+    in_world("redirection", 2, || {
+        let mut steering = steering(&redirecting());
+        let taker = Taker::start(&mut steering);
+        for (to, local) in [
+            ("203.0.113.10:80", "10.77.0.2"),
+            ("[2001:db8:113::10]:443", "fd77:0:0:0::2"),
+            ("[::ffff:203.0.113.11]:8080", "::ffff:10.77.0.2"),
+        ] {
+            let mut stream = TcpStream::connect_timeout(&addr(to), Duration::from_secs(5)).unwrap();
+            let original = SocketAddr::new(addr(to).ip().to_canonical(), addr(to).port());
+            assert_eq!(told(&mut stream), original);
+            assert_eq!(stream.peer_addr().unwrap(), addr(to));
+            assert_eq!(stream.local_addr().unwrap().ip(), local.parse::<IpAddr>().unwrap());
+            let [flow] = &taker.taken()[..] else { panic!("one connection was made") };
+            assert_eq!((flow.remote, flow.process, flow.user, flow.rule), (original, std::process::id(), 0, Some(0)));
+            assert_eq!(flow.app.exe, braid_platform::linux::process::exe_id(&std::env::current_exe().unwrap()).unwrap());
+            let again = stream.try_clone().unwrap();
+            drop(stream);
+            assert_eq!(again.peer_addr().unwrap(), addr(to), "a duplicate is the same socket");
+        }
+        let counters = steering.counters().unwrap();
+        assert_eq!((counters.redirected, counters.not_redirected, counters.steered), (3, 0, 0), "{counters:?}");
+        assert_eq!(taker.redirect.waiting(), 0);
+        assert!(steering.flows(now()).unwrap().is_empty(), "the links' loads know nothing of them");
+    });
+}
+
+#[test]
+fn sockets_that_take_no_ipv4_are_redirected_too() {
+    in_world("redirection of IPV6_V6ONLY", 2, || {
+        let mut steering = steering(&redirecting());
+        let taker = Taker::start(&mut steering);
+        let to = addr("[2001:db8:113::10]:443");
+        let streams: Vec<_> = (0..50)
+            .map(|_| {
+                let socket = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None).unwrap();
+                socket.set_only_v6(true).unwrap();
+                socket.connect(&to.into()).unwrap();
+                TcpStream::from(socket)
+            })
+            .collect();
+        for mut stream in streams {
+            assert_eq!(told(&mut stream), to);
+            assert_eq!(stream.peer_addr().unwrap(), to);
+            assert_eq!(stream.local_addr().unwrap().ip(), "fd77:0:0:0::2".parse::<IpAddr>().unwrap());
+        }
+        assert_eq!(taker.taken().len(), 50);
+    });
+}
+
+#[test]
+fn an_unprivileged_user_is_redirected_and_its_children_see_the_same() {
+    in_world("redirection of an unprivileged user", 2, || {
+        let mut steering = steering(&redirecting());
+        let taker = Taker::start(&mut steering);
+        let script = r#"
+import os, socket, select, errno
+s = socket.create_connection(("203.0.113.10", 80), 5)
+d = s.dup()
+r, w = os.pipe()
+if os.fork() == 0:
+    os.write(w, repr(s.getpeername()).encode()); os._exit(0)
+print(repr(s.getpeername()), os.read(r, 100).decode(), repr(d.getpeername()), s.getsockname()[0], s.recv(100).decode().strip(), sep="|")
+s = socket.socket(socket.AF_INET6, socket.SOCK_STREAM); s.setblocking(False)
+e = s.connect_ex(("2001:db8:113::10", 80))
+assert e in (0, errno.EINPROGRESS), e
+select.select([], [s], [], 5)
+assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+assert s.connect_ex(("2001:db8:113::10", 80)) in (0, errno.EISCONN)
+select.select([s], [], [], 5)
+print(s.getpeername()[0], s.recv(100).decode().strip(), sep="|")
+"#;
+        let text = as_nobody(script);
+        let lines: Vec<_> = text.lines().collect();
+        let peer = "('203.0.113.10', 80)";
+        assert_eq!(lines, [format!("{peer}|{peer}|{peer}|10.77.0.2|203.0.113.10:80"), "2001:db8:113::10|[2001:db8:113::10]:80".into()]);
+        assert!(taker.taken().iter().all(|flow| flow.user == 65534));
+    });
+}
+
+#[test]
+fn rules_and_classes_say_what_is_redirected() {
+    in_world("which flows are redirected", 2, || {
+        let to = |port| SteerMatch { port: Some(port), ..Default::default() };
+        let mut params = params(2);
+        params.rules = vec![
+            SteerRule { matching: to(80), carry: Some(Way::Direct), class: Some(Class::Bulk), ..Default::default() },
+            SteerRule { matching: to(443), class: Some(Class::Bulk), ..Default::default() },
+            SteerRule {
+                matching: SteerMatch { destination: Some("203.0.113.11/32".parse().unwrap()), ..Default::default() },
+                exclude: true,
+                carry: Some(Way::Redirect),
+                ..Default::default()
+            },
+            SteerRule { matching: to(8080), carry: Some(Way::Redirect), ..Default::default() },
+        ];
+        params.redirected = vec![Class::Bulk];
+        let mut steering = steering(&params);
+        let taker = Taker::start(&mut steering);
+        fetch(addr("203.0.113.10:80"), 1000);
+        for port in [443, 8080] {
+            let to = SocketAddr::new([203, 0, 113, 10].into(), port);
+            assert_eq!(told(&mut TcpStream::connect(to).unwrap()), to);
+        }
+        assert!(TcpStream::connect("203.0.113.11:8080").is_err(), "excluded: nobody listens there");
+        assert!(TcpStream::connect("203.0.113.10:81").is_err(), "no rule, no such class");
+        assert!(TcpStream::connect("10.77.0.1:8080").is_err(), "not steerable");
+        let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        bound.bind_device(Some(b"link1")).unwrap();
+        assert!(bound.connect(&addr("203.0.113.10:8080").into()).is_err(), "the program chose its device itself");
+        let classes: BTreeMap<_, _> = taker.taken().into_iter().map(|flow| (flow.remote.port(), (flow.rule, flow.class))).collect();
+        assert_eq!(classes, BTreeMap::from([(443, (Some(1), Class::Bulk)), (8080, (Some(3), Class::Unclassified))]));
+    });
+}
+
+#[test]
+fn without_a_ready_and_living_daemon_everything_goes_direct() {
+    in_world("fail open of redirection", 2, || {
+        let mut steering = steering(&redirecting());
+        let server = addr("203.0.113.10:80");
+        let redirected = |steering: &mut BpfSteering| steering.counters().unwrap().redirected;
+        fetch(server, 1000);
+        let taker = Taker::start(&mut steering);
+        assert_eq!(told(&mut TcpStream::connect(server).unwrap()), server);
+        assert_eq!(redirected(&mut steering), 1);
+        taker.redirect.set_ready(false).unwrap();
+        fetch(server, 1000);
+        assert_eq!(redirected(&mut steering), 1);
+        taker.redirect.set_ready(true).unwrap();
+        let mut kept = TcpStream::connect(server).unwrap();
+        assert_eq!(redirected(&mut steering), 2);
+        steering.heartbeat(Time::from_nanos(now().as_nanos() - 2_100_000_000)).unwrap();
+        fetch(server, 1000);
+        assert_eq!(kept.peer_addr().unwrap(), server, "what was redirected keeps its face");
+        assert_eq!(told(&mut kept), server);
+        steering.heartbeat(now()).unwrap();
+        drop(taker);
+        fetch(server, 1000);
+        assert_eq!(redirected(&mut steering), 2);
+        drop(steering);
+        fetch(server, 1000);
+    });
+}
+
+#[test]
+fn a_thousand_at_once_all_arrive_with_their_own_destination() {
+    in_world("a thousand redirected connections", 2, || {
+        let mut steering = steering(&redirecting());
+        let taker = Taker::start(&mut steering);
+        let destination = |number: u16| match number % 3 {
+            0 => SocketAddr::new([203, 0, 113, 10].into(), 1000 + number),
+            1 => SocketAddr::new(Ipv4Addr::new(203, 0, 113, 11).to_ipv6_mapped().into(), 1000 + number),
+            _ => SocketAddr::new("2001:db8:113::10".parse().unwrap(), 1000 + number),
+        };
+        let asked: BTreeSet<SocketAddr> = (0..1000).map(destination).map(|to| (to.ip().to_canonical(), to.port()).into()).collect();
+        std::thread::scope(|scope| {
+            for part in 0..10 {
+                scope.spawn(move || {
+                    let numbers = part * 100..part * 100 + 100;
+                    let mut streams: Vec<_> =
+                        numbers.map(|number| (destination(number), TcpStream::connect(destination(number)).unwrap())).collect();
+                    for (to, stream) in &mut streams {
+                        assert_eq!(told(stream), SocketAddr::new(to.ip().to_canonical(), to.port()));
+                        assert_eq!(stream.peer_addr().unwrap(), *to);
+                    }
+                });
+            }
+        });
+        assert_eq!(taker.taken().iter().map(|flow| flow.remote).collect::<BTreeSet<_>>(), asked);
+        assert_eq!(taker.redirect.waiting(), 0);
+        assert_eq!(steering.counters().unwrap().redirected, 1000);
+    });
+}
+
+#[test]
+fn what_was_sent_before_the_close_arrives_and_what_never_comes_is_forgotten() {
+    in_world("closed redirected connections", 2, || {
+        let mut steering = steering(&redirecting());
+        let runtime = runtime();
+        let redirect = runtime.block_on(async { steering.redirect().unwrap() });
+        redirect.set_ready(true).unwrap();
+        let server = addr("203.0.113.10:80");
+        TcpStream::connect(server).unwrap().write_all(b"farewell").unwrap();
+        assert_eq!(redirect.waiting(), 1);
+        let mut redirected = runtime.block_on(redirect.accept()).unwrap();
+        let text = runtime.block_on(async {
+            use tokio::io::AsyncReadExt;
+            let mut text = String::new();
+            redirected.stream.read_to_string(&mut text).await.map(|_| text)
+        });
+        assert_eq!((text.unwrap().as_str(), redirected.flow.remote, redirect.waiting()), ("farewell", server, 0));
+        drop(TcpStream::connect(server).unwrap());
+        let kept = TcpStream::connect(server).unwrap();
+        assert_eq!(redirect.sweep(now()).unwrap(), 0);
+        let later = |seconds: u64| Time::from_nanos(now().as_nanos() + seconds * 1_000_000_000);
+        assert_eq!((redirect.sweep(later(11)).unwrap(), redirect.waiting()), (1, 1));
+        assert_eq!((redirect.sweep(later(181)).unwrap(), redirect.waiting()), (1, 0));
+        assert_eq!(kept.peer_addr().unwrap(), server);
+    });
+}
+
+#[test]
+fn a_full_map_sends_the_rest_direct() {
+    in_world("a full map of redirected connections", 2, || {
+        let mut steering = steering(&redirecting());
+        let runtime = runtime();
+        let redirect = runtime.block_on(async { steering.redirect().unwrap() });
+        redirect.set_ready(true).unwrap();
+        let server = addr("203.0.113.10:80");
+        for _ in 0..4096 {
+            drop(TcpStream::connect(server).unwrap());
+            steering.heartbeat(now()).unwrap();
+        }
+        assert_eq!(redirect.waiting(), 4096);
+        fetch(server, 1000);
+        let counters = steering.counters().unwrap();
+        assert_eq!((counters.redirected, counters.not_redirected, counters.steered), (4096, 1, 1), "{counters:?}");
+        runtime.block_on(redirect.accept()).unwrap();
+        drop(TcpStream::connect(server).unwrap());
+        assert_eq!(steering.counters().unwrap().redirected, 4097, "there is room again");
+    });
+}
+
+#[test]
+fn nobody_else_gets_anything_from_the_listener() {
+    in_world("a hostile user at the listener", 2, || {
+        let mut steering = steering(&redirecting());
+        let runtime = runtime();
+        let redirect = runtime.block_on(async { steering.redirect().unwrap() });
+        redirect.set_ready(true).unwrap();
+        let victim = TcpStream::connect("203.0.113.10:80").unwrap();
+        // Where it went, as anybody may read in /proc/net/tcp.
+        let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+        let port = victim.local_addr().unwrap().port();
+        let mut rows = table.lines().filter_map(|line| line.split_whitespace().nth(1).zip(line.split_whitespace().nth(2)));
+        let (_, remote) = rows.find(|(local, _)| local.ends_with(&format!(":{port:04X}"))).expect("its row");
+        let (host, listener) = remote.split_once(':').unwrap();
+        let host = Ipv4Addr::from(u32::from_str_radix(host, 16).unwrap().to_ne_bytes());
+        let listener = u16::from_str_radix(listener, 16).unwrap();
+        assert!(host.octets()[0] == 127 && host.octets()[1] & 0xc0 == 64, "{host}");
+        let script = format!(
+            r#"
+import socket
+def bound(source, device=None):
+    s = socket.socket(); s.settimeout(3); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(source); return s
+attempts = [bound(("0.0.0.0", 0)), bound(("127.0.0.9", {port}))]
+for s in attempts: s.connect(("{host}", {listener}))
+for where in ("{host}", "0.0.0.0"):
+    thief = socket.socket(); thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try: thief.bind((where, {listener})); thief.listen(); print("bound")
+    except OSError: print("refused")
+import sys; sys.stdin.readline()
+"#
+        );
+        let mut child = std::process::Command::new("/usr/bin/python3")
+            .args(["-u", "-c", &script])
+            .uid(65534)
+            .gid(65534)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        assert_eq!([lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap()], ["refused", "refused"]);
+        let taken = runtime.block_on(redirect.accept()).unwrap();
+        assert_eq!((taken.flow.user, redirect.waiting()), (0, 0), "the victim's own connection, whoever came before it");
+        let more = runtime.block_on(async { tokio::time::timeout(Duration::from_millis(300), redirect.accept()).await });
+        assert!(more.is_err(), "the others are nobody's");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(victim.peer_addr().unwrap(), addr("203.0.113.10:80"));
+    });
+}
+
+#[test]
+fn a_socket_that_connects_again_is_redirected_again_or_goes_direct() {
+    in_world("redirected reconnects", 2, || {
+        let mut steering = steering(&redirecting());
+        let taker = Taker::start(&mut steering);
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let mut stream = TcpStream::from(socket.try_clone().unwrap());
+        let disconnect = || {
+            let unspecified = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+            // SAFETY: the address is a live structure of the size that is told.
+            assert_eq!(unsafe { libc::connect(socket.as_raw_fd(), &unspecified, size_of_val(&unspecified) as u32) }, 0);
+        };
+        for to in ["203.0.113.10:80", "203.0.113.11:81"].map(addr) {
+            socket.connect(&to.into()).unwrap();
+            assert_eq!((told(&mut stream), stream.peer_addr().unwrap()), (to, to));
+            assert_eq!(socket.connect(&to.into()).unwrap_err().raw_os_error(), Some(libc::EISCONN));
+            disconnect();
+            assert!(stream.peer_addr().is_err());
+        }
+        taker.redirect.set_ready(false).unwrap();
+        socket.connect(&addr("203.0.113.12:80").into()).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), addr("203.0.113.12:80"));
+        assert!(socket.device().unwrap().is_some(), "steered");
+        assert_eq!(steering.flows(now()).unwrap().len(), 1);
+        // Once steered it is never redirected.
+        disconnect();
+        taker.redirect.set_ready(true).unwrap();
+        socket.connect(&addr("203.0.113.13:80").into()).unwrap();
+        assert_eq!(steering.counters().unwrap().redirected, 2);
+        wait_until("what was redirected has been taken", || taker.taken.lock().unwrap().len() == 2);
+    });
+}

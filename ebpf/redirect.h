@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Connections that Braid carries itself: at connect they are turned to the daemon's listener on the loopback, each by an address of
+ * its own, under which the daemon finds who wanted to reach what. The program sees the addresses it asked for.
+ *
+ * An arrival is claimed by its handshake's source, which `sockops` notes before the first segment leaves: whoever else connects to
+ * its address gets nothing.
+ */
+#ifndef BRAID_REDIRECT_H
+#define BRAID_REDIRECT_H
+
+#include "policy.h"
+
+/* 127.64.0.0/10 */
+#define REDIRECT_BASE 0x7f400000u
+#define REDIRECT_HOSTS 0x003fffffu
+#define REDIRECT_TRIES 3
+
+/* What a redirected socket knows of itself for as long as it lives. Addresses are IPv6 or IPv4-mapped, all in network order. */
+struct disguise {
+	__u64 socket; /* its cookie */
+	__u32 remote[4]; /* what it asked for */
+	__u32 local[4]; /* what it would have had; zero: not known */
+	__u32 address; /* the loopback address of its own, the key of its arrival */
+	__u16 port; /* what it asked for */
+	__u16 listener; /* where it went */
+	__u32 by_port; /* takes no IPv4: went to ::1, where only its source port tells it from others */
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct disguise);
+} disguises SEC(".maps");
+
+MAP(redirection, BPF_MAP_TYPE_ARRAY, __u32, struct braid_redirection, 1, 0);
+MAP(arrivals, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_ARRIVALS, 0);
+/* By source port, the address of what arrives at ::1. */
+MAP(sources6, BPF_MAP_TYPE_ARRAY, __u32, __u32, 65536, 0);
+
+static const struct braid_arrival no_arrival;
+
+/* What of `own` still waits for the daemon, or NULL. */
+BRAID_INLINE struct braid_arrival *arrival_of(const struct disguise *own)
+{
+	__u32 address = own->address;
+	struct braid_arrival *arrival = bpf_map_lookup_elem(&arrivals, &address);
+
+	return arrival && arrival->socket == own->socket ? arrival : NULL;
+}
+
+/* Takes back what an earlier connect of this socket was given: it failed, or was ended. */
+static __attribute__((noinline)) int undisguise(struct bpf_sock *socket)
+{
+	struct disguise *own = bpf_sk_storage_get(&disguises, socket, NULL, 0);
+	__u32 address;
+
+	if (!own)
+		return 0;
+	address = own->address;
+	if (arrival_of(own))
+		bpf_map_delete_elem(&arrivals, &address);
+	bpf_sk_storage_delete(&disguises, socket);
+	return 1;
+}
+
+/* Reserves a free address for what is about to arrive; 0: no room. */
+BRAID_INLINE __u32 reserve_address(void)
+{
+	for (int try = 0; try < REDIRECT_TRIES; try++) {
+		__u32 address = bpf_htonl(REDIRECT_BASE | (bpf_get_prandom_u32() & REDIRECT_HOSTS));
+
+		if (!bpf_map_update_elem(&arrivals, &address, &no_arrival, BPF_NOEXIST))
+			return address;
+	}
+	return 0;
+}
+
+BRAID_INLINE void fill_arrival(struct braid_arrival *arrival, const struct request *request, __u64 cookie)
+{
+	arrival->socket = cookie;
+	arrival->demand = request->demand;
+	arrival->cgroup = request->cgroup;
+	arrival->app = request->app;
+	__builtin_memcpy(arrival->remote, request->remote, sizeof(arrival->remote));
+	arrival->process = request->process;
+	arrival->user = request->user;
+	arrival->port = request->port;
+	arrival->family = request->family;
+	arrival->class_ = request->class_;
+	arrival->rule = request->rule;
+	arrival->direction = request->direction;
+	arrival->started = bpf_ktime_get_ns();
+}
+
+/*
+ * Whether the connection goes to the daemon: then `request->turned` is the address and `request->listener` the port it goes to. 0: it
+ * goes on as if nobody had asked. A function of its own, for the sake of the stack's 512 bytes.
+ */
+__attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request *request, __u32 bank)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	struct bpf_sock *socket = ctx->sk;
+	const struct tcp_sock *tcp;
+	const struct sock *sk;
+	struct braid_arrival *arrival;
+	struct braid_redirection *open;
+	struct disguise *own;
+	__u32 zero = 0, address;
+	_Bool by_port;
+	__u16 port;
+
+	open = bpf_map_lookup_elem(&redirection, &zero);
+	if (!request || !now || !socket || !open || !open->port4)
+		return 0;
+	tcp = as_number(socket);
+	sk = (const void *)tcp;
+	by_port = socket->family == AF_INET6 && BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);
+	port = by_port ? open->port6 : open->port4;
+	/* One that sends nothing before its first byte (TCP_FASTOPEN_CONNECT) would hold its place for as long as it likes. */
+	address = port && !BPF_CORE_READ_BITFIELD_PROBED(tcp, fastopen_connect) ? reserve_address() : 0;
+	if (!address) {
+		count(BRAID_COUNT_NOT_REDIRECTED);
+		return 0;
+	}
+	arrival = bpf_map_lookup_elem(&arrivals, &address);
+	own = bpf_sk_storage_get(&disguises, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!arrival || !own) {
+		bpf_map_delete_elem(&arrivals, &address);
+		count(BRAID_COUNT_NOT_REDIRECTED);
+		return 0;
+	}
+	own->socket = bpf_get_socket_cookie(ctx);
+	__builtin_memcpy(own->remote, request->remote, sizeof(own->remote));
+	if (request->family == 6) {
+		__builtin_memcpy(own->local, now->local6, sizeof(own->local));
+	} else if (now->local4) {
+		own->local[2] = bpf_htonl(0xffff);
+		own->local[3] = now->local4;
+	}
+	own->address = address;
+	own->port = bpf_htons(request->port);
+	own->listener = bpf_htons(port);
+	own->by_port = by_port;
+	fill_arrival(arrival, request, own->socket);
+	request->turned = address;
+	request->listener = own->listener;
+	request->by_port = by_port;
+	count(BRAID_COUNT_REDIRECTED);
+	return 1;
+}
+
+/* Notes whose segments may claim the arrival: called when a handshake begins. */
+BRAID_INLINE void note_source(struct bpf_sock_ops *ctx, struct bpf_sock *socket)
+{
+	struct disguise *own = bpf_sk_storage_get(&disguises, socket, NULL, 0);
+	struct braid_arrival *arrival;
+	__u32 port = ctx->local_port, address;
+
+	if (!own)
+		return;
+	arrival = arrival_of(own);
+	if (!arrival)
+		return;
+	address = own->address;
+	if (own->by_port)
+		bpf_map_update_elem(&sources6, &port, &address, BPF_ANY);
+	else
+		arrival->source = ctx->local_ip4;
+	arrival->source_port = port;
+}
+
+/* The end of a redirected socket. What it has sent already may still wait for the daemon, which then takes it or forgets it in time. */
+BRAID_INLINE void part(struct bpf_sock *socket)
+{
+	struct disguise *own = bpf_sk_storage_get(&disguises, socket, NULL, 0);
+	struct braid_arrival *arrival;
+	__u32 address;
+
+	if (!own)
+		return;
+	arrival = arrival_of(own);
+	if (!arrival)
+		return;
+	address = own->address;
+	if (socket->state == TCP_SYN_SENT || socket->state == TCP_CLOSE)
+		bpf_map_delete_elem(&arrivals, &address);
+	else
+		arrival->released = bpf_ktime_get_ns();
+}
+
+/* ------------------------------------------------------------------ what the program sees */
+
+BRAID_INLINE struct disguise *disguise_of(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *socket = ctx->sk;
+
+	return socket ? bpf_sk_storage_get(&disguises, socket, NULL, 0) : NULL;
+}
+
+BRAID_INLINE _Bool is_loopback4(__u32 addr)
+{
+	return bpf_ntohl(addr) >> 24 == 127;
+}
+
+BRAID_INLINE _Bool is_loopback6(const __u32 *addr)
+{
+	return (addr[0] | addr[1] | addr[2]) == 0 && addr[3] == bpf_htonl(1);
+}
+
+BRAID_INLINE void read_address6(struct bpf_sock_addr *ctx, __u32 *addr)
+{
+	addr[0] = ctx->user_ip6[0];
+	addr[1] = ctx->user_ip6[1];
+	addr[2] = ctx->user_ip6[2];
+	addr[3] = ctx->user_ip6[3];
+}
+
+BRAID_INLINE void write_address6(struct bpf_sock_addr *ctx, const __u32 *addr)
+{
+	ctx->user_ip6[0] = addr[0];
+	ctx->user_ip6[1] = addr[1];
+	ctx->user_ip6[2] = addr[2];
+	ctx->user_ip6[3] = addr[3];
+}
+
+SEC("cgroup/getpeername4")
+int braid_getpeername4(struct bpf_sock_addr *ctx)
+{
+	struct disguise *own = disguise_of(ctx);
+
+	if (own && ctx->user_ip4 == own->address && (__u16)ctx->user_port == own->listener) {
+		ctx->user_ip4 = own->remote[3];
+		ctx->user_port = own->port;
+	}
+	return ALLOW;
+}
+
+SEC("cgroup/getpeername6")
+int braid_getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct disguise *own = disguise_of(ctx);
+	__u32 addr[4];
+
+	if (!own || (__u16)ctx->user_port != own->listener)
+		return ALLOW;
+	read_address6(ctx, addr);
+	if (own->by_port ? is_loopback6(addr) : is_mapped(addr) && addr[3] == own->address) {
+		write_address6(ctx, own->remote);
+		ctx->user_port = own->port;
+	}
+	return ALLOW;
+}
+
+SEC("cgroup/getsockname4")
+int braid_getsockname4(struct bpf_sock_addr *ctx)
+{
+	struct disguise *own = disguise_of(ctx);
+
+	if (own && own->local[3] && is_loopback4(ctx->user_ip4))
+		ctx->user_ip4 = own->local[3];
+	return ALLOW;
+}
+
+SEC("cgroup/getsockname6")
+int braid_getsockname6(struct bpf_sock_addr *ctx)
+{
+	struct disguise *own = disguise_of(ctx);
+	__u32 addr[4];
+
+	if (!own || !(own->local[0] | own->local[2] | own->local[3]))
+		return ALLOW;
+	read_address6(ctx, addr);
+	if (own->by_port ? is_loopback6(addr) : is_mapped(addr) && is_loopback4(addr[3]))
+		write_address6(ctx, own->local);
+	return ALLOW;
+}
+
+#endif
