@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,6 +14,7 @@ use braid_model::{Bytes, Rate};
 use braid_peer::address::Address;
 use braid_peer::name::ClientName;
 use clap::{Args, Parser, Subcommand};
+use ipnet::IpNet;
 
 /// Where state is kept unless told otherwise.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/braid";
@@ -65,6 +66,14 @@ pub(crate) enum Command {
     /// Simulate: the papers' experiments, and instances of one's own.
     #[command(subcommand)]
     Sim(Sim),
+    /// Bond with a relay from now on, by the line that its operator gave.
+    Join(Join),
+    /// Leave a relay.
+    Leave(Leave),
+    /// List the relays, and the paths to them.
+    Peers(Query),
+    /// Carry running bonded flows over another link.
+    Move(Move),
     /// Run a relay, and decide who may use it and how much.
     Relay(Relay),
     /// Tell what this system can and cannot do, and the remedy.
@@ -223,9 +232,65 @@ pub(crate) struct EnergyFetch {
 /// A relay carries its clients' flows over all of their links at once. Nobody may use it who was not invited: "braid relay invite" prints
 /// a line that "braid join" takes on the client. All of it needs no privilege, only the relay's state directory.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Relay {
     #[command(subcommand)]
-    pub(crate) action: RelayAction,
+    pub(crate) action: Option<RelayAction>,
+    #[command(flatten)]
+    pub(crate) server: RelayServer,
+}
+
+/// How the relay runs.
+#[derive(Debug, Args)]
+pub(crate) struct RelayServer {
+    /// Where it listens (UDP); 5757 is the reserved port.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "[::]:5757")]
+    pub(crate) listen: SocketAddr,
+    /// Serve anyone, without keys, and reach this host's own services only.
+    #[arg(long, conflicts_with_all = ["allow"])]
+    pub(crate) local: bool,
+    /// Let clients reach this network too, though it is private; may be given several times.
+    #[arg(long, value_name = "NET")]
+    pub(crate) allow: Vec<IpNet>,
+    /// An address of the relay's own that its interfaces do not show, as behind a translator; may be given several times.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) own: Vec<IpAddr>,
+    /// Flows of all clients together, at most.
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
+    pub(crate) max_flows: usize,
+    #[command(flatten)]
+    pub(crate) state: RelayState,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Join {
+    /// What "braid relay invite" printed.
+    pub(crate) line: String,
+    /// What the relay shall be called here. Left out: its host.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Leave {
+    /// The relay's name, as "braid peers" lists it.
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Move {
+    /// A flow's id, or an application's path or name, as "braid flows" lists them.
+    #[arg(value_name = "FLOW|APP")]
+    pub(crate) what: String,
+    /// The link; left out: all links again.
+    #[arg(long, value_name = "LINK")]
+    pub(crate) to: Option<String>,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
 }
 
 #[derive(Debug, Subcommand)]
@@ -472,7 +537,7 @@ mod tests {
     fn limited(words: &[&str]) -> Result<RelayLimit, String> {
         let words = [&["braid", "relay", "limit", "phone"], words].concat();
         match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
-            Command::Relay(Relay { action: RelayAction::Limit(limit) }) => Ok(limit),
+            Command::Relay(Relay { action: Some(RelayAction::Limit(limit)), .. }) => Ok(limit),
             other => panic!("{other:?}"),
         }
     }

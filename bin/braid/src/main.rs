@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use braid_api::{Accepted, App, Flow, Link, PolicyView, Status};
+use braid_api::{Accepted, App, Flow, JoinRequest, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
 use braid_engine::config::{Config, ConfigErrors, Finding, Severity, World};
 use braid_model::{printable, steers};
 use clap::{CommandFactory, Parser};
@@ -61,7 +61,22 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Energy(command) => energy::run(command)?,
         Command::Sim(command) => return sim::run(&command),
-        Command::Relay(command) => relay::run(command.action)?,
+        Command::Peers(query) => show_facts(&query, "/v1/peers", |page, peers: &Vec<Peer>| show::peers(page, peers))?,
+        Command::Join(join) => {
+            let request = JoinRequest { line: join.line, name: join.name };
+            print_accepted(&client::send(&join.daemon.socket, "/v1/join", &request)?)?;
+        }
+        Command::Leave(leave) => {
+            print_accepted(&client::send(&leave.daemon.socket, "/v1/leave", &LeaveRequest { name: leave.name })?)?;
+        }
+        Command::Move(order) => {
+            let request = MoveRequest { what: order.what, to: order.to };
+            print_accepted(&client::send(&order.daemon.socket, "/v1/move", &request)?)?;
+        }
+        Command::Relay(command) => match command.action {
+            Some(action) => relay::run(action)?,
+            None => relay::serve(command.server, cli.verbose)?,
+        },
         Command::Doctor(doctor) => return doctor::run(&doctor),
         Command::Completions { shell } => {
             let mut script = Vec::new();

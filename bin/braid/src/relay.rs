@@ -6,14 +6,16 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
+use braid_carry::relay::{self, Options, Reach};
 use braid_peer::invite::Invite;
 use braid_peer::keys::{KeyPair, RELAY_KEY};
 use braid_peer::limits::Limits;
 use braid_peer::registry::{Client, Month, Registry};
 use braid_peer::state::StateDir;
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::{RelayAction, RelayClients, RelayInvite, RelayLimit, RelayRevoke};
+use crate::cli::{RelayAction, RelayClients, RelayInvite, RelayLimit, RelayRevoke, RelayServer};
 use crate::print;
 use crate::table::{Page, Tone, age, bytes, cell, numbers, rate, toned, words};
 
@@ -25,6 +27,36 @@ pub(crate) fn run(action: RelayAction) -> anyhow::Result<()> {
         RelayAction::Revoke(revoke) => shut_out(&revoke),
         RelayAction::Limit(limit) => set_limits(&limit),
     }
+}
+
+/// `braid relay`: serves until it is told to end.
+pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
+    crate::start::log("info", verbose);
+    let dir = StateDir::open(&options.state.state_dir)?;
+    let keys = KeyPair::load_or_generate(&dir, RELAY_KEY)?;
+    let key = keys.public();
+    let reach = if options.local {
+        Reach::Itself
+    } else {
+        Reach::Internet { registry: Box::new(Registry::open(&dir)?), allow: options.allow, own: options.own }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ready = |address| {
+        tracing::info!(%address, key = key.short(), "the relay is up");
+        braid_engine::daemon::notify("READY=1");
+    };
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let stop = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            braid_engine::daemon::notify("STOPPING=1");
+        };
+        Ok(relay::run(Options { listen: options.listen, keys, reach, flows: options.max_flows }, ready, stop).await?)
+    })
 }
 
 /// What `braid relay invite --json` prints.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use braid_api::{App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, PolicyView, Status, Verdict};
+use braid_api::{App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, Peer, PolicyView, Status, Verdict};
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
@@ -147,6 +147,46 @@ pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
         ]
     };
     page.table(&columns, &flows.iter().map(row).collect::<Vec<_>>(), "no flows")
+}
+
+/// `braid peers`.
+pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
+    let columns = [
+        words("PEER"),
+        words("ADDRESS"),
+        words("LINK"),
+        words("STATE"),
+        numbers("RTT"),
+        numbers("RATE"),
+        numbers("LOSS"),
+        numbers("RECEIVED"),
+        numbers("SENT"),
+    ];
+    let mut rows = Vec::new();
+    for peer in peers {
+        let state = match &peer.reason {
+            Some(reason) => format!("{}: {reason}", peer.state),
+            None => peer.state.clone(),
+        };
+        let none = || cell(None::<&str>);
+        let head =
+            vec![cell(Some(&peer.name)), cell(Some(&peer.address)), none(), cell(Some(state)), none(), none(), none(), none(), none()];
+        rows.push(head);
+        rows.extend(peer.paths.iter().map(|path| {
+            vec![
+                cell(Some("")),
+                cell(Some("")),
+                cell(Some(&path.link)),
+                cell(Some(&path.state)),
+                cell(micros(path.rtt_us)),
+                cell(rate(path.rate_bps)),
+                cell(path.loss.map(|loss| format!("{:.1} %", loss * 100.0))),
+                cell(bytes(path.rx_bytes)),
+                cell(bytes(path.tx_bytes)),
+            ]
+        }));
+    }
+    page.table(&columns, &rows, "no peers: \"braid join LINE\" with the line that a relay's \"braid relay invite\" printed")
 }
 
 /// `braid apps`.

@@ -42,7 +42,7 @@ pub(crate) fn sweep() -> anyhow::Result<String> {
 }
 
 /// Logs to standard error: what RUST_LOG says, else `usual`, more with --verbose.
-fn log(usual: &str, verbose: u8) {
+pub(crate) fn log(usual: &str, verbose: u8) {
     let level = match verbose {
         0 => usual,
         1 => "debug",

@@ -17,7 +17,7 @@ pub struct Flow {
     pub remote: String,
     /// The link's device.
     pub link: String,
-    /// How its bytes are moved: `direct`.
+    /// How its bytes are moved: `direct`, or `bond`: over all links of its peer.
     pub carry: String,
     /// The scheduler that chose the link.
     pub scheduler: String,
@@ -59,4 +59,21 @@ pub struct Flow {
     /// Joules that moving its bytes took so far.
     #[serde(default)]
     pub energy_j: Option<f64>,
+    /// Who carries it to its destination, where that is not the kernel.
+    #[serde(default)]
+    pub peer: Option<String>,
+    /// What went over each link, where it uses several.
+    #[serde(default)]
+    pub by_link: Vec<LinkBytes>,
+}
+
+/// What a flow moved over one link.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkBytes {
+    /// The link's device.
+    pub link: String,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
 }

@@ -15,6 +15,9 @@ pub struct Status {
     pub links: Vec<Link>,
     /// Live flows.
     pub flows: u64,
+    /// Hosts that carry flows over several links.
+    #[serde(default)]
+    pub peers: Vec<crate::Peer>,
     /// How connections are met: `ebpf` or `none`.
     #[serde(default)]
     pub interception: Option<String>,

@@ -14,6 +14,7 @@ use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Rate, Time};
 use braid_platform::battery::BatterySensor;
 use braid_platform::linux::battery::SysBattery;
 use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::redirect::{Redirect, Redirected};
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
@@ -30,6 +31,7 @@ use crate::core::{Core, Names, ProbeOrder, Stuck, Todo};
 use crate::guardian::Guardian;
 use crate::lock::Lock;
 use crate::memory::Memory;
+use crate::peers::{Peers, Readiness};
 use crate::server::{DEFAULT_SOCKET, Request, Server};
 
 /// Events taken from the kernel at a time, so that others get their turn.
@@ -136,7 +138,8 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
     let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
     let server = Server::bind(&socket)?;
-    let steering = BpfSteering::attach(std::process::id())?;
+    let mut steering = BpfSteering::attach(std::process::id())?;
+    let redirect = steering.redirect().map_err(|error| tracing::warn!("no flow can be bonded: {error}")).ok();
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     // Every thread is started after this.
@@ -146,6 +149,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     let mut memory = Memory::open(&state_dir);
     memory.begin_recall(&mut core, now(), unix());
 
+    let (peers, readiness) = Peers::open(&state_dir);
     let (requests, inbox) = mpsc::channel(64);
     let (stop_server, server_stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(server.serve(requests, async move { drop(server_stopped.await) }));
@@ -158,6 +162,9 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
         supply: watch_battery(),
+        peers,
+        readiness,
+        redirected: take_redirected(redirect),
         next_server: 0,
         inbox,
         watch,
@@ -199,6 +206,9 @@ struct Daemon<'a> {
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
     supply: mpsc::Receiver<Option<Supply>>,
+    peers: Peers,
+    readiness: mpsc::UnboundedReceiver<Readiness>,
+    redirected: mpsc::Receiver<Redirected>,
     /// Which of the configured servers is asked next.
     next_server: usize,
     inbox: mpsc::Receiver<Request>,
@@ -314,6 +324,13 @@ impl Daemon<'_> {
                     let done = self.core.on_supply(now(), supply);
                     self.bear(STEERING, done);
                 }
+                Some(change) = self.readiness.recv() => {
+                    tracing::info!(peer = change.name, ready = change.ready, "a peer can be reached, or not any more");
+                    self.peers.on_ready(&change);
+                    let done = self.core.set_peer_ready(now(), &change.name, change.ready);
+                    self.bear(STEERING, done);
+                }
+                Some(redirected) = self.redirected.recv() => self.on_redirected(redirected),
                 _ = measure.tick() => self.measure(),
                 _ = flush.tick() => self.memory.keep(&mut self.core, now(), unix()),
                 Some(request) = self.inbox.recv() => {
@@ -326,6 +343,19 @@ impl Daemon<'_> {
                 _ = interrupt.recv() => return Ok(()),
             }
             self.act();
+            if !self.peers.is_empty() {
+                self.peers.set_links(self.core.bond_links());
+            }
+        }
+    }
+
+    /// A connection that is to be bonded has arrived.
+    fn on_redirected(&mut self, redirected: Redirected) {
+        let policy = self.core.bond_policy(&redirected.flow);
+        let application = self.core.application_of(&redirected.flow);
+        if let Err(back) = self.peers.carry(redirected, application, &policy) {
+            // The peer went between the program's connect and now: the daemon's own connection, direct, is next best.
+            tokio::spawn(carry_directly(*back));
         }
     }
 
@@ -449,6 +479,7 @@ impl Daemon<'_> {
         match request {
             Request::Status(answer) => {
                 let mut status = self.core.status(time);
+                status.peers = self.peers.views();
                 status.config = self.config_path.as_ref().map(|path| path.display().to_string());
                 status.warnings.extend(self.memory.trouble());
                 status.warnings.extend(self.config_trouble.clone());
@@ -460,11 +491,21 @@ impl Daemon<'_> {
                 // What cannot be looked at now is told as it was.
                 let looked = self.core.look(time);
                 self.bear("cannot look at the flows", looked);
-                let _ = answer.send(Ok(self.core.flows(time)));
+                let mut flows = self.core.flows(time);
+                flows.extend(self.peers.flow_views(time, "midrr"));
+                let _ = answer.send(Ok(flows));
             }
             Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time)))),
             Request::Policy(answer) => drop(answer.send(Ok(self.core.policy()))),
             Request::Explain(request, answer) => drop(answer.send(self.core.explain(time, &request))),
+            Request::Peers(answer) => drop(answer.send(Ok(self.peers.views()))),
+            Request::Join(request, answer) => {
+                let joined = self.peers.join(&request.line, request.name.as_deref());
+                self.peers.set_links(self.core.bond_links());
+                let _ = answer.send(joined);
+            }
+            Request::Leave(request, answer) => drop(answer.send(self.peers.leave(&request.name))),
+            Request::Move(request, answer) => drop(answer.send(self.peers.move_flows(&request))),
             Request::Reload(answer) => drop(answer.send(self.reload())),
             Request::Down(answer) => {
                 let accepted = Accepted { message: "Braid goes down; flows go on as the system has them".to_owned(), warnings: Vec::new() };
@@ -493,6 +534,58 @@ fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
     receive
 }
 
+/// Takes redirected connections on a task of its own; without a listener there are none.
+fn take_redirected(redirect: Option<Redirect>) -> mpsc::Receiver<Redirected> {
+    let (send, receive) = mpsc::channel(256);
+    let Some(redirect) = redirect else {
+        // A channel that is open and silent.
+        tokio::spawn(async move { send.closed().await });
+        return receive;
+    };
+    tokio::spawn(async move {
+        if let Err(error) = redirect.set_ready(true) {
+            tracing::warn!("no flow can be bonded: {error}");
+        }
+        let mut sweep = tokio::time::interval(Duration::from_secs(5));
+        loop {
+            tokio::select! {
+                accepted = redirect.accept() => match accepted {
+                    Ok(redirected) => {
+                        if send.send(redirected).await.is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!("a connection to be bonded cannot be taken: {error}");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                },
+                _ = sweep.tick() => {
+                    if let Err(error) = redirect.sweep(now()) {
+                        tracing::debug!("{error}");
+                    }
+                }
+                () = send.closed() => return,
+            }
+        }
+    });
+    receive
+}
+
+/// Carries a connection that no peer can take, as if the program had made it.
+async fn carry_directly(redirected: Redirected) {
+    let Redirected { mut stream, flow } = redirected;
+    match tokio::net::TcpStream::connect(flow.remote).await {
+        Ok(mut onward) => {
+            let _ = tokio::io::copy_bidirectional(&mut stream, &mut onward).await;
+        }
+        Err(error) => {
+            tracing::debug!(remote = %flow.remote, %error, "a connection cannot be made");
+            let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
 async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
     let mut targets: Vec<_> = order.gateways.iter().map(|gateway| probe::Target::Gateway(*gateway)).collect();
     targets.extend(order.targets.into_iter().map(probe::Target::from));
@@ -516,7 +609,7 @@ fn end_stuck(flow: &Stuck) {
 }
 
 /// Tells systemd, where it started us.
-fn notify(state: &str) {
+pub fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let sent = std::os::unix::net::UnixDatagram::unbound().and_then(|socket| match path.to_str().and_then(|path| path.strip_prefix('@')) {
         Some(name) => {

@@ -8,6 +8,7 @@ pub mod daemon;
 pub mod guardian;
 mod lock;
 mod memory;
+pub mod peers;
 mod privilege;
 pub mod profiles;
 pub mod run;

@@ -17,7 +17,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use axum::{Json, Router};
-use braid_api::{Accepted, App, ExplainRequest, Explanation, Flow, Link, PolicyView, Problem, Status};
+use braid_api::{
+    Accepted, App, ExplainRequest, Explanation, Flow, JoinRequest, LeaveRequest, Link, MoveRequest, Peer as PeerView, PolicyView, Problem,
+    Status,
+};
 use braid_platform::linux::sys::process::own_user;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
@@ -51,6 +54,14 @@ pub enum Request {
     Policy(Answer<PolicyView>),
     /// `POST /v1/explain`: reads only.
     Explain(ExplainRequest, Answer<Explanation>),
+    /// `GET /v1/peers`.
+    Peers(Answer<Vec<PeerView>>),
+    /// `POST /v1/join`: bond with a relay from now on.
+    Join(JoinRequest, Answer<Accepted>),
+    /// `POST /v1/leave`: no more.
+    Leave(LeaveRequest, Answer<Accepted>),
+    /// `POST /v1/move`: carry flows over another link from now on.
+    Move(MoveRequest, Answer<Accepted>),
     /// `POST /v1/reload`: read the configuration again; a refused one leaves the running one in force (a problem, status 422).
     Reload(Answer<Accepted>),
     /// `POST /v1/down`: take everything down and end. The answer is sent before.
@@ -188,7 +199,11 @@ fn router(core: mpsc::Sender<Request>) -> Router {
         .route("/v1/flows", get(async |core: Core| ask(core, Request::Flows).await))
         .route("/v1/apps", get(async |core: Core| ask(core, Request::Apps).await))
         .route("/v1/policy", get(async |core: Core| ask(core, Request::Policy).await))
+        .route("/v1/peers", get(async |core: Core| ask(core, Request::Peers).await))
         .route("/v1/explain", post(explain))
+        .route("/v1/join", post(async |core: Core, peer: ConnectInfo<Peer>, body| order(core, peer, body, Request::Join).await))
+        .route("/v1/leave", post(async |core: Core, peer: ConnectInfo<Peer>, body| order(core, peer, body, Request::Leave).await))
+        .route("/v1/move", post(async |core: Core, peer: ConnectInfo<Peer>, body| order(core, peer, body, Request::Move).await))
         .route("/v1/reload", post(async |core: Core, peer: ConnectInfo<Peer>| command(core, peer, Request::Reload).await))
         .route("/v1/down", post(async |core: Core, peer: ConnectInfo<Peer>| command(core, peer, Request::Down).await))
         .route("/v1/metrics", get(prometheus))
@@ -221,14 +236,27 @@ async fn explain(core: Core, body: Result<Json<ExplainRequest>, axum::extract::r
     ask(core, |answer| Request::Explain(request, answer)).await
 }
 
+/// A command that says something.
+async fn order<B>(
+    core: Core,
+    peer: ConnectInfo<Peer>,
+    body: Result<Json<B>, axum::extract::rejection::JsonRejection>,
+    request: impl FnOnce(B, Answer<Accepted>) -> Request,
+) -> Reply<Accepted> {
+    let Json(body) = body.map_err(|error| Refusal(Problem::new(400, "Not understood", error.body_text())))?;
+    command(core, peer, |answer| request(body, answer)).await
+}
+
 async fn prometheus(core: Core) -> Result<Response, Refusal> {
     let Json(status) = ask(core, Request::Status).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status)).into_response())
 }
 
 async fn unknown(request: HttpRequest) -> Refusal {
-    let detail =
-        format!("there is no {}: see /v1/status, links, flows, apps, policy, explain, reload, down, metrics", request.uri().path());
+    let detail = format!(
+        "there is no {}: see /v1/status, links, flows, apps, peers, policy, explain, join, leave, move, reload, down, metrics",
+        request.uri().path()
+    );
     Refusal(Problem::new(404, "Not found", detail))
 }
 

@@ -19,12 +19,12 @@ use braid_decide::capacity::Busy;
 use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
 use braid_decide::energy::{ByteCost, EnergyMeter, PowerFit};
 use braid_decide::health::{Outcome, Suffering};
-use braid_decide::policy::{AppRule, ProbeTarget};
+use braid_decide::policy::{AppRule, Carry, LinkSelector, ProbeTarget};
 use braid_decide::steer::{self, Verdict};
 use braid_decide::tables::{self, TablePlan};
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
-use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Time};
+use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Role, Time};
 use braid_platform::steering::{FlowRow, RedirectedFlow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
 
 use ipnet::IpNet;
@@ -94,6 +94,38 @@ pub struct Todo {
     pub probes: Vec<ProbeOrder>,
     /// Flows to end.
     pub stuck: Vec<Stuck>,
+}
+
+/// A link as bonds see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BondLink {
+    /// Its slot, which is also its number in bonds.
+    pub slot: usize,
+    /// Its device.
+    pub device: String,
+    /// Its address, where IPv4 is alive on it.
+    pub v4: Option<std::net::IpAddr>,
+    /// Its address, where IPv6 is alive on it.
+    pub v6: Option<std::net::IpAddr>,
+    /// Only while no other is good.
+    pub backup: bool,
+    /// Its bytes are counted.
+    pub metered: bool,
+}
+
+/// How a connection is to be carried to a peer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BondPolicy {
+    /// φ.
+    pub weight: f64,
+    /// Π: slots, one bit each.
+    pub links: u64,
+    /// Each packet over two links.
+    pub duplicate: bool,
+    /// Before others.
+    pub urgent: bool,
+    /// The only peer that may carry it.
+    pub relay: Option<String>,
 }
 
 /// The daemon's state.
@@ -229,6 +261,48 @@ impl<S: Steering> Core<S> {
     pub fn set_peer_ready(&mut self, now: Time, name: &str, ready: bool) -> Result<(), SteeringError> {
         let changed = if ready { self.peers.insert(name.to_owned()) } else { self.peers.remove(name) };
         if changed { self.update_params(now) } else { Ok(()) }
+    }
+
+    /// The links that bonds may use now, by slot.
+    pub fn bond_links(&self) -> Vec<BondLink> {
+        let usable = Family::ALL.map(|family| (family, self.usable(family)));
+        let address = |link: &Link, wanted: Family| {
+            let found = link.facts.addresses.iter().map(IpNet::addr).find(|address| address.is_ipv6() == (wanted == Family::V6));
+            found.filter(|_| usable.iter().any(|(family, mask)| *family == wanted && mask.contains(link.slot)))
+        };
+        let view = |link: &Link| BondLink {
+            slot: link.slot,
+            device: link.facts.name.clone(),
+            v4: address(link, Family::V4),
+            v6: address(link, Family::V6),
+            backup: link.rule.role == Role::Backup,
+            metered: link.rule.metered,
+        };
+        self.links.values().filter(|link| link.refused.is_none() && link.rule.role != Role::Excluded).map(view).collect()
+    }
+
+    /// What the policy says of a redirected connection: φ, Π as slots, whether it is to be duplicated, and the relay it must use.
+    pub fn bond_policy(&self, flow: &RedirectedFlow) -> BondPolicy {
+        let rule = self.rule_of(flow);
+        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
+        let allowed = rule.and_then(|rule| rule.links.as_deref().map(mask));
+        let preferred = rule.filter(|rule| !rule.prefer.is_empty()).map(|rule| mask(&rule.prefer));
+        let usable: Vec<usize> = Family::ALL.iter().flat_map(|family| self.usable(*family).slots().collect::<Vec<_>>()).collect();
+        let bits = |mask: LinkMask| mask.slots().fold(0u64, |bits, slot| bits | 1 << slot);
+        let preferred = preferred.filter(|mask| usable.iter().any(|slot| mask.contains(*slot)));
+        BondPolicy {
+            weight: rule.map_or(1.0, |rule| rule.weight),
+            links: preferred.or(allowed).map_or(u64::MAX, bits),
+            duplicate: rule.map_or(flow.class == Class::RealTime, |rule| rule.carry == Carry::Duplicate),
+            urgent: flow.class == Class::RealTime,
+            relay: rule.and_then(|rule| rule.relay.clone()),
+        }
+    }
+
+    /// The application of a redirected connection, for people.
+    pub fn application_of(&self, flow: &RedirectedFlow) -> String {
+        self.apps.name(&flow.app)
     }
 
     /// The `[[app]]` entry that a redirected connection matched; `None` where none did, or where the policy has become shorter since.
@@ -374,7 +448,12 @@ impl<S: Steering> Core<S> {
             usable,
             backup,
             rules: rules::steer_rules(policy, &devices, &self.executables, &self.peers, self.names.as_mut()),
-            redirected: Vec::new(),
+            // Calls and the like go over two links at once, unless that costs money.
+            redirected: if self.peers.is_empty() || self.links.values().any(|link| link.rule.metered) {
+                Vec::new()
+            } else {
+                vec![Class::RealTime]
+            },
         }
     }
 

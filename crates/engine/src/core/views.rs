@@ -20,6 +20,7 @@ impl<S: Steering> Core<S> {
             scheduler: self.config.policy.scheduler.to_string(),
             links: self.links(now),
             flows: self.flows.len() as u64,
+            peers: Vec::new(),
             interception: Some("ebpf".to_owned()),
             uptime_ms: Some(now.since(self.started).as_millis() as u64),
             config: None,
@@ -102,6 +103,8 @@ impl<S: Steering> Core<S> {
             delivery_rate_bps: row.delivery_rate.map(|rate| rate.bps()),
             rule: row.rule.and_then(|rule| usize::from(rule).checked_sub(exclusions)).map(|rule| rule as u32 + 1),
             energy_j: self.progress.get(&progress_key(row)).and_then(|progress| progress.energy.total()).map(Joules::get),
+            peer: None,
+            by_link: Vec::new(),
         }
     }
 

@@ -1,0 +1,70 @@
+//! `GET /v1/peers` and `POST /v1/join`.
+
+use serde::{Deserialize, Serialize};
+
+/// A host that carries flows over several links.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    /// What it is called here; `relay` of an `[[app]]` entry names it.
+    pub name: String,
+    /// Where it may be found.
+    pub address: String,
+    /// `connecting`, `up`, `unreachable`, `refused`.
+    pub state: String,
+    /// Why, where it is not up.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Its paths.
+    pub paths: Vec<Path>,
+}
+
+/// One QUIC connection to a peer, over one link.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Path {
+    /// The link's device.
+    pub link: String,
+    /// `probing`, `good`, `suspect`, `dead`, `backup`.
+    pub state: String,
+    /// Smoothed round-trip time.
+    pub rtt_us: Option<u64>,
+    /// Congestion window in bytes.
+    pub cwnd: Option<u64>,
+    /// What it can deliver from here.
+    pub rate_bps: Option<u64>,
+    /// Share of the bytes sent from here that was lost.
+    pub loss: Option<f64>,
+    /// Bytes sent and not acknowledged yet.
+    pub queued: Option<u64>,
+    /// Bytes received.
+    #[serde(default)]
+    pub rx_bytes: Option<u64>,
+    /// Bytes sent that arrived.
+    #[serde(default)]
+    pub tx_bytes: Option<u64>,
+}
+
+/// What `POST /v1/join` takes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JoinRequest {
+    /// The invitation.
+    pub line: String,
+    /// What the relay shall be called here; left out: the host of its first address.
+    #[serde(default)]
+    pub name: Option<String>,
+}
+
+/// What `POST /v1/leave` takes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeaveRequest {
+    /// The peer's name.
+    pub name: String,
+}
+
+/// What `POST /v1/move` takes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MoveRequest {
+    /// A flow's id, or an application's path or name.
+    pub what: String,
+    /// The link's device; `null`: all links again.
+    pub to: Option<String>,
+}
