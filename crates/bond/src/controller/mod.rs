@@ -38,9 +38,9 @@
 //! had 4.1 with 1,642 and BBRv3 3.8 with 348.
 //!
 //! Known limits: 0.46 of the capacity is held whether the rivals are one or many. Buffers of fewer than about twenty packets are shared
-//! badly, those of two to four not at all (a burst does not fit, and one packet is half of the queue). On cellular links a fifth, on the
-//! slowest a third of CUBIC's rate is given for a tenth of its delay or less. With a round trip of 1 ms at 5 Mbit/s the median queue is three
-//! packets, 7 ms.
+//! badly, those of two to four not at all (a burst does not fit, and one packet is half of the queue). On the cellular recordings a tenth
+//! to two fifths of CUBIC's rate are given for less than a tenth of its median delay. With a round trip of 1 ms at 5 Mbit/s the median
+//! queue is three packets, 7 ms.
 
 mod crowd;
 mod filters;
