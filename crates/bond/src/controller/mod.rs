@@ -16,10 +16,11 @@
 //! *A rival.* A queue that does not go although we have sent slower, for long enough to have emptied it, or that is not empty once in
 //! twelve rounds, is filled by somebody else (the test for elastic cross traffic of Copa, Arun and Balakrishnan, NSDI 2018, and Nimbus,
 //! Goyal et al., SIGCOMM 2022), or the way has become longer; then the round trip did not change when we slowed down. Against a rival we
-//! do not imitate its law, since CUBIC's and BBR's differ: we hold a rate, 0.44 of the capacity, and are as polite as ever above it. A
+//! do not imitate its law, since CUBIC's and BBR's differ: we hold a rate, 0.46 of the capacity, and are as polite as ever above it. A
 //! flow of constant rate leaves the rest to any law, also to another of our kind. The capacity is known from before the rival came, or is
-//! measured: a burst of 12 packets (or 10 ms) beyond our rate makes a standing queue longer by bytes / capacity. The rate held is given up
-//! when it is delivered no longer (the path itself is slower), and the rival counts as gone after ten seconds with a short queue.
+//! measured: a burst of at least 12 packets or 10 ms beyond our rate makes a standing queue longer by bytes / capacity; of three
+//! measurements the least counts. The capacity is forgotten when the rate held was sent but not delivered (the path itself is slower),
+//! is lowered while more than 4 % are lost in a full buffer, and the rival counts as gone after ten seconds with a short queue.
 //!
 //! *Short buffers.* A loss is a full buffer's when the packet before it waited for at least 0.7 of the longest wait of late (the Spike
 //! scheme of Cen, Cosman and Voelker, ToN 2003). More than 2 % of such losses in a round count as a standing queue.
@@ -29,11 +30,17 @@
 //!
 //! # What was measured
 //!
-//! `cargo run --release -p braid-bond --example controller` prints goodput and queueing delays beside CUBIC and BBRv3, also on recordings
-//! that are given to it; `cargo test -p braid-bond --test controller` holds the promises. Known limits: half of the capacity is held
-//! whether the rivals are one or many; buffers of fewer than some eight packets are shared badly (they hold less than one burst); beside
-//! CUBIC in buffers of more than 2 BDP at round trips of 100 ms, coming second, it takes most of a minute to get to its share; with a round
-//! trip of 1 ms at 5 Mbit/s the median queue is three packets.
+//! `cargo run --release -p braid-bond --example controller` prints the tables, beside CUBIC and BBRv3, in virtual time; with recordings as
+//! arguments it runs them. `cargo test -p braid-bond --test controller` holds the promises. Alone at 5 to 50 Mbit/s with 1 MB of buffer and
+//! round trips of 10 to 600 ms: at least 0.91 of the rate as goodput (headers take 0.04), the median queue under 1 ms. With 1, 3 and 10 %
+//! loss, random or in bursts of five: 0.93, 0.92 and 0.89 of rate x (1 - loss). Beside one flow at 20 Mbit/s and 40 ms with 0.5 to 4 BDP,
+//! whoever came first: at least 0.39 for each. On an LTE recording 3.2 Mbit/s with 96 ms of queue (95th percentile), where CUBIC
+//! had 4.1 with 1,642 and BBRv3 3.8 with 348.
+//!
+//! Known limits: 0.46 of the capacity is held whether the rivals are one or many. Buffers of fewer than about twenty packets are shared
+//! badly, those of two to four not at all (a burst does not fit, and one packet is half of the queue). On the cellular recordings a tenth
+//! to two fifths of CUBIC's rate are given for less than a tenth of its median delay. With a round trip of 1 ms at 5 Mbit/s the median
+//! queue is three packets, 7 ms.
 
 mod crowd;
 mod filters;

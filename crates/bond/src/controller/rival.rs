@@ -20,7 +20,7 @@ const OVERRUN: f64 = 0.04;
 const TRUSTED: u32 = 20;
 
 /// Which part of the capacity is held against a rival.
-const SHARE: f64 = 0.44;
+const SHARE: f64 = 0.46;
 
 /// A queue that should be empty and is not: somebody else fills it, or the path has become longer.
 #[derive(Debug, Clone)]
