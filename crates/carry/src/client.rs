@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use braid_bond::host::{ConnectionId, Host, refusals};
-use braid_bond::{BondId, FlowError, Limits, Open, PathId, PathNews, PathView, Secret};
+use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathNews, PathState, PathView, Secret};
 use braid_peer::address::Address;
 use braid_peer::keys::{KeyPair, PublicKey};
 use braid_peer::tls::{self, Expect};
@@ -299,7 +299,7 @@ impl Keeper {
                 }
                 // It is known from now on.
                 self.peer.token = None;
-                self.told.send_replace(State::Up);
+                self.judge("");
             }
             Notice::Lost { connection, reason, refused, forgotten } => {
                 if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
@@ -315,18 +315,36 @@ impl Keeper {
                 } else if refused.is_some_and(|code| code != refusals::BUSY) {
                     self.told.send_replace(State::Refused(reason));
                     self.begin_again("the peer turned this client away", LONGEST_PAUSE);
-                } else if !self.paths.values().any(|attempt| attempt.joined) {
-                    self.told.send_replace(State::Unreachable(reason));
+                } else {
+                    self.judge(&reason);
                 }
             }
             Notice::Ended(bond, reason) => tracing::info!(%bond, reason, "a bond has ended"),
-            Notice::Path(_, path, state) => tracing::info!(%path, ?state, "a path has changed"),
+            Notice::Path(_, path, state) => {
+                tracing::info!(%path, ?state, "a path has changed");
+                self.judge("no path answers");
+            }
             Notice::Hello(..) | Notice::Incoming(..) | Notice::Closed(..) => {}
         }
     }
 }
 
 impl Keeper {
+    /// Tells how things stand: up as long as a path delivers.
+    fn judge(&self, reason: &str) {
+        let id = self.id();
+        let good = |bond: &Bond| bond.paths().any(|(_, path)| path.state == PathState::Good);
+        let up = self.carrier.with(|host, _| host.bonds().any(|(of, bond)| of == id && good(bond)));
+        let next = if up { State::Up } else { State::Unreachable(reason.to_owned()) };
+        self.told.send_if_modified(|state| {
+            let changed = if up { *state != State::Up } else { *state == State::Up || *state == State::Connecting };
+            if changed {
+                *state = next;
+            }
+            changed
+        });
+    }
+
     /// The bond is lost, and all its flows with it: a new one for what comes next.
     fn begin_again(&mut self, reason: &str, pause: Duration) {
         let old = self.id();

@@ -355,7 +355,7 @@ impl Daemon<'_> {
         let application = self.core.application_of(&redirected.flow);
         if let Err(back) = self.peers.carry(redirected, application, &policy) {
             // The peer went between the program's connect and now: the daemon's own connection, direct, is next best.
-            tokio::spawn(carry_directly(*back));
+            Peers::carry_directly(*back);
         }
     }
 
@@ -570,20 +570,6 @@ fn take_redirected(redirect: Option<Redirect>) -> mpsc::Receiver<Redirected> {
         }
     });
     receive
-}
-
-/// Carries a connection that no peer can take, as if the program had made it.
-async fn carry_directly(redirected: Redirected) {
-    let Redirected { mut stream, flow } = redirected;
-    match tokio::net::TcpStream::connect(flow.remote).await {
-        Ok(mut onward) => {
-            let _ = tokio::io::copy_bidirectional(&mut stream, &mut onward).await;
-        }
-        Err(error) => {
-            tracing::debug!(remote = %flow.remote, %error, "a connection cannot be made");
-            let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-        }
-    }
 }
 
 async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {

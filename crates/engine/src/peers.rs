@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, Peer as PeerView, Problem};
 use braid_bond::{Carrier, FlowPolicy, Open, PathState, Target};
@@ -19,6 +20,7 @@ use braid_peer::keys::{CLIENT_KEY, KeyPair, PublicKey};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirected;
 use serde::{Deserialize, Serialize};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use crate::core::{BondLink, BondPolicy};
@@ -213,12 +215,33 @@ impl Peers {
             flow: flow.clone(),
         };
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(id, carried);
-        let flows = self.flows.clone();
+        let (flows, mut state) = (self.flows.clone(), known.client.state());
         tokio::spawn(async move {
-            splice(stream, flow).await;
-            flows.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+            // A program's connect would take as long, and nothing is lost if the peer is gone meanwhile.
+            let opened = tokio::select! {
+                opened = flow.opened() => Some(opened),
+                _ = state.wait_for(|state| *state != State::Up) => None,
+            };
+            match opened {
+                Some(Ok(())) => drop(splice(stream, flow).await),
+                Some(Err(end)) => {
+                    tracing::debug!(remote = %facts.remote, %end, "the peer cannot open a flow");
+                    refuse(&stream);
+                }
+                None => {
+                    flow.reset(0);
+                    forget(&flows, id);
+                    carry_directly(stream, facts.remote).await;
+                }
+            }
+            forget(&flows, id);
         });
         Ok(())
+    }
+
+    /// Carries a redirected connection over whichever link the system takes, as if the program had made it.
+    pub fn carry_directly(redirected: Redirected) {
+        tokio::spawn(carry_directly(redirected.stream, redirected.flow.remote));
     }
 
     /// `GET /v1/peers`.
@@ -370,4 +393,25 @@ impl Peers {
         file.sync_all()?;
         fs::rename(&fresh, self.dir.join(FILE))
     }
+}
+
+fn forget(flows: &Flows, id: u64) {
+    flows.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+}
+
+async fn carry_directly(mut stream: TcpStream, remote: SocketAddr) {
+    match TcpStream::connect(remote).await {
+        Ok(mut onward) => {
+            let _ = tokio::io::copy_bidirectional(&mut stream, &mut onward).await;
+        }
+        Err(error) => {
+            tracing::debug!(%remote, %error, "a connection cannot be made");
+            refuse(&stream);
+        }
+    }
+}
+
+/// What could not be opened there is reset here.
+fn refuse(stream: &TcpStream) {
+    let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

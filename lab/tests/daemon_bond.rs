@@ -1,0 +1,188 @@
+//! Flows through a relay: real programs, the real daemon, the real relay.
+
+mod support;
+
+use std::fs::File;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use braid_lab::{Lab, LinkSpec, Web, mbps, ms};
+use braid_model::Bytes;
+use serde_json::Value;
+use support::*;
+
+const CONFIG: &str = "[[app]]\nmatch = { name = \"curl\" }\ncarry = \"bond\"\n";
+
+/// A relay in the server's namespace.
+struct Relay<'a> {
+    lab: &'a Lab,
+    child: Child,
+}
+
+impl<'a> Relay<'a> {
+    fn start(lab: &'a Lab) -> Self {
+        let home = lab.directory().join("relay");
+        std::fs::create_dir_all(&home).unwrap();
+        let log = File::options().create(true).append(true).open(home.join("log")).unwrap();
+        let mut command = lab.server().command(braid()).unwrap();
+        command.args(["relay", "--listen", "[::]:5757", "--allow", "203.0.113.0/24"]).arg("--state-dir").arg(home.join("state"));
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        eventually("the relay is up", || std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up")));
+        Self { lab, child }
+    }
+
+    fn invite(&self) -> String {
+        let mut command = self.lab.server().command(braid()).unwrap();
+        let address = format!("{}:5757", Lab::internet(20));
+        command.args(["relay", "invite", "--address", &address]).arg("--state-dir").arg(self.lab.directory().join("relay/state"));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+}
+
+impl Drop for Relay<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("relay:\n{}", std::fs::read_to_string(self.lab.directory().join("relay/log")).unwrap_or_default());
+        }
+    }
+}
+
+/// Two links, a relay, and a daemon that has joined it over both.
+fn bonded(lab: &Lab) -> (Relay<'_>, Up<'_>) {
+    let relay = Relay::start(lab);
+    let up = Up::start(lab, CONFIG);
+    let joined = up.braid(&["join", &relay.invite(), "--name", "home"]);
+    assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
+    let mut good = 0;
+    let begin = std::time::Instant::now();
+    while good < 2 {
+        good = good_paths(&up);
+        assert!(begin.elapsed() < LIMIT, "{good} of 2 paths are good: {}", up.status().unwrap()["peers"]);
+        std::thread::sleep(ms(20));
+    }
+    (relay, up)
+}
+
+fn good_paths(up: &Up<'_>) -> usize {
+    let status = up.status().unwrap();
+    let peer = &status["peers"][0];
+    let paths = peer["paths"].as_array().map_or(&[][..], Vec::as_slice);
+    paths.iter().filter(|path| path["state"] == "good").count()
+}
+
+fn two_links() -> Lab {
+    let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
+    Lab::builder().link(wlan).link(LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30))).start().unwrap()
+}
+
+fn bond_flow(up: &Up<'_>) -> Option<Value> {
+    up.flows().into_iter().find(|flow| flow["carry"] == "bond")
+}
+
+fn curl(lab: &Lab, url: &str) -> Child {
+    let mut command = lab.client().command("curl").unwrap();
+    command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null", "-w", "%{size_download} %{remote_ip}"]).arg(url);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// What curl printed: bytes, and whom it believes to have spoken with.
+fn ended(child: Child) -> (u64, String) {
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "curl: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (size, peer) = text.split_once(' ').unwrap();
+    (size.parse().unwrap(), peer.to_owned())
+}
+
+#[test]
+fn one_curl_uses_both_links_and_knows_nothing_of_it() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let (_relay, up) = bonded(&lab);
+    let size = 20_000_000;
+    let child = curl(&lab, &web.url(Bytes::new(size)).unwrap());
+    let mut seen = Value::Null;
+    eventually("the flow is shown with both links", || {
+        seen = bond_flow(&up).unwrap_or_default();
+        seen["by_link"]
+            .as_array()
+            .is_some_and(|links| links.len() == 2 && links.iter().all(|link| link["rx_bytes"].as_u64() > Some(500_000)))
+    });
+    assert_eq!((seen["peer"].as_str(), seen["name"].as_str()), (Some("home"), Some("curl")), "{seen}");
+    let (got, peer) = ended(child);
+    assert_eq!(got, size);
+    assert!(peer.starts_with("203.0.113."), "it sees the relay: {peer}");
+    eventually("the flow is gone", || bond_flow(&up).is_none());
+}
+
+#[test]
+fn a_link_that_dies_in_a_download_costs_nothing_but_time() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let (_relay, up) = bonded(&lab);
+    let size = 15_000_000;
+    let child = curl(&lab, &web.url(Bytes::new(size)).unwrap());
+    eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(2_000_000)));
+    lab.dark(0).unwrap();
+    eventually("the other carries on", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(5_000_000)));
+    lab.bright(0).unwrap();
+    lab.carrier(1, false).unwrap();
+    assert_eq!(ended(child).0, size);
+    lab.carrier(1, true).unwrap();
+}
+
+#[test]
+fn a_flow_is_moved_by_order() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let (_relay, up) = bonded(&lab);
+    let child = curl(&lab, &web.url(Bytes::new(12_000_000)).unwrap());
+    eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(1_000_000)));
+    let moved = up.braid(&["move", "curl", "--to", "lte0"]);
+    assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
+    std::thread::sleep(Duration::from_millis(300));
+    let over = |link: &str| {
+        let flow = bond_flow(&up).unwrap();
+        let links = flow["by_link"].as_array().unwrap().clone();
+        links.iter().find(|entry| entry["link"] == link).and_then(|entry| entry["rx_bytes"].as_u64()).unwrap_or(0)
+    };
+    let (wlan, lte) = (over("wlan0"), over("lte0"));
+    eventually("lte0 carries it", || over("lte0") > lte + 1_000_000);
+    assert!(over("wlan0") < wlan + 100_000, "{wlan} and then {}", over("wlan0"));
+    let refused = up.braid(&["move", "curl", "--to", "wlan7"]);
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("wlan7"));
+    assert_eq!(ended(child).0, 12_000_000);
+}
+
+#[test]
+fn without_its_relay_a_program_goes_direct_and_back_again() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let (relay, up) = bonded(&lab);
+    drop(relay);
+    let url = web.url(Bytes::new(50_000)).unwrap();
+    eventually("flows go direct", || {
+        let mut command = lab.client().command("curl").unwrap();
+        let output = command.args(["-sS", "--fail", "--max-time", "5", "-o", "/dev/null"]).arg(&url).output().unwrap();
+        output.status.success()
+    });
+    let _again = Relay::start(&lab);
+    eventually("the relay is used again", || good_paths(&up) == 2);
+    assert_eq!(ended(curl(&lab, &url)).0, 50_000);
+}
