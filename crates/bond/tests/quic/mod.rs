@@ -1,6 +1,7 @@
 //! Two hosts over emulated links in virtual time: real QUIC, real controllers.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
+pub mod scenes;
 #[path = "../support/tls.rs"]
 mod tls;
 
@@ -43,9 +44,43 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// With a buffer of 150 ms, as home links have.
     pub fn new(mbps: f64, delay_ms: u64) -> Self {
-        Self { mbps, delay_ms, loss: 0.0, queue: 1_500_000 }
+        Self { mbps, delay_ms, loss: 0.0, queue: (mbps * 1e6 / 8.0 * 0.15) as u64 }
     }
+}
+
+/// What a flow is full of; bytes repeat after a number of them that divides no buffer's size.
+struct Pattern(Bytes);
+
+impl Pattern {
+    const PERIOD: usize = 65_521;
+
+    fn new() -> Self {
+        Self((0..3 * Self::PERIOD).map(|at| (at % Self::PERIOD * 7919 >> 8) as u8).collect())
+    }
+
+    fn at(&self, offset: usize, most: usize) -> Bytes {
+        let from = offset % Self::PERIOD;
+        self.0.slice(from..from + most.min(2 * Self::PERIOD))
+    }
+
+    fn check(&self, offset: usize, data: &[u8]) {
+        let mut at = 0;
+        while at < data.len() {
+            let right = self.at(offset + at, data.len() - at);
+            assert!(data[at..at + right.len()] == right[..], "byte {offset} and on are not what was sent");
+            at += right.len();
+        }
+    }
+}
+
+/// Something that fills a flow.
+struct Source {
+    side: usize,
+    flow: FlowKey,
+    written: usize,
+    size: usize,
 }
 
 struct Datagram(Bytes);
@@ -69,6 +104,8 @@ pub struct World {
     pub last_read: Instant,
     pub gap: Duration,
     pub connections: Vec<ConnectionId>,
+    pattern: Pattern,
+    sources: Vec<Source>,
 }
 
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 5757);
@@ -114,7 +151,64 @@ impl World {
             last_read: base,
             gap: Duration::ZERO,
             connections,
+            pattern: Pattern::new(),
+            sources: Vec::new(),
         }
+    }
+
+    /// A world in which all paths have joined, and a second has passed.
+    pub fn up(specs: &[Spec], seed: u64) -> Self {
+        let mut world = Self::new(specs, seed);
+        let paths = specs.len();
+        let up = world.run(Duration::from_secs(20), |world| {
+            world.hosts.iter().all(|host| host.bonds().next().is_some_and(|(_, bond)| bond.paths().count() == paths))
+        });
+        assert!(up, "not all paths joined");
+        world.run(Duration::from_secs(1), |_| false);
+        world
+    }
+
+    /// From now on `flow` is kept full from `side` until `size` bytes are written, and then finished.
+    pub fn send(&mut self, side: usize, flow: FlowKey, size: usize) {
+        self.sources.push(Source { side, flow, written: 0, size });
+    }
+
+    /// Ends what [`Self::send`] began: what is written still arrives.
+    pub fn finish(&mut self, flow: FlowKey) {
+        self.sources.iter_mut().filter(|source| source.flow == flow).for_each(|source| source.size = source.written);
+    }
+
+    pub fn received(&self, side: usize, flow: FlowKey) -> usize {
+        self.got[side].get(&flow).copied().unwrap_or(0)
+    }
+
+    /// Bytes of payload that arrived at `side` over `link` since the flow began.
+    pub fn arrived(&self, side: usize, flow: FlowKey, link: u8) -> u64 {
+        let view = self.hosts[side].bonds().next().and_then(|(_, bond)| bond.flow(flow));
+        view.and_then(|view| view.by_link.iter().find(|(of, ..)| *of == link).map(|(.., rx)| rx.get())).unwrap_or(0)
+    }
+
+    fn pump(&mut self) {
+        let (id, pattern) = (self.bond, &self.pattern);
+        let hosts = &mut self.hosts;
+        let now = self.now;
+        self.sources.retain_mut(|source| {
+            let time = hosts[source.side].time(now);
+            let Some(bond) = hosts[source.side].bond(id) else { return true };
+            if bond.flow(source.flow).is_none() {
+                return true;
+            }
+            let mut room = bond.writable(time, source.flow).min(source.size - source.written);
+            while room > 0 {
+                let data = pattern.at(source.written, room);
+                (room, source.written) = (room - data.len(), source.written + data.len());
+                bond.write(source.flow, data);
+            }
+            if source.written == source.size {
+                bond.finish(time, source.flow);
+            }
+            source.written < source.size
+        });
     }
 
     pub fn time(&self) -> Time {
@@ -169,7 +263,9 @@ impl World {
                     let bond = self.hosts[side].bond(*id).unwrap();
                     let mut any = false;
                     while let Some(data) = bond.read(time, *flow, usize::MAX) {
-                        *self.got[side].entry(*flow).or_default() += data.len();
+                        let got = self.got[side].entry(*flow).or_default();
+                        self.pattern.check(*got, &data);
+                        *got += data.len();
                         any = true;
                     }
                     while let Some(message) = bond.read_message(*flow) {
@@ -191,10 +287,12 @@ impl World {
         let end = self.now + limit;
         let mut spins = 0;
         loop {
+            self.pump();
             self.settle();
             if done(self) {
                 return true;
             }
+            self.pump();
             self.settle();
             let wires = self.links.iter().flatten().filter_map(Link::poll_timeout);
             let wires = wires.map(|time| self.base + time.since(Time::ZERO));
@@ -221,25 +319,11 @@ impl World {
         }
     }
 
-    /// Keeps `flow` full from `side` for `span`; the mean rate at which the other end read, in Mbit/s.
-    pub fn bulk(&mut self, side: usize, flow: FlowKey, span: Duration) -> f64 {
-        let before = self.got[1 - side].get(&flow).copied().unwrap_or(0);
-        let start = self.now;
-        self.run(span, |world| {
-            world.fill(side, flow);
-            false
-        });
-        let got = self.got[1 - side].get(&flow).copied().unwrap_or(0) - before;
-        got as f64 * 8e-6 / (self.now - start).as_secs_f64()
-    }
-
-    pub fn fill(&mut self, side: usize, flow: FlowKey) {
-        let (time, id) = (self.hosts[side].time(self.now), self.bond);
-        let Some(bond) = self.hosts[side].bond(id) else { return };
-        let room = bond.writable(time, flow);
-        if room > 0 {
-            bond.write(flow, Bytes::from(vec![0; room]));
-        }
+    /// The mean rate, in Mbit/s, at which `side` reads `flow` in the next `span`.
+    pub fn rate(&mut self, side: usize, flow: FlowKey, span: Duration) -> f64 {
+        let (before, start) = (self.received(side, flow), self.now);
+        self.run(span, |_| false);
+        (self.received(side, flow) - before) as f64 * 8e-6 / (self.now - start).as_secs_f64()
     }
 
     pub fn sum(&self) -> f64 {

@@ -1,0 +1,109 @@
+//! What a bond makes of its links, in tables: real QUIC over emulated links, in virtual time.
+//!
+//! `cargo run --release -p braid-bond --example bond [sums|cuts|pairs|short|churn|messages|urgent|fair]...`; with no word, all.
+
+#[path = "../tests/quic/mod.rs"]
+mod quic;
+
+use quic::scenes::{self, DOWN, UP};
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let tables: [(&str, fn()); 8] = [
+        ("sums", sums),
+        ("cuts", cuts),
+        ("pairs", pairs),
+        ("short", short),
+        ("churn", churn),
+        ("messages", messages),
+        ("urgent", urgent),
+        ("fair", fair),
+    ];
+    for word in words.iter().filter(|word| tables.iter().all(|(name, _)| name != word)) {
+        eprintln!("there is no table {word}: choose of {}", tables.map(|(name, _)| name).join(", "));
+    }
+    tables.iter().filter(|(name, _)| words.is_empty() || words.iter().any(|word| word == name)).for_each(|(_, table)| table());
+}
+
+fn sums() {
+    println!("| links | loss | download | upload |\n|---|---|---|---|");
+    for (name, specs) in scenes::link_sets() {
+        for loss in [0.0, 0.01, 0.03] {
+            let specs = scenes::lossy(&specs, loss);
+            let [down, up] = [DOWN, UP].map(|side| scenes::share(&specs, 1, side, 20.0));
+            println!("| {name} | {:.0} % | {down:.3} | {up:.3} |", loss * 100.0);
+        }
+    }
+}
+
+fn cuts() {
+    println!("\n| cut | told | gap median | worst | back after median | worst | gap then, worst |\n|---|---|---|---|---|---|---|");
+    for link in 0..2 {
+        for told in [false, true] {
+            let all: Vec<_> = (1..=10).map(|seed| scenes::cut(seed, link, told)).collect();
+            let sorted = |value: &dyn Fn(&scenes::Cut) -> f64| {
+                let mut values: Vec<f64> = all.iter().map(value).collect();
+                values.sort_unstable_by(f64::total_cmp);
+                values
+            };
+            let gaps = sorted(&|cut| cut.gap.as_secs_f64() * 1e3);
+            let backs = sorted(&|cut| cut.back.map_or(f64::INFINITY, |back| back.as_secs_f64() * 1e3));
+            let after = sorted(&|cut| cut.gap_after.as_secs_f64() * 1e3);
+            println!("| {link} | {told} | {:.0} ms | {:.0} | {:.0} | {:.0} | {:.0} |", gaps[5], gaps[9], backs[5], backs[9], after[9]);
+        }
+    }
+}
+
+fn name(specs: &[quic::Spec]) -> String {
+    let one = |spec: &quic::Spec| format!("{} ({} ms, {} kB, {:.0} %)", spec.mbps, spec.delay_ms, spec.queue / 1000, spec.loss * 100.0);
+    specs.iter().map(one).collect::<Vec<_>>().join(" + ")
+}
+
+fn pairs() {
+    println!("\n| links (one way, buffer, loss) | both | best | ratio |\n|---|---|---|---|");
+    for specs in scenes::profiles() {
+        let (both, best) = scenes::both_and_best(&specs, 1, 15);
+        println!("| {} | {both:.2} | {best:.2} | {:.3} |", name(&specs), both / best);
+    }
+}
+
+fn short() {
+    println!("\n| links | 50 kB, both | best | 500 kB | | 5 MB | |\n|---|---|---|---|---|---|---|");
+    for specs in scenes::profiles() {
+        let cells: Vec<String> = [50_000, 500_000, 5_000_000]
+            .into_iter()
+            .map(|size| {
+                let (both, best) = scenes::short(&specs, 1, size);
+                let slow = if both > best + best / 50 { " !" } else { "" };
+                format!("{:.0} | {:.0}{slow}", both.as_secs_f64() * 1e3, best.as_secs_f64() * 1e3)
+            })
+            .collect();
+        println!("| {} | {} |", name(&specs), cells.join(" | "));
+    }
+}
+
+fn churn() {
+    println!("\n| seed | complete | after all were back |\n|---|---|---|");
+    for seed in 1..=3 {
+        let (got, size, rest) = scenes::churn(seed, 60);
+        println!("| {seed} | {} of {} | {:.1} s |", got.iter().filter(|got| **got == size).count(), got.len(), rest.as_secs_f64());
+    }
+}
+
+fn messages() {
+    println!("\n| copies | missing | the bulk flow's share of the rest |\n|---|---|---|");
+    for copies in 1..=3 {
+        let (missing, bulk) = scenes::messages(1, copies, 100_000);
+        println!("| {copies} | {:.4} % | {bulk:.3} |", missing * 100.0);
+    }
+}
+
+fn urgent() {
+    println!("\n| bulk flow | median | 99th percentile |\n|---|---|---|");
+    for bulk in [false, true] {
+        let (median, most) = scenes::urgent(1, bulk, 60);
+        println!("| {bulk} | {:.1} ms | {:.1} ms |", median.as_secs_f64() * 1e3, most.as_secs_f64() * 1e3);
+    }
+}
+
+fn fair() {}

@@ -1,0 +1,202 @@
+//! What is measured, by tests and by `examples/bond.rs`.
+
+use std::time::Duration;
+
+use braid_bond::{Carrier, FlowPolicy, PathState};
+use braid_netem::Random;
+use bytes::Bytes;
+
+use super::{Spec, World};
+
+pub fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Which way data goes.
+pub const UP: usize = 0;
+pub const DOWN: usize = 1;
+
+/// How long a transfer of `size` bytes over `links` takes on a bond that was idle; `None` if more than `limit`.
+pub fn transfer(specs: &[Spec], seed: u64, side: usize, links: u64, size: usize, limit: Duration) -> Option<Duration> {
+    let mut world = World::up(specs, seed);
+    let flow = world.open(FlowPolicy { links, ..FlowPolicy::default() }, Carrier::Stream);
+    let start = world.now;
+    world.send(side, flow, size);
+    world.run(limit, |world| world.received(1 - side, flow) == size).then(|| world.now - start)
+}
+
+/// The rate of a transfer that takes `seconds` at the links' sum, as a share of that sum less what is lost.
+pub fn share(specs: &[Spec], seed: u64, side: usize, seconds: f64) -> f64 {
+    let sum: f64 = specs.iter().map(|spec| spec.mbps * (1.0 - spec.loss)).sum();
+    let size = (sum * 1e6 / 8.0 * seconds) as usize;
+    let took = transfer(specs, seed, side, u64::MAX, size, Duration::from_secs_f64(seconds * 4.0));
+    took.map_or(0.0, |took| seconds / took.as_secs_f64())
+}
+
+/// Links of the first proof.
+pub fn link_sets() -> Vec<(&'static str, Vec<Spec>)> {
+    let deep = Spec { queue: 1_000_000, ..Spec::new(5.0, 5) };
+    let kinds = [(12.0, 5, 3), (8.0, 15, 3), (4.0, 30, 2), (1.0, 60, 2)];
+    let ten = kinds.iter().flat_map(|(mbps, delay, count)| (0..*count).map(|_| Spec::new(*mbps, *delay))).collect();
+    vec![
+        ("20+20", vec![Spec::new(20.0, 5); 2]),
+        ("20+5", vec![Spec::new(20.0, 5), Spec::new(5.0, 5)]),
+        ("20 (10 ms) + 10 (100 ms)", vec![Spec::new(20.0, 10), Spec::new(10.0, 100)]),
+        ("20 (5 ms) + 5, 1 MB", vec![Spec::new(20.0, 5), deep]),
+        ("ten, 70", ten),
+    ]
+}
+
+pub fn lossy(specs: &[Spec], loss: f64) -> Vec<Spec> {
+    specs.iter().map(|spec| Spec { loss, ..*spec }).collect()
+}
+
+/// What became of a download while a link was away.
+#[derive(Debug, Clone, Copy)]
+pub struct Cut {
+    /// The longest time without a byte from the cut, and from the return.
+    pub gap: Duration,
+    pub gap_after: Duration,
+    /// From the return until the link carried data.
+    pub back: Option<Duration>,
+}
+
+/// The second proof: two links, one of them away for three seconds.
+pub fn cut(seed: u64, link: usize, told: bool) -> Cut {
+    let mut world = World::up(&[Spec::new(20.0, 5), Spec::new(10.0, 30)], seed);
+    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    world.send(DOWN, flow, usize::MAX);
+    world.run(ms(2000 + seed * 37), |_| false);
+    world.set_dark(link, true, told);
+    (world.gap, world.last_read) = (Duration::ZERO, world.now);
+    world.run(ms(3000), |_| false);
+    world.set_dark(link, false, told);
+    let gap = world.gap.max(world.now - world.last_read);
+    world.gap = Duration::ZERO;
+    let (start, before) = (world.now, world.arrived(UP, flow, link as u8));
+    let back = world.run(ms(3000), |world| world.arrived(UP, flow, link as u8) > before + 5000).then(|| world.now - start);
+    world.run(ms(3000), |_| false);
+    Cut { gap, gap_after: world.gap, back }
+}
+
+/// Pairs of links that differ in rate, round trip, buffer and loss.
+pub fn profiles() -> Vec<[Spec; 2]> {
+    let spec = |mbps, delay_ms, buffer_ms: u64, loss| Spec { loss, queue: (mbps * 125.0 * buffer_ms as f64) as u64, ..Spec::new(mbps, delay_ms) };
+    vec![
+        [spec(20.0, 10, 150, 0.0), spec(20.0, 10, 150, 0.0)],
+        [spec(20.0, 10, 150, 0.0), spec(10.0, 10, 150, 0.0)],
+        [spec(20.0, 10, 150, 0.0), spec(4.0, 10, 150, 0.0)],
+        [spec(20.0, 10, 150, 0.0), spec(2.0, 10, 150, 0.0)],
+        [spec(20.0, 10, 150, 0.0), spec(1.0, 10, 150, 0.0)],
+        [spec(20.0, 10, 150, 0.0), spec(20.0, 50, 150, 0.0)],
+        [spec(20.0, 5, 150, 0.0), spec(20.0, 100, 150, 0.0)],
+        [spec(20.0, 10, 150, 0.0), spec(4.0, 50, 150, 0.0)],
+        [spec(20.0, 5, 150, 0.0), spec(1.0, 100, 150, 0.0)],
+        [spec(20.0, 100, 150, 0.0), spec(1.0, 5, 150, 0.0)],
+        [spec(20.0, 50, 150, 0.0), spec(5.0, 5, 150, 0.0)],
+        [spec(20.0, 10, 20, 0.0), spec(5.0, 40, 20, 0.0)],
+        [spec(20.0, 10, 150, 0.0), spec(5.0, 10, 2000, 0.0)],
+        [spec(20.0, 10, 20, 0.0), spec(1.0, 10, 2000, 0.0)],
+        [spec(20.0, 10, 150, 0.0), spec(10.0, 30, 150, 0.03)],
+        [spec(20.0, 10, 150, 0.03), spec(10.0, 30, 150, 0.0)],
+        [spec(20.0, 10, 150, 0.01), spec(2.0, 100, 150, 0.03)],
+        [spec(10.0, 30, 20, 0.03), spec(10.0, 100, 1000, 0.01)],
+    ]
+}
+
+/// Bytes in `seconds` over both links of a pair, and over the best single one.
+pub fn both_and_best(specs: &[Spec], seed: u64, seconds: u64) -> (f64, f64) {
+    let rate = |links| {
+        let mut world = World::up(specs, seed);
+        let flow = world.open(FlowPolicy { links, ..FlowPolicy::default() }, Carrier::Stream);
+        world.send(DOWN, flow, usize::MAX);
+        world.rate(UP, flow, Duration::from_secs(seconds))
+    };
+    (rate(0b11), rate(0b01).max(rate(0b10)))
+}
+
+/// How long a transfer takes over both links, and over the better one alone.
+pub fn short(specs: &[Spec], seed: u64, size: usize) -> (Duration, Duration) {
+    let took = |links| transfer(specs, seed, DOWN, links, size, Duration::from_secs(120)).unwrap_or(Duration::from_secs(120));
+    (took(0b11), took(0b01).min(took(0b10)))
+}
+
+/// Twenty downloads while links go and come at random for `seconds`, at least one alive, then are all dark for 30 s: how many bytes of
+/// each arrived in the end, of how many, and how long the rest took once all links were back.
+pub fn churn(seed: u64, seconds: u64) -> (Vec<usize>, usize, Duration) {
+    let specs = [Spec::new(20.0, 5), Spec::new(10.0, 30), Spec { loss: 0.01, ..Spec::new(5.0, 20) }];
+    let mut world = World::up(&specs, seed);
+    let size = (25.0e6 / 8.0 * (seconds as f64 * 0.7) / 20.0) as usize;
+    let flows: Vec<_> = (0..20).map(|_| world.open(FlowPolicy::default(), Carrier::Stream)).collect();
+    flows.iter().for_each(|flow| world.send(DOWN, *flow, size));
+    let mut random = Random::new(seed);
+    let mut dark = [false; 3];
+    let end = world.now + Duration::from_secs(seconds);
+    while world.now < end {
+        world.run(ms(100 + random.up_to(2000)), |_| false);
+        let link = random.up_to(3) as usize % 3;
+        if dark[link] || dark.iter().filter(|dark| **dark).count() < 2 {
+            dark[link] = !dark[link];
+            world.set_dark(link, dark[link], random.up_to(1) == 0);
+        }
+    }
+    (0..3).filter(|link| !dark[*link]).for_each(|link| world.set_dark(link, true, false));
+    world.run(Duration::from_secs(30), |_| false);
+    (0..3).for_each(|link| world.set_dark(link, false, dark[link]));
+    let start = world.now;
+    world.run(Duration::from_secs(60), |world| flows.iter().all(|flow| world.received(UP, *flow) == size));
+    (flows.iter().map(|flow| world.received(UP, *flow)).collect(), size, world.now - start)
+}
+
+/// Messages of 125 bytes at 1 Mbit/s over links that lose 3 % each, beside a bulk flow: the share of messages missing, and the bulk flow's
+/// rate as a share of what the copies leave of the links.
+pub fn messages(seed: u64, copies: u8, count: usize) -> (f64, f64) {
+    let mut world = World::up(&lossy(&[Spec::new(20.0, 5), Spec::new(10.0, 30), Spec::new(10.0, 15)], 0.03), seed);
+    let call = world.open(FlowPolicy { copies, urgent: true, ..FlowPolicy::default() }, Carrier::Messages);
+    let bulk = world.open(FlowPolicy::default(), Carrier::Stream);
+    world.send(DOWN, bulk, usize::MAX);
+    world.run(ms(3000), |_| false);
+    let (before, start, id) = (world.received(UP, bulk), world.now, world.bond);
+    for number in 0..count as u64 {
+        let mut data = vec![0; 125];
+        data[..8].copy_from_slice(&number.to_be_bytes());
+        world.hosts[1].bond(id).unwrap().send_message(call, Bytes::from(data));
+        world.run(ms(1), |_| false);
+    }
+    let rate = (world.received(UP, bulk) - before) as f64 * 8e-6 / (world.now - start).as_secs_f64();
+    world.run(ms(1000), |_| false);
+    let got = world.messages[UP].get(&call).map_or(0, Vec::len);
+    let capacity = 40.0 * 0.97 - f64::from(copies);
+    (1.0 - got as f64 / count as f64, rate / capacity)
+}
+
+/// One urgent message every 20 ms on a 5 Mbit/s link, alone and beside a bulk flow: the median and the 99th percentile of what they take.
+pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
+    let mut world = World::up(&[Spec::new(5.0, 10)], seed);
+    let call = world.open(FlowPolicy { urgent: true, ..FlowPolicy::default() }, Carrier::Messages);
+    if bulk {
+        let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+        world.send(DOWN, flow, usize::MAX);
+    }
+    world.run(ms(3000), |_| false);
+    let id = world.bond;
+    let mut sent = Vec::new();
+    for number in 0..seconds * 50 {
+        sent.push(world.now);
+        world.hosts[1].bond(id).unwrap().send_message(call, Bytes::copy_from_slice(&number.to_be_bytes()));
+        world.run(ms(20), |_| false);
+    }
+    world.run(ms(1000), |_| false);
+    let mut delays: Vec<Duration> = world.messages[UP][&call]
+        .iter()
+        .map(|(at, data)| *at - sent[u64::from_be_bytes(data[..8].try_into().unwrap()) as usize])
+        .collect();
+    assert!(delays.len() * 1000 > sent.len() * 998, "{} of {} arrived", delays.len(), sent.len());
+    delays.sort_unstable();
+    (delays[delays.len() / 2], delays[delays.len() * 99 / 100])
+}
+
+/// Whether all paths of a world are good at `side`.
+pub fn all_good(world: &World, side: usize) -> bool {
+    world.hosts[side].bonds().all(|(_, bond)| bond.paths().all(|(_, path)| path.state == PathState::Good))
+}
