@@ -24,6 +24,12 @@ const INITIAL_WINDOW: u64 = 512 << 10;
 const INITIAL_TOTAL: u64 = 16 << 20;
 /// What a flow may always have written and unacknowledged.
 const MIN_SEND_BUFFER: u64 = 256 << 10;
+/// Frames that wait to be sent: an end that lets them pile up higher does not listen, and asks for more than it takes.
+const MAX_CONTROL: usize = 1 << 16;
+/// Pieces of all flows that came too early. A window in whole datagrams has fewer.
+const MAX_PIECES: usize = 1 << 17;
+/// The part of all flows' window that messages may take, in each direction.
+const MESSAGES_SHARE: u64 = 4;
 /// Paths of one bond: as many as the scheduler has links.
 const MAX_PATHS: usize = midrr::MAX_LINKS;
 
@@ -39,6 +45,18 @@ pub enum BondError {
     /// Bytes of all flows beyond the credit given for all.
     #[error("the other end sent more than it has credit for")]
     TotalCredit,
+    /// Too many pieces of streams with holes between them.
+    #[error("the other end leaves holes in its streams: {0} pieces wait for what is missing")]
+    Holes(usize),
+    /// It does not take what it is told.
+    #[error("the other end takes no answers: {0} wait for it")]
+    Deaf(usize),
+    /// A frame twice in a datagram that may be there once.
+    #[error("the other end acknowledges a path twice in one datagram")]
+    Repeated,
+    /// A frame that only the other side of a bond may send.
+    #[error("the other end sent {0}, which only the other side of a bond may")]
+    Role(&'static str),
     /// Something is acknowledged that was never sent, or speaks of a flow that never was.
     #[error("the other end speaks of {0} that never was")]
     Never(&'static str),
@@ -170,6 +188,11 @@ pub struct Bond {
     pub(crate) news: BTreeMap<PathId, PathNews>,
     /// Flows that could send but for the credit of all.
     pub(crate) starved: bool,
+    /// Pieces of all flows that came too early.
+    pieces: usize,
+    /// What the messages of all flows cost that wait to be read, and to be sent.
+    unread_messages: usize,
+    pub(crate) queued_messages: usize,
 }
 
 impl Bond {
@@ -200,6 +223,9 @@ impl Bond {
             receive_limit: INITIAL_TOTAL,
             news: BTreeMap::new(),
             starved: false,
+            pieces: 0,
+            unread_messages: 0,
+            queued_messages: 0,
         }
     }
 
@@ -417,7 +443,16 @@ impl Bond {
 
     /// Queues a message of a datagram flow. `false` if it is larger than UDP allows, or there is no such flow.
     pub fn send_message(&mut self, id: FlowKey, data: Bytes) -> bool {
-        let taken = self.flows.get_mut(&id).is_some_and(|flow| flow.reset_sent.is_none() && flow.messages.push(data));
+        let full = self.queued_messages + data.len() > self.messages_limit();
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) else { return false };
+        if full {
+            // As a router's queue would; which message goes is chance.
+            flow.messages.dropped += 1;
+            return data.len() <= crate::messages::MAX_MESSAGE;
+        }
+        self.queued_messages -= flow.messages.queued();
+        let taken = flow.messages.push(data);
+        self.queued_messages += flow.messages.queued();
         self.refresh(id);
         taken
     }
@@ -426,12 +461,19 @@ impl Bond {
     pub fn read_message(&mut self, id: FlowKey) -> Option<Bytes> {
         let flow = self.flows.get_mut(&id)?;
         flow.readable_told = false;
-        flow.messages.read()
+        self.unread_messages -= flow.messages.unread();
+        let message = flow.messages.read();
+        self.unread_messages += flow.messages.unread();
+        message
     }
 
-    /// Changes how a flow is treated, at both ends, from now on: this is how it is moved to other links.
+    fn messages_limit(&self) -> usize {
+        usize::try_from(self.limits.total_window / MESSAGES_SHARE).unwrap_or(usize::MAX)
+    }
+
+    /// Client: changes how a flow is treated, at both ends, from now on: this is how it is moved to other links.
     pub fn set_policy(&mut self, id: FlowKey, policy: FlowPolicy) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Some(flow) = self.flows.get_mut(&id).filter(|_| self.side == Side::Client) else { return };
         flow.policy_version += 1;
         (flow.policy, flow.held) = (policy, 0);
         let version = flow.policy_version;
@@ -512,14 +554,24 @@ impl Bond {
         }
         let header = Header::decode(&mut datagram)?;
         let mut urgent = false;
+        let mut acknowledged = Vec::new();
         while let Some(frame) = Frame::decode(&mut datagram)? {
+            if let Frame::Ack(ack) = &frame
+                && self.paths.contains_key(&ack.path)
+            {
+                // Each costs a walk over what the path has sent.
+                if acknowledged.contains(&ack.path) {
+                    return Err(BondError::Repeated);
+                }
+                acknowledged.push(ack.path);
+            }
             urgent |= matches!(frame, Frame::Ping | Frame::Path { .. } | Frame::Chunk { fin: true, .. } | Frame::Reset { .. });
             self.on_frame(now, link, frame)?;
         }
         if let (Some(sequence), Some(path)) = (header.sequence, self.paths.get_mut(&id)) {
             path.received.on_datagram(now, sequence, size, urgent);
         }
-        Ok(())
+        if self.control.len() > MAX_CONTROL { Err(BondError::Deaf(self.control.len())) } else { Ok(()) }
     }
 
     fn on_frame(&mut self, now: Time, link: u8, frame: Frame) -> Result<(), BondError> {
@@ -528,8 +580,13 @@ impl Bond {
             Frame::Chunk { flow, offset, fin, data } => self.on_chunk(now, link, flow, offset, fin, data),
             Frame::Reset { flow, code, size } => self.on_reset(now, flow, code, size),
             Frame::Stop { flow, code } => {
-                if self.known(now, flow)? {
-                    self.events.push_back(Event::Stopped { flow, code });
+                if self.known(now, flow)?
+                    && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.stop_received.is_none())
+                {
+                    found.stop_received = Some(code);
+                    if found.open.is_some() {
+                        self.events.push_back(Event::Stopped { flow, code });
+                    }
                     self.reset(now, flow, code);
                 }
                 Ok(())
@@ -544,9 +601,11 @@ impl Bond {
                 Ok(())
             }
             Frame::TotalCredit { limit } => {
-                self.send_limit = self.send_limit.max(limit);
-                if std::mem::take(&mut self.starved) {
-                    self.refresh_all();
+                if limit > self.send_limit {
+                    self.send_limit = limit;
+                    if std::mem::take(&mut self.starved) {
+                        self.refresh_all();
+                    }
                 }
                 Ok(())
             }
@@ -562,8 +621,13 @@ impl Bond {
                 self.on_message(now, link, flow, data.len(), |flow| flow.messages.insert_fragment(number, index, count, data))
             }
             Frame::Open { flow, open } => self.on_open(now, flow, open),
+            Frame::Opened { .. } if self.side == Side::Server => Err(BondError::Role("OPENED")),
+            Frame::Policy { .. } if self.side == Side::Client => Err(BondError::Role("POLICY")),
             Frame::Opened { flow, code } => {
-                if self.known(now, flow)? {
+                if self.known(now, flow)?
+                    && let Some(found) = self.flows.get_mut(&flow).filter(|found| !found.answered)
+                {
+                    found.answered = true;
                     self.events.push_back(Event::Opened { flow, code });
                 }
                 Ok(())
@@ -634,7 +698,12 @@ impl Bond {
             return Ok(());
         }
         flow.count(link, 0, data.len() as u64);
+        let before = flow.receive.pieces();
         let rise = flow.receive.insert(offset, data, fin).map_err(|error| BondError::Receive(id, error))?;
+        self.pieces = self.pieces - before + flow.receive.pieces();
+        if self.pieces > MAX_PIECES {
+            return Err(BondError::Holes(self.pieces));
+        }
         let stopped = flow.stopped;
         if flow.receive.is_readable() && flow.open.is_some() && !flow.readable_told && !stopped {
             flow.readable_told = true;
@@ -653,12 +722,15 @@ impl Bond {
         }
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_received.is_none()) else { return Ok(()) };
         let unread = size.saturating_sub(flow.receive.read_offset());
+        self.pieces -= flow.receive.pieces();
         let rise = flow.receive.reset(size).map_err(|error| BondError::Receive(id, error))?;
         flow.reset_received = Some(code);
         self.count_received(rise)?;
         self.read_total += unread;
         self.grant_total();
-        self.events.push_back(Event::Reset { flow: id, code });
+        if self.flows.get(&id).is_some_and(|flow| flow.open.is_some()) {
+            self.events.push_back(Event::Reset { flow: id, code });
+        }
         self.tidy(now, id);
         Ok(())
     }
@@ -671,11 +743,19 @@ impl Bond {
         size: usize,
         insert: impl FnOnce(&mut Flow) -> bool,
     ) -> Result<(), BondError> {
+        let full = self.unread_messages + size > self.messages_limit();
         if self.known(now, id)?
             && let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.stopped && flow.reset_received.is_none())
         {
             flow.count(link, 0, size as u64);
-            if insert(flow) && flow.open.is_some() && !flow.readable_told {
+            if full {
+                flow.messages.dropped += 1;
+                return Ok(());
+            }
+            self.unread_messages -= flow.messages.unread();
+            let readable = insert(flow);
+            self.unread_messages += flow.messages.unread();
+            if readable && flow.open.is_some() && !flow.readable_told {
                 flow.readable_told = true;
                 self.events.push_back(Event::Readable(id));
             }
@@ -685,7 +765,7 @@ impl Bond {
 
     fn on_open(&mut self, now: Time, id: FlowKey, open: Open) -> Result<(), BondError> {
         if self.side == Side::Client {
-            return Err(BondError::Never("a flow"));
+            return Err(BondError::Role("OPEN"));
         }
         if !self.known(now, id)? {
             return Ok(());
@@ -695,12 +775,20 @@ impl Bond {
             flow.policy = open.policy;
         }
         flow.open = Some(open.clone());
-        let readable = flow.receive.is_readable();
+        let readable = flow.receive.is_readable() || flow.messages.unread() > 0;
         flow.readable_told |= readable;
+        let (reset, stop) = (flow.reset_received, flow.stop_received);
         self.apply_policy(id);
         self.events.push_back(Event::Incoming { flow: id, open });
+        // What came before the opening is told behind it.
         if readable {
             self.events.push_back(Event::Readable(id));
+        }
+        if let Some(code) = reset {
+            self.events.push_back(Event::Reset { flow: id, code });
+        }
+        if let Some(code) = stop {
+            self.events.push_back(Event::Stopped { flow: id, code });
         }
         Ok(())
     }
@@ -740,7 +828,11 @@ impl Bond {
         if id.0 >= self.next_flow + MAX_AHEAD {
             return Err(BondError::Never("a flow"));
         }
-        self.next_flow = self.next_flow.max(id.0 + 1);
+        if id.0 >= self.next_flow {
+            self.next_flow = id.0 + 1;
+            // Of older ones no first word comes any more, so that not each has to be remembered.
+            self.finished.insert(0..self.next_flow.saturating_sub(MAX_AHEAD));
+        }
         if self.flows.len() >= self.limits.flows {
             self.refuse(id);
             return Ok(false);
@@ -921,6 +1013,8 @@ impl Bond {
         self.keys.remove(&flow.key);
         let _ = self.scheduler.remove_flow(flow.key);
         self.urgent.remove(&id);
+        self.unread_messages -= flow.messages.unread();
+        self.queued_messages -= flow.messages.queued();
         self.flows.remove(&id);
         if self.side == Side::Server {
             self.finished.insert(id.0..id.0 + 1);

@@ -24,6 +24,10 @@ pub(crate) struct Flow {
     /// Whether the other end knows of our reset.
     pub(crate) reset_acked: bool,
     pub(crate) stopped: bool,
+    /// What the other end asked to stop with.
+    pub(crate) stop_received: Option<u64>,
+    /// Whether the driver was told the server's answer.
+    pub(crate) answered: bool,
     pub(crate) credit_told: Time,
     /// Slots of paths that are to leave its last bytes to faster ones.
     pub(crate) held: u64,
@@ -50,6 +54,8 @@ impl Flow {
             reset_received: None,
             reset_acked: false,
             stopped: false,
+            stop_received: None,
+            answered: false,
             credit_told: now,
             held: 0,
             readable_told: false,

@@ -10,6 +10,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use braid_decide::midrr;
 use braid_model::{Bytes as Amount, Time};
 use bytes::{Bytes, BytesMut};
 use noq_proto::congestion::ControllerFactory;
@@ -23,7 +24,7 @@ use thiserror::Error;
 
 use crate::controller::{Gauge, Radio};
 use crate::hello::{BondId, Hello, MAX_MESSAGE, Secret, VERSION, Welcome};
-use crate::{Bond, Event, Limits, PathFacts, PathId, Side};
+use crate::{Bond, Event, Limits, MIN_DATAGRAM, PathFacts, PathId, Side};
 
 /// A bond whose links are all gone is kept this long.
 const IDLE: Duration = Duration::from_secs(90);
@@ -35,10 +36,18 @@ const HORIZON: Duration = Duration::from_millis(2);
 const DATAGRAM_BUFFER: usize = 4 << 20;
 /// Datagrams of one call, so that the system can be given them at once.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
-/// From as many connections on, those who dial must show first that they are where they say.
+/// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say.
 const UNVALIDATED: usize = 64;
-/// A connection that says nothing sensible for this long is closed.
+/// Strangers at a time, and of those from one source (an IPv4 address, or an IPv6 network of 64 bits); more are refused.
+const STRANGERS: usize = 1024;
+const STRANGERS_OF_ONE: usize = 128;
+/// A connection that is no path of a bond after this long is closed; one that was turned away, after this.
 const GREETING: Duration = Duration::from_secs(10);
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Connections of one bond at a time: each of its paths may be replaced by another.
+const CONNECTIONS: usize = 2 * midrr::MAX_LINKS;
+/// What QUIC may hold of a path's datagrams that cannot go now; beyond it, acknowledgements are dropped: later ones say as much.
+const STUCK: usize = 64 << 10;
 
 /// One QUIC connection of a host, until it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,6 +111,23 @@ pub enum DialError {
     NoBond(BondId),
 }
 
+/// What a server has of bonds and connections at most; what is beyond is turned away with [`refusals::BUSY`], or by QUIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostLimits {
+    /// Bonds.
+    pub bonds: usize,
+    /// Bonds of one owner; the owner without a name (anonymous clients) is not one.
+    pub bonds_of_one: usize,
+    /// Connections, strangers' too.
+    pub connections: usize,
+}
+
+impl Default for HostLimits {
+    fn default() -> Self {
+        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384 }
+    }
+}
+
 struct Conn {
     connection: Connection,
     handle: ConnectionHandle,
@@ -112,7 +138,8 @@ struct Conn {
     stage: Stage,
     stream: Option<StreamId>,
     inbox: Vec<u8>,
-    opened: Instant,
+    /// When it is closed unless it is a path by then.
+    deadline: Instant,
     remote: SocketAddr,
     timer: Option<Instant>,
     refused: Option<u64>,
@@ -157,6 +184,9 @@ pub struct Host {
     epoch: Instant,
     server: Option<Arc<ServerConfig>>,
     conns: BTreeMap<usize, Conn>,
+    /// Server: those of `conns` that were not admitted.
+    strangers: BTreeSet<usize>,
+    bounds: HostLimits,
     sessions: BTreeMap<BondId, Session>,
     timers: BTreeSet<(Instant, Timer)>,
     /// Connections that something was done to, and those that may have something to send for it.
@@ -199,6 +229,8 @@ impl Host {
             epoch: now,
             server,
             conns: BTreeMap::new(),
+            strangers: BTreeSet::new(),
+            bounds: HostLimits::default(),
             sessions: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -208,6 +240,11 @@ impl Host {
             responses: VecDeque::new(),
             buffer: Vec::new(),
         }
+    }
+
+    /// Server: other limits than the usual. What is beyond them already stays.
+    pub fn set_limits(&mut self, limits: HostLimits) {
+        self.bounds = limits;
     }
 
     /// A moment of the host's clock as bonds see it.
@@ -256,9 +293,17 @@ impl Host {
     /// Server: takes a path in. A bond that is there already must have the same secret and owner. `false` if it may not join.
     pub fn admit(&mut self, now: Instant, id: ConnectionId, hello: &Hello, owner: &[u8], limits: Limits) -> bool {
         let time = self.time(now);
+        if self.conns.get(&id.0).is_none_or(|conn| conn.stage != Stage::Asked) {
+            return false;
+        }
         if !self.sessions.contains_key(&hello.bond) {
             if hello.joins {
                 self.refuse(now, id, refusals::FORGOTTEN, "that bond is not known here any more");
+                return false;
+            }
+            let theirs = || self.sessions.values().filter(|session| session.owner == owner).count();
+            if self.sessions.len() >= self.bounds.bonds || !owner.is_empty() && theirs() >= self.bounds.bonds_of_one {
+                self.refuse(now, id, refusals::BUSY, "there are as many bonds as there may be: end one first");
                 return false;
             }
             let bond = Bond::new(Side::Server, limits, time);
@@ -275,11 +320,16 @@ impl Host {
         }
         let Some(session) = self.sessions.get_mut(&hello.bond) else { return false };
         let mine = session.secret.is(&hello.secret) && session.owner == owner;
-        let Some(conn) = self.conns.get_mut(&id.0).filter(|conn| conn.stage == Stage::Asked) else { return false };
         if !mine {
             self.refuse(now, id, refusals::NOT_YOURS, "that bond is another's");
             return false;
         }
+        if session.connections.len() >= CONNECTIONS {
+            self.refuse(now, id, refusals::BUSY, "that bond has as many paths as it may have");
+            return false;
+        }
+        let Some(conn) = self.conns.get_mut(&id.0) else { return false };
+        self.strangers.remove(&id.0);
         (conn.stage, conn.bond, conn.path) = (Stage::Welcomed, Some(hello.bond), PathId(hello.path));
         (conn.link_there, conn.backup) = (hello.link, hello.backup);
         session.connections.insert(id.0);
@@ -291,9 +341,10 @@ impl Host {
     }
 
     /// Server: turns a path away.
-    pub fn refuse(&mut self, _now: Instant, id: ConnectionId, code: u64, reason: &str) {
+    pub fn refuse(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
         if let Some(conn) = self.conns.get_mut(&id.0) {
             conn.stage = Stage::Closed;
+            conn.deadline = conn.deadline.min(now + FAREWELL);
             conn.say(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
             if let Some(stream) = conn.stream {
                 let _ = conn.connection.send_stream(stream).finish();
@@ -364,7 +415,7 @@ impl Host {
                     let Some(conn) = self.conns.get_mut(&id) else { continue };
                     conn.timer = None;
                     conn.connection.handle_timeout(now);
-                    if matches!(conn.stage, Stage::Greeting | Stage::Closed) && now.saturating_duration_since(conn.opened) > GREETING {
+                    if conn.pending_deadline().is_some_and(|at| at <= now) {
                         self.close(now, ConnectionId(id), "no greeting");
                     }
                     self.touched.insert(id);
@@ -410,10 +461,17 @@ impl Host {
         let remote = incoming.remote_address();
         self.buffer.clear();
         // Whoever has not shown yet that it is where it says it is gets no state and a small answer.
-        if !incoming.remote_address_validated() && incoming.may_retry() && self.conns.len() > UNVALIDATED {
+        if !incoming.remote_address_validated() && incoming.may_retry() && self.strangers.len() >= UNVALIDATED {
             if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
                 self.responses.push_back((link, transmit, self.buffer.clone()));
             }
+            return;
+        }
+        let alike = |id: &&usize| self.conns.get(*id).is_some_and(|conn| source(conn.remote) == source(remote));
+        let crowded = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS;
+        if crowded || self.strangers.len() >= UNVALIDATED && self.strangers.iter().filter(alike).count() >= STRANGERS_OF_ONE {
+            let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
+            self.responses.push_back((link, transmit, self.buffer.clone()));
             return;
         }
         let gauge = Arc::new(Gauge::default());
@@ -423,7 +481,10 @@ impl Host {
             Arc::new(config)
         });
         match self.endpoint.accept(incoming, now, &mut self.buffer, config) {
-            Ok((handle, connection)) => self.insert_conn(Conn::new(now, connection, handle, gauge, link, remote)),
+            Ok((handle, connection)) => {
+                self.strangers.insert(handle.0);
+                self.insert_conn(Conn::new(now, connection, handle, gauge, link, remote));
+            }
             Err(error) => {
                 if let Some(transmit) = error.response {
                     self.responses.push_back((link, transmit, self.buffer.clone()));
@@ -497,9 +558,8 @@ impl Host {
                     self.end(now, bond, &error.to_string());
                 }
             }
-            // A path that was turned away has nothing to say; one that is not through yet says it again.
-            None if conn.stage == Stage::Closed => while conn.connection.datagrams().recv().is_some() {},
-            None => {}
+            // Nobody has anything to say before it is let in, or after; what it says all the same is not kept.
+            None => while conn.connection.datagrams().recv().is_some() {},
         }
         self.speaking.insert(id);
     }
@@ -546,14 +606,16 @@ impl Host {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let Some((bond, session)) = conn.bond.and_then(|bond| Some((bond, self.sessions.get_mut(&bond)?))) else { return };
-        (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
-        if session.bond.add_path(time, conn.path, conn.link_there, conn.facts()) {
+        if conn.connection.datagrams().max_size().is_none_or(|size| size < MIN_DATAGRAM) {
+            self.close(now, ConnectionId(id), "it takes no datagrams, or too small ones");
+        } else if session.bond.add_path(time, conn.path, conn.link_there, conn.facts()) {
+            (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
             session.bond.set_backup(conn.path, conn.backup);
             session.connections.insert(id);
             session.established = true;
             self.events.push_back(HostEvent::Joined { connection: ConnectionId(id), bond, path: conn.path });
         } else {
-            self.close(now, ConnectionId(id), "too many paths");
+            self.close(now, ConnectionId(id), "too many paths, or a path of that number is there already");
         }
     }
 
@@ -564,7 +626,7 @@ impl Host {
             return;
         }
         conn.told = true;
-        conn.stage = Stage::Closed;
+        let joined = std::mem::replace(&mut conn.stage, Stage::Closed) == Stage::Joined;
         let event = HostEvent::Lost {
             connection: ConnectionId(id),
             bond: conn.bond,
@@ -578,7 +640,10 @@ impl Host {
         if let Some(session) = self.sessions.get_mut(&bond)
             && session.connections.remove(&id)
         {
-            session.bond.remove_path(conn.path);
+            // One that has not joined may have named another's number.
+            if joined {
+                session.bond.remove_path(conn.path);
+            }
             self.awake.insert(bond);
         }
     }
@@ -627,7 +692,7 @@ impl Host {
             }
         }
         let gone = conn.connection.is_drained();
-        let timer = if gone { None } else { conn.connection.poll_timeout() };
+        let timer = if gone { None } else { [conn.connection.poll_timeout(), conn.pending_deadline()].into_iter().flatten().min() };
         let old = std::mem::replace(&mut conn.timer, timer);
         if old != timer {
             old.map(|at| self.timers.remove(&(at, Timer::Connection(id))));
@@ -636,6 +701,7 @@ impl Host {
         if gone {
             self.lose(id, "closed", false);
             self.conns.remove(&id);
+            self.strangers.remove(&id);
         }
     }
 
@@ -676,7 +742,7 @@ impl Conn {
             stage: Stage::Greeting,
             stream: None,
             inbox: Vec::new(),
-            opened: now,
+            deadline: now + GREETING,
             remote,
             timer: None,
             refused: None,
@@ -685,6 +751,11 @@ impl Conn {
             hello: None,
             told: false,
         }
+    }
+
+    /// Until when it must have become a path, as long as that is open.
+    fn pending_deadline(&self) -> Option<Instant> {
+        (self.stage != Stage::Joined && !self.told).then_some(self.deadline)
     }
 
     fn say(&mut self, message: &[u8]) {
@@ -732,11 +803,23 @@ impl Conn {
         }
         let mut out = BytesMut::new();
         while bond.poll_datagram(now, self.path, max, &mut out) {
+            if facts.room == Amount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - STUCK {
+                out.clear();
+                continue;
+            }
             if self.connection.datagrams().send(out.split().freeze(), false).is_err() {
                 // Its tracker will find it lost.
                 break;
             }
         }
+    }
+}
+
+/// Whom strangers are counted by: an IPv6 network gives each of its hosts as many addresses as it likes.
+fn source(remote: SocketAddr) -> u128 {
+    match remote.ip().to_canonical() {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits() >> 64 << 64,
     }
 }
 

@@ -65,6 +65,7 @@ pub use bond::{Bond, BondError, Event, FlowError, FlowView, PathView, codes};
 pub use hello::{BondId, Hello, HelloError, Secret, VERSION, Welcome};
 pub use path::PathState;
 pub use receive::ReceiveError;
+pub use transmit::MIN_DATAGRAM;
 pub use wire::WireError;
 
 /// Which end of a bond: clients open flows and paths.

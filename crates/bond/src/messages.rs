@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Bytes, BytesMut};
 
-use crate::ranges::RangeSet;
-
 /// The largest message, as in UDP.
 pub(crate) const MAX_MESSAGE: usize = 65_507;
-/// Waiting to be sent, at most; older ones are dropped first, as a router's queue would drop.
+/// What a message costs beside its bytes.
+const OVERHEAD: usize = 64;
+/// What a piece of a cut message costs beside its bytes.
+const PIECE_OVERHEAD: usize = 40;
+/// Waiting to be sent, at most, with what each costs; older ones are dropped first, as a router's queue would drop.
 const MAX_QUEUED: usize = 1 << 20;
-/// Waiting to be read, at most.
+/// Waiting to be read, at most, with what each costs.
 const MAX_UNREAD: usize = 1 << 20;
 /// Numbers remembered, so that copies are known as such; older ones count as copies.
 const REMEMBERED: u64 = 8192;
@@ -25,8 +27,10 @@ pub(crate) struct Messages {
     next: u64,
     incoming: VecDeque<Bytes>,
     unread: usize,
-    seen: RangeSet,
+    seen: Seen,
     partial: BTreeMap<u64, Partial>,
+    /// What `partial` costs.
+    gathering: usize,
     /// Dropped here, for want of room, in both directions.
     pub(crate) dropped: u64,
 }
@@ -43,16 +47,26 @@ impl Messages {
         if data.len() > MAX_MESSAGE {
             return false;
         }
-        self.queued += data.len();
+        self.queued += data.len() + OVERHEAD;
         self.outgoing.push_back((self.next, data));
         self.next += 1;
         while self.queued > MAX_QUEUED {
             if let Some((_, old)) = self.outgoing.pop_front() {
-                self.queued -= old.len();
+                self.queued -= old.len() + OVERHEAD;
                 self.dropped += 1;
             }
         }
         true
+    }
+
+    /// What the messages that wait to be sent cost.
+    pub(crate) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// What the messages cost that wait to be read or for their other pieces.
+    pub(crate) fn unread(&self) -> usize {
+        self.unread + self.gathering
     }
 
     /// Size of the next message to send.
@@ -62,46 +76,53 @@ impl Messages {
 
     pub(crate) fn take(&mut self) -> Option<(u64, Bytes)> {
         let (number, data) = self.outgoing.pop_front()?;
-        self.queued -= data.len();
+        self.queued -= data.len() + OVERHEAD;
         Some((number, data))
     }
 
     /// Next message to read.
     pub(crate) fn read(&mut self) -> Option<Bytes> {
         let data = self.incoming.pop_front()?;
-        self.unread -= data.len();
+        self.unread -= data.len() + OVERHEAD;
         Some(data)
     }
 
     /// Takes a message in; whether there is something new to read.
     pub(crate) fn insert(&mut self, number: u64, data: Bytes) -> bool {
-        if data.len() > MAX_MESSAGE || !self.is_new(number) {
+        if data.len() > MAX_MESSAGE || !self.seen.insert(number) {
             return false;
         }
-        self.partial.remove(&number);
+        self.give_up(number);
         self.deliver(data);
         true
     }
 
     /// Takes a piece of a message in; whether that completed one.
     pub(crate) fn insert_fragment(&mut self, number: u64, index: u8, count: u8, data: Bytes) -> bool {
-        if self.is_old(number) {
+        if self.seen.contains(number) {
             return false;
         }
-        let partial = self.partial.entry(number).or_insert_with(|| Partial { pieces: vec![None; usize::from(count)], size: 0 });
+        let partial = self.partial.entry(number).or_insert_with(|| {
+            let partial = Partial { pieces: vec![None; usize::from(count)], size: 0 };
+            self.gathering += partial.cost();
+            partial
+        });
         let fits = partial.pieces.len() == usize::from(count) && partial.size + data.len() <= MAX_MESSAGE;
         let Some(piece) = partial.pieces.get_mut(usize::from(index)).filter(|piece| piece.is_none() && fits) else { return false };
         partial.size += data.len();
+        self.gathering += data.len();
         *piece = Some(Bytes::copy_from_slice(&data));
         if partial.pieces.iter().any(Option::is_none) {
-            if self.partial.len() > MAX_PARTIAL {
-                self.partial.pop_first();
+            if self.partial.len() > MAX_PARTIAL
+                && let Some((oldest, _)) = self.partial.first_key_value()
+            {
+                self.give_up(*oldest);
                 self.dropped += 1;
             }
             return false;
         }
-        let Some(partial) = self.partial.remove(&number) else { return false };
-        if !self.is_new(number) {
+        let Some(partial) = self.give_up(number) else { return false };
+        if !self.seen.insert(number) {
             return false;
         }
         let mut whole = BytesMut::with_capacity(partial.size);
@@ -110,33 +131,72 @@ impl Messages {
         true
     }
 
-    fn is_old(&self, number: u64) -> bool {
-        let floor = self.seen.last().map_or(0, |last| last.end.saturating_sub(REMEMBERED));
-        number < floor || self.seen.contains(number)
-    }
-
-    fn is_new(&mut self, number: u64) -> bool {
-        if self.is_old(number) {
-            return false;
-        }
-        self.seen.insert(number..number + 1);
-        let floor = self.seen.last().map_or(0, |last| last.end.saturating_sub(REMEMBERED));
-        self.seen.remove(0..floor);
-        true
+    fn give_up(&mut self, number: u64) -> Option<Partial> {
+        let partial = self.partial.remove(&number)?;
+        self.gathering -= partial.cost();
+        Some(partial)
     }
 
     fn deliver(&mut self, data: Bytes) {
         // A small message must not hold the large buffer that it came in.
         let data = Bytes::copy_from_slice(&data);
-        self.unread += data.len();
+        self.unread += data.len() + OVERHEAD;
         self.incoming.push_back(data);
-        while self.unread > MAX_UNREAD || self.incoming.len() > MAX_UNREAD / 64 {
+        while self.unread > MAX_UNREAD {
             if let Some(old) = self.incoming.pop_front() {
-                self.unread -= old.len();
+                self.unread -= old.len() + OVERHEAD;
                 self.dropped += 1;
             }
         }
     }
+}
+
+impl Partial {
+    fn cost(&self) -> usize {
+        OVERHEAD + self.pieces.len() * PIECE_OVERHEAD + self.size
+    }
+}
+
+/// Which of the last [`REMEMBERED`] numbers came: a bit each, so that its size does not depend on what the other end chooses.
+#[derive(Debug, Default)]
+struct Seen {
+    /// One beyond the highest.
+    next: u64,
+    /// Empty until the first comes.
+    bits: Vec<u64>,
+}
+
+impl Seen {
+    /// Whether it came, or is so old that it counts as if it had.
+    fn contains(&self, number: u64) -> bool {
+        number < self.next && (self.next - number > REMEMBERED || self.bits.get(word(number)).is_some_and(|bits| bits & bit(number) != 0))
+    }
+
+    /// Adds a number; whether it is new.
+    fn insert(&mut self, number: u64) -> bool {
+        if self.contains(number) {
+            return false;
+        }
+        if self.bits.is_empty() {
+            self.bits = vec![0; REMEMBERED as usize / 64];
+        }
+        if number >= self.next {
+            for passed in self.next.max((number + 1).saturating_sub(REMEMBERED))..=number {
+                self.bits[word(passed)] &= !bit(passed);
+            }
+            self.next = number + 1;
+        }
+        self.bits[word(number)] |= bit(number);
+        true
+    }
+}
+
+fn word(number: u64) -> usize {
+    (number % REMEMBERED / 64) as usize
+}
+
+fn bit(number: u64) -> u64 {
+    1 << (number % 64)
 }
 
 #[cfg(test)]
@@ -167,6 +227,28 @@ mod tests {
     }
 
     #[test]
+    fn regression_messages_without_bytes_count_too() {
+        let mut messages = Messages::default();
+        for number in 0..100_000 {
+            messages.push(Bytes::new());
+            messages.insert(number, Bytes::new());
+        }
+        assert!(messages.outgoing.len() <= MAX_QUEUED / OVERHEAD && messages.incoming.len() <= MAX_UNREAD / OVERHEAD);
+    }
+
+    #[test]
+    fn what_is_counted_is_what_is_there() {
+        let mut messages = Messages::default();
+        for number in 0..40u64 {
+            messages.insert_fragment(number, 0, if number % 3 == 0 { 1 } else { 255 }, Bytes::from_static(&[0; 10]));
+            messages.insert(number ^ 3, Bytes::from_static(b"abc"));
+        }
+        assert_eq!(messages.gathering, messages.partial.values().map(Partial::cost).sum::<usize>());
+        while messages.read().is_some() {}
+        assert_eq!(messages.unread(), messages.gathering);
+    }
+
+    #[test]
     fn memory_is_bounded_whatever_comes() {
         let mut messages = Messages::default();
         for number in 0..100_000 {
@@ -175,6 +257,18 @@ mod tests {
             messages.push(Bytes::from_static(&[0; 1000]));
         }
         assert!(messages.partial.len() <= MAX_PARTIAL && messages.unread <= MAX_UNREAD && messages.queued <= MAX_QUEUED);
-        assert!(messages.seen.ranges() as u64 <= REMEMBERED && !messages.push(Bytes::from(vec![0; MAX_MESSAGE + 1])));
+        assert!(!messages.push(Bytes::from(vec![0; MAX_MESSAGE + 1])));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn numbers_are_new_once(steps in proptest::collection::vec(proptest::prop_oneof![0u64..200, 8000u64..8400, 0u64..40_000, (1u64 << 62) - 9..1 << 62], 1..200)) {
+            let (mut seen, mut model) = (Seen::default(), std::collections::BTreeSet::new());
+            for number in steps {
+                let floor = model.last().map_or(0, |last| (last + 1u64).saturating_sub(REMEMBERED));
+                proptest::prop_assert_eq!(seen.insert(number), number >= floor && !model.contains(&number), "{}", number);
+                model.insert(number);
+            }
+        }
     }
 }

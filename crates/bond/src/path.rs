@@ -16,6 +16,8 @@ const DEATH: Duration = Duration::from_secs(1);
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 /// Proofs of delivery that make a path good again.
 const PROOFS: u32 = 2;
+/// Datagrams of a path that does not answer that are remembered, should their acknowledgement come after all.
+const REMEMBERED: usize = 4096;
 /// The only good path may owe an acknowledgement this often before it is suspected.
 const MAX_OVERDUE: u32 = 3;
 /// How far a path's patience may be stretched by suspicions that proved wrong.
@@ -199,5 +201,6 @@ impl Path {
 
     pub(crate) fn on_probe(&mut self, now: Time) {
         self.next_probe = Some(now + PROBE_EVERY.max(self.srtt / 2));
+        self.tracker.forget_beyond(REMEMBERED);
     }
 }

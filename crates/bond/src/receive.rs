@@ -7,6 +7,9 @@ use thiserror::Error;
 
 /// In-order bytes are gathered in buffers of this size, so that what is held is about what is counted, whatever the chunks' sizes.
 const GATHER: usize = 64 << 10;
+/// Pieces that came early are joined with the one before up to this size, if they are smaller than the other.
+const JOINED: usize = 4096;
+const SMALL: usize = 256;
 
 /// What a chunk does that its flow's rules forbid. The bond ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -31,7 +34,7 @@ pub(crate) struct ReceiveHalf {
     /// Offset behind the last byte read.
     read: u64,
     /// What came too early, by offset, disjoint.
-    early: BTreeMap<u64, Bytes>,
+    early: BTreeMap<u64, BytesMut>,
     /// Offset behind the highest byte that came.
     highest: u64,
     /// Where the flow ends, once that is known.
@@ -58,6 +61,11 @@ impl ReceiveHalf {
 
     pub(crate) fn read_offset(&self) -> u64 {
         self.read
+    }
+
+    /// In how many pieces that is kept which came too early.
+    pub(crate) fn pieces(&self) -> usize {
+        self.early.len()
     }
 
     /// How far the other end may send.
@@ -184,7 +192,14 @@ impl ReceiveHalf {
             let until = next.map_or(end, |(start, _)| start.min(end));
             if until > at {
                 let part = &data[(at - offset) as usize..(until - offset) as usize];
-                self.early.insert(at, Bytes::copy_from_slice(part));
+                match self.early.range_mut(..at).next_back() {
+                    Some((start, before)) if start + before.len() as u64 == at && before.len() < JOINED && part.len() < SMALL => {
+                        before.extend_from_slice(part);
+                    }
+                    _ => {
+                        self.early.insert(at, BytesMut::from(part));
+                    }
+                }
             }
             at = next.map_or(end, |(_, behind)| behind);
         }
@@ -221,6 +236,18 @@ mod tests {
         assert_eq!(half.read(4).unwrap(), "1234");
         assert_eq!(half.grant(true, 100), Some(4 + 16));
         assert_eq!(half.grant(true, 100), None);
+    }
+
+    #[test]
+    fn small_pieces_that_touch_are_one() {
+        let mut half = ReceiveHalf::new(100_000);
+        for at in 1..20_000u64 {
+            half.insert(at, Bytes::from_static(b"x"), false).unwrap();
+        }
+        assert!(half.pieces() <= 20_000 / JOINED + 1, "{}", half.pieces());
+        half.insert(0, Bytes::from_static(b"x"), true).unwrap_err();
+        half.insert(0, Bytes::from_static(b"x"), false).unwrap();
+        assert_eq!((drain(&mut half).len(), half.pieces()), (20_000, 0));
     }
 
     proptest! {

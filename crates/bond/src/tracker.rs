@@ -199,6 +199,21 @@ impl Tracker {
         self.in_flight = 0;
     }
 
+    /// Forgets the oldest beyond `most` of a path that does not answer: nobody waits for them any more.
+    pub(crate) fn forget_beyond(&mut self, most: usize) {
+        while self.sent.len() > most
+            && let Some(first) = self.sent.front().filter(|first| first.state != State::Flying || first.items.is_empty())
+        {
+            let (state, size) = (first.state, u64::from(first.size));
+            self.sent.pop_front();
+            self.base += 1;
+            if matches!(state, State::Flying | State::Repeated) {
+                self.in_flight -= size;
+                self.lost += size;
+            }
+        }
+    }
+
     /// Forgets what is settled at the front. What was lost stays a while: its acknowledgement may still come.
     fn shrink(&mut self) {
         const KEPT: u64 = 1024;

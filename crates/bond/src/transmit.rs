@@ -14,6 +14,10 @@ use crate::{FlowKey, PathId};
 
 /// A datagram with less room than this left is full.
 const LEAST_CHUNK: usize = MAX_CHUNK_HEAD + 32;
+/// What may stand in a datagram before the bytes of a message or a piece of one.
+const MESSAGE_HEAD: usize = 64;
+/// The least that a path's datagrams must hold: part of the protocol's version. QUIC's smallest packets hold more.
+pub const MIN_DATAGRAM: usize = 1000;
 /// Ranges of an acknowledgement that is due, and of one that goes along with data (at most 4 + 2 x 2 x 2 bytes long).
 const RANGES: usize = 32;
 const RANGES_ALONG: usize = 2;
@@ -50,10 +54,10 @@ impl Draft<'_> {
 }
 
 impl Bond {
-    /// Appends the next datagram of a path to `out`, at most `max` bytes; `false` if it has nothing to send now, or no room
+    /// Appends the next datagram of a path to `out`, at most `max` bytes, which are no less than [`MIN_DATAGRAM`]; `false` if it has nothing to send now, or no room
     /// (see [`PathFacts::room`](crate::PathFacts::room)).
     pub fn poll_datagram(&mut self, now: Time, id: PathId, max: usize, out: &mut BytesMut) -> bool {
-        let Some(path) = self.paths.get(&id) else { return false };
+        let Some(path) = self.paths.get(&id).filter(|_| max >= MIN_DATAGRAM) else { return false };
         let (sequence, state, down) = (path.tracker.next_sequence(), path.state, path.is_down());
         if down {
             return false;
@@ -106,8 +110,11 @@ impl Bond {
         let good = self.paths.get(&id).is_some_and(|path| path.is_good());
         for (other, path) in &mut self.paths {
             let speaks_for = *other == id || good && !path.is_good();
-            if speaks_for && path.received.due.is_some_and(|due| due <= now) {
-                draft.add(&Frame::Ack(path.received.ack(now, *other, RANGES)));
+            let due = speaks_for && path.received.due.is_some_and(|due| due <= now);
+            if due && !draft.add(&Frame::Ack(path.received.ack(now, *other, RANGES))) {
+                // There is no room for it beside those of other paths: in the next datagram.
+                path.received.due = Some(now);
+                return;
             }
         }
     }
@@ -158,7 +165,16 @@ impl Bond {
             };
             draft.eliciting |= put;
             if !put {
+                let fits = |data: &Bytes| data.len() + MESSAGE_HEAD <= draft.max;
                 match extra {
+                    // They were made for a path with a larger MTU: cut, or given up.
+                    Extra::Message(flow, number, data) if !fits(&data) => {
+                        let pieces = cut(flow, number, &data, draft.max - MESSAGE_HEAD);
+                        if let Some(path) = self.paths.get_mut(&id) {
+                            pieces.into_iter().rev().for_each(|piece| path.extra.push_front(piece));
+                        }
+                    }
+                    Extra::Fragment(.., data) if !fits(&data) => {}
                     // It was cut for a path with a larger MTU: cut anew.
                     Extra::Copy(item) if draft.items.is_empty() && !draft.eliciting => self.again(vec![item]),
                     extra => {
@@ -288,12 +304,15 @@ impl Bond {
         if whole && draft.room() < size + wire_head(flow, u64::MAX) {
             return false;
         }
-        let Some((number, data)) = found.messages.take() else { return false };
+        self.queued_messages -= found.messages.queued();
+        let taken = found.messages.take();
+        self.queued_messages += found.messages.queued();
+        let Some((number, data)) = taken else { return false };
         if let Some(path) = self.paths.get(&id) {
             found.count(path.link, size as u64, 0);
         }
         let pieces: Vec<Extra> =
-            if whole { vec![Extra::Message(flow, number, data)] } else { cut(flow, number, &data, draft.max.saturating_sub(64).max(256)) };
+            if whole { vec![Extra::Message(flow, number, data)] } else { cut(flow, number, &data, draft.max - MESSAGE_HEAD) };
         for piece in &pieces {
             if copies > 1 {
                 self.spread(id, flow, copies, piece);
@@ -303,7 +322,8 @@ impl Bond {
             pieces.into_iter().rev().for_each(|piece| path.extra.push_front(piece));
         }
         self.put_extra(id, draft);
-        true
+        // What did not fit goes first the next time; nothing more is taken until then.
+        self.paths.get(&id).is_some_and(|path| path.extra.is_empty())
     }
 
     /// Gives copies of `extra` to the next best paths.
