@@ -346,9 +346,11 @@ impl Bond {
         }
         let room = limit.saturating_sub(flow.send.held()).min(self.limits.total_window.saturating_sub(self.held_total));
         if room < limit / 4 {
+            // A few large writes cost less than many small ones: it is told again when a quarter is free.
             flow.full_at = now;
+            flow.blocked = Some((limit - limit / 4).min(flow.send.held().saturating_sub(1)));
+            return 0;
         }
-        flow.blocked |= room == 0;
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
@@ -672,7 +674,7 @@ impl Bond {
                 }
                 let freed = flow.send.on_acked(&piece);
                 self.held_total -= freed;
-                if freed > 0 && std::mem::take(&mut flow.blocked) {
+                if freed > 0 && flow.blocked.take_if(|until| flow.send.held() <= *until).is_some() {
                     self.events.push_back(Event::Writable(id));
                 }
                 if flow.send.is_done() {

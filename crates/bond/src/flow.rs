@@ -31,9 +31,10 @@ pub(crate) struct Flow {
     pub(crate) credit_told: Time,
     /// Slots of paths that are to leave its last bytes to faster ones.
     pub(crate) held: u64,
-    /// Whether the driver was told to read, or to write, and has not yet.
+    /// Whether the driver was told to read and has not yet.
     pub(crate) readable_told: bool,
-    pub(crate) blocked: bool,
+    /// The driver is told to write once no more than this is held.
+    pub(crate) blocked: Option<u64>,
     /// When it last had about as much to send as it may keep.
     pub(crate) full_at: Time,
     /// Bytes sent and received, by link.
@@ -59,7 +60,7 @@ impl Flow {
             credit_told: now,
             held: 0,
             readable_told: false,
-            blocked: false,
+            blocked: None,
             full_at: Time::ZERO,
             by_link: Vec::new(),
         }

@@ -41,6 +41,8 @@ const CROWDED: f64 = 0.02;
 /// More loss than this is nobody's noise, and is not made up for.
 const MOST_RANDOM_LOSS: f64 = 0.15;
 
+/// Packets in a least round trip that may leave in any case while there is less to send than might be.
+const THIN_PACKETS: f64 = 10.0;
 /// Packets in flight from the beginning (RFC 9002, 7.2), and at least.
 const INITIAL_PACKETS: u64 = 10;
 const LEAST_PACKETS: f64 = 4.0;
@@ -258,7 +260,9 @@ impl Radio {
             _ => (rate * self.gain()).max(share),
         } * made_up;
         let slow = LEAST_PACKETS * self.mtu / self.srtt.clamp(0.001, 1.0);
-        self.pacing = Some(pacing.max(slow));
+        // Who has little to send, such as acknowledgements, never showed what the link can carry: what there is must not wait for that.
+        let free = if self.thin { THIN_PACKETS * self.mtu / base.clamp(0.001, 1.0) } else { 0.0 };
+        self.pacing = Some(pacing.max(slow).max(free));
         let lumps = self.lumps.get().min(rate * MOST_LUMP);
         let room =
             (rate * made_up * (base * self.window_gain() + 0.01)).max(share * made_up * 1.25 * self.srtt.clamp(base, 6.0 * base + 0.02));
