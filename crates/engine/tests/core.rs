@@ -364,8 +364,7 @@ fn what_asks_for_a_relay_is_redirected_while_that_can_be_reached() {
     let mut world = World::new(config);
     world.run(Duration::from_secs(1));
     world.core.steering().set_redirect_ready(true);
-    let mut redirected =
-        |world: &mut World| ["curl", "call", "ssh", "other"].map(|name| matches!(world.connect(name, 1), Steered::Redirected));
+    let redirected = |world: &mut World| ["curl", "call", "ssh", "other"].map(|name| matches!(world.connect(name, 1), Steered::Redirected));
     assert_eq!(redirected(&mut world), [false; 4]);
     world.core.set_peer_ready(world.now, "work", true).unwrap();
     assert_eq!(redirected(&mut world), [true, false, false, false]);

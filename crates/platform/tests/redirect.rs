@@ -483,7 +483,7 @@ fn received(socket: &UdpSocket) -> (String, SocketAddr) {
 #[test]
 fn connected_datagrams_are_redirected_and_see_what_they_asked_for() {
     datagrams("redirected connected UDP", |mut steering, redirect, runtime| {
-        let echo = echo(redirect.clone(), runtime, 9);
+        let echo = echo(redirect.clone(), runtime, 11);
         for (bind, to, local) in [
             ("0.0.0.0:0", "203.0.113.10:443", "10.77.0.2"),
             ("[::]:0", "[2001:db8:113::10]:443", "fd77:0:0:0::2"),
@@ -501,10 +501,21 @@ fn connected_datagrams_are_redirected_and_see_what_they_asked_for() {
             socket.send_to(b"three", addr(to)).unwrap();
             assert_eq!(received(&socket), (format!("{shown} three"), addr(to)));
         }
+        let only_v6 = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, None).unwrap();
+        only_v6.set_only_v6(true).unwrap();
+        let (only_v6, to) = (UdpSocket::from(only_v6), addr("[2001:db8:113::10]:443"));
+        only_v6.connect(to).unwrap();
+        only_v6.send(b"four").unwrap();
+        assert_eq!(received(&only_v6), (format!("{to} four"), to));
+        let script = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)\ns.connect(('203.0.113.10', 53))\ns.send(b'five'); print(s.recvfrom(100), s.getpeername())";
+        assert_eq!(as_nobody(script).trim(), "(b'203.0.113.10:53 five', ('203.0.113.10', 53)) ('203.0.113.10', 53)");
         let flows = echo.join().unwrap();
-        assert_eq!(flows.len(), 3);
-        assert!(flows.iter().all(|(_, flow)| flow.process == std::process::id() && flow.rule == Some(0)), "{flows:?}");
-        assert_eq!(steering.counters().unwrap().redirected, 3);
+        assert_eq!(flows.len(), 5);
+        let (nobody, mine): (Vec<_>, Vec<_>) = flows.iter().partition(|(_, flow)| flow.user == 65534);
+        assert_eq!(nobody.len(), 1);
+        assert!(mine.iter().all(|(_, flow)| flow.process == std::process::id() && flow.rule == Some(0)), "{mine:?}");
+        assert_eq!(steering.counters().unwrap().redirected, 5);
+        drop(only_v6);
         let later = Time::from_nanos(now().as_nanos() + 11_000_000_000);
         assert_eq!(redirect.sweep(now()).unwrap(), Swept::default());
         assert_eq!(redirect.sweep(later).unwrap().exchanges, flows.iter().map(|(exchange, _)| *exchange).collect::<Vec<_>>());

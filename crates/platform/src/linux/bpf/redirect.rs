@@ -184,26 +184,26 @@ impl Redirect {
     /// The next redirected datagram. Whatever else comes is dropped. Nothing is lost when the future is dropped.
     pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         loop {
-            tokio::select! {
-                ready = self.datagrams4.readable() => ready?,
-                ready = async {
-                    match &self.datagrams6 {
-                        Some(socket) => socket.readable().await,
-                        None => std::future::pending().await,
-                    }
-                } => ready?,
-            }
-            for socket in [Some(&self.datagrams4), self.datagrams6.as_ref()].into_iter().flatten() {
-                match socket.try_io(Interest::READABLE, || datagram::receive(socket.as_fd(), buffer)) {
-                    Ok((length, far, near)) => {
-                        let exchange = Exchange { near, far };
-                        if let Some(flow) = self.recognise(exchange) {
-                            return Ok(Datagram { exchange, length, flow });
-                        }
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) => return Err(error),
+            let v6 = async {
+                match &self.datagrams6 {
+                    Some(socket) => socket.readable().await.map(|()| socket),
+                    None => std::future::pending().await,
                 }
+            };
+            // Whichever is ready, at random where both are.
+            let socket = tokio::select! {
+                ready = self.datagrams4.readable() => ready.map(|()| &self.datagrams4)?,
+                ready = v6 => ready?,
+            };
+            match socket.try_io(Interest::READABLE, || datagram::receive(socket.as_fd(), buffer)) {
+                Ok((length, far, near)) => {
+                    let exchange = Exchange { near, far };
+                    if let Some(flow) = self.recognise(exchange) {
+                        return Ok(Datagram { exchange, length, flow });
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
             }
         }
     }
