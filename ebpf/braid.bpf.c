@@ -5,8 +5,8 @@
  * Linux 6.3, where the two that count UDP see every packet pass).
  *
  *   connect4/6    TCP: binds the socket to its link, once, or turns it to the daemon. Connected UDP: marks it, and a rule routes the mark.
- *   getpeername4/6, getsockname4/6  show a redirected socket the addresses it asked for.
- *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that.
+ *   getpeername4/6, getsockname4/6, recvmsg4/6  show a redirected socket the addresses it asked for.
+ *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon.
  *   sock_release  ends a flow: loads, demand, the event for the daemon.
  *   sockops       what connections suffer: SYNs and segments without an answer, handshakes answered. Where redirected ones come from.
  *   sent/received  count UDP, whose sockets have no counters of their own; on kernels without these tracepoints egress/ingress.
@@ -111,19 +111,36 @@ BRAID_INLINE int steer_udp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 	return ALLOW;
 }
 
-BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *request)
+/* One that was steered directly, and so has a link's address, is never redirected. Port 0 only asks for the way there. */
+BRAID_INLINE _Bool may_redirect(const struct request *request)
 {
-	struct bpf_sock *socket = ctx->sk;
+	return request->port && !(request->source[0] | request->source[1] | request->source[3]);
+}
+
+static __attribute__((noinline)) int on_loopback(struct bpf_sock *socket, __u32 family)
+{
+	const struct sock *sk = as_number(socket);
+	__u32 addr[4];
+
+	if (family == 4)
+		return is_loopback4(BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr));
+	BPF_CORE_READ_INTO(&addr, sk, __sk_common.skc_v6_rcv_saddr);
+	return is_loopback6(addr);
+}
+
+BRAID_INLINE _Bool to_loopback(const struct request *request)
+{
+	return request->family == 4 ? is_loopback4(request->remote[3]) : is_loopback6(request->remote);
+}
+
+BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *socket, struct request *request, _Bool was_turned)
+{
 	const struct braid_params *now;
 	struct braid_flow *old;
 	struct wishes wishes;
 	int judgement;
 	__u32 bank;
 
-	if (!socket || (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP))
-		return ALLOW;
-	if (ctx->protocol == IPPROTO_TCP)
-		undisguise(socket);
 	now = acting(ctx, &bank);
 	if (!now)
 		return ALLOW;
@@ -140,7 +157,8 @@ BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *re
 		count(BRAID_COUNT_LEFT);
 		return ALLOW;
 	}
-	if (request->protocol == IPPROTO_UDP)
+	/* What a redirected socket had on the loopback binds it to no link. */
+	if (request->protocol == IPPROTO_UDP && !was_turned)
 		read_source(socket, request);
 	read_caller(request);
 	judgement = judge(request, bank);
@@ -150,9 +168,29 @@ BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *re
 		count(BRAID_COUNT_LEFT);
 		return ALLOW;
 	}
-	if (request->protocol == IPPROTO_TCP && request->redirect && redirect(ctx, request, bank))
-		return ALLOW;
+	if (request->redirect && may_redirect(request)) {
+		if (request->protocol == IPPROTO_TCP ? redirect(ctx, request, bank) : redirect_datagrams(ctx, request, bank, 1))
+			return ALLOW;
+	}
 	return request->protocol == IPPROTO_TCP ? steer_tcp(ctx, socket, now, bank, request) : steer_udp(ctx, socket, now, bank, request);
+}
+
+BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *request)
+{
+	struct bpf_sock *socket = ctx->sk;
+	_Bool was_turned;
+	int verdict;
+
+	if (!socket || (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP))
+		return ALLOW;
+	was_turned = undisguise(socket);
+	if (was_turned && ctx->protocol == IPPROTO_UDP)
+		was_turned = on_loopback(socket, request->family);
+	verdict = decide_connect(ctx, socket, request, was_turned);
+	/* A UDP socket keeps its source address: from the loopback it would reach nobody. It may disconnect, and connect again. */
+	if (verdict == ALLOW && was_turned && !request->turned && ctx->protocol == IPPROTO_UDP && !to_loopback(request))
+		return refuse();
+	return verdict;
 }
 
 SEC("cgroup/connect4")
@@ -253,6 +291,8 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		count(BRAID_COUNT_LEFT);
 		return BRAID_NO_SLOT;
 	}
+	if (!flow && request->redirect && redirect_datagrams(ctx, request, bank, 0))
+		return BRAID_NO_SLOT;
 	if (choose(request, bank, 1)) {
 		*verdict = not_steered(request);
 		return BRAID_NO_SLOT;
@@ -277,16 +317,49 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 {
 	struct request request = {};
 	const struct braid_params *now = NULL;
+	struct disguise *own = disguise_of(ctx);
 	int verdict;
 	__u32 slot;
 
+	if (own) {
+		if (ctx->user_ip4 == own->remote[3] && is_mapped(own->remote) && (__u16)ctx->user_port == own->port) {
+			ctx->user_ip4 = own->address;
+			ctx->user_port = own->listener;
+		} else if (is_loopback4(ctx->msg_src_ip4) && !is_loopback4(ctx->user_ip4)) {
+			ctx->msg_src_ip4 = 0;
+		}
+		return ALLOW;
+	}
 	if (ctx->msg_src_ip4)
 		return ALLOW; /* the program, or an earlier connect, chose it */
 	set_remote4(&request, ctx->user_ip4);
 	slot = route_datagram(ctx, &request, &now, &verdict);
-	if (slot < BRAID_MAX_LINKS && now)
-		ctx->msg_src_ip4 = now->slots[slot].source4;
+	if (request.turned) {
+		ctx->user_ip4 = request.turned;
+		ctx->user_port = request.listener;
+	} else if (slot < BRAID_MAX_LINKS && now) {
+		ctx->msg_src_ip4 = now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)].source4;
+	}
 	return verdict;
+}
+
+/* A datagram to an address, on a socket that is connected: to where it is connected, or elsewhere. */
+BRAID_INLINE void send_turned6(struct bpf_sock_addr *ctx, const struct disguise *own)
+{
+	const __u32 loopback[4] = { 0, 0, 0, bpf_htonl(1) };
+	__u32 addr[4];
+
+	read_address6(ctx, addr);
+	if (!((addr[0] ^ own->remote[0]) | (addr[1] ^ own->remote[1]) | (addr[2] ^ own->remote[2]) | (addr[3] ^ own->remote[3])) &&
+	    (__u16)ctx->user_port == own->port) {
+		write_address6(ctx, loopback);
+		ctx->user_port = own->listener;
+	} else if (!is_loopback6(addr)) {
+		ctx->msg_src_ip6[0] = 0;
+		ctx->msg_src_ip6[1] = 0;
+		ctx->msg_src_ip6[2] = 0;
+		ctx->msg_src_ip6[3] = 0;
+	}
 }
 
 SEC("cgroup/sendmsg6")
@@ -294,9 +367,14 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 {
 	struct request request = { .family = 6 };
 	const struct braid_params *now = NULL;
+	struct disguise *own = disguise_of(ctx);
 	int verdict;
 	__u32 slot;
 
+	if (own && own->by_port) {
+		send_turned6(ctx, own);
+		return ALLOW;
+	}
 	if (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3])
 		return ALLOW;
 	read_address6(ctx, request.remote);
@@ -304,10 +382,12 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 		return ALLOW; /* the kernel asks again, as IPv4 */
 	slot = route_datagram(ctx, &request, &now, &verdict);
 	if (slot < BRAID_MAX_LINKS && now) {
-		ctx->msg_src_ip6[0] = now->slots[slot].source6[0];
-		ctx->msg_src_ip6[1] = now->slots[slot].source6[1];
-		ctx->msg_src_ip6[2] = now->slots[slot].source6[2];
-		ctx->msg_src_ip6[3] = now->slots[slot].source6[3];
+		const struct braid_slot *link = &now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)];
+
+		ctx->msg_src_ip6[0] = link->source6[0];
+		ctx->msg_src_ip6[1] = link->source6[1];
+		ctx->msg_src_ip6[2] = link->source6[2];
+		ctx->msg_src_ip6[3] = link->source6[3];
 	}
 	return verdict;
 }

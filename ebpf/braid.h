@@ -10,6 +10,8 @@
 #define BRAID_MAX_RULES 64
 /* Redirected connections that wait for the daemon; its listeners' queues hold as many. */
 #define BRAID_MAX_ARRIVALS 4096
+/* Redirected exchanges of datagrams at a time. */
+#define BRAID_MAX_EXCHANGES 8192
 #define BRAID_NO_SLOT 0xffffffffu
 
 /* A socket's routing mark is this plus the link's slot plus one; any other mark is foreign. */
@@ -196,14 +198,20 @@ struct braid_flow_row {
 struct braid_redirection {
 	__u16 port4; /* 0: nothing is redirected */
 	__u16 port6; /* at ::1, for sockets that take no IPv4 */
-	__u32 pad;
+	__u16 datagrams4; /* 0: no datagrams are redirected */
+	__u16 datagrams6; /* at ::1, for connected sockets */
 };
 
-/* A redirected connection that the daemon has not taken yet; its key is the loopback address of its own, in network order. */
+#define BRAID_ARRIVAL_UNCONNECTED 1u
+
+/*
+ * A redirected connection that the daemon has not taken yet, or an exchange of datagrams; its key is the loopback address of its
+ * own, in network order.
+ */
 struct braid_arrival {
 	__u64 socket; /* its cookie */
 	__u64 started; /* 0: being written */
-	__u64 released; /* when its socket was closed; 0: it is open */
+	__u64 released; /* when its socket was closed, or, unconnected, last sent a datagram to `remote`; 0: it is open */
 	__u64 demand;
 	__u64 cgroup;
 	struct braid_app_key app;
@@ -217,7 +225,7 @@ struct braid_arrival {
 	__u8 class_;
 	__u8 rule; /* index of the rule that matched; 255: none */
 	__u8 direction;
-	__u32 pad;
+	__u32 flags;
 };
 
 /* Unconnected datagrams: one entry per socket and remote. */

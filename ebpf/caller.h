@@ -23,18 +23,18 @@ struct request {
 	__u8 class_;
 	__u8 affinity;
 	__u8 rule;
-	__u32 bank;
-	__u32 strict; /* its rule names the links: where they cannot be had, it must fail */
-	__u32 redirect; /* the policy has it carried by the daemon */
-	__u32 turned; /* the loopback address that a redirected connection goes to, network order; 0: it is not redirected */
-	__u32 by_port; /* it goes to ::1 instead */
-	__u16 listener; /* and the port, network order */
-	__u16 pad;
+	__u8 bank;
+	__u8 strict : 1; /* its rule names the links: where they cannot be had, it must fail */
+	__u8 redirect : 1; /* the policy has it carried by the daemon */
+	__u8 by_port : 1; /* a redirected one goes to ::1 instead of `turned` */
+	__u16 listener; /* where a redirected one goes: the port, network order */
+	__u32 turned; /* and the loopback address, network order; 0: it is not redirected */
 };
 
 static const struct braid_flow no_flow;
 
-BRAID_INLINE void read_caller(struct request *request)
+/* A function of its own, as the next one too: what it needs of the stack's 512 bytes is free again after it. */
+static __attribute__((noinline)) int read_caller(struct request *request)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	struct inode *inode = BPF_CORE_READ(task, mm, exe_file, f_inode);
@@ -47,6 +47,7 @@ BRAID_INLINE void read_caller(struct request *request)
 	request->cgroup = bpf_get_current_cgroup_id();
 	request->user = (__u32)bpf_get_current_uid_gid();
 	request->process = bpf_get_current_pid_tgid() >> 32;
+	return 0;
 }
 
 /* The bank of parameters in force, or NULL where Braid must not act: no live daemon, another network namespace, the daemon itself. */
@@ -117,7 +118,7 @@ struct wishes {
 	__u8 locks;
 };
 
-BRAID_INLINE void read_wishes(struct bpf_sock *socket, struct wishes *wishes)
+static __attribute__((noinline)) int read_wishes(struct bpf_sock *socket, struct wishes *wishes)
 {
 	const struct inet_sock *inet = as_number(socket);
 	struct ipv6_pinfo *inet6 = BPF_CORE_READ(inet, pinet6);
@@ -127,6 +128,7 @@ BRAID_INLINE void read_wishes(struct bpf_sock *socket, struct wishes *wishes)
 	wishes->device = socket->bound_dev_if | BPF_CORE_READ(inet, uc_index);
 	if (inet6)
 		wishes->device |= BPF_CORE_READ(inet6, ucast_oif);
+	return 0;
 }
 
 BRAID_INLINE void read_source(struct bpf_sock *socket, struct request *request)

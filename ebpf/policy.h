@@ -196,7 +196,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	request->strict = rule && (rule->actions & BRAID_DO_LINKS);
 	request->redirect = (now->redirected_classes >> (request->class_ & 31)) & 1;
 	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
-		request->redirect = rule->actions & BRAID_DO_REDIRECT;
+		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
 	if (!request->allowed)
 		return LEAVE_ALONE;
 	if (request->source[0] | request->source[1] | request->source[3]) {
@@ -208,6 +208,8 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		pinned = bpf_map_lookup_elem(&resolvers, request->remote);
 		if (pinned && (*pinned & request->allowed))
 			request->allowed &= *pinned;
+		if (pinned)
+			request->redirect = 0; /* a network's own resolver often answers nobody else */
 	}
 	expect(now, request);
 	return GO_ON;

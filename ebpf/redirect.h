@@ -3,6 +3,9 @@
  * Connections that Braid carries itself: at connect they are turned to the daemon's listener on the loopback, each by an address of
  * its own, under which the daemon finds who wanted to reach what. The program sees the addresses it asked for.
  *
+ * Datagrams go the same way. Those of connected IPv6 sockets go to ::1, where the source port tells one socket from another; those
+ * of unconnected ones cannot be turned, since the kernel neither takes an IPv4 address there nor has many for the loopback.
+ *
  * An arrival is claimed by its handshake's source, which `sockops` notes before the first segment leaves: whoever else connects to
  * its address gets nothing.
  */
@@ -24,8 +27,8 @@ struct disguise {
 	__u32 address; /* the loopback address of its own, the key of its arrival */
 	__u16 port; /* what it asked for */
 	__u16 listener; /* where it went */
-	__u32 by_port; /* takes no IPv4: went to ::1, where only its source port tells it from others */
-	__u32 pad;
+	__u32 by_port; /* went to ::1, where only its source port tells it from others */
+	__u32 datagrams;
 };
 
 struct {
@@ -40,14 +43,22 @@ MAP(arrivals, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_ARRIVALS
 /* By source port, the address of what arrives at ::1. */
 MAP(sources6, BPF_MAP_TYPE_ARRAY, __u32, __u32, 65536, 0);
 
+MAP(exchanges, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_EXCHANGES, 0);
+/* The address of an exchange by socket and remote; of one at ::1 by socket alone. */
+MAP(exchange_keys, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, BRAID_MAX_EXCHANGES, 0);
+
 static const struct braid_arrival no_arrival;
 
 /* What of `own` still waits for the daemon, or NULL. */
 BRAID_INLINE struct braid_arrival *arrival_of(const struct disguise *own)
 {
 	__u32 address = own->address;
-	struct braid_arrival *arrival = bpf_map_lookup_elem(&arrivals, &address);
+	struct braid_arrival *arrival;
 
+	if (own->datagrams)
+		arrival = bpf_map_lookup_elem(&exchanges, &address);
+	else
+		arrival = bpf_map_lookup_elem(&arrivals, &address);
 	return arrival && arrival->socket == own->socket ? arrival : NULL;
 }
 
@@ -60,22 +71,62 @@ static __attribute__((noinline)) int undisguise(struct bpf_sock *socket)
 	if (!own)
 		return 0;
 	address = own->address;
-	if (arrival_of(own))
+	if (own->datagrams) {
+		struct braid_datagram_key key = { .socket = own->socket };
+
+		if (own->by_port)
+			bpf_map_delete_elem(&exchange_keys, &key);
+		if (arrival_of(own))
+			bpf_map_delete_elem(&exchanges, &address);
+	} else if (arrival_of(own)) {
 		bpf_map_delete_elem(&arrivals, &address);
+	}
 	bpf_sk_storage_delete(&disguises, socket);
 	return 1;
+}
+
+BRAID_INLINE __u32 some_address(void)
+{
+	return bpf_htonl(REDIRECT_BASE | (bpf_get_prandom_u32() & REDIRECT_HOSTS));
 }
 
 /* Reserves a free address for what is about to arrive; 0: no room. */
 BRAID_INLINE __u32 reserve_address(void)
 {
 	for (int try = 0; try < REDIRECT_TRIES; try++) {
-		__u32 address = bpf_htonl(REDIRECT_BASE | (bpf_get_prandom_u32() & REDIRECT_HOSTS));
+		__u32 address = some_address();
 
 		if (!bpf_map_update_elem(&arrivals, &address, &no_arrival, BPF_NOEXIST))
 			return address;
 	}
 	return 0;
+}
+
+BRAID_INLINE __u32 reserve_exchange(void)
+{
+	for (int try = 0; try < REDIRECT_TRIES; try++) {
+		__u32 address = some_address();
+
+		if (!bpf_map_update_elem(&exchanges, &address, &no_arrival, BPF_NOEXIST))
+			return address;
+	}
+	return 0;
+}
+
+BRAID_INLINE void dress(struct disguise *own, const struct braid_params *now, const struct request *request)
+{
+	__builtin_memcpy(own->remote, request->remote, sizeof(own->remote));
+	if (request->family == 6) {
+		__builtin_memcpy(own->local, now->local6, sizeof(own->local));
+	} else if (now->local4) {
+		own->local[2] = bpf_htonl(0xffff);
+		own->local[3] = now->local4;
+	}
+	own->address = request->turned;
+	own->port = bpf_htons(request->port);
+	own->listener = request->listener;
+	own->by_port = request->by_port;
+	own->datagrams = request->protocol == IPPROTO_UDP;
 }
 
 BRAID_INLINE void fill_arrival(struct braid_arrival *arrival, const struct request *request, __u64 cookie)
@@ -132,22 +183,74 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;
 	}
-	own->socket = bpf_get_socket_cookie(ctx);
-	__builtin_memcpy(own->remote, request->remote, sizeof(own->remote));
-	if (request->family == 6) {
-		__builtin_memcpy(own->local, now->local6, sizeof(own->local));
-	} else if (now->local4) {
-		own->local[2] = bpf_htonl(0xffff);
-		own->local[3] = now->local4;
-	}
-	own->address = address;
-	own->port = bpf_htons(request->port);
-	own->listener = bpf_htons(port);
-	own->by_port = by_port;
-	fill_arrival(arrival, request, own->socket);
 	request->turned = address;
-	request->listener = own->listener;
+	request->listener = bpf_htons(port);
 	request->by_port = by_port;
+	own->socket = bpf_get_socket_cookie(ctx);
+	dress(own, now, request);
+	fill_arrival(arrival, request, own->socket);
+	count(BRAID_COUNT_REDIRECTED);
+	return 1;
+}
+
+/* The same for datagrams; an unconnected socket has one address for each of its remotes. */
+__attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, struct request *request, __u32 bank, __u32 connected)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	struct bpf_sock *socket = ctx->sk;
+	struct braid_datagram_key key = {};
+	struct braid_redirection *open;
+	struct braid_arrival *exchange;
+	struct disguise *own = NULL;
+	__u32 zero = 0, address, *held;
+	_Bool by_port;
+	__u16 port;
+
+	open = bpf_map_lookup_elem(&redirection, &zero);
+	if (!request || !now || !socket || !open || !open->datagrams4)
+		return 0;
+	by_port = request->family == 6;
+	port = by_port ? (connected ? open->datagrams6 : 0) : open->datagrams4;
+	request->listener = bpf_htons(port);
+	request->by_port = by_port;
+	key.socket = bpf_get_socket_cookie(ctx);
+	if (!connected) {
+		__builtin_memcpy(key.remote, request->remote, sizeof(key.remote));
+		key.port = request->port;
+		held = bpf_map_lookup_elem(&exchange_keys, &key);
+		address = held ? *held : 0;
+		exchange = bpf_map_lookup_elem(&exchanges, &address);
+		if (port && exchange && exchange->socket == key.socket) {
+			exchange->released = bpf_ktime_get_ns();
+			request->turned = address;
+			return 1;
+		}
+	}
+	address = port ? reserve_exchange() : 0;
+	if (!address) {
+		count(BRAID_COUNT_NOT_REDIRECTED);
+		return 0;
+	}
+	exchange = bpf_map_lookup_elem(&exchanges, &address);
+	if (connected)
+		own = bpf_sk_storage_get(&disguises, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!exchange || (connected && !own) ||
+	    ((by_port || !connected) && bpf_map_update_elem(&exchange_keys, &key, &address, BPF_ANY))) {
+		bpf_map_delete_elem(&exchanges, &address);
+		if (own)
+			bpf_sk_storage_delete(&disguises, socket);
+		count(BRAID_COUNT_NOT_REDIRECTED);
+		return 0;
+	}
+	request->turned = address;
+	if (own) {
+		own->socket = key.socket;
+		dress(own, now, request);
+	} else {
+		exchange->flags = BRAID_ARRIVAL_UNCONNECTED;
+		exchange->released = bpf_ktime_get_ns();
+	}
+	fill_arrival(exchange, request, key.socket);
 	count(BRAID_COUNT_REDIRECTED);
 	return 1;
 }
@@ -185,10 +288,17 @@ BRAID_INLINE void part(struct bpf_sock *socket)
 	if (!arrival)
 		return;
 	address = own->address;
-	if (socket->state == TCP_SYN_SENT || socket->state == TCP_CLOSE)
+	if (own->datagrams) {
+		const struct sock *sk = as_number(socket);
+
+		/* What it sent last is claimed by this, since its owner cannot be asked for any more. */
+		arrival->source = own->by_port ? 0 : BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
+		arrival->source_port = BPF_CORE_READ(sk, __sk_common.skc_num);
+	} else if (socket->state == TCP_SYN_SENT || socket->state == TCP_CLOSE) {
 		bpf_map_delete_elem(&arrivals, &address);
-	else
-		arrival->released = bpf_ktime_get_ns();
+		return;
+	}
+	arrival->released = bpf_ktime_get_ns();
 }
 
 /* ------------------------------------------------------------------ what the program sees */
@@ -275,6 +385,55 @@ int braid_getsockname6(struct bpf_sock_addr *ctx)
 	read_address6(ctx, addr);
 	if (own->by_port ? is_loopback6(addr) : is_mapped(addr) && is_loopback4(addr[3]))
 		write_address6(ctx, own->local);
+	return ALLOW;
+}
+
+BRAID_INLINE _Bool is_turned(__u32 addr)
+{
+	return (bpf_ntohl(addr) & ~REDIRECT_HOSTS) == REDIRECT_BASE;
+}
+
+/* The exchange of this socket that a datagram from this address belongs to, or NULL. */
+BRAID_INLINE struct braid_arrival *exchange_from(struct bpf_sock_addr *ctx, __u32 address)
+{
+	struct braid_arrival *exchange = is_turned(address) ? bpf_map_lookup_elem(&exchanges, &address) : NULL;
+
+	return exchange && exchange->socket == bpf_get_socket_cookie(ctx) ? exchange : NULL;
+}
+
+SEC("cgroup/recvmsg4")
+int braid_recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct braid_arrival *exchange = exchange_from(ctx, ctx->user_ip4);
+
+	if (exchange) {
+		ctx->user_ip4 = exchange->remote[3];
+		ctx->user_port = bpf_htons(exchange->port);
+	}
+	return ALLOW;
+}
+
+SEC("cgroup/recvmsg6")
+int braid_recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct braid_arrival *exchange;
+	struct disguise *own;
+	__u32 addr[4];
+
+	read_address6(ctx, addr);
+	if (is_loopback6(addr)) {
+		own = disguise_of(ctx);
+		if (own && own->by_port && (__u16)ctx->user_port == own->listener) {
+			write_address6(ctx, own->remote);
+			ctx->user_port = own->port;
+		}
+		return ALLOW;
+	}
+	exchange = is_mapped(addr) ? exchange_from(ctx, addr[3]) : NULL;
+	if (exchange) {
+		write_address6(ctx, exchange->remote);
+		ctx->user_port = bpf_htons(exchange->port);
+	}
 	return ALLOW;
 }
 

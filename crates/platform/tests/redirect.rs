@@ -8,15 +8,16 @@ mod support {
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use braid_decide::connection::LinkMask;
 use braid_model::{Class, Time};
 use braid_platform::linux::bpf::BpfSteering;
-use braid_platform::linux::bpf::redirect::Redirect;
+use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Swept, Taking};
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, Way};
 use support::steered::{fetch, in_world, params, steering};
@@ -42,7 +43,7 @@ impl Taker {
     fn start(steering: &mut BpfSteering) -> Self {
         let runtime = runtime();
         let redirect = Arc::new(runtime.block_on(async { steering.redirect().unwrap() }));
-        redirect.set_ready(true).unwrap();
+        redirect.set_ready(Taking::All).unwrap();
         let taken = Arc::new(Mutex::new(Vec::new()));
         let (taking, kept) = (redirect.clone(), taken.clone());
         let (stop, stopped) = tokio::sync::oneshot::channel();
@@ -206,6 +207,7 @@ fn rules_and_classes_say_what_is_redirected() {
         params.rules = vec![
             SteerRule { matching: to(80), carry: Some(Way::Direct), class: Some(Class::Bulk), ..Default::default() },
             SteerRule { matching: to(443), class: Some(Class::Bulk), ..Default::default() },
+            SteerRule { matching: to(53), class: Some(Class::Bulk), ..Default::default() },
             SteerRule {
                 matching: SteerMatch { destination: Some("203.0.113.11/32".parse().unwrap()), ..Default::default() },
                 exclude: true,
@@ -225,11 +227,21 @@ fn rules_and_classes_say_what_is_redirected() {
         assert!(TcpStream::connect("203.0.113.11:8080").is_err(), "excluded: nobody listens there");
         assert!(TcpStream::connect("203.0.113.10:81").is_err(), "no rule, no such class");
         assert!(TcpStream::connect("10.77.0.1:8080").is_err(), "not steerable");
+        steering.set_resolvers(&[("203.0.113.12".parse().unwrap(), LinkMask(1))]).unwrap();
+        assert!(TcpStream::connect("203.0.113.12:53").is_err(), "a link's own resolver");
+        assert_eq!(told(&mut TcpStream::connect("203.0.113.13:53").unwrap()), addr("203.0.113.13:53"));
+        taker.redirect.set_ready(Taking::Connections).unwrap();
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.send_to(b"hello", "203.0.113.13:53").unwrap();
+        assert!(received(&socket).0.starts_with("10.77."), "no datagrams");
         let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         bound.bind_device(Some(b"link1")).unwrap();
         assert!(bound.connect(&addr("203.0.113.10:8080").into()).is_err(), "the program chose its device itself");
         let classes: BTreeMap<_, _> = taker.taken().into_iter().map(|flow| (flow.remote.port(), (flow.rule, flow.class))).collect();
-        assert_eq!(classes, BTreeMap::from([(443, (Some(1), Class::Bulk)), (8080, (Some(3), Class::Unclassified))]));
+        assert_eq!(
+            classes,
+            BTreeMap::from([(53, (Some(2), Class::Bulk)), (443, (Some(1), Class::Bulk)), (8080, (Some(4), Class::Unclassified))])
+        );
     });
 }
 
@@ -243,10 +255,10 @@ fn without_a_ready_and_living_daemon_everything_goes_direct() {
         let taker = Taker::start(&mut steering);
         assert_eq!(told(&mut TcpStream::connect(server).unwrap()), server);
         assert_eq!(redirected(&mut steering), 1);
-        taker.redirect.set_ready(false).unwrap();
+        taker.redirect.set_ready(Taking::Nothing).unwrap();
         fetch(server, 1000);
         assert_eq!(redirected(&mut steering), 1);
-        taker.redirect.set_ready(true).unwrap();
+        taker.redirect.set_ready(Taking::All).unwrap();
         let mut kept = TcpStream::connect(server).unwrap();
         assert_eq!(redirected(&mut steering), 2);
         steering.heartbeat(Time::from_nanos(now().as_nanos() - 2_100_000_000)).unwrap();
@@ -298,7 +310,7 @@ fn what_was_sent_before_the_close_arrives_and_what_never_comes_is_forgotten() {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
         let redirect = runtime.block_on(async { steering.redirect().unwrap() });
-        redirect.set_ready(true).unwrap();
+        redirect.set_ready(Taking::All).unwrap();
         let server = addr("203.0.113.10:80");
         TcpStream::connect(server).unwrap().write_all(b"farewell").unwrap();
         assert_eq!(redirect.waiting(), 1);
@@ -311,10 +323,10 @@ fn what_was_sent_before_the_close_arrives_and_what_never_comes_is_forgotten() {
         assert_eq!((text.unwrap().as_str(), redirected.flow.remote, redirect.waiting()), ("farewell", server, 0));
         drop(TcpStream::connect(server).unwrap());
         let kept = TcpStream::connect(server).unwrap();
-        assert_eq!(redirect.sweep(now()).unwrap(), 0);
+        assert_eq!(redirect.sweep(now()).unwrap(), Swept::default());
         let later = |seconds: u64| Time::from_nanos(now().as_nanos() + seconds * 1_000_000_000);
-        assert_eq!((redirect.sweep(later(11)).unwrap(), redirect.waiting()), (1, 1));
-        assert_eq!((redirect.sweep(later(181)).unwrap(), redirect.waiting()), (1, 0));
+        assert_eq!((redirect.sweep(later(11)).unwrap().connections, redirect.waiting()), (1, 1));
+        assert_eq!((redirect.sweep(later(181)).unwrap().connections, redirect.waiting()), (1, 0));
         assert_eq!(kept.peer_addr().unwrap(), server);
     });
 }
@@ -325,7 +337,7 @@ fn a_full_map_sends_the_rest_direct() {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
         let redirect = runtime.block_on(async { steering.redirect().unwrap() });
-        redirect.set_ready(true).unwrap();
+        redirect.set_ready(Taking::All).unwrap();
         let server = addr("203.0.113.10:80");
         for _ in 0..4096 {
             drop(TcpStream::connect(server).unwrap());
@@ -347,7 +359,7 @@ fn nobody_else_gets_anything_from_the_listener() {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
         let redirect = runtime.block_on(async { steering.redirect().unwrap() });
-        redirect.set_ready(true).unwrap();
+        redirect.set_ready(Taking::All).unwrap();
         let victim = TcpStream::connect("203.0.113.10:80").unwrap();
         // Where it went, as anybody may read in /proc/net/tcp.
         let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
@@ -412,16 +424,182 @@ fn a_socket_that_connects_again_is_redirected_again_or_goes_direct() {
             disconnect();
             assert!(stream.peer_addr().is_err());
         }
-        taker.redirect.set_ready(false).unwrap();
+        taker.redirect.set_ready(Taking::Nothing).unwrap();
         socket.connect(&addr("203.0.113.12:80").into()).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), addr("203.0.113.12:80"));
         assert!(socket.device().unwrap().is_some(), "steered");
         assert_eq!(steering.flows(now()).unwrap().len(), 1);
         // Once steered it is never redirected.
         disconnect();
-        taker.redirect.set_ready(true).unwrap();
+        taker.redirect.set_ready(Taking::All).unwrap();
         socket.connect(&addr("203.0.113.13:80").into()).unwrap();
         assert_eq!(steering.counters().unwrap().redirected, 2);
         wait_until("what was redirected has been taken", || taker.taken.lock().unwrap().len() == 2);
+    });
+}
+
+/// Echoes every datagram with where it was going in front, on a thread of its own, until the count is reached.
+fn echo(
+    redirect: Arc<Redirect>,
+    runtime: tokio::runtime::Runtime,
+    count: usize,
+) -> std::thread::JoinHandle<Vec<(Exchange, RedirectedFlow)>> {
+    std::thread::spawn(move || {
+        let mut flows: BTreeMap<Exchange, RedirectedFlow> = BTreeMap::new();
+        let work = async {
+            for _ in 0..count {
+                let mut buffer = [0; 2000];
+                let datagram = redirect.receive(&mut buffer).await.unwrap();
+                if let Some(flow) = datagram.flow {
+                    assert!(flows.insert(datagram.exchange, flow).is_none(), "told once");
+                }
+                let flow = &flows[&datagram.exchange];
+                let text = format!("{} {}", flow.remote, String::from_utf8_lossy(&buffer[..datagram.length]));
+                redirect.answer(&datagram.exchange, text.as_bytes()).unwrap();
+            }
+        };
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), work).await }).expect("every datagram arrives");
+        flows.into_iter().collect()
+    })
+}
+
+fn datagrams(what: &str, test: impl FnOnce(BpfSteering, Arc<Redirect>, tokio::runtime::Runtime) + Send + 'static) {
+    in_world(what, 2, move || {
+        let mut steering = steering(&redirecting());
+        let runtime = runtime();
+        let redirect = Arc::new(runtime.block_on(async { steering.redirect().unwrap() }));
+        redirect.set_ready(Taking::All).unwrap();
+        test(steering, redirect, runtime);
+    });
+}
+
+fn received(socket: &UdpSocket) -> (String, SocketAddr) {
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut buffer = [0; 2000];
+    let (length, from) = socket.recv_from(&mut buffer).expect("an answer");
+    (String::from_utf8_lossy(&buffer[..length]).into_owned(), from)
+}
+
+#[test]
+fn connected_datagrams_are_redirected_and_see_what_they_asked_for() {
+    datagrams("redirected connected UDP", |mut steering, redirect, runtime| {
+        let echo = echo(redirect.clone(), runtime, 11);
+        for (bind, to, local) in [
+            ("0.0.0.0:0", "203.0.113.10:443", "10.77.0.2"),
+            ("[::]:0", "[2001:db8:113::10]:443", "fd77:0:0:0::2"),
+            ("[::]:0", "[::ffff:203.0.113.11]:8080", "::ffff:10.77.0.2"),
+        ] {
+            let socket = UdpSocket::bind(bind).unwrap();
+            socket.connect(addr(to)).unwrap();
+            assert_eq!(socket.peer_addr().unwrap(), addr(to));
+            assert_eq!(socket.local_addr().unwrap().ip(), local.parse::<IpAddr>().unwrap());
+            let shown = SocketAddr::new(addr(to).ip().to_canonical(), addr(to).port());
+            for word in ["one", "two"] {
+                socket.send(word.as_bytes()).unwrap();
+                assert_eq!(received(&socket), (format!("{shown} {word}"), addr(to)));
+            }
+            socket.send_to(b"three", addr(to)).unwrap();
+            assert_eq!(received(&socket), (format!("{shown} three"), addr(to)));
+        }
+        let only_v6 = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, None).unwrap();
+        only_v6.set_only_v6(true).unwrap();
+        let (only_v6, to) = (UdpSocket::from(only_v6), addr("[2001:db8:113::10]:443"));
+        only_v6.connect(to).unwrap();
+        only_v6.send(b"four").unwrap();
+        assert_eq!(received(&only_v6), (format!("{to} four"), to));
+        let script = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)\ns.connect(('203.0.113.10', 53))\ns.send(b'five'); print(s.recvfrom(100), s.getpeername())";
+        assert_eq!(as_nobody(script).trim(), "(b'203.0.113.10:53 five', ('203.0.113.10', 53)) ('203.0.113.10', 53)");
+        let flows = echo.join().unwrap();
+        assert_eq!(flows.len(), 5);
+        let (nobody, mine): (Vec<_>, Vec<_>) = flows.iter().partition(|(_, flow)| flow.user == 65534);
+        assert_eq!(nobody.len(), 1);
+        assert!(mine.iter().all(|(_, flow)| flow.process == std::process::id() && flow.rule == Some(0)), "{mine:?}");
+        assert_eq!(steering.counters().unwrap().redirected, 5);
+        drop(only_v6);
+        let later = Time::from_nanos(now().as_nanos() + 11_000_000_000);
+        assert_eq!(redirect.sweep(now()).unwrap(), Swept::default());
+        assert_eq!(redirect.sweep(later).unwrap().exchanges, flows.iter().map(|(exchange, _)| *exchange).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn unconnected_datagrams_are_redirected_per_destination_but_ipv6_goes_direct() {
+    datagrams("redirected unconnected UDP", |mut steering, redirect, runtime| {
+        let echo = echo(redirect.clone(), runtime, 16);
+        for (bind, prefix) in [("0.0.0.0:0", ""), ("[::]:0", "::ffff:")] {
+            let socket = UdpSocket::bind(bind).unwrap();
+            for last in [10, 11, 12, 13, 10, 11, 12, 13] {
+                let to =
+                    addr(&if prefix.is_empty() { format!("203.0.113.{last}:5000") } else { format!("[{prefix}203.0.113.{last}]:5000") });
+                socket.send_to(b"hello", to).unwrap();
+                assert_eq!(received(&socket), (format!("203.0.113.{last}:5000 hello"), to));
+            }
+            assert!(socket.local_addr().unwrap().ip().is_unspecified());
+        }
+        assert_eq!(echo.join().unwrap().len(), 8);
+        let six = UdpSocket::bind("[::]:0").unwrap();
+        six.send_to(b"hello", "[2001:db8:113::10]:5000").unwrap();
+        assert!(received(&six).0.starts_with("fd77:"), "the server answers what it saw");
+        let counters = steering.counters().unwrap();
+        assert_eq!((counters.redirected, counters.not_redirected), (8, 1), "{counters:?}");
+        redirect.set_ready(Taking::Nothing).unwrap();
+        let direct = UdpSocket::bind("0.0.0.0:0").unwrap();
+        direct.send_to(b"hello", "203.0.113.10:5000").unwrap();
+        assert!(received(&direct).0.starts_with("10.77."));
+        let later = |seconds: u64| Time::from_nanos(now().as_nanos() + seconds * 1_000_000_000);
+        assert_eq!(redirect.sweep(later(60)).unwrap().exchanges.len(), 0);
+        assert_eq!(redirect.sweep(later(121)).unwrap().exchanges.len(), 8);
+    });
+}
+
+#[test]
+fn a_farewell_arrives_and_a_strangers_datagram_does_not() {
+    datagrams("closed and foreign UDP", |_steering, redirect, runtime| {
+        for to in ["203.0.113.10:514", "[2001:db8:113::10]:514"].map(addr) {
+            let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
+            socket.connect(to).unwrap();
+            let table = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+            if to.is_ipv4() {
+                let port = socket.local_addr().unwrap().port();
+                let mut rows = table.lines().filter_map(|line| line.split_whitespace().nth(1).zip(line.split_whitespace().nth(2)));
+                let (_, remote) = rows.find(|(local, _)| local.ends_with(&format!(":{port:04X}"))).expect("its row");
+                let (host, listener) = remote.split_once(':').unwrap();
+                let host = Ipv4Addr::from(u32::from_str_radix(host, 16).unwrap().to_ne_bytes());
+                let thief = UdpSocket::bind("127.0.0.1:0").unwrap();
+                thief.send_to(b"theft", (host, u16::from_str_radix(listener, 16).unwrap())).unwrap();
+            }
+            socket.send(b"farewell").unwrap();
+            drop(socket);
+            let mut buffer = [0; 100];
+            let datagram = runtime.block_on(redirect.receive(&mut buffer)).unwrap();
+            assert_eq!((&buffer[..datagram.length], datagram.flow.unwrap().remote), (&b"farewell"[..], to));
+        }
+        let more = runtime.block_on(async { tokio::time::timeout(Duration::from_millis(200), redirect.receive(&mut [0; 100])).await });
+        assert!(more.is_err());
+    });
+}
+
+#[test]
+fn a_datagram_socket_that_connects_again_is_never_left_on_the_loopback() {
+    datagrams("redirected UDP that reconnects", |mut steering, redirect, runtime| {
+        let echo = echo(redirect.clone(), runtime, 2);
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        for to in ["203.0.113.10:443", "203.0.113.11:443"].map(addr) {
+            socket.connect(to).unwrap();
+            socket.send(b"hello").unwrap();
+            assert_eq!(received(&socket), (format!("{to} hello"), to));
+        }
+        assert_eq!(echo.join().unwrap().len(), 2);
+        redirect.set_ready(Taking::Nothing).unwrap();
+        assert!(socket.connect("203.0.113.12:5000").is_err(), "from the loopback it would reach nobody");
+        let unspecified = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+        // SAFETY: the address is a live structure of the size that is told.
+        assert_eq!(unsafe { libc::connect(socket.as_raw_fd(), &unspecified, size_of_val(&unspecified) as u32) }, 0);
+        socket.connect("203.0.113.12:5000").unwrap();
+        socket.send(b"hello").unwrap();
+        assert_eq!(received(&socket).0, socket.local_addr().unwrap().ip().to_string());
+        redirect.set_ready(Taking::All).unwrap();
+        socket.connect("203.0.113.13:5000").unwrap();
+        assert_eq!(steering.counters().unwrap().redirected, 2, "once steered it is never redirected");
     });
 }

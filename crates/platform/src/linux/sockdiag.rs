@@ -172,6 +172,36 @@ pub fn destroy(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: 
     }
 }
 
+/// The cookie of the UDP socket at `local` that gets what `remote` sends, in this network namespace; `None` without one. Needs no
+/// privilege.
+pub fn udp_owner(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64>> {
+    let request = InetRequest {
+        family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
+        protocol: libc::IPPROTO_UDP as u8,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::all(),
+        // For UDP the kernel takes the ends the other way round.
+        socket_id: SocketId {
+            source_port: remote.port(),
+            destination_port: local.port(),
+            source_address: remote.ip(),
+            destination_address: local.ip(),
+            interface_id: 0,
+            cookie: NO_COOKIE,
+        },
+    };
+    let socket = send(SockDiagMessage::InetRequest(request), NLM_F_REQUEST)?;
+    let (bytes, _) = socket.recv_from_full()?;
+    match NetlinkMessage::<SockDiagMessage>::deserialize(&bytes).map_err(io::Error::other)?.payload {
+        NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
+            Ok(Some(u64::from_ne_bytes(response.header.socket_id.cookie)))
+        }
+        NetlinkPayload::Error(error) if error.to_io().raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        NetlinkPayload::Error(error) => Err(error.to_io()),
+        _ => Ok(None),
+    }
+}
+
 fn as_mapped(addr: SocketAddr) -> SocketAddr {
     match addr.ip() {
         IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), addr.port()),
@@ -248,6 +278,20 @@ mod tests {
             Err(error) if unsafe { libc::geteuid() } != 0 => eprintln!("skipped, since it needs root: {error}"),
             Err(error) => panic!("{error}"),
         }
+    }
+
+    #[test]
+    fn a_udp_socket_is_found_by_both_its_ends() {
+        let server = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (client, other) = (std::net::UdpSocket::bind("127.0.0.1:0").unwrap(), std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
+        let remote = server.local_addr().unwrap();
+        client.connect(remote).unwrap();
+        let cookie = |socket: &std::net::UdpSocket| socket2::SockRef::from(socket).cookie().unwrap();
+        assert_eq!(udp_owner(client.local_addr().unwrap(), remote).unwrap(), Some(cookie(&client)));
+        let wildcard = SocketAddr::new(remote.ip(), other.local_addr().unwrap().port());
+        assert_eq!(udp_owner(wildcard, remote).unwrap(), Some(cookie(&other)));
+        drop(other);
+        assert_eq!(udp_owner(wildcard, remote).unwrap(), None);
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl BpfSteering {
         // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
         let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
         let ending = ["braid_release", "braid_sockops"];
-        let showing = ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6"];
+        let showing = SHOW.into_iter();
         let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
         for name in ending.into_iter().chain(counting).chain(showing).chain(starting) {
             attach(&mut steering.ebpf, name, &cgroup)?;
@@ -102,6 +102,7 @@ impl BpfSteering {
             .load(OBJECT)
             .map_err(|error| LoadError::Object { reason: detail(&error) })?;
         load_programs(&mut ebpf, &PROGRAMS, &btf)?;
+        load_programs(&mut ebpf, &SHOW, &btf)?;
         let counts_calls = load_programs(&mut ebpf, &COUNT_CALLS, &btf).is_ok();
         if !counts_calls {
             load_programs(&mut ebpf, &COUNT_PACKETS, &btf)?;
@@ -131,17 +132,16 @@ impl BpfSteering {
 const COUNT_CALLS: [&str; 2] = ["braid_sent", "braid_received"];
 /// Count UDP by packet, where there is nothing better.
 const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
-const PROGRAMS: [&str; 12] = [
+/// Show redirected sockets the addresses they asked for.
+const SHOW: [&str; 6] =
+    ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
+const PROGRAMS: [&str; 8] = [
     "braid_release",
     "braid_sockops",
     "braid_sendmsg4",
     "braid_sendmsg6",
     "braid_connect4",
     "braid_connect6",
-    "braid_getpeername4",
-    "braid_getpeername6",
-    "braid_getsockname4",
-    "braid_getsockname6",
     "braid_flows",
     "braid_trial",
 ];

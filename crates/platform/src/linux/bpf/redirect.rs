@@ -1,16 +1,20 @@
-//! Takes the connections that the programs turn to the daemon.
+//! Takes the connections and datagrams that the programs turn to the daemon.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData};
 use braid_model::Time;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::{BpfSteering, convert, failed, take_map};
-use crate::linux::sys::abi;
+use crate::linux::sockdiag;
+use crate::linux::sys::{abi, datagram};
 use crate::steering::{RedirectedFlow, SteeringError};
 
 /// What was sent before its socket was closed waits this long for the daemon.
@@ -19,6 +23,11 @@ const RELEASED_FOR: Duration = Duration::from_secs(10);
 const SILENT_FOR: Duration = Duration::from_secs(10);
 /// Nothing arrives after this: the kernel gives a handshake up by then.
 const AT_MOST: Duration = Duration::from_secs(180);
+
+/// What an unconnected socket sends to one remote is forgotten after this long without a datagram from it.
+const UNCONNECTED_FOR: Duration = Duration::from_secs(120);
+/// `BRAID_ARRIVAL_UNCONNECTED`.
+const UNCONNECTED: u32 = 1;
 
 /// A connection that was turned to the daemon.
 #[derive(Debug)]
@@ -29,11 +38,53 @@ pub struct Redirected {
     pub flow: RedirectedFlow,
 }
 
-/// Where redirected connections arrive. Nothing is redirected before [`set_ready`](Self::set_ready), nor after this is dropped.
+/// What may be redirected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taking {
+    /// Nothing: all go direct.
+    Nothing,
+    /// Connections.
+    Connections,
+    /// Connections and datagrams.
+    All,
+}
+
+/// Names an exchange of redirected datagrams: one connected socket, or one remote of an unconnected one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Exchange {
+    /// Where its datagrams come to.
+    near: IpAddr,
+    /// The program's socket.
+    far: SocketAddr,
+}
+
+/// A datagram that was turned to the daemon.
+#[derive(Debug)]
+pub struct Datagram {
+    /// The exchange it belongs to.
+    pub exchange: Exchange,
+    /// Its length; what of it is beyond the buffer is lost.
+    pub length: usize,
+    /// With the first of an exchange: who sends it, and where to.
+    pub flow: Option<RedirectedFlow>,
+}
+
+/// What will not come any more.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Connections that were redirected and never came.
+    pub connections: usize,
+    /// Exchanges that have ended, of those that were told.
+    pub exchanges: Vec<Exchange>,
+}
+
+/// Where redirected flows arrive. Nothing is redirected before [`set_ready`](Self::set_ready), nor after this is dropped.
 pub struct Redirect {
     v4: TcpListener,
     /// For sockets that take no IPv4; `None` without IPv6.
     v6: Option<TcpListener>,
+    datagrams4: UdpSocket,
+    datagrams6: Option<UdpSocket>,
     ports: abi::Redirection,
     maps: Mutex<Maps>,
 }
@@ -42,10 +93,14 @@ struct Maps {
     switch: Array<MapData, abi::Redirection>,
     arrivals: HashMap<MapData, u32, abi::Arrival>,
     sources6: Array<MapData, u32>,
+    exchanges: HashMap<MapData, u32, abi::Arrival>,
+    exchange_keys: HashMap<MapData, abi::DatagramKey, u32>,
+    /// Exchanges whose sender has been looked at, with their keys.
+    known: BTreeMap<Exchange, (u32, u64)>,
 }
 
 impl BpfSteering {
-    /// Opens the listeners for redirected connections, in this process's network namespace; once in the life of the programs. Must be
+    /// Opens the listeners for redirected flows, in this process's network namespace; once in the life of the programs. Must be
     /// called inside a tokio runtime.
     ///
     /// The listeners are bound to the loopback device, so that nothing from outside reaches them, and carry no mark: their packets must
@@ -58,12 +113,21 @@ impl BpfSteering {
         };
         let v4 = listener((Ipv4Addr::UNSPECIFIED, 0).into()).map_err(refused)?;
         let v6 = listener((Ipv6Addr::LOCALHOST, 0).into()).ok();
+        let datagrams4 = datagram_socket((Ipv4Addr::UNSPECIFIED, 0).into()).map_err(refused)?;
+        datagram::tell_destinations(datagrams4.as_fd()).map_err(refused)?;
+        let datagrams6 = datagram_socket((Ipv6Addr::LOCALHOST, 0).into()).ok();
         let port = |listener: &TcpListener| listener.local_addr().map(|addr| addr.port());
-        let ports = abi::Redirection {
+        let datagram_port = |socket: &UdpSocket| socket.local_addr().map(|addr| addr.port());
+        let mut ports = abi::Redirection {
             port4: port(&v4).map_err(refused)?,
             port6: v6.as_ref().map_or(Ok(0), port).map_err(refused)?,
-            ..Default::default()
+            datagrams4: datagram_port(&datagrams4).map_err(refused)?,
+            datagrams6: datagrams6.as_ref().map_or(Ok(0), datagram_port).map_err(refused)?,
         };
+        if !owners_are_told(ports.datagrams4) {
+            tracing::warn!("datagrams are not redirected: the kernel does not tell whose they are; it needs CONFIG_INET_UDP_DIAG");
+            (ports.datagrams4, ports.datagrams6) = (0, 0);
+        }
         // Proves that the loopback is up.
         std::net::TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, ports.port4).into(), Duration::from_secs(1)).map_err(refused)?;
         let mut map = |name| take_map(&mut self.ebpf, name).map_err(|error| fail(error.to_string()));
@@ -71,15 +135,23 @@ impl BpfSteering {
             switch: Array::try_from(map("redirection")?).map_err(failed(ACTION))?,
             arrivals: HashMap::try_from(map("arrivals")?).map_err(failed(ACTION))?,
             sources6: Array::try_from(map("sources6")?).map_err(failed(ACTION))?,
+            exchanges: HashMap::try_from(map("exchanges")?).map_err(failed(ACTION))?,
+            exchange_keys: HashMap::try_from(map("exchange_keys")?).map_err(failed(ACTION))?,
+            known: BTreeMap::new(),
         };
-        Ok(Redirect { v4, v6, ports, maps: Mutex::new(maps) })
+        Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, maps: Mutex::new(maps) })
     }
 }
 
 impl Redirect {
-    /// Lets connections be redirected from now on, or has them go direct. Those that were redirected already stay.
-    pub fn set_ready(&self, ready: bool) -> Result<(), SteeringError> {
-        let ports = if ready { self.ports } else { abi::Redirection::default() };
+    /// Lets flows be redirected from now on, or has them go direct. What was redirected already stays, but what unconnected sockets
+    /// send goes direct from the next datagram.
+    pub fn set_ready(&self, taking: Taking) -> Result<(), SteeringError> {
+        let ports = match taking {
+            Taking::Nothing => abi::Redirection::default(),
+            Taking::Connections => abi::Redirection { datagrams4: 0, datagrams6: 0, ..self.ports },
+            Taking::All => self.ports,
+        };
         self.maps().switch.set(0, ports, 0).map_err(failed("switch redirection"))
     }
 
@@ -109,21 +181,74 @@ impl Redirect {
         }
     }
 
-    /// Forgets connections that will not arrive any more; returns how many. To be called every few seconds.
-    pub fn sweep(&self, now: Time) -> Result<usize, SteeringError> {
+    /// The next redirected datagram. Whatever else comes is dropped. Nothing is lost when the future is dropped.
+    pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
+        loop {
+            let v6 = async {
+                match &self.datagrams6 {
+                    Some(socket) => socket.readable().await.map(|()| socket),
+                    None => std::future::pending().await,
+                }
+            };
+            // Whichever is ready, at random where both are.
+            let socket = tokio::select! {
+                ready = self.datagrams4.readable() => ready.map(|()| &self.datagrams4)?,
+                ready = v6 => ready?,
+            };
+            match socket.try_io(Interest::READABLE, || datagram::receive(socket.as_fd(), buffer)) {
+                Ok((length, far, near)) => {
+                    let exchange = Exchange { near, far };
+                    if let Some(flow) = self.recognise(exchange) {
+                        return Ok(Datagram { exchange, length, flow });
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends a datagram to an exchange's program, which sees it come from where it sent to. Does not block: an error of the kind
+    /// `WouldBlock` means that it was dropped for want of room.
+    pub fn answer(&self, exchange: &Exchange, payload: &[u8]) -> io::Result<()> {
+        let socket = match exchange.near {
+            IpAddr::V4(_) => &self.datagrams4,
+            IpAddr::V6(_) => self.datagrams6.as_ref().ok_or(io::ErrorKind::NotConnected)?,
+        };
+        socket.try_io(Interest::WRITABLE, || datagram::send(socket.as_fd(), exchange.near, exchange.far, payload))
+    }
+
+    /// Forgets what will not arrive any more, and tells the exchanges that have ended. To be called every few seconds.
+    pub fn sweep(&self, now: Time) -> Result<Swept, SteeringError> {
+        const ACTION: &str = "forget redirected flows that are over";
         let mut maps = self.maps();
+        let age = |since: u64| now.since(Time::from_nanos(since));
+        // One that is being written has no start yet.
         let over = |arrival: &abi::Arrival| {
-            let age = |since: u64| now.since(Time::from_nanos(since));
             let released = arrival.released != 0 && age(arrival.released) > RELEASED_FOR;
             let silent = arrival.source_port == 0 && age(arrival.started) > SILENT_FOR;
-            // One that is being written has no start yet.
             arrival.started != 0 && (released || silent || age(arrival.started) > AT_MOST)
         };
-        let gone: Vec<_> = maps.arrivals.iter().filter_map(Result::ok).filter(|(_, arrival)| over(arrival)).map(|(key, _)| key).collect();
-        for key in &gone {
-            maps.arrivals.remove(key).map_err(failed("forget redirected connections that never came"))?;
+        let ended = |exchange: &abi::Arrival| {
+            let patience = if exchange.flags & UNCONNECTED != 0 { UNCONNECTED_FOR } else { RELEASED_FOR };
+            exchange.started != 0 && exchange.released != 0 && age(exchange.released) > patience
+        };
+        let mut swept = Swept::default();
+        let gone: Vec<_> = maps.arrivals.iter().filter_map(Result::ok).filter(|(_, arrival)| over(arrival)).collect();
+        for (key, _) in gone {
+            swept.connections += usize::from(maps.arrivals.remove(&key).is_ok());
         }
-        Ok(gone.len())
+        let gone: Vec<_> = maps.exchanges.iter().filter_map(Result::ok).filter(|(_, exchange)| ended(exchange)).collect();
+        for (key, exchange) in gone {
+            maps.exchanges.remove(&key).map_err(failed(ACTION))?;
+            // One that is connected over IPv4 has none.
+            let _ = maps.exchange_keys.remove(&exchange_key(&exchange));
+        }
+        let Maps { exchanges, known, .. } = &mut *maps;
+        let lives = |key: &u32, socket: u64| exchanges.get(key, 0).is_ok_and(|exchange| exchange.socket == socket);
+        swept.exchanges = known.iter().filter(|(_, (key, socket))| !lives(key, *socket)).map(|(exchange, _)| *exchange).collect();
+        known.retain(|exchange, _| !swept.exchanges.contains(exchange));
+        Ok(swept)
     }
 
     /// How many connections have been redirected and not been taken.
@@ -147,14 +272,66 @@ impl Redirect {
         Some(convert::redirected(&arrival))
     }
 
+    /// Whether a datagram is of an exchange that the programs turned here; with the first of one, whose it is.
+    fn recognise(&self, exchange: Exchange) -> Option<Option<RedirectedFlow>> {
+        let mut maps = self.maps();
+        if let Some((key, socket)) = maps.known.get(&exchange)
+            && maps.exchanges.get(key, 0).is_ok_and(|arrival| arrival.socket == *socket)
+        {
+            return Some(None);
+        }
+        let (key, arrival) = maps.sender(exchange, self.ports)?;
+        maps.known.insert(exchange, (key, arrival.socket));
+        Some(Some(convert::redirected(&arrival)))
+    }
+
     fn maps(&self) -> MutexGuard<'_, Maps> {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl Maps {
+    /// The entry of an exchange, if its datagram came from the socket that it is of: by asking the kernel for the sender, or, where that is
+    /// closed, by what the programs noted then.
+    fn sender(&self, exchange: Exchange, ports: abi::Redirection) -> Option<(u32, abi::Arrival)> {
+        let port = if exchange.near.is_ipv4() { ports.datagrams4 } else { ports.datagrams6 };
+        let owner = sockdiag::udp_owner(exchange.far, SocketAddr::new(exchange.near, port)).ok()?;
+        let entry = match (exchange.near, owner) {
+            (IpAddr::V4(near), _) => {
+                let key = u32::from_ne_bytes(near.octets());
+                Some((key, self.exchanges.get(&key, 0).ok()?))
+            }
+            (IpAddr::V6(_), Some(socket)) => {
+                let key = self.exchange_keys.get(&abi::DatagramKey { socket, ..Default::default() }, 0).ok()?;
+                Some((key, self.exchanges.get(&key, 0).ok()?))
+            }
+            (IpAddr::V6(_), None) => self.exchanges.iter().filter_map(Result::ok).find(|(_, entry)| closed_at(entry, exchange.far)),
+        };
+        entry.filter(|(_, entry)| owner.map_or_else(|| closed_at(entry, exchange.far), |socket| socket == entry.socket))
+    }
+}
+
+/// Whether the exchange's socket was closed, and had this address.
+fn closed_at(entry: &abi::Arrival, far: SocketAddr) -> bool {
+    let source = match far.ip() {
+        IpAddr::V4(v4) => u32::from_ne_bytes(v4.octets()),
+        IpAddr::V6(_) => 0,
+    };
+    entry.source_port == far.port() && entry.source == source
+}
+
+/// What `exchange_keys` has of an exchange, if anything.
+fn exchange_key(exchange: &abi::Arrival) -> abi::DatagramKey {
+    let key = abi::DatagramKey { socket: exchange.socket, ..Default::default() };
+    if exchange.flags & UNCONNECTED == 0 {
+        return key;
+    }
+    abi::DatagramKey { remote: exchange.remote, port: exchange.port.into(), ..key }
+}
+
 impl Drop for Redirect {
     fn drop(&mut self) {
-        if let Err(error) = self.set_ready(false) {
+        if let Err(error) = self.set_ready(Taking::Nothing) {
             tracing::warn!("{error}: new connections may be refused until Braid ends");
         }
     }
@@ -168,4 +345,20 @@ fn listener(addr: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(abi::MAX_ARRIVALS as i32)?;
     socket.set_nonblocking(true)?;
     TcpListener::from_std(socket.into())
+}
+
+/// A socket for datagrams, likewise.
+fn datagram_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::DGRAM, None)?;
+    socket.bind_device(Some(b"lo"))?;
+    socket.bind(&addr.into())?;
+    socket.set_nonblocking(true)?;
+    UdpSocket::from_std(socket.into())
+}
+
+/// Whether the kernel says whose a datagram is: tried with a socket of our own.
+fn owners_are_told(port: u16) -> bool {
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let own = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr().map(|addr| (socket, addr)));
+    own.is_ok_and(|(_socket, addr)| sockdiag::udp_owner(addr, to).is_ok_and(|owner| owner.is_some()))
 }

@@ -77,11 +77,11 @@ abi! {
         state: u32, local_port: u32, local: [u32; 4], read_at: u64,
     }
     /// `struct braid_redirection`.
-    Redirection { port4: u16, port6: u16, pad: u32, }
+    Redirection { port4: u16, port6: u16, datagrams4: u16, datagrams6: u16, }
     /// `struct braid_arrival`.
     Arrival {
         socket: u64, started: u64, released: u64, demand: u64, cgroup: u64, app: AppKey, remote: [u32; 4], process: u32, user: u32,
-        source: u32, source_port: u16, port: u16, family: u8, class: u8, rule: u8, direction: u8, pad: u32,
+        source: u32, source_port: u16, port: u16, family: u8, class: u8, rule: u8, direction: u8, flags: u32,
     }
     /// `struct braid_datagram_key`.
     DatagramKey { socket: u64, remote: [u32; 4], port: u32, pad: u32, }

@@ -2,6 +2,7 @@
 
 pub mod abi;
 pub mod bpf;
+pub mod datagram;
 pub mod process;
 pub mod seccomp;
 pub mod watch;
