@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs::File;
+use std::net::{SocketAddr, UdpSocket};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -185,4 +186,46 @@ fn without_its_relay_a_program_goes_direct_and_back_again() {
     let _again = Relay::start(&lab);
     eventually("the relay is used again", || good_paths(&up) == 2);
     assert_eq!(ended(curl(&lab, &url)).0, 50_000);
+}
+
+#[test]
+fn datagrams_go_through_the_relay_too() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let _relay = Relay::start(&lab);
+    let up = Up::start(&lab, "[[app]]\nmatch = { port = 4000 }\ncarry = \"duplicate\"\n");
+    assert!(up.braid(&["join", &_relay.invite(), "--name", "home"]).status.success());
+    eventually("both paths are good", || good_paths(&up) == 2);
+    let server = lab.server().run(|| UdpSocket::bind((Lab::internet(11), 4000)).unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = [0; 2000];
+            server.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+            while let Ok((size, from)) = server.recv_from(&mut buffer) {
+                server.send_to(&buffer[..size], from).unwrap();
+            }
+        });
+        let to: SocketAddr = (Lab::internet(11), 4000).into();
+        let connected =
+            lab.client().run(|| UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.connect(to).map(|()| socket)).unwrap()).unwrap();
+        connected.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        eventually("an answer comes", || connected.send(b"hello").is_ok() && connected.recv(&mut [0; 100]).is_ok_and(|size| size == 5));
+        assert_eq!(connected.peer_addr().unwrap(), to);
+        let flow = bond_flow(&up).expect("it is listed");
+        assert_eq!((flow["protocol"].as_str(), flow["remote"].as_str()), (Some("udp"), Some(to.to_string().as_str())), "{flow}");
+        eventually("each datagram goes over both links", || {
+            bond_flow(&up).is_some_and(|flow| flow["by_link"].as_array().unwrap().len() == 2)
+        });
+        let plain = lab.client().run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+        plain.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let mut from = None;
+        eventually("an answer comes to one that is not connected", || {
+            plain.send_to(b"hello", to).unwrap();
+            from = plain.recv_from(&mut [0; 100]).ok().map(|(_, from)| from);
+            from.is_some()
+        });
+        assert_eq!(from, Some(to), "it sees who answered");
+    });
 }

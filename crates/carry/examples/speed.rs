@@ -100,7 +100,20 @@ fn main() {
         let (before, begin) = (received.load(Ordering::Relaxed), Instant::now());
         for _ in 0..seconds * 10 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            if upload { for (path, v) in client.paths() { eprintln!("{path} {:?} srtt {:?} rate {:.1} window {} fl {} lost {} sent {}", v.state, v.srtt, v.rate.bps() as f64/1e6, v.window.get(), v.in_flight.get(), v.lost.get(), v.delivered.get()); } }
+            if upload {
+                for (path, v) in client.paths() {
+                    eprintln!(
+                        "{path} {:?} srtt {:?} rate {:.1} window {} fl {} lost {} sent {}",
+                        v.state,
+                        v.srtt,
+                        v.rate.bps() as f64 / 1e6,
+                        v.window.get(),
+                        v.in_flight.get(),
+                        v.lost.get(),
+                        v.delivered.get()
+                    );
+                }
+            }
         }
         let rate = (received.load(Ordering::Relaxed) - before) as f64 * 8e-9 / begin.elapsed().as_secs_f64();
         println!("{flows} flow(s) over {paths} path(s): {rate:.2} Gbit/s");

@@ -14,7 +14,7 @@ use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Rate, Time};
 use braid_platform::battery::BatterySensor;
 use braid_platform::linux::battery::SysBattery;
 use braid_platform::linux::bpf::BpfSteering;
-use braid_platform::linux::bpf::redirect::{Redirect, Redirected};
+use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
@@ -31,6 +31,7 @@ use crate::core::{Core, Names, ProbeOrder, Stuck, Todo};
 use crate::guardian::Guardian;
 use crate::lock::Lock;
 use crate::memory::Memory;
+use crate::peers::redirected::Arrival;
 use crate::peers::{Peers, Readiness};
 use crate::server::{DEFAULT_SOCKET, Request, Server};
 
@@ -139,7 +140,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
     let server = Server::bind(&socket)?;
     let mut steering = BpfSteering::attach(std::process::id())?;
-    let redirect = steering.redirect().map_err(|error| tracing::warn!("no flow can be bonded: {error}")).ok();
+    let redirect = steering.redirect().map_err(|error| tracing::warn!("no flow can be bonded: {error}")).ok().map(Arc::new);
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     // Every thread is started after this.
@@ -162,9 +163,10 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
         supply: watch_battery(),
+        arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
+        redirect,
         peers,
         readiness,
-        redirected: take_redirected(redirect),
         next_server: 0,
         inbox,
         watch,
@@ -208,7 +210,9 @@ struct Daemon<'a> {
     supply: mpsc::Receiver<Option<Supply>>,
     peers: Peers,
     readiness: mpsc::UnboundedReceiver<Readiness>,
-    redirected: mpsc::Receiver<Redirected>,
+    /// Flows to be bonded; `None` without a listener for them.
+    arrivals: Option<mpsc::Receiver<Arrival>>,
+    redirect: Option<Arc<Redirect>>,
     /// Which of the configured servers is asked next.
     next_server: usize,
     inbox: mpsc::Receiver<Request>,
@@ -289,6 +293,12 @@ impl Daemon<'_> {
                     None => std::future::pending().await,
                 }
             };
+            let arrival = async {
+                match &mut self.arrivals {
+                    Some(arrivals) => arrivals.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 ready = events.records() => {
                     ready.context("cannot wait for the BPF programs' events any more")?;
@@ -330,7 +340,7 @@ impl Daemon<'_> {
                     let done = self.core.set_peer_ready(now(), &change.name, change.ready);
                     self.bear(STEERING, done);
                 }
-                Some(redirected) = self.redirected.recv() => self.on_redirected(redirected),
+                Some(arrival) = arrival => self.on_arrival(arrival),
                 _ = measure.tick() => self.measure(),
                 _ = flush.tick() => self.memory.keep(&mut self.core, now(), unix()),
                 Some(request) = self.inbox.recv() => {
@@ -349,13 +359,24 @@ impl Daemon<'_> {
         }
     }
 
-    /// A connection that is to be bonded has arrived.
-    fn on_redirected(&mut self, redirected: Redirected) {
-        let policy = self.core.bond_policy(&redirected.flow);
-        let application = self.core.application_of(&redirected.flow);
-        if let Err(back) = self.peers.carry(redirected, application, &policy) {
-            // The peer went between the program's connect and now: the daemon's own connection, direct, is next best.
-            Peers::carry_directly(*back);
+    /// A flow that is to be bonded has arrived.
+    fn on_arrival(&mut self, arrival: Arrival) {
+        let facts = match &arrival {
+            Arrival::Connection(redirected) => &redirected.flow,
+            Arrival::Datagram(_, facts, _) => facts,
+        };
+        let (policy, application) = (self.core.bond_policy(facts), self.core.application_of(facts));
+        match (arrival, &self.redirect) {
+            (Arrival::Connection(redirected), _) => {
+                // The peer may have gone since the program's connect: a connection of the daemon's own is next best.
+                if let Err(back) = self.peers.carry(*redirected, application, &policy) {
+                    Peers::carry_directly(*back);
+                }
+            }
+            (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
+                self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy);
+            }
+            (Arrival::Datagram(..), None) => {}
         }
     }
 
@@ -529,44 +550,6 @@ fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
                 return;
             }
             std::thread::sleep(BATTERY);
-        }
-    });
-    receive
-}
-
-/// Takes redirected connections on a task of its own; without a listener there are none.
-fn take_redirected(redirect: Option<Redirect>) -> mpsc::Receiver<Redirected> {
-    let (send, receive) = mpsc::channel(256);
-    let Some(redirect) = redirect else {
-        // A channel that is open and silent.
-        tokio::spawn(async move { send.closed().await });
-        return receive;
-    };
-    tokio::spawn(async move {
-        if let Err(error) = redirect.set_ready(true) {
-            tracing::warn!("no flow can be bonded: {error}");
-        }
-        let mut sweep = tokio::time::interval(Duration::from_secs(5));
-        loop {
-            tokio::select! {
-                accepted = redirect.accept() => match accepted {
-                    Ok(redirected) => {
-                        if send.send(redirected).await.is_err() {
-                            return;
-                        }
-                    }
-                    Err(error) => {
-                        tracing::warn!("a connection to be bonded cannot be taken: {error}");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                    }
-                },
-                _ = sweep.tick() => {
-                    if let Err(error) = redirect.sweep(now()) {
-                        tracing::debug!("{error}");
-                    }
-                }
-                () = send.closed() => return,
-            }
         }
     });
     receive

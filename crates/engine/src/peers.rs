@@ -18,12 +18,16 @@ use braid_peer::address::Address;
 use braid_peer::invite::Invite;
 use braid_peer::keys::{CLIENT_KEY, KeyPair, PublicKey};
 use braid_peer::state::StateDir;
-use braid_platform::linux::bpf::redirect::Redirected;
+use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
+use braid_platform::steering::RedirectedFlow;
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 
 use crate::core::{BondLink, BondPolicy};
+
+pub(crate) mod redirected;
 
 /// The file in the state directory.
 const FILE: &str = "peers.json";
@@ -43,7 +47,25 @@ pub struct Peers {
     known: BTreeMap<String, Known>,
     links: Vec<BondLink>,
     flows: Flows,
+    exchanges: Exchanges,
     changes: mpsc::UnboundedSender<Readiness>,
+}
+
+/// The datagram exchanges that are carried now.
+#[derive(Clone, Default)]
+pub(crate) struct Exchanges(Arc<Mutex<BTreeMap<Exchange, Flow>>>);
+
+impl Exchanges {
+    pub(crate) fn flow(&self, exchange: &Exchange) -> Option<Flow> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(exchange).cloned()
+    }
+
+    pub(crate) fn forget(&self, exchange: &Exchange) {
+        let gone = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(exchange);
+        if let Some(flow) = gone {
+            flow.reset(0);
+        }
+    }
 }
 
 /// The flows that are carried now, by their id.
@@ -74,6 +96,7 @@ struct Carried {
     peer: String,
     started: Time,
     policy: FlowPolicy,
+    protocol: &'static str,
     flow: Flow,
 }
 
@@ -81,7 +104,14 @@ impl Peers {
     /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone.
     pub fn open(dir: &Path) -> (Self, mpsc::UnboundedReceiver<Readiness>) {
         let (changes, receiver) = mpsc::unbounded_channel();
-        let mut peers = Self { dir: dir.to_owned(), known: BTreeMap::new(), links: Vec::new(), flows: Flows::default(), changes };
+        let mut peers = Self {
+            dir: dir.to_owned(),
+            known: BTreeMap::new(),
+            links: Vec::new(),
+            flows: Flows::default(),
+            exchanges: Exchanges::default(),
+            changes,
+        };
         match fs::read(dir.join(FILE)) {
             Ok(text) => match serde_json::from_slice::<Vec<Stored>>(&text) {
                 Ok(stored) => {
@@ -188,21 +218,22 @@ impl Peers {
         Ok(Accepted { message: format!("{moved} flow(s) go over {to} from now on"), warnings: Vec::new() })
     }
 
-    /// Carries a redirected connection. `Err` gives it back: no peer can take it.
-    pub fn carry(&self, redirected: Redirected, application: String, policy: &BondPolicy) -> Result<(), Box<Redirected>> {
+    /// Begins to take flows that are to be bonded.
+    pub(crate) fn take(&self, redirect: Arc<Redirect>) -> mpsc::Receiver<redirected::Arrival> {
+        redirected::take(redirect, self.exchanges.clone())
+    }
+
+    /// Opens a flow to a peer that can take it, and lists it.
+    fn open_flow(&self, facts: &RedirectedFlow, application: String, policy: &BondPolicy, carrier: Carrier) -> Option<(Flow, &Known)> {
         let up = |known: &&Known| *known.client.state().borrow() == State::Up;
         let known = match &policy.relay {
             Some(name) => self.known.get(name).filter(up),
             None => self.known.values().find(up),
-        };
-        let Some(known) = known else { return Err(Box::new(redirected)) };
+        }?;
         let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
         let copies = if policy.duplicate { 2 } else { 1 };
         let bond = FlowPolicy { weight, links: policy.links, copies, urgent: policy.urgent };
-        let open = Open { carrier: Carrier::Stream, target: Target::Address(redirected.flow.remote), policy: bond };
-        let Ok(flow) = known.client.open(open) else { return Err(Box::new(redirected)) };
-        let Redirected { stream, flow: facts } = redirected;
-        let id = facts.id.0;
+        let flow = known.client.open(Open { carrier, target: Target::Address(facts.remote), policy: bond }).ok()?;
         let carried = Carried {
             application,
             name: facts.app.name.clone(),
@@ -212,9 +243,45 @@ impl Peers {
             peer: known.stored.name.clone(),
             started: facts.started,
             policy: bond,
+            protocol: if carrier == Carrier::Stream { "tcp" } else { "udp" },
             flow: flow.clone(),
         };
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(id, carried);
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, carried);
+        Some((flow, known))
+    }
+
+    /// Carries an exchange of datagrams, whose first is `payload`. Without a peer it goes direct.
+    pub(crate) fn exchange(
+        &self,
+        redirect: Arc<Redirect>,
+        (exchange, facts, payload): (Exchange, RedirectedFlow, Bytes),
+        application: String,
+        policy: &BondPolicy,
+    ) {
+        let Some((flow, _)) = self.open_flow(&facts, application, policy, Carrier::Messages) else {
+            tokio::spawn(exchange_directly(redirect, exchange, facts.remote, payload));
+            return;
+        };
+        self.exchanges.0.lock().unwrap_or_else(PoisonError::into_inner).insert(exchange, flow.clone());
+        flow.send(payload);
+        let (flows, exchanges, id) = (self.flows.clone(), self.exchanges.clone(), facts.id.0);
+        tokio::spawn(async move {
+            while let Ok(message) = flow.receive().await {
+                // What the program's socket has no room for is lost.
+                let _ = redirect.answer(&exchange, &message);
+            }
+            exchanges.forget(&exchange);
+            forget(&flows, id);
+        });
+    }
+
+    /// Carries a redirected connection. `Err` gives it back: no peer can take it.
+    pub fn carry(&self, redirected: Redirected, application: String, policy: &BondPolicy) -> Result<(), Box<Redirected>> {
+        let Some((flow, known)) = self.open_flow(&redirected.flow, application, policy, Carrier::Stream) else {
+            return Err(Box::new(redirected));
+        };
+        let Redirected { stream, flow: facts } = redirected;
+        let id = facts.id.0;
         let (flows, mut state) = (self.flows.clone(), known.client.state());
         tokio::spawn(async move {
             // A program's connect would take as long, and nothing is lost if the peer is gone meanwhile.
@@ -274,7 +341,7 @@ impl Peers {
         FlowView {
             id,
             application: carried.application.clone(),
-            protocol: "tcp".to_owned(),
+            protocol: carried.protocol.to_owned(),
             local: None,
             remote: carried.remote.to_string(),
             link: links.join("+"),
@@ -408,6 +475,19 @@ async fn carry_directly(mut stream: TcpStream, remote: SocketAddr) {
             tracing::debug!(%remote, %error, "a connection cannot be made");
             refuse(&stream);
         }
+    }
+}
+
+/// One datagram and the answers to it that come soon: the program's next one is steered as the system has it.
+async fn exchange_directly(redirect: Arc<Redirect>, exchange: Exchange, remote: SocketAddr, payload: Bytes) {
+    let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
+    let Ok(socket) = UdpSocket::bind(any).await else { return };
+    if socket.connect(remote).await.is_err() || socket.send(&payload).await.is_err() {
+        return;
+    }
+    let mut buffer = vec![0; 65_536];
+    while let Ok(Ok(read)) = tokio::time::timeout(Duration::from_secs(10), socket.recv(&mut buffer)).await {
+        let _ = redirect.answer(&exchange, &buffer[..read]);
     }
 }
 

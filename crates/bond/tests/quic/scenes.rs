@@ -81,7 +81,8 @@ pub fn cut(seed: u64, link: usize, told: bool) -> Cut {
 
 /// Pairs of links that differ in rate, round trip, buffer and loss.
 pub fn profiles() -> Vec<[Spec; 2]> {
-    let spec = |mbps, delay_ms, buffer_ms: u64, loss| Spec { loss, queue: (mbps * 125.0 * buffer_ms as f64) as u64, ..Spec::new(mbps, delay_ms) };
+    let spec =
+        |mbps, delay_ms, buffer_ms: u64, loss| Spec { loss, queue: (mbps * 125.0 * buffer_ms as f64) as u64, ..Spec::new(mbps, delay_ms) };
     vec![
         [spec(20.0, 10, 150, 0.0), spec(20.0, 10, 150, 0.0)],
         [spec(20.0, 10, 150, 0.0), spec(10.0, 10, 150, 0.0)],
@@ -187,10 +188,8 @@ pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
         world.run(ms(20), |_| false);
     }
     world.run(ms(1000), |_| false);
-    let mut delays: Vec<Duration> = world.messages[UP][&call]
-        .iter()
-        .map(|(at, data)| *at - sent[u64::from_be_bytes(data[..8].try_into().unwrap()) as usize])
-        .collect();
+    let mut delays: Vec<Duration> =
+        world.messages[UP][&call].iter().map(|(at, data)| *at - sent[u64::from_be_bytes(data[..8].try_into().unwrap()) as usize]).collect();
     assert!(delays.len() * 1000 > sent.len() * 998, "{} of {} arrived", delays.len(), sent.len());
     delays.sort_unstable();
     (delays[delays.len() / 2], delays[delays.len() * 99 / 100])

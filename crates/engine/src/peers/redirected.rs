@@ -1,0 +1,91 @@
+//! Takes what the BPF programs turn to the daemon, on tasks of its own, and hands it to the daemon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected, Taking};
+use braid_platform::linux::sys::bpf::now;
+use braid_platform::steering::RedirectedFlow;
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use super::Exchanges;
+
+/// What waits for the daemon at most; more wait in the system's queues.
+const WAITING: usize = 256;
+/// What will not come any more is looked for this often.
+const SWEEP: Duration = Duration::from_secs(5);
+/// After an error of the system, such as too many open files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A flow that is to be carried.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    /// A connection.
+    Connection(Box<Redirected>),
+    /// The first datagram of an exchange.
+    Datagram(Exchange, Box<RedirectedFlow>, Bytes),
+}
+
+/// Begins to take flows, for as long as the receiver is there. Datagrams of exchanges that are known go straight to their flows.
+pub(crate) fn take(redirect: Arc<Redirect>, exchanges: Exchanges) -> mpsc::Receiver<Arrival> {
+    let (send, receive) = mpsc::channel(WAITING);
+    if let Err(error) = redirect.set_ready(Taking::All) {
+        tracing::warn!("no flow can be bonded: {error}");
+        // The channel stays open, and silent.
+        tokio::spawn(async move { send.closed().await });
+        return receive;
+    }
+    tokio::spawn(take_connections(redirect.clone(), send.clone()));
+    tokio::spawn(take_datagrams(redirect, exchanges, send));
+    receive
+}
+
+async fn take_connections(redirect: Arc<Redirect>, send: mpsc::Sender<Arrival>) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = redirect.accept() => accepted,
+            () = send.closed() => return,
+        };
+        match accepted {
+            Ok(redirected) => drop(send.send(Arrival::Connection(Box::new(redirected))).await),
+            Err(error) => {
+                tracing::warn!("a connection to be bonded cannot be taken: {error}");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mpsc::Sender<Arrival>) {
+    let mut buffer = vec![0; 65_536];
+    let mut sweep = tokio::time::interval(SWEEP);
+    loop {
+        let received = tokio::select! {
+            received = redirect.receive(&mut buffer) => received,
+            _ = sweep.tick() => {
+                match redirect.sweep(now()) {
+                    Ok(swept) => swept.exchanges.iter().for_each(|exchange| exchanges.forget(exchange)),
+                    Err(error) => tracing::debug!("{error}"),
+                }
+                continue;
+            }
+            () = send.closed() => return,
+        };
+        match received {
+            Ok(datagram) => {
+                let payload = Bytes::copy_from_slice(&buffer[..datagram.length.min(buffer.len())]);
+                match (exchanges.flow(&datagram.exchange), datagram.flow) {
+                    (Some(flow), _) => drop(flow.send(payload)),
+                    (None, Some(facts)) => drop(send.send(Arrival::Datagram(datagram.exchange, Box::new(facts), payload)).await),
+                    // Its flow is just being opened, or was refused: lost, as datagrams may be.
+                    (None, None) => {}
+                }
+            }
+            Err(error) => {
+                tracing::warn!("a datagram to be bonded cannot be taken: {error}");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
