@@ -172,6 +172,8 @@ pub struct Bond {
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
     /// Urgent flows that have something to send.
     pub(crate) urgent: BTreeSet<FlowKey>,
+    /// When something urgent was last sent.
+    pub(crate) hurried_at: Option<Time>,
     pub(crate) control: VecDeque<Control>,
     pub(crate) events: VecDeque<Event>,
     next_flow: u64,
@@ -211,6 +213,7 @@ impl Bond {
             scheduler,
             keys: BTreeMap::new(),
             urgent: BTreeSet::new(),
+            hurried_at: None,
             control: VecDeque::new(),
             events: VecDeque::new(),
             next_flow: 0,
@@ -482,6 +485,11 @@ impl Bond {
         self.control.push_back(Control::Policy(id, version));
         self.apply_policy(id);
         self.refresh(id);
+    }
+
+    /// Whether something urgent was sent within the last second, and more is to be expected.
+    pub fn hurries(&self, now: Time) -> bool {
+        self.hurried_at.is_some_and(|at| now.since(at) < Duration::from_secs(1))
     }
 
     /// How many flows there are.

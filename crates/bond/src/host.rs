@@ -30,10 +30,12 @@ use crate::{Bond, Event, Limits, MIN_DATAGRAM, PathFacts, PathId, Side};
 const IDLE: Duration = Duration::from_secs(90);
 /// So that address translators on the way keep a quiet path's mapping.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Late binding: a path is given what it can send within this, and two datagrams more.
+/// Late binding: a path is given what it can send within this, and a datagram more.
 const HORIZON: Duration = Duration::from_millis(2);
 /// What QUIC keeps of datagrams that were given to it; never filled, since it is given little.
 const DATAGRAM_BUFFER: usize = 4 << 20;
+/// What is free of it when nothing waits: QUIC keeps the record of one datagram back.
+const EMPTY_SPACE: usize = DATAGRAM_BUFFER - size_of::<Bytes>();
 /// Datagrams of one call, so that the system can be given them at once.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
 /// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say.
@@ -608,7 +610,7 @@ impl Host {
         let Some((bond, session)) = conn.bond.and_then(|bond| Some((bond, self.sessions.get_mut(&bond)?))) else { return };
         if conn.connection.datagrams().max_size().is_none_or(|size| size < MIN_DATAGRAM) {
             self.close(now, ConnectionId(id), "it takes no datagrams, or too small ones");
-        } else if session.bond.add_path(time, conn.path, conn.link_there, conn.facts()) {
+        } else if session.bond.add_path(time, conn.path, conn.link_there, conn.facts(0, HORIZON)) {
             (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
             session.bond.set_backup(conn.path, conn.backup);
             session.connections.insert(id);
@@ -780,23 +782,29 @@ impl Conn {
         Ok(())
     }
 
-    /// What the path can send at once: what its window and its pace admit within the horizon, and two datagrams so that it never starves.
-    fn facts(&mut self) -> PathFacts {
-        let mtu = u64::from(self.connection.current_mtu());
-        let queued = (DATAGRAM_BUFFER - self.connection.datagrams().send_buffer_space()) as u64;
+    /// What the path can send at once: what its window and its pace admit within the horizon, and a datagram of `most` bytes so that it
+    /// never starves.
+    fn facts(&mut self, most: u64, horizon: Duration) -> PathFacts {
+        let queued = EMPTY_SPACE.saturating_sub(self.connection.datagrams().send_buffer_space()) as u64;
         let window = self.gauge.window();
         let free = window.get().saturating_sub(self.gauge.in_flight().get());
-        let pace = self.gauge.pacing().bps() / 8 * HORIZON.as_micros() as u64 / 1_000_000;
-        let room = (free.min(pace.max(mtu)) + 2 * mtu).saturating_sub(queued);
-        // Less than a datagram is none.
-        let room = if room < mtu { 0 } else { room };
+        let room = (free.min(self.paced(horizon)) + most).saturating_sub(queued);
+        // Less than a datagram is none: it would only make them small.
+        let room = if room < most { 0 } else { room };
         let rtt = self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100));
         PathFacts { rtt, rate: self.gauge.delivery_rate(), room: Amount::new(room), window }
     }
 
+    /// Bytes that may leave within `span`.
+    fn paced(&self, span: Duration) -> u64 {
+        self.gauge.pacing().bytes_per_second().saturating_mul(span.as_micros() as u64) / 1_000_000
+    }
+
     fn fill(&mut self, now: Time, bond: &mut Bond) {
         let Some(max) = self.connection.datagrams().max_size() else { return };
-        let facts = self.facts();
+        // What is urgent is not to find more than one datagram before it.
+        let horizon = if bond.hurries(now) && self.paced(HORIZON) < 2 * max as u64 { Duration::ZERO } else { HORIZON };
+        let facts = self.facts(max as u64, horizon);
         bond.set_facts(self.path, facts);
         if bond.wants_probe(now, self.path) {
             self.gauge.allow_probe(Amount::new(2 * max as u64));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use braid_model::Time;
+use braid_model::{Bytes as Amount, Rate, Time};
 
 use crate::tracker::{ACK_DELAY, Item, Received, Tracker};
 use crate::{FlowKey, PathFacts};
@@ -77,6 +77,23 @@ pub(crate) struct Path {
     pub(crate) loss_due: Option<Time>,
 }
 
+/// What tells when something arrives over a path.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    one_way: Duration,
+    rate: Rate,
+    /// A round trip's worth: as much in flight stands in no queue.
+    under_way: u64,
+}
+
+impl Pace {
+    /// How long until `bytes` arrive that are given to the path when `in_flight` are on their way.
+    pub(crate) fn arrival(&self, in_flight: u64, bytes: u64) -> Duration {
+        let before = in_flight.saturating_sub(self.under_way);
+        self.one_way.saturating_add(self.rate.time_for(Amount::new(before + bytes)))
+    }
+}
+
 impl Path {
     pub(crate) fn new(now: Time, link: u8, slot: usize, facts: PathFacts) -> Self {
         Self {
@@ -116,6 +133,27 @@ impl Path {
     /// Half a round trip: how long what is sent now is on its way.
     pub(crate) fn one_way(&self) -> Duration {
         self.srtt / 2
+    }
+
+    /// What it carries; before that was measured, its window each round trip.
+    pub(crate) fn rate(&self) -> Rate {
+        if self.facts.rate > Rate::ZERO {
+            return self.facts.rate;
+        }
+        let bits = u128::from(self.facts.window.get()) * 8 * 1_000_000_000 / self.srtt.as_nanos().max(1_000_000);
+        Rate::from_bps(u64::try_from(bits).unwrap_or(u64::MAX).max(1))
+    }
+
+    /// How fast it is, to tell when something would arrive.
+    pub(crate) fn pace(&self) -> Pace {
+        let rate = self.rate();
+        let under_way = u128::from(rate.bytes_per_second()) * self.srtt.as_nanos() / 1_000_000_000;
+        Pace { one_way: self.one_way(), rate, under_way: u64::try_from(under_way).unwrap_or(u64::MAX) }
+    }
+
+    /// How long until `bytes` more would arrive that it is given now.
+    pub(crate) fn arrival(&self, bytes: u64) -> Duration {
+        self.pace().arrival(self.tracker.in_flight(), bytes)
     }
 
     /// RFC 9002, section 5.3, on samples of the bond's own acknowledgements.

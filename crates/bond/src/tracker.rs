@@ -44,6 +44,8 @@ pub(crate) enum Control {
 struct Sent {
     at: Time,
     size: u32,
+    /// Bytes that were flying then, without it.
+    before: u64,
     state: State,
     items: Vec<Item>,
 }
@@ -104,8 +106,8 @@ impl Tracker {
     }
 
     pub(crate) fn on_sent(&mut self, now: Time, size: usize, items: Vec<Item>) {
+        self.sent.push_back(Sent { at: now, size: size as u32, before: self.in_flight, state: State::Flying, items });
         self.in_flight += size as u64;
-        self.sent.push_back(Sent { at: now, size: size as u32, state: State::Flying, items });
     }
 
     /// Takes an acknowledgement in; `Err` if it speaks of what was never sent.
@@ -174,14 +176,18 @@ impl Tracker {
         }
     }
 
-    /// The next flying datagram that was sent at `after` or later, was not given to another path yet and holds only what `may` be: what it
-    /// holds. Each is considered once, in the order of sending.
-    pub(crate) fn repeat_next(&mut self, after: Time, may: impl Fn(&Item) -> bool) -> Option<&[Item]> {
+    /// The next flying datagram that was not given to another path yet, is `late` (sent when, with how many bytes flying then, of what
+    /// size) and holds only what `may` be: what it holds. Each is considered once, in the order of sending.
+    pub(crate) fn repeat_next(&mut self, late: impl Fn(Time, u64, u64) -> bool, may: impl Fn(&Item) -> bool) -> Option<&[Item]> {
         let first = self.repeat_from.saturating_sub(self.base) as usize;
         for at in first..self.sent.len() {
             let sent = &mut self.sent[at];
             self.repeat_from = self.base + at as u64 + 1;
-            if sent.state == State::Flying && !sent.items.is_empty() && sent.at >= after && sent.items.iter().all(&may) {
+            if sent.state == State::Flying
+                && !sent.items.is_empty()
+                && late(sent.at, sent.before, u64::from(sent.size))
+                && sent.items.iter().all(&may)
+            {
                 sent.state = State::Repeated;
                 return Some(&self.sent[at].items);
             }
@@ -315,9 +321,9 @@ mod tests {
     fn what_was_repeated_is_not_lost_a_second_time() {
         let mut tracker = tracker(5);
         let mut items = Vec::new();
-        assert_eq!(tracker.repeat_next(at(3), |_| true), Some(&[item(3)][..]));
-        assert_eq!(tracker.repeat_next(at(3), |_| true), Some(&[item(4)][..]));
-        assert_eq!(tracker.repeat_next(at(0), |_| true), None);
+        assert_eq!(tracker.repeat_next(|sent, ..| sent >= at(3), |_| true), Some(&[item(3)][..]));
+        assert_eq!(tracker.repeat_next(|sent, ..| sent >= at(3), |_| true), Some(&[item(4)][..]));
+        assert_eq!(tracker.repeat_next(|..| true, |_| true), None);
         tracker.repeat_all(&mut items);
         assert_eq!(items, (0..3).map(item).collect::<Vec<_>>());
         let mut lost = Vec::new();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes as Amount, Rate, Time};
+use braid_model::{Bytes as Amount, Time};
 use bytes::{Bytes, BytesMut};
 
 use crate::bond::Bond;
@@ -23,6 +23,8 @@ const RANGES: usize = 32;
 const RANGES_ALONG: usize = 2;
 /// A copy, or a wait for a faster path, must gain this much.
 const MARGIN: Duration = Duration::from_millis(5);
+/// Datagrams beside urgent ones are no larger than what their path sends in a millisecond, nor smaller than this.
+const LEAST_DATAGRAM: u64 = 600;
 /// Copies that may wait for one path; a path that is further behind gets no more.
 const MAX_EXTRA: usize = 256;
 
@@ -63,6 +65,9 @@ impl Bond {
             return false;
         }
         let room = path.facts.room.get() > 0;
+        let largest = self.largest(now, path, max);
+        // One that is kept small counts as a whole one, so that no other is put behind it.
+        let (uncounted, max) = (max - largest, largest);
         let start = out.len();
         let mut draft = Draft { out, start, max, items: Vec::new(), eliciting: false };
         Header { sequence: Some(sequence) }.encode(draft.out);
@@ -93,7 +98,7 @@ impl Bond {
         if !items.is_empty() || eliciting {
             if let Some(path) = self.paths.get_mut(&id) {
                 path.tracker.on_sent(now, size, items);
-                path.facts.room = path.facts.room.saturating_sub(Amount::new(size as u64));
+                path.facts.room = path.facts.room.saturating_sub(Amount::new((size + uncounted) as u64));
             }
             return true;
         }
@@ -103,6 +108,16 @@ impl Bond {
         Header { sequence: None }.encode(out);
         out.extend_from_slice(&body);
         true
+    }
+
+    /// How large a datagram is to be. Whatever is urgent waits for the one before it, so on a slow path that is to be a small one.
+    fn largest(&self, now: Time, path: &Path, max: usize) -> usize {
+        if !self.hurries(now) {
+            return max;
+        }
+        let small = (path.rate().bytes_per_second() / 1000).max(LEAST_DATAGRAM).min(max as u64) as usize;
+        let head = |flow: &FlowKey| self.flows.get(flow).and_then(|flow| flow.messages.head()).unwrap_or(0);
+        if self.urgent.iter().any(|flow| head(flow) + MAX_CHUNK_HEAD + 24 > small) { max } else { small }
     }
 
     /// Tells what arrived: what is due on this path and on those that cannot tell it themselves.
@@ -243,6 +258,7 @@ impl Bond {
             self.flows.get(flow).is_some_and(|flow| flow.policy.links & links != 0) && self.better_elsewhere(now, id, *flow).is_none()
         });
         if urgent.is_some() {
+            self.hurried_at = Some(now);
             return urgent;
         }
         loop {
@@ -263,14 +279,13 @@ impl Bond {
             return None;
         }
         let backlog = found.send.pending(self.send_limit - self.sent_total).unwrap_or(0) + found.messages.head().unwrap_or(0) as u64;
-        let rate = |rate: Rate| if rate == Rate::ZERO { Rate::from_mbps(1) } else { rate };
-        let here = path.one_way() + rate(path.facts.rate).time_for(Amount::new(backlog.min(1400)));
+        let here = path.arrival(backlog.min(1400));
         let sooner = |(other, faster): &(&PathId, &Path)| {
             **other != id
                 && faster.is_good()
                 && !faster.backup
                 && found.policy.links >> faster.link & 1 == 1
-                && faster.one_way() + rate(faster.facts.rate).time_for(Amount::new(backlog)) + MARGIN < here
+                && faster.arrival(backlog) + MARGIN < here
         };
         self.paths.iter().find(sooner).map(|(_, faster)| faster.slot)
     }
@@ -351,19 +366,20 @@ impl Bond {
         if !self.may_carry(id) {
             return;
         }
-        let (one_way, link) = (path.one_way(), path.link);
+        let link = path.link;
+        let here = now + path.arrival(draft.room() as u64) + MARGIN;
         let others: Vec<PathId> = self.paths.keys().copied().filter(|other| *other != id).collect();
         for other in others {
-            let Some(lead) = self.paths.get(&other).and_then(|slow| slow.one_way().checked_sub(one_way + MARGIN)) else { continue };
-            let after = Time::from_nanos(now.as_nanos().saturating_sub(u64::try_from(lead.as_nanos()).unwrap_or(u64::MAX)));
             while draft.room() > LEAST_CHUNK {
                 let flows = &self.flows;
                 let may = |item: &Item| match item {
                     Item::Piece(flow, _) => flows.get(flow).is_some_and(|flow| flow.policy.links >> link & 1 == 1),
                     Item::Control(_) => true,
                 };
-                let Some(items) = self.paths.get_mut(&other).and_then(|slow| slow.tracker.repeat_next(after, may)) else { break };
-                let items = items.to_vec();
+                let Some(slow) = self.paths.get_mut(&other) else { break };
+                let pace = slow.pace();
+                let late = |sent: Time, before: u64, size: u64| sent + pace.arrival(before, size) > here;
+                let Some(items) = slow.tracker.repeat_next(late, may).map(<[Item]>::to_vec) else { break };
                 for item in items {
                     if !self.put_copy(&item, draft)
                         && let Some(path) = self.paths.get_mut(&id)

@@ -178,6 +178,11 @@ impl World {
         self.sources.iter_mut().filter(|source| source.flow == flow).for_each(|source| source.size = source.written);
     }
 
+    /// Bytes in a link's queue.
+    pub fn backlog(&self, link: usize, side: usize) -> u64 {
+        self.links[link][side].backlog().get()
+    }
+
     pub fn received(&self, side: usize, flow: FlowKey) -> usize {
         self.got[side].get(&flow).copied().unwrap_or(0)
     }
