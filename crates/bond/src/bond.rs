@@ -289,6 +289,10 @@ impl Bond {
             PathNews::Up => (path.down_here, path.backup) = (false, false),
             PathNews::Backup => (path.down_here, path.backup) = (false, true),
         }
+        if !path.down_here {
+            // What the other end said of it may be as old as the silence: it is asked, or both would wait for a word over this path.
+            path.down_there = false;
+        }
         let down = path.down_here;
         self.news.insert(id, news);
         self.control.push_back(Control::Path(id));

@@ -93,7 +93,8 @@ pub enum HelloError {
 }
 
 impl Hello {
-    pub(crate) fn encode(&self) -> Bytes {
+    /// The message, with its length before it.
+    pub fn encode(&self) -> Bytes {
         framed(|out| {
             out.put_u16(self.version);
             out.put_u64(self.capabilities);
@@ -107,8 +108,8 @@ impl Hello {
         })
     }
 
-    /// Reads a message once all of it has come.
-    pub(crate) fn decode(from: &[u8]) -> Result<Option<Self>, HelloError> {
+    /// Reads a message once all of it has come; `None` before.
+    pub fn decode(from: &[u8]) -> Result<Option<Self>, HelloError> {
         let Some(mut from) = unframed(from)? else { return Ok(None) };
         if from.len() < 2 + 8 + 16 + 32 + 4 + 1 + 1 + 16 {
             return Err(HelloError::Truncated);
@@ -145,7 +146,8 @@ impl Hello {
 }
 
 impl Welcome {
-    pub(crate) fn encode(&self) -> Bytes {
+    /// The message, with its length before it.
+    pub fn encode(&self) -> Bytes {
         framed(|out| {
             out.put_u16(self.version);
             out.put_u64(self.capabilities);
@@ -154,7 +156,8 @@ impl Welcome {
         })
     }
 
-    pub(crate) fn decode(from: &[u8]) -> Result<Option<Self>, HelloError> {
+    /// Reads a message once all of it has come; `None` before.
+    pub fn decode(from: &[u8]) -> Result<Option<Self>, HelloError> {
         let Some(mut from) = unframed(from)? else { return Ok(None) };
         if from.len() < 2 + 8 + 8 {
             return Err(HelloError::Truncated);
@@ -231,6 +234,31 @@ mod tests {
         assert!(read.secret.is(&Secret([2; 32])) && !read.secret.is(&Secret([3; 32])));
         let welcome = Welcome { version: 1, capabilities: 5, code: 403, reason: "revoked".into() };
         assert_eq!(Welcome::decode(&welcome.encode()).unwrap(), Some(welcome));
+    }
+
+    #[test]
+    fn the_documents_vectors_are_what_is_written_and_read() {
+        let given = Hello { bond: BondId([0x11; 16]), secret: Secret([0x22; 32]), token: Some([0x33; 16]), ..hello() };
+        let plain = Hello { path: 0, link: 0, joins: false, backup: false, token: None, name: String::new(), ..given.clone() };
+        let welcome = Welcome { version: 1, capabilities: 0, code: 0, reason: String::new() };
+        let gone = Welcome { code: 6, reason: "gone".into(), ..welcome.clone() };
+        let documented = [
+            ("Hello, path 7, link 3, joins, backup, token, name \"van\"", given.encode()),
+            ("Hello, path 0, link 0, no token, no name", plain.encode()),
+            ("Welcome", welcome.encode()),
+            ("Welcome, code 6, \"gone\"", gone.encode()),
+        ];
+        let table = crate::vectors::table("first message");
+        assert_eq!(table.len(), documented.len());
+        for ((name, bytes), (known, ours)) in table.iter().zip(&documented) {
+            assert_eq!((name.as_str(), crate::vectors::hex(bytes)), (*known, crate::vectors::hex(ours)));
+        }
+        for (row, message) in table.iter().zip([&given, &plain]) {
+            assert_eq!(format!("{:?}", Hello::decode(&row.1).unwrap().unwrap()), format!("{message:?}"));
+        }
+        for (row, message) in table[2..].iter().zip([welcome, gone]) {
+            assert_eq!(Welcome::decode(&row.1), Ok(Some(message)));
+        }
     }
 
     #[test]

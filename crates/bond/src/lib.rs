@@ -53,6 +53,8 @@ mod receive;
 mod send;
 mod tracker;
 mod transmit;
+#[cfg(test)]
+mod vectors;
 mod wire;
 
 use std::fmt;

@@ -10,6 +10,8 @@ use crate::{FlowKey, PathFacts};
 
 /// Silence beyond what is due is borne at least this long before a path is suspected.
 const MIN_SLACK: Duration = Duration::from_millis(20);
+/// and at most this long, however long acknowledgements took before: one that was long under way must not keep a path from being asked.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// A suspect that proves nothing for this long is dead.
 const DEATH: Duration = Duration::from_secs(1);
 /// A path that is not good is asked this often.
@@ -183,8 +185,9 @@ impl Path {
             return None;
         }
         let oldest = self.tracker.oldest()?;
-        let due = (oldest + self.srtt + self.slack()).max(self.tracker.last_ack + self.slack());
-        Some(if self.overdue == 0 { due } else { due.max(self.overdue_since + (self.srtt + self.slack()) * (1 << self.overdue)) })
+        let wait = (self.srtt + self.slack()).min(MAX_WAIT);
+        let due = (oldest + wait).max(self.tracker.last_ack + self.slack().min(MAX_WAIT));
+        Some(if self.overdue == 0 { due } else { due.max(self.overdue_since + (wait * (1 << self.overdue)).min(MAX_WAIT)) })
     }
 
     /// It owes an acknowledgement and no other path is good: whether to go on all the same and send again what it holds, as a probe

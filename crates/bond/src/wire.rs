@@ -489,23 +489,56 @@ mod tests {
         }
     }
 
-    #[test]
-    fn golden_vectors() {
-        let hex = |frame: &Frame| {
-            let mut out = BytesMut::new();
-            frame.encode(&mut out);
-            out.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
-        };
-        let flow = FlowKey(5);
-        let ack = Ack { path: PathId(2), delay: Duration::from_micros(100), ranges: vec![(8, 9), (1, 5)] };
-        assert_eq!(hex(&Frame::Ack(ack)), "01020940640101".to_owned() + "0104");
-        assert_eq!(hex(&Frame::Chunk { flow, offset: 1000, fin: true, data: Bytes::from_static(b"hi") }), "050543e8026869");
-        assert_eq!(hex(&Frame::Reset { flow, code: 104, size: 7 }), "0805406807");
-        assert_eq!(hex(&Frame::Credit { flow, limit: 1 << 20 }), "0a0580100000");
+    /// The frames of `docs/protocol.md`, by what it calls them.
+    fn documented() -> Vec<(&'static str, Option<u64>, Option<Frame>)> {
+        let (flow, data) = (FlowKey(5), Bytes::from_static(b"hi"));
         let policy = FlowPolicy { weight: 100, links: 3, copies: 1, urgent: false };
-        let target = Target::Address(([192, 0, 2, 1], 443).into());
-        let open = Open { carrier: Carrier::Stream, target, policy };
-        assert_eq!(hex(&Frame::Open { flow, open }), "11050004c000020101bb406400000000000000030100");
+        let open = |carrier, target, policy| Frame::Open { flow, open: Open { carrier, target, policy } };
+        let address = |text: &str| Target::Address(text.parse().unwrap());
+        let twice = FlowPolicy { copies: 2, urgent: true, ..policy };
+        let chunk = |fin| Frame::Chunk { flow, offset: 1000, fin, data: data.clone() };
+        let ack = Ack { path: PathId(2), delay: Duration::from_micros(100), ranges: vec![(8, 9), (1, 5)] };
+        let frames = [
+            ("ACK of path 2: 8 to 9 and 1 to 5 after 100 µs", Frame::Ack(ack)),
+            ("CHUNK at 1000, \"hi\"", chunk(false)),
+            ("CHUNK at 1000, \"hi\", end", chunk(true)),
+            ("RESET code 104, size 7", Frame::Reset { flow, code: 104, size: 7 }),
+            ("STOP code 32", Frame::Stop { flow, code: 32 }),
+            ("CREDIT 1048576", Frame::Credit { flow, limit: 1 << 20 }),
+            ("TOTAL CREDIT 4611686018427387903", Frame::TotalCredit { limit: MAX_VARINT }),
+            ("PATH 2 is gone", Frame::Path { path: PathId(2), news: PathNews::Down }),
+            ("PING", Frame::Ping),
+            ("MESSAGE 70, \"hi\"", Frame::Message { flow, number: 70, data: data.clone() }),
+            ("FRAGMENT 1 of 3 of message 70, \"hi\"", Frame::Fragment { flow, number: 70, index: 1, count: 3, data: data.clone() }),
+            ("OPEN stream to 192.0.2.1:443", open(Carrier::Stream, address("192.0.2.1:443"), policy)),
+            ("OPEN messages to [2001:db8::1]:53, urgent, 2 copies", open(Carrier::Messages, address("[2001:db8::1]:53"), twice)),
+            ("OPEN stream to example.org:80", open(Carrier::Stream, Target::Name("example.org".into(), 80), policy)),
+            ("OPENED code 111", Frame::Opened { flow, code: 111 }),
+            ("POLICY version 2", Frame::Policy { flow, version: 2, policy }),
+        ];
+        let headers = [("header, not numbered", None, None), ("header, sequence 15293", Some(15293), None)];
+        headers.into_iter().chain(frames.map(|(name, frame)| (name, None, Some(frame)))).collect()
+    }
+
+    #[test]
+    fn the_documents_vectors_are_what_is_written_and_read() {
+        let table = crate::vectors::table("frame");
+        let documented = documented();
+        assert_eq!(
+            table.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+            documented.iter().map(|(name, ..)| *name).collect::<Vec<_>>()
+        );
+        for ((name, bytes), (_, sequence, frame)) in table.iter().zip(documented) {
+            let (header, mut out) = (Header { sequence }, BytesMut::new());
+            match &frame {
+                None => header.encode(&mut out),
+                Some(frame) => frame.encode(&mut out),
+            }
+            assert_eq!(crate::vectors::hex(&out), crate::vectors::hex(bytes), "{name}");
+            let mut datagram = if frame.is_some() { BytesMut::from(&[UNSEQUENCED][..]) } else { BytesMut::new() };
+            datagram.extend_from_slice(bytes);
+            assert_eq!(decode_all(datagram.freeze()), Ok((header, frame.into_iter().collect())), "{name}");
+        }
     }
 
     #[test]
