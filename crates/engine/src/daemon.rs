@@ -366,6 +366,7 @@ impl Daemon<'_> {
             Arrival::Datagram(_, facts, _) => facts,
         };
         let (policy, application) = (self.core.bond_policy(facts), self.core.application_of(facts));
+        tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
         match (arrival, &self.redirect) {
             (Arrival::Connection(redirected), _) => {
                 // The peer may have gone since the program's connect: a connection of the daemon's own is next best.
