@@ -50,6 +50,7 @@ mod messages;
 mod path;
 mod ranges;
 mod receive;
+mod report;
 mod send;
 mod tracker;
 mod transmit;
@@ -63,10 +64,11 @@ use std::time::Duration;
 
 use braid_model::{Bytes, Rate};
 
-pub use bond::{Bond, BondError, Event, FlowError, FlowView, PathView, codes};
+pub use bond::{Bond, codes};
 pub use hello::{BondId, Hello, HelloError, Secret, VERSION, Welcome};
 pub use path::PathState;
 pub use receive::ReceiveError;
+pub use report::{BondError, Event, FlowError, FlowView, PathView};
 pub use transmit::MIN_DATAGRAM;
 pub use wire::WireError;
 

@@ -1,5 +1,7 @@
 //! Replays the fuzzer's corpus: each file of `tests/corpus` through the entry that its name begins with.
 
+#![allow(clippy::disallowed_methods, reason = "the corpus is files")]
+
 #[path = "support/entry.rs"]
 mod entry;
 #[path = "support/forge.rs"]
