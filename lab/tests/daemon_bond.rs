@@ -216,6 +216,7 @@ fn datagrams_go_through_the_relay_too() {
         let flow = bond_flow(&up).expect("it is listed");
         assert_eq!((flow["protocol"].as_str(), flow["remote"].as_str()), (Some("udp"), Some(to.to_string().as_str())), "{flow}");
         eventually("each datagram goes over both links", || {
+            let _ = connected.send(b"hello");
             bond_flow(&up).is_some_and(|flow| flow["by_link"].as_array().unwrap().len() == 2)
         });
         let plain = lab.client().run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
