@@ -1,6 +1,7 @@
 //! The state machine of one bond: flows above, paths below.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use braid_decide::midrr::{self, Flags, LinkSet, Midrr};
 use braid_model::{Bytes as Amount, Time};
