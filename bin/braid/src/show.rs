@@ -17,6 +17,13 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     for warning in &status.warnings {
         page.toned(Tone::Doubtful, &format!("warning: {warning}"))?;
     }
+    for peer in &status.peers {
+        let good = peer.paths.iter().filter(|path| matches!(path.state.as_str(), "good" | "backup")).count();
+        match &peer.reason {
+            Some(reason) => page.toned(Tone::Doubtful, &format!("relay {}: {}: {reason}; flows go direct", peer.name, peer.state))?,
+            None => page.line(format!("relay {}: {}, {good} of {} paths good", peer.name, peer.state, peer.paths.len()))?,
+        }
+    }
     let columns = [
         words("LINK"),
         words("STATE"),
