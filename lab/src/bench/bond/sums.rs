@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 
 use super::origin::{Carrier, Origin};
 use super::{Bonded, Settings, allow_multipath};
+use crate::air::{Counters, Sample};
 use crate::bench::progress;
 use crate::bench::report::Report;
+use crate::frame::Way;
 use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
@@ -65,23 +67,24 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
          handshakes included; a packet's headers are part of the sum (a full TCP packet's payload is 0.965 of it, one of the bond's about \
          0.95). Beside them, over the same links in the same run, the kernel's multipath TCP from end to end with BBR and with CUBIC on \
          every subflow, the daemon stopped; those transfers are cut off after twice the time. Milliseconds are round trips; queues \
-         hold 100 ms, 64 kB at least, unless said.",
+         hold 100 ms, 64 kB at least, unless said. Used: what each link carried for Braid, headers and repetitions included, of what it could have carried.",
     );
     let span = Duration::from_secs(if settings.quick { 10 } else { 20 });
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
     for case in &CASES {
         let outcomes = one(settings, case, span).with_context(|| case.title)?;
         for (direction, outcome) in ["download", "upload"].into_iter().zip(outcomes) {
-            progress(&format!("{}, {direction}: {outcome:?}", case.title));
+            progress(&row(case, direction, &outcome).join(", "));
             rows.push(row(case, direction, &outcome));
             judge(case, direction, &outcome, &mut report);
             raw.push(json!({
                 "case": case.title, "direction": direction, "sum_bps": case.sum().bps(), "braid_bps": outcome.braid.bps(),
-                "mptcp_bbr_bps": outcome.bbr.bps(), "mptcp_cubic_bps": outcome.cubic.bps(), "paths": outcome.paths,
+                "mptcp_bbr_bps": outcome.bbr.bps(), "mptcp_cubic_bps": outcome.cubic.bps(), "used": outcome.used,
+                "mbps_by_second": outcome.course, "paths": outcome.paths,
             }));
         }
     }
-    let head = "links | | Braid, of the sum | MPTCP BBR | MPTCP CUBIC | Braid / MPTCP BBR | Braid / MPTCP CUBIC";
+    let head = "links | | Braid, of the sum | MPTCP BBR | MPTCP CUBIC | Braid / MPTCP BBR | Braid / MPTCP CUBIC | Braid used";
     report.table("Goodput of one transfer:", head, rows);
     report.notes.push("The kernel's multipath TCP uses nine of the ten links: it has eight endpoints at most beside the first.".to_owned());
     report.raw = json!(raw);
@@ -94,7 +97,19 @@ struct Outcome {
     braid: Rate,
     bbr: Rate,
     cubic: Rate,
+    /// Of what each link could have carried meanwhile, headers and repetitions included, what it carried for Braid.
+    used: Vec<f64>,
+    /// Mbit/s that each link carried for Braid, second by second.
+    course: Vec<Vec<f64>>,
     /// What the daemon says of its paths afterwards.
+    paths: Value,
+}
+
+/// A transfer through the bond.
+struct Transfer {
+    rate: Rate,
+    used: Vec<f64>,
+    course: Vec<Vec<f64>>,
     paths: Value,
 }
 
@@ -105,7 +120,8 @@ fn ratio(over: Rate, under: Rate) -> f64 {
 fn row(case: &Case, direction: &str, outcome: &Outcome) -> Vec<String> {
     let shares = [outcome.braid, outcome.bbr, outcome.cubic].map(|rate| format!("{:.3}", ratio(rate, case.sum())));
     let ratios = [outcome.bbr, outcome.cubic].map(|other| format!("{:.2}", ratio(outcome.braid, other)));
-    [case.title.to_owned(), direction.to_owned()].into_iter().chain(shares).chain(ratios).collect()
+    let used = outcome.used.iter().map(|share| format!("{:.0} %", share * 100.0)).collect::<Vec<_>>().join(", ");
+    [case.title.to_owned(), direction.to_owned()].into_iter().chain(shares).chain(ratios).chain([used]).collect()
 }
 
 fn judge(case: &Case, direction: &str, outcome: &Outcome, report: &mut Report) {
@@ -144,17 +160,42 @@ fn one(settings: &Settings, case: &Case, span: Duration) -> Result<[Outcome; 2]>
     let (web, origin) = (Web::start(&lab)?, Origin::start(&lab, 10, 8080, Carrier::PLAIN)?);
     let url = web.url(size)?;
     let bonded = Bonded::start(settings, &lab)?;
-    let paths = || Ok::<_, anyhow::Error>(bonded.daemon.status(&lab)?["peers"][0]["paths"].clone());
-    let down = curl(&lab, &["-o", "/dev/null", &url], "%{size_download}", 4 * span)?;
-    let after_down = paths()?;
+    let transfer = |arguments: &[&str], size: &str, way: Way| -> Result<Transfer> {
+        let (began, before) = (lab.age(), carried(&lab, way)?);
+        let (rate, took) = curl(&lab, arguments, size, 4 * span)?;
+        let after = carried(&lab, way)?;
+        let moved = case.links.iter().zip(before.iter().zip(&after));
+        let used = moved.map(|((rate, _), (before, after))| (after - before) * 8.0 / took.as_secs_f64() / (*rate as f64 * 1e6)).collect();
+        let course = (0..case.links.len()).map(|link| Ok(course(&lab.samples(link)?, began, way))).collect::<Result<_>>()?;
+        Ok(Transfer { rate, used, course, paths: bonded.daemon.status(&lab)?["peers"][0]["paths"].clone() })
+    };
+    let down = transfer(&["-o", "/dev/null", &url], "%{size_download}", Way::Down)?;
     let file = web.file(size)?;
-    let up = curl(&lab, &["-T", &name(&file), &format!("http://{}/", origin.address)], "%{size_upload}", 4 * span)?;
+    let up = transfer(&["-T", &name(&file), &format!("http://{}/", origin.address)], "%{size_upload}", Way::Up)?;
     let missed: u64 = (0..case.links.len()).map(|link| lab.counters(link).map(|c| c.missed)).sum::<Result<u64>>()?;
     ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
-    Ok([
-        Outcome { braid: down, bbr: peers[0][0], cubic: peers[1][0], paths: after_down },
-        Outcome { braid: up, bbr: peers[0][1], cubic: peers[1][1], paths: paths()? },
-    ])
+    let outcome = |transfer: Transfer, way: usize| {
+        let Transfer { rate, used, course, paths } = transfer;
+        Outcome { braid: rate, bbr: peers[0][way], cubic: peers[1][way], used, course, paths }
+    };
+    Ok([outcome(down, 0), outcome(up, 1)])
+}
+
+/// Bytes that each link has delivered so far.
+fn carried(lab: &Lab, way: Way) -> Result<Vec<f64>> {
+    let bytes = |counters: Counters| match way {
+        Way::Up => counters.up.delivered_bytes.get() as f64,
+        Way::Down => counters.down.delivered_bytes.get() as f64,
+    };
+    (0..lab.links().len()).map(|link| lab.counters(link).map(bytes)).collect()
+}
+
+/// Mbit/s, second by second, since `began`.
+fn course(samples: &[Sample], began: Duration, way: Way) -> Vec<f64> {
+    let at = |sample: &Sample| if way == Way::Up { sample.up } else { sample.down };
+    let since: Vec<f64> = samples.iter().filter(|sample| sample.at >= began).map(|sample| at(sample).get() as f64).collect();
+    let seconds: Vec<f64> = since.iter().copied().step_by(10).collect();
+    seconds.windows(2).map(|pair| ((pair[1] - pair[0]) * 8.0 / 1e5).round() / 10.0).collect()
 }
 
 fn name(path: &Path) -> String {
@@ -172,8 +213,8 @@ fn multipath(lab: &Lab, origin: &Origin, carrier: Carrier, size: Bytes, limit: D
     })?
 }
 
-/// The goodput of a transfer by curl, of which `size` is what it prints of the bytes that went.
-fn curl(lab: &Lab, arguments: &[&str], size: &str, limit: Duration) -> Result<Rate> {
+/// The goodput and the time of a transfer by curl, of which `size` is what it prints of the bytes that went.
+fn curl(lab: &Lab, arguments: &[&str], size: &str, limit: Duration) -> Result<(Rate, Duration)> {
     let mut command = lab.client().command("curl")?;
     command.args(["-sS", "--fail", "--max-time", &limit.as_secs().to_string(), "-w", &format!("\\n{size} %{{time_total}}")]);
     let output = command.args(arguments).stdin(Stdio::null()).output().context("cannot run curl: run lab/install-deps.sh")?;
@@ -182,7 +223,8 @@ fn curl(lab: &Lab, arguments: &[&str], size: &str, limit: Duration) -> Result<Ra
     ensure!(matches!(output.status.code(), Some(0 | 28)), "curl: {}", String::from_utf8_lossy(&output.stderr).trim());
     let figures = said.lines().last().and_then(|line| line.split_once(' '));
     let (bytes, seconds) = figures.with_context(|| format!("curl says {said:?}"))?;
-    Ok(Bytes::new(bytes.parse()?).per(Duration::from_secs_f64(seconds.parse()?)))
+    let took = Duration::from_secs_f64(seconds.parse()?);
+    Ok((Bytes::new(bytes.parse()?).per(took), took))
 }
 
 #[cfg(test)]
@@ -194,11 +236,18 @@ mod tests {
         assert!(CASES.iter().any(|case| case.links.len() == 10 && case.sum() == mbps(70)));
         let mut report = Report::new("bond", "", "");
         let case = CASES.iter().find(|case| case.times_cubic.is_some()).unwrap();
-        let outcome = |braid| Outcome { braid: mbps(braid), bbr: mbps(27), cubic: mbps(6), paths: Value::Null };
+        let outcome = |braid| Outcome {
+            braid: mbps(braid),
+            bbr: mbps(27),
+            cubic: mbps(6),
+            used: vec![0.98, 0.5],
+            course: Vec::new(),
+            paths: Value::Null,
+        };
         judge(case, "download", &outcome(20), &mut report);
         assert!(report.aims.len() == 3 && report.aims.iter().all(|aim| !aim.met), "{:?}", report.aims);
         judge(case, "download", &outcome(27), &mut report);
         assert!(report.aims[3..].iter().all(|aim| aim.met), "{:?}", report.aims);
-        assert_eq!(row(case, "upload", &outcome(27))[2..], ["0.900", "0.900", "0.200", "1.00", "4.50"]);
+        assert_eq!(row(case, "upload", &outcome(27))[2..], ["0.900", "0.900", "0.200", "1.00", "4.50", "98 %, 50 %"]);
     }
 }
