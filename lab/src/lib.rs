@@ -28,6 +28,7 @@ mod guardian;
 mod lab;
 mod namespace;
 pub mod plot;
+pub mod relay;
 mod responder;
 mod spec;
 #[allow(unsafe_code)]

@@ -62,9 +62,19 @@ impl Web {
         Ok(format!("http://{host}/{}.bin", size.get()))
     }
 
+    /// The file itself, on the disk.
+    pub fn file(&self, size: Bytes) -> Result<PathBuf> {
+        self.make(size)?;
+        Ok(self.path(size))
+    }
+
+    fn path(&self, size: Bytes) -> PathBuf {
+        self.root.join(format!("{}.bin", size.get()))
+    }
+
     /// Makes a file of this size, named after it.
     fn make(&self, size: Bytes) -> Result<()> {
-        let path = self.root.join(format!("{}.bin", size.get()));
+        let path = self.path(size);
         if path.exists() {
             return Ok(());
         }

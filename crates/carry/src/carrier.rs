@@ -105,11 +105,12 @@ impl Carrier {
             let mut buffer = Vec::new();
             let mut failures = 0;
             loop {
-                if io.has_pending() {
-                    let _ = io.flush().await;
-                }
                 let mut datagrams = Vec::new();
-                let read = io.receive(&mut buffer, |from, to, ecn, data| datagrams.push((from, to, ecn, data))).await;
+                // What could not be sent waits for the system, not for what comes in; and neither holds the other up.
+                let read = tokio::select! {
+                    read = io.receive(&mut buffer, |from, to, ecn, data| datagrams.push((from, to, ecn, data))) => read,
+                    flushed = io.flush() => flushed,
+                };
                 let Some(shared) = carrier.upgrade() else { return };
                 match read {
                     Ok(()) => failures = 0,
@@ -238,5 +239,28 @@ impl Carrier {
                 return None;
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::socket::Binding;
+
+    #[tokio::test]
+    async fn regression_what_the_system_refused_leaves_though_nothing_comes_in() {
+        let other = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (carrier, _notices) = Carrier::start(Host::client([1; 32], Instant::now()));
+        let address = Some("127.0.0.1:0".parse().unwrap());
+        carrier.set_socket(0, Some(UdpLink::bind(false, &Binding { address, ..Binding::default() }).unwrap()), false);
+        // The reader waits for datagrams by now.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let link = carrier.lock().sockets[&(0, false)].link.clone();
+        link.park(other.local_addr().unwrap(), b"late");
+        let mut buffer = [0; 16];
+        let came = tokio::time::timeout(Duration::from_secs(5), other.recv(&mut buffer)).await;
+        assert_eq!(&buffer[..came.expect("it never left").unwrap()], b"late");
     }
 }

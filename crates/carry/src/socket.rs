@@ -11,6 +11,7 @@ use noq_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
+use tokio::sync::Notify;
 
 /// What the system is asked to hold for a socket in each direction; it may give less.
 const SYSTEM_BUFFER: usize = 4 << 20;
@@ -36,6 +37,8 @@ pub struct UdpLink {
     io: UdpSocket,
     state: UdpSocketState,
     pending: Mutex<Pending>,
+    /// Something waits.
+    stuck: Notify,
 }
 
 /// Where a batch of datagrams goes, and how.
@@ -51,6 +54,13 @@ struct Heading {
 struct Pending {
     queue: VecDeque<(Heading, Vec<u8>)>,
     bytes: usize,
+}
+
+impl Pending {
+    fn park(&mut self, heading: Heading, data: &[u8]) {
+        self.bytes += data.len();
+        self.queue.push_back((heading, data.to_vec()));
+    }
 }
 
 impl UdpLink {
@@ -76,7 +86,7 @@ impl UdpLink {
         // More is better and less is no error.
         let _ = state.set_send_buffer_size(UdpSockRef::from(&io), SYSTEM_BUFFER);
         let _ = state.set_recv_buffer_size(UdpSockRef::from(&io), SYSTEM_BUFFER);
-        Ok(Self { io, state, pending: Mutex::default() })
+        Ok(Self { io, state, pending: Mutex::default(), stuck: Notify::new() })
     }
 
     /// Where it is.
@@ -92,9 +102,17 @@ impl UdpLink {
             return;
         }
         if pending.bytes + data.len() <= MAX_PENDING {
-            pending.bytes += data.len();
-            pending.queue.push_back((heading, data.to_vec()));
+            pending.park(heading, data);
+            self.stuck.notify_one();
         }
+    }
+
+    /// As if the system had refused it.
+    #[cfg(test)]
+    pub(crate) fn park(&self, to: SocketAddr, data: &[u8]) {
+        let heading = Heading { to, ecn: None, segment: None, from: None };
+        self.pending.lock().unwrap().park(heading, data);
+        self.stuck.notify_one();
     }
 
     /// Whether the system took it, or never will: then QUIC finds it lost.
@@ -106,9 +124,13 @@ impl UdpLink {
         !matches!(sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends what waits, when the system takes it again. Never ends.
+    /// Sends what waits whenever the system takes it again. Ends only with an error; may be dropped and called anew at any time.
     pub(crate) async fn flush(&self) -> io::Result<()> {
         loop {
+            if !self.has_pending() {
+                self.stuck.notified().await;
+                continue;
+            }
             self.io.writable().await?;
             let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
             while let Some((heading, data)) = pending.queue.pop_front() {
@@ -118,13 +140,10 @@ impl UdpLink {
                 }
                 pending.bytes -= data.len();
             }
-            if pending.queue.is_empty() {
-                return Ok(());
-            }
         }
     }
 
-    pub(crate) fn has_pending(&self) -> bool {
+    fn has_pending(&self) -> bool {
         !self.pending.lock().unwrap_or_else(PoisonError::into_inner).queue.is_empty()
     }
 

@@ -69,7 +69,7 @@ fn memory(settings: &Settings) -> Result<(f64, f64, f64)> {
 }
 
 /// Resident now and at most, in megabytes (10^6).
-fn resident(pid: u32) -> Result<(f64, f64)> {
+pub(super) fn resident(pid: u32) -> Result<(f64, f64)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read the daemon's status")?;
     let field = |name| memory_field(&status, name).with_context(|| format!("no {name} in the daemon's status"));
     Ok((field("VmRSS:")?, field("VmHWM:")?))

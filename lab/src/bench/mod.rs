@@ -3,6 +3,7 @@
 //! Absolute figures belong to the machine they were measured on; so what is compared is measured in one run, in turns, and given as a
 //! ratio wherever there is something to compare with.
 
+mod bond;
 mod cut;
 mod decision;
 mod footprint;
@@ -34,7 +35,7 @@ pub struct Settings {
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 7] = [
+const ALL: [(&str, Bench); 11] = [
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -42,6 +43,10 @@ const ALL: [(&str, Bench); 7] = [
     ("cut", cut::run),
     ("footprint", footprint::run),
     ("schedulers", schedulers::run),
+    ("bond", bond::sums::run),
+    ("bond-cut", bond::cut::run),
+    ("bond-speed", bond::speed::run),
+    ("bond-relay", bond::relay::run),
 ];
 
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there

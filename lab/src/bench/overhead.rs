@@ -197,18 +197,18 @@ fn transfer(lab: &Lab, seconds: u32) -> Result<(f64, f64)> {
 
 /// CPU time the whole machine used, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Cpu {
-    all: f64,
-    kernel: f64,
+pub(super) struct Cpu {
+    pub(super) all: f64,
+    pub(super) kernel: f64,
 }
 
 impl Cpu {
-    fn since(&self, before: &Self) -> Self {
+    pub(super) fn since(&self, before: &Self) -> Self {
         Self { all: self.all - before.all, kernel: self.kernel - before.kernel }
     }
 }
 
-fn cpu() -> Result<Cpu> {
+pub(super) fn cpu() -> Result<Cpu> {
     let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
     parse_cpu(&stat).context("/proc/stat has no line of all CPUs")
 }

@@ -1,0 +1,50 @@
+//! Flows that go through a relay, over all links at once.
+
+pub(super) mod cut;
+mod origin;
+pub(super) mod relay;
+pub(super) mod speed;
+pub(super) mod sums;
+
+use anyhow::{Context, Result, ensure};
+
+use super::Settings;
+use crate::daemon::Daemon;
+use crate::lab::Lab;
+use crate::relay::Relay;
+
+/// Ports of the servers whose flows bond.
+const PORTS: [u16; 2] = [80, 8080];
+
+/// A relay, and a daemon that has joined it over every link and bonds what goes to [`PORTS`].
+struct Bonded {
+    relay: Relay,
+    daemon: Daemon,
+}
+
+impl Bonded {
+    fn start(settings: &Settings, lab: &Lab) -> Result<Self> {
+        let relay = Relay::start(lab, &settings.braid)?;
+        let rules = PORTS.map(|port| format!("[[app]]\nmatch = {{ port = {port} }}\ncarry = \"bond\"\n")).concat();
+        let daemon = Daemon::start(lab, &settings.braid, "max-throughput", &rules)?;
+        relay.admit(lab, &daemon)?;
+        Ok(Self { relay, daemon })
+    }
+}
+
+/// Lets the kernel's multipath TCP use every link, as far as the kernel's limit of eight further subflows goes.
+fn allow_multipath(lab: &Lab) -> Result<()> {
+    let ip = |namespace: &crate::namespace::Namespace, arguments: &str| -> Result<()> {
+        let mut command = namespace.command("ip")?;
+        let output = command.args(arguments.split(' ')).output().context("cannot run ip: install iproute2")?;
+        ensure!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(())
+    };
+    for namespace in [lab.client(), lab.server()] {
+        ip(namespace, "mptcp limits set subflow 8 add_addr_accepted 8")?;
+    }
+    for (number, link) in lab.links().iter().enumerate().take(8) {
+        ip(lab.client(), &format!("mptcp endpoint add 10.77.{number}.2 dev {} subflow", link.name()))?;
+    }
+    Ok(())
+}

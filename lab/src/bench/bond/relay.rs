@@ -1,0 +1,184 @@
+//! What many flows cost the relay and the daemon.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::{Bonded, Settings};
+use crate::bench::footprint::resident;
+use crate::bench::progress;
+use crate::bench::report::Report;
+use crate::bench::stats::{median, quantile, worst};
+use crate::lab::Lab;
+use crate::spec::LinkSpec;
+use crate::web::Web;
+
+const LINKS: [&str; 2] = ["wlan0", "lte0"];
+/// Flows at a time, and the relay's memory with them, in megabytes.
+const MANY: (usize, f64) = (5000, 300.0);
+/// New flows a second.
+const FRESH: u32 = 500;
+/// Threads that make them.
+const MAKERS: u32 = 32;
+
+pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
+    let mut report = Report::new(
+        "bond-relay",
+        "Many flows through the relay",
+        "Two links without limits. Memory: so many TCP flows held open, over each of which the server has sent a byte; VmRSS of `braid relay` and \
+         `braid up` some seconds later. New flows: each a connection that asks nginx for 1,000 bytes and is closed by nginx, 500 begun every second; \
+         time is from when one was due until it had all and the end.",
+    );
+    let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
+    let web = Web::start(&lab)?;
+    let greeter = greeter(&lab)?;
+    let bonded = Bonded::start(settings, &lab)?;
+    let memory = || -> Result<[f64; 2]> { Ok([resident(bonded.relay.pid())?.0, resident(bonded.daemon.pid())?.0]) };
+    let idle = memory()?;
+    let (took, busy) = hold(&lab, greeter, MANY.0, || {
+        thread::sleep(Duration::from_secs(if settings.quick { 2 } else { 10 }));
+        memory()
+    })?;
+    progress(&format!("{} flows after {took:.1} s: relay {:.1} MB, daemon {:.1} MB", MANY.0, busy[0], busy[1]));
+    thread::sleep(Duration::from_secs(3));
+    let emptied = memory()?;
+    web.file(braid_model::Bytes::new(1000))?;
+    let before = spent(&bonded)?;
+    let churn = churn(&lab, if settings.quick { 10 } else { 20 })?;
+    let after = spent(&bonded)?;
+    let churned = memory()?;
+    let cost = |who: usize| (after[who] - before[who]) * 1e6 / churn.times.len().max(1) as f64;
+    progress(&format!("{:.0} new flows a second, {} failed", churn.rate, churn.failed));
+    let row = |what: &str, figures: [f64; 2], unit: &str| {
+        let [relay, daemon] = figures.map(|figure| format!("{figure:.1} {unit}"));
+        vec![what.to_owned(), relay, daemon]
+    };
+    let rows = vec![
+        row("resident with no flow", idle, "MB"),
+        row(&format!("resident with {} flows", MANY.0), busy, "MB"),
+        row("resident after their end", emptied, "MB"),
+        row("resident after the new flows", churned, "MB"),
+        row("CPU of one new flow", [cost(0), cost(1)], "µs"),
+    ];
+    report.table("Memory in megabytes (10^6):", "what | relay | daemon", rows);
+    let times = [median(&churn.times), quantile(&churn.times, 0.99), worst(&churn.times)].map(|time| format!("{:.1} ms", time * 1e3));
+    let rows = vec![[format!("{:.0}/s", churn.rate), churn.failed.to_string()].into_iter().chain(times.clone()).collect()];
+    report.table("New flows:", "made | failed | time: median | 99 % | worst", rows);
+    report.aim(format!("{} flows at the relay under {} MB", MANY.0, MANY.1), format!("{:.1} MB", busy[0]), busy[0] < MANY.1);
+    let met = churn.failed == 0 && churn.rate >= 0.99 * f64::from(FRESH) && quantile(&churn.times, 0.99) < 1.0;
+    report.aim(
+        format!("{FRESH} new flows a second, none lost, 99 % within a second"),
+        format!("{:.0}/s, {} lost, 99 % within {}", churn.rate, churn.failed, times[1]),
+        met,
+    );
+    report.raw = json!({
+        "idle_mb": idle, "busy_mb": busy, "emptied_mb": emptied, "churned_mb": churned, "opening_s": took, "rate": churn.rate,
+        "failed": churn.failed, "errors": churn.errors, "cpu_us": [cost(0), cost(1)],
+    });
+    Ok(report)
+}
+
+/// A server that sends a byte over every connection and keeps it, for as long as the lab lives.
+fn greeter(lab: &Lab) -> Result<SocketAddr> {
+    let to: SocketAddr = (Lab::internet(10), 8080).into();
+    let listener = lab.server().run(|| -> std::io::Result<_> {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        socket.bind(&to.into())?;
+        socket.listen(4096)?;
+        Ok(TcpListener::from(socket))
+    })??;
+    thread::spawn(move || {
+        let mut kept: Vec<TcpStream> = Vec::new();
+        for mut stream in listener.incoming().flatten() {
+            if stream.write_all(b"!").is_ok() {
+                kept.push(stream);
+            }
+        }
+    });
+    Ok(to)
+}
+
+/// Opens the flows and waits for their bytes; gives the seconds that took, and what `work` gives while they are open.
+fn hold<T: Send>(lab: &Lab, to: SocketAddr, count: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<(f64, T)> {
+    lab.client().run(|| {
+        let begin = Instant::now();
+        let mut flows = Vec::new();
+        for number in 0..count {
+            flows.push(TcpStream::connect(to).with_context(|| format!("flow {number} cannot begin"))?);
+        }
+        for (number, flow) in flows.iter_mut().enumerate() {
+            flow.set_read_timeout(Some(Duration::from_secs(30)))?;
+            flow.read_exact(&mut [0]).with_context(|| format!("flow {number} of {count} brought nothing"))?;
+        }
+        Ok((begin.elapsed().as_secs_f64(), work()?))
+    })?
+}
+
+/// What came of new flows.
+#[derive(Debug, Default)]
+struct Churn {
+    /// Completed ones a second.
+    rate: f64,
+    failed: usize,
+    /// The first few reasons.
+    errors: Vec<String>,
+    /// Of each that was completed, in seconds.
+    times: Vec<f64>,
+}
+
+fn churn(lab: &Lab, seconds: u32) -> Result<Churn> {
+    lab.client().run(|| {
+        let begin = Instant::now();
+        let made = thread::scope(|scope| {
+            let makers: Vec<_> = (0..MAKERS).map(|maker| scope.spawn(move || make(begin, maker, seconds * FRESH))).collect();
+            makers.into_iter().flat_map(|maker| maker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect::<Vec<_>>()
+        });
+        let mut churn = Churn::default();
+        for outcome in made {
+            match outcome {
+                Ok(time) => churn.times.push(time),
+                Err(error) => {
+                    churn.failed += 1;
+                    churn.errors.push(format!("{error:#}"));
+                }
+            }
+        }
+        churn.errors.truncate(5);
+        churn.rate = churn.times.len() as f64 / begin.elapsed().as_secs_f64();
+        churn
+    })
+}
+
+/// One maker's share of so many flows, each when it is due.
+fn make(begin: Instant, maker: u32, count: u32) -> Vec<Result<f64>> {
+    // A thread of its own has the namespace of the one that began it.
+    let due = |number: u32| begin + Duration::from_secs(1) * number / FRESH;
+    let one = |number: u32| {
+        let due = due(number);
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        fetch(Lab::internet(10))?;
+        Ok(due.elapsed().as_secs_f64())
+    };
+    (maker..count).step_by(MAKERS as usize).map(one).collect()
+}
+
+fn fetch(host: Ipv4Addr) -> Result<()> {
+    let mut stream = TcpStream::connect((host, 80))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(b"GET /1000.bin HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    let body = answer.windows(4).position(|four| four == b"\r\n\r\n").map(|end| answer.len() - end - 4);
+    ensure!(body == Some(1000), "{body:?} bytes came");
+    Ok(())
+}
+
+/// CPU seconds that the relay and the daemon have used.
+fn spent(bonded: &Bonded) -> Result<[f64; 2]> {
+    let of = |pid| super::speed::spent(pid).map(|[user, kernel]| user + kernel);
+    Ok([of(bonded.relay.pid())?, of(bonded.daemon.pid())?])
+}

@@ -1,0 +1,261 @@
+//! How fast the bond is where the links are not the limit, beside bare TCP and wireguard-go.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use braid_model::Bytes;
+use serde_json::{Value, json};
+
+use super::origin::{Carrier, Origin};
+use super::{Bonded, Settings};
+use crate::bench::overhead::cpu;
+use crate::bench::progress;
+use crate::bench::report::Report;
+use crate::bench::stats::median;
+use crate::lab::Lab;
+use crate::namespace::Namespace;
+use crate::spec::LinkSpec;
+
+const LINKS: [&str; 2] = ["eth0", "eth1"];
+/// Flows at a time.
+const FLOWS: [usize; 2] = [1, 64];
+/// The server that is reached by the tunnel only.
+const BEYOND: u8 = 11;
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Bare,
+    Tunnel,
+    Bond,
+}
+
+impl Way {
+    fn title(self) -> &'static str {
+        match self {
+            Self::Bare => "bare TCP",
+            Self::Tunnel => "wireguard-go",
+            Self::Bond => "Braid",
+        }
+    }
+}
+
+/// One measurement: Gbit/s, and CPU seconds a gigabyte of the client's process, the server's process (user and kernel each), and of the
+/// whole machine.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    way: Way,
+    flows: usize,
+    rate: f64,
+    cpu: [f64; 5],
+}
+
+pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
+    let mut report = Report::new(
+        "bond-speed",
+        "The bond's speed without limits",
+        "Client and server joined by two veth pairs without limits or emulator, both ends on the same CPUs; downloads from one small \
+         server, over bare TCP (first link), through the bond (`braid up`, both links, `braid relay`) and through a wireguard-go tunnel (first link), \
+         in turns. CPU: /proc/PID/stat of the two ends and /proc/stat of the machine, by gigabyte received.",
+    );
+    let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
+    let bonding = Origin::start(&lab, 10, 8080, Carrier::PLAIN)?;
+    let bare = Origin::start(&lab, 10, 9000, Carrier::PLAIN)?;
+    let beyond = Origin::start(&lab, BEYOND, 9000, Carrier::PLAIN)?;
+    let (rounds, span) = if settings.quick { (1, 3) } else { (5, 5) };
+    let span = Duration::from_secs(span);
+    let mut runs = Vec::new();
+    for round in 0..rounds {
+        for flows in FLOWS {
+            runs.push(measure(&lab, Way::Bare, &bare, flows, span, None)?);
+        }
+        match Tunnel::start(&lab) {
+            Ok(tunnel) => {
+                for flows in FLOWS {
+                    runs.push(measure(&lab, Way::Tunnel, &beyond, flows, span, Some(tunnel.pids()))?);
+                }
+            }
+            Err(error) if round == 0 => report.notes.push(format!("wireguard-go was not measured: {error:#}.")),
+            Err(_) => {}
+        }
+        let bonded = Bonded::start(settings, &lab)?;
+        let pids = [bonded.daemon.pid(), bonded.relay.pid()];
+        for flows in FLOWS {
+            runs.push(measure(&lab, Way::Bond, &bonding, flows, span, Some(pids))?);
+        }
+    }
+    tell(&runs, &mut report);
+    Ok(report)
+}
+
+fn tell(runs: &[Run], report: &mut Report) {
+    let mut rows = Vec::new();
+    for flows in FLOWS {
+        let rate = |way: Way| middle(runs, way, flows, |run| run.rate);
+        for way in [Way::Bare, Way::Tunnel, Way::Bond] {
+            let Some(own) = rate(way) else { continue };
+            let over = |other: Way| rate(other).map_or("?".to_owned(), |other| format!("{:.3}", own / other));
+            let cpu =
+                (0..5).map(|part| middle(runs, way, flows, |run| run.cpu[part]).map_or(String::new(), |seconds| format!("{seconds:.2}")));
+            let first = [way.title().to_owned(), flows.to_string(), format!("{own:.2}"), over(Way::Bare), over(Way::Tunnel)];
+            rows.push(first.into_iter().chain(cpu).collect());
+        }
+        if let (Some(bond), Some(tunnel)) = (rate(Way::Bond), rate(Way::Tunnel)) {
+            let measured = format!("{:.2} of it ({bond:.2} and {tunnel:.2} Gbit/s)", bond / tunnel);
+            report.aim(format!("{flows} flow(s): no slower than wireguard-go"), measured, bond >= tunnel);
+        }
+    }
+    let head = "what | flows | Gbit/s | / bare TCP | / wireguard-go | client: user, s/GB | kernel | server: user | kernel | machine";
+    report.table("Medians:", head, rows);
+    let raw = |run: &Run| json!({ "what": run.way.title(), "flows": run.flows, "gbps": run.rate, "cpu_s_per_gb": run.cpu });
+    report.raw = Value::Array(runs.iter().map(raw).collect());
+}
+
+fn middle(runs: &[Run], way: Way, flows: usize, figure: impl Fn(&Run) -> f64) -> Option<f64> {
+    let figures: Vec<_> = runs.iter().filter(|run| run.way == way && run.flows == flows).map(figure).collect();
+    (!figures.is_empty()).then(|| median(&figures))
+}
+
+/// So many downloads for so long; `ends` are the processes of the client's and the server's end.
+fn measure(lab: &Lab, way: Way, origin: &Origin, flows: usize, span: Duration, ends: Option<[u32; 2]>) -> Result<Run> {
+    let spent_by = || -> Result<[f64; 5]> {
+        let [client, server] = match ends {
+            Some([client, server]) => [spent(client)?, spent(server)?],
+            None => [[0.0; 2]; 2],
+        };
+        Ok([client[0], client[1], server[0], server[1], cpu()?.all])
+    };
+    let before = spent_by()?;
+    let begin = Instant::now();
+    let bytes = lab.client().run(|| -> Result<Bytes> {
+        thread::scope(|scope| {
+            let downloads: Vec<_> = (0..flows).map(|_| scope.spawn(|| origin.drain(Carrier::PLAIN, begin + span))).collect();
+            downloads
+                .into_iter()
+                .try_fold(Bytes::ZERO, |sum, download| Ok(sum + download.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?))
+        })
+    })??;
+    let took = begin.elapsed();
+    let after = spent_by()?;
+    let gigabytes = bytes.get() as f64 / 1e9;
+    let cpu = std::array::from_fn(|part| (after[part] - before[part]) / gigabytes);
+    let run = Run { way, flows, rate: bytes.per(took).bps() as f64 / 1e9, cpu };
+    progress(&format!("{}, {flows} flow(s): {:.2} Gbit/s, CPU s/GB {:.2?}", way.title(), run.rate, run.cpu));
+    Ok(run)
+}
+
+/// CPU seconds that a process has used: user, kernel.
+pub(super) fn spent(pid: u32) -> Result<[f64; 2]> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} has ended"))?;
+    parse_spent(&stat).with_context(|| format!("/proc/{pid}/stat has no times: {stat}"))
+}
+
+/// Fields 14 and 15, in hundredths of a second (proc_pid_stat(5)); the second, in parentheses, may hold anything.
+fn parse_spent(stat: &str) -> Option<[f64; 2]> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(|field| field.parse::<f64>().ok());
+    Some([fields.next()?? / 100.0, fields.next()?? / 100.0])
+}
+
+/// Two wireguard-go and what is between them: 203.0.113.11 goes through, and only so.
+struct Tunnel([Child; 2]);
+
+impl Tunnel {
+    fn start(lab: &Lab) -> Result<Self> {
+        let ends = [(lab.client(), "wgclient", 2), (lab.server(), "wgserver", 1)];
+        let keys = [key(lab, "wgclient")?, key(lab, "wgserver")?];
+        let spawn = |(namespace, name): (&Namespace, &str)| -> Result<Child> {
+            let mut command = namespace.command("wireguard-go")?;
+            let log = File::create(lab.directory().join(format!("{name}.log")))?;
+            command.args(["-f", name]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+            command.spawn().context("cannot run wireguard-go: go install golang.zx2c4.com/wireguard@latest, under that name")
+        };
+        let tunnel = Self([spawn((ends[0].0, ends[0].1))?, spawn((ends[1].0, ends[1].1))?]);
+        for (number, (namespace, name, own)) in ends.iter().enumerate() {
+            let begin = Instant::now();
+            while !Path::new(&format!("/var/run/wireguard/{name}.sock")).exists() {
+                ensure!(begin.elapsed() < Duration::from_secs(5), "wireguard-go has no socket after 5 s");
+                thread::sleep(Duration::from_millis(20));
+            }
+            let private = lab.directory().join(name);
+            let peer = &keys[1 - number];
+            let mut command = namespace.command("wg")?;
+            command.args(["set", name, "listen-port", "51820", "private-key"]).arg(private).args(["peer", peer]);
+            command.args(["allowed-ips", if number == 0 { "203.0.113.11/32" } else { "10.99.0.2/32" }]);
+            if number == 0 {
+                command.args(["endpoint", "203.0.113.21:51820"]);
+            }
+            succeed(command)?;
+            let route = if number == 0 { "route add 203.0.113.11 dev wgclient src 10.99.0.2\n" } else { "" };
+            namespace.ip(&format!("link set dev {name} up\naddress add 10.99.0.{own}/24 dev {name}\n{route}"))?;
+        }
+        Ok(tunnel)
+    }
+
+    fn pids(&self) -> [u32; 2] {
+        [self.0[0].id(), self.0[1].id()]
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Asked to end, it takes its socket away.
+            let _ = crate::sys::terminate(child.id());
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Makes a private key in the lab's directory and gives the public one.
+fn key(lab: &Lab, name: &str) -> Result<String> {
+    let path = lab.directory().join(name);
+    let private = succeed({
+        let mut command = lab.client().command("wg")?;
+        command.arg("genkey");
+        command
+    })?;
+    fs::write(&path, &private)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    let mut command = lab.client().command("wg")?;
+    succeed({
+        command.arg("pubkey").stdin(File::open(&path)?);
+        command
+    })
+}
+
+fn succeed(mut command: std::process::Command) -> Result<String> {
+    let output = match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!("there is no wg: install wireguard-tools"),
+        other => other?,
+    };
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_name_may_hold_anything() {
+        let stat = "12 (a ) b) S 1 1 1 0 -1 0 0 0 0 0 250 125 0 0 20 0";
+        assert_eq!(parse_spent(stat), Some([2.5, 1.25]));
+        assert_eq!(parse_spent("12 (a) S 1"), None);
+        assert!(spent(std::process::id()).is_ok());
+    }
+
+    #[test]
+    fn medians_are_compared_and_what_is_slower_is_told() {
+        let run = |way, rate| Run { way, flows: 1, rate, cpu: [1.0; 5] };
+        let runs = [run(Way::Bare, 20.0), run(Way::Tunnel, 2.0), run(Way::Bond, 1.0), run(Way::Bond, 9.0), run(Way::Bond, 1.5)];
+        let mut report = Report::new("bond-speed", "", "");
+        tell(&runs, &mut report);
+        assert_eq!(report.tables[0].rows.last().unwrap()[2..5], ["1.50", "0.075", "0.750"]);
+        assert!(!report.aims[0].met && report.aims.len() == 1);
+    }
+}

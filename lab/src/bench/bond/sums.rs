@@ -1,0 +1,253 @@
+//! How much of its links' sum one transfer gets, beside the kernel's multipath TCP.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use braid_model::{Bytes, Rate};
+use serde_json::{Value, json};
+
+use super::origin::{Carrier, Origin};
+use super::{Bonded, Settings, allow_multipath};
+use crate::air::{Counters, Sample};
+use crate::bench::progress;
+use crate::bench::report::Report;
+use crate::frame::Way;
+use crate::lab::Lab;
+use crate::spec::{LinkSpec, mbps, ms};
+use crate::web::Web;
+
+/// A link: Mbit/s, and its round trip in milliseconds.
+type Link = (u64, u64);
+
+/// Links, and what is wanted of them.
+struct Case {
+    title: &'static str,
+    links: &'static [Link],
+    /// The queue of each link in each direction, unless it is the laboratory's usual one.
+    queue: Option<Bytes>,
+    loss: f64,
+    /// The share of the links' sum, less their loss, that is wanted.
+    aim: f64,
+    /// How many times the goodput of multipath TCP with CUBIC is wanted.
+    times_cubic: Option<f64>,
+}
+
+impl Case {
+    const fn new(title: &'static str, links: &'static [Link]) -> Self {
+        Self { title, links, queue: None, loss: 0.0, aim: 0.93, times_cubic: None }
+    }
+
+    fn sum(&self) -> Rate {
+        mbps(self.links.iter().map(|(rate, _)| rate).sum())
+    }
+}
+
+const TEN: [Link; 10] = [(15, 10), (15, 10), (8, 50), (8, 50), (8, 50), (4, 80), (4, 80), (4, 80), (2, 200), (2, 200)];
+
+const CASES: [Case; 7] = [
+    Case::new("20 + 20 Mbit/s, 20 ms", &[(20, 20), (20, 20)]),
+    Case::new("20 + 5 Mbit/s, 20 ms", &[(20, 20), (5, 20)]),
+    Case::new("20 Mbit/s (10 ms) + 10 (100 ms)", &[(20, 10), (10, 100)]),
+    Case { queue: Some(Bytes::new(1_000_000)), ..Case::new("20 + 5 Mbit/s, 5 ms, queues of 1 MB", &[(20, 5), (5, 5)]) },
+    Case { aim: 0.90, ..Case::new("ten links of four kinds, 70 Mbit/s", &TEN) },
+    Case { loss: 0.01, aim: 0.90, times_cubic: Some(4.0), ..Case::new("20 + 10 Mbit/s, 20 ms, 1 % loss", &[(20, 20), (10, 20)]) },
+    Case { loss: 0.03, aim: 0.90, times_cubic: Some(8.0), ..Case::new("20 + 10 Mbit/s, 20 ms, 3 % loss", &[(20, 20), (10, 20)]) },
+];
+/// Of multipath TCP with BBR.
+const OF_BBR: f64 = 0.98;
+
+pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
+    let mut report = Report::new(
+        "bond",
+        "One transfer over all links",
+        "One download by curl from nginx and one upload by `curl -T`, through `braid relay`, which runs on the server's machine; each as \
+         long as the links' sum would carry in 20 s. Shares are payload over the sum of the links' rates, from curl's start to its end, \
+         handshakes included; a packet's headers are part of the sum (a full TCP packet's payload is 0.965 of it, one of the bond's about \
+         0.95). Beside them, over the same links in the same run, the kernel's multipath TCP from end to end with BBR and with CUBIC on \
+         every subflow, the daemon stopped; those transfers are cut off after twice the time. Milliseconds are round trips; queues \
+         hold 100 ms, 64 kB at least, unless said. Used: what each link carried for Braid, headers and repetitions included, of what it could have carried.",
+    );
+    let span = Duration::from_secs(if settings.quick { 10 } else { 20 });
+    let (mut rows, mut raw) = (Vec::new(), Vec::new());
+    for case in &CASES {
+        let outcomes = one(settings, case, span).with_context(|| case.title)?;
+        for (direction, outcome) in ["download", "upload"].into_iter().zip(outcomes) {
+            progress(&row(case, direction, &outcome).join(", "));
+            rows.push(row(case, direction, &outcome));
+            judge(case, direction, &outcome, &mut report);
+            raw.push(json!({
+                "case": case.title, "direction": direction, "sum_bps": case.sum().bps(), "braid_bps": outcome.braid.bps(),
+                "mptcp_bbr_bps": outcome.bbr.bps(), "mptcp_cubic_bps": outcome.cubic.bps(), "used": outcome.used,
+                "mbps_by_second": outcome.course, "paths": outcome.paths,
+            }));
+        }
+    }
+    let head = "links | | Braid, of the sum | MPTCP BBR | MPTCP CUBIC | Braid / MPTCP BBR | Braid / MPTCP CUBIC | Braid used";
+    report.table("Goodput of one transfer:", head, rows);
+    report.notes.push("The kernel's multipath TCP uses nine of the ten links: it has eight endpoints at most beside the first.".to_owned());
+    report.raw = json!(raw);
+    Ok(report)
+}
+
+/// The goodputs of one direction.
+#[derive(Debug)]
+struct Outcome {
+    braid: Rate,
+    bbr: Rate,
+    cubic: Rate,
+    /// Of what each link could have carried meanwhile, headers and repetitions included, what it carried for Braid.
+    used: Vec<f64>,
+    /// Mbit/s that each link carried for Braid, second by second.
+    course: Vec<Vec<f64>>,
+    /// What the daemon says of its paths afterwards.
+    paths: Value,
+}
+
+/// A transfer through the bond.
+struct Transfer {
+    rate: Rate,
+    used: Vec<f64>,
+    course: Vec<Vec<f64>>,
+    paths: Value,
+}
+
+fn ratio(over: Rate, under: Rate) -> f64 {
+    over.bps() as f64 / under.bps().max(1) as f64
+}
+
+fn row(case: &Case, direction: &str, outcome: &Outcome) -> Vec<String> {
+    let shares = [outcome.braid, outcome.bbr, outcome.cubic].map(|rate| format!("{:.3}", ratio(rate, case.sum())));
+    let ratios = [outcome.bbr, outcome.cubic].map(|other| format!("{:.2}", ratio(outcome.braid, other)));
+    let used = outcome.used.iter().map(|share| format!("{:.0} %", share * 100.0)).collect::<Vec<_>>().join(", ");
+    [case.title.to_owned(), direction.to_owned()].into_iter().chain(shares).chain(ratios).chain([used]).collect()
+}
+
+fn judge(case: &Case, direction: &str, outcome: &Outcome, report: &mut Report) {
+    let share = ratio(outcome.braid, case.sum());
+    let wanted = case.aim * (1.0 - case.loss);
+    let what = format!("{}, {direction}", case.title);
+    report.aim(format!("{what}: {wanted:.3} of the sum"), format!("{share:.3}"), share >= wanted);
+    let of_bbr = ratio(outcome.braid, outcome.bbr);
+    report.aim(format!("{what}: {OF_BBR} of MPTCP with BBR"), format!("{of_bbr:.3}"), of_bbr >= OF_BBR);
+    if let Some(times) = case.times_cubic {
+        let of_cubic = ratio(outcome.braid, outcome.cubic);
+        report.aim(format!("{what}: {times} times MPTCP with CUBIC"), format!("{of_cubic:.1}"), of_cubic >= times);
+    }
+}
+
+/// Down and up.
+fn one(settings: &Settings, case: &Case, span: Duration) -> Result<[Outcome; 2]> {
+    let mut builder = Lab::builder().rp_filter(2);
+    for (number, (rate, round_trip)) in case.links.iter().enumerate() {
+        let link = LinkSpec::new(&format!("link{number}")).delay(ms(*round_trip) / 2).loss(case.loss);
+        let link = match case.queue {
+            Some(queue) => link.queue(queue),
+            None => link,
+        };
+        builder = builder.link(link.rate(mbps(*rate)));
+    }
+    let lab = builder.start()?;
+    let size = Bytes::new(case.sum().bytes_per_second() * span.as_secs());
+    allow_multipath(&lab)?;
+    let mut peers = Vec::new();
+    for (port, congestion) in [(8081, "bbr"), (8082, "cubic")] {
+        let carrier = Carrier::multipath(congestion);
+        let origin = Origin::start(&lab, 10, port, carrier)?;
+        peers.push(multipath(&lab, &origin, carrier, size, 2 * span)?);
+    }
+    let (web, origin) = (Web::start(&lab)?, Origin::start(&lab, 10, 8080, Carrier::PLAIN)?);
+    let url = web.url(size)?;
+    let bonded = Bonded::start(settings, &lab)?;
+    let transfer = |arguments: &[&str], size: &str, way: Way| -> Result<Transfer> {
+        let (began, before) = (lab.age(), carried(&lab, way)?);
+        let (rate, took) = curl(&lab, arguments, size, 4 * span)?;
+        let after = carried(&lab, way)?;
+        let moved = case.links.iter().zip(before.iter().zip(&after));
+        let used = moved.map(|((rate, _), (before, after))| (after - before) * 8.0 / took.as_secs_f64() / (*rate as f64 * 1e6)).collect();
+        let course = (0..case.links.len()).map(|link| Ok(course(&lab.samples(link)?, began, way))).collect::<Result<_>>()?;
+        Ok(Transfer { rate, used, course, paths: bonded.daemon.status(&lab)?["peers"][0]["paths"].clone() })
+    };
+    let down = transfer(&["-o", "/dev/null", &url], "%{size_download}", Way::Down)?;
+    let file = web.file(size)?;
+    let up = transfer(&["-T", &name(&file), &format!("http://{}/", origin.address)], "%{size_upload}", Way::Up)?;
+    let missed: u64 = (0..case.links.len()).map(|link| lab.counters(link).map(|c| c.missed)).sum::<Result<u64>>()?;
+    ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
+    let outcome = |transfer: Transfer, way: usize| {
+        let Transfer { rate, used, course, paths } = transfer;
+        Outcome { braid: rate, bbr: peers[0][way], cubic: peers[1][way], used, course, paths }
+    };
+    Ok([outcome(down, 0), outcome(up, 1)])
+}
+
+/// Bytes that each link has delivered so far.
+fn carried(lab: &Lab, way: Way) -> Result<Vec<f64>> {
+    let bytes = |counters: Counters| match way {
+        Way::Up => counters.up.delivered_bytes.get() as f64,
+        Way::Down => counters.down.delivered_bytes.get() as f64,
+    };
+    (0..lab.links().len()).map(|link| lab.counters(link).map(bytes)).collect()
+}
+
+/// Mbit/s, second by second, since `began`.
+fn course(samples: &[Sample], began: Duration, way: Way) -> Vec<f64> {
+    let at = |sample: &Sample| if way == Way::Up { sample.up } else { sample.down };
+    let since: Vec<f64> = samples.iter().filter(|sample| sample.at >= began).map(|sample| at(sample).get() as f64).collect();
+    let seconds: Vec<f64> = since.iter().copied().step_by(10).collect();
+    seconds.windows(2).map(|pair| ((pair[1] - pair[0]) * 8.0 / 1e5).round() / 10.0).collect()
+}
+
+fn name(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// Down and up by multipath TCP.
+fn multipath(lab: &Lab, origin: &Origin, carrier: Carrier, size: Bytes, limit: Duration) -> Result<[Rate; 2]> {
+    lab.client().run(|| {
+        let (begin, mut got) = (Instant::now(), 0);
+        origin.get(carrier, size, limit, |count| got += count as u64)?;
+        let down = Bytes::new(got).per(begin.elapsed());
+        let (sent, took) = origin.put(carrier, size, limit)?;
+        Ok([down, sent.per(took)])
+    })?
+}
+
+/// The goodput and the time of a transfer by curl, of which `size` is what it prints of the bytes that went.
+fn curl(lab: &Lab, arguments: &[&str], size: &str, limit: Duration) -> Result<(Rate, Duration)> {
+    let mut command = lab.client().command("curl")?;
+    command.args(["-sS", "--fail", "--max-time", &limit.as_secs().to_string(), "-w", &format!("\\n{size} %{{time_total}}")]);
+    let output = command.args(arguments).stdin(Stdio::null()).output().context("cannot run curl: run lab/install-deps.sh")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    // Out of time is a slow transfer, and told as such.
+    ensure!(matches!(output.status.code(), Some(0 | 28)), "curl: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let figures = said.lines().last().and_then(|line| line.split_once(' '));
+    let (bytes, seconds) = figures.with_context(|| format!("curl says {said:?}"))?;
+    let took = Duration::from_secs_f64(seconds.parse()?);
+    Ok((Bytes::new(bytes.parse()?).per(took), took))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_links_carry_seventy_megabits_and_every_shortfall_is_told() {
+        assert!(CASES.iter().any(|case| case.links.len() == 10 && case.sum() == mbps(70)));
+        let mut report = Report::new("bond", "", "");
+        let case = CASES.iter().find(|case| case.times_cubic.is_some()).unwrap();
+        let outcome = |braid| Outcome {
+            braid: mbps(braid),
+            bbr: mbps(27),
+            cubic: mbps(6),
+            used: vec![0.98, 0.5],
+            course: Vec::new(),
+            paths: Value::Null,
+        };
+        judge(case, "download", &outcome(20), &mut report);
+        assert!(report.aims.len() == 3 && report.aims.iter().all(|aim| !aim.met), "{:?}", report.aims);
+        judge(case, "download", &outcome(27), &mut report);
+        assert!(report.aims[3..].iter().all(|aim| aim.met), "{:?}", report.aims);
+        assert_eq!(row(case, "upload", &outcome(27))[2..], ["0.900", "0.900", "0.200", "1.00", "4.50", "98 %, 50 %"]);
+    }
+}

@@ -1,0 +1,114 @@
+//! `braid relay` in the server namespace, and daemons that join it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::daemon::Daemon;
+use crate::lab::Lab;
+
+/// How long starting, or joining over all links, may take.
+const LIMIT: Duration = Duration::from_secs(15);
+/// The relay's address on the lab's Internet: 203.0.113.20.
+const ADDRESS: u8 = 20;
+/// Its port.
+const PORT: u16 = 5757;
+
+/// A running relay, whose clients may reach the lab's Internet. It ends with this value.
+#[derive(Debug)]
+pub struct Relay {
+    child: Child,
+    braid: PathBuf,
+    state: PathBuf,
+}
+
+impl Relay {
+    /// Starts `braid relay` and waits until it says that it is up.
+    pub fn start(lab: &Lab, braid: &Path) -> Result<Self> {
+        let home = lab.directory().join("relay");
+        let (state, log) = (home.join("state"), home.join("log"));
+        fs::create_dir_all(&home)?;
+        let mut command = lab.server().command(braid)?;
+        command.args(["relay", "--listen", &format!("[::]:{PORT}"), "--allow", "203.0.113.0/24"]).arg("--state-dir").arg(&state);
+        let child = command.stdin(Stdio::null()).stdout(File::create(&log)?).stderr(File::options().append(true).open(&log)?).spawn();
+        let child = child.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?;
+        let mut relay = Self { child, braid: braid.to_owned(), state };
+        let begin = Instant::now();
+        loop {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            if said.contains("the relay is up") {
+                return Ok(relay);
+            }
+            if let Some(status) = relay.child.try_wait()? {
+                bail!("braid relay ended at once ({status}):\n{}", said.trim());
+            }
+            ensure!(begin.elapsed() < LIMIT, "braid relay is not up after {LIMIT:?}:\n{}", said.trim());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Lets the daemon join, under the name "home", and waits until its paths over all links of the lab are good.
+    pub fn admit(&self, lab: &Lab, daemon: &Daemon) -> Result<()> {
+        let mut command = lab.server().command(&self.braid)?;
+        command.args(["relay", "invite", "--address", &format!("{}:{PORT}", Lab::internet(ADDRESS))]).arg("--state-dir").arg(&self.state);
+        let output = command.output()?;
+        ensure!(output.status.success(), "braid relay invite: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let line = String::from_utf8(output.stdout).context("the invitation is no text")?;
+        let mut command = lab.client().command(&self.braid)?;
+        let output = command.args(["join", line.trim(), "--name", "home"]).env("BRAID_SOCKET", daemon.socket()).output()?;
+        ensure!(output.status.success(), "braid join: {}", String::from_utf8_lossy(&output.stderr).trim());
+        await_paths(lab, daemon)
+    }
+
+    /// The relay's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until the daemon calls a path over each link of the lab good.
+pub fn await_paths(lab: &Lab, daemon: &Daemon) -> Result<()> {
+    let begin = Instant::now();
+    loop {
+        let status = daemon.status(lab)?;
+        let good = good_paths(&status);
+        if good == lab.links().len() {
+            return Ok(());
+        }
+        ensure!(
+            begin.elapsed() < LIMIT,
+            "{good} of {} paths to the relay are good after {LIMIT:?}: {}",
+            lab.links().len(),
+            status["peers"]
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn good_paths(status: &serde_json::Value) -> usize {
+    let paths = status["peers"][0]["paths"].as_array();
+    paths.map_or(0, |paths| paths.iter().filter(|path| path["state"] == "good").count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_good_paths_count() {
+        let status = serde_json::json!({ "peers": [{ "paths": [{ "state": "good" }, { "state": "probing" }, { "state": "good" }, {}] }] });
+        assert_eq!(good_paths(&status), 2);
+        assert_eq!(good_paths(&serde_json::json!({ "peers": [] })), 0);
+    }
+}
