@@ -306,9 +306,9 @@ mod tests {
     fn what_was_repeated_is_not_lost_a_second_time() {
         let mut tracker = tracker(5);
         let mut items = Vec::new();
-        assert_eq!(tracker.repeat_next(|sent, ..| sent >= at(3), |_| true), Some(&[item(3)][..]));
-        assert_eq!(tracker.repeat_next(|sent, ..| sent >= at(3), |_| true), Some(&[item(4)][..]));
-        assert_eq!(tracker.repeat_next(|..| true, |_| true), None);
+        assert_eq!(tracker.repeat_next(|sent, _, _| sent >= at(3), |_| true), Some(&[item(3)][..]));
+        assert_eq!(tracker.repeat_next(|sent, _, _| sent >= at(3), |_| true), Some(&[item(4)][..]));
+        assert_eq!(tracker.repeat_next(|_, _, _| true, |_| true), None);
         tracker.repeat_all(&mut items);
         assert_eq!(items, (0..3).map(item).collect::<Vec<_>>());
         let mut lost = Vec::new();
