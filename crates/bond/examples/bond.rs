@@ -83,10 +83,10 @@ fn short() {
 }
 
 fn churn() {
-    println!("\n| seed | complete | after all were back |\n|---|---|---|");
-    for seed in 1..=3 {
-        let (got, size, rest) = scenes::churn(seed, 60);
-        println!("| {seed} | {} of {} | {:.1} s |", got.iter().filter(|got| **got == size).count(), got.len(), rest.as_secs_f64());
+    println!("\n| seed | complete | share of what could be carried | the rest after all were back |\n|---|---|---|---|");
+    for seed in 1..=5 {
+        let churn = scenes::churn(seed, 60);
+        println!("| {seed} | {} of 20 | {:.3} | {:.1} s |", churn.complete, churn.share, churn.rest.as_secs_f64());
     }
 }
 
@@ -106,4 +106,11 @@ fn urgent() {
     }
 }
 
-fn fair() {}
+fn fair() {
+    println!("\n| phase | rates (exact max-min), Mbit/s |\n|---|---|");
+    for (phase, flows) in scenes::fair(1).iter().enumerate() {
+        let cells: Vec<String> =
+            flows.iter().map(|(rate, exact)| format!("{rate:.3} ({exact:.3}, {:+.1} %)", (rate / exact - 1.0) * 100.0)).collect();
+        println!("| {} | {} |", phase + 1, cells.join(", "));
+    }
+}

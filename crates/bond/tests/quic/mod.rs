@@ -173,9 +173,11 @@ impl World {
         self.sources.push(Source { side, flow, written: 0, size });
     }
 
-    /// Ends what [`Self::send`] began: what is written still arrives.
-    pub fn finish(&mut self, flow: FlowKey) {
-        self.sources.iter_mut().filter(|source| source.flow == flow).for_each(|source| source.size = source.written);
+    /// Ends what [`Self::send`] began at once, with a reset.
+    pub fn cut_off(&mut self, side: usize, flow: FlowKey) {
+        self.sources.retain(|source| source.flow != flow);
+        let (time, id) = (self.hosts[side].time(self.now), self.bond);
+        self.hosts[side].bond(id).unwrap().reset(time, flow, 1);
     }
 
     /// Bytes in a link's queue.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use braid_bond::{Carrier, FlowPolicy, PathState};
+use braid_bond::{Carrier, FlowPolicy};
+use braid_decide::fair::{Flow, Problem, solve};
+use braid_model::Rate;
 use braid_netem::Random;
 use bytes::Bytes;
 
@@ -122,31 +124,50 @@ pub fn short(specs: &[Spec], seed: u64, size: usize) -> (Duration, Duration) {
     (took(0b11), took(0b01).min(took(0b10)))
 }
 
-/// Twenty downloads while links go and come at random for `seconds`, at least one alive, then are all dark for 30 s: how many bytes of
-/// each arrived in the end, of how many, and how long the rest took once all links were back.
-pub fn churn(seed: u64, seconds: u64) -> (Vec<usize>, usize, Duration) {
+/// What became of downloads while links went and came.
+#[derive(Debug, Clone, Copy)]
+pub struct Churn {
+    /// How many of them were complete in the end.
+    pub complete: usize,
+    /// What arrived while links went and came, as a share of what those that were alive could carry.
+    pub share: f64,
+    /// How long the rest took once all links were back.
+    pub rest: Duration,
+}
+
+/// Twenty downloads while links go and come at random for `seconds`, at least one alive, with and without notice; then all are dark for
+/// 30 s.
+pub fn churn(seed: u64, seconds: u64) -> Churn {
     let specs = [Spec::new(20.0, 5), Spec::new(10.0, 30), Spec { loss: 0.01, ..Spec::new(5.0, 20) }];
     let mut world = World::up(&specs, seed);
-    let size = (25.0e6 / 8.0 * (seconds as f64 * 0.7) / 20.0) as usize;
+    // About what all links carry in that time, so that they are still busy at its end.
+    let size = 35_000_000 / 8 * seconds as usize / 20;
     let flows: Vec<_> = (0..20).map(|_| world.open(FlowPolicy::default(), Carrier::Stream)).collect();
     flows.iter().for_each(|flow| world.send(DOWN, *flow, size));
     let mut random = Random::new(seed);
     let mut dark = [false; 3];
+    let mut carried = 0.0;
     let end = world.now + Duration::from_secs(seconds);
     while world.now < end {
+        let since = world.now;
         world.run(ms(100 + random.up_to(2000)), |_| false);
-        let link = random.up_to(3) as usize % 3;
+        let alive: f64 = (0..3).filter(|link| !dark[*link]).map(|link| specs[link].mbps * 1e6 / 8.0).sum();
+        carried += alive * (world.now - since).as_secs_f64();
+        let link = random.up_to(2) as usize;
         if dark[link] || dark.iter().filter(|dark| **dark).count() < 2 {
             dark[link] = !dark[link];
-            world.set_dark(link, dark[link], random.up_to(1) == 0);
+            // Who says that a link is gone says when it is back.
+            world.set_dark(link, dark[link], !dark[link] || random.up_to(1) == 0);
         }
     }
-    (0..3).filter(|link| !dark[*link]).for_each(|link| world.set_dark(link, true, false));
+    let arrived: usize = flows.iter().map(|flow| world.received(UP, *flow)).sum();
+    (0..3).for_each(|link| world.set_dark(link, true, false));
     world.run(Duration::from_secs(30), |_| false);
     (0..3).for_each(|link| world.set_dark(link, false, dark[link]));
     let start = world.now;
     world.run(Duration::from_secs(60), |world| flows.iter().all(|flow| world.received(UP, *flow) == size));
-    (flows.iter().map(|flow| world.received(UP, *flow)).collect(), size, world.now - start)
+    let complete = flows.iter().filter(|flow| world.received(UP, **flow) == size).count();
+    Churn { complete, share: arrived as f64 / carried, rest: world.now - start }
 }
 
 /// Messages of 125 bytes at 1 Mbit/s over links that lose 3 % each, beside a bulk flow: the share of messages missing, and the bulk flow's
@@ -195,7 +216,32 @@ pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
     (delays[delays.len() / 2], delays[delays.len() * 99 / 100])
 }
 
-/// Whether all paths of a world are good at `side`.
-pub fn all_good(world: &World, side: usize) -> bool {
-    world.hosts[side].bonds().all(|(_, bond)| bond.paths().all(|(_, path)| path.state == PathState::Good))
+/// The thesis's figure 4.5: a may use the first link, b both, c the second; weights 1, 2, 1; 3 and 10 Mbit/s; a ends after ten seconds, b
+/// after twenty. For each phase and flow its rate from the third second on, and the max-min fair one, in Mbit/s of payload.
+pub fn fair(seed: u64) -> Vec<Vec<(f64, f64)>> {
+    let mut world = World::up(&[Spec::new(3.0, 10), Spec::new(10.0, 10)], seed);
+    let policy = |weight, links| FlowPolicy { weight, links, ..FlowPolicy::default() };
+    let flows = [policy(100, 0b01), policy(200, 0b11), policy(100, 0b10)].map(|policy| world.open(policy, Carrier::Stream));
+    let may: [&[usize]; 3] = [&[0], &[0, 1], &[1]];
+    flows.iter().for_each(|flow| world.send(DOWN, *flow, usize::MAX));
+    let mut links = Vec::new();
+    let mut phases = Vec::new();
+    for phase in 0..3 {
+        world.run(ms(2000), |_| false);
+        let count = |world: &World| flows.map(|flow| [0, 1].map(|link| world.arrived(UP, flow, link)));
+        let before = count(&world);
+        world.run(ms(8000), |_| false);
+        let after = count(&world);
+        let rate = |flow: usize, link: usize| (after[flow][link] - before[flow][link]) as f64;
+        if phase == 0 {
+            links = (0..2).map(|link| Rate::from_bps((0..3).map(|flow| rate(flow, link)).sum::<f64>() as u64)).collect();
+        }
+        let problem =
+            Problem { links: links.clone(), flows: (phase..3).map(|flow| Flow::backlogged([1.0, 2.0, 1.0][flow], may[flow])).collect() };
+        let exact = solve(&problem).expect("a proper problem").rates_bps;
+        // Eight bits to a byte, in eight seconds.
+        phases.push((phase..3).map(|flow| ((rate(flow, 0) + rate(flow, 1)) / 1e6, exact[flow - phase] / 1e6)).collect());
+        world.cut_off(DOWN, flows[phase]);
+    }
+    phases
 }
