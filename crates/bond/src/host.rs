@@ -539,7 +539,12 @@ impl Host {
         if let Some(reason) = lost {
             let forgotten =
                 matches!(reason, ConnectionError::Reset | ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_));
+            let (bond, left) = (conn.bond, matches!(reason, ConnectionError::ApplicationClosed(_)));
             self.lose(id, &reason.to_string(), forgotten);
+            // A client that says goodbye on its last path does not come back.
+            if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.is_alone(*bond)) {
+                self.end(now, bond, "its client has ended it");
+            }
         } else if conn.stage == Stage::Greeting {
             self.greet(now, id);
         }
@@ -564,6 +569,10 @@ impl Host {
             None => while conn.connection.datagrams().recv().is_some() {},
         }
         self.speaking.insert(id);
+    }
+
+    fn is_alone(&self, bond: BondId) -> bool {
+        self.sessions.get(&bond).is_some_and(|session| session.connections.is_empty())
     }
 
     /// The first messages.

@@ -253,7 +253,9 @@ impl Keeper {
             let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { continue };
             attempt.due = None;
             if let Some(connection) = attempt.connection.take() {
-                self.carrier.with(|host, now| host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked on the way"));
+                self.carrier.with(|host, now| {
+                    host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked on the way")
+                });
             }
             if usable {
                 self.dial(link, ipv6).await;

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,8 +15,8 @@ use braid_model::{Bytes as Amount, Time};
 use braid_peer::address::Address;
 use braid_peer::destination::{Policy, Reason, dial_tcp, resolve};
 use braid_peer::keys::{KeyPair, PublicKey};
-use braid_peer::limits::{Direction, Limits, Meter};
-use braid_peer::registry::{ClientId, Registry};
+use braid_peer::limits::{Direction, Exceeded, Limits, Meter};
+use braid_peer::registry::{ClientId, Month, Registry};
 use braid_peer::tls::{self, Clients};
 use bytes::Bytes;
 use ipnet::IpNet;
@@ -83,6 +84,10 @@ pub(crate) struct Account {
     meter: Mutex<Meter>,
     started: Instant,
     client: Option<ClientId>,
+    /// Bytes towards the client and from it that are not written down yet.
+    moved: [AtomicU64; 2],
+    /// What may be opened for it; its look-ups are its own.
+    policy: Policy,
 }
 
 impl Account {
@@ -97,6 +102,7 @@ impl Account {
 
     /// Waits until `amount` may go, and counts it. `false` if the client's month is used up.
     pub(crate) async fn pass(&self, direction: Direction, amount: usize) -> bool {
+        self.moved[usize::from(direction == Direction::Up)].fetch_add(amount as u64, Ordering::Relaxed);
         let amount = Amount::new(amount as u64);
         let (now, unix) = self.now();
         let (due, allowed) = self.meter(|meter| {
@@ -114,11 +120,9 @@ impl Account {
 struct Relay {
     carrier: Carrier,
     registry: Option<Registry>,
-    allow: Vec<IpNet>,
-    own: Vec<IpAddr>,
+    policy: Policy,
     accounts: BTreeMap<PublicKey, Arc<Account>>,
     owners: BTreeMap<BondId, (Option<PublicKey>, Arc<Account>)>,
-    /// Where each bond's client has reached the relay.
     limit: usize,
     draining: bool,
     open: Arc<()>,
@@ -138,15 +142,14 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     let address = socket.local_addr().map_err(|error| RelayError::Listen(options.listen, error))?;
     carrier.set_socket(0, Some(socket), ipv6);
     ready(address);
-    let (registry, allow, own) = match options.reach {
-        Reach::Internet { registry, allow, own } => (Some(*registry), allow, own),
-        Reach::Itself => (None, Vec::new(), Vec::new()),
+    let (registry, policy) = match options.reach {
+        Reach::Internet { registry, allow, own } => (Some(*registry), Policy::relay(allow, own)),
+        Reach::Itself => (None, Policy::local(Vec::new())),
     };
     let mut relay = Relay {
         carrier,
         registry,
-        allow,
-        own,
+        policy,
         accounts: BTreeMap::new(),
         owners: BTreeMap::new(),
         limit: options.flows,
@@ -199,14 +202,7 @@ impl Relay {
                     tracing::info!(%bond, reason, "a bond has ended");
                 }
             }
-            Notice::Closed(bond, _, by_link) => {
-                let account = self.owners.get(&bond).and_then(|(_, account)| account.client);
-                if let (Some(client), Some(registry)) = (account, &mut self.registry) {
-                    let sum = |pick: fn(&(u8, Amount, Amount)) -> Amount| by_link.iter().map(pick).fold(Amount::ZERO, |sum, of| sum + of);
-                    registry.count(client, sum(|(_, sent, _)| *sent), sum(|(.., received)| *received), SystemTime::now());
-                }
-            }
-            Notice::Joined(..) | Notice::Lost { .. } | Notice::Path(..) => {}
+            Notice::Joined(..) | Notice::Lost { .. } | Notice::Path(..) | Notice::Closed(..) => {}
         }
     }
 
@@ -232,7 +228,10 @@ impl Relay {
     /// Whether the client that has proved its key may have a path.
     fn judge(&mut self, connection: ConnectionId, hello: &Hello) -> Result<(Option<PublicKey>, Arc<Account>), (u64, String)> {
         let Some(registry) = &mut self.registry else {
-            let account = self.owners.get(&hello.bond).map_or_else(|| Arc::new(account(Limits::default(), None)), |(_, old)| old.clone());
+            let account = self
+                .owners
+                .get(&hello.bond)
+                .map_or_else(|| Arc::new(account(Limits::default(), None, &self.policy)), |(_, old)| old.clone());
             return Ok((None, account));
         };
         let unknown = |why: String| (refusals::UNKNOWN, why);
@@ -253,25 +252,30 @@ impl Relay {
                 return Err(unknown("its key is not known here, or was revoked: ask the relay's operator for an invitation".to_owned()));
             }
         };
-        let limits = client.limits;
-        let account = self.accounts.entry(key).or_insert_with(|| Arc::new(account(limits, Some(client.id)))).clone();
+        if let Some(account) = self.accounts.get(&key) {
+            return Ok((Some(key), account.clone()));
+        }
+        let month = registry.used(client.id, SystemTime::now()).map_err(|error| trouble(&error))?;
+        let account = Arc::new(account(client.limits, Some((client.id, month)), &self.policy));
+        self.accounts.insert(key, account.clone());
         Ok((Some(key), account))
     }
 
     fn on_flow(&mut self, flow: Flow, open: Open) {
         let Some((_, account)) = self.owners.get(&flow.bond()) else { return flow.reset(codes::BUSY) };
-        if self.draining || self.flows() >= self.limit || account.meter(Meter::open_flow).is_err() {
+        if self.draining || self.flows() >= self.limit {
             return flow.answer(codes::BUSY);
         }
-        let policy = match &self.registry {
-            Some(_) => Policy::relay(self.allow.clone(), self.own.clone()),
-            None => Policy::local(vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]),
-        };
+        match account.meter(Meter::open_flow) {
+            Ok(()) => {}
+            Err(Exceeded::Flows(_)) => return flow.answer(codes::BUSY),
+            Err(Exceeded::Monthly(_)) => return flow.answer(codes::QUOTA),
+        }
         let (account, counted) = (account.clone(), self.open.clone());
         tokio::spawn(async move {
             match open.carrier {
-                Kind::Stream => stream(flow, &open.target, &policy, &account).await,
-                Kind::Messages => messages(flow, &open.target, &policy, &account).await,
+                Kind::Stream => stream(flow, &open.target, &account).await,
+                Kind::Messages => messages(flow, &open.target, &account).await,
             }
             account.meter(Meter::close_flow);
             drop(counted);
@@ -302,16 +306,25 @@ impl Relay {
         }
     }
 
+    /// Writes down what clients have used.
     fn flush(&mut self) {
+        if let Some(registry) = &mut self.registry {
+            for account in self.accounts.values() {
+                let [down, up] = [0, 1].map(|way: usize| Amount::new(account.moved[way].swap(0, Ordering::Relaxed)));
+                if let Some(client) = account.client.filter(|_| down != Amount::ZERO || up != Amount::ZERO) {
+                    registry.count(client, down, up, SystemTime::now());
+                }
+            }
+        }
         if let Some(trouble) = self.registry.as_mut().and_then(Registry::flush) {
             tracing::error!(trouble, "usage cannot be written down");
         }
     }
 }
 
-async fn stream(flow: Flow, target: &Target, policy: &Policy, account: &Arc<Account>) {
+async fn stream(flow: Flow, target: &Target, account: &Arc<Account>) {
     let dialled = match address(target) {
-        Some(address) => dial_tcp(&address, policy).await.map_err(|error| error.reason),
+        Some(address) => dial_tcp(&address, &account.policy).await.map_err(|error| error.reason),
         None => Err(Reason::NameNotFound),
     };
     match dialled {
@@ -323,8 +336,8 @@ async fn stream(flow: Flow, target: &Target, policy: &Policy, account: &Arc<Acco
     }
 }
 
-async fn messages(flow: Flow, target: &Target, policy: &Policy, account: &Arc<Account>) {
-    let socket = match udp(target, policy).await {
+async fn messages(flow: Flow, target: &Target, account: &Arc<Account>) {
+    let socket = match udp(target, &account.policy).await {
         Ok(socket) => socket,
         Err(code) => return flow.answer(code),
     };
@@ -369,10 +382,13 @@ fn address(target: &Target) -> Option<Address> {
     target.to_string().parse().ok()
 }
 
-fn account(limits: Limits, client: Option<ClientId>) -> Account {
+fn account(limits: Limits, client: Option<(ClientId, Month)>, policy: &Policy) -> Account {
     let started = Instant::now();
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
-    Account { meter: Mutex::new(Meter::new(limits, Amount::ZERO, Time::ZERO, unix)), started, client }
+    let policy = policy.for_another_client();
+    let used = client.map_or(Amount::ZERO, |(_, month)| month.down + month.up);
+    let meter = Mutex::new(Meter::new(limits, used, Time::ZERO, unix));
+    Account { meter, started, client: client.map(|(client, _)| client), moved: Default::default(), policy }
 }
 
 /// Bytes from the system's source of chance.

@@ -228,3 +228,35 @@ async fn a_restarted_relay_serves_new_flows_and_resets_old_ones() {
     };
     tokio::time::timeout(PATIENCE, served).await.expect("served");
 }
+
+#[tokio::test]
+async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart() {
+    let mut relay = TestRelay::start().await;
+    let keys = KeyPair::generate().unwrap();
+    let begin = |relay: &TestRelay, token: bool| {
+        let client = Client::start(relay.peer(token), Some(&keys), None).unwrap();
+        client.set_links(links(2));
+        client
+    };
+    let first = begin(&relay, true);
+    until(&first, |state| *state == State::Up).await;
+    let mut stream = connect(&first, echo().await).await;
+    stream.write_all(&[1; 300_000]).await.unwrap();
+    stream.read_exact(&mut vec![0; 300_000]).await.unwrap();
+    drop((stream, first));
+    drop(relay.stop.take());
+    tokio::time::timeout(PATIENCE, &mut relay.ended).await.expect("it stops").unwrap();
+    let mut registry = Registry::open(&StateDir::open(&relay.dir.as_ref().unwrap().path().join("relay")).unwrap()).unwrap();
+    let client = registry.find("test").unwrap();
+    let month = registry.used(client.id, SystemTime::now()).unwrap();
+    assert_eq!((month.down.get(), month.up.get()), (300_000, 300_000));
+    let monthly = Some(braid_model::Bytes::new(600_000));
+    registry.set_limits(client.id, braid_peer::limits::Limits { monthly, ..client.limits }).unwrap();
+    drop(registry);
+    relay.crash();
+    let again = TestRelay::start_in(relay.dir.take().unwrap(), relay.address).await;
+    let second = begin(&again, false);
+    until(&second, |state| *state == State::Up).await;
+    let flow = second.open(to(echo().await, Kind::Stream)).unwrap();
+    assert_eq!(flow.opened().await, Err(FlowEnd(codes::QUOTA)));
+}
