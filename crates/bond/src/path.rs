@@ -181,8 +181,11 @@ impl Path {
 
     /// When this path is to be suspected if nothing is heard of it until then.
     pub(crate) fn suspect_at(&self) -> Option<Time> {
-        if !matches!(self.state, PathState::Good | PathState::Probing) {
-            return None;
+        match self.state {
+            PathState::Good => {}
+            // What was lost before says nothing now, and of its probes some may be lost too.
+            PathState::Probing => return Some(self.tracker.last_ack.max(self.state_since) + DEATH.max(self.srtt * 4)),
+            PathState::Suspect | PathState::Dead => return None,
         }
         let oldest = self.tracker.oldest()?;
         let wait = (self.srtt + self.slack()).min(MAX_WAIT);

@@ -175,6 +175,20 @@ fn a_moved_flow_uses_its_new_link_only() {
     assert!(world.got[0][&flow].len() > bytes + 1_000_000);
 }
 
+#[test]
+fn regression_a_path_that_loses_much_comes_back_all_the_same() {
+    // A sixth of the probes is lost each way, and old losses are still on the books: a path that is being asked must not be given up at once.
+    for seed in 0..5 {
+        let mut world = World::new(&[Spec { mbps: 19, delay_ms: 74, loss: 0.16 }], seed);
+        let flow = world.stream();
+        world.transfer(0, flow, 400_000, Duration::from_secs(1));
+        world.set_dark(0, true, true);
+        world.run(Duration::from_secs(2), |_| false);
+        world.set_dark(0, false, true);
+        assert!(world.run(Duration::from_secs(30), |world| world.got[1].get(&flow).map_or(0, Vec::len) >= 200_000), "seed {seed}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
