@@ -30,6 +30,8 @@ const MAX_CONTROL: usize = 1 << 16;
 const MAX_PIECES: usize = 1 << 17;
 /// The part of all flows' window that messages may take, in each direction.
 const MESSAGES_SHARE: u64 = 4;
+/// Flows that go before others at a time, since each datagram looks through them; more take turns with the rest.
+const MAX_URGENT: usize = 256;
 /// Paths of one bond: as many as the scheduler has links.
 const MAX_PATHS: usize = midrr::MAX_LINKS;
 
@@ -875,7 +877,7 @@ impl Bond {
         self.starved |= fresh == 0 && flow.send.unsent() > 0;
         let head = stream.or(flow.messages.head().map(|size| size as u64));
         let head = head.map(|size| Amount::new(size.min(QUANTUM.get())));
-        if flow.policy.urgent {
+        if flow.policy.urgent && (self.urgent.len() < MAX_URGENT || self.urgent.contains(&id)) {
             if head.is_some() {
                 self.urgent.insert(id)
             } else {

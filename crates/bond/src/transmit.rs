@@ -182,14 +182,13 @@ impl Bond {
             if !put {
                 let fits = |data: &Bytes| data.len() + MESSAGE_HEAD <= draft.max;
                 match extra {
-                    // They were made for a path with a larger MTU: cut, or given up.
+                    // It was given to a path with a larger MTU.
                     Extra::Message(flow, number, data) if !fits(&data) => {
-                        let pieces = cut(flow, number, &data, draft.max - MESSAGE_HEAD);
+                        let pieces = cut(flow, number, &data, draft.max);
                         if let Some(path) = self.paths.get_mut(&id) {
                             pieces.into_iter().rev().for_each(|piece| path.extra.push_front(piece));
                         }
                     }
-                    Extra::Fragment(.., data) if !fits(&data) => {}
                     // It was cut for a path with a larger MTU: cut anew.
                     Extra::Copy(item) if draft.items.is_empty() && !draft.eliciting => self.again(vec![item]),
                     extra => {
@@ -326,8 +325,7 @@ impl Bond {
         if let Some(path) = self.paths.get(&id) {
             found.count(path.link, size as u64, 0);
         }
-        let pieces: Vec<Extra> =
-            if whole { vec![Extra::Message(flow, number, data)] } else { cut(flow, number, &data, draft.max - MESSAGE_HEAD) };
+        let pieces: Vec<Extra> = if whole { vec![Extra::Message(flow, number, data)] } else { cut(flow, number, &data, draft.max) };
         for piece in &pieces {
             if copies > 1 {
                 self.spread(id, flow, copies, piece);
@@ -407,8 +405,9 @@ fn wire_head(flow: FlowKey, offset: u64) -> usize {
     1 + wire::varint_size(flow.0) + wire::varint_size(offset) + 2
 }
 
-/// Cuts a message that fits no datagram into pieces of at most `most` bytes.
-fn cut(flow: FlowKey, number: u64, data: &Bytes, most: usize) -> Vec<Extra> {
+/// Cuts a message that fits no datagram of at most `max` bytes into pieces that fit those of every path, should they have to go elsewhere.
+fn cut(flow: FlowKey, number: u64, data: &Bytes, max: usize) -> Vec<Extra> {
+    let most = max.min(MIN_DATAGRAM) - MESSAGE_HEAD;
     let count = data.len().div_ceil(most.max(data.len().div_ceil(255)));
     let size = data.len().div_ceil(count.max(1)).max(1);
     let piece = |at: usize| data.slice((at * size).min(data.len())..((at + 1) * size).min(data.len()));

@@ -317,6 +317,19 @@ fn regression_messages_for_a_path_with_larger_datagrams_are_cut_for_another() {
 }
 
 #[test]
+fn regression_flows_that_are_all_urgent_and_may_not_go_hold_no_other_up() {
+    let mut bond = server();
+    for flow in 0..5000 {
+        tell(&mut bond, quiet().open(flow, 0)).unwrap();
+        // The first thousands may use no path there is; the rest may use all.
+        tell(&mut bond, quiet().policy(flow, 1, 100, if flow < 4000 { 1 << 40 } else { u64::MAX }, 1, 1)).unwrap();
+        bond.write(FlowKey(flow), Bytes::from(vec![0; 100]));
+    }
+    sent(&mut bond, START);
+    assert!((4000..5000).all(|flow| bond.flow(FlowKey(flow)).unwrap().by_link == [(0, Amount::new(100), Amount::ZERO)]));
+}
+
+#[test]
 fn replays_deliver_nothing_twice() {
     let mut bond = server();
     let datagrams =
