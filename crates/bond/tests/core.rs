@@ -221,6 +221,7 @@ proptest! {
                 // Overlapping cuts: dark while any lasts.
                 if dark[wire] == i32::from(down) { world.set_dark(wire, down, told || !down); }
             }
+            world.wake = cuts.first().map(|(at, ..)| start + Duration::from_millis(*at));
             for (at, flow) in flows.iter().enumerate() {
                 for side in 0..2 {
                     let size = if side == 0 { sizes[at].0 } else { sizes[at].1 };

@@ -37,6 +37,8 @@ pub struct World {
     pub gap: [Duration; 2],
     pub last_read: [Time; 2],
     pub error: Option<BondError>,
+    /// When the test does something, though the world itself may have nothing to do.
+    pub wake: Option<Time>,
 }
 
 impl World {
@@ -53,6 +55,7 @@ impl World {
             gap: [Duration::ZERO; 2],
             last_read: [now; 2],
             error: None,
+            wake: None,
         };
         for (at, spec) in specs.iter().enumerate() {
             let profile = Profile {
@@ -155,7 +158,7 @@ impl World {
             self.settle();
             let timers = self.ends.iter().filter_map(Bond::poll_timeout);
             let wires = self.wires.iter().flat_map(|wire| &wire.links).filter_map(Link::poll_timeout);
-            let next = timers.chain(wires).min().unwrap_or(end);
+            let next = timers.chain(wires).chain(self.wake.take()).min().unwrap_or(end);
             // A timer that is due and does nothing would spin for ever.
             spins = if next <= self.now { spins + 1 } else { 0 };
             assert!(spins < 1000, "a timer is due at {:?} and nothing happens", self.now);
