@@ -236,12 +236,13 @@ impl Bond {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// What a flow may keep: what all paths carry in twice the slowest one's round trip, since all of that may wait for its one datagram.
+    /// What a flow may keep: what all paths carry in four round trips of the slowest: all of
+    /// that may wait for one datagram of that path, which may have to be sent again.
     fn send_buffer(&self) -> u64 {
         let slowest = self.paths.values().map(|path| path.srtt).max().unwrap_or_default();
         let carried = |path: &Path| path.facts.window.get() as u128 * slowest.as_nanos() / path.srtt.as_nanos().max(1);
         let all: u128 = self.paths.values().filter(|path| path.is_good()).map(carried).sum();
-        u64::try_from(2 * all).unwrap_or(u64::MAX).clamp(MIN_SEND_BUFFER, self.limits.send_buffer.max(MIN_SEND_BUFFER))
+        u64::try_from(4 * all).unwrap_or(u64::MAX).clamp(MIN_SEND_BUFFER, self.limits.send_buffer.max(MIN_SEND_BUFFER))
     }
 
     /// Appends bytes to a stream flow; more than [`Self::writable`] allows is taken too, but should not be given.
