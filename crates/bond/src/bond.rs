@@ -45,6 +45,8 @@ pub struct Bond {
     pub(crate) flows: BTreeMap<FlowKey, Flow>,
     pub(crate) scheduler: Midrr,
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
+    /// When flows that are kept from slow paths may use them again: what is known of paths changes.
+    pub(crate) reconsider: Option<Time>,
     /// Urgent flows that have something to send.
     pub(crate) urgent: BTreeSet<FlowKey>,
     /// When something urgent was last sent.
@@ -87,6 +89,7 @@ impl Bond {
             flows: BTreeMap::new(),
             scheduler,
             keys: BTreeMap::new(),
+            reconsider: None,
             urgent: BTreeSet::new(),
             hurried_at: None,
             control: VecDeque::new(),
@@ -398,12 +401,15 @@ impl Bond {
             let ack = path.received.due.filter(|_| good || !path.is_down());
             [path.suspect_at(), path.dead_at(), path.next_probe, path.loss_due, ack]
         };
-        self.paths.values().flat_map(due).flatten().min()
+        self.paths.values().flat_map(due).flatten().chain(self.reconsider).min()
     }
 
     /// Time has passed: losses, silences and probes. Then ask for datagrams.
     pub fn handle_timeout(&mut self, now: Time) {
         let ids: Vec<PathId> = self.paths.keys().copied().collect();
+        if self.reconsider.take_if(|due| *due <= now).is_some() {
+            self.release_all();
+        }
         for id in ids {
             self.look_for_losses(now, id);
             let Some(path) = self.paths.get_mut(&id) else { continue };

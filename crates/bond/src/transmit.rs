@@ -25,6 +25,8 @@ const RANGES_ALONG: usize = 2;
 const MARGIN: Duration = Duration::from_millis(5);
 /// Datagrams beside urgent ones are no larger than what their path sends in a millisecond, nor smaller than this.
 const LEAST_DATAGRAM: u64 = 600;
+/// A path that a flow is kept from is considered again after this.
+const RECONSIDER: Duration = Duration::from_millis(10);
 /// Copies that may wait for one path; a path that is further behind gets no more.
 const MAX_EXTRA: usize = 256;
 
@@ -266,6 +268,7 @@ impl Bond {
             let Some(better) = self.better_elsewhere(now, id, flow) else { return Some(flow) };
             let found = self.flows.get_mut(&flow)?;
             found.held = (found.held | 1 << slot) & !(1 << better);
+            self.reconsider.get_or_insert(now + RECONSIDER);
             self.narrow(flow);
         }
     }
