@@ -53,6 +53,8 @@ impl Case {
 /// Seconds.
 #[derive(Debug, Clone, Copy)]
 struct Outcome {
+    /// Mbit/s in the last second before the cut.
+    before: f64,
     /// The longest gap between deliveries while the link was away.
     gap: f64,
     /// Until it carried data again; `None` if it did not at all.
@@ -78,14 +80,15 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
             let (gaps, after) = (of(|o| o.gap), of(|o| o.gap_after));
             let backs = of(|o| o.back.unwrap_or(f64::INFINITY));
             let figures = [median(&gaps), worst(&gaps), median(&backs), worst(&backs), median(&after), worst(&after)].map(shown);
-            rows.push([case.title()].into_iter().chain(figures).collect());
-            raw.push(json!({ "case": case.title(), "gap_s": gaps, "back_s": of(|o| o.back.unwrap_or(-1.0)), "gap_after_s": after }));
+            let before = format!("{:.1}", median(&of(|o| o.before)));
+            rows.push([case.title(), before].into_iter().chain(figures).collect());
+            raw.push(json!({ "case": case.title(), "before_mbps": of(|o| o.before), "gap_s": gaps, "back_s": of(|o| o.back.unwrap_or(-1.0)), "gap_after_s": after }));
             if !multipath {
                 judge(&case, median(&gaps), median(&backs), worst(&after), &mut report);
             }
         }
     }
-    let head = "what | gap: median | worst | carries data again: median | worst | gap after the return: median | worst";
+    let head = "what | Mbit/s before | gap: median | worst | carries data again: median | worst | gap after the return: median | worst";
     report.table(format!("{count} cuts each:"), head, rows);
     report.raw = json!(raw);
     Ok(report)
@@ -137,7 +140,7 @@ fn measure(settings: &Settings, multipath: bool, count: usize) -> Result<Vec<(Ca
 fn one(lab: &Lab, origin: &Origin, case: &Case) -> Result<Outcome> {
     let arrivals = Mutex::new(Vec::new());
     let whole: Duration = SPANS.iter().sum();
-    let note = |_| arrivals.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(Instant::now());
+    let note = |count| arrivals.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((Instant::now(), count));
     let download = || lab.client().run(|| origin.get(case.carrier, Bytes::new(1 << 40), whole + ms(500), note))?;
     let (cut, returned, back) = thread::scope(|scope| -> Result<_> {
         let download = scope.spawn(download);
@@ -160,8 +163,11 @@ fn one(lab: &Lab, origin: &Origin, case: &Case) -> Result<Outcome> {
         Ok((cut, returned, back))
     })?;
     let arrivals = arrivals.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    ensure!(arrivals.iter().any(|at| *at < cut), "nothing came before the cut");
-    Ok(Outcome { gap: gap(&arrivals, cut, returned), back, gap_after: gap(&arrivals, returned, returned + SPANS[2]) })
+    let (last, bytes) = (cut - Duration::from_secs(1)..cut, |(_, count): &(Instant, usize)| *count as f64);
+    let before = arrivals.iter().filter(|(at, _)| last.contains(at)).map(bytes).sum::<f64>() * 8.0 / 1e6;
+    ensure!(before > 0.0, "nothing came in the second before the cut");
+    let arrivals: Vec<Instant> = arrivals.into_iter().map(|(at, _)| at).collect();
+    Ok(Outcome { before, gap: gap(&arrivals, cut, returned), back, gap_after: gap(&arrivals, returned, returned + SPANS[2]) })
 }
 
 fn switch(lab: &Lab, case: &Case, on: bool) -> Result<()> {
