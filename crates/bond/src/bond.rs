@@ -8,6 +8,7 @@ use braid_model::{Bytes as Amount, Rate, Time};
 use bytes::Bytes;
 use thiserror::Error;
 
+use crate::choice::Chooser;
 use crate::flow::Flow;
 use crate::path::{Extra, Path, PathState};
 use crate::ranges::RangeSet;
@@ -152,6 +153,8 @@ pub struct Bond {
     pub(crate) flows: BTreeMap<FlowKey, Flow>,
     pub(crate) scheduler: Midrr,
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
+    /// What chooses paths in place of the scheduler.
+    pub(crate) chooser: Option<Chooser>,
     /// Urgent flows that have something to send.
     pub(crate) urgent: BTreeSet<FlowKey>,
     /// When something urgent was last sent.
@@ -189,6 +192,7 @@ impl Bond {
             flows: BTreeMap::new(),
             scheduler,
             keys: BTreeMap::new(),
+            chooser: None,
             urgent: BTreeSet::new(),
             hurried_at: None,
             control: VecDeque::new(),
@@ -230,6 +234,7 @@ impl Bond {
         path.greets = self.side == Side::Client;
         self.paths.insert(id, path);
         self.scheduler.forget();
+        self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.apply_policies();
         true
     }
@@ -244,6 +249,7 @@ impl Bond {
         self.again(items);
         self.reroute(path.extra);
         self.scheduler.forget();
+        self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.apply_policies();
     }
 
@@ -795,6 +801,7 @@ impl Bond {
             self.reroute(extra);
         }
         self.scheduler.forget();
+        self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.release_all();
     }
 
@@ -904,6 +911,9 @@ impl Bond {
         self.starved |= fresh == 0 && flow.send.unsent() > 0;
         let head = stream.or(flow.messages.head().map(|size| size as u64));
         let head = head.map(|size| Amount::new(size.min(QUANTUM.get())));
+        if let Some(chooser) = &mut self.chooser {
+            chooser.set_ready(id, head.is_some() && !flow.policy.urgent);
+        }
         if flow.policy.urgent {
             if head.is_some() {
                 self.urgent.insert(id)
@@ -917,7 +927,7 @@ impl Bond {
         }
     }
 
-    fn refresh_all(&mut self) {
+    pub(crate) fn refresh_all(&mut self) {
         let ids: Vec<FlowKey> = self.flows.keys().copied().collect();
         ids.into_iter().for_each(|id| self.refresh(id));
     }
@@ -929,6 +939,7 @@ impl Bond {
         self.keys.remove(&flow.key);
         let _ = self.scheduler.remove_flow(flow.key);
         self.urgent.remove(&id);
+        self.chooser.iter_mut().for_each(|chooser| chooser.set_ready(id, false));
         self.flows.remove(&id);
         if self.side == Side::Server {
             self.finished.insert(id.0..id.0 + 1);

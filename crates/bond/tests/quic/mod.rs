@@ -57,7 +57,7 @@ impl Pattern {
     const PERIOD: usize = 65_521;
 
     fn new() -> Self {
-        Self((0..3 * Self::PERIOD).map(|at| (at % Self::PERIOD * 7919 >> 8) as u8).collect())
+        Self((0..3 * Self::PERIOD).map(|at| ((at % Self::PERIOD * 7919) >> 8) as u8).collect())
     }
 
     fn at(&self, offset: usize, most: usize) -> Bytes {
