@@ -1,6 +1,6 @@
 //! What a bond makes of its links, in tables: real QUIC over emulated links, in virtual time.
 //!
-//! `cargo run --release -p braid-bond --example bond [sums|cuts|pairs|short|churn|messages|urgent|fair]...`; with no word, all.
+//! `cargo run --release -p braid-bond --example bond [sums|cuts|pairs|short|churn|messages|urgent|fair|rules]...`; with no word, all.
 
 #[path = "../tests/quic/mod.rs"]
 mod quic;
@@ -9,7 +9,7 @@ use quic::scenes::{self, DOWN, UP};
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let tables: [(&str, fn()); 8] = [
+    let tables: [(&str, fn()); 9] = [
         ("sums", sums),
         ("cuts", cuts),
         ("pairs", pairs),
@@ -18,6 +18,7 @@ fn main() {
         ("messages", messages),
         ("urgent", urgent),
         ("fair", fair),
+        ("rules", rules),
     ];
     for word in words.iter().filter(|word| tables.iter().all(|(name, _)| name != word)) {
         eprintln!("there is no table {word}: choose of {}", tables.map(|(name, _)| name).join(", "));
@@ -112,5 +113,18 @@ fn fair() {
         let cells: Vec<String> =
             flows.iter().map(|(rate, exact)| format!("{rate:.3} ({exact:.3}, {:+.1} %)", (rate / exact - 1.0) * 100.0)).collect();
         println!("| {} | {} |", phase + 1, cells.join(", "));
+    }
+}
+
+fn rules() {
+    use braid_bond::Scheduling::{EarliestCompletion, Midrr, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights};
+    println!("\n| scheduling | 20 + 20 (50 ms) | by link | 20 + 2 | by link |\n|---|---|---|---|---|");
+    for scheduling in [Midrr, RoundRobin, WeightedRoundRobin, RttShare, EarliestCompletion, Weights, Redundant(2)] {
+        let cells =
+            [[quic::Spec::new(20.0, 10), quic::Spec::new(20.0, 50)], [quic::Spec::new(20.0, 10), quic::Spec::new(2.0, 10)]].map(|specs| {
+                let (share, carried) = scenes::scheduled(&specs, 1, scheduling, 20_000_000);
+                format!("{share:.3} | {}", carried.iter().map(|part| format!("{part:.2}")).collect::<Vec<_>>().join(" "))
+            });
+        println!("| {scheduling:?} | {} |", cells.join(" | "));
     }
 }

@@ -7,6 +7,7 @@ use braid_decide::midrr::{self, Flags, LinkSet, Midrr};
 use braid_model::{Bytes as Amount, Time};
 use bytes::Bytes;
 
+use crate::choice::Chooser;
 use crate::flow::Flow;
 use crate::path::{Extra, Path, PathState};
 use crate::ranges::RangeSet;
@@ -47,6 +48,8 @@ pub struct Bond {
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
     /// When flows that are kept from slow paths may use them again: what is known of paths changes.
     pub(crate) reconsider: Option<Time>,
+    /// What chooses paths in place of the scheduler.
+    pub(crate) chooser: Option<Chooser>,
     /// Urgent flows that have something to send.
     pub(crate) urgent: BTreeSet<FlowKey>,
     /// When something urgent was last sent.
@@ -90,6 +93,7 @@ impl Bond {
             scheduler,
             keys: BTreeMap::new(),
             reconsider: None,
+            chooser: None,
             urgent: BTreeSet::new(),
             hurried_at: None,
             control: VecDeque::new(),
@@ -134,6 +138,7 @@ impl Bond {
         path.greets = self.side == Side::Client;
         self.paths.insert(id, path);
         self.scheduler.forget();
+        self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.apply_policies();
         true
     }
@@ -148,6 +153,7 @@ impl Bond {
         self.again(items);
         self.reroute(path.extra);
         self.scheduler.forget();
+        self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.apply_policies();
     }
 
@@ -775,6 +781,7 @@ impl Bond {
             self.reroute(extra);
         }
         self.scheduler.forget();
+        self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.release_all();
     }
 
@@ -884,6 +891,9 @@ impl Bond {
         self.starved |= fresh == 0 && flow.send.unsent() > 0;
         let head = stream.or(flow.messages.head().map(|size| size as u64));
         let head = head.map(|size| Amount::new(size.min(QUANTUM.get())));
+        if let Some(chooser) = &mut self.chooser {
+            chooser.set_ready(id, head.is_some() && !flow.policy.urgent);
+        }
         if flow.policy.urgent && (self.urgent.len() < MAX_URGENT || self.urgent.contains(&id)) {
             if head.is_some() {
                 self.urgent.insert(id)
@@ -897,7 +907,7 @@ impl Bond {
         }
     }
 
-    fn refresh_all(&mut self) {
+    pub(crate) fn refresh_all(&mut self) {
         let ids: Vec<FlowKey> = self.flows.keys().copied().collect();
         ids.into_iter().for_each(|id| self.refresh(id));
     }
@@ -911,6 +921,7 @@ impl Bond {
         self.urgent.remove(&id);
         self.unread_messages -= flow.messages.unread();
         self.queued_messages -= flow.messages.queued();
+        self.chooser.iter_mut().for_each(|chooser| chooser.set_ready(id, false));
         self.flows.remove(&id);
         if self.side == Side::Server {
             self.finished.insert(id.0..id.0 + 1);

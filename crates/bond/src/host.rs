@@ -668,8 +668,15 @@ impl Host {
         } else {
             session.alone_since = None;
         }
-        for connection in connections {
-            self.give_out(now, connection, sink);
+        loop {
+            let mut sent = false;
+            for connection in &connections {
+                sent |= self.give_out(now, *connection, sink);
+            }
+            // Where paths are chosen, one that was asked before may be the next.
+            if !sent || self.sessions.get(&id).is_none_or(|session| !session.bond.is_chosen()) {
+                break;
+            }
         }
         while let Some(event) = self.sessions.get_mut(&id).and_then(|session| session.bond.poll_event()) {
             self.events.push_back(HostEvent::Bond(id, event));
@@ -677,10 +684,11 @@ impl Host {
         self.set_bond_timer(now, id);
     }
 
-    /// Sends what a connection has, and what its bond gives it, until it is full.
-    fn give_out(&mut self, now: Instant, id: usize, sink: &mut Sink<'_>) {
+    /// Sends what a connection has, and what its bond gives it, until it is full; whether there was anything.
+    fn give_out(&mut self, now: Instant, id: usize, sink: &mut Sink<'_>) -> bool {
         let time = self.time(now);
-        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let Some(conn) = self.conns.get_mut(&id) else { return false };
+        let mut any = false;
         let mut bond = conn.bond.filter(|_| conn.stage == Stage::Joined).and_then(|bond| self.sessions.get_mut(&bond));
         loop {
             if let Some(session) = &mut bond {
@@ -693,6 +701,7 @@ impl Host {
                 self.buffer.clear();
                 sent = true;
             }
+            any |= sent;
             if !sent || bond.is_none() {
                 break;
             }
@@ -714,6 +723,7 @@ impl Host {
             self.conns.remove(&id);
             self.strangers.remove(&id);
         }
+        any
     }
 
     fn set_bond_timer(&mut self, now: Instant, id: BondId) {

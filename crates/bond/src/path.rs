@@ -55,6 +55,8 @@ pub(crate) struct Path {
     pub(crate) slot: usize,
     pub(crate) state: PathState,
     pub(crate) backup: bool,
+    /// What part of all it is to carry, if shares are given.
+    pub(crate) share: f64,
     /// The other end said that its link is gone.
     pub(crate) down_there: bool,
     /// This end's engine said so.
@@ -103,6 +105,7 @@ impl Path {
             slot,
             state: PathState::Good,
             backup: false,
+            share: 0.0,
             down_there: false,
             down_here: false,
             facts,

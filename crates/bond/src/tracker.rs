@@ -46,6 +46,8 @@ struct Sent {
     size: u32,
     /// Bytes that were flying then, without it.
     before: u64,
+    /// Whether it has copies of what another path was given: they are not copied again while it is under way.
+    copies: bool,
     state: State,
     items: Vec<Item>,
 }
@@ -105,8 +107,9 @@ impl Tracker {
         self.sent.iter().find(|sent| matches!(sent.state, State::Flying | State::Repeated)).map(|sent| sent.at)
     }
 
-    pub(crate) fn on_sent(&mut self, now: Time, size: usize, items: Vec<Item>) {
-        self.sent.push_back(Sent { at: now, size: size as u32, before: self.in_flight, state: State::Flying, items });
+    /// A datagram was sent that holds `items`, among them `copies` of what another path was given.
+    pub(crate) fn on_sent(&mut self, now: Time, size: usize, items: Vec<Item>, copies: bool) {
+        self.sent.push_back(Sent { at: now, size: size as u32, before: self.in_flight, copies, state: State::Flying, items });
         self.in_flight += size as u64;
     }
 
@@ -184,6 +187,7 @@ impl Tracker {
             let sent = &mut self.sent[at];
             self.repeat_from = self.base + at as u64 + 1;
             if sent.state == State::Flying
+                && !sent.copies
                 && !sent.items.is_empty()
                 && late(sent.at, sent.before, u64::from(sent.size))
                 && sent.items.iter().all(&may)
@@ -295,7 +299,7 @@ mod tests {
 
     fn tracker(count: u64) -> Tracker {
         let mut tracker = Tracker::new(at(0));
-        (0..count).for_each(|flow| tracker.on_sent(at(flow), 100, vec![item(flow)]));
+        (0..count).for_each(|flow| tracker.on_sent(at(flow), 100, vec![item(flow)], false));
         tracker
     }
 

@@ -3,11 +3,13 @@
 
 use std::time::Duration;
 
+use braid_decide::midrr::LinkSet;
 use braid_model::{Bytes as Amount, Time};
 use bytes::{Bytes, BytesMut};
 
 use crate::bond::Bond;
 use crate::path::{Extra, Path, PathState};
+use crate::send::Piece;
 use crate::tracker::{Control, Item};
 use crate::wire::{self, Frame, Header, MAX_CHUNK_HEAD};
 use crate::{FlowKey, PathId};
@@ -36,6 +38,8 @@ struct Draft<'a> {
     start: usize,
     max: usize,
     items: Vec<Item>,
+    /// Whether some of them are copies of what another path was given.
+    copies: bool,
     /// Whether it holds anything that asks for an acknowledgement.
     eliciting: bool,
 }
@@ -43,6 +47,11 @@ struct Draft<'a> {
 impl Draft<'_> {
     fn room(&self) -> usize {
         self.max.saturating_sub(self.out.len() - self.start)
+    }
+
+    /// Whether nothing but acknowledgements is in it.
+    fn is_empty(&self) -> bool {
+        self.items.is_empty() && !self.eliciting
     }
 
     /// Adds a frame if it fits.
@@ -71,7 +80,7 @@ impl Bond {
         // One that is kept small counts as a whole one, so that no other is put behind it.
         let (uncounted, max) = (max - largest, largest);
         let start = out.len();
-        let mut draft = Draft { out, start, max, items: Vec::new(), eliciting: false };
+        let mut draft = Draft { out, start, max, items: Vec::new(), copies: false, eliciting: false };
         Header { sequence: Some(sequence) }.encode(draft.out);
         let head = draft.out.len();
         self.put_due_acks(now, id, &mut draft);
@@ -82,10 +91,10 @@ impl Bond {
             self.put_controls(&mut draft);
             self.put_extra(id, &mut draft);
             self.put_flows(now, id, &mut draft);
-            if draft.items.is_empty() && !draft.eliciting {
+            if draft.is_empty() {
                 self.put_repeats(now, id, &mut draft);
             }
-            if !draft.items.is_empty() || draft.eliciting {
+            if !draft.is_empty() {
                 self.put_ack_along(now, id, &mut draft);
             }
         } else if state != PathState::Good {
@@ -95,11 +104,11 @@ impl Bond {
             draft.out.truncate(start);
             return false;
         }
-        let Draft { items, eliciting, .. } = draft;
+        let Draft { items, copies, eliciting, .. } = draft;
         let size = out.len() - start;
         if !items.is_empty() || eliciting {
             if let Some(path) = self.paths.get_mut(&id) {
-                path.tracker.on_sent(now, size, items);
+                path.tracker.on_sent(now, size, items, copies);
                 path.facts.room = path.facts.room.saturating_sub(Amount::new((size + uncounted) as u64));
             }
             return true;
@@ -119,7 +128,12 @@ impl Bond {
         }
         let small = (path.rate().bytes_per_second() / 1000).max(LEAST_DATAGRAM).min(max as u64) as usize;
         let head = |flow: &FlowKey| self.flows.get(flow).and_then(|flow| flow.messages.head()).unwrap_or(0);
-        if self.urgent.iter().any(|flow| head(flow) + MAX_CHUNK_HEAD + 24 > small) { max } else { small }
+        let waiting = match path.extra.front() {
+            Some(Extra::Message(.., data) | Extra::Fragment(.., data)) => data.len(),
+            _ => 0,
+        };
+        let message = self.urgent.iter().map(head).max().unwrap_or(0).max(waiting);
+        if message + MAX_CHUNK_HEAD + 24 > small { max } else { small }
     }
 
     /// Tells what arrived: what is due on this path and on those that cannot tell it themselves.
@@ -173,60 +187,67 @@ impl Bond {
     fn put_extra(&mut self, id: PathId, draft: &mut Draft<'_>) {
         while draft.room() > LEAST_CHUNK {
             let Some(extra) = self.paths.get_mut(&id).and_then(|path| path.extra.pop_front()) else { return };
-            let put = match &extra {
-                Extra::Copy(item) => self.put_copy(item, draft),
-                Extra::Message(flow, number, data) => draft.add(&Frame::Message { flow: *flow, number: *number, data: data.clone() }),
+            let rest: Vec<Extra> = match extra {
+                Extra::Copy(item) => self.put_copy(item, draft).map(Extra::Copy).into_iter().collect(),
+                Extra::Message(flow, number, data) => {
+                    let put = draft.add(&Frame::Message { flow, number, data: data.clone() });
+                    draft.eliciting |= put;
+                    match put {
+                        true => Vec::new(),
+                        // It came from a path with a larger MTU.
+                        false if draft.is_empty() => cut(flow, number, &data, draft.max),
+                        false => vec![Extra::Message(flow, number, data)],
+                    }
+                }
                 Extra::Fragment(flow, number, index, count, data) => {
-                    draft.add(&Frame::Fragment { flow: *flow, number: *number, index: *index, count: *count, data: data.clone() })
+                    let put = draft.add(&Frame::Fragment { flow, number, index, count, data: data.clone() });
+                    draft.eliciting |= put;
+                    // One that fits no datagram here was a copy: without it, there is still the first.
+                    if put || draft.is_empty() { Vec::new() } else { vec![Extra::Fragment(flow, number, index, count, data)] }
                 }
             };
-            draft.eliciting |= put;
-            if !put {
-                let fits = |data: &Bytes| data.len() + MESSAGE_HEAD <= draft.max;
-                match extra {
-                    // It was given to a path with a larger MTU.
-                    Extra::Message(flow, number, data) if !fits(&data) => {
-                        let pieces = cut(flow, number, &data, draft.max);
-                        if let Some(path) = self.paths.get_mut(&id) {
-                            pieces.into_iter().rev().for_each(|piece| path.extra.push_front(piece));
-                        }
-                    }
-                    // It was cut for a path with a larger MTU: cut anew.
-                    Extra::Copy(item) if draft.items.is_empty() && !draft.eliciting => self.again(vec![item]),
-                    extra => {
-                        if let Some(path) = self.paths.get_mut(&id) {
-                            path.extra.push_front(extra);
-                        }
-                        return;
-                    }
-                }
+            if rest.is_empty() {
+                continue;
+            }
+            if let Some(path) = self.paths.get_mut(&id) {
+                rest.into_iter().rev().for_each(|extra| path.extra.push_front(extra));
+            }
+            if !draft.is_empty() {
+                return;
             }
         }
     }
 
-    /// Puts what another path was given; `false` if it does not fit. What need not be sent any more counts as put.
-    fn put_copy(&mut self, item: &Item, draft: &mut Draft<'_>) -> bool {
+    /// Puts what another path was given; what of it did not fit. Datagrams differ in size, if only by the length of their numbers.
+    fn put_copy(&mut self, item: Item, draft: &mut Draft<'_>) -> Option<Item> {
         match item {
-            Item::Control(control) => match self.control_frame(control) {
-                Some(frame) => {
-                    let put = draft.add(&frame);
-                    if put {
-                        draft.items.push(item.clone());
-                    }
-                    put
+            Item::Control(control) => {
+                let frame = self.control_frame(&control)?;
+                if draft.add(&frame) {
+                    draft.items.push(Item::Control(control));
+                } else if draft.is_empty() {
+                    // It will never fit here.
+                    self.control.push_back(control);
+                } else {
+                    return Some(Item::Control(control));
                 }
-                None => true,
-            },
+                None
+            }
             Item::Piece(id, piece) => {
-                let Some(flow) = self.flows.get(id).filter(|flow| flow.reset_sent.is_none()) else { return true };
-                let Some(piece) = flow.send.outstanding(piece) else { return true };
-                if draft.room() < MAX_CHUNK_HEAD + piece.len() as usize {
-                    return false;
+                let flow = self.flows.get(&id).filter(|flow| flow.reset_sent.is_none())?;
+                let piece = flow.send.outstanding(&piece)?;
+                let fits = draft.room().saturating_sub(MAX_CHUNK_HEAD) as u64;
+                let end = piece.range.end.min(piece.range.start + fits);
+                let rest = (end < piece.range.end).then_some(Item::Piece(id, Piece { range: end..piece.range.end, fin: piece.fin }));
+                let part = Piece { range: piece.range.start..end, fin: piece.fin && rest.is_none() };
+                if fits == 0 {
+                    return Some(Item::Piece(id, piece));
                 }
-                wire::put_chunk_head(draft.out, *id, piece.range.start, piece.len() as usize, piece.fin);
-                flow.send.copy(piece.range.clone(), draft.out);
-                draft.items.push(Item::Piece(*id, piece));
-                true
+                wire::put_chunk_head(draft.out, id, part.range.start, part.len() as usize, part.fin);
+                flow.send.copy(part.range.clone(), draft.out);
+                draft.items.push(Item::Piece(id, part));
+                draft.copies = true;
+                rest
             }
         }
     }
@@ -237,8 +258,8 @@ impl Bond {
             return;
         }
         while draft.room() > LEAST_CHUNK {
-            let Some(flow) = self.next_flow(now, id, slot) else { return };
-            let put = if self.is_messages(flow) { self.put_message(id, flow, draft) } else { self.put_piece(id, flow, draft) };
+            let Some((flow, also)) = self.next_flow(now, id, slot) else { return };
+            let put = if self.is_messages(flow) { self.put_message(id, flow, also, draft) } else { self.put_piece(id, flow, also, draft) };
             self.refresh(flow);
             if !put {
                 return;
@@ -253,19 +274,23 @@ impl Bond {
     }
 
     /// Whose turn it is on a path: urgent flows first, then miDRR, but nobody whose last bytes would arrive sooner elsewhere.
-    fn next_flow(&mut self, now: Time, id: PathId, slot: usize) -> Option<FlowKey> {
+    /// With it come the slots of paths that are to carry copies.
+    fn next_flow(&mut self, now: Time, id: PathId, slot: usize) -> Option<(FlowKey, LinkSet)> {
         let links = self.paths.get(&id).map_or(0, |path| 1u64 << path.link);
         let urgent = self.urgent.iter().copied().find(|flow| {
             self.flows.get(flow).is_some_and(|flow| flow.policy.links & links != 0) && self.better_elsewhere(now, id, *flow).is_none()
         });
         if urgent.is_some() {
             self.hurried_at = Some(now);
-            return urgent;
+            return urgent.map(|flow| (flow, LinkSet::default()));
+        }
+        if self.chooser.is_some() {
+            return self.take_choice(slot);
         }
         loop {
             let grant = self.scheduler.next(slot)?;
             let flow = *self.keys.get(&grant.flow)?;
-            let Some(better) = self.better_elsewhere(now, id, flow) else { return Some(flow) };
+            let Some(better) = self.better_elsewhere(now, id, flow) else { return Some((flow, LinkSet::default())) };
             let found = self.flows.get_mut(&flow)?;
             found.held = (found.held | 1 << slot) & !(1 << better);
             self.reconsider.get_or_insert(now + RECONSIDER);
@@ -292,7 +317,7 @@ impl Bond {
         self.paths.iter().find(sooner).map(|(_, faster)| faster.slot)
     }
 
-    fn put_piece(&mut self, id: PathId, flow: FlowKey, draft: &mut Draft<'_>) -> bool {
+    fn put_piece(&mut self, id: PathId, flow: FlowKey, also: LinkSet, draft: &mut Draft<'_>) -> bool {
         let fresh = self.send_limit - self.sent_total;
         let Some(found) = self.flows.get_mut(&flow) else { return false };
         let before = found.send.sent();
@@ -306,14 +331,14 @@ impl Bond {
             found.count(path.link, piece.len(), 0);
         }
         let item = Item::Piece(flow, piece);
-        if copies > 1 {
-            self.spread(id, flow, copies, &Extra::Copy(item.clone()));
+        if copies > 1 || also != LinkSet::default() {
+            self.spread(id, flow, (copies, also), &Extra::Copy(item.clone()));
         }
         draft.items.push(item);
         true
     }
 
-    fn put_message(&mut self, id: PathId, flow: FlowKey, draft: &mut Draft<'_>) -> bool {
+    fn put_message(&mut self, id: PathId, flow: FlowKey, also: LinkSet, draft: &mut Draft<'_>) -> bool {
         let Some(found) = self.flows.get_mut(&flow) else { return false };
         let copies = found.policy.copies;
         let Some(size) = found.messages.head() else { return false };
@@ -330,8 +355,8 @@ impl Bond {
         }
         let pieces: Vec<Extra> = if whole { vec![Extra::Message(flow, number, data)] } else { cut(flow, number, &data, draft.max) };
         for piece in &pieces {
-            if copies > 1 {
-                self.spread(id, flow, copies, piece);
+            if copies > 1 || also != LinkSet::default() {
+                self.spread(id, flow, (copies, also), piece);
             }
         }
         if let Some(path) = self.paths.get_mut(&id) {
@@ -342,17 +367,19 @@ impl Bond {
         self.paths.get(&id).is_some_and(|path| path.extra.is_empty())
     }
 
-    /// Gives copies of `extra` to the next best paths.
-    fn spread(&mut self, id: PathId, flow: FlowKey, copies: u8, extra: &Extra) {
+    /// Gives copies of `extra` to the paths in the slots `also`, or else to the next best ones.
+    fn spread(&mut self, id: PathId, flow: FlowKey, (copies, also): (u8, LinkSet), extra: &Extra) {
         let links = self.flows.get(&flow).map_or(0, |flow| flow.policy.links);
         let mut others: Vec<(bool, Duration, PathId)> = self
             .paths
             .iter()
             .filter(|(other, path)| **other != id && path.is_good() && links >> path.link & 1 == 1)
+            .filter(|(_, path)| also == LinkSet::default() || also.contains(path.slot))
             .map(|(other, path)| (path.backup, path.srtt, *other))
             .collect();
         others.sort_unstable();
-        for (.., other) in others.into_iter().take(usize::from(copies) - 1) {
+        let most = if also == LinkSet::default() { usize::from(copies) - 1 } else { others.len() };
+        for (.., other) in others.into_iter().take(most) {
             if let Some(path) = self.paths.get_mut(&other)
                 && path.extra.len() < MAX_EXTRA
             {
@@ -382,10 +409,10 @@ impl Bond {
                 let late = |sent: Time, before: u64, size: u64| sent + pace.arrival(before, size) > here;
                 let Some(items) = slow.tracker.repeat_next(late, may).map(<[Item]>::to_vec) else { break };
                 for item in items {
-                    if !self.put_copy(&item, draft)
+                    if let Some(rest) = self.put_copy(item, draft)
                         && let Some(path) = self.paths.get_mut(&id)
                     {
-                        path.extra.push_back(Extra::Copy(item));
+                        path.extra.push_back(Extra::Copy(rest));
                     }
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_bond::{Carrier, FlowPolicy};
+use braid_bond::{Carrier, FlowPolicy, PathId, Scheduling};
 use braid_decide::fair::{Flow, Problem, solve};
 use braid_model::Rate;
 use braid_netem::Random;
@@ -33,6 +33,23 @@ pub fn share(specs: &[Spec], seed: u64, side: usize, seconds: f64) -> f64 {
     let size = (sum * 1e6 / 8.0 * seconds) as usize;
     let took = transfer(specs, seed, side, u64::MAX, size, Duration::from_secs_f64(seconds * 4.0));
     took.map_or(0.0, |took| seconds / took.as_secs_f64())
+}
+
+/// The rate of a download by `scheduling`, as a share of the links' sum, and what part of it each link carried first; a link's share of
+/// the weights is its share of the sum.
+pub fn scheduled(specs: &[Spec], seed: u64, scheduling: Scheduling, size: usize) -> (f64, Vec<f64>) {
+    let mut world = World::up(specs, seed);
+    let (id, sum) = (world.bond, world.sum());
+    let bond = world.hosts[DOWN].bond(id).unwrap();
+    bond.set_scheduling(scheduling);
+    (0..specs.len()).for_each(|at| bond.set_share(PathId(at as u32), specs[at].mbps / sum));
+    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    let start = world.now;
+    world.send(DOWN, flow, size);
+    let done = world.run(Duration::from_secs(60), |world| world.received(UP, flow) == size);
+    let rate = size as f64 * 8e-6 / (world.now - start).as_secs_f64();
+    let carried = (0..specs.len()).map(|link| world.arrived(UP, flow, link as u8) as f64 / size as f64);
+    (if done { rate / sum } else { 0.0 }, carried.collect())
 }
 
 /// Links of the first proof.

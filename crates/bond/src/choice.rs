@@ -1,0 +1,181 @@
+//! Other rules than miDRR for which path carries the next piece: the packet schedulers of [`braid_decide::packet`].
+//!
+//! They choose a path for a piece, while a bond is asked path by path. So a choice is made when any path asks, and kept until the chosen
+//! path takes the piece. Flows take turns.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::Bound;
+
+use braid_decide::midrr::LinkSet;
+use braid_decide::packet::{
+    Chunk, EarliestCompletion, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
+};
+use braid_model::Bytes as Amount;
+
+use crate::bond::Bond;
+use crate::{FlowKey, PathId};
+
+/// What a scheduler is told of a piece's size at most: a datagram's worth.
+const PIECE: u64 = 1400;
+
+/// Which path carries the next piece of a flow. Urgent flows keep to earliest completion under every rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Scheduling {
+    /// Whichever path has room takes the piece of the flow whose turn it is by miDRR, unless it would arrive sooner over another.
+    #[default]
+    Midrr,
+    /// One path after the other (DBAS II.D).
+    RoundRobin,
+    /// In proportion to the paths' rates (DBAS II.D).
+    WeightedRoundRobin,
+    /// In inverse proportion to the paths' round-trip times (virtual interface, equation 2).
+    RttShare,
+    /// Where it arrives first, waiting for a better path if that is sooner (ECF).
+    EarliestCompletion,
+    /// On so many paths at once.
+    Redundant(u8),
+    /// By the shares given with [`Bond::set_share`] (OPERETTA's `w_j`).
+    Weights,
+}
+
+/// A packet scheduler at work.
+pub(crate) struct Chooser {
+    rule: Box<dyn PacketScheduler + Send>,
+    /// Flows that have something to send and are not urgent.
+    ready: BTreeSet<FlowKey>,
+    last: Option<FlowKey>,
+    /// The flow whose piece is next, and the slots of the paths that are to carry it.
+    chosen: Option<(FlowKey, LinkSet)>,
+    views: Vec<PathView>,
+    /// Whether pieces go over several paths.
+    copies: bool,
+}
+
+impl fmt::Debug for Chooser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chooser").field("ready", &self.ready).field("chosen", &self.chosen).finish_non_exhaustive()
+    }
+}
+
+impl Chooser {
+    /// `None` for miDRR, which the bond has anyway.
+    pub(crate) fn new(scheduling: Scheduling) -> Option<Self> {
+        let rule: Box<dyn PacketScheduler + Send> = match scheduling {
+            Scheduling::Midrr => return None,
+            Scheduling::RoundRobin => Box::new(RoundRobin::default()),
+            Scheduling::WeightedRoundRobin => Box::new(WeightedRoundRobin::default()),
+            Scheduling::RttShare => Box::new(RttShare::default()),
+            Scheduling::EarliestCompletion => Box::new(EarliestCompletion),
+            Scheduling::Redundant(copies) => Box::new(Redundant::new(usize::from(copies))),
+            Scheduling::Weights => Box::new(Weights::default()),
+        };
+        Some(Self {
+            rule,
+            ready: BTreeSet::new(),
+            last: None,
+            chosen: None,
+            views: Vec::new(),
+            copies: matches!(scheduling, Scheduling::Redundant(2..)),
+        })
+    }
+
+    pub(crate) fn set_ready(&mut self, flow: FlowKey, ready: bool) {
+        if ready {
+            self.ready.insert(flow);
+            return;
+        }
+        self.ready.remove(&flow);
+        if self.chosen.is_some_and(|(of, _)| of == flow) {
+            self.chosen = None;
+        }
+    }
+
+    /// Paths have come, gone or changed their state: what was chosen is to be chosen anew.
+    pub(crate) fn reconsider(&mut self) {
+        self.chosen = None;
+    }
+
+    /// The flow that comes after the one that was served last.
+    fn turn(&self) -> Option<FlowKey> {
+        let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
+        self.ready.range((after, Bound::Unbounded)).next().or_else(|| self.ready.first()).copied()
+    }
+}
+
+impl Bond {
+    /// Chooses the rule by which pieces are given to paths. It is for what this end sends; the other end has its own.
+    pub fn set_scheduling(&mut self, scheduling: Scheduling) {
+        self.chooser = Chooser::new(scheduling);
+        self.refresh_all();
+    }
+
+    /// Whether paths are chosen by another rule than miDRR. Then a path that had nothing to send may have something once another was asked.
+    pub fn is_chosen(&self) -> bool {
+        self.chooser.is_some()
+    }
+
+    /// The share of all bytes that a path is to carry under [`Scheduling::Weights`], from 0 to 1.
+    pub fn set_share(&mut self, id: PathId, share: f64) {
+        if let Some(path) = self.paths.get_mut(&id) {
+            path.share = share;
+        }
+    }
+
+    /// The flow whose next piece the path in `slot` is to carry, and the slots of those that carry copies of it.
+    pub(crate) fn take_choice(&mut self, slot: usize) -> Option<(FlowKey, LinkSet)> {
+        let mut chooser = self.chooser.take()?;
+        let has_room = |slots: LinkSet| self.slots_with_room() & slots.0 != 0;
+        if !chooser.chosen.is_some_and(|(_, slots)| has_room(slots)) {
+            chooser.chosen = self.choose(&mut chooser);
+        }
+        let taken = chooser.chosen.filter(|(_, slots)| slots.contains(slot));
+        if let Some((flow, _)) = taken {
+            (chooser.chosen, chooser.last) = (None, Some(flow));
+        }
+        self.chooser = Some(chooser);
+        taken.map(|(flow, slots)| (flow, LinkSet(slots.0 & !(1 << slot))))
+    }
+
+    /// The choice for the first flow, in their turn, that has a path to go by now.
+    fn choose(&self, chooser: &mut Chooser) -> Option<(FlowKey, LinkSet)> {
+        for _ in 0..chooser.ready.len() {
+            let id = chooser.turn()?;
+            let flow = self.flows.get(&id)?;
+            let waiting = flow.send.pending(self.send_limit - self.sent_total).unwrap_or(0) + flow.messages.head().unwrap_or(0) as u64;
+            let size = waiting.min(PIECE);
+            chooser.views.clear();
+            let all = chooser.copies;
+            chooser.views.extend(self.slots.iter().map(|path| self.path_view(*path, flow.policy.links, all)));
+            let chunk = Chunk { size: Amount::new(size), behind: Amount::new(waiting - size) };
+            let slots = chooser.rule.choose(&chooser.views, chunk).paths();
+            if slots != LinkSet::default() {
+                return Some((id, slots));
+            }
+            chooser.last = Some(id);
+        }
+        None
+    }
+
+    fn slots_with_room(&self) -> u64 {
+        self.paths.values().filter(|path| path.is_good() && path.facts.room > Amount::ZERO).fold(0, |set, path| set | 1 << path.slot)
+    }
+
+    /// What a scheduler sees of a path, given the links that a flow may use. Copies need not leave at once: for them its window has room.
+    fn path_view(&self, id: Option<PathId>, links: u64, copies: bool) -> PathView {
+        let Some(path) = id.and_then(|id| self.paths.get(&id)) else { return PathView { up: false, ..PathView::UP } };
+        let in_flight = Amount::new(path.tracker.in_flight());
+        PathView {
+            rate: path.rate(),
+            srtt: Some(path.srtt),
+            room: if copies { path.facts.window.saturating_sub(in_flight).max(path.facts.room) } else { path.facts.room },
+            queued: Amount::ZERO,
+            in_flight,
+            up: !path.is_down() && links >> path.link & 1 == 1,
+            suspect: !path.is_good(),
+            backup: path.backup,
+            share: path.share,
+            cost: 0,
+        }
+    }
+}
