@@ -70,6 +70,8 @@ pub struct Bond {
     pub(crate) news: BTreeMap<PathId, PathNews>,
     /// Flows that could send but for the credit of all.
     pub(crate) starved: bool,
+    /// Flows that could be written to but for what all flows hold.
+    crowded: bool,
     /// Pieces of all flows that came too early.
     pieces: usize,
     /// What the messages of all flows cost that wait to be read, and to be sent.
@@ -108,6 +110,7 @@ impl Bond {
             receive_limit: INITIAL_TOTAL,
             news: BTreeMap::new(),
             starved: false,
+            crowded: false,
             pieces: 0,
             unread_messages: 0,
             queued_messages: 0,
@@ -235,12 +238,17 @@ impl Bond {
         if flow.reset_sent.is_some() || flow.send.is_finished() {
             return 0;
         }
-        let room = limit.saturating_sub(flow.send.held()).min(self.limits.total_window.saturating_sub(self.held_total));
-        if room < limit / 4 {
+        let own = limit.saturating_sub(flow.send.held());
+        if own < limit / 4 {
             // A few large writes cost less than many small ones: it is told again when a quarter is free.
             flow.full_at = now;
-            flow.blocked = Some((limit - limit / 4).min(flow.send.held().saturating_sub(1)));
+            flow.blocked = Some(limit - limit / 4);
             return 0;
+        }
+        let room = own.min(self.limits.total_window.saturating_sub(self.held_total));
+        if room == 0 {
+            flow.blocked = Some(flow.send.held());
+            self.crowded = true;
         }
         usize::try_from(room).unwrap_or(usize::MAX)
     }
@@ -284,6 +292,7 @@ impl Bond {
         }
         flow.reset_sent = Some(code);
         self.held_total -= flow.send.clear();
+        self.wake_crowded();
         self.control.push_back(Control::Reset(id, code));
         self.refresh(id);
         self.tidy(now, id);
@@ -580,6 +589,7 @@ impl Bond {
                 if flow.send.is_done() {
                     self.tidy(now, id);
                 }
+                self.wake_crowded();
             }
             Item::Control(Control::Reset(id, _)) => {
                 if let Some(flow) = self.flows.get_mut(&id) {
@@ -588,6 +598,18 @@ impl Bond {
                 }
             }
             Item::Control(_) => {}
+        }
+    }
+
+    /// Flows that waited for room among all flows' bytes may have nothing of their own whose arrival would wake them.
+    fn wake_crowded(&mut self) {
+        if self.crowded && self.held_total <= self.limits.total_window / 4 * 3 {
+            self.crowded = false;
+            for (id, flow) in &mut self.flows {
+                if flow.blocked.take().is_some() {
+                    self.events.push_back(Event::Writable(*id));
+                }
+            }
         }
     }
 
