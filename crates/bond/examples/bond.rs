@@ -1,6 +1,6 @@
 //! What a bond makes of its links, in tables: real QUIC over emulated links, in virtual time.
 //!
-//! `cargo run --release -p braid-bond --example bond [sums|cuts|pairs|short|churn|messages|urgent|fair|rules]...`; with no word, all.
+//! `cargo run --release -p braid-bond --example bond [sums|cuts|pairs|short|churn|messages|urgent|fair|rules|cost]...`; with no word, all.
 
 #[path = "../tests/quic/mod.rs"]
 mod quic;
@@ -9,7 +9,7 @@ use quic::scenes::{self, DOWN, UP};
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let tables: [(&str, fn()); 9] = [
+    let tables: [(&str, fn()); 10] = [
         ("sums", sums),
         ("cuts", cuts),
         ("pairs", pairs),
@@ -19,6 +19,7 @@ fn main() {
         ("urgent", urgent),
         ("fair", fair),
         ("rules", rules),
+        ("cost", cost),
     ];
     for word in words.iter().filter(|word| tables.iter().all(|(name, _)| name != word)) {
         eprintln!("there is no table {word}: choose of {}", tables.map(|(name, _)| name).join(", "));
@@ -126,5 +127,62 @@ fn rules() {
                 format!("{share:.3} | {}", carried.iter().map(|part| format!("{part:.2}")).collect::<Vec<_>>().join(" "))
             });
         println!("| {scheduling:?} | {} |", cells.join(" | "));
+    }
+}
+
+/// What two bonds cost without QUIC between them: 400 MB over two paths, both ends in this thread.
+fn cost() {
+    use braid_bond::{Bond, Carrier, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
+    use braid_model::{Bytes as Amount, Rate, Time};
+    println!("\n| flows | ns a datagram, both ends | Gbit/s |\n|---|---|---|");
+    for count in [1, 64] {
+        let mut now = Time::from_millis(1000);
+        let mut ends = [Side::Client, Side::Server].map(|side| Bond::new(side, Limits::default(), now));
+        let facts = PathFacts {
+            rtt: std::time::Duration::from_millis(1),
+            rate: Rate::from_mbps(1000),
+            room: Amount::new(60_000),
+            window: Amount::new(1 << 20),
+        };
+        for end in &mut ends {
+            (0..2).for_each(|at| assert!(end.add_path(now, PathId(at), at as u8, facts)));
+        }
+        let flows: Vec<_> = (0..count)
+            .map(|_| {
+                let target = Target::Name("server".into(), 80);
+                ends[0].open(now, Open { carrier: Carrier::Stream, target, policy: FlowPolicy::default() }).expect("a flow")
+            })
+            .collect();
+        let data = bytes::Bytes::from(vec![7; 65_536]);
+        let (mut got, mut datagrams) = (0usize, 0u64);
+        let mut out = bytes::BytesMut::new();
+        #[allow(clippy::disallowed_methods, reason = "this measures the machine")]
+        let start = std::time::Instant::now();
+        while got < 400_000_000 {
+            now = now + std::time::Duration::from_micros(500);
+            for flow in &flows {
+                if ends[0].writable(now, *flow) >= data.len() {
+                    ends[0].write(*flow, data.clone());
+                }
+            }
+            for side in 0..2 {
+                for path in [PathId(0), PathId(1)] {
+                    ends[side].set_facts(path, facts);
+                    while ends[side].poll_datagram(now, path, 1400, &mut out) {
+                        datagrams += 1;
+                        ends[1 - side].receive(now, path, out.split().freeze()).expect("ours");
+                    }
+                }
+                ends[side].handle_timeout(now);
+                while ends[side].poll_event().is_some() {}
+            }
+            for flow in &flows {
+                while let Some(data) = ends[1].read(now, *flow, usize::MAX) {
+                    got += data.len();
+                }
+            }
+        }
+        let took = start.elapsed();
+        println!("| {count} | {:.0} | {:.2} |", took.as_nanos() as f64 / datagrams as f64, got as f64 * 8.0 / took.as_nanos() as f64);
     }
 }

@@ -510,7 +510,7 @@ impl Host {
         }
         // Connections of no bond, and those whose bond has just ended.
         while let Some(id) = self.speaking.pop_first() {
-            self.give_out(now, id, sink);
+            self.give_out(now, id, true, sink);
         }
     }
 
@@ -671,7 +671,8 @@ impl Host {
         loop {
             let mut sent = false;
             for connection in &connections {
-                sent |= self.give_out(now, *connection, sink);
+                let touched = self.speaking.remove(connection);
+                sent |= self.give_out(now, *connection, touched, sink);
             }
             // Where paths are chosen, one that was asked before may be the next.
             if !sent || self.sessions.get(&id).is_none_or(|session| !session.bond.is_chosen()) {
@@ -684,15 +685,20 @@ impl Host {
         self.set_bond_timer(now, id);
     }
 
-    /// Sends what a connection has, and what its bond gives it, until it is full; whether there was anything.
-    fn give_out(&mut self, now: Instant, id: usize, sink: &mut Sink<'_>) -> bool {
+    /// Sends what a connection has, and what its bond gives it, until it is full; whether there was anything. A connection that nothing was
+    /// done to since, and that is given nothing, is not asked.
+    fn give_out(&mut self, now: Instant, id: usize, touched: bool, sink: &mut Sink<'_>) -> bool {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return false };
-        let mut any = false;
+        let (mut any, mut ask, mut asked) = (false, touched, touched);
         let mut bond = conn.bond.filter(|_| conn.stage == Stage::Joined).and_then(|bond| self.sessions.get_mut(&bond));
         loop {
             if let Some(session) = &mut bond {
-                conn.fill(time, &mut session.bond);
+                ask |= conn.fill(time, &mut session.bond);
+                asked |= ask;
+            }
+            if !std::mem::take(&mut ask) {
+                break;
             }
             let mut sent = false;
             self.buffer.clear();
@@ -705,6 +711,9 @@ impl Host {
             if !sent || bond.is_none() {
                 break;
             }
+        }
+        if !asked {
+            return false;
         }
         while let Some(event) = conn.connection.poll_endpoint_events() {
             if let Some(answer) = self.endpoint.handle_event(conn.handle, event) {
@@ -819,8 +828,9 @@ impl Conn {
         self.gauge.pacing().bytes_per_second().saturating_mul(span.as_micros() as u64) / 1_000_000
     }
 
-    fn fill(&mut self, now: Time, bond: &mut Bond) {
-        let Some(max) = self.connection.datagrams().max_size() else { return };
+    /// Gives QUIC what the bond has for this path now; whether there was anything.
+    fn fill(&mut self, now: Time, bond: &mut Bond) -> bool {
+        let Some(max) = self.connection.datagrams().max_size() else { return false };
         // What is urgent is not to find more than one datagram before it.
         let horizon = if bond.hurries(now) && self.paced(HORIZON) < 2 * max as u64 { Duration::ZERO } else { HORIZON };
         let facts = self.facts(max as u64, horizon);
@@ -829,16 +839,19 @@ impl Conn {
             self.gauge.allow_probe(Amount::new(2 * max as u64));
         }
         let mut out = BytesMut::new();
+        let mut any = false;
         while bond.poll_datagram(now, self.path, max, &mut out) {
             if facts.room == Amount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - STUCK {
                 out.clear();
                 continue;
             }
+            any = true;
             if self.connection.datagrams().send(out.split().freeze(), false).is_err() {
                 // Its tracker will find it lost.
                 break;
             }
         }
+        any
     }
 }
 

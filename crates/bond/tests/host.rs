@@ -35,7 +35,8 @@ fn a_link_that_goes_costs_a_moment_and_its_return_nothing() {
 fn a_bond_is_no_slower_than_its_best_link() {
     for at in [4, 8, 13] {
         let specs = scenes::profiles()[at];
-        let (both, best) = scenes::both_and_best(&specs, 1, 3);
+        // What the slower link holds back at the end is to be little of the whole.
+        let (both, best) = scenes::both_and_best(&specs, 1, 6);
         assert!(both > 0.97 * best, "{specs:?}: {both} and {best}");
     }
 }
