@@ -119,6 +119,9 @@ struct braid_app {
 #define BRAID_DO_PREFER 4u
 #define BRAID_DO_REDIRECT 8u /* to the daemon, while it takes any */
 #define BRAID_DO_DIRECT 16u  /* never to the daemon, whatever the class */
+/* To hosts that run Braid themselves: connections go to the daemon where nothing is said. */
+#define BRAID_DO_STRAIGHT_ALL 32u   /* datagrams too */
+#define BRAID_DO_STRAIGHT_NEVER 64u /* nothing for their sake */
 
 struct braid_rule {
 	__u32 conditions;

@@ -11,7 +11,7 @@ use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time}
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Way,
+    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Straight, Way,
 };
 
 /// What became of a connect.
@@ -34,6 +34,7 @@ pub struct FakeSteering {
     board: Board,
     prefixes: BTreeMap<Family, Vec<(IpNet, bool)>>,
     resolvers: Vec<(IpAddr, LinkMask)>,
+    servers: Vec<IpAddr>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), Learnt>,
     events: Vec<SteeringEvent>,
@@ -71,6 +72,11 @@ impl FakeSteering {
         &self.resolvers
     }
 
+    /// The hosts that run Braid themselves.
+    pub fn servers(&self) -> &[IpAddr] {
+        &self.servers
+    }
+
     /// When the daemon last said that it lives.
     pub fn last_heartbeat(&self) -> Option<Time> {
         self.heartbeat
@@ -106,7 +112,9 @@ impl FakeSteering {
             Some(carry) => carry == Way::Redirect,
             None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
         };
-        if redirect && self.redirect_ready {
+        let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
+        let straight = !never && mask.slots().count() > 1 && self.servers.contains(&to.0);
+        if (redirect || straight) && self.redirect_ready {
             self.counters.redirected += 1;
             return Steered::Redirected;
         }
@@ -261,6 +269,12 @@ impl Steering for FakeSteering {
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError> {
         self.call("tell the kernel the links' resolvers")?;
         self.resolvers = resolvers.to_vec();
+        Ok(())
+    }
+
+    fn set_servers(&mut self, servers: &[IpAddr]) -> Result<(), SteeringError> {
+        self.call("tell the kernel which hosts run Braid")?;
+        self.servers = servers.to_vec();
         Ok(())
     }
 

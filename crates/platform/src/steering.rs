@@ -116,6 +116,18 @@ pub enum Way {
     Redirect,
 }
 
+/// Which flows to hosts that run Braid themselves ([`Steering::set_servers`]) the daemon carries. None that may use a single link only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Straight {
+    /// Connections: most datagrams are of protocols that take another order for loss.
+    #[default]
+    Connections,
+    /// Datagrams too.
+    All,
+    /// None for that reason alone.
+    Nothing,
+}
+
 /// One rule of the policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SteerRule {
@@ -133,6 +145,8 @@ pub struct SteerRule {
     pub affinity: Option<Affinity>,
     /// Who carries them; `None`: by their class ([`SteerParams::redirected`]).
     pub carry: Option<Way>,
+    /// What of them goes straight to a host that runs Braid; nothing does with [`Way::Direct`].
+    pub straight: Straight,
 }
 
 /// A connection that was turned to the daemon, and what is known of it.
@@ -313,6 +327,8 @@ pub trait Steering {
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
     /// Replaces the map of resolvers that are to be asked through the links of the mask.
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError>;
+    /// Replaces the set of hosts that run Braid themselves; at most 1024, the first ones count.
+    fn set_servers(&mut self, servers: &[IpAddr]) -> Result<(), SteeringError>;
     /// Sets the class of process names not seen before.
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError>;
     /// Sets an application's class.

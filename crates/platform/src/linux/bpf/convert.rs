@@ -7,7 +7,9 @@ use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, 
 use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
-use crate::steering::{AppId, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Way};
+use crate::steering::{
+    AppId, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Straight, Way,
+};
 
 const TCP_SYN_SENT: u32 = 2;
 const IPPROTO_TCP: u8 = 6;
@@ -140,6 +142,11 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         Some(Way::Redirect) => raw.actions |= bits::DO_REDIRECT,
         Some(Way::Direct) => raw.actions |= bits::DO_DIRECT,
         None => {}
+    }
+    match rule.straight {
+        Straight::Connections => {}
+        Straight::All => raw.actions |= bits::DO_STRAIGHT_ALL,
+        Straight::Nothing => raw.actions |= bits::DO_STRAIGHT_NEVER,
     }
     raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
     raw.affinity = rule.affinity.map_or(abi::UNSET, affinity);

@@ -8,7 +8,7 @@ pub mod load;
 mod prefixes;
 pub mod redirect;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -219,6 +219,20 @@ impl Steering for BpfSteering {
         }
         for (key, mask) in wanted {
             map.insert(key, mask, 0).map_err(failed(ACTION))?;
+        }
+        Ok(())
+    }
+
+    fn set_servers(&mut self, servers: &[IpAddr]) -> Result<(), SteeringError> {
+        const ACTION: &str = "tell the kernel which hosts run Braid";
+        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "servers", "tell the kernel which hosts run Braid");
+        let wanted: BTreeSet<_> = servers.iter().take(abi::MAX_SERVERS).map(|host| mapped(*host)).collect();
+        let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| key.word).collect();
+        for word in had.difference(&wanted) {
+            map.remove(&abi::Address { word: *word }).map_err(failed(ACTION))?;
+        }
+        for word in wanted.difference(&had) {
+            map.insert(abi::Address { word: *word }, 1, 0).map_err(failed(ACTION))?;
         }
         Ok(())
     }

@@ -4,6 +4,8 @@ use braid_decide::connection::MAX_LINKS;
 
 /// Redirected connections that may wait for the daemon.
 pub const MAX_ARRIVALS: usize = 4096;
+/// Hosts that run Braid themselves, at most.
+pub const MAX_SERVERS: usize = 1024;
 /// The most policy rules the programs look at.
 pub const MAX_RULES: usize = 64;
 /// No link.
@@ -117,6 +119,8 @@ pub mod rule {
     pub const DO_PREFER: u32 = 4;
     pub const DO_REDIRECT: u32 = 8;
     pub const DO_DIRECT: u32 = 16;
+    pub const DO_STRAIGHT_ALL: u32 = 32;
+    pub const DO_STRAIGHT_NEVER: u32 = 64;
 }
 
 /// Kinds of [`Event`].
