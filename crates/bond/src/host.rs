@@ -18,7 +18,7 @@ use noq_proto::crypto::HmacKey;
 use noq_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig,
     Event as QuicEvent, FourTuple, IdleTimeout, Incoming, RandomConnectionIdGenerator, ServerConfig, StreamId, Transmit, TransportConfig,
-    VarInt,
+    TransportErrorCode, VarInt,
 };
 use thiserror::Error;
 
@@ -38,11 +38,11 @@ const DATAGRAM_BUFFER: usize = 4 << 20;
 const EMPTY_SPACE: usize = DATAGRAM_BUFFER - size_of::<Bytes>();
 /// Datagrams of one call, so that the system can be given them at once.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
-/// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say.
-const UNVALIDATED: usize = 64;
-/// Strangers at a time, and of those from one source (an IPv4 address, or an IPv6 network of 64 bits); more are refused.
+/// Strangers (connections that were not admitted) at a time, and of those from one source (an IPv4 address, or an IPv6 network of 64 bits); more are refused.
 const STRANGERS: usize = 1024;
 const STRANGERS_OF_ONE: usize = 128;
+/// With fewer strangers than this nobody counts whose they are.
+const FEW: usize = 64;
 /// A connection that is no path of a bond after this long is closed; one that was turned away, after this.
 const GREETING: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -90,6 +90,8 @@ pub enum HostEvent {
         refused: Option<u64>,
         /// Whether the other end has closed it, or does not know it any more.
         forgotten: bool,
+        /// Client: whether the server has shown another key than the expected one.
+        another_key: bool,
     },
     /// A bond has ended: it broke the protocol, or had no path for too long.
     Ended {
@@ -122,11 +124,14 @@ pub struct HostLimits {
     pub bonds_of_one: usize,
     /// Connections, strangers' too.
     pub connections: usize,
+    /// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say
+    /// (QUIC's Retry). 0: always.
+    pub unproven: usize,
 }
 
 impl Default for HostLimits {
     fn default() -> Self {
-        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384 }
+        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384, unproven: 64 }
     }
 }
 
@@ -145,6 +150,9 @@ struct Conn {
     remote: SocketAddr,
     timer: Option<Instant>,
     refused: Option<u64>,
+    another_key: bool,
+    /// Whether anything has come from the other end.
+    heard: bool,
     /// The client's number of the link.
     link_there: u8,
     backup: bool,
@@ -360,6 +368,19 @@ impl Host {
         self.conns.get(&id.0).map(|conn| &conn.connection)
     }
 
+    /// Client: whether anything that belongs to a connection has come from the other end.
+    pub fn has_heard(&self, id: ConnectionId) -> bool {
+        self.conns.get(&id.0).is_some_and(|conn| conn.heard)
+    }
+
+    /// The host's own addresses that a bond's paths have reached it at, as far as the system tells.
+    pub fn local_addresses(&self, bond: BondId) -> BTreeSet<IpAddr> {
+        let session = self.sessions.get(&bond);
+        let connections = session.into_iter().flat_map(|session| &session.connections).filter_map(|id| self.conns.get(id));
+        let own = |conn: &Conn| conn.connection.network_path(noq_proto::PathId::ZERO).ok()?.local_ip();
+        connections.filter_map(own).map(|ip| ip.to_canonical()).collect()
+    }
+
     /// A bond, to be used; it is driven with the next [`Self::drive`].
     pub fn bond(&mut self, id: BondId) -> Option<&mut Bond> {
         let session = self.sessions.get_mut(&id)?;
@@ -449,7 +470,7 @@ impl Host {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(conn) = self.conns.get_mut(&handle.0) {
                     conn.connection.handle_event(event);
-                    conn.remote = remote;
+                    (conn.remote, conn.heard) = (remote, true);
                     self.touched.insert(handle.0);
                 }
             }
@@ -463,7 +484,7 @@ impl Host {
         let remote = incoming.remote_address();
         self.buffer.clear();
         // Whoever has not shown yet that it is where it says it is gets no state and a small answer.
-        if !incoming.remote_address_validated() && incoming.may_retry() && self.strangers.len() >= UNVALIDATED {
+        if !incoming.remote_address_validated() && incoming.may_retry() && self.strangers.len() >= self.bounds.unproven {
             if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
                 self.responses.push_back((link, transmit, self.buffer.clone()));
             }
@@ -471,7 +492,7 @@ impl Host {
         }
         let alike = |id: &&usize| self.conns.get(*id).is_some_and(|conn| source(conn.remote) == source(remote));
         let crowded = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS;
-        if crowded || self.strangers.len() >= UNVALIDATED && self.strangers.iter().filter(alike).count() >= STRANGERS_OF_ONE {
+        if crowded || self.strangers.len() >= FEW && self.strangers.iter().filter(alike).count() >= STRANGERS_OF_ONE {
             let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
             self.responses.push_back((link, transmit, self.buffer.clone()));
             return;
@@ -540,6 +561,7 @@ impl Host {
             let forgotten =
                 matches!(reason, ConnectionError::Reset | ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_));
             let (bond, left) = (conn.bond, matches!(reason, ConnectionError::ApplicationClosed(_)));
+            conn.another_key = is_another_key(&reason);
             self.lose(id, &reason.to_string(), forgotten);
             // A client that says goodbye on its last path does not come back.
             if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.is_alone(*bond)) {
@@ -645,6 +667,7 @@ impl Host {
             reason: reason.to_owned(),
             refused: conn.refused,
             forgotten,
+            another_key: conn.another_key,
         };
         self.events.push_back(event);
         let Some(bond) = conn.bond else { return };
@@ -776,6 +799,8 @@ impl Conn {
             remote,
             timer: None,
             refused: None,
+            another_key: false,
+            heard: false,
             link_there: link,
             backup: false,
             hello: None,
@@ -855,8 +880,13 @@ impl Conn {
     }
 }
 
+/// Whether this end found the other's key wrong: TLS's alert `access_denied` (49), as rustls gives it for a verifier's own refusal.
+fn is_another_key(reason: &ConnectionError) -> bool {
+    matches!(reason, ConnectionError::TransportError(error) if error.code == TransportErrorCode::crypto(49))
+}
+
 /// Whom strangers are counted by: an IPv6 network gives each of its hosts as many addresses as it likes.
-fn source(remote: SocketAddr) -> u128 {
+pub fn source(remote: SocketAddr) -> u128 {
     match remote.ip().to_canonical() {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
         IpAddr::V6(ip) => ip.to_bits() >> 64 << 64,
