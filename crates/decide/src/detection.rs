@@ -169,8 +169,8 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// When what is known of a host that runs Braid becomes too old.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        self.hosts.values().filter(|entry| entry.state == State::Here).map(|entry| entry.until).min()
+    pub fn poll_timeout(&self, now: Time) -> Option<Time> {
+        self.hosts.values().filter(|entry| entry.state == State::Here && now < entry.until).map(|entry| entry.until).min()
     }
 
     /// Forgets a host, its pin too; false if there was none.
@@ -242,7 +242,7 @@ mod tests {
         known.on_answer(now, host(1), Answer::Runs(7));
         assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7));
         assert_eq!(known.servers(now), [host(1)]);
-        let end = known.poll_timeout().unwrap();
+        let end = known.poll_timeout(now).unwrap();
         assert_eq!(end, now + FRESH);
         assert_eq!(known.ask(now + 23 * HOUR, host(1)), None);
         assert_eq!((known.knowledge(end, host(1)), known.servers(end)), (Knowledge::Nothing, vec![]));
@@ -412,7 +412,7 @@ mod tests {
                     prop_assert_eq!(known.knowledge(now, server), Knowledge::Runs(pins[&server]));
                 }
                 prop_assert_eq!(known.pinned, pins.len());
-                prop_assert!(known.poll_timeout().is_none() || !known.hosts.is_empty());
+                prop_assert_eq!(known.poll_timeout(now).is_some(), !known.servers(now).is_empty());
             }
         }
     }

@@ -113,7 +113,8 @@ impl FakeSteering {
             None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
         };
         let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
-        let straight = !never && mask.slots().count() > 1 && self.servers.contains(&to.0);
+        let wanted = params.straight || found.is_some_and(|rule| rule.straight == Straight::All);
+        let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0);
         if (redirect || straight) && self.redirect_ready {
             self.counters.redirected += 1;
             return Steered::Redirected;

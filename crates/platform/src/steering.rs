@@ -60,6 +60,9 @@ pub struct SteerParams {
     pub rules: Vec<SteerRule>,
     /// Classes whose connections are redirected where no rule says otherwise.
     pub redirected: Vec<Class>,
+    /// Connections to hosts that run Braid themselves ([`Steering::set_servers`]) are redirected where no rule says otherwise. Datagrams
+    /// are not: most are of protocols that take another order for loss.
+    pub straight: bool,
 }
 
 impl SteerParams {
@@ -116,13 +119,13 @@ pub enum Way {
     Redirect,
 }
 
-/// Which flows to hosts that run Braid themselves ([`Steering::set_servers`]) the daemon carries. None that may use a single link only.
+/// Which flows to hosts that run Braid themselves the daemon carries. None that may use a single link only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Straight {
-    /// Connections: most datagrams are of protocols that take another order for loss.
+    /// As [`SteerParams::straight`] says.
     #[default]
-    Connections,
-    /// Datagrams too.
+    Usual,
+    /// Connections and datagrams.
     All,
     /// None for that reason alone.
     Nothing,

@@ -276,9 +276,13 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         assert_eq!(steering.counters().unwrap().redirected, before, "no datagrams where no rule says so");
         let _ = socket.send_to(b"hello", "203.0.113.10:53");
         assert_eq!(steering.counters().unwrap().redirected, before + 1);
-        steering.set_servers(&[]).unwrap();
+        params.straight = false;
+        steering.set_params(&params).unwrap();
         fetch(addr("203.0.113.10:80"), 1000);
-        assert_eq!(taker.taken().len(), 4);
+        assert_eq!(told(&mut TcpStream::connect("203.0.113.10:53").unwrap()), addr("203.0.113.10:53"), "its rule asks for it");
+        steering.set_servers(&[]).unwrap();
+        assert!(TcpStream::connect("203.0.113.10:53").is_err());
+        assert_eq!(taker.taken().len(), 5);
     });
 }
 

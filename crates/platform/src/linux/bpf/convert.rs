@@ -144,7 +144,7 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         None => {}
     }
     match rule.straight {
-        Straight::Connections => {}
+        Straight::Usual => {}
         Straight::All => raw.actions |= bits::DO_STRAIGHT_ALL,
         Straight::Nothing => raw.actions |= bits::DO_STRAIGHT_NEVER,
     }
@@ -186,6 +186,7 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: u32) -> abi::Para
         affinity: params.affinity.map_or(abi::UNSET, affinity).into(),
         local4: by_rank(params, |link| link.source4).map_or(0, |addr| u32::from_ne_bytes(addr.octets())),
         redirected_classes: params.redirected.iter().fold(0, |classes, class| classes | 1 << *class as u32),
+        straight: params.straight.into(),
         local6: by_rank(params, |link| link.source6).map_or([0; 4], |addr| mapped(addr.into())),
         ..Default::default()
     };

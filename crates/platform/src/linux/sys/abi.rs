@@ -46,7 +46,8 @@ abi! {
     /// `struct braid_params`.
     Params {
         netns: u64, target: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
-        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], slots: [Slot; MAX_LINKS],
+        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], straight: u32, pad: u32,
+        slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_control`.
     Control { heartbeat: u64, bank: u32, pad: u32, }
