@@ -140,13 +140,19 @@ BRAID_INLINE void expect(const struct braid_params *now, struct request *request
  */
 BRAID_INLINE _Bool goes_straight(const struct braid_params *now, const struct request *request, __u32 actions)
 {
+	struct braid_datagram_key key = {};
+
 	if (actions & (BRAID_DO_DIRECT | BRAID_DO_STRAIGHT_NEVER))
 		return 0;
 	if (!(actions & BRAID_DO_STRAIGHT_ALL) && (!now->straight || request->protocol != IPPROTO_TCP))
 		return 0;
 	if (!(request->allowed & (request->allowed - 1)))
 		return 0;
-	return bpf_map_lookup_elem(&servers, request->remote) != NULL;
+	if (!bpf_map_lookup_elem(&servers, request->remote))
+		return 0;
+	__builtin_memcpy(key.remote, request->remote, sizeof(key.remote));
+	key.port = request->port;
+	return !bpf_map_lookup_elem(&shut, &key);
 }
 
 enum judgement { GO_ON, LEAVE_ALONE, FAIL };

@@ -961,6 +961,8 @@ impl Bond {
 pub mod codes {
     /// The server does not open that destination (Linux: EACCES).
     pub const NOT_OPENED: u64 = 13;
+    /// Nobody listens there (Linux: ECONNREFUSED).
+    pub const REFUSED: u64 = 111;
     /// The address is not the server's own, and it opens no others (Linux: EADDRNOTAVAIL).
     pub const NOT_ITS_OWN: u64 = 99;
     /// As many flows as there may be.

@@ -21,6 +21,9 @@ const LONGEST_SILENCE: Duration = FRESH;
 const FIRST_ABSENCE: Duration = Duration::from_secs(60);
 /// A question that nobody has answered by then, not even its sender.
 const LOST: Duration = Duration::from_secs(10);
+/// A service that a host does not open over a bond is tried again after this. So many are remembered.
+const SHUT: Duration = Duration::from_secs(600);
+const MOST_SHUT: usize = 1024;
 /// Hosts that are remembered at most, pinned ones included; at most half of them pinned.
 pub const MOST_HOSTS: usize = 8192;
 /// What a question weighs, how many go out in the long run, and at once: a program that meets hundreds of hosts must not flood a link.
@@ -62,6 +65,8 @@ pub struct Detection<K> {
     hosts: BTreeMap<IpAddr, Host<K>>,
     /// How many of them are pinned.
     pinned: usize,
+    /// Services that hosts do not open over a bond, until when that is believed.
+    shut: BTreeMap<(IpAddr, u16), Time>,
     questions: Bucket,
 }
 
@@ -89,7 +94,12 @@ impl<K: Copy + PartialEq> Detection<K> {
     /// Knows no host.
     pub fn new(now: Time) -> Self {
         let rate = Rate::from_bps(QUESTION.get() * QUESTIONS_PER_SECOND * 8);
-        Self { hosts: BTreeMap::new(), pinned: 0, questions: Bucket::new(rate, Bytes::new(QUESTION.get() * QUESTIONS_AT_ONCE), now) }
+        Self {
+            hosts: BTreeMap::new(),
+            pinned: 0,
+            shut: BTreeMap::new(),
+            questions: Bucket::new(rate, Bytes::new(QUESTION.get() * QUESTIONS_AT_ONCE), now),
+        }
     }
 
     /// Whether the host is to be asked now, and if so, with which key it must answer; `None` inside takes any. Whoever is told to ask
@@ -144,6 +154,22 @@ impl<K: Copy + PartialEq> Detection<K> {
         }
     }
 
+    /// A host does not open this port over a bond: nobody listens there, or it is not for strangers.
+    pub fn on_shut(&mut self, now: Time, host: IpAddr, port: u16) {
+        self.shut.retain(|_, until| now < *until);
+        if self.shut.len() >= MOST_SHUT
+            && let Some(soonest) = self.shut.iter().min_by_key(|(_, until)| **until).map(|(service, _)| *service)
+        {
+            self.shut.remove(&soonest);
+        }
+        self.shut.insert((host, port), now + SHUT);
+    }
+
+    /// Services that are not opened over a bond now.
+    pub fn shut(&self, now: Time) -> impl Iterator<Item = (IpAddr, u16)> {
+        self.shut.iter().filter(move |(_, until)| now < **until).map(|(service, _)| *service)
+    }
+
     /// What is known of the host.
     pub fn knowledge(&self, now: Time, host: IpAddr) -> Knowledge<K> {
         let Some(entry) = self.hosts.get(&host).filter(|entry| now < entry.until) else { return Knowledge::Nothing };
@@ -168,13 +194,15 @@ impl<K: Copy + PartialEq> Detection<K> {
         self.hosts.iter().filter(|(_, entry)| entry.state == State::AnotherKey).map(|(host, _)| *host)
     }
 
-    /// When what is known of a host that runs Braid becomes too old.
+    /// When what [`servers`](Self::servers) or [`shut`](Self::shut) tell becomes too old.
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
-        self.hosts.values().filter(|entry| entry.state == State::Here && now < entry.until).map(|entry| entry.until).min()
+        let hosts = self.hosts.values().filter(|entry| entry.state == State::Here).map(|entry| entry.until);
+        hosts.chain(self.shut.values().copied()).filter(|until| now < *until).min()
     }
 
     /// Forgets a host, its pin too; false if there was none.
     pub fn forget(&mut self, host: IpAddr) -> bool {
+        self.shut.retain(|(of, _), _| *of != host);
         let pinned = self.hosts.remove(&host).is_some_and(|entry| entry.pin.is_some());
         self.pinned -= usize::from(pinned);
         pinned
@@ -309,6 +337,23 @@ mod tests {
         assert_eq!(known.ask(now + FIRST_ABSENCE, host(1)), Some(Some(7)));
         known.on_reached(now + FIRST_ABSENCE, host(1));
         assert_eq!(known.knowledge(now + FIRST_ABSENCE, host(1)), Knowledge::Runs(7), "and when it is back it counts at once");
+    }
+
+    #[test]
+    fn a_service_that_is_shut_is_tried_again_after_a_while() {
+        let (mut known, now) = start();
+        known.on_shut(now, host(1), 25);
+        known.on_shut(now, host(2), 80);
+        assert_eq!(known.shut(now).collect::<Vec<_>>(), [(host(1), 25), (host(2), 80)]);
+        assert_eq!(known.poll_timeout(now), Some(now + SHUT));
+        known.forget(host(1));
+        assert_eq!(known.shut(now).collect::<Vec<_>>(), [(host(2), 80)]);
+        assert_eq!((known.shut(now + SHUT).count(), known.poll_timeout(now + SHUT)), (0, None));
+        for port in 0..2 * MOST_SHUT as u16 {
+            known.on_shut(now + Duration::from_millis(port.into()), host(3), port);
+        }
+        assert_eq!(known.shut.len(), MOST_SHUT);
+        assert!(known.shut.contains_key(&(host(3), 2 * MOST_SHUT as u16 - 1)), "the oldest go first");
     }
 
     #[test]

@@ -35,6 +35,7 @@ pub struct FakeSteering {
     prefixes: BTreeMap<Family, Vec<(IpNet, bool)>>,
     resolvers: Vec<(IpAddr, LinkMask)>,
     servers: Vec<IpAddr>,
+    shut: Vec<(IpAddr, u16)>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), Learnt>,
     events: Vec<SteeringEvent>,
@@ -52,6 +53,11 @@ impl FakeSteering {
     /// A fake whose every `n`-th call fails.
     pub fn chaos(n: u64) -> Self {
         Self { chaos: Some(n.max(1)), ..Self::default() }
+    }
+
+    /// Every `n`-th call fails from now on, or none.
+    pub fn set_chaos(&mut self, n: Option<u64>) {
+        self.chaos = n.map(|n| n.max(1));
     }
 
     fn call(&mut self, action: &'static str) -> Result<(), SteeringError> {
@@ -114,7 +120,7 @@ impl FakeSteering {
         };
         let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
         let wanted = params.straight || found.is_some_and(|rule| rule.straight == Straight::All);
-        let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0);
+        let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.shut.contains(&to);
         if (redirect || straight) && self.redirect_ready {
             self.counters.redirected += 1;
             return Steered::Redirected;
@@ -273,9 +279,9 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn set_servers(&mut self, servers: &[IpAddr]) -> Result<(), SteeringError> {
+    fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
         self.call("tell the kernel which hosts run Braid")?;
-        self.servers = servers.to_vec();
+        (self.servers, self.shut) = (servers.to_vec(), shut.to_vec());
         Ok(())
     }
 

@@ -330,8 +330,9 @@ pub trait Steering {
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
     /// Replaces the map of resolvers that are to be asked through the links of the mask.
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError>;
-    /// Replaces the set of hosts that run Braid themselves; at most 1024, the first ones count.
-    fn set_servers(&mut self, servers: &[IpAddr]) -> Result<(), SteeringError>;
+    /// Replaces the set of hosts that run Braid themselves, and of their services (ports) that are not to be had that way; at most 1024
+    /// each, the first ones count.
+    fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError>;
     /// Sets the class of process names not seen before.
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError>;
     /// Sets an application's class.

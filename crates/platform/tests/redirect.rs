@@ -261,7 +261,8 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         let taker = Taker::start(&mut steering);
         let v6 = addr("[2001:db8:113::10]:8080");
         fetch(addr("203.0.113.10:80"), 1000);
-        steering.set_servers(&[addr("203.0.113.10:0").ip(), v6.ip()]).unwrap();
+        let servers = [addr("203.0.113.10:0").ip(), v6.ip()];
+        steering.set_servers(&servers, &[]).unwrap();
         for to in [addr("203.0.113.10:80"), addr("203.0.113.10:8080"), addr("203.0.113.10:53"), v6] {
             assert_eq!(told(&mut TcpStream::connect(to).unwrap()), to);
         }
@@ -280,8 +281,10 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         steering.set_params(&params).unwrap();
         fetch(addr("203.0.113.10:80"), 1000);
         assert_eq!(told(&mut TcpStream::connect("203.0.113.10:53").unwrap()), addr("203.0.113.10:53"), "its rule asks for it");
-        steering.set_servers(&[]).unwrap();
-        assert!(TcpStream::connect("203.0.113.10:53").is_err());
+        steering.set_servers(&servers, &[(servers[0], 53)]).unwrap();
+        assert!(TcpStream::connect("203.0.113.10:53").is_err(), "that service is shut");
+        steering.set_servers(&[], &[]).unwrap();
+        fetch(addr("203.0.113.10:80"), 1000);
         assert_eq!(taker.taken().len(), 5);
     });
 }

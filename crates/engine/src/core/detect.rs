@@ -40,6 +40,8 @@ pub enum ServerNews {
     AnotherKey,
     /// It does not open the address that it was asked for at.
     Elsewhere,
+    /// It does not open this port: nobody listens there, or it is not for strangers.
+    Shut(u16),
 }
 
 impl<S: Steering> Core<S> {
@@ -74,6 +76,7 @@ impl<S: Steering> Core<S> {
             ServerNews::Reached => self.detection.on_reached(now, host),
             ServerNews::Lost => self.detection.on_lost(now, host),
             ServerNews::AnotherKey => self.detection.on_answer(now, host, Answer::AnotherKey),
+            ServerNews::Shut(port) => self.detection.on_shut(now, host, port),
             ServerNews::Elsewhere => self.detection.on_answer(now, host, Answer::Elsewhere),
         }
         self.update_servers(now)
@@ -82,6 +85,10 @@ impl<S: Steering> Core<S> {
     /// The key of the host that a redirected flow is to be bonded straight to; `None`: it is not.
     pub fn server_of(&self, now: Time, flow: &RedirectedFlow) -> Option<PublicKey> {
         let straight = self.rule_of(flow).map_or(Straight::Usual, rules::straight);
+        let service = (flow.remote.ip(), flow.remote.port());
+        if self.detection.shut(now).any(|shut| shut == service) {
+            return None;
+        }
         match self.detection.knowledge(now, flow.remote.ip()) {
             Knowledge::Runs(key) if self.detects() && straight != Straight::Nothing => Some(key),
             _ => None,
@@ -126,12 +133,14 @@ impl<S: Steering> Core<S> {
         let mut servers = if self.detects() { self.detection.servers(now) } else { Vec::new() };
         servers.truncate(MAX_SERVERS);
         servers.sort();
+        let shut: Vec<_> = self.detection.shut(now).filter(|(host, _)| servers.binary_search(host).is_ok()).collect();
+        let next = (servers, shut);
         self.servers_due = self.detection.poll_timeout(now);
-        if servers != self.servers {
+        if next != self.servers {
             self.servers_due = Some(now + AGAIN);
-            self.steering.set_servers(&servers)?;
+            self.steering.set_servers(&next.0, &next.1)?;
             self.servers_due = self.detection.poll_timeout(now);
-            self.servers = servers;
+            self.servers = next;
         }
         Ok(())
     }

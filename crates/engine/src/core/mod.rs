@@ -166,7 +166,7 @@ pub struct Core<S> {
     /// Why none is trusted.
     detection_trouble: Option<String>,
     /// What the kernel was told of them, and when to look at that again.
-    servers: Vec<IpAddr>,
+    servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
     servers_due: Option<Time>,
     /// The link that takes all flows, where the scheduler wants one.
     handover: Handover,
@@ -217,7 +217,7 @@ impl<S: Steering> Core<S> {
             peers: BTreeSet::new(),
             detection: Detection::new(now),
             detection_trouble: None,
-            servers: Vec::new(),
+            servers: Default::default(),
             servers_due: None,
             handover,
             fit: PowerFit::default(),

@@ -15,7 +15,6 @@ use bytes::Bytes;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::{mpsc, watch};
 
-use super::servers::Closed;
 use super::{Carried, Change, Flows, Peers};
 use crate::core::{BondPolicy, ServerNews};
 
@@ -75,7 +74,6 @@ struct Opened {
 struct Straight {
     host: IpAddr,
     port: u16,
-    closed: Closed,
     changes: mpsc::UnboundedSender<Change>,
 }
 
@@ -120,8 +118,13 @@ impl Straight {
     fn judge(&self, end: FlowEnd) -> Outcome {
         match end.0 {
             codes::BUSY | codes::QUOTA => {}
-            codes::NOT_OPENED => self.closed.insert(self.port),
+            codes::NOT_OPENED => self.tell(ServerNews::Shut(self.port)),
             codes::NOT_ITS_OWN => self.tell(ServerNews::Elsewhere),
+            codes::REFUSED => {
+                // The program was let in before that was known. Others see it as it is.
+                self.tell(ServerNews::Shut(self.port));
+                return Outcome::Failed(end);
+            }
             _ => return Outcome::Failed(end),
         }
         Outcome::Direct
@@ -139,10 +142,10 @@ impl Peers {
         server: Option<PublicKey>,
     ) -> Option<Opened> {
         let host = facts.remote.ip();
-        let bonded = server.and_then(|key| self.bond_with((host, facts.remote.port()), key));
+        let bonded = server.and_then(|key| self.bond_with(host, key));
         let (client, peer, straight) = match bonded {
-            Some((client, closed)) => {
-                let straight = Straight { host, port: facts.remote.port(), closed, changes: self.changes.clone() };
+            Some(client) => {
+                let straight = Straight { host, port: facts.remote.port(), changes: self.changes.clone() };
                 (client, host.to_string(), Some(straight))
             }
             None => {
@@ -170,7 +173,7 @@ impl Peers {
         Some(Opened { flow, state: client.state(), straight })
     }
 
-    fn bond_with(&mut self, host: (IpAddr, u16), key: PublicKey) -> Option<(Client, Closed)> {
+    fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
         let (links, flows) = (self.client_links(), self.flows.clone());
         self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))
     }

@@ -1,8 +1,7 @@
 //! Bonds straight to hosts that run Braid themselves: begun by the first flow, ended when none has used them for a while.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use braid_carry::client::{Answer as Asked, Client, Link, Peer, State, ask};
@@ -30,21 +29,6 @@ pub(super) struct Server {
     key: PublicKey,
     /// When a flow was last seen on it.
     used: Instant,
-    closed: Closed,
-}
-
-/// Ports of a host that it does not open for strangers.
-#[derive(Clone, Default)]
-pub(super) struct Closed(Arc<Mutex<BTreeSet<u16>>>);
-
-impl Closed {
-    pub(super) fn insert(&self, port: u16) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(port);
-    }
-
-    fn contains(&self, port: u16) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&port)
-    }
 }
 
 impl Servers {
@@ -56,16 +40,15 @@ impl Servers {
         self.0.values().map(|server| &server.client)
     }
 
-    /// The bond to `host`, which is begun if there is none; `None`: it does not open that port, or there are too many bonds. `busy` tells
-    /// whether a bond carries anything.
+    /// The bond to `host`, which is begun if there is none; `None`: there are too many. `busy` tells whether a bond carries anything.
     pub(super) fn bond(
         &mut self,
-        (host, port): (IpAddr, u16),
+        host: IpAddr,
         key: PublicKey,
         links: &[Link],
         changes: &mpsc::UnboundedSender<Change>,
         busy: impl Fn(IpAddr) -> bool,
-    ) -> Option<(Client, Closed)> {
+    ) -> Option<Client> {
         if self.0.get(&host).is_some_and(|server| server.key != key) {
             self.0.remove(&host);
         }
@@ -77,9 +60,9 @@ impl Servers {
             }
             self.0.insert(host, begin(host, key, links, changes)?);
         }
-        let server = self.0.get_mut(&host).filter(|server| !server.closed.contains(port))?;
+        let server = self.0.get_mut(&host)?;
         server.used = Instant::now();
-        Some((server.client.clone(), server.closed.clone()))
+        Some(server.client.clone())
     }
 
     /// Ends what has carried nothing for a while.
@@ -155,7 +138,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[Link], changes: &mpsc::Unbounded
             }
         }
     });
-    Some(Server { client, key, used: Instant::now(), closed: Closed::default() })
+    Some(Server { client, key, used: Instant::now() })
 }
 
 /// Asks a host whether it runs Braid, in the background; the answer comes as a [`Change`].

@@ -4,7 +4,7 @@ use braid_decide::connection::MAX_LINKS;
 
 /// Redirected connections that may wait for the daemon.
 pub const MAX_ARRIVALS: usize = 4096;
-/// Hosts that run Braid themselves, at most.
+/// Hosts that run Braid themselves, at most, and services of theirs that are shut.
 pub const MAX_SERVERS: usize = 1024;
 /// The most policy rules the programs look at.
 pub const MAX_RULES: usize = 64;
