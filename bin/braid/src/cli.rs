@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -68,9 +69,9 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Bond with a relay from now on, by the line that its operator gave.
     Join(Join),
-    /// Leave a relay.
+    /// Leave a relay, or forget a server and its key.
     Leave(Leave),
-    /// List the relays, and the paths to them.
+    /// List the relays and the servers that run Braid, and the paths to them.
     Peers(Query),
     /// Carry running bonded flows over another link.
     Move(Move),
@@ -252,9 +253,17 @@ pub(crate) struct RelayServer {
     /// Let clients reach this network too, though it is private; may be given several times.
     #[arg(long, value_name = "NET")]
     pub(crate) allow: Vec<IpNet>,
-    /// An address of the relay's own that its interfaces do not show, as behind a translator; may be given several times.
+    /// An address of the relay's own that its interfaces do not show, as behind a translator; may be given several times. With --local all of
+    /// its ports must be this host's.
     #[arg(long, value_name = "ADDR")]
     pub(crate) own: Vec<IpAddr>,
+    /// With --local, the services that anyone may reach, as 443 or 8000-8999; may be given several times. Left out: all but mail's (25, 465,
+    /// 587), whose servers trust their own host, from which strangers seem to come.
+    #[arg(long, value_name = "PORT[-PORT]", requires = "local", value_parser = ports)]
+    pub(crate) port: Vec<RangeInclusive<u16>>,
+    /// With --local, bits per second in each direction for one source (an IPv4 address, an IPv6 network of 64 bits), as in 10Mbit/s.
+    #[arg(long, value_name = "RATE", requires = "local", value_parser = rate)]
+    pub(crate) rate: Option<Rate>,
     /// Flows of all clients together, at most.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub(crate) max_flows: usize,
@@ -275,7 +284,7 @@ pub(crate) struct Join {
 
 #[derive(Debug, Args)]
 pub(crate) struct Leave {
-    /// The relay's name, as "braid peers" lists it.
+    /// The relay's name, or the server's address, as "braid peers" lists it.
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
@@ -384,6 +393,21 @@ pub(crate) struct RelayLimit {
 /// A limit as it is to be; `None` lifts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limit<T>(pub(crate) Option<T>);
+
+fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
+        _ => Err("write a port from 1 to 65535, or two with the lower first, as in 8000-8999".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    match text.parse::<Rate>() {
+        Ok(rate) if rate == Rate::ZERO => Err("nothing at all is no rate; leave it out for no limit".to_owned()),
+        read => read.map_err(|error| error.to_string()),
+    }
+}
 
 fn limit<T: FromStr + Default + PartialEq>(text: &str) -> Result<Limit<T>, String>
 where
