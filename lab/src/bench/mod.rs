@@ -35,7 +35,7 @@ pub struct Settings {
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 11] = [
+const ALL: [(&str, Bench); 12] = [
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -44,6 +44,7 @@ const ALL: [(&str, Bench); 11] = [
     ("footprint", footprint::run),
     ("schedulers", schedulers::run),
     ("bond", bond::sums::run),
+    ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
