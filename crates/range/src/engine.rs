@@ -536,6 +536,7 @@ impl Engine {
         let server = self.lanes.get(&lane).map(|lane| lane.server);
         let several = self.files.get(&file_id).is_some_and(|file| file.sources().count() > 1);
         match failure {
+            Failure::Moved => return,
             Failure::Changed => return self.give_up(now, file_id, Cause::Changed),
             Failure::Source => {
                 let Some(file) = self.files.get_mut(&file_id) else { return };

@@ -115,6 +115,8 @@ pub enum Failure {
     Source,
     /// The file is another one than it was.
     Changed,
+    /// The source is elsewhere now ([`crate::Engine::move_source`]): to be asked again.
+    Moved,
 }
 
 /// Why a file was given up.
