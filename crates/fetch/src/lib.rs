@@ -36,4 +36,4 @@ pub use netrc::Netrc;
 pub use network::{BoxStream, Link, Network, Sockets, Stream};
 pub use options::{Checksum, Credentials, Options, Output};
 pub use proxy::Proxy;
-pub use run::{Event, Outcome, Progress, fetch};
+pub use run::{Event, LinkProgress, Outcome, Progress, fetch};

@@ -17,6 +17,8 @@ use crate::types::{
 
 /// What a file of weight 1 is given in one turn of miDRR.
 const QUANTUM: Bytes = Bytes::new(64 * 1024);
+/// So often a file that comes in one piece is begun anew, though each attempt brought something.
+const RESTARTS: u32 = 3;
 /// Far beyond the end of any file, for one of unknown size.
 pub(crate) const ENDLESS: u64 = u64::MAX / 2;
 
@@ -220,6 +222,10 @@ impl Engine {
     /// A connection could not be had, or is gone, with its requests.
     pub fn on_lane_lost(&mut self, now: Time, id: LaneId) {
         let Some(lane) = self.lanes.remove(&id) else { return };
+        let unheard = lane.requests.iter().any(|request| self.requests.get(request).is_some_and(|request| !request.head));
+        if lane.connected && unheard {
+            self.reach.entry((lane.link, lane.server)).or_default().on_failure(now, None);
+        }
         for request in &lane.requests {
             self.fail_request(now, *request, Failure::Lost);
         }
@@ -528,7 +534,7 @@ impl Engine {
 
     fn fail_request(&mut self, now: Time, id: RequestId, failure: Failure) {
         let Some(request) = self.requests.get_mut(&id) else { return };
-        let (file_id, source, link, whole) = (request.file, request.source, request.link, request.whole);
+        let (file_id, source, link, whole, heard) = (request.file, request.source, request.link, request.whole, request.head);
         // Whoever reports a failure has ended it; an answer that this engine refuses is still to be stopped.
         request.told = request.told.max(request.at + 1);
         let lane = request.lane;
@@ -572,7 +578,7 @@ impl Engine {
                 }
             }
             Failure::Lost => {
-                if let Some(server) = server {
+                if let Some(server) = server.filter(|_| !heard) {
                     self.reach.entry((link, server)).or_default().on_failure(now, None);
                 }
             }
@@ -593,6 +599,10 @@ impl Engine {
             return self.give_up(now, id, Cause::Unjoinable);
         }
         file.got = Spans::default();
+        file.restarts += 1;
+        if file.restarts > RESTARTS {
+            return self.give_up(now, id, Cause::Tries);
+        }
         self.actions.push_back(Action::Restart { file: id });
     }
 

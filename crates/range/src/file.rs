@@ -25,6 +25,8 @@ pub(crate) struct File {
     /// When a byte came last, or it was begun.
     pub(crate) progress: Time,
     pub(crate) failures: u32,
+    /// How often it was begun anew, since it comes in one piece.
+    pub(crate) restarts: u32,
     pub(crate) ended: Option<Result<(), Cause>>,
 }
 
@@ -43,6 +45,7 @@ impl File {
             active: false,
             progress: now,
             failures: 0,
+            restarts: 0,
             ended: None,
             setup,
         };

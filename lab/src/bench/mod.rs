@@ -7,6 +7,7 @@ mod bond;
 mod cut;
 mod decision;
 mod footprint;
+mod get;
 mod mixes;
 mod overhead;
 mod report;
@@ -35,7 +36,7 @@ pub struct Settings {
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 11] = [
+const ALL: [(&str, Bench); 12] = [
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -47,6 +48,7 @@ const ALL: [(&str, Bench); 11] = [
     ("bond-cut", bond::cut::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
+    ("get", get::run),
 ];
 
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there
