@@ -7,6 +7,7 @@ mod bond;
 mod cut;
 mod decision;
 mod footprint;
+mod get;
 mod mixes;
 mod overhead;
 mod report;
@@ -48,6 +49,7 @@ const ALL: [(&str, Bench); 12] = [
     ("bond-cut", bond::cut::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
+    ("get", get::run),
 ];
 
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there

@@ -34,6 +34,7 @@ mod links;
 mod memory;
 mod message;
 mod prefixes;
+mod reach;
 mod streams;
 mod supervisor;
 
@@ -42,6 +43,8 @@ use std::fmt::Write as _;
 use std::io;
 
 use braid_decide::policy::Scheduler;
+
+pub use reach::{Reachable, reachable, remember};
 
 /// What `braid run` is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
