@@ -27,6 +27,9 @@ struct Row {
     heard: i64,
 }
 
+/// A host, its key, and when it was heard, in seconds of Unix time.
+pub(crate) type Pin = (IpAddr, PublicKey, i64);
+
 /// The file.
 pub(crate) struct Pins {
     written: BTreeMap<IpAddr, (PublicKey, i64)>,
@@ -35,9 +38,9 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
-    /// Reads what was written before: host, key, and when it was heard, in seconds of Unix time. `Err` tells why no host may be trusted: what
+    /// Reads what was written before. `Err` tells why no host may be trusted: what
     /// was pinned cannot be read, and pinning anew would let anyone take its place.
-    pub(crate) fn open(dir: &Path) -> (Self, Result<Vec<(IpAddr, PublicKey, i64)>, String>) {
+    pub(crate) fn open(dir: &Path) -> (Self, Result<Vec<Pin>, String>) {
         let path = dir.join(FILE);
         let nothing = Self { written: BTreeMap::new(), writer: None };
         if let Err(error) = StateDir::open(dir) {
@@ -58,7 +61,7 @@ impl Pins {
     }
 
     /// Writes what is news, in the background.
-    pub(crate) fn keep(&mut self, pins: impl Iterator<Item = (IpAddr, PublicKey, i64)>) {
+    pub(crate) fn keep(&mut self, pins: impl Iterator<Item = Pin>) {
         let now: BTreeMap<_, _> = pins.map(|(host, key, heard)| (host, (key, heard))).collect();
         let same = |host: &IpAddr, (key, heard): &(PublicKey, i64)| {
             self.written.get(host).is_some_and(|(old, before)| old == key && heard - before < NEWS)
@@ -74,7 +77,7 @@ impl Pins {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<(IpAddr, PublicKey, i64)>, String> {
+fn read(path: &Path) -> Result<Vec<Pin>, String> {
     let text = match fs::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -120,7 +123,7 @@ mod tests {
         PublicKey::from([byte; 32])
     }
 
-    fn awaited(dir: &Path, expected: &[(IpAddr, PublicKey, i64)]) {
+    fn awaited(dir: &Path, expected: &[Pin]) {
         let begun = Instant::now();
         while read(&dir.join(FILE)).as_deref() != Ok(expected) {
             assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", read(&dir.join(FILE)));
