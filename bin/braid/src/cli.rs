@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use braid_decide::policy::Scheduler;
+use braid_decide::policy::{Carry, Scheduler};
 use braid_engine::server::DEFAULT_SOCKET;
 use braid_fetch::{Checksum, Credentials};
 use braid_model::{Bytes, Rate};
@@ -143,7 +143,8 @@ pub(crate) struct Check {
 ///
 /// Its connections are heard by a seccomp filter, which no privilege is needed for; in return programs that gain privilege when
 /// started (sudo, su) do not. Exits with the command's own status. What it learns of links and programs is kept for the next run in
-/// ~/.local/state/braid.
+/// ~/.local/state/braid. With --relay, TCP connections and connected UDP sockets use all links at once, through a relay that was joined with
+/// "braid join --user"; while it does not answer, they go direct.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// How links are chosen.
@@ -152,6 +153,12 @@ pub(crate) struct Run {
     /// Use this link; may be given several times. Left out: all.
     #[arg(long = "link", short, value_name = "NAME")]
     pub(crate) links: Vec<String>,
+    /// Whether connections go to a relay: auto (if --relay names one), direct, bond, or duplicate (each packet over two links).
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_default_value = true, value_parser = carry_parser())]
+    pub(crate) carry: Carry,
+    /// The relay, by the name it was joined under. Left out: the first by name, if --carry asks for one.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) relay: Option<String>,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
@@ -275,6 +282,12 @@ fn header_field(text: &str) -> Result<(hyper::header::HeaderName, hyper::header:
         return Err(format!("{name} is Braid's own to set"));
     }
     Ok((name, value.trim().parse().map_err(|_| "its value holds what no header may".to_owned())?))
+}
+
+fn carry_parser() -> impl clap::builder::TypedValueParser<Value = Carry> {
+    use clap::builder::TypedValueParser;
+    let of = |name: String| Carry::ALL.into_iter().find(|(known, _)| *known == name).map(|(_, carry)| carry).ok_or("no such way");
+    clap::builder::PossibleValuesParser::new(Carry::ALL.map(|(name, _)| name)).try_map(of)
 }
 
 fn scheduler_parser() -> impl clap::builder::TypedValueParser<Value = Scheduler> {
@@ -401,6 +414,9 @@ pub(crate) struct Join {
     /// What the relay shall be called here. Left out: its host.
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// Join for this user's "braid run" alone, without a daemon.
+    #[arg(long)]
+    pub(crate) user: bool,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
 }
@@ -409,6 +425,9 @@ pub(crate) struct Join {
 pub(crate) struct Leave {
     /// The relay's name, or the server's address, as "braid peers" lists it.
     pub(crate) name: String,
+    /// Leave one that was joined for this user alone.
+    #[arg(long)]
+    pub(crate) user: bool,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
 }

@@ -11,8 +11,8 @@ use crate::link::{Link, RETRY_FIRST, RETRY_MOST};
 use crate::meter::Meter;
 use crate::spans::{Span, Spans};
 use crate::types::{
-    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId, ServerId,
-    SourceId,
+    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId,
+    ServerId, SourceId,
 };
 
 /// What a file of weight 1 is given in one turn of miDRR.
@@ -486,8 +486,12 @@ impl Engine {
     fn revive(&mut self, id: RequestId) {
         let Some(request) = self.requests.get(&id) else { return };
         let (file_id, rest) = (request.file, request.rest());
-        let others: Spans =
-            self.requests.iter().filter(|(other, there)| **other != id && there.file == file_id && !there.stalled).map(|(_, there)| there.rest()).collect();
+        let others: Spans = self
+            .requests
+            .iter()
+            .filter(|(other, there)| **other != id && there.file == file_id && !there.stalled)
+            .map(|(_, there)| there.rest())
+            .collect();
         let end = others.within(rest).first().map_or(rest.end, |taken| taken.start.max(rest.start + 1));
         let Some(file) = self.files.get_mut(&file_id) else { return };
         file.free.remove(Span::raw(rest.start, end));
@@ -500,7 +504,8 @@ impl Engine {
     /// Stops requests of a file whose bytes all came by others.
     fn stop_overtaken(&mut self, now: Time, id: FileId) {
         let Some(file) = self.files.get(&id) else { return };
-        let over = |request: &Request| request.file == id && !request.whole && file.size.is_some() && file.got.without(request.rest()).is_empty();
+        let over =
+            |request: &Request| request.file == id && !request.whole && file.size.is_some() && file.got.without(request.rest()).is_empty();
         let overtaken: Vec<RequestId> = self.requests.iter().filter(|(_, request)| over(request)).map(|(id, _)| *id).collect();
         for request in overtaken {
             self.dirty = true;
@@ -566,7 +571,8 @@ impl Engine {
             }
             Failure::Refused { wait } => {
                 let Some(server) = server else { return self.count_failure(now, file_id) };
-                let at_work = self.lanes.values().filter(|lane| (lane.link, lane.server) == (link, server) && !lane.requests.is_empty()).count();
+                let at_work =
+                    self.lanes.values().filter(|lane| (lane.link, lane.server) == (link, server) && !lane.requests.is_empty()).count();
                 let elsewhere = self.requests.values().any(|other| other.file == file_id && other.head);
                 let reach = self.reach.entry((link, server)).or_default();
                 reach.limit = Some(at_work.max(1));

@@ -138,7 +138,8 @@ impl Engine {
     fn watch_lanes(&mut self, now: Time) {
         let wanted: BTreeSet<ServerId> =
             self.files.values().filter(|file| file.ended.is_none()).flat_map(|file| file.sources().map(|(_, server)| server)).collect();
-        let idle = |lane: &Lane| lane.connected && lane.requests.is_empty() && (now.since(lane.since) > IDLE || !wanted.contains(&lane.server));
+        let idle =
+            |lane: &Lane| lane.connected && lane.requests.is_empty() && (now.since(lane.since) > IDLE || !wanted.contains(&lane.server));
         let idle: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| idle(lane)).map(|(id, _)| *id).collect();
         idle.into_iter().for_each(|lane| self.close(now, lane));
         for link in 0..self.links.len() {
@@ -171,15 +172,15 @@ impl Engine {
             self.plan_link(now, LinkId(link));
         }
         if self.nobody_may(now) {
-            let stuck: Vec<FileId> =
-                self.files.iter().filter(|(_, file)| file.active && file.ended.is_none()).map(|(id, _)| *id).collect();
+            let stuck: Vec<FileId> = self.files.iter().filter(|(_, file)| file.active && file.ended.is_none()).map(|(id, _)| *id).collect();
             stuck.into_iter().for_each(|id| self.give_up(now, id, Cause::Budget));
         }
     }
 
     /// Whether allowances keep every link from bringing anything, with nothing under way.
     fn nobody_may(&self, _: Time) -> bool {
-        let limited = |link: &crate::link::Link| link.setup.allowance.is_some() || self.config.budget.is_some() && link.setup.price_per_gb > 0.0;
+        let limited =
+            |link: &crate::link::Link| link.setup.allowance.is_some() || self.config.budget.is_some() && link.setup.price_per_gb > 0.0;
         let empty = |index: usize| limited(&self.links[index]) && self.allowed(LinkId(index)) < LEAST_STOLEN;
         !self.links.is_empty() && self.requests.is_empty() && (0..self.links.len()).all(empty)
     }
@@ -220,10 +221,13 @@ impl Engine {
 
     /// What a link may still be asked for, by its allowance and the budget.
     fn allowed(&self, link: LinkId) -> u64 {
-        let pending = |link: LinkId| self.requests.values().filter(|request| request.link == link).map(|request| request.rest().size()).sum::<u64>();
+        let pending =
+            |link: LinkId| self.requests.values().filter(|request| request.link == link).map(|request| request.rest().size()).sum::<u64>();
         let there = &self.links[link.0];
         let budget = self.config.budget.filter(|_| there.setup.price_per_gb > 0.0).map(|budget| {
-            let spent = |(index, other): (usize, &crate::link::Link)| (other.moved + pending(LinkId(index))) as f64 / 1e9 * other.setup.price_per_gb;
+            let spent = |(index, other): (usize, &crate::link::Link)| {
+                (other.moved + pending(LinkId(index))) as f64 / 1e9 * other.setup.price_per_gb
+            };
             let left = budget - self.links.iter().enumerate().map(spent).sum::<f64>();
             // `as` saturates.
             (left / there.setup.price_per_gb * 1e9) as u64
@@ -397,10 +401,15 @@ impl Engine {
         let ahead = share * self.links[link.0].latency().as_secs_f64() * 1.5;
         let ends = |lane: &Lane| {
             let rest: u64 = lane.requests.iter().filter_map(|id| self.requests.get(id)).map(|request| request.rest().size()).sum();
-            let flows = lane.requests.iter().filter_map(|id| self.requests.get(id)).all(|request| request.head && !request.stalled && !request.whole);
+            let flows = lane
+                .requests
+                .iter()
+                .filter_map(|id| self.requests.get(id))
+                .all(|request| request.head && !request.stalled && !request.whole);
             flows && (rest as f64) < ahead
         };
-        let lanes = self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && (1..lane.depth).contains(&lane.requests.len()));
+        let lanes =
+            self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && (1..lane.depth).contains(&lane.requests.len()));
         let lanes: Vec<(LaneId, ServerId)> = lanes.filter(|(_, lane)| ends(lane)).map(|(id, lane)| (*id, lane.server)).collect();
         let allowed = self.allowed(link);
         for (lane, server) in lanes {
@@ -444,7 +453,8 @@ impl Engine {
         let mut best: Option<Theft> = None;
         for (id, victim) in &self.requests {
             let Some(file) = self.files.get(&victim.file) else { continue };
-            let fits = file.ranged == Some(true) && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
+            let fits =
+                file.ranged == Some(true) && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
             if !fits || victim.link == link || victim.stalled || victim.whole || file.open() > 0 {
                 continue;
             }

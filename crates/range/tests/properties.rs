@@ -16,8 +16,14 @@ fn manners() -> impl Strategy<Value = Manners> {
     let few = prop::option::weighted(0.3, 1usize..4);
     let breaks = prop::option::weighted(0.3, 20_000u64..400_000);
     let short = prop::option::weighted(0.2, 1_000u64..200_000);
-    (any::<bool>(), few, breaks, short, 1usize..3)
-        .prop_map(|(loose, limit, breaks, short, depth)| Manners { whole: false, loose, limit, breaks: if loose { None } else { breaks }, short, depth })
+    (any::<bool>(), few, breaks, short, 1usize..3).prop_map(|(loose, limit, breaks, short, depth)| Manners {
+        whole: false,
+        loose,
+        limit,
+        breaks: if loose { None } else { breaks },
+        short,
+        depth,
+    })
 }
 
 /// Rate in Mbit/s, round trip, rate of one connection, and when it goes dark and comes back (in ms), if it does.
