@@ -275,6 +275,35 @@ fn a_server_that_goes_away_costs_a_second_once_and_is_used_again() {
 }
 
 #[test]
+fn what_a_tunnel_takes_over_is_bonded_no_more() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "");
+    detected(&lab, &up, &web);
+    let mut child = curl(&lab, &web.url(Bytes::new(50_000_000)).unwrap()).spawn().unwrap();
+    let bonded = || up.flows().iter().any(|flow| flow["carry"] == "bond" && flow["rx_bytes"].as_u64() > Some(100_000));
+    eventually("it is bonded", bonded);
+    client(&lab, "ip link add tunnel type veth peer name far");
+    for words in ["tunnel arp off", "tunnel up", "far up"] {
+        client(&lab, &format!("ip link set {words}"));
+    }
+    client(&lab, "ip address add 10.200.0.2/32 dev tunnel");
+    client(&lab, "ip route add 203.0.113.10 dev tunnel");
+    eventually("the flow has ended, so that it begins again inside", || child.try_wait().unwrap().is_some());
+    assert_eq!(server_of(&up)["state"], "idle");
+    let outside = watch_all(&lab, Filter::to(Lab::internet(10)));
+    let _ = curl(&lab, &web.url(Bytes::new(1000)).unwrap()).args(["--connect-timeout", "1"]).output().unwrap();
+    std::thread::sleep(ms(500));
+    assert_eq!(packets(&lab, &outside), [0, 0]);
+    client(&lab, "ip link del tunnel");
+    eventually("it is bonded again", || !carried(&lab, &up, &web, 1_000_000).is_empty());
+}
+
+#[test]
 fn what_a_server_does_not_open_for_strangers_goes_direct() {
     if !able() {
         return;

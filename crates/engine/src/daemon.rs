@@ -260,6 +260,7 @@ impl Daemon<'_> {
             self.memory.keep(&mut self.core, now(), unix());
         }
         self.core.on_network(now(), (*network).clone())?;
+        self.peers.keep_servers(|host| self.core.may_steer(host));
         self.memory.recognise(&mut self.core);
         self.begin_allowances()
     }

@@ -391,7 +391,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether the system would send `to` through a link's default route.
-    fn may_steer(&self, to: IpAddr) -> bool {
+    pub fn may_steer(&self, to: IpAddr) -> bool {
         let map = self.steerable.get(Family::of(to));
         let covering = map.iter().filter(|(net, _)| net.contains(&to)).max_by_key(|(net, _)| net.prefix_len());
         covering.is_some_and(|(_, steer)| *steer)

@@ -80,6 +80,11 @@ impl Servers {
         });
     }
 
+    /// Ends bonds to hosts that are not to be reached over links any more: those that a tunnel has taken over, for one.
+    pub(super) fn keep(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
+        self.0.retain(|host, _| may_reach(*host));
+    }
+
     /// Ends the bond to a host; whether there was one.
     pub(super) fn end(&mut self, host: IpAddr) -> bool {
         self.0.remove(&host).is_some()
