@@ -154,6 +154,7 @@ pub(super) fn question(question: Question, link: Link, changes: mpsc::UnboundedS
             Ok(Asked::Runs(key)) => Answer::Runs(key),
             Ok(Asked::AnotherKey) => Answer::AnotherKey,
             Ok(Asked::Silent) => Answer::Silent,
+            Ok(Asked::Unfinished) => Answer::Unfinished,
             Ok(Asked::Refused(reason)) => {
                 tracing::debug!(host = %question.host, reason, "something answers there that serves no strangers");
                 Answer::Silent
