@@ -130,6 +130,18 @@ impl Client {
         self.carrier.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
     }
 
+    /// How many flows there are, those included whose last bytes are still on their way.
+    pub fn flows(&self) -> usize {
+        let id = self.bond();
+        self.carrier.with(|host, _| host.bond(id).map_or(0, |bond| bond.flows()))
+    }
+
+    /// Ends the bond, and tells the peer. What is on its way is lost.
+    pub fn end(&self) {
+        let id = self.bond();
+        self.carrier.with(|host, now| host.end(now, id, "not needed any more"));
+    }
+
     fn bond(&self) -> BondId {
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner)
     }

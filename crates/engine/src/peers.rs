@@ -1,41 +1,34 @@
 //! Hosts that carry flows over several links: the relays the user joined, servers that run Braid themselves, and the flows that go there.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, Peer as PeerView, Problem};
 use braid_bond::{FlowPolicy, PathState};
 use braid_carry::Flow;
-use braid_carry::client::{Client, Link, Peer, State};
+use braid_carry::client::{Client, Link, State};
 use braid_decide::detection::{Answer, Knowledge};
 use braid_model::Time;
-use braid_peer::address::Address;
-use braid_peer::invite::Invite;
 use braid_peer::keys::{CLIENT_KEY, KeyPair, PublicKey};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
-use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::core::{BondLink, Question, ServerNews};
 use carry::Exchanges;
 use servers::{Servers, Standing};
+use stored::{NotInvited, Stored};
 
 mod carry;
 pub(crate) mod pins;
 pub(crate) mod redirected;
 mod servers;
+pub(crate) mod stored;
 
 /// Why a peer is refused that cannot prove to be the one of before.
 const ANOTHER_KEY: &str = "it shows another key than it did; if it was set up anew, leave it first";
-
-/// The file in the state directory.
-const FILE: &str = "peers.json";
 
 /// What happened to peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,17 +75,6 @@ struct Known {
     client: Client,
 }
 
-/// A peer as it is kept.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Stored {
-    name: String,
-    addresses: Vec<String>,
-    key: String,
-    /// Until the relay knows this client.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    token: Option<[u8; 16]>,
-}
-
 struct Carried {
     application: String,
     name: String,
@@ -119,20 +101,16 @@ impl Peers {
             exchanges: Exchanges::default(),
             changes,
         };
-        match fs::read(dir.join(FILE)) {
-            Ok(text) => match serde_json::from_slice::<Vec<Stored>>(&text) {
-                Ok(stored) => {
-                    for peer in stored {
-                        let name = peer.name.clone();
-                        if let Err(problem) = peers.begin(peer) {
-                            tracing::warn!(peer = name, "{}", problem.detail.unwrap_or_default());
-                        }
+        match stored::read(dir) {
+            Ok(stored) => {
+                for peer in stored {
+                    let name = peer.name.clone();
+                    if let Err(problem) = peers.begin(peer) {
+                        tracing::warn!(peer = name, "{}", problem.detail.unwrap_or_default());
                     }
                 }
-                Err(error) => tracing::warn!("{} cannot be read ({error}): join again", dir.join(FILE).display()),
-            },
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!("{} cannot be read: {error}", dir.join(FILE).display()),
+            }
+            Err(error) => tracing::warn!("the relays joined before, in {}, cannot be read ({error}): join again", dir.display()),
         }
         (peers, receiver)
     }
@@ -153,22 +131,14 @@ impl Peers {
 
     /// `POST /v1/join`.
     pub fn join(&mut self, line: &str, name: Option<&str>) -> Result<Accepted, Problem> {
-        let invite = Invite::parse(line.trim()).map_err(|error| Problem::new(422, "No invitation", error.to_string()))?;
-        let key = invite.relay.to_string();
-        let host = invite.addresses().first().map(|address| address.to_string()).unwrap_or_default();
-        let host = host.rsplit_once(':').map_or(host.clone(), |(host, _)| host.trim_matches(['[', ']']).to_owned());
+        let stored = Stored::invited(line, name, self.known.values().map(|known| &known.stored)).map_err(|error| match &error {
+            NotInvited::Line(_) => Problem::new(422, "No invitation", error.to_string()),
+            NotInvited::Name => Problem::new(422, "No name", error.to_string()),
+            NotInvited::Taken(_) => Problem::new(409, "Name in use", error.to_string()),
+        })?;
+        let name = stored.name.clone();
         // Joining again with a new invitation renews what is there.
-        let same = self.known.values().find(|known| known.stored.key == key).map(|known| known.stored.name.clone());
-        let name = name.map(str::to_owned).or_else(|| same.clone()).unwrap_or(host);
-        if name.is_empty() || name.len() > 64 || name.chars().any(|letter| letter.is_control() || letter.is_whitespace()) {
-            return Err(Problem::new(422, "No name", "a peer's name has 1 to 64 letters and no spaces: give another with --name"));
-        }
-        if self.known.get(&name).is_some_and(|known| known.stored.key != key) {
-            let detail = format!("another peer is called {name} already: give this one another name with --name");
-            return Err(Problem::new(409, "Name in use", detail));
-        }
-        let addresses = invite.addresses().iter().map(ToString::to_string).collect();
-        let stored = Stored { name: name.clone(), addresses, key, token: Some(*invite.token.reveal()) };
+        let same = self.known.values().find(|known| known.stored.key == stored.key).map(|known| known.stored.name.clone());
         if let Some(old) = same {
             self.end(&old);
         }
@@ -365,11 +335,7 @@ impl Peers {
         let cannot = |detail: String| Problem::new(500, "Cannot bond", detail);
         let dir = StateDir::open(&self.dir).map_err(|error| cannot(error.to_string()))?;
         let keys = KeyPair::load_or_generate(&dir, CLIENT_KEY).map_err(|error| cannot(error.to_string()))?;
-        let key: PublicKey = stored.key.parse().map_err(|error| cannot(format!("{}: {error}", stored.name)))?;
-        let addresses: Result<Vec<Address>, _> = stored.addresses.iter().map(|address| address.parse()).collect();
-        let addresses = addresses.map_err(|error| cannot(format!("{}: {error}", stored.name)))?;
-        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let peer = Peer { addresses, key: Some(key), token: stored.token, name: host.trim().to_owned() };
+        let peer = stored.peer().map_err(cannot)?;
         let client = Client::start(peer, Some(&keys), None).map_err(|error| cannot(error.to_string()))?;
         client.set_links(self.client_links());
         let (mut state, changes, name) = (client.state(), self.changes.clone(), stored.name.clone());
@@ -405,16 +371,8 @@ impl Peers {
         }
     }
 
-    /// Written beside and moved into place, for root only: a token is a secret.
     fn store(&self) -> std::io::Result<()> {
-        let all: Vec<&Stored> = self.known.values().map(|known| &known.stored).collect();
-        let text = serde_json::to_vec_pretty(&all)?;
-        let fresh = self.dir.join(format!("{FILE}.new"));
-        let _ = fs::remove_file(&fresh);
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&fresh, self.dir.join(FILE))
+        stored::write(&self.dir, &self.known.values().map(|known| &known.stored).collect::<Vec<_>>())
     }
 }
 
