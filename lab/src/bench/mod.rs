@@ -29,13 +29,15 @@ pub struct Settings {
     pub braid: PathBuf,
     /// Fewer repetitions and shorter ones: to see that all works, not for figures.
     pub quick: bool,
+    /// What is left to chance follows from it.
+    pub seed: u64,
 }
 
 /// A benchmark.
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 11] = [
+const ALL: [(&str, Bench); 12] = [
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -45,6 +47,7 @@ const ALL: [(&str, Bench); 11] = [
     ("schedulers", schedulers::run),
     ("bond", bond::sums::run),
     ("bond-cut", bond::cut::run),
+    ("bond-churn", bond::churn::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
 ];

@@ -1,5 +1,6 @@
 //! Flows that go through a relay, over all links at once.
 
+pub(super) mod churn;
 pub(super) mod cut;
 mod origin;
 pub(super) mod relay;
