@@ -43,6 +43,8 @@ const TICK: Duration = Duration::from_millis(250);
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
 const STEERING: &str = "cannot speak with the kernel's side";
+/// What spreads a bond's flows over its links.
+const CARRIED_BY: &str = "midrr";
 /// The battery is asked this often.
 const BATTERY: Duration = Duration::from_secs(2);
 /// What was learnt is written this often.
@@ -366,6 +368,7 @@ impl Daemon<'_> {
             Arrival::Datagram(_, facts, _) => facts,
         };
         let (policy, application) = (self.core.bond_policy(facts), self.core.application_of(facts));
+        let (id, grounds) = (facts.id.0, self.core.grounds(facts));
         tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
         match (arrival, &self.redirect) {
             (Arrival::Connection(redirected), _) => {
@@ -379,6 +382,7 @@ impl Daemon<'_> {
             }
             (Arrival::Datagram(..), None) => {}
         }
+        self.peers.note_grounds(id, grounds);
     }
 
     /// Takes the events that wait, but not without end: whoever makes them faster than they are taken must not stop the heart.
@@ -514,12 +518,15 @@ impl Daemon<'_> {
                 let looked = self.core.look(time);
                 self.bear("cannot look at the flows", looked);
                 let mut flows = self.core.flows(time);
-                flows.extend(self.peers.flow_views(time, "midrr"));
+                flows.extend(self.peers.flow_views(time, CARRIED_BY));
                 let _ = answer.send(Ok(flows));
             }
             Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time)))),
             Request::Policy(answer) => drop(answer.send(Ok(self.core.policy()))),
-            Request::Explain(request, answer) => drop(answer.send(self.core.explain(time, &request))),
+            Request::Explain(request, answer) => {
+                let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
+                let _ = answer.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
+            }
             Request::Peers(answer) => drop(answer.send(Ok(self.peers.views()))),
             Request::Join(request, answer) => {
                 let joined = self.peers.join(&request.line, request.name.as_deref());

@@ -25,8 +25,9 @@ use serde::{Deserialize, Serialize};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 
-use crate::core::{BondLink, BondPolicy};
+use crate::core::{BondLink, BondPolicy, Grounds};
 
+mod explained;
 pub(crate) mod redirected;
 
 /// The file in the state directory.
@@ -98,6 +99,9 @@ struct Carried {
     policy: FlowPolicy,
     protocol: &'static str,
     flow: Flow,
+    grounds: Option<Grounds>,
+    /// The links of its rule: an order may have moved it to others.
+    ruled: u64,
 }
 
 impl Peers {
@@ -188,9 +192,9 @@ impl Peers {
     /// `POST /v1/move`.
     pub fn move_flows(&self, request: &MoveRequest) -> Result<Accepted, Problem> {
         let links = match &request.to {
-            None => u64::MAX,
+            None => None,
             Some(device) => match self.links.iter().find(|link| link.device == *device) {
-                Some(link) => 1 << link.slot,
+                Some(link) => Some(1 << link.slot),
                 None => {
                     let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
                     let detail = format!("{device} is no link: there are {}", known.join(", "));
@@ -202,7 +206,7 @@ impl Peers {
         let mut moved = 0;
         for (id, carried) in flows.iter_mut() {
             if id.to_string() == request.what || carried.application == request.what || carried.name == request.what {
-                carried.policy.links = links;
+                carried.policy.links = links.unwrap_or(carried.ruled);
                 carried.flow.set_policy(carried.policy);
                 moved += 1;
             }
@@ -214,7 +218,7 @@ impl Peers {
             );
             return Err(Problem::new(404, "No such flow", detail));
         }
-        let to = request.to.as_deref().unwrap_or("all links");
+        let to = request.to.as_deref().unwrap_or("all links of their rule");
         Ok(Accepted { message: format!("{moved} flow(s) go over {to} from now on"), warnings: Vec::new() })
     }
 
@@ -245,6 +249,8 @@ impl Peers {
             policy: bond,
             protocol: if carrier == Carrier::Stream { "tcp" } else { "udp" },
             flow: flow.clone(),
+            grounds: None,
+            ruled: policy.links,
         };
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, carried);
         Some((flow, known))
@@ -282,13 +288,16 @@ impl Peers {
         };
         let Redirected { stream, flow: facts } = redirected;
         let id = facts.id.0;
-        let (flows, mut state) = (self.flows.clone(), known.client.state());
+        let (flows, mut state, client) = (self.flows.clone(), known.client.state(), known.client.clone());
         tokio::spawn(async move {
             // A program's connect would take as long, and nothing is lost if the peer is gone meanwhile.
             let opened = tokio::select! {
                 opened = flow.opened() => Some(opened),
                 _ = state.wait_for(|state| *state != State::Up) => None,
+                () = client.unanswered() => None,
             };
+            // The last one who holds it holds the bond.
+            drop(client);
             match opened {
                 Some(Ok(())) => drop(splice(stream, flow).await),
                 Some(Err(end)) => {
@@ -355,11 +364,11 @@ impl Peers {
             pid: Some(carried.process),
             user: Some(carried.user),
             cgroup: None,
-            class: None,
-            demand_bytes: None,
+            class: carried.grounds.as_ref().map(|grounds| grounds.class.to_string()),
+            demand_bytes: carried.grounds.as_ref().map(|grounds| grounds.demand.get()),
             retransmissions: None,
             delivery_rate_bps: None,
-            rule: None,
+            rule: carried.grounds.as_ref().and_then(|grounds| grounds.rule),
             energy_j: None,
             peer: Some(carried.peer.clone()),
             by_link,
@@ -367,17 +376,10 @@ impl Peers {
     }
 
     fn path_view(&self, path: &braid_bond::PathView) -> PathView {
-        let state = match path.state {
-            PathState::Good if path.backup => "backup",
-            PathState::Probing => "probing",
-            PathState::Good => "good",
-            PathState::Suspect => "suspect",
-            PathState::Dead => "dead",
-        };
         let sent = path.delivered.get() + path.lost.get();
         PathView {
             link: self.device(path.link),
-            state: state.to_owned(),
+            state: state_name(path).to_owned(),
             rtt_us: Some(path.srtt.as_micros() as u64),
             cwnd: Some(path.window.get()),
             rate_bps: Some(path.rate.bps()).filter(|rate| *rate > 0),
@@ -459,6 +461,16 @@ impl Peers {
         file.write_all(&text)?;
         file.sync_all()?;
         fs::rename(&fresh, self.dir.join(FILE))
+    }
+}
+
+fn state_name(path: &braid_bond::PathView) -> &'static str {
+    match path.state {
+        PathState::Good if path.backup => "backup",
+        PathState::Probing => "probing",
+        PathState::Good => "good",
+        PathState::Suspect => "suspect",
+        PathState::Dead => "dead",
     }
 }
 

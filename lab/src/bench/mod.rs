@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-pub use report::{Aim, Report, Table};
+pub use report::{Aim, Figure, Report, Table};
 
 /// What all benchmarks are told.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ pub struct Settings {
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 12] = [
+const ALL: [(&str, Bench); 13] = [
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -48,6 +48,7 @@ const ALL: [(&str, Bench); 12] = [
     ("bond", bond::sums::run),
     ("bond-cut", bond::cut::run),
     ("bond-churn", bond::churn::run),
+    ("bond-fair", bond::fair::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
 ];

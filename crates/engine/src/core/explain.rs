@@ -42,7 +42,8 @@ impl<S: Steering> Core<S> {
             return Ok(self.explain_flow(now, &row, &board));
         }
         let question = self.question(request)?;
-        Ok(self.answer(now, &question, &board))
+        let explanation = self.answer(now, &question, &board);
+        Ok(self.or_bonded(explanation, question.destination, question.port))
     }
 
     fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {
@@ -130,6 +131,8 @@ impl<S: Steering> Core<S> {
             demand_bytes: Some(demand.get()),
             direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
             candidates: self.candidates(now, family, &request, board),
+            peer: None,
+            paths: Vec::new(),
         }
     }
 

@@ -5,6 +5,7 @@
 pub mod apps;
 mod energy;
 mod explain;
+mod grounds;
 mod link;
 mod rules;
 mod slots;
@@ -31,6 +32,7 @@ use ipnet::IpNet;
 
 use crate::config::Config;
 use apps::Apps;
+pub use grounds::Grounds;
 pub use link::Link;
 use rules::Executables;
 pub use rules::Names;

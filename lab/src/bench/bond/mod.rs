@@ -2,6 +2,7 @@
 
 pub(super) mod churn;
 pub(super) mod cut;
+pub(super) mod fair;
 mod origin;
 pub(super) mod relay;
 pub(super) mod speed;
