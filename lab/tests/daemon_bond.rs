@@ -181,6 +181,14 @@ fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     };
+    up.configure(&CONFIG.replace("\"bond\"", "\"bond\"\nrelay = \"hoem\""));
+    let reloaded = up.braid(&["reload"]);
+    let said = text(&reloaded.stderr);
+    assert!(!reloaded.status.success() && said.contains("did you mean \"home\"?"), "{said}");
+    let file = lab.directory().join("braid/braid.toml");
+    let checked = up.braid(&["check", file.to_str().unwrap()]);
+    assert!(!checked.status.success() && text(&checked.stdout).contains("no relay is called hoem here"), "{checked:?}");
+    up.configure(CONFIG);
     let to_come = explain(&["curl", "203.0.113.10:80"]);
     assert_eq!((to_come["outcome"].as_str(), to_come["peer"].as_str()), (Some("bonded"), Some("home")), "{to_come}");
     let child = curl(&lab, &web.url(Bytes::new(16_000_000)).unwrap());

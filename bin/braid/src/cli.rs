@@ -127,9 +127,11 @@ pub(crate) struct Up {
 pub(crate) struct Check {
     /// The configuration file.
     pub(crate) file: PathBuf,
-    /// The file is for another machine: programs and links that this one does not have are warned of, not refused.
+    /// The file is for another machine: programs, links and relays that this one does not have are warned of, not refused.
     #[arg(long)]
     pub(crate) portable: bool,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -32,7 +32,7 @@ use crate::guardian::Guardian;
 use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::peers::redirected::Arrival;
-use crate::peers::{Peers, Readiness};
+use crate::peers::{Peers, Readiness, joined};
 use crate::server::{DEFAULT_SOCKET, Request, Server};
 
 /// Events taken from the kernel at a time, so that others get their turn.
@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot start Braid")?;
     let config_path = options.config.clone().or_else(|| Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists()));
     let config = match &config_path {
-        Some(path) => Config::load(path)?,
+        Some(path) => Config::load(path, joined(options.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE))))?,
         None => Config::default(),
     };
     for warning in &config.warnings {
@@ -485,7 +485,7 @@ impl Daemon<'_> {
             let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
             return Err(Problem::new(409, "No configuration file", detail));
         };
-        let loaded = Config::check(&path).map_err(|errors: ConfigErrors| {
+        let loaded = Config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
             tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
             self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
             Problem::new(422, "Configuration refused", errors.to_string())

@@ -104,6 +104,14 @@ struct Carried {
     ruled: u64,
 }
 
+/// The names of the peers that were joined, as they stand in the state directory; `None` if that cannot be told.
+pub fn joined(dir: &Path) -> Option<Vec<String>> {
+    match fs::read(dir.join(FILE)) {
+        Ok(text) => Some(serde_json::from_slice::<Vec<Stored>>(&text).ok()?.into_iter().map(|peer| peer.name).collect()),
+        Err(error) => (error.kind() == std::io::ErrorKind::NotFound).then(Vec::new),
+    }
+}
+
 impl Peers {
     /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone.
     pub fn open(dir: &Path) -> (Self, mpsc::UnboundedReceiver<Readiness>) {
@@ -132,6 +140,11 @@ impl Peers {
             Err(error) => tracing::warn!("{} cannot be read: {error}", dir.join(FILE).display()),
         }
         (peers, receiver)
+    }
+
+    /// Their names.
+    pub fn names(&self) -> Vec<String> {
+        self.known.keys().cloned().collect()
     }
 
     /// Whether there is a peer at all.
