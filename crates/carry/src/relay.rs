@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use braid_bond::host::{ConnectionId, Host, refusals};
-use braid_bond::{BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, Target, codes};
+use braid_bond::{BondId, Carrier as Kind, Hello, Open, Target, codes};
 use braid_model::{Bytes as Amount, Time};
 use braid_peer::address::Address;
 use braid_peer::destination::{Policy, Reason, dial_tcp, resolve};
@@ -22,6 +22,10 @@ use bytes::Bytes;
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
+
+mod memory;
+
+pub use memory::Memory;
 
 use crate::carrier::{Carrier, Notice};
 use crate::flow::Flow;
@@ -53,6 +57,8 @@ pub struct Options {
     pub reach: Reach,
     /// Flows of all clients together, at most.
     pub flows: usize,
+    /// What bonds may hold.
+    pub memory: Memory,
 }
 
 /// Why a relay cannot run.
@@ -124,6 +130,7 @@ struct Relay {
     accounts: BTreeMap<PublicKey, Arc<Account>>,
     owners: BTreeMap<BondId, (Option<PublicKey>, Arc<Account>)>,
     limit: usize,
+    memory: Memory,
     draining: bool,
     open: Arc<()>,
 }
@@ -153,6 +160,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         accounts: BTreeMap::new(),
         owners: BTreeMap::new(),
         limit: options.flows,
+        memory: options.memory,
         draining: false,
         open: Arc::new(()),
     };
@@ -177,7 +185,10 @@ impl Relay {
                     Some(notice) => self.on_notice(notice),
                     None => break,
                 },
-                _ = every_second.tick() => self.look(),
+                _ = every_second.tick() => {
+                    self.look();
+                    self.guard_memory();
+                }
                 _ = flush.tick() => self.flush(),
             }
             if until.is_some_and(|until| self.flows() == 0 || Instant::now() >= until) {
@@ -212,7 +223,9 @@ impl Relay {
             Ok((key, account)) => {
                 let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
                 let flows = if key.is_some() { self.limit } else { ANONYMOUS_FLOWS };
-                let limits = BondLimits { flows, ..BondLimits::default() };
+                let theirs = |(bond, (owner, _)): &(&BondId, &(Option<PublicKey>, Arc<Account>))| **bond != hello.bond && *owner == key;
+                let others = if key.is_some() { self.owners.iter().filter(theirs).count() } else { 0 };
+                let limits = self.memory.part(flows, others);
                 if self.carrier.with(|host, now| host.admit(now, connection, hello, owner, limits)) {
                     tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
                     self.owners.insert(hello.bond, (key, account));
@@ -253,6 +266,9 @@ impl Relay {
             }
         };
         if let Some(account) = self.accounts.get(&key) {
+            // An invitation may have brought other limits.
+            let (now, _) = account.now();
+            account.meter(|meter| meter.set_limits(client.limits, now));
             return Ok((Some(key), account.clone()));
         }
         let month = registry.used(client.id, SystemTime::now()).map_err(|error| trouble(&error))?;
@@ -303,6 +319,27 @@ impl Relay {
                 }
                 Err(error) => tracing::error!(%error, "the registry cannot be read: who is known stays so"),
             }
+        }
+    }
+
+    /// Ends bonds that hold too much.
+    fn guard_memory(&self) {
+        // Bonds of the anonymous are nobody's but their own.
+        let owner = |bond: BondId| {
+            self.owners.get(&bond).map(|(key, _)| key.as_ref().map_or_else(|| bond.0.to_vec(), |key| key.as_bytes().to_vec()))
+        };
+        let mut numbers: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
+        let mut held = Vec::new();
+        self.carrier.with(|host, _| {
+            for (bond, state) in host.bonds() {
+                let Some(owner) = owner(bond) else { continue };
+                let next = numbers.len();
+                held.push((bond, *numbers.entry(owner).or_insert(next), state.held()));
+            }
+        });
+        for (bond, excess) in self.memory.excess(&held) {
+            tracing::warn!(%bond, "a bond is ended: {}", excess.reason());
+            self.carrier.with(|host, now| host.end(now, bond, excess.reason()));
         }
     }
 
