@@ -3,7 +3,8 @@
 mod support;
 
 use std::fs::File;
-use std::net::{SocketAddr, UdpSocket};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -30,6 +31,11 @@ impl<'a> Relay<'a> {
         let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         eventually("the relay is up", || std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up")));
         Self { lab, child }
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = std::process::Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(sent.unwrap().success());
     }
 
     fn invite(&self) -> String {
@@ -236,6 +242,86 @@ fn without_its_relay_a_program_goes_direct_and_back_again() {
     let _again = Relay::start(&lab);
     eventually("the relay is used again", || good_paths(&up) == 2);
     assert_eq!(ended(curl(&lab, &url)).0, 50_000);
+}
+
+#[test]
+fn a_daemon_that_ends_resets_what_it_carried() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let _web = Web::start(&lab).unwrap();
+    let relay = Relay::start(&lab);
+    for signal in ["TERM", "KILL"] {
+        let mut up = Up::start(&lab, "[[app]]\nmatch = { port = 80 }\ncarry = \"bond\"\n");
+        assert!(up.braid(&["join", &relay.invite(), "--name", "home"]).status.success());
+        eventually("both paths are good", || good_paths(&up) == 2);
+        let (mut idle, mut busy) =
+            lab.client().run(|| [10, 11].map(|host| TcpStream::connect_timeout(&remote(host, 80), LIMIT).unwrap())).unwrap().into();
+        // One waits for an answer to half a question, one is in the middle of its answer.
+        idle.write_all(b"GET / HT").unwrap();
+        let _ = std::fs::write(lab.directory().join("web/files/large"), vec![0; 8_000_000]);
+        busy.write_all(b"GET /large HTTP/1.0\r\n\r\n").unwrap();
+        busy.read_exact(&mut [0; 100_000]).unwrap();
+        eventually("both are bonded", || up.flows().iter().filter(|flow| flow["carry"] == "bond").count() == 2);
+        up.signal(signal);
+        for stream in [&mut idle, &mut busy] {
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            let error = stream.read_to_end(&mut Vec::new()).expect_err("no end that looks as if all had come");
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{signal}: {error}");
+        }
+        up.wait_end();
+    }
+}
+
+#[test]
+fn a_relay_lets_transfers_finish_when_it_is_told_to_end() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let (mut relay, up) = bonded(&lab);
+    let child = curl(&lab, &web.url(Bytes::new(10_000_000)).unwrap());
+    eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(1_000_000)));
+    relay.signal("TERM");
+    // A new one is refused there, or goes direct: never silence.
+    let mut new = lab.client().command("curl").unwrap();
+    new.args(["-sS", "--max-time", "5", "-o", "/dev/null"]).arg(web.url(Bytes::new(1000)).unwrap());
+    let code = new.status().unwrap().code();
+    assert!(matches!(code, Some(0 | 7 | 52 | 56)), "{code:?}");
+    assert_eq!(ended(child).0, 10_000_000);
+    let mut end = None;
+    eventually("the relay ends", || {
+        end = relay.child.try_wait().unwrap();
+        end.is_some()
+    });
+    assert!(end.unwrap().success(), "{end:?}");
+}
+
+#[test]
+fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let state = lab.directory().join("relay/state");
+    std::fs::create_dir_all(&state).unwrap();
+    server(&lab, &format!("mount -t tmpfs -o size=256k,mode=700 tmpfs {}", state.display()));
+    let (_relay, up) = bonded(&lab);
+    lab.server().run(|| std::fs::write(state.join("filler"), vec![0; 1 << 20]).unwrap_err()).unwrap();
+    assert_eq!(ended(curl(&lab, &web.url(Bytes::new(300_000)).unwrap())).0, 300_000);
+    let log = || std::fs::read_to_string(lab.directory().join("relay/log")).unwrap();
+    within(Duration::from_secs(30), "the trouble is told", || log().contains("counted, but not written down"));
+    assert_eq!(ended(curl(&lab, &web.url(Bytes::new(200_000)).unwrap())).0, 200_000);
+    lab.server().run(|| std::fs::remove_file(state.join("filler")).unwrap()).unwrap();
+    within(Duration::from_secs(30), "its end is told", || log().contains("can be written again"));
+    assert_eq!(good_paths(&up), 2);
+    let mut command = lab.server().command(braid()).unwrap();
+    let clients = command.args(["relay", "clients", "--json", "--state-dir"]).arg(&state).output().unwrap();
+    let clients: Value = serde_json::from_slice(&clients.stdout).unwrap();
+    assert!(clients[0]["month"]["down_bytes"].as_u64() >= Some(500_000), "{clients}");
 }
 
 #[test]

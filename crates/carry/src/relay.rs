@@ -23,9 +23,12 @@ use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
+mod clock;
 mod memory;
 
 pub use memory::Memory;
+
+use clock::Clock;
 
 use crate::carrier::{Carrier, Notice};
 use crate::flow::Flow;
@@ -131,6 +134,7 @@ struct Relay {
     owners: BTreeMap<BondId, (Option<PublicKey>, Arc<Account>)>,
     limit: usize,
     memory: Memory,
+    clock: Clock,
     draining: bool,
     open: Arc<()>,
 }
@@ -161,6 +165,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         owners: BTreeMap::new(),
         limit: options.flows,
         memory: options.memory,
+        clock: Clock::start(),
         draining: false,
         open: Arc::new(()),
     };
@@ -186,6 +191,9 @@ impl Relay {
                     None => break,
                 },
                 _ = every_second.tick() => {
+                    if let Some(jump) = self.clock.jump() {
+                        tracing::warn!("{jump}");
+                    }
                     self.look();
                     self.guard_memory();
                 }
