@@ -30,7 +30,7 @@ pub(crate) async fn splice_metered(stream: TcpStream, flow: Flow, account: &Acco
 async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (u64, u64) {
     // Braid decides what goes together; the system would wait for more.
     let _ = stream.set_nodelay(true);
-    // Whatever ends it before its time, this process's death too, is seen as a reset: an end would look as if all had come.
+    // Should this be cut short, be it by the end of the process, the other end hears of a reset and not of an orderly end.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     let (mut up, mut down) = (0, 0);
     let (reader, writer) = stream.split();

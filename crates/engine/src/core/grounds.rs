@@ -28,8 +28,8 @@ pub struct Grounds {
 }
 
 impl<S: Steering> Core<S> {
-    /// Why a redirected flow is carried to a peer.
-    pub fn grounds(&self, flow: &RedirectedFlow) -> Grounds {
+    /// Why a redirected flow is carried to a peer; `straight` to its own server.
+    pub fn grounds(&self, flow: &RedirectedFlow, straight: bool) -> Grounds {
         let rule = self.rule_of(flow);
         let place =
             flow.rule.filter(|_| rule.is_some()).and_then(|place| usize::from(place).checked_sub(rules::exclusions(&self.config.policy)));
@@ -39,7 +39,7 @@ impl<S: Steering> Core<S> {
             class: flow.class,
             demand: flow.demand,
             direction: flow.direction,
-            reason: reason(rule),
+            reason: if straight { "the server runs Braid itself".to_owned() } else { reason(rule) },
         }
     }
 

@@ -53,7 +53,7 @@ impl Peers {
 
     /// Every link that has a path or has carried some of the flow.
     fn shares(&self, carried: &Carried) -> Vec<Share> {
-        let client = self.known.get(&carried.peer).map(|known| &known.client);
+        let client = self.known.get(&carried.peer).map(|known| &known.client).or_else(|| self.servers.client(&carried.peer));
         let up = client.is_some_and(|client| *client.state().borrow() == State::Up);
         let moved = carried.flow.view().map(|view| view.by_link).unwrap_or_default();
         let whole: u64 = moved.iter().map(|(_, tx, rx)| tx.get() + rx.get()).sum();

@@ -3,6 +3,7 @@
 pub(super) mod churn;
 pub(super) mod cut;
 pub(super) mod fair;
+pub(super) mod few;
 mod origin;
 pub(super) mod relay;
 pub(super) mod speed;
