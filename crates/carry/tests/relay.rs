@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
-use braid_bond::{Carrier as Kind, FlowPolicy, Open, Target, codes};
+use braid_bond::{Carrier as Kind, FlowPolicy, Open, PathState, Target, codes};
 use braid_carry::client::{Client, Link, Peer, State};
 use braid_carry::relay::{self, Memory, Options, Reach};
 use braid_carry::{FlowEnd, splice};
@@ -252,6 +252,13 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
     let mut stream = connect(&first, echo().await).await;
     stream.write_all(&[1; 300_000]).await.unwrap();
     stream.read_exact(&mut vec![0; 300_000]).await.unwrap();
+    // A path that is still being made cannot say goodbye.
+    let settled = async {
+        while first.paths().iter().filter(|(_, path)| path.state == PathState::Good).count() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, settled).await.expect("two good paths");
     drop((stream, first));
     drop(relay.stop.take());
     tokio::time::timeout(PATIENCE, &mut relay.ended).await.expect("it stops").unwrap();
