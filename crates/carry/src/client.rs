@@ -67,6 +67,9 @@ pub enum State {
 /// The first pause before a path is dialled again; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// What is sent should be acknowledged after four round trips, within these bounds.
+const SOON: Duration = Duration::from_millis(500);
+const LATE: Duration = Duration::from_secs(3);
 /// A path that has not answered after this is dialled anew: its first packets met another network.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -128,6 +131,18 @@ impl Client {
     pub fn paths(&self) -> Vec<(PathId, PathView)> {
         let id = self.bond();
         self.carrier.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
+    }
+
+    /// Ends if nothing at all is heard from the peer in the time in which it should have acknowledged what it is sent now, as when its host
+    /// has vanished; else never. A bond's last path is given more time than a program should wait that could as well go without it.
+    pub async fn unanswered(&self) {
+        let heard = || self.paths().iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
+        let round_trip = self.paths().iter().filter(|(_, path)| path.state == PathState::Good).map(|(_, path)| path.srtt).min();
+        let before = heard();
+        tokio::time::sleep((round_trip.unwrap_or_default() * 4).clamp(SOON, LATE)).await;
+        if heard() != before {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// How many flows there are, those included whose last bytes are still on their way.

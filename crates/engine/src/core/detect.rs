@@ -202,7 +202,10 @@ impl<S: Steering> Core<S> {
     /// Whether policy wants a flow on two links at once.
     pub(super) fn is_duplicated(&self, rule: Option<&AppRule>, real_time: bool) -> bool {
         // Calls and the like go over two links at once, unless that costs money.
-        rule.map_or(real_time && !self.links.values().any(|link| link.rule.metered), |rule| rule.carry == Carry::Duplicate)
+        match rule.map_or(Carry::Auto, |rule| rule.carry) {
+            Carry::Auto => real_time && !self.links.values().any(|link| link.rule.metered),
+            carry => carry == Carry::Duplicate,
+        }
     }
 }
 

@@ -79,6 +79,8 @@ enum Exit {
 struct Opened {
     flow: Flow,
     state: watch::Receiver<State>,
+    /// To be let go of soon: the last one who holds it holds the bond.
+    client: Client,
     /// Where it goes straight to its server.
     straight: Option<Straight>,
 }
@@ -112,6 +114,7 @@ impl Opened {
         let opened = tokio::select! {
             opened = self.flow.opened() => opened,
             _ = self.state.wait_for(|state| *state != State::Up) => return Outcome::Direct,
+            () = self.client.unanswered() => return Outcome::Direct,
         };
         match (opened, &self.straight) {
             (Ok(()), _) => Outcome::Open,
@@ -180,9 +183,11 @@ impl Peers {
             policy: bond,
             protocol: if carrier == Carrier::Stream { "tcp" } else { "udp" },
             flow: flow.clone(),
+            grounds: None,
+            ruled: policy.links,
         };
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, carried);
-        Some(Opened { flow, state: client.state(), straight })
+        Some(Opened { flow, state: client.state(), client, straight })
     }
 
     fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
@@ -220,6 +225,7 @@ impl Peers {
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
             let outcome = opened.outcome().await;
+            drop(opened);
             if matches!(outcome, Outcome::Open) {
                 while let Ok(message) = flow.receive().await {
                     // What the program's socket has no room for is lost.
@@ -246,14 +252,16 @@ impl Peers {
         };
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
-            match opened.outcome().await {
-                Outcome::Open => drop(splice(stream, opened.flow).await),
+            let outcome = opened.outcome().await;
+            let Opened { flow, .. } = opened;
+            match outcome {
+                Outcome::Open => drop(splice(stream, flow).await),
                 Outcome::Failed(end) => {
                     tracing::debug!(remote = %facts.remote, %end, "the peer cannot open a flow");
                     refuse(&stream);
                 }
                 Outcome::Direct => {
-                    opened.flow.reset(0);
+                    flow.reset(0);
                     forget(&flows, id);
                     carry_directly(stream, facts.remote, exit).await;
                 }

@@ -40,6 +40,11 @@ impl Servers {
         self.0.values().map(|server| &server.client)
     }
 
+    /// The bond to the host of this name, if there is one.
+    pub(super) fn client(&self, name: &str) -> Option<&Client> {
+        self.0.get(&name.parse().ok()?).map(|server| &server.client)
+    }
+
     /// The bond to `host`, which is begun if there is none; `None`: there are too many. `busy` tells whether a bond carries anything.
     pub(super) fn bond(
         &mut self,
