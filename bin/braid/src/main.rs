@@ -7,6 +7,7 @@ mod client;
 mod doctor;
 mod energy;
 mod explain;
+mod get;
 mod relay;
 mod show;
 mod sim;
@@ -46,6 +47,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Up(up) => start::up(up, cli.verbose)?,
         Command::Run(run) => return start::run(run),
+        Command::Get(get) => return get::run(*get),
         Command::Guardian => start::guardian(cli.verbose)?,
         Command::Down(daemon) => down(&daemon)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,

@@ -363,7 +363,7 @@ impl Carrying {
         let reached = match &*self.client.state().borrow() {
             Relayed::Up => true,
             Relayed::Connecting => self.started.elapsed() < GRACE,
-            Relayed::Unreachable(_) | Relayed::Refused(_) => false,
+            Relayed::Unreachable(_) | Relayed::Refused(_) | Relayed::AnotherKey => false,
         };
         reached && self.choice.chooser().may_bond(remote.ip())
     }

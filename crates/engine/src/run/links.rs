@@ -235,7 +235,7 @@ impl Slot {
 
 /// The links among a network's interfaces: real devices, the virtual ones that were asked for, and in a container, which has no real
 /// ones, every virtual device with a way to the Internet.
-fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFacts> {
+pub(super) fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFacts> {
     let real = |facts: &LinkFacts| matches!(facts.kind, LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular);
     let usable = |facts: &LinkFacts| Family::ALL.iter().any(|family| facts.usable(*family));
     let container = !network.interfaces.iter().any(|facts| real(facts) && usable(facts));
@@ -245,12 +245,12 @@ fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFac
 }
 
 /// The metric of a link's best default route.
-fn metric(facts: &LinkFacts, family: Family) -> Option<u32> {
+pub(super) fn metric(facts: &LinkFacts, family: Family) -> Option<u32> {
     facts.gateways.get(family).iter().map(|route| route.metric).min()
 }
 
 /// Whether a rule looks packets from the link's own address up apart, so that its answers pass the strictest reverse-path filter.
-fn has_source_rule(network: &NetworkSnapshot, facts: &LinkFacts) -> bool {
+pub(super) fn has_source_rule(network: &NetworkSnapshot, facts: &LinkFacts) -> bool {
     let source = facts.source(Family::V4);
     network.rules.iter().any(|rule| rule.source.is_some_and(|net| net.prefix_len() == 32 && Some(net.addr()) == source))
 }

@@ -38,6 +38,7 @@ mod meeting;
 mod memory;
 mod message;
 mod prefixes;
+mod reach;
 pub mod relays;
 mod streams;
 mod supervisor;
@@ -47,6 +48,8 @@ use std::fmt::Write as _;
 use std::io;
 
 use braid_decide::policy::{Carry, Scheduler};
+
+pub use reach::{Reachable, reachable, remember};
 
 /// What `braid run` is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

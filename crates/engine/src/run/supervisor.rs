@@ -409,7 +409,7 @@ fn follow(shared: &Shared) {
 }
 
 /// Whether the kernel drops IPv4 packets on this device that do not come the way it would answer them.
-fn is_filtered(device: &str) -> bool {
+pub(super) fn is_filtered(device: &str) -> bool {
     let value = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter")).unwrap_or_default();
         text.trim().parse::<u8>().unwrap_or(0)
