@@ -151,12 +151,16 @@ fn part(asked: &Asked, headers: &HeaderMap) -> Verdict {
         };
     }
     let joinable = validator.is_some() || asked.expected.is_some();
-    Verdict::Body { head: Head { size: Some(Bytes::new(size)), span: Some(span), joinable }, validator: validator.or_else(|| asked.expected.clone()) }
+    Verdict::Body {
+        head: Head { size: Some(Bytes::new(size)), span: Some(span), joinable },
+        validator: validator.or_else(|| asked.expected.clone()),
+    }
 }
 
 /// The server has no such range.
 fn unsatisfied(asked: &Asked, headers: &HeaderMap) -> Verdict {
-    let size = text(headers, header::CONTENT_RANGE).and_then(|said| said.strip_prefix("bytes */")).and_then(|size| size.trim().parse().ok());
+    let size =
+        text(headers, header::CONTENT_RANGE).and_then(|said| said.strip_prefix("bytes */")).and_then(|size| size.trim().parse().ok());
     match (size, &asked.expected, asked.span) {
         (Some(0u64), None, Some(_)) => Verdict::Empty,
         (Some(size), Some(_), Some(span)) if size < span.end().get() => changed(asked, format!("it has {size} bytes now")),

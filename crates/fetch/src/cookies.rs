@@ -64,9 +64,8 @@ impl Cookies {
 
 impl Cookie {
     fn fits(&self, host: &str, path: &str, tls: bool) -> bool {
-        let below = || {
-            self.below && host.parse::<IpAddr>().is_err() && host.strip_suffix(&self.host).is_some_and(|front| front.ends_with('.'))
-        };
+        let below =
+            || self.below && host.parse::<IpAddr>().is_err() && host.strip_suffix(&self.host).is_some_and(|front| front.ends_with('.'));
         let inside = path.strip_prefix(&self.path).is_some_and(|rest| rest.is_empty() || self.path.ends_with('/') || rest.starts_with('/'));
         (host == self.host || below()) && inside && (tls || !self.secure)
     }

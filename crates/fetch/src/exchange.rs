@@ -33,7 +33,12 @@ pub(crate) struct Exchange {
 }
 
 /// Asks, tells what comes, and gives the connection back if it can be asked again.
-pub(crate) async fn run(shared: Arc<Shared>, connection: Connection, exchange: Exchange, mut stop: oneshot::Receiver<()>) -> Option<Connection> {
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    connection: Connection,
+    exchange: Exchange,
+    mut stop: oneshot::Receiver<()>,
+) -> Option<Connection> {
     let request = exchange.request;
     let (one, answer) = match send(connection, &exchange, &mut stop).await? {
         Ok(sent) => sent,

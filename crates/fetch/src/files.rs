@@ -106,7 +106,10 @@ mod tests {
         let name = |url: &str| remote_name(&url.parse().unwrap()).to_string_lossy().into_owned();
         assert_eq!(name("http://a/b%20c.txt?x=/y"), "b c.txt");
         assert_eq!(name("http://a/..%2f..%2fetc%2fpasswd"), ".._.._etc_passwd");
-        assert_eq!((name("http://a/"), name("http://a/x/%2e%2e"), name("http://a/%00%zz")), ("index.html".into(), "index.html".into(), "_%zz".into()));
+        assert_eq!(
+            (name("http://a/"), name("http://a/x/%2e%2e"), name("http://a/%00%zz")),
+            ("index.html".into(), "index.html".into(), "_%zz".into())
+        );
     }
 
     #[test]

@@ -48,7 +48,10 @@ impl Source {
 pub(crate) enum Sink {
     File(Partial),
     /// Bytes that came before their turn, by place, and how much is out.
-    Ordered { waiting: BTreeMap<u64, bytes::Bytes>, out: u64 },
+    Ordered {
+        waiting: BTreeMap<u64, bytes::Bytes>,
+        out: u64,
+    },
     /// Ended.
     Closed,
 }
@@ -143,7 +146,8 @@ impl Job {
     pub(crate) fn on_validator(&mut self, source: usize, size: Option<Bytes>, validator: Option<Validator>) -> Result<(), FetchError> {
         let there = &mut self.sources[source];
         // A source that is new to a file that was begun must prove that it has the same one.
-        let known = |left: &Left| validator.as_ref().is_some_and(|validator| left.knowledge.validators.values().any(|known| known == validator));
+        let known =
+            |left: &Left| validator.as_ref().is_some_and(|validator| left.knowledge.validators.values().any(|known| known == validator));
         if there.validator.is_none() && self.left.as_ref().is_some_and(|left| !known(left)) {
             return Err(FetchError::Changed { url: there.url.to_string(), reason: "it is not the one that was begun".to_owned() });
         }

@@ -110,7 +110,8 @@ pub(crate) async fn run(shared: Arc<Shared>, lane: LaneId, link: usize, origin: 
                     Err(error) => return drop(shared.news.send(News::Lost { lane, error }).await),
                 };
                 let (stop, stopped) = oneshot::channel();
-                let exchange = Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy: origin.proxy.is_some() && !origin.tls };
+                let exchange =
+                    Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy: origin.proxy.is_some() && !origin.tls };
                 let task = tokio::spawn(exchange::run(shared.clone(), connection, exchange, stopped));
                 works.push(Work { request, stop: Some(stop), task });
             }

@@ -36,7 +36,8 @@ impl Names {
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
         options.use_hosts_file = ResolveHosts::Always;
         let provider = Bound { device: device.to_owned(), handle: TokioHandle::default() };
-        let resolver = Resolver::builder_with_config(ResolverConfig::from_parts(None, Vec::new(), servers), provider).with_options(options).build();
+        let resolver =
+            Resolver::builder_with_config(ResolverConfig::from_parts(None, Vec::new(), servers), provider).with_options(options).build();
         Self { resolver: resolver.ok() }
     }
 

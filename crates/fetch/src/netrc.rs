@@ -57,7 +57,10 @@ mod tests {
         let file = "machine a.example login alice password one\nmacdef init\ncd /x login mallory\n\nmachine b.example\n  login bob\n  password two # no\ndefault login guest password g";
         let netrc = Netrc::parse(file);
         let of = |host: &str| netrc.of(host).map(|who| (who.user.as_str(), who.password.as_str()));
-        assert_eq!((of("A.example"), of("b.example"), of("c.example")), (Some(("alice", "one")), Some(("bob", "two")), Some(("guest", "g"))));
+        assert_eq!(
+            (of("A.example"), of("b.example"), of("c.example")),
+            (Some(("alice", "one")), Some(("bob", "two")), Some(("guest", "g")))
+        );
         assert_eq!(Netrc::parse("").of("x"), None);
     }
 }

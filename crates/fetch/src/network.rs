@@ -91,7 +91,11 @@ impl Network for Sockets {
             })?;
             let addresses = interleave(addresses.into_iter().map(|address| SocketAddr::new(address, port)));
             let stream = race(&addresses, |address| connect(&there.name, address)).await;
-            let told = |reason: io::Error| FetchError::Connect { host: format!("{host}:{port}"), link: there.name.clone(), reason: reason.to_string() };
+            let told = |reason: io::Error| FetchError::Connect {
+                host: format!("{host}:{port}"),
+                link: there.name.clone(),
+                reason: reason.to_string(),
+            };
             Ok(Box::new(stream.map_err(told)?) as BoxStream)
         })
     }

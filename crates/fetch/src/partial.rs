@@ -67,8 +67,16 @@ impl Partial {
             // A file system without locks.
             Err(TryLockError::Error(_)) => {}
         }
-        let mut partial =
-            Self { target: target.to_owned(), data_path, journal_path, data, journal: None, written: 0, knowledge: Knowledge::default(), got: Spans::default() };
+        let mut partial = Self {
+            target: target.to_owned(),
+            data_path,
+            journal_path,
+            data,
+            journal: None,
+            written: 0,
+            knowledge: Knowledge::default(),
+            got: Spans::default(),
+        };
         let left = if resume { partial.read_left() } else { None };
         match &left {
             Some(left) => {

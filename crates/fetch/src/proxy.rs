@@ -42,7 +42,8 @@ impl Proxy {
     /// The proxy for an address.
     pub(crate) fn of(&self, url: &Url) -> Option<&Url> {
         let host = url.host_str()?.to_ascii_lowercase();
-        let spared = |name: &String| name == "*" || host == *name || host.strip_suffix(name.as_str()).is_some_and(|front| front.ends_with('.'));
+        let spared =
+            |name: &String| name == "*" || host == *name || host.strip_suffix(name.as_str()).is_some_and(|front| front.ends_with('.'));
         if self.not.iter().any(spared) {
             return None;
         }

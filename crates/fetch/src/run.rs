@@ -131,7 +131,8 @@ pub async fn fetch(
     }
     let tls = Tls::new(options.cacert.as_deref(), options.http1)?;
     let (news_sender, news) = mpsc::channel(AHEAD);
-    let shared = Shared { network, tls, throttle: Throttle::new(options.limit_rate), connect_timeout: options.connect_timeout, news: news_sender };
+    let shared =
+        Shared { network, tls, throttle: Throttle::new(options.limit_rate), connect_timeout: options.connect_timeout, news: news_sender };
     let mut run = Run::new(Arc::new(shared), options, tell)?;
     let order: Vec<usize> = downloads.into_iter().map(|download| run.add(download)).collect();
     run.work(news, stop).await;
@@ -507,7 +508,8 @@ impl<T: FnMut(Event)> Run<T> {
                 FetchError::Protocol { url, reason: "the transfer broke, and the server gives no ranges to go on with".to_owned() }
             }
             Cause::Changed => trouble.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
-            Cause::Tries | Cause::Source => {
+            Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, patience: self.begin.elapsed() }),
+            Cause::Source => {
                 trouble.unwrap_or(FetchError::Protocol { url, reason: "its sources are not of one file: their sizes differ".to_owned() })
             }
         };

@@ -194,7 +194,9 @@ fn a_part_that_is_not_said_to_be_one() {
 #[test]
 fn several_ranges_at_once() {
     comes_true(|asked, bytes| match asked.range {
-        Some(_) => send(answer("206 Partial Content", "Content-Type: multipart/byteranges; boundary=x\r\nETag: \"one\"\r\n", b"--x\r\n\r\n--x--")),
+        Some(_) => {
+            send(answer("206 Partial Content", "Content-Type: multipart/byteranges; boundary=x\r\nETag: \"one\"\r\n", b"--x\r\n\r\n--x--"))
+        }
         None => send(good(asked, bytes)),
     });
 }

@@ -11,12 +11,14 @@ use crate::link::{Link, RETRY_FIRST, RETRY_MOST};
 use crate::meter::Meter;
 use crate::spans::{Span, Spans};
 use crate::types::{
-    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId, ServerId,
-    SourceId,
+    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId,
+    ServerId, SourceId,
 };
 
 /// What a file of weight 1 is given in one turn of miDRR.
 const QUANTUM: Bytes = Bytes::new(64 * 1024);
+/// So many connections in a row that one of several sources refused make it one of no use.
+const FAULTS: u32 = 3;
 /// So often a file that comes in one piece is begun anew, though each attempt brought something.
 const RESTARTS: u32 = 3;
 /// Far beyond the end of any file, for one of unknown size.
@@ -211,6 +213,11 @@ impl Engine {
             return;
         }
         (lane.connected, lane.depth) = (true, depth.max(1));
+        for file in self.files.values_mut() {
+            if let Some(source) = file.source_at(lane.server) {
+                file.faults[source.0] = 0;
+            }
+        }
         let link = &mut self.links[lane.link.0];
         // The handshakes took at least one round trip; the first answer tells better.
         if link.latency.is_none() {
@@ -237,17 +244,29 @@ impl Engine {
             }
             let waiting: Vec<FileId> = self.waiting_for(lane.server).collect();
             for file in waiting {
-                self.count_failure(now, file);
+                self.blame(now, file, lane.server);
             }
         }
         self.dirty = true;
     }
 
-    /// Files that want something of `server` and have no request at work.
+    /// Files that want something of `server`, and have several sources or no request at work.
     fn waiting_for(&self, server: ServerId) -> impl Iterator<Item = FileId> + '_ {
         let idle = |id: &FileId| !self.requests.values().any(|request| request.file == *id && !request.stalled);
         let wants = move |file: &File| file.active && file.ended.is_none() && file.source_at(server).is_some();
-        self.files.iter().filter(move |(id, file)| wants(file) && idle(id)).map(|(id, _)| *id)
+        self.files.iter().filter(move |(id, file)| wants(file) && (file.sources().count() > 1 || idle(id))).map(|(id, _)| *id)
+    }
+
+    /// A server could not be reached: of several sources this one is left in the end, of a single one an attempt has failed.
+    fn blame(&mut self, now: Time, id: FileId, server: ServerId) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        match file.source_at(server) {
+            Some(source) if file.sources().count() > 1 => {
+                file.faults[source.0] += 1;
+                file.good[source.0] = file.faults[source.0] < FAULTS;
+            }
+            _ => self.count_failure(now, id),
+        }
     }
 
     /// The head of an answer came.
@@ -486,8 +505,12 @@ impl Engine {
     fn revive(&mut self, id: RequestId) {
         let Some(request) = self.requests.get(&id) else { return };
         let (file_id, rest) = (request.file, request.rest());
-        let others: Spans =
-            self.requests.iter().filter(|(other, there)| **other != id && there.file == file_id && !there.stalled).map(|(_, there)| there.rest()).collect();
+        let others: Spans = self
+            .requests
+            .iter()
+            .filter(|(other, there)| **other != id && there.file == file_id && !there.stalled)
+            .map(|(_, there)| there.rest())
+            .collect();
         let end = others.within(rest).first().map_or(rest.end, |taken| taken.start.max(rest.start + 1));
         let Some(file) = self.files.get_mut(&file_id) else { return };
         file.free.remove(Span::raw(rest.start, end));
@@ -500,7 +523,8 @@ impl Engine {
     /// Stops requests of a file whose bytes all came by others.
     fn stop_overtaken(&mut self, now: Time, id: FileId) {
         let Some(file) = self.files.get(&id) else { return };
-        let over = |request: &Request| request.file == id && !request.whole && file.size.is_some() && file.got.without(request.rest()).is_empty();
+        let over =
+            |request: &Request| request.file == id && !request.whole && file.size.is_some() && file.got.without(request.rest()).is_empty();
         let overtaken: Vec<RequestId> = self.requests.iter().filter(|(_, request)| over(request)).map(|(id, _)| *id).collect();
         for request in overtaken {
             self.dirty = true;
@@ -566,7 +590,8 @@ impl Engine {
             }
             Failure::Refused { wait } => {
                 let Some(server) = server else { return self.count_failure(now, file_id) };
-                let at_work = self.lanes.values().filter(|lane| (lane.link, lane.server) == (link, server) && !lane.requests.is_empty()).count();
+                let at_work =
+                    self.lanes.values().filter(|lane| (lane.link, lane.server) == (link, server) && !lane.requests.is_empty()).count();
                 let elsewhere = self.requests.values().any(|other| other.file == file_id && other.head);
                 let reach = self.reach.entry((link, server)).or_default();
                 reach.limit = Some(at_work.max(1));

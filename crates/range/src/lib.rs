@@ -52,6 +52,6 @@ mod types;
 pub use engine::Engine;
 pub use spans::{Span, Spans};
 pub use types::{
-    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId, ServerId,
-    SourceId,
+    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId,
+    ServerId, SourceId,
 };

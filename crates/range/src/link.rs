@@ -120,7 +120,9 @@ impl Link {
         if now < self.climb.not_before || now.since(self.climb.since) < span {
             return;
         }
-        let Some(rate) = self.meter.rate_since(now, Time::from_nanos(now.as_nanos().saturating_sub(span.as_nanos() as u64))) else { return };
+        let Some(rate) = self.meter.rate_since(now, Time::from_nanos(now.as_nanos().saturating_sub(span.as_nanos() as u64))) else {
+            return;
+        };
         self.climb.since = now;
         match self.climb.before {
             Some((before, places)) if rate < before.scale(CLIMB_GAIN) => {

@@ -138,7 +138,8 @@ impl Engine {
     fn watch_lanes(&mut self, now: Time) {
         let wanted: BTreeSet<ServerId> =
             self.files.values().filter(|file| file.ended.is_none()).flat_map(|file| file.sources().map(|(_, server)| server)).collect();
-        let idle = |lane: &Lane| lane.connected && lane.requests.is_empty() && (now.since(lane.since) > IDLE || !wanted.contains(&lane.server));
+        let idle =
+            |lane: &Lane| lane.connected && lane.requests.is_empty() && (now.since(lane.since) > IDLE || !wanted.contains(&lane.server));
         let idle: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| idle(lane)).map(|(id, _)| *id).collect();
         idle.into_iter().for_each(|lane| self.close(now, lane));
         for link in 0..self.links.len() {
@@ -171,15 +172,15 @@ impl Engine {
             self.plan_link(now, LinkId(link));
         }
         if self.nobody_may(now) {
-            let stuck: Vec<FileId> =
-                self.files.iter().filter(|(_, file)| file.active && file.ended.is_none()).map(|(id, _)| *id).collect();
+            let stuck: Vec<FileId> = self.files.iter().filter(|(_, file)| file.active && file.ended.is_none()).map(|(id, _)| *id).collect();
             stuck.into_iter().for_each(|id| self.give_up(now, id, Cause::Budget));
         }
     }
 
     /// Whether allowances keep every link from bringing anything, with nothing under way.
     fn nobody_may(&self, _: Time) -> bool {
-        let limited = |link: &crate::link::Link| link.setup.allowance.is_some() || self.config.budget.is_some() && link.setup.price_per_gb > 0.0;
+        let limited =
+            |link: &crate::link::Link| link.setup.allowance.is_some() || self.config.budget.is_some() && link.setup.price_per_gb > 0.0;
         let empty = |index: usize| limited(&self.links[index]) && self.allowed(LinkId(index)) < LEAST_STOLEN;
         !self.links.is_empty() && self.requests.is_empty() && (0..self.links.len()).all(empty)
     }
@@ -220,10 +221,13 @@ impl Engine {
 
     /// What a link may still be asked for, by its allowance and the budget.
     fn allowed(&self, link: LinkId) -> u64 {
-        let pending = |link: LinkId| self.requests.values().filter(|request| request.link == link).map(|request| request.rest().size()).sum::<u64>();
+        let pending =
+            |link: LinkId| self.requests.values().filter(|request| request.link == link).map(|request| request.rest().size()).sum::<u64>();
         let there = &self.links[link.0];
         let budget = self.config.budget.filter(|_| there.setup.price_per_gb > 0.0).map(|budget| {
-            let spent = |(index, other): (usize, &crate::link::Link)| (other.moved + pending(LinkId(index))) as f64 / 1e9 * other.setup.price_per_gb;
+            let spent = |(index, other): (usize, &crate::link::Link)| {
+                (other.moved + pending(LinkId(index))) as f64 / 1e9 * other.setup.price_per_gb
+            };
             let left = budget - self.links.iter().enumerate().map(spent).sum::<f64>();
             // `as` saturates.
             (left / there.setup.price_per_gb * 1e9) as u64
@@ -299,34 +303,27 @@ impl Engine {
         Some(if gap.size() < size + size / 3 { gap.size() } else { size }.min(MOST))
     }
 
-    /// A way to one of the file's servers over `link`: an idle connection, else leave to open one.
+    /// A way to one of the file's servers over `link`: the one that is least busy, by an idle connection, else by leave to open one.
     fn door(&self, now: Time, link: LinkId, file: &File) -> Option<(ServerId, Option<LaneId>)> {
-        let mut open = None;
-        for (_, server) in file.sources() {
-            let lanes = self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.server == server);
-            let (mut count, mut idle, mut coming) = (0, None, 0);
-            for (id, lane) in lanes {
-                count += 1;
-                coming += usize::from(!lane.connected);
-                if lane.connected && lane.requests.is_empty() {
-                    idle = Some(*id);
+        let ways = file.sources().filter_map(|(_, server)| {
+            let (mut here, mut idle, mut busy, mut coming, mut all) = (0, None, 0, 0, 0);
+            for (id, lane) in self.lanes.iter().filter(|(_, lane)| lane.server == server) {
+                all += usize::from(!lane.connected || !lane.requests.is_empty());
+                if lane.link == link {
+                    here += 1;
+                    busy += usize::from(!lane.requests.is_empty());
+                    coming += usize::from(!lane.connected);
+                    idle = if lane.connected && lane.requests.is_empty() { Some(*id) } else { idle };
                 }
             }
             let reach = self.reach.get(&(link, server));
-            let busy = self.lanes.values().filter(|lane| lane.link == link && lane.server == server && !lane.requests.is_empty()).count();
-            if reach.is_some_and(|reach| reach.not_before > now || reach.limit.is_some_and(|limit| busy >= limit)) {
-                continue;
-            }
-            if idle.is_some() {
-                return Some((server, idle));
-            }
-            // A failed server is tried with one connection first.
-            let limit = if reach.is_some_and(|reach| reach.failing()) { 1 + count - coming } else { usize::MAX };
-            if open.is_none() && count < limit.min(reach.and_then(|reach| reach.limit).unwrap_or(usize::MAX)) {
-                open = Some((server, None));
-            }
-        }
-        open
+            let limit = reach.and_then(|reach| reach.limit).unwrap_or(usize::MAX);
+            // A server that failed is tried with one connection first.
+            let barred = reach.is_some_and(|reach| reach.not_before > now || (reach.failing() && idle.is_none() && coming > 0));
+            let open = !barred && busy < limit && (idle.is_some() || here < limit);
+            open.then_some((all, server, idle))
+        });
+        ways.min_by_key(|(all, _, _)| *all).map(|(_, server, idle)| (server, idle))
     }
 
     fn connect(&mut self, now: Time, link: LinkId, server: ServerId) {
@@ -397,10 +394,15 @@ impl Engine {
         let ahead = share * self.links[link.0].latency().as_secs_f64() * 1.5;
         let ends = |lane: &Lane| {
             let rest: u64 = lane.requests.iter().filter_map(|id| self.requests.get(id)).map(|request| request.rest().size()).sum();
-            let flows = lane.requests.iter().filter_map(|id| self.requests.get(id)).all(|request| request.head && !request.stalled && !request.whole);
+            let flows = lane
+                .requests
+                .iter()
+                .filter_map(|id| self.requests.get(id))
+                .all(|request| request.head && !request.stalled && !request.whole);
             flows && (rest as f64) < ahead
         };
-        let lanes = self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && (1..lane.depth).contains(&lane.requests.len()));
+        let lanes =
+            self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && (1..lane.depth).contains(&lane.requests.len()));
         let lanes: Vec<(LaneId, ServerId)> = lanes.filter(|(_, lane)| ends(lane)).map(|(id, lane)| (*id, lane.server)).collect();
         let allowed = self.allowed(link);
         for (lane, server) in lanes {
@@ -439,17 +441,20 @@ impl Engine {
     /// What taking over would gain most, for a connection of `link` to `server`.
     fn theft(&self, now: Time, link: LinkId, server: ServerId, allowed: u64) -> Option<Theft> {
         let thief = &self.links[link.0];
-        let speed = self.links[link.0].rate(now)?.bps() as f64 / 8.0 / (self.at_work(link) + 1) as f64;
+        let known = thief.rate(now).map(|rate| rate.bps() as f64 / 8.0 / (self.at_work(link) + 1) as f64);
         let delay = thief.latency().as_secs_f64();
         let mut best: Option<Theft> = None;
         for (id, victim) in &self.requests {
             let Some(file) = self.files.get(&victim.file) else { continue };
-            let fits = file.ranged == Some(true) && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
+            let fits =
+                file.ranged == Some(true) && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
             if !fits || victim.link == link || victim.stalled || victim.whole || file.open() > 0 {
                 continue;
             }
             let rest = victim.rest().size() as f64;
             let pace = self.pace(now, victim);
+            // A link that nothing is known of may be as good.
+            let speed = known.unwrap_or(pace.max(LEAST as f64));
             let wait = if victim.head { 0.0 } else { self.links[victim.link.0].latency().as_secs_f64() };
             let end = wait + rest / pace.max(1.0);
             // Both end at the same time: delay + x / speed = wait + (rest - x) / pace.

@@ -106,7 +106,13 @@ fn files_share_links_by_weight_and_preference() {
     let mean = |file| (3..33).map(|second| world.served.get(&(file, second)).copied().unwrap_or(0)).sum::<u64>() as f64 * 8.0 / 30e6;
     for (file, wanted) in [(a, 3.0), (b, 20.0 / 3.0), (c, 10.0 / 3.0)] {
         let rate = mean(file);
-        assert!((rate / wanted - 1.0).abs() < 0.1, "{rate:.2} Mbit/s instead of {wanted:.2}: a {:.2} b {:.2} c {:.2}", mean(a), mean(b), mean(c));
+        assert!(
+            (rate / wanted - 1.0).abs() < 0.1,
+            "{rate:.2} Mbit/s instead of {wanted:.2}: a {:.2} b {:.2} c {:.2}",
+            mean(a),
+            mean(b),
+            mean(c)
+        );
     }
 }
 

@@ -45,8 +45,11 @@ enum Program {
     Curl,
 }
 
-const TURNS: [(Turn, &str); 3] =
-    [(Turn::Nothing, "steady"), (Turn::Slower, "the 20 Mbit/s link drops to a fifth half-way"), (Turn::Dies, "the 20 Mbit/s link dies half-way")];
+const TURNS: [(Turn, &str); 3] = [
+    (Turn::Nothing, "steady"),
+    (Turn::Slower, "the 20 Mbit/s link drops to a fifth half-way"),
+    (Turn::Dies, "the 20 Mbit/s link dies half-way"),
+];
 
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
@@ -127,7 +130,12 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result
     let url = web.secure_url(size)?;
     let mut command = command(settings, &lab, &web, program, &url, &folder)?;
     let begin = Instant::now();
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().with_context(|| format!("cannot run {program:?}"))?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {program:?}"))?;
     let mut turned = turn == Turn::Nothing;
     let status = loop {
         if let Some(status) = child.try_wait()? {

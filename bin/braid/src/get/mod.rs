@@ -80,7 +80,9 @@ fn downloads(get: &Get) -> Result<Vec<Download>, FetchError> {
     let count = downloads.len();
     for (what, given) in [("--checksum", get.checksum.len()), ("--weight", get.weight.len())] {
         if given > count {
-            return Err(FetchError::Option(format!("{what} is given {given} times, and there are {count} files: give it once for each file")));
+            return Err(FetchError::Option(format!(
+                "{what} is given {given} times, and there are {count} files: give it once for each file"
+            )));
         }
     }
     for (download, checksum) in downloads.iter_mut().zip(&get.checksum) {
@@ -164,7 +166,8 @@ fn links(get: &Get, show: &mut Show) -> Result<(Vec<Link>, Vec<Reachable>), Fetc
         }
     });
     let links: Vec<Link> = links.collect();
-    for (what, name) in get.max_link.iter().map(|(name, _)| ("--max-link", name)).chain(get.price.iter().map(|(name, _)| ("--price", name))) {
+    for (what, name) in get.max_link.iter().map(|(name, _)| ("--max-link", name)).chain(get.price.iter().map(|(name, _)| ("--price", name)))
+    {
         if !links.iter().any(|link| link.name == *name) {
             let known: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
             return Err(FetchError::Option(format!("{what} names {name:?}, which is no link here (there are: {})", known.join(", "))));

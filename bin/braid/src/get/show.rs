@@ -37,7 +37,8 @@ impl Show {
             return;
         }
         let all = MultiProgress::new();
-        let style = |template: &str| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ");
+        let style =
+            |template: &str| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ");
         let bar = |name: String| all.add(ProgressBar::new(0).with_style(style("{prefix:12} [{wide_bar}] {msg}")).with_prefix(name));
         let links = links.iter().map(|link| bar(printable(&link.name))).collect();
         let total = bar("all".to_owned());
@@ -144,7 +145,8 @@ fn left(progress: &Progress) -> String {
 
 fn finished(outcome: &Outcome) -> String {
     let rate = outcome.size.per(Duration::from_secs_f64(outcome.seconds.max(0.001)));
-    let links: Vec<String> = outcome.links.iter().filter(|(_, bytes)| **bytes > Bytes::ZERO).map(|(name, bytes)| format!("{name} {bytes}")).collect();
+    let links: Vec<String> =
+        outcome.links.iter().filter(|(_, bytes)| **bytes > Bytes::ZERO).map(|(name, bytes)| format!("{name} {bytes}")).collect();
     let links = if links.is_empty() { String::new() } else { format!(" ({})", links.join(", ")) };
     format!("{}: {} in {:.1} s, {rate}{links}", outcome.file, outcome.size, outcome.seconds)
 }

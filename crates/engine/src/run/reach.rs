@@ -32,8 +32,10 @@ pub struct Reachable {
 pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), RunError> {
     check_links(wanted, interface_names().map_err(|source| RunError::System { action: "read /proc/net/dev", source })?)?;
     let files = Files::default();
-    let network = netlink::snapshot(&files).map_err(|error| RunError::System { action: "read the network", source: io::Error::other(error) })?;
-    let learnt = memory::folder(|name| std::env::var_os(name)).map(|folder| memory::Memory::open(&folder).recall().links).unwrap_or_default();
+    let network =
+        netlink::snapshot(&files).map_err(|error| RunError::System { action: "read the network", source: io::Error::other(error) })?;
+    let learnt =
+        memory::folder(|name| std::env::var_os(name)).map(|folder| memory::Memory::open(&folder).recall().links).unwrap_or_default();
     let general = resolvers::general(&files);
     let there = links::among(&network, wanted);
     let best = there.iter().filter(|facts| facts.usable(Family::V4)).filter_map(|facts| links::metric(facts, Family::V4)).min();
@@ -60,7 +62,8 @@ pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), Run
 /// Remembers what links brought, for the next run; what cannot be written is not missed.
 pub fn remember(rates: &[(&Reachable, Rate)], unix: u64) {
     let Some(folder) = memory::folder(|name| std::env::var_os(name)) else { return };
-    let row = |link: &Reachable, rate: Rate| (link.key.clone(), LinkRow { capacity_down: Some(rate.bps()), capacity_up: None, updated: unix });
+    let row =
+        |link: &Reachable, rate: Rate| (link.key.clone(), LinkRow { capacity_down: Some(rate.bps()), capacity_up: None, updated: unix });
     let links = rates.iter().map(|(link, rate)| row(link, *rate)).collect();
     memory::Memory::open(&folder).keep(memory::Lessons { apps: Vec::new(), links });
 }

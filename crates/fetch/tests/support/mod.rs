@@ -91,7 +91,13 @@ impl Drop for Server {
     }
 }
 
-fn serve(mut stream: TcpStream, handler: &Arc<Handler>, open: &AtomicUsize, all: &Mutex<Vec<Asked>>, count: &AtomicUsize) -> std::io::Result<()> {
+fn serve(
+    mut stream: TcpStream,
+    handler: &Arc<Handler>,
+    open: &AtomicUsize,
+    all: &Mutex<Vec<Asked>>,
+    count: &AtomicUsize,
+) -> std::io::Result<()> {
     let SocketAddr::V4(peer) = stream.peer_addr()? else { return Ok(()) };
     let link = usize::from(peer.ip().octets()[3]).saturating_sub(2);
     loop {
@@ -106,8 +112,10 @@ fn serve(mut stream: TcpStream, handler: &Arc<Handler>, open: &AtomicUsize, all:
         let text = String::from_utf8_lossy(&head).into_owned();
         let mut lines = text.lines();
         let path = lines.next().unwrap_or("").split(' ').nth(1).unwrap_or("").to_owned();
-        let headers: BTreeMap<String, String> =
-            lines.filter_map(|line| line.split_once(':')).map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned())).collect();
+        let headers: BTreeMap<String, String> = lines
+            .filter_map(|line| line.split_once(':'))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+            .collect();
         let range = headers.get("range").and_then(|range| {
             let (start, last) = range.strip_prefix("bytes=")?.split_once('-')?;
             Some((start.parse().ok()?, last.parse::<u64>().ok()? + 1))
@@ -205,7 +213,11 @@ impl Network for Loopback {
             let Ok(address) = host.parse::<Ipv4Addr>() else {
                 return Err(FetchError::Resolve { host: host.to_owned(), link: name, reason: "no such name".to_owned() });
             };
-            let told = |error: std::io::Error| FetchError::Connect { host: format!("{host}:{port}"), link: name.clone(), reason: error.to_string() };
+            let told = |error: std::io::Error| FetchError::Connect {
+                host: format!("{host}:{port}"),
+                link: name.clone(),
+                reason: error.to_string(),
+            };
             let socket = TcpSocket::new_v4().map_err(told)?;
             socket.bind(SocketAddr::from(([127, 0, 0, 2 + link as u8], 0))).map_err(told)?;
             let stream = socket.connect(SocketAddr::from((address, port))).await.map_err(told)?;
@@ -244,7 +256,13 @@ pub(crate) fn quick() -> Options {
 }
 
 /// Downloads these addresses into `folder` over `network`; never for longer than a minute.
-pub(crate) fn get_over(network: Loopback, urls: &[String], folder: &Path, options: Options, change: impl FnOnce(&mut Vec<Download>)) -> Came {
+pub(crate) fn get_over(
+    network: Loopback,
+    urls: &[String],
+    folder: &Path,
+    options: Options,
+    change: impl FnOnce(&mut Vec<Download>),
+) -> Came {
     let mut downloads = group(urls, None, folder).unwrap();
     change(&mut downloads);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

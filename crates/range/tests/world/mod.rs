@@ -21,7 +21,12 @@ pub(crate) struct SimLink {
 impl SimLink {
     pub(crate) fn new(mbps: f64, rtt_ms: u64) -> Self {
         let rate = Rate::from_mbps(1).scale(mbps);
-        Self { rate: Box::new(move |_| rate), rtt: Duration::from_millis(rtt_ms), each: Rate::from_mbps(100_000), setup: LinkSetup::default() }
+        Self {
+            rate: Box::new(move |_| rate),
+            rtt: Duration::from_millis(rtt_ms),
+            each: Rate::from_mbps(100_000),
+            setup: LinkSetup::default(),
+        }
     }
 
     pub(crate) fn each(mut self, mbps: f64) -> Self {
@@ -158,7 +163,11 @@ impl World {
                     let size = self.sizes[&file];
                     let wanted = span.unwrap_or(Span::new(Bytes::ZERO, Bytes::new(size)));
                     let end = wanted.end().get().min(size).min(wanted.start().get().saturating_add(self.manners.short.unwrap_or(u64::MAX)));
-                    let span = if self.manners.whole { Span::new(Bytes::ZERO, Bytes::new(size)) } else { Span::new(wanted.start(), Bytes::new(end)) };
+                    let span = if self.manners.whole {
+                        Span::new(Bytes::ZERO, Bytes::new(size))
+                    } else {
+                        Span::new(wanted.start(), Bytes::new(end))
+                    };
                     let lane = self.lanes.get_mut(&lane).expect("asked on a lane that was connected");
                     assert!(lane.told, "asked on a lane before it stood");
                     let begins = self.now + self.links[lane.link].rtt;
@@ -193,7 +202,11 @@ impl World {
                 self.engine.on_connected(self.now, *id, self.manners.depth.max(1));
             }
         }
-        let flows = self.lanes.values().filter(|lane| lane.link == link).filter(|lane| lane.flows.first().is_some_and(|flow| flow.begins <= self.now));
+        let flows = self
+            .lanes
+            .values()
+            .filter(|lane| lane.link == link)
+            .filter(|lane| lane.flows.first().is_some_and(|flow| flow.begins <= self.now));
         let (count, mut left) = (flows.count(), rate.bps() as f64 / 8.0 * STEP.as_secs_f64());
         let mut share = left / count.max(1) as f64;
         let ids: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| lane.link == link).map(|(id, _)| *id).collect();
@@ -227,7 +240,8 @@ impl World {
         flow.carry -= count as f64;
         let came = Span::new(Bytes::new(flow.at), Bytes::new(flow.at + count));
         flow.at += count;
-        let (ended, broke) = (flow.at == flow.span.end().get(), self.manners.breaks.is_some_and(|most| flow.at - flow.span.start().get() >= most));
+        let (ended, broke) =
+            (flow.at == flow.span.end().get(), self.manners.breaks.is_some_and(|most| flow.at - flow.span.start().get() >= most));
         if ended {
             lane.flows.remove(0);
         }
