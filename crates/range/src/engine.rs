@@ -307,7 +307,10 @@ impl Engine {
         let (file_id, asked_whole) = (request.file, request.whole);
         let Some(file) = self.files.get_mut(&file_id) else { return };
         let complete = span.start == 0 && head.size == Some(span.end());
-        if !head.joinable && !complete || asked_whole {
+        if asked_whole {
+            return self.fail_request(now, id, Failure::Source);
+        }
+        if !head.joinable && !complete {
             // Ranges cannot be joined: the whole file is asked for, in one piece.
             file.ranged = Some(false);
             file.joinable = false;

@@ -272,7 +272,8 @@ impl Engine {
             Some(true) => self.size(now, link, file)?,
         };
         self.door(now, link, file)?;
-        Some(size.min(allowed).clamp(1, MOST))
+        let window = file.setup.window.map_or(MOST, Bytes::get);
+        Some(size.min(allowed).min(window).clamp(1, MOST))
     }
 
     /// Whether no other usable link of the file is known to be faster.

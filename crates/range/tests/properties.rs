@@ -10,7 +10,7 @@ use braid_range::{Action, Cause, Config, LinkSetup, Span, Spans};
 use proptest::prelude::*;
 use world::{Manners, SimLink, World};
 
-const LIMIT: Duration = Duration::from_secs(900);
+const LIMIT: Duration = Duration::from_secs(200);
 
 fn manners() -> impl Strategy<Value = Manners> {
     let few = prop::option::weighted(0.3, 1usize..4);
@@ -49,7 +49,7 @@ fn make(shapes: &[Shape]) -> Vec<SimLink> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, max_shrink_iters: 400, ..ProptestConfig::default() })]
 
     #[test]
     fn files_come_whole_and_once(
