@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use braid_decide::policy::Scheduler;
+use braid_decide::policy::{Carry, Scheduler};
 use braid_engine::server::DEFAULT_SOCKET;
 use braid_fetch::{Checksum, Credentials};
 use braid_model::{Bytes, Rate};
@@ -71,9 +72,9 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Bond with a relay from now on, by the line that its operator gave.
     Join(Join),
-    /// Leave a relay.
+    /// Leave a relay, or forget a server and its key.
     Leave(Leave),
-    /// List the relays, and the paths to them.
+    /// List the relays and the servers that run Braid, and the paths to them.
     Peers(Query),
     /// Carry running bonded flows over another link.
     Move(Move),
@@ -142,7 +143,8 @@ pub(crate) struct Check {
 ///
 /// Its connections are heard by a seccomp filter, which no privilege is needed for; in return programs that gain privilege when
 /// started (sudo, su) do not. Exits with the command's own status. What it learns of links and programs is kept for the next run in
-/// ~/.local/state/braid.
+/// ~/.local/state/braid. With --relay, TCP connections and connected UDP sockets use all links at once, through a relay that was joined with
+/// "braid join --user"; while it does not answer, they go direct.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// How links are chosen.
@@ -151,6 +153,12 @@ pub(crate) struct Run {
     /// Use this link; may be given several times. Left out: all.
     #[arg(long = "link", short, value_name = "NAME")]
     pub(crate) links: Vec<String>,
+    /// Whether connections go to a relay: auto (if --relay names one), direct, bond, or duplicate (each packet over two links).
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_default_value = true, value_parser = carry_parser())]
+    pub(crate) carry: Carry,
+    /// The relay, by the name it was joined under. Left out: the first by name, if --carry asks for one.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) relay: Option<String>,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
@@ -276,6 +284,12 @@ fn header_field(text: &str) -> Result<(hyper::header::HeaderName, hyper::header:
     Ok((name, value.trim().parse().map_err(|_| "its value holds what no header may".to_owned())?))
 }
 
+fn carry_parser() -> impl clap::builder::TypedValueParser<Value = Carry> {
+    use clap::builder::TypedValueParser;
+    let of = |name: String| Carry::ALL.into_iter().find(|(known, _)| *known == name).map(|(_, carry)| carry).ok_or("no such way");
+    clap::builder::PossibleValuesParser::new(Carry::ALL.map(|(name, _)| name)).try_map(of)
+}
+
 fn scheduler_parser() -> impl clap::builder::TypedValueParser<Value = Scheduler> {
     use clap::builder::TypedValueParser;
     let names = Scheduler::ALL.into_iter().filter(|scheduler| !scheduler.needs_daemon()).map(Scheduler::name);
@@ -375,9 +389,17 @@ pub(crate) struct RelayServer {
     /// Let clients reach this network too, though it is private; may be given several times.
     #[arg(long, value_name = "NET")]
     pub(crate) allow: Vec<IpNet>,
-    /// An address of the relay's own that its interfaces do not show, as behind a translator; may be given several times.
+    /// An address of the relay's own that its interfaces do not show, as behind a translator; may be given several times. With --local all of
+    /// its ports must be this host's.
     #[arg(long, value_name = "ADDR")]
     pub(crate) own: Vec<IpAddr>,
+    /// With --local, the services that anyone may reach, as 443 or 8000-8999; may be given several times. Left out: all but mail's (25, 465,
+    /// 587), whose servers trust their own host, from which strangers seem to come.
+    #[arg(long, value_name = "PORT[-PORT]", requires = "local", value_parser = ports)]
+    pub(crate) port: Vec<RangeInclusive<u16>>,
+    /// With --local, bits per second in each direction for one source (an IPv4 address, an IPv6 network of 64 bits), as in 10Mbit/s.
+    #[arg(long, value_name = "RATE", requires = "local", value_parser = rate)]
+    pub(crate) rate: Option<Rate>,
     /// Flows of all clients together, at most.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub(crate) max_flows: usize,
@@ -392,14 +414,20 @@ pub(crate) struct Join {
     /// What the relay shall be called here. Left out: its host.
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// Join for this user's "braid run" alone, without a daemon.
+    #[arg(long)]
+    pub(crate) user: bool,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Leave {
-    /// The relay's name, as "braid peers" lists it.
+    /// The relay's name, or the server's address, as "braid peers" lists it.
     pub(crate) name: String,
+    /// Leave one that was joined for this user alone.
+    #[arg(long)]
+    pub(crate) user: bool,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
 }
@@ -507,6 +535,21 @@ pub(crate) struct RelayLimit {
 /// A limit as it is to be; `None` lifts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limit<T>(pub(crate) Option<T>);
+
+fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
+        _ => Err("write a port from 1 to 65535, or two with the lower first, as in 8000-8999".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    match text.parse::<Rate>() {
+        Ok(rate) if rate == Rate::ZERO => Err("nothing at all is no rate; leave it out for no limit".to_owned()),
+        read => read.map_err(|error| error.to_string()),
+    }
+}
 
 fn limit<T: FromStr + Default + PartialEq>(text: &str) -> Result<Limit<T>, String>
 where

@@ -36,7 +36,7 @@ pub struct Settings {
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 12] = [
+const ALL: &[(&str, Bench)] = &[
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -45,6 +45,7 @@ const ALL: [(&str, Bench); 12] = [
     ("footprint", footprint::run),
     ("schedulers", schedulers::run),
     ("bond", bond::sums::run),
+    ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
@@ -54,14 +55,14 @@ const ALL: [(&str, Bench); 12] = [
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there
 /// before and is not measured now stays in them. Gives the reports.
 pub fn run(settings: &Settings, names: &[String], out: &Path) -> Result<Vec<Report>> {
-    let known = ALL.map(|(name, _)| name);
+    let known: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         bail!("there is no benchmark {unknown:?}: there are {}", known.join(", "));
     }
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     crate::sys::raise_open_files().context("cannot raise the limit of open files")?;
     let mut reports = Vec::new();
-    for (name, bench) in ALL.into_iter().filter(|(name, _)| names.is_empty() || names.iter().any(|wanted| wanted == name)) {
+    for (name, bench) in ALL.iter().filter(|(name, _)| names.is_empty() || names.iter().any(|wanted| wanted == name)) {
         eprintln!("{name}:");
         let begin = Instant::now();
         let mut report = bench(settings).with_context(|| format!("the benchmark {name} failed"))?;
