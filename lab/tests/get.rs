@@ -69,7 +69,7 @@ fn a_sudden_end_costs_little() {
     let (url, wanted) = (web.secure_url(SIZE).unwrap(), fs::read(web.file(SIZE).unwrap()).unwrap());
     let (mut random, mut kills, mut twice) = (Random::new(7), 0, 0u64);
     let target = folder.path().join("4000000.bin");
-    let mut least = 0;
+    let mut least = 0u64;
     while kills < 20 {
         let mut command = get(&lab, &web, folder.path());
         command.arg("-C").arg(&url);
