@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use braid_bond::host::{ConnectionId, Host, HostLimits, refusals};
-use braid_bond::{BondId, Carrier as Kind, Hello, Open, Target, codes};
+use braid_bond::{BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, Target, codes};
 use braid_model::{Bytes as Amount, Rate, Time};
 use braid_peer::address::Address;
 use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
