@@ -93,9 +93,9 @@ fn experiments_give_the_same_bytes_everywhere_and_always() {
     for (name, series, hash) in [
         ("dnis-2", "maximum throughput", 0x7c6a_396f_4ab7_fb49),
         ("dbas-3b", "PO weighted round robin", 0xb056_7848_e465_0775),
-        ("dbas-6", "bond, miDRR", 0),
+        ("dbas-6", "bond, miDRR", 0xaeca_7025_7b0a_f3b9),
         ("operetta-3", "OPRTA-XPUT (α = 1)", 0xf4d4_b1e8_4fa5_bba6),
-        ("operetta-3", "OPRTA-ENGR (α = 0), bond", 0),
+        ("operetta-3", "OPRTA-ENGR (α = 0), bond", 0x0274_0260_107f_4766),
         ("vi-5", "virtual interface", 0x3b53_7543_7974_4574),
         ("thesis-4-5", "miDRR", 0x1d91_2211_8315_e910),
     ] {
