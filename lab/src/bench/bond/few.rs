@@ -103,7 +103,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
          side by side. Means over seeds ± standard deviation.",
     );
     let (seeds, span) = if settings.quick { (1, Duration::from_secs(15)) } else { (3, Duration::from_secs(20)) };
-    let labs: Vec<([u64; 2], u64)> = PAIRS.iter().flat_map(|rates| (1..=seeds).map(|seed| (*rates, seed))).collect();
+    let labs: Vec<([u64; 2], u64)> = PAIRS.iter().flat_map(|rates| (0..seeds).map(|number| (*rates, settings.seed + number))).collect();
     let found: Vec<Result<Vec<Found>>> = thread::scope(|scope| {
         let runs: Vec<_> = labs.iter().map(|(rates, seed)| scope.spawn(move || one_lab(settings, *rates, *seed, span))).collect();
         runs.into_iter().map(|run| run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
