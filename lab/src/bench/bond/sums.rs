@@ -191,7 +191,7 @@ fn carried(lab: &Lab, way: Way) -> Result<Vec<f64>> {
 }
 
 /// Mbit/s, second by second, since `began`.
-fn course(samples: &[Sample], began: Duration, way: Way) -> Vec<f64> {
+pub(super) fn course(samples: &[Sample], began: Duration, way: Way) -> Vec<f64> {
     let at = |sample: &Sample| if way == Way::Up { sample.up } else { sample.down };
     let since: Vec<f64> = samples.iter().filter(|sample| sample.at >= began).map(|sample| at(sample).get() as f64).collect();
     let seconds: Vec<f64> = since.iter().copied().step_by(10).collect();
