@@ -4,6 +4,7 @@ pub(super) mod cut;
 mod origin;
 pub(super) mod relay;
 pub(super) mod speed;
+mod stream;
 pub(super) mod sums;
 
 use anyhow::{Context, Result, ensure};
