@@ -4,52 +4,34 @@
 //! server's are told apart by QUIC. Datagrams come in with [`Host::receive`], go out through the function given to [`Host::drive`], and time
 //! passes with [`Host::handle_timeout`]. `Instant`s are arguments.
 
+mod admission;
+mod conn;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use braid_decide::midrr;
-use braid_model::{Bytes as Amount, Time};
+use braid_model::Time;
 use bytes::{Bytes, BytesMut};
-use noq_proto::congestion::ControllerFactory;
 use noq_proto::crypto::HmacKey;
 use noq_proto::{
-    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig,
-    Event as QuicEvent, FourTuple, IdleTimeout, Incoming, RandomConnectionIdGenerator, ServerConfig, StreamId, Transmit, TransportConfig,
-    VarInt,
+    ClientConfig, Connection, ConnectionError, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig, Event as QuicEvent, FourTuple,
+    RandomConnectionIdGenerator, ServerConfig, Transmit, VarInt,
 };
 use thiserror::Error;
 
+pub use self::admission::refusals;
+use self::conn::{Conn, Stage, transport};
 use crate::controller::{Gauge, Radio};
-use crate::hello::{BondId, Hello, MAX_MESSAGE, Secret, VERSION, Welcome};
-use crate::{Bond, Event, Limits, MIN_DATAGRAM, PathFacts, PathId, Side};
+use crate::hello::{BondId, Hello, Secret, VERSION};
+use crate::{Bond, Event, Limits, PathId, Side};
 
 /// A bond whose links are all gone is kept this long.
 const IDLE: Duration = Duration::from_secs(90);
-/// So that address translators on the way keep a quiet path's mapping.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Late binding: a path is given what it can send within this, and a datagram more.
-const HORIZON: Duration = Duration::from_millis(2);
-/// What QUIC keeps of datagrams that were given to it; never filled, since it is given little.
-const DATAGRAM_BUFFER: usize = 4 << 20;
-/// What is free of it when nothing waits: QUIC keeps the record of one datagram back.
-const EMPTY_SPACE: usize = DATAGRAM_BUFFER - size_of::<Bytes>();
 /// Datagrams of one call, so that the system can be given them at once.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
-/// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say.
-const UNVALIDATED: usize = 64;
-/// Strangers at a time, and of those from one source (an IPv4 address, or an IPv6 network of 64 bits); more are refused.
-const STRANGERS: usize = 1024;
-const STRANGERS_OF_ONE: usize = 128;
-/// A connection that is no path of a bond after this long is closed; one that was turned away, after this.
-const GREETING: Duration = Duration::from_secs(10);
-const FAREWELL: Duration = Duration::from_secs(2);
-/// Connections of one bond at a time: each of its paths may be replaced by another.
-const CONNECTIONS: usize = 2 * midrr::MAX_LINKS;
-/// What QUIC may hold of a path's datagrams that cannot go now; beyond it, acknowledgements are dropped: later ones say as much.
-const STUCK: usize = 64 << 10;
 
 /// One QUIC connection of a host, until it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,43 +110,6 @@ impl Default for HostLimits {
     fn default() -> Self {
         Self { bonds: 4096, bonds_of_one: 16, connections: 16_384 }
     }
-}
-
-struct Conn {
-    connection: Connection,
-    handle: ConnectionHandle,
-    gauge: Arc<Gauge>,
-    link: u8,
-    path: PathId,
-    bond: Option<BondId>,
-    stage: Stage,
-    stream: Option<StreamId>,
-    inbox: Vec<u8>,
-    /// When it is closed unless it is a path by then.
-    deadline: Instant,
-    remote: SocketAddr,
-    timer: Option<Instant>,
-    refused: Option<u64>,
-    /// The client's number of the link.
-    link_there: u8,
-    backup: bool,
-    /// What a client says once it can.
-    hello: Option<Hello>,
-    /// Whether the driver was told that it is gone.
-    told: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// TLS, and the first messages.
-    Greeting,
-    /// Server: the driver is asked.
-    Asked,
-    /// Server: the client was let in and has not said anything since. Data would be sent before the answer, and for a client that
-    /// does not know the answer yet.
-    Welcomed,
-    Joined,
-    Closed,
 }
 
 struct Session {
@@ -292,69 +237,6 @@ impl Host {
         Ok(ConnectionId(handle.0))
     }
 
-    /// Server: takes a path in. A bond that is there already must have the same secret and owner. `false` if it may not join.
-    pub fn admit(&mut self, now: Instant, id: ConnectionId, hello: &Hello, owner: &[u8], limits: Limits) -> bool {
-        let time = self.time(now);
-        if self.conns.get(&id.0).is_none_or(|conn| conn.stage != Stage::Asked) {
-            return false;
-        }
-        if !self.sessions.contains_key(&hello.bond) {
-            if hello.joins {
-                self.refuse(now, id, refusals::FORGOTTEN, "that bond is not known here any more");
-                return false;
-            }
-            let theirs = || self.sessions.values().filter(|session| session.owner == owner).count();
-            if self.sessions.len() >= self.bounds.bonds || !owner.is_empty() && theirs() >= self.bounds.bonds_of_one {
-                self.refuse(now, id, refusals::BUSY, "there are as many bonds as there may be: end one first");
-                return false;
-            }
-            let bond = Bond::new(Side::Server, limits, time);
-            let session = Session {
-                bond,
-                secret: hello.secret,
-                owner: owner.to_vec(),
-                established: false,
-                connections: BTreeSet::new(),
-                timer: None,
-                alone_since: None,
-            };
-            self.insert_session(hello.bond, session);
-        }
-        let Some(session) = self.sessions.get_mut(&hello.bond) else { return false };
-        let mine = session.secret.is(&hello.secret) && session.owner == owner;
-        if !mine {
-            self.refuse(now, id, refusals::NOT_YOURS, "that bond is another's");
-            return false;
-        }
-        if session.connections.len() >= CONNECTIONS {
-            self.refuse(now, id, refusals::BUSY, "that bond has as many paths as it may have");
-            return false;
-        }
-        let Some(conn) = self.conns.get_mut(&id.0) else { return false };
-        self.strangers.remove(&id.0);
-        (conn.stage, conn.bond, conn.path) = (Stage::Welcomed, Some(hello.bond), PathId(hello.path));
-        (conn.link_there, conn.backup) = (hello.link, hello.backup);
-        session.connections.insert(id.0);
-        session.alone_since = None;
-        let version = hello.version.min(VERSION);
-        conn.say(&Welcome { version, capabilities: 0, code: 0, reason: String::new() }.encode());
-        self.touched.insert(id.0);
-        true
-    }
-
-    /// Server: turns a path away.
-    pub fn refuse(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
-        if let Some(conn) = self.conns.get_mut(&id.0) {
-            conn.stage = Stage::Closed;
-            conn.deadline = conn.deadline.min(now + FAREWELL);
-            conn.say(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
-            if let Some(stream) = conn.stream {
-                let _ = conn.connection.send_stream(stream).finish();
-            }
-            self.touched.insert(id.0);
-        }
-    }
-
     /// The QUIC connection of a path, to read the peer's key from.
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection> {
         self.conns.get(&id.0).map(|conn| &conn.connection)
@@ -459,42 +341,6 @@ impl Host {
         }
     }
 
-    fn accept(&mut self, now: Instant, link: u8, incoming: Incoming) {
-        let remote = incoming.remote_address();
-        self.buffer.clear();
-        // Whoever has not shown yet that it is where it says it is gets no state and a small answer.
-        if !incoming.remote_address_validated() && incoming.may_retry() && self.strangers.len() >= UNVALIDATED {
-            if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
-                self.responses.push_back((link, transmit, self.buffer.clone()));
-            }
-            return;
-        }
-        let alike = |id: &&usize| self.conns.get(*id).is_some_and(|conn| source(conn.remote) == source(remote));
-        let crowded = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS;
-        if crowded || self.strangers.len() >= UNVALIDATED && self.strangers.iter().filter(alike).count() >= STRANGERS_OF_ONE {
-            let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
-            self.responses.push_back((link, transmit, self.buffer.clone()));
-            return;
-        }
-        let gauge = Arc::new(Gauge::default());
-        let config = self.server.as_ref().map(|config| {
-            let mut config = ServerConfig::clone(config);
-            config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()))));
-            Arc::new(config)
-        });
-        match self.endpoint.accept(incoming, now, &mut self.buffer, config) {
-            Ok((handle, connection)) => {
-                self.strangers.insert(handle.0);
-                self.insert_conn(Conn::new(now, connection, handle, gauge, link, remote));
-            }
-            Err(error) => {
-                if let Some(transmit) = error.response {
-                    self.responses.push_back((link, transmit, self.buffer.clone()));
-                }
-            }
-        }
-    }
-
     // Driving.
 
     /// Moves everything that can move: from connections to bonds and back, and out through `sink`. To be called after every input.
@@ -573,61 +419,6 @@ impl Host {
 
     fn is_alone(&self, bond: BondId) -> bool {
         self.sessions.get(&bond).is_some_and(|session| session.connections.is_empty())
-    }
-
-    /// The first messages.
-    fn greet(&mut self, now: Instant, id: usize) {
-        let Some(conn) = self.conns.get_mut(&id) else { return };
-        if self.server.is_some() && conn.stream.is_none() {
-            conn.stream = conn.connection.streams().accept(Dir::Bi);
-        }
-        let Some(stream) = conn.stream else { return };
-        if let Err(reason) = conn.hear(stream) {
-            self.close(now, ConnectionId(id), reason);
-            return;
-        }
-        if self.server.is_some() {
-            match Hello::decode(&conn.inbox) {
-                Ok(None) => {}
-                Ok(Some(hello)) => {
-                    (conn.stage, conn.inbox) = (Stage::Asked, Vec::new());
-                    self.events.push_back(HostEvent::Hello { connection: ConnectionId(id), hello, remote: conn.remote });
-                }
-                Err(error) => self.close(now, ConnectionId(id), &error.to_string()),
-            }
-            return;
-        }
-        match Welcome::decode(&conn.inbox) {
-            Ok(None) => {}
-            Ok(Some(welcome)) if welcome.code == 0 && welcome.version == VERSION => self.join(now, id),
-            Ok(Some(welcome)) => {
-                let (code, reason) = match welcome.code {
-                    0 => (refusals::VERSION, format!("it speaks version {} of the protocol, this is {VERSION}", welcome.version)),
-                    code => (code, welcome.reason),
-                };
-                conn.refused = Some(code);
-                self.close(now, ConnectionId(id), &reason);
-            }
-            Err(error) => self.close(now, ConnectionId(id), &error.to_string()),
-        }
-    }
-
-    /// The server has taken a path in, and here both know it.
-    fn join(&mut self, now: Instant, id: usize) {
-        let time = self.time(now);
-        let Some(conn) = self.conns.get_mut(&id) else { return };
-        let Some((bond, session)) = conn.bond.and_then(|bond| Some((bond, self.sessions.get_mut(&bond)?))) else { return };
-        if conn.connection.datagrams().max_size().is_none_or(|size| size < MIN_DATAGRAM) {
-            self.close(now, ConnectionId(id), "it takes no datagrams, or too small ones");
-        } else if session.bond.add_path(time, conn.path, conn.link_there, conn.facts(0, HORIZON)) {
-            (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
-            session.bond.set_backup(conn.path, conn.backup);
-            session.connections.insert(id);
-            session.established = true;
-            self.events.push_back(HostEvent::Joined { connection: ConnectionId(id), bond, path: conn.path });
-        } else {
-            self.close(now, ConnectionId(id), "too many paths, or a path of that number is there already");
-        }
     }
 
     /// A connection is gone, or going: its path is, and the driver hears of it once.
@@ -758,137 +549,4 @@ impl Host {
         self.sessions.insert(id, session);
         self.awake.insert(id);
     }
-}
-
-impl Conn {
-    fn new(now: Instant, connection: Connection, handle: ConnectionHandle, gauge: Arc<Gauge>, link: u8, remote: SocketAddr) -> Self {
-        Self {
-            connection,
-            handle,
-            gauge,
-            link,
-            path: PathId(u32::MAX),
-            bond: None,
-            stage: Stage::Greeting,
-            stream: None,
-            inbox: Vec::new(),
-            deadline: now + GREETING,
-            remote,
-            timer: None,
-            refused: None,
-            link_there: link,
-            backup: false,
-            hello: None,
-            told: false,
-        }
-    }
-
-    /// Until when it must have become a path, as long as that is open.
-    fn pending_deadline(&self) -> Option<Instant> {
-        (self.stage != Stage::Joined && !self.told).then_some(self.deadline)
-    }
-
-    fn say(&mut self, message: &[u8]) {
-        if let Some(stream) = self.stream {
-            // An empty stream takes a message of this size whole.
-            let _ = self.connection.send_stream(stream).write(message);
-        }
-    }
-
-    /// Reads what came on the greeting's stream.
-    fn hear(&mut self, stream: StreamId) -> Result<(), &'static str> {
-        let mut stream = self.connection.recv_stream(stream);
-        let Ok(mut chunks) = stream.read(true) else { return Ok(()) };
-        while let Ok(Some(chunk)) = chunks.next(MAX_MESSAGE + 3) {
-            self.inbox.extend_from_slice(&chunk.bytes);
-            if self.inbox.len() > MAX_MESSAGE + 2 {
-                let _ = chunks.finalize();
-                return Err("the first message is too long");
-            }
-        }
-        let _ = chunks.finalize();
-        Ok(())
-    }
-
-    /// What the path can send at once: what its window and its pace admit within the horizon, and a datagram of `most` bytes so that it
-    /// never starves.
-    fn facts(&mut self, most: u64, horizon: Duration) -> PathFacts {
-        let queued = EMPTY_SPACE.saturating_sub(self.connection.datagrams().send_buffer_space()) as u64;
-        let window = self.gauge.window();
-        let free = window.get().saturating_sub(self.gauge.in_flight().get());
-        let room = (free.min(self.paced(horizon)) + most).saturating_sub(queued);
-        // Less than a datagram is none: it would only make them small.
-        let room = if room < most { 0 } else { room };
-        let rtt = self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100));
-        PathFacts { rtt, rate: self.gauge.delivery_rate(), room: Amount::new(room), window }
-    }
-
-    /// Bytes that may leave within `span`.
-    fn paced(&self, span: Duration) -> u64 {
-        self.gauge.pacing().bytes_per_second().saturating_mul(span.as_micros() as u64) / 1_000_000
-    }
-
-    /// Gives QUIC what the bond has for this path now; whether there was anything.
-    fn fill(&mut self, now: Time, bond: &mut Bond) -> bool {
-        let Some(max) = self.connection.datagrams().max_size() else { return false };
-        // What is urgent is not to find more than one datagram before it.
-        let horizon = if bond.hurries(now) && self.paced(HORIZON) < 2 * max as u64 { Duration::ZERO } else { HORIZON };
-        let facts = self.facts(max as u64, horizon);
-        bond.set_facts(self.path, facts);
-        if bond.wants_probe(now, self.path) {
-            self.gauge.allow_probe(Amount::new(2 * max as u64));
-        }
-        let mut out = BytesMut::new();
-        let mut any = false;
-        while bond.poll_datagram(now, self.path, max, &mut out) {
-            if facts.room == Amount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - STUCK {
-                out.clear();
-                continue;
-            }
-            any = true;
-            if self.connection.datagrams().send(out.split().freeze(), false).is_err() {
-                // Its tracker will find it lost.
-                break;
-            }
-        }
-        any
-    }
-}
-
-/// Whom strangers are counted by: an IPv6 network gives each of its hosts as many addresses as it likes.
-fn source(remote: SocketAddr) -> u128 {
-    match remote.ip().to_canonical() {
-        IpAddr::V4(ip) => u128::from(ip.to_bits()),
-        IpAddr::V6(ip) => ip.to_bits() >> 64 << 64,
-    }
-}
-
-/// Codes of a [`Welcome`] that turns a path away.
-pub mod refusals {
-    /// The client is not known, or its invitation is not valid.
-    pub const UNKNOWN: u64 = 1;
-    /// The client was revoked.
-    pub const REVOKED: u64 = 2;
-    /// The bond is another's, or has all the paths it may have.
-    pub const NOT_YOURS: u64 = 3;
-    /// The relay takes no new paths now.
-    pub const BUSY: u64 = 4;
-    /// The versions have nothing in common.
-    pub const VERSION: u64 = 5;
-    /// The bond is not there any more: the server was restarted, or the bond had no path for too long.
-    pub const FORGOTTEN: u64 = 6;
-}
-
-fn transport(controllers: Arc<dyn ControllerFactory + Send + Sync>) -> TransportConfig {
-    let mut config = TransportConfig::default();
-    config
-        .congestion_controller_factory(controllers)
-        .max_concurrent_bidi_streams(VarInt::from_u32(1))
-        .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .stream_receive_window(VarInt::from_u32(4096))
-        .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
-        .datagram_send_buffer_size(DATAGRAM_BUFFER)
-        .keep_alive_interval(Some(KEEP_ALIVE))
-        .max_idle_timeout(IdleTimeout::try_from(IDLE).ok());
-    config
 }

@@ -1,0 +1,353 @@
+//! What comes in from the other end, frame by frame.
+
+use braid_model::Time;
+use bytes::Bytes;
+
+use super::{Bond, codes};
+use crate::flow::Flow;
+use crate::path::PathState;
+use crate::report::{BondError, Event};
+use crate::tracker::{Acked, Control, Item};
+use crate::wire::{Ack, Frame, Header};
+use crate::{FlowKey, Open, PathId, PathNews, Side};
+
+/// A client's flow numbers may run ahead of what the server has seen by this many: chunks of later flows may come first.
+const MAX_AHEAD: u64 = 1 << 16;
+/// Frames that wait to be sent: an end that lets them pile up higher does not listen, and asks for more than it takes.
+const MAX_CONTROL: usize = 1 << 16;
+/// Pieces of all flows that came too early. A window in whole datagrams has fewer.
+const MAX_PIECES: usize = 1 << 17;
+
+impl Bond {
+    /// A datagram arrived over a path. After an error the bond is to be closed.
+    pub fn receive(&mut self, now: Time, id: PathId, mut datagram: Bytes) -> Result<(), BondError> {
+        let size = datagram.len();
+        let Some(path) = self.paths.get_mut(&id) else { return Ok(()) };
+        let link = path.link;
+        if std::mem::take(&mut path.down_there) && !path.down_here {
+            // What comes over it says better than any news that it is back.
+            path.next_probe = Some(now);
+        }
+        let header = Header::decode(&mut datagram)?;
+        let mut urgent = false;
+        let mut acknowledged = Vec::new();
+        while let Some(frame) = Frame::decode(&mut datagram)? {
+            if let Frame::Ack(ack) = &frame
+                && self.paths.contains_key(&ack.path)
+            {
+                // Each costs a walk over what the path has sent.
+                if acknowledged.contains(&ack.path) {
+                    return Err(BondError::Repeated);
+                }
+                acknowledged.push(ack.path);
+            }
+            urgent |= matches!(frame, Frame::Ping | Frame::Path { .. } | Frame::Chunk { fin: true, .. } | Frame::Reset { .. });
+            self.on_frame(now, link, frame)?;
+        }
+        if let (Some(sequence), Some(path)) = (header.sequence, self.paths.get_mut(&id)) {
+            path.received.on_datagram(now, sequence, size, urgent);
+        }
+        if self.control.len() > MAX_CONTROL { Err(BondError::Deaf(self.control.len())) } else { Ok(()) }
+    }
+
+    fn on_frame(&mut self, now: Time, link: u8, frame: Frame) -> Result<(), BondError> {
+        match frame {
+            Frame::Ack(ack) => self.on_ack(now, &ack),
+            Frame::Chunk { flow, offset, fin, data } => self.on_chunk(now, link, flow, offset, fin, data),
+            Frame::Reset { flow, code, size } => self.on_reset(now, flow, code, size),
+            Frame::Stop { flow, code } => {
+                if self.known(now, flow)?
+                    && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.stop_received.is_none())
+                {
+                    found.stop_received = Some(code);
+                    if found.open.is_some() {
+                        self.events.push_back(Event::Stopped { flow, code });
+                    }
+                    self.reset(now, flow, code);
+                }
+                Ok(())
+            }
+            Frame::Credit { flow, limit } => {
+                if self.known(now, flow)?
+                    && let Some(found) = self.flows.get_mut(&flow)
+                {
+                    found.send.set_credit(limit);
+                    self.refresh(flow);
+                }
+                Ok(())
+            }
+            Frame::TotalCredit { limit } => {
+                if limit > self.send_limit {
+                    self.send_limit = limit;
+                    if std::mem::take(&mut self.starved) {
+                        self.refresh_all();
+                    }
+                }
+                Ok(())
+            }
+            Frame::Path { path, news } => {
+                self.on_news(now, path, news);
+                Ok(())
+            }
+            Frame::Ping => Ok(()),
+            Frame::Message { flow, number, data } => {
+                self.on_message(now, link, flow, data.len(), |flow| flow.messages.insert(number, data))
+            }
+            Frame::Fragment { flow, number, index, count, data } => {
+                self.on_message(now, link, flow, data.len(), |flow| flow.messages.insert_fragment(number, index, count, data))
+            }
+            Frame::Open { flow, open } => self.on_open(now, flow, open),
+            Frame::Opened { .. } if self.side == Side::Server => Err(BondError::Role("OPENED")),
+            Frame::Policy { .. } if self.side == Side::Client => Err(BondError::Role("POLICY")),
+            Frame::Opened { flow, code } => {
+                if self.known(now, flow)?
+                    && let Some(found) = self.flows.get_mut(&flow).filter(|found| !found.answered)
+                {
+                    found.answered = true;
+                    self.events.push_back(Event::Opened { flow, code });
+                }
+                Ok(())
+            }
+            Frame::Policy { flow, version, policy } => {
+                if self.known(now, flow)?
+                    && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.policy_version < version)
+                {
+                    (found.policy, found.policy_version, found.held) = (policy, version, 0);
+                    self.apply_policy(flow);
+                    self.refresh(flow);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn on_ack(&mut self, now: Time, ack: &Ack) -> Result<(), BondError> {
+        let Some(path) = self.paths.get_mut(&ack.path) else { return Ok(()) };
+        let mut acked = Acked::default();
+        path.tracker.on_ack(now, ack, &mut acked).map_err(|()| BondError::Never("a datagram"))?;
+        if let Some(sent) = acked.newest {
+            path.on_sample(now, sent, ack.delay);
+        }
+        if acked.any && !path.is_down() {
+            let state = path.on_proof();
+            self.set_state(now, ack.path, state);
+        }
+        for item in acked.items {
+            self.on_delivered(now, item);
+        }
+        self.look_for_losses(now, ack.path);
+        Ok(())
+    }
+
+    fn on_delivered(&mut self, now: Time, item: Item) {
+        match item {
+            Item::Piece(id, piece) => {
+                let Some(flow) = self.flows.get_mut(&id) else { return };
+                if flow.reset_sent.is_some() {
+                    return;
+                }
+                let freed = flow.send.on_acked(&piece);
+                self.held_total -= freed;
+                if freed > 0 && flow.blocked.take_if(|until| flow.send.held() <= *until).is_some() {
+                    self.events.push_back(Event::Writable(id));
+                }
+                if flow.send.is_done() {
+                    self.tidy(now, id);
+                }
+                self.wake_crowded();
+            }
+            Item::Control(Control::Reset(id, _)) => {
+                if let Some(flow) = self.flows.get_mut(&id) {
+                    flow.reset_acked = true;
+                    self.tidy(now, id);
+                }
+            }
+            Item::Control(_) => {}
+        }
+    }
+
+    /// Flows that waited for room among all flows' bytes may have nothing of their own whose arrival would wake them.
+    pub(super) fn wake_crowded(&mut self) {
+        if self.crowded && self.held_total <= self.limits.total_window / 4 * 3 {
+            self.crowded = false;
+            for (id, flow) in &mut self.flows {
+                if flow.blocked.take().is_some() {
+                    self.events.push_back(Event::Writable(*id));
+                }
+            }
+        }
+    }
+
+    fn on_chunk(&mut self, now: Time, link: u8, id: FlowKey, offset: u64, fin: bool, data: Bytes) -> Result<(), BondError> {
+        if !self.known(now, id)? {
+            return Ok(());
+        }
+        let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
+        if flow.reset_received.is_some() {
+            return Ok(());
+        }
+        flow.count(link, 0, data.len() as u64);
+        let before = flow.receive.pieces();
+        let rise = flow.receive.insert(offset, data, fin).map_err(|error| BondError::Receive(id, error))?;
+        self.pieces = self.pieces - before + flow.receive.pieces();
+        if self.pieces > MAX_PIECES {
+            return Err(BondError::Holes(self.pieces));
+        }
+        let stopped = flow.stopped;
+        if flow.receive.is_readable() && flow.open.is_some() && !flow.readable_told && !stopped {
+            flow.readable_told = true;
+            self.events.push_back(Event::Readable(id));
+        }
+        self.count_received(rise)?;
+        if stopped {
+            while self.read(now, id, usize::MAX).is_some() {}
+        }
+        Ok(())
+    }
+
+    fn on_reset(&mut self, now: Time, id: FlowKey, code: u64, size: u64) -> Result<(), BondError> {
+        if !self.known(now, id)? {
+            return Ok(());
+        }
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_received.is_none()) else { return Ok(()) };
+        let unread = size.saturating_sub(flow.receive.read_offset());
+        self.pieces -= flow.receive.pieces();
+        let rise = flow.receive.reset(size).map_err(|error| BondError::Receive(id, error))?;
+        flow.reset_received = Some(code);
+        self.count_received(rise)?;
+        self.read_total += unread;
+        self.grant_total();
+        if self.flows.get(&id).is_some_and(|flow| flow.open.is_some()) {
+            self.events.push_back(Event::Reset { flow: id, code });
+        }
+        self.tidy(now, id);
+        Ok(())
+    }
+
+    fn on_message(
+        &mut self,
+        now: Time,
+        link: u8,
+        id: FlowKey,
+        size: usize,
+        insert: impl FnOnce(&mut Flow) -> bool,
+    ) -> Result<(), BondError> {
+        let full = self.unread_messages + size > self.messages_limit();
+        if self.known(now, id)?
+            && let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.stopped && flow.reset_received.is_none())
+        {
+            flow.count(link, 0, size as u64);
+            if full {
+                flow.messages.dropped += 1;
+                return Ok(());
+            }
+            self.unread_messages -= flow.messages.unread();
+            let readable = insert(flow);
+            self.unread_messages += flow.messages.unread();
+            if readable && flow.open.is_some() && !flow.readable_told {
+                flow.readable_told = true;
+                self.events.push_back(Event::Readable(id));
+            }
+        }
+        Ok(())
+    }
+
+    fn on_open(&mut self, now: Time, id: FlowKey, open: Open) -> Result<(), BondError> {
+        if self.side == Side::Client {
+            return Err(BondError::Role("OPEN"));
+        }
+        if !self.known(now, id)? {
+            return Ok(());
+        }
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.open.is_none()) else { return Ok(()) };
+        if flow.policy_version == 0 {
+            flow.policy = open.policy;
+        }
+        flow.open = Some(open.clone());
+        let readable = flow.receive.is_readable() || flow.messages.unread() > 0;
+        flow.readable_told |= readable;
+        let (reset, stop) = (flow.reset_received, flow.stop_received);
+        self.apply_policy(id);
+        self.events.push_back(Event::Incoming { flow: id, open });
+        // What came before the opening is told behind it.
+        if readable {
+            self.events.push_back(Event::Readable(id));
+        }
+        if let Some(code) = reset {
+            self.events.push_back(Event::Reset { flow: id, code });
+        }
+        if let Some(code) = stop {
+            self.events.push_back(Event::Stopped { flow: id, code });
+        }
+        Ok(())
+    }
+
+    fn on_news(&mut self, now: Time, id: PathId, news: PathNews) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        match news {
+            PathNews::Down => path.down_there = true,
+            PathNews::Up => (path.down_there, path.backup) = (false, false),
+            PathNews::Backup => (path.down_there, path.backup) = (false, true),
+        }
+        let down = path.down_there;
+        self.on_link(now, id, down);
+    }
+
+    pub(super) fn on_link(&mut self, now: Time, id: PathId, down: bool) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        if down {
+            path.next_probe = None;
+            self.set_state(now, id, PathState::Dead);
+        } else if !path.is_good() && !path.is_down() {
+            path.next_probe = Some(now);
+        }
+    }
+
+    /// Whether a flow is there; the server makes one that is new. An error if it never was and may not be.
+    fn known(&mut self, now: Time, id: FlowKey) -> Result<bool, BondError> {
+        if self.flows.contains_key(&id) {
+            return Ok(true);
+        }
+        if self.side == Side::Client {
+            return if id.0 < self.next_flow { Ok(false) } else { Err(BondError::Never("a flow")) };
+        }
+        if self.finished.contains(id.0) {
+            return Ok(false);
+        }
+        if id.0 >= self.next_flow + MAX_AHEAD {
+            return Err(BondError::Never("a flow"));
+        }
+        if id.0 >= self.next_flow {
+            self.next_flow = id.0 + 1;
+            // Of older ones no first word comes any more, so that not each has to be remembered.
+            self.finished.insert(0..self.next_flow.saturating_sub(MAX_AHEAD));
+        }
+        if self.flows.len() >= self.limits.flows {
+            self.refuse(id);
+            return Ok(false);
+        }
+        self.insert_flow(now, id, None);
+        Ok(true)
+    }
+
+    /// Tells the client that a flow cannot be had, without keeping anything of it.
+    fn refuse(&mut self, id: FlowKey) {
+        self.finished.insert(id.0..id.0 + 1);
+        self.control.push_back(Control::Opened(id, codes::BUSY));
+        self.control.push_back(Control::Reset(id, codes::BUSY));
+        self.control.push_back(Control::Stop(id, codes::BUSY));
+    }
+
+    fn count_received(&mut self, rise: u64) -> Result<(), BondError> {
+        self.received_total += rise;
+        if self.received_total > self.receive_limit { Err(BondError::TotalCredit) } else { Ok(()) }
+    }
+
+    pub(super) fn grant_total(&mut self) {
+        let window = self.limits.total_window;
+        if self.receive_limit - self.read_total <= window / 2 {
+            self.receive_limit = self.read_total + window;
+            self.control.push_back(Control::TotalCredit);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What keeps flows, paths and the scheduler in step.
+
+use std::collections::VecDeque;
+
+use braid_decide::midrr::LinkSet;
+use braid_model::{Bytes as Amount, Time};
+
+use super::{Bond, INITIAL_WINDOW, QUANTUM, amounts};
+use crate::choice::Chooser;
+use crate::flow::Flow;
+use crate::path::{Extra, PathState};
+use crate::report::Event;
+use crate::tracker::{Control, Item};
+use crate::{Carrier, FlowKey, FlowPolicy, Open, PathId, Side};
+
+/// Flows that go before others at a time, since each datagram looks through them; more take turns with the rest.
+const MAX_URGENT: usize = 256;
+
+impl Bond {
+    pub(crate) fn set_state(&mut self, now: Time, id: PathId, state: PathState) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        if path.state == state {
+            return;
+        }
+        path.set_state(now, state);
+        self.events.push_back(Event::Path { path: id, state });
+        if matches!(state, PathState::Suspect | PathState::Dead) {
+            let mut items = Vec::new();
+            path.tracker.repeat_all(&mut items);
+            let extra = std::mem::take(&mut path.extra);
+            self.again(items);
+            self.reroute(extra);
+        }
+        self.scheduler.forget();
+        self.chooser.iter_mut().for_each(Chooser::reconsider);
+        self.release_all();
+    }
+
+    /// What waited for a path alone goes to others.
+    pub(super) fn reroute(&mut self, extra: VecDeque<Extra>) {
+        let best = self.paths.iter().filter(|(_, path)| path.is_good()).min_by_key(|(_, path)| path.srtt).map(|(id, _)| *id);
+        for extra in extra {
+            match extra {
+                Extra::Copy(item) => self.again(vec![item]),
+                message => {
+                    if let Some(best) = best.and_then(|id| self.paths.get_mut(&id)) {
+                        best.extra.push_back(message);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn look_for_losses(&mut self, now: Time, id: PathId) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        let mut lost = Vec::new();
+        let patience = path.patience();
+        path.loss_due = path.tracker.detect_lost(now, patience, &mut lost);
+        self.again(lost);
+    }
+
+    /// What has to be sent again.
+    pub(crate) fn again(&mut self, items: Vec<Item>) {
+        for item in items {
+            match item {
+                Item::Piece(id, piece) => {
+                    if let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) {
+                        flow.send.on_lost(&piece);
+                        self.refresh(id);
+                    }
+                }
+                Item::Control(control) if self.still_matters(&control) => self.control.push_back(control),
+                Item::Control(_) => {}
+            }
+        }
+    }
+
+    fn still_matters(&self, control: &Control) -> bool {
+        match control {
+            Control::Policy(id, version) => self.flows.get(id).is_some_and(|flow| flow.policy_version == *version),
+            Control::Credit(id) | Control::Open(id) => self.flows.contains_key(id),
+            Control::Path(id) => self.paths.contains_key(id),
+            Control::Reset(..) | Control::Stop(..) | Control::Opened(..) | Control::TotalCredit => true,
+        }
+    }
+
+    pub(super) fn insert_flow(&mut self, now: Time, id: FlowKey, open: Option<Open>) {
+        let policy = open.as_ref().map_or_else(FlowPolicy::default, |open| open.policy);
+        let key = match self.scheduler.add_flow(f64::from(policy.weight.max(5)) / 100.0, LinkSet(0)) {
+            Ok(key) => key,
+            Err(_) => unreachable!("weights from 0.05 are allowed with this quantum"),
+        };
+        self.keys.insert(key, id);
+        self.flows.insert(id, Flow::new(now, open, policy, INITIAL_WINDOW, key));
+        self.apply_policy(id);
+    }
+
+    /// Slots of the paths a flow may use now.
+    fn slots_of(&self, flow: &Flow) -> LinkSet {
+        let links = flow.policy.links;
+        let all = self.paths.values().filter(|path| links >> path.link & 1 == 1).fold(0, |set, path| set | 1u64 << path.slot);
+        LinkSet(all & !flow.held)
+    }
+
+    /// Keeps a flow from paths that are to leave its last bytes to faster ones, or lets it use them again.
+    pub(crate) fn narrow(&mut self, id: FlowKey) {
+        if let Some(flow) = self.flows.get(&id) {
+            let _ = self.scheduler.narrow(flow.key, self.slots_of(flow));
+        }
+    }
+
+    pub(super) fn apply_policy(&mut self, id: FlowKey) {
+        let Some(flow) = self.flows.get(&id) else { return };
+        let slots = self.slots_of(flow);
+        let weight = f64::from(flow.policy.weight.max(5)) / 100.0;
+        let known = self.scheduler.set_weight(flow.key, weight).is_ok() && self.scheduler.set_links(flow.key, slots).is_ok();
+        debug_assert!(known, "a flow's key is valid while the flow is there");
+    }
+
+    pub(super) fn apply_policies(&mut self) {
+        let ids: Vec<FlowKey> = self.flows.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.apply_policy(id));
+    }
+
+    /// Lets a flow use slow paths again for what it now has.
+    pub(crate) fn release(&mut self, id: FlowKey) {
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.held != 0) else { return };
+        flow.held = 0;
+        self.narrow(id);
+    }
+
+    pub(super) fn release_all(&mut self) {
+        let held: Vec<FlowKey> = self.flows.iter().filter(|(_, flow)| flow.held != 0).map(|(id, _)| *id).collect();
+        held.into_iter().for_each(|id| self.release(id));
+    }
+
+    /// Tells the scheduler what a flow has to send now.
+    pub(crate) fn refresh(&mut self, id: FlowKey) {
+        let fresh = self.send_limit - self.sent_total;
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let stream = flow.send.pending(fresh);
+        self.starved |= fresh == 0 && flow.send.unsent() > 0;
+        let head = stream.or(flow.messages.head().map(|size| size as u64));
+        let head = head.map(|size| Amount::new(size.min(QUANTUM.get())));
+        if let Some(chooser) = &mut self.chooser {
+            chooser.set_ready(id, head.is_some() && !flow.policy.urgent);
+        }
+        if flow.policy.urgent && (self.urgent.len() < MAX_URGENT || self.urgent.contains(&id)) {
+            if head.is_some() {
+                self.urgent.insert(id)
+            } else {
+                self.urgent.remove(&id)
+            };
+            let _ = self.scheduler.set_head(flow.key, None);
+        } else {
+            self.urgent.remove(&id);
+            let _ = self.scheduler.set_head(flow.key, head);
+        }
+    }
+
+    pub(crate) fn refresh_all(&mut self) {
+        let ids: Vec<FlowKey> = self.flows.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.refresh(id));
+    }
+
+    /// Forgets a flow that is over.
+    pub(super) fn tidy(&mut self, _now: Time, id: FlowKey) {
+        let Some(flow) = self.flows.get(&id).filter(|flow| flow.is_over()) else { return };
+        let by_link = amounts(&flow.by_link);
+        self.keys.remove(&flow.key);
+        let _ = self.scheduler.remove_flow(flow.key);
+        self.urgent.remove(&id);
+        self.unread_messages -= flow.messages.unread();
+        self.queued_messages -= flow.messages.queued();
+        self.chooser.iter_mut().for_each(|chooser| chooser.set_ready(id, false));
+        self.flows.remove(&id);
+        if self.side == Side::Server {
+            self.finished.insert(id.0..id.0 + 1);
+        }
+        self.events.push_back(Event::Closed { flow: id, by_link });
+    }
+
+    /// Whether a flow carries messages.
+    pub(crate) fn is_messages(&self, id: FlowKey) -> bool {
+        self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.carrier == Carrier::Messages)
+    }
+}

@@ -1,0 +1,205 @@
+//! Who may be a path: strangers, first messages, and what a server answers.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use braid_decide::midrr;
+use noq_proto::{Dir, Incoming, ServerConfig};
+
+use super::conn::{Conn, HORIZON, Stage, transport};
+use super::{ConnectionId, Host, HostEvent, Session};
+use crate::controller::{Gauge, Radio};
+use crate::hello::{Hello, VERSION, Welcome};
+use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
+
+/// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say.
+const UNVALIDATED: usize = 64;
+/// Strangers at a time, and of those from one source (an IPv4 address, or an IPv6 network of 64 bits); more are refused.
+const STRANGERS: usize = 1024;
+const STRANGERS_OF_ONE: usize = 128;
+/// One that was turned away is closed after this.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Connections of one bond at a time: each of its paths may be replaced by another.
+const CONNECTIONS: usize = 2 * midrr::MAX_LINKS;
+
+impl Host {
+    /// Server: takes a path in. A bond that is there already must have the same secret and owner. `false` if it may not join.
+    pub fn admit(&mut self, now: Instant, id: ConnectionId, hello: &Hello, owner: &[u8], limits: Limits) -> bool {
+        let time = self.time(now);
+        if self.conns.get(&id.0).is_none_or(|conn| conn.stage != Stage::Asked) {
+            return false;
+        }
+        if !self.sessions.contains_key(&hello.bond) {
+            if hello.joins {
+                self.refuse(now, id, refusals::FORGOTTEN, "that bond is not known here any more");
+                return false;
+            }
+            let theirs = || self.sessions.values().filter(|session| session.owner == owner).count();
+            if self.sessions.len() >= self.bounds.bonds || !owner.is_empty() && theirs() >= self.bounds.bonds_of_one {
+                self.refuse(now, id, refusals::BUSY, "there are as many bonds as there may be: end one first");
+                return false;
+            }
+            let bond = Bond::new(Side::Server, limits, time);
+            let session = Session {
+                bond,
+                secret: hello.secret,
+                owner: owner.to_vec(),
+                established: false,
+                connections: BTreeSet::new(),
+                timer: None,
+                alone_since: None,
+            };
+            self.insert_session(hello.bond, session);
+        }
+        let Some(session) = self.sessions.get_mut(&hello.bond) else { return false };
+        let mine = session.secret.is(&hello.secret) && session.owner == owner;
+        if !mine {
+            self.refuse(now, id, refusals::NOT_YOURS, "that bond is another's");
+            return false;
+        }
+        if session.connections.len() >= CONNECTIONS {
+            self.refuse(now, id, refusals::BUSY, "that bond has as many paths as it may have");
+            return false;
+        }
+        let Some(conn) = self.conns.get_mut(&id.0) else { return false };
+        self.strangers.remove(&id.0);
+        (conn.stage, conn.bond, conn.path) = (Stage::Welcomed, Some(hello.bond), PathId(hello.path));
+        (conn.link_there, conn.backup) = (hello.link, hello.backup);
+        session.connections.insert(id.0);
+        session.alone_since = None;
+        let version = hello.version.min(VERSION);
+        conn.say(&Welcome { version, capabilities: 0, code: 0, reason: String::new() }.encode());
+        self.touched.insert(id.0);
+        true
+    }
+
+    /// Server: turns a path away.
+    pub fn refuse(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
+        if let Some(conn) = self.conns.get_mut(&id.0) {
+            conn.stage = Stage::Closed;
+            conn.deadline = conn.deadline.min(now + FAREWELL);
+            conn.say(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
+            if let Some(stream) = conn.stream {
+                let _ = conn.connection.send_stream(stream).finish();
+            }
+            self.touched.insert(id.0);
+        }
+    }
+
+    pub(super) fn accept(&mut self, now: Instant, link: u8, incoming: Incoming) {
+        let remote = incoming.remote_address();
+        self.buffer.clear();
+        // Whoever has not shown yet that it is where it says it is gets no state and a small answer.
+        if !incoming.remote_address_validated() && incoming.may_retry() && self.strangers.len() >= UNVALIDATED {
+            if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
+                self.responses.push_back((link, transmit, self.buffer.clone()));
+            }
+            return;
+        }
+        let alike = |id: &&usize| self.conns.get(*id).is_some_and(|conn| source(conn.remote) == source(remote));
+        let crowded = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS;
+        if crowded || self.strangers.len() >= UNVALIDATED && self.strangers.iter().filter(alike).count() >= STRANGERS_OF_ONE {
+            let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
+            self.responses.push_back((link, transmit, self.buffer.clone()));
+            return;
+        }
+        let gauge = Arc::new(Gauge::default());
+        let config = self.server.as_ref().map(|config| {
+            let mut config = ServerConfig::clone(config);
+            config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()))));
+            Arc::new(config)
+        });
+        match self.endpoint.accept(incoming, now, &mut self.buffer, config) {
+            Ok((handle, connection)) => {
+                self.strangers.insert(handle.0);
+                self.insert_conn(Conn::new(now, connection, handle, gauge, link, remote));
+            }
+            Err(error) => {
+                if let Some(transmit) = error.response {
+                    self.responses.push_back((link, transmit, self.buffer.clone()));
+                }
+            }
+        }
+    }
+
+    /// The first messages.
+    pub(super) fn greet(&mut self, now: Instant, id: usize) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        if self.server.is_some() && conn.stream.is_none() {
+            conn.stream = conn.connection.streams().accept(Dir::Bi);
+        }
+        let Some(stream) = conn.stream else { return };
+        if let Err(reason) = conn.hear(stream) {
+            self.close(now, ConnectionId(id), reason);
+            return;
+        }
+        if self.server.is_some() {
+            match Hello::decode(&conn.inbox) {
+                Ok(None) => {}
+                Ok(Some(hello)) => {
+                    (conn.stage, conn.inbox) = (Stage::Asked, Vec::new());
+                    self.events.push_back(HostEvent::Hello { connection: ConnectionId(id), hello, remote: conn.remote });
+                }
+                Err(error) => self.close(now, ConnectionId(id), &error.to_string()),
+            }
+            return;
+        }
+        match Welcome::decode(&conn.inbox) {
+            Ok(None) => {}
+            Ok(Some(welcome)) if welcome.code == 0 && welcome.version == VERSION => self.join(now, id),
+            Ok(Some(welcome)) => {
+                let (code, reason) = match welcome.code {
+                    0 => (refusals::VERSION, format!("it speaks version {} of the protocol, this is {VERSION}", welcome.version)),
+                    code => (code, welcome.reason),
+                };
+                conn.refused = Some(code);
+                self.close(now, ConnectionId(id), &reason);
+            }
+            Err(error) => self.close(now, ConnectionId(id), &error.to_string()),
+        }
+    }
+
+    /// The server has taken a path in, and here both know it.
+    pub(super) fn join(&mut self, now: Instant, id: usize) {
+        let time = self.time(now);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let Some((bond, session)) = conn.bond.and_then(|bond| Some((bond, self.sessions.get_mut(&bond)?))) else { return };
+        if conn.connection.datagrams().max_size().is_none_or(|size| size < MIN_DATAGRAM) {
+            self.close(now, ConnectionId(id), "it takes no datagrams, or too small ones");
+        } else if session.bond.add_path(time, conn.path, conn.link_there, conn.facts(0, HORIZON)) {
+            (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
+            session.bond.set_backup(conn.path, conn.backup);
+            session.connections.insert(id);
+            session.established = true;
+            self.events.push_back(HostEvent::Joined { connection: ConnectionId(id), bond, path: conn.path });
+        } else {
+            self.close(now, ConnectionId(id), "too many paths, or a path of that number is there already");
+        }
+    }
+}
+
+/// Whom strangers are counted by: an IPv6 network gives each of its hosts as many addresses as it likes.
+fn source(remote: SocketAddr) -> u128 {
+    match remote.ip().to_canonical() {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits() >> 64 << 64,
+    }
+}
+
+/// Codes of a [`Welcome`] that turns a path away.
+pub mod refusals {
+    /// The client is not known, or its invitation is not valid.
+    pub const UNKNOWN: u64 = 1;
+    /// The client was revoked.
+    pub const REVOKED: u64 = 2;
+    /// The bond is another's, or has all the paths it may have.
+    pub const NOT_YOURS: u64 = 3;
+    /// The relay takes no new paths now.
+    pub const BUSY: u64 = 4;
+    /// The versions have nothing in common.
+    pub const VERSION: u64 = 5;
+    /// The bond is not there any more: the server was restarted, or the bond had no path for too long.
+    pub const FORGOTTEN: u64 = 6;
+}

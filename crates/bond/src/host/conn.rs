@@ -1,0 +1,181 @@
+//! One QUIC connection: a path, or what may become one.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use braid_model::{Bytes as Amount, Time};
+use bytes::{Bytes, BytesMut};
+use noq_proto::congestion::ControllerFactory;
+use noq_proto::{Connection, ConnectionHandle, IdleTimeout, StreamId, TransportConfig, VarInt};
+
+use super::IDLE;
+use crate::controller::Gauge;
+use crate::hello::{BondId, Hello, MAX_MESSAGE};
+use crate::{Bond, PathFacts, PathId};
+
+/// So that address translators on the way keep a quiet path's mapping.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Late binding: a path is given what it can send within this, and a datagram more.
+pub(super) const HORIZON: Duration = Duration::from_millis(2);
+/// What QUIC keeps of datagrams that were given to it; never filled, since it is given little.
+const DATAGRAM_BUFFER: usize = 4 << 20;
+/// What is free of it when nothing waits: QUIC keeps the record of one datagram back.
+const EMPTY_SPACE: usize = DATAGRAM_BUFFER - size_of::<Bytes>();
+/// A connection that is no path of a bond after this long is closed.
+const GREETING: Duration = Duration::from_secs(10);
+/// What QUIC may hold of a path's datagrams that cannot go now; beyond it, acknowledgements are dropped: later ones say as much.
+const STUCK: usize = 64 << 10;
+
+pub(super) struct Conn {
+    pub(super) connection: Connection,
+    pub(super) handle: ConnectionHandle,
+    pub(super) gauge: Arc<Gauge>,
+    pub(super) link: u8,
+    pub(super) path: PathId,
+    pub(super) bond: Option<BondId>,
+    pub(super) stage: Stage,
+    pub(super) stream: Option<StreamId>,
+    pub(super) inbox: Vec<u8>,
+    /// When it is closed unless it is a path by then.
+    pub(super) deadline: Instant,
+    pub(super) remote: SocketAddr,
+    pub(super) timer: Option<Instant>,
+    pub(super) refused: Option<u64>,
+    /// The client's number of the link.
+    pub(super) link_there: u8,
+    pub(super) backup: bool,
+    /// What a client says once it can.
+    pub(super) hello: Option<Hello>,
+    /// Whether the driver was told that it is gone.
+    pub(super) told: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// TLS, and the first messages.
+    Greeting,
+    /// Server: the driver is asked.
+    Asked,
+    /// Server: the client was let in and has not said anything since. Data would be sent before the answer, and for a client that
+    /// does not know the answer yet.
+    Welcomed,
+    Joined,
+    Closed,
+}
+
+impl Conn {
+    pub(super) fn new(
+        now: Instant,
+        connection: Connection,
+        handle: ConnectionHandle,
+        gauge: Arc<Gauge>,
+        link: u8,
+        remote: SocketAddr,
+    ) -> Self {
+        Self {
+            connection,
+            handle,
+            gauge,
+            link,
+            path: PathId(u32::MAX),
+            bond: None,
+            stage: Stage::Greeting,
+            stream: None,
+            inbox: Vec::new(),
+            deadline: now + GREETING,
+            remote,
+            timer: None,
+            refused: None,
+            link_there: link,
+            backup: false,
+            hello: None,
+            told: false,
+        }
+    }
+
+    /// Until when it must have become a path, as long as that is open.
+    pub(super) fn pending_deadline(&self) -> Option<Instant> {
+        (self.stage != Stage::Joined && !self.told).then_some(self.deadline)
+    }
+
+    pub(super) fn say(&mut self, message: &[u8]) {
+        if let Some(stream) = self.stream {
+            // An empty stream takes a message of this size whole.
+            let _ = self.connection.send_stream(stream).write(message);
+        }
+    }
+
+    /// Reads what came on the greeting's stream.
+    pub(super) fn hear(&mut self, stream: StreamId) -> Result<(), &'static str> {
+        let mut stream = self.connection.recv_stream(stream);
+        let Ok(mut chunks) = stream.read(true) else { return Ok(()) };
+        while let Ok(Some(chunk)) = chunks.next(MAX_MESSAGE + 3) {
+            self.inbox.extend_from_slice(&chunk.bytes);
+            if self.inbox.len() > MAX_MESSAGE + 2 {
+                let _ = chunks.finalize();
+                return Err("the first message is too long");
+            }
+        }
+        let _ = chunks.finalize();
+        Ok(())
+    }
+
+    /// What the path can send at once: what its window and its pace admit within the horizon, and a datagram of `most` bytes so that it
+    /// never starves.
+    pub(super) fn facts(&mut self, most: u64, horizon: Duration) -> PathFacts {
+        let queued = EMPTY_SPACE.saturating_sub(self.connection.datagrams().send_buffer_space()) as u64;
+        let window = self.gauge.window();
+        let free = window.get().saturating_sub(self.gauge.in_flight().get());
+        let room = (free.min(self.paced(horizon)) + most).saturating_sub(queued);
+        // Less than a datagram is none: it would only make them small.
+        let room = if room < most { 0 } else { room };
+        let rtt = self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100));
+        PathFacts { rtt, rate: self.gauge.delivery_rate(), room: Amount::new(room), window }
+    }
+
+    /// Bytes that may leave within `span`.
+    fn paced(&self, span: Duration) -> u64 {
+        self.gauge.pacing().bytes_per_second().saturating_mul(span.as_micros() as u64) / 1_000_000
+    }
+
+    /// Gives QUIC what the bond has for this path now; whether there was anything.
+    pub(super) fn fill(&mut self, now: Time, bond: &mut Bond) -> bool {
+        let Some(max) = self.connection.datagrams().max_size() else { return false };
+        // What is urgent is not to find more than one datagram before it.
+        let horizon = if bond.hurries(now) && self.paced(HORIZON) < 2 * max as u64 { Duration::ZERO } else { HORIZON };
+        let facts = self.facts(max as u64, horizon);
+        bond.set_facts(self.path, facts);
+        if bond.wants_probe(now, self.path) {
+            self.gauge.allow_probe(Amount::new(2 * max as u64));
+        }
+        let mut out = BytesMut::new();
+        let mut any = false;
+        while bond.poll_datagram(now, self.path, max, &mut out) {
+            if facts.room == Amount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - STUCK {
+                out.clear();
+                continue;
+            }
+            any = true;
+            if self.connection.datagrams().send(out.split().freeze(), false).is_err() {
+                // Its tracker will find it lost.
+                break;
+            }
+        }
+        any
+    }
+}
+
+pub(super) fn transport(controllers: Arc<dyn ControllerFactory + Send + Sync>) -> TransportConfig {
+    let mut config = TransportConfig::default();
+    config
+        .congestion_controller_factory(controllers)
+        .max_concurrent_bidi_streams(VarInt::from_u32(1))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .stream_receive_window(VarInt::from_u32(4096))
+        .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
+        .datagram_send_buffer_size(DATAGRAM_BUFFER)
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .max_idle_timeout(IdleTimeout::try_from(IDLE).ok());
+    config
+}
