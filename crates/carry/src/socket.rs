@@ -157,10 +157,18 @@ impl UdpLink {
         buffer.resize(READ * BATCH_SIZE, 0);
         let mut metas = [RecvMeta::default(); BATCH_SIZE];
         let mut slices: Vec<IoSliceMut<'_>> = buffer.chunks_mut(READ).map(IoSliceMut::new).collect();
-        let read = self.io.try_io(Interest::READABLE, || self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas));
+        let mut last = 0;
+        let read = self.io.try_io(Interest::READABLE, || match self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas)? {
+            BATCH_SIZE => Ok(BATCH_SIZE),
+            // There are no more: to be told so costs as much as to read some.
+            count => {
+                last = count;
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+        });
         let count = match read {
             Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => last,
             // What an earlier datagram met (no route, port closed) is no error of this socket.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH)) => {
                 return Ok(());

@@ -104,6 +104,10 @@ pub struct World {
     pub last_read: Instant,
     pub gap: Duration,
     pub connections: Vec<ConnectionId>,
+    /// Hosts' timers go off at whole multiples of this only, if it is not zero.
+    pub tick: Duration,
+    /// Calls of the system that each host would have made to send, and datagrams sent with them.
+    pub calls: [(usize, usize); 2],
     pattern: Pattern,
     sources: Vec<Source>,
 }
@@ -151,6 +155,8 @@ impl World {
             last_read: base,
             gap: Duration::ZERO,
             connections,
+            tick: Duration::ZERO,
+            calls: Default::default(),
             pattern: Pattern::new(),
             sources: Vec::new(),
         }
@@ -242,10 +248,13 @@ impl World {
         for side in 0..2 {
             let mut out: Vec<(usize, Bytes)> = Vec::new();
             let links = self.links.len();
+            let calls = &mut self.calls[side];
             let mut sink = |link: u8, transmit: &Transmit, data: &[u8]| {
                 let at =
                     if side == 0 { usize::from(link) } else { (0..links).find(|at| client_address(*at) == transmit.destination).unwrap() };
+                calls.0 += 1;
                 for part in data.chunks(transmit.segment_size.unwrap_or(data.len())) {
+                    calls.1 += 1;
                     out.push((at, Bytes::copy_from_slice(part)));
                 }
             };
@@ -303,7 +312,8 @@ impl World {
             self.settle();
             let wires = self.links.iter().flatten().filter_map(Link::poll_timeout);
             let wires = wires.map(|time| self.base + time.since(Time::ZERO));
-            let next = self.hosts.iter().filter_map(Host::poll_timeout).chain(wires).min().unwrap_or(end);
+            let timers = self.hosts.iter().filter_map(Host::poll_timeout).map(|at| self.ticked(at));
+            let next = timers.chain(wires).min().unwrap_or(end);
             if next > end || self.now >= end {
                 self.now = end;
                 return false;
@@ -324,6 +334,12 @@ impl World {
                 host.handle_timeout(self.now);
             }
         }
+    }
+
+    fn ticked(&self, at: Instant) -> Instant {
+        let tick = self.tick.as_nanos();
+        let since = at.saturating_duration_since(self.base).as_nanos();
+        if tick == 0 { at } else { self.base + Duration::from_nanos((since.div_ceil(tick) * tick) as u64) }
     }
 
     /// The mean rate, in Mbit/s, at which `side` reads `flow` in the next `span`.

@@ -109,7 +109,8 @@ fn tell(runs: &[Run], report: &mut Report) {
             let over = |other: Way| rate(other).map_or("?".to_owned(), |other| format!("{:.3}", own / other));
             let cpu =
                 (0..5).map(|part| middle(runs, way, flows, |run| run.cpu[part]).map_or(String::new(), |seconds| format!("{seconds:.2}")));
-            let first = [way.title().to_owned(), flows.to_string(), format!("{own:.2}"), over(Way::Bare), over(Way::Stream), over(Way::Tunnel)];
+            let first =
+                [way.title().to_owned(), flows.to_string(), format!("{own:.2}"), over(Way::Bare), over(Way::Stream), over(Way::Tunnel)];
             rows.push(first.into_iter().chain(cpu).collect());
         }
         if let (Some(bond), Some(tunnel)) = (rate(Way::Bond), rate(Way::Tunnel)) {
@@ -275,7 +276,14 @@ mod tests {
     #[test]
     fn medians_are_compared_and_what_is_slower_is_told() {
         let run = |way, rate| Run { way, flows: 1, rate, cpu: [1.0; 5] };
-        let runs = [run(Way::Bare, 20.0), run(Way::Stream, 2.5), run(Way::Tunnel, 2.0), run(Way::Bond, 1.0), run(Way::Bond, 9.0), run(Way::Bond, 1.5)];
+        let runs = [
+            run(Way::Bare, 20.0),
+            run(Way::Stream, 2.5),
+            run(Way::Tunnel, 2.0),
+            run(Way::Bond, 1.0),
+            run(Way::Bond, 9.0),
+            run(Way::Bond, 1.5),
+        ];
         let mut report = Report::new("bond-speed", "", "");
         tell(&runs, &mut report);
         assert_eq!(report.tables[0].rows.last().unwrap()[2..6], ["1.50", "0.075", "0.600", "0.750"]);
