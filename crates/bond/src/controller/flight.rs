@@ -28,8 +28,8 @@ pub(super) struct Flight {
     /// Newest packet of the batch of acknowledgements: when it was sent, and what was delivered by then.
     newest: Option<(Instant, u64)>,
     mark: Mark,
-    /// How long a round lasts at least.
-    least: Duration,
+    /// Nothing in flight for less than this is no pause.
+    pause: Duration,
     last_sent: Instant,
     /// Packets sent calmly, that is below the rate the path takes: bytes delivered and lost, with decay.
     calm: (f64, f64),
@@ -67,7 +67,7 @@ impl Flight {
             in_flight: 0,
             newest: None,
             mark,
-            least: Duration::ZERO,
+            pause: Duration::ZERO,
             last_sent: now,
             calm: (0.0, 0.0),
         }
@@ -85,8 +85,7 @@ impl Flight {
         if self.sent.len() >= MOST {
             self.sent.pop_front();
         }
-        // On a short way all is acknowledged before more may go; that alone is no pause.
-        let idle = now.saturating_duration_since(self.last_sent) > self.least / 2;
+        let idle = now.saturating_duration_since(self.last_sent) >= self.pause;
         self.last_sent = now;
         if self.in_flight == 0 && idle {
             self.mark = Mark { at: now, sent_at: now, delivered: self.delivered, lost: self.lost };
@@ -124,10 +123,14 @@ impl Flight {
         }
     }
 
+    /// On a short way all is acknowledged before the pace allows more: that is a pause only if it lasts as long as this.
+    pub(super) fn set_pause(&mut self, pause: Duration) {
+        self.pause = pause;
+    }
+
     /// Ends a batch of acknowledgements; `in_flight` is what QUIC counts. Gives the round that ended with it, if it lasted `least`.
     pub(super) fn end(&mut self, now: Instant, in_flight: u64, least: Duration) -> Option<Round> {
         self.in_flight = in_flight;
-        self.least = least;
         while self.sent.front().is_some_and(|packet| !packet.open || now.saturating_duration_since(packet.at) > Duration::from_secs(30)) {
             self.sent.pop_front();
         }
@@ -172,6 +175,7 @@ mod tests {
     fn regression_rounds_end_though_all_is_acknowledged_between_bursts() {
         let start = Instant::now();
         let mut flight = Flight::new(start);
+        flight.set_pause(LEAST / 2);
         let mut rounds = Vec::new();
         let mut burst = |number: u64, at: Duration| {
             flight.send(start + at, number, 1000, false);

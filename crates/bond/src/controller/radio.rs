@@ -49,6 +49,8 @@ const FAST_THIN: f64 = 0.95;
 /// On a fast path what hosts need to wake up looks like a queue: so many seconds are none, nor is one that does not stand as long as this.
 const FAST_FULL: f64 = 0.008;
 const FAST_ROUND: f64 = 0.02;
+/// A way is short if its round trip, in seconds, is less than a timer's tick.
+const SHORT: f64 = 0.001;
 
 /// What QUIC is told of a path that it is not to pace: a rate that it can count with.
 const UNPACED: u64 = 1 << 40;
@@ -372,7 +374,7 @@ impl Radio {
             Phase::Cruise { rounds } => Phase::Cruise { rounds: rounds - 1 },
             Phase::Up { .. } | Phase::Wait { .. } if standing => Phase::Down { rounds: 0 },
             Phase::Up { step, from } => {
-                let brought = if round.span > 4.0 * self.srtt { round.rate } else { 0.0 };
+                let brought = if self.is_fast() && round.span > 4.0 * self.srtt { round.rate } else { 0.0 };
                 Phase::Wait { step, from, brought }
             }
             Phase::Wait { step, from, brought } => {
@@ -477,7 +479,9 @@ impl Controller for Radio {
             self.round_rtt = self.round_rtt.min(rtt);
             self.crowd.acknowledge(self.batch_newest, rtt);
         }
-        if let Some(round) = self.flight.end(now, in_flight, self.least_round()) {
+        let least = self.least_round();
+        self.flight.set_pause(if self.min_rtt.get() < SHORT { least / 2 } else { Duration::ZERO });
+        if let Some(round) = self.flight.end(now, in_flight, least) {
             self.on_round(now, round);
             self.lumps.add(0.0);
         }
