@@ -36,14 +36,18 @@ static const struct braid_flow no_flow;
 /* A function of its own, as the next one too: what it needs of the stack's 512 bytes is free again after it. */
 static __attribute__((noinline)) int read_caller(struct request *request)
 {
-	struct task_struct *task = (void *)bpf_get_current_task();
-	struct inode *inode = BPF_CORE_READ(task, mm, exe_file, f_inode);
-	struct task_struct *leader = BPF_CORE_READ(task, group_leader);
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct mm_struct *mm = task->mm;
+	struct file *file = mm ? mm->exe_file : NULL;
+	struct inode *inode = file ? file->f_inode : NULL;
+	struct task_struct *leader = task->group_leader;
 
-	request->app.exe.inode = BPF_CORE_READ(inode, i_ino);
-	request->app.exe.device = BPF_CORE_READ(inode, i_sb, s_dev);
+	if (inode) {
+		request->app.exe.inode = inode->i_ino;
+		request->app.exe.device = inode->i_sb->s_dev;
+	}
 	/* As text: before Linux 5.17 the kernel leaves the end of an earlier, longer name behind. */
-	BPF_CORE_READ_STR_INTO(&request->app.name, leader, comm);
+	bpf_probe_read_kernel_str(&request->app.name, sizeof(request->app.name), leader->comm);
 	request->cgroup = bpf_get_current_cgroup_id();
 	request->user = (__u32)bpf_get_current_uid_gid();
 	request->process = bpf_get_current_pid_tgid() >> 32;

@@ -38,7 +38,7 @@ enum Action {
     /// Measures what Braid promises; as root. Writes bench.md and bench.json.
     Bench {
         /// The benchmarks: whole-connections, mixes, overhead, decision, cut, footprint, schedulers, bond, bond-cut, bond-speed,
-        /// bond-relay [default: all]
+        /// bond-relay, get [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
         #[arg(long)]

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use braid_carry::relay::{self, Options, Reach};
+use braid_peer::destination::Ports;
 use braid_peer::invite::Invite;
 use braid_peer::keys::{KeyPair, RELAY_KEY};
 use braid_peer::limits::Limits;
@@ -36,7 +37,8 @@ pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
     let keys = KeyPair::load_or_generate(&dir, RELAY_KEY)?;
     let key = keys.public();
     let reach = if options.local {
-        Reach::Itself
+        let ports = if options.port.is_empty() { Ports::default() } else { Ports::Only(options.port) };
+        Reach::Itself { own: options.own, ports, rate: options.rate }
     } else {
         Reach::Internet { registry: Box::new(Registry::open(&dir)?), allow: options.allow, own: options.own }
     };

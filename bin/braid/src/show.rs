@@ -18,10 +18,14 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
         page.toned(Tone::Doubtful, &format!("warning: {warning}"))?;
     }
     for peer in &status.peers {
+        if peer.state == "idle" {
+            continue;
+        }
+        let kind = if peer.kind == "server" { "server" } else { "relay" };
         let good = peer.paths.iter().filter(|path| matches!(path.state.as_str(), "good" | "backup")).count();
         match &peer.reason {
-            Some(reason) => page.toned(Tone::Doubtful, &format!("relay {}: {}: {reason}; flows go direct", peer.name, peer.state))?,
-            None => page.line(format!("relay {}: {}, {good} of {} paths good", peer.name, peer.state, peer.paths.len()))?,
+            Some(reason) => page.toned(Tone::Doubtful, &format!("{kind} {}: {}: {reason}; flows go direct", peer.name, peer.state))?,
+            None => page.line(format!("{kind} {}: {}, {good} of {} paths good", peer.name, peer.state, peer.paths.len()))?,
         }
     }
     let columns = [
@@ -160,6 +164,7 @@ pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
 pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
     let columns = [
         words("PEER"),
+        words("KIND"),
         words("ADDRESS"),
         words("LINK"),
         words("STATE"),
@@ -176,11 +181,22 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
             None => peer.state.clone(),
         };
         let none = || cell(None::<&str>);
-        let head =
-            vec![cell(Some(&peer.name)), cell(Some(&peer.address)), none(), cell(Some(state)), none(), none(), none(), none(), none()];
+        let head = vec![
+            cell(Some(&peer.name)),
+            cell(Some(&peer.kind)),
+            cell(Some(&peer.address)),
+            none(),
+            cell(Some(state)),
+            none(),
+            none(),
+            none(),
+            none(),
+            none(),
+        ];
         rows.push(head);
         rows.extend(peer.paths.iter().map(|path| {
             vec![
+                cell(Some("")),
                 cell(Some("")),
                 cell(Some("")),
                 cell(Some(&path.link)),

@@ -453,6 +453,12 @@ impl Bond {
 
 /// Codes with which flows are refused and reset, beside Linux's error numbers (`docs/protocol.md`).
 pub mod codes {
+    /// The server does not open that destination (Linux: EACCES).
+    pub const NOT_OPENED: u64 = 13;
+    /// Nobody listens there (Linux: ECONNREFUSED).
+    pub const REFUSED: u64 = 111;
+    /// The address is not the server's own, and it opens no others (Linux: EADDRNOTAVAIL).
+    pub const NOT_ITS_OWN: u64 = 99;
     /// As many flows as there may be.
     pub const BUSY: u64 = 0x1001;
     /// The client's bytes of the month are used up.

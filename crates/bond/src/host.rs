@@ -18,11 +18,11 @@ use bytes::{Bytes, BytesMut};
 use noq_proto::crypto::HmacKey;
 use noq_proto::{
     ClientConfig, Connection, ConnectionError, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig, Event as QuicEvent, FourTuple,
-    RandomConnectionIdGenerator, ServerConfig, Transmit, VarInt,
+    RandomConnectionIdGenerator, ServerConfig, Transmit, TransportErrorCode, VarInt,
 };
 use thiserror::Error;
 
-pub use self::admission::refusals;
+pub use self::admission::{refusals, source};
 use self::conn::{Conn, Stage, transport};
 use crate::controller::{Gauge, Radio};
 use crate::hello::{BondId, Hello, Secret, VERSION};
@@ -72,6 +72,8 @@ pub enum HostEvent {
         refused: Option<u64>,
         /// Whether the other end has closed it, or does not know it any more.
         forgotten: bool,
+        /// Client: whether the server has shown another key than the expected one.
+        another_key: bool,
     },
     /// A bond has ended: it broke the protocol, or had no path for too long.
     Ended {
@@ -104,11 +106,14 @@ pub struct HostLimits {
     pub bonds_of_one: usize,
     /// Connections, strangers' too.
     pub connections: usize,
+    /// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say
+    /// (QUIC's Retry). 0: always.
+    pub unproven: usize,
 }
 
 impl Default for HostLimits {
     fn default() -> Self {
-        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384 }
+        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384, unproven: 64 }
     }
 }
 
@@ -245,6 +250,19 @@ impl Host {
         self.conns.get(&id.0).map(|conn| &conn.connection)
     }
 
+    /// Client: whether anything that belongs to a connection has come from the other end.
+    pub fn has_heard(&self, id: ConnectionId) -> bool {
+        self.conns.get(&id.0).is_some_and(|conn| conn.heard)
+    }
+
+    /// The host's own addresses that a bond's paths have reached it at, as far as the system tells.
+    pub fn local_addresses(&self, bond: BondId) -> BTreeSet<IpAddr> {
+        let session = self.sessions.get(&bond);
+        let connections = session.into_iter().flat_map(|session| &session.connections).filter_map(|id| self.conns.get(id));
+        let own = |conn: &Conn| conn.connection.network_path(noq_proto::PathId::ZERO).ok()?.local_ip();
+        connections.filter_map(own).map(|ip| ip.to_canonical()).collect()
+    }
+
     /// A bond, to be used; it is driven with the next [`Self::drive`].
     pub fn bond(&mut self, id: BondId) -> Option<&mut Bond> {
         let session = self.sessions.get_mut(&id)?;
@@ -334,7 +352,7 @@ impl Host {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(conn) = self.conns.get_mut(&handle.0) {
                     conn.connection.handle_event(event);
-                    conn.remote = remote;
+                    (conn.remote, conn.heard) = (remote, true);
                     self.touched.insert(handle.0);
                 }
             }
@@ -397,6 +415,7 @@ impl Host {
             let forgotten =
                 matches!(reason, ConnectionError::Reset | ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_));
             let (bond, left) = (conn.bond, matches!(reason, ConnectionError::ApplicationClosed(_)));
+            conn.another_key = is_another_key(&reason);
             self.lose(id, &reason.to_string(), forgotten);
             // A client that says goodbye on its last path does not come back.
             if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.is_alone(*bond)) {
@@ -447,6 +466,7 @@ impl Host {
             reason: reason.to_owned(),
             refused: conn.refused,
             forgotten,
+            another_key: conn.another_key,
         };
         self.events.push_back(event);
         let Some(bond) = conn.bond else { return };
@@ -572,4 +592,9 @@ fn set_timer(timers: &mut BTreeSet<(Instant, Timer)>, own: &mut Option<Instant>,
         old.map(|at| timers.remove(&(at, timer)));
         at.map(|at| timers.insert((at, timer)));
     }
+}
+
+/// Whether this end found the other's key wrong: TLS's alert `access_denied` (49), as rustls gives it for a verifier's own refusal.
+fn is_another_key(reason: &ConnectionError) -> bool {
+    matches!(reason, ConnectionError::TransportError(error) if error.code == TransportErrorCode::crypto(49))
 }

@@ -30,11 +30,11 @@ fn regression_a_fast_short_way_is_filled_though_timers_are_late() {
     let flow = world.open(FlowPolicy::default(), Carrier::Stream);
     world.send(DOWN, flow, 60_000_000);
     world.run(ms(500), |_| false);
-    world.calls = Default::default();
+    world.bursts = Default::default();
     let rate = world.rate(UP, flow, ms(500));
     assert!(rate > 0.85 * world.sum(), "{rate}");
-    let (calls, datagrams) = world.calls[DOWN];
-    assert!(datagrams >= 6 * calls, "{datagrams} datagrams in {calls} calls");
+    let (bursts, datagrams) = world.bursts[DOWN];
+    assert!(datagrams >= 6 * bursts, "{datagrams} datagrams in {bursts} bursts");
 }
 
 #[test]

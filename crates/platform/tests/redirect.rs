@@ -19,7 +19,7 @@ use braid_model::{Class, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Swept, Taking};
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, Way};
+use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, Straight, Way};
 use support::steered::{fetch, in_world, params, steering};
 
 /// Two links, everything redirected.
@@ -242,6 +242,50 @@ fn rules_and_classes_say_what_is_redirected() {
             classes,
             BTreeMap::from([(53, (Some(2), Class::Bulk)), (443, (Some(1), Class::Bulk)), (8080, (Some(4), Class::Unclassified))])
         );
+    });
+}
+
+#[test]
+fn what_goes_to_a_host_that_runs_braid_is_redirected() {
+    in_world("flows to hosts that run Braid", 2, || {
+        let to = |port| SteerMatch { port: Some(port), ..Default::default() };
+        let mut params = params(2);
+        params.rules = vec![
+            SteerRule { matching: to(81), carry: Some(Way::Direct), ..Default::default() },
+            SteerRule { matching: to(82), straight: Straight::Nothing, ..Default::default() },
+            SteerRule { matching: to(83), links: Some(LinkMask(2)), ..Default::default() },
+            SteerRule { matching: to(53), straight: Straight::All, ..Default::default() },
+            SteerRule { matching: to(84), exclude: true, ..Default::default() },
+        ];
+        let mut steering = steering(&params);
+        let taker = Taker::start(&mut steering);
+        let v6 = addr("[2001:db8:113::10]:8080");
+        fetch(addr("203.0.113.10:80"), 1000);
+        let servers = [addr("203.0.113.10:0").ip(), v6.ip()];
+        steering.set_servers(&servers, &[]).unwrap();
+        for to in [addr("203.0.113.10:80"), addr("203.0.113.10:8080"), addr("203.0.113.10:53"), v6] {
+            assert_eq!(told(&mut TcpStream::connect(to).unwrap()), to);
+        }
+        fetch(addr("203.0.113.11:80"), 1000);
+        for port in [81, 82, 83, 84] {
+            let direct = TcpStream::connect(SocketAddr::new([203, 0, 113, 10].into(), port));
+            assert!(direct.is_err(), "{port}: nobody listens there");
+        }
+        let before = steering.counters().unwrap().redirected;
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let _ = socket.send_to(b"hello", "203.0.113.10:80");
+        assert_eq!(steering.counters().unwrap().redirected, before, "no datagrams where no rule says so");
+        let _ = socket.send_to(b"hello", "203.0.113.10:53");
+        assert_eq!(steering.counters().unwrap().redirected, before + 1);
+        params.straight = false;
+        steering.set_params(&params).unwrap();
+        fetch(addr("203.0.113.10:80"), 1000);
+        assert_eq!(told(&mut TcpStream::connect("203.0.113.10:53").unwrap()), addr("203.0.113.10:53"), "its rule asks for it");
+        steering.set_servers(&servers, &[(servers[0], 53)]).unwrap();
+        assert!(TcpStream::connect("203.0.113.10:53").is_err(), "that service is shut");
+        steering.set_servers(&[], &[]).unwrap();
+        fetch(addr("203.0.113.10:80"), 1000);
+        assert_eq!(taker.taken().len(), 5);
     });
 }
 

@@ -7,6 +7,7 @@ mod bond;
 mod cut;
 mod decision;
 mod footprint;
+mod get;
 mod mixes;
 mod overhead;
 mod report;
@@ -35,7 +36,7 @@ pub struct Settings {
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 11] = [
+const ALL: &[(&str, Bench)] = &[
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -44,22 +45,24 @@ const ALL: [(&str, Bench); 11] = [
     ("footprint", footprint::run),
     ("schedulers", schedulers::run),
     ("bond", bond::sums::run),
+    ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
+    ("get", get::run),
 ];
 
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there
 /// before and is not measured now stays in them. Gives the reports.
 pub fn run(settings: &Settings, names: &[String], out: &Path) -> Result<Vec<Report>> {
-    let known = ALL.map(|(name, _)| name);
+    let known: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         bail!("there is no benchmark {unknown:?}: there are {}", known.join(", "));
     }
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     crate::sys::raise_open_files().context("cannot raise the limit of open files")?;
     let mut reports = Vec::new();
-    for (name, bench) in ALL.into_iter().filter(|(name, _)| names.is_empty() || names.iter().any(|wanted| wanted == name)) {
+    for (name, bench) in ALL.iter().filter(|(name, _)| names.is_empty() || names.iter().any(|wanted| wanted == name)) {
         eprintln!("{name}:");
         let begin = Instant::now();
         let mut report = bench(settings).with_context(|| format!("the benchmark {name} failed"))?;

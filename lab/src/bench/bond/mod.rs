@@ -1,6 +1,7 @@
 //! Flows that go through a relay, over all links at once.
 
 pub(super) mod cut;
+pub(super) mod few;
 mod origin;
 pub(super) mod relay;
 pub(super) mod speed;
