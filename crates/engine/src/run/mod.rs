@@ -37,6 +37,7 @@ mod links;
 mod meeting;
 mod memory;
 mod message;
+mod own;
 mod prefixes;
 mod reach;
 pub mod relays;
@@ -49,6 +50,7 @@ use std::io;
 
 use braid_decide::policy::{Carry, Scheduler};
 
+pub use own::{OwnFlows, Ruling};
 pub use reach::{Reachable, reachable, remember};
 
 /// What `braid run` is asked to do.
