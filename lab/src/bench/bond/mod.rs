@@ -7,6 +7,7 @@ pub(super) mod few;
 mod origin;
 pub(super) mod relay;
 pub(super) mod speed;
+mod stream;
 pub(super) mod sums;
 
 use anyhow::{Context, Result, ensure};
