@@ -35,7 +35,7 @@ pub struct Settings {
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 11] = [
+const ALL: [(&str, Bench); 13] = [
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -45,6 +45,8 @@ const ALL: [(&str, Bench); 11] = [
     ("schedulers", schedulers::run),
     ("bond", bond::sums::run),
     ("bond-cut", bond::cut::run),
+    ("bond-simult", bond::simult::run),
+    ("bond-matrix", bond::matrix::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
 ];

@@ -1,8 +1,10 @@
 //! Flows that go through a relay, over all links at once.
 
 pub(super) mod cut;
+pub(super) mod matrix;
 mod origin;
 pub(super) mod relay;
+pub(super) mod simult;
 pub(super) mod speed;
 pub(super) mod sums;
 
@@ -24,9 +26,14 @@ struct Bonded {
 
 impl Bonded {
     fn start(settings: &Settings, lab: &Lab) -> Result<Self> {
-        let relay = Relay::start(lab, &settings.braid)?;
         let rules = PORTS.map(|port| format!("[[app]]\nmatch = {{ port = {port} }}\ncarry = \"bond\"\n")).concat();
-        let daemon = Daemon::start(lab, &settings.braid, "max-throughput", &rules)?;
+        Self::with_rules(settings, lab, &rules)
+    }
+
+    /// The same, with other rules for what bonds.
+    fn with_rules(settings: &Settings, lab: &Lab, rules: &str) -> Result<Self> {
+        let relay = Relay::start(lab, &settings.braid)?;
+        let daemon = Daemon::start(lab, &settings.braid, "max-throughput", rules)?;
         relay.admit(lab, &daemon)?;
         Ok(Self { relay, daemon })
     }
