@@ -78,6 +78,10 @@ MAP(corrections, BPF_MAP_TYPE_ARRAY, __u32, struct braid_lane, BRAID_MAX_LINKS, 
 MAP(prefixes4, BPF_MAP_TYPE_LPM_TRIE, struct lpm4, __u8, 65536, BPF_F_NO_PREALLOC);
 MAP(prefixes6, BPF_MAP_TYPE_LPM_TRIE, struct lpm6, __u8, 65536, BPF_F_NO_PREALLOC);
 MAP(resolvers, BPF_MAP_TYPE_HASH, struct address, __u32, 256, 0);
+/* Hosts that run Braid themselves. */
+MAP(servers, BPF_MAP_TYPE_HASH, struct address, __u32, 1024, 0);
+/* Services of theirs that are not to be had that way. The key's socket is 0. */
+MAP(shut, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, 1024, 0);
 MAP(executables, BPF_MAP_TYPE_HASH, struct braid_exe_key, struct braid_exe, 1024, 0);
 MAP(names, BPF_MAP_TYPE_HASH, struct process_name, struct braid_app, 1024, 0);
 MAP(apps, BPF_MAP_TYPE_LRU_HASH, struct braid_app_key, struct braid_app, 4096, 0);

@@ -134,6 +134,27 @@ BRAID_INLINE void expect(const struct braid_params *now, struct request *request
 	}
 }
 
+/*
+ * Whether the flow is turned to the daemon because its destination runs Braid itself. One that may use a single link gains nothing by it.
+ * Datagrams only where a rule says so: most are of protocols that take another order for loss.
+ */
+BRAID_INLINE _Bool goes_straight(const struct braid_params *now, const struct request *request, __u32 actions)
+{
+	struct braid_datagram_key key = {};
+
+	if (actions & (BRAID_DO_DIRECT | BRAID_DO_STRAIGHT_NEVER))
+		return 0;
+	if (!(actions & BRAID_DO_STRAIGHT_ALL) && (!now->straight || request->protocol != IPPROTO_TCP))
+		return 0;
+	if (!(request->allowed & (request->allowed - 1)))
+		return 0;
+	if (!bpf_map_lookup_elem(&servers, request->remote))
+		return 0;
+	__builtin_memcpy(key.remote, request->remote, sizeof(key.remote));
+	key.port = request->port;
+	return !bpf_map_lookup_elem(&shut, &key);
+}
+
 enum judgement { GO_ON, LEAVE_ALONE, FAIL };
 
 /*
@@ -199,6 +220,8 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
 	if (!request->allowed)
 		return LEAVE_ALONE;
+	if (!request->redirect)
+		request->redirect = goes_straight(now, request, rule ? rule->actions : 0);
 	if (request->source[0] | request->source[1] | request->source[3]) {
 		request->allowed &= with_source(now, request);
 		if (!request->allowed)

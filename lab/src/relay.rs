@@ -33,7 +33,10 @@ impl Relay {
         let (state, log) = (home.join("state"), home.join("log"));
         fs::create_dir_all(&home)?;
         let mut command = lab.server().command(braid)?;
-        command.args(["relay", "--listen", &format!("[::]:{PORT}"), "--allow", "203.0.113.0/24"]).arg("--state-dir").arg(&state);
+        command
+            .args(["relay", "--listen", &format!("[::]:{PORT}"), "--allow", "203.0.113.0/24", "--allow", "2001:db8:113::/48"])
+            .arg("--state-dir")
+            .arg(&state);
         let child = command.stdin(Stdio::null()).stdout(File::create(&log)?).stderr(File::options().append(true).open(&log)?).spawn();
         let child = child.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?;
         let mut relay = Self { child, braid: braid.to_owned(), state };
@@ -51,15 +54,20 @@ impl Relay {
         }
     }
 
-    /// Lets the daemon join, under the name "home", and waits until its paths over all links of the lab are good.
-    pub fn admit(&self, lab: &Lab, daemon: &Daemon) -> Result<()> {
+    /// The line that lets one client join.
+    pub fn invite(&self, lab: &Lab) -> Result<String> {
         let mut command = lab.server().command(&self.braid)?;
         command.args(["relay", "invite", "--address", &format!("{}:{PORT}", Lab::internet(ADDRESS))]).arg("--state-dir").arg(&self.state);
         let output = command.output()?;
         ensure!(output.status.success(), "braid relay invite: {}", String::from_utf8_lossy(&output.stderr).trim());
-        let line = String::from_utf8(output.stdout).context("the invitation is no text")?;
+        Ok(String::from_utf8(output.stdout).context("the invitation is no text")?.trim().to_owned())
+    }
+
+    /// Lets the daemon join, under the name "home", and waits until its paths over all links of the lab are good.
+    pub fn admit(&self, lab: &Lab, daemon: &Daemon) -> Result<()> {
+        let line = self.invite(lab)?;
         let mut command = lab.client().command(&self.braid)?;
-        let output = command.args(["join", line.trim(), "--name", "home"]).env("BRAID_SOCKET", daemon.socket()).output()?;
+        let output = command.args(["join", &line, "--name", "home"]).env("BRAID_SOCKET", daemon.socket()).output()?;
         ensure!(output.status.success(), "braid join: {}", String::from_utf8_lossy(&output.stderr).trim());
         await_paths(lab, daemon)
     }

@@ -1,9 +1,9 @@
-//! A real HTTP server in the server namespace: nginx, with a configuration of its own and nothing of the system's.
+//! A real HTTP and HTTPS server in the server namespace: nginx, with a configuration of its own and nothing of the system's.
 
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,11 +17,12 @@ use crate::lab::Lab;
 /// Files up to this size hold random bytes, larger ones zeros that take no room on the disk.
 const RANDOM_UP_TO: u64 = 4_000_000;
 
-/// nginx on port 80 of all server addresses. It ends with this value.
+/// nginx on ports 80 and 443 (TLS, HTTP/2) of all server addresses. It ends with this value.
 #[derive(Debug)]
 pub struct Web {
     nginx: Child,
     root: PathBuf,
+    certificate: PathBuf,
 }
 
 impl Web {
@@ -30,13 +31,18 @@ impl Web {
         let home = lab.directory().join("web");
         let root = home.join("files");
         fs::create_dir_all(&root)?;
+        let certificate = home.join("certificate.pem");
+        let names = vec![Lab::internet(10).to_string(), Lab::internet(11).to_string()];
+        let own = rcgen::generate_simple_self_signed(names).context("cannot make a certificate")?;
+        fs::write(&certificate, own.cert.pem())?;
+        fs::write(home.join("key.pem"), own.signing_key.serialize_pem())?;
         let config = home.join("nginx.conf");
         fs::write(&config, configuration(&home.to_string_lossy()))?;
         let log = File::create(home.join("start.log"))?;
         let mut command = lab.server().command("nginx")?;
         command.arg("-p").arg(&home).arg("-c").arg(&config).arg("-e").arg(home.join("error.log"));
         let nginx = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
-        let mut web = Self { nginx: nginx.context("cannot run nginx: run lab/install-deps.sh")?, root };
+        let mut web = Self { nginx: nginx.context("cannot run nginx: run lab/install-deps.sh")?, root, certificate };
         let begin = Instant::now();
         let answers = || lab.server().run(|| TcpStream::connect((Lab::internet(10), 80)).is_ok());
         while !answers()? {
@@ -60,6 +66,24 @@ impl Web {
     pub fn url_at(&self, host: Ipv4Addr, size: Bytes) -> Result<String> {
         self.make(size)?;
         Ok(format!("http://{host}/{}.bin", size.get()))
+    }
+
+    /// Puts a file with this content under this name; gives its address at 203.0.113.10, and where it is on the disk.
+    pub fn publish(&self, name: &str, content: &[u8]) -> Result<(String, PathBuf)> {
+        let path = self.root.join(name);
+        fs::write(&path, content).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok((format!("http://{}/{name}", Lab::internet(10)), path))
+    }
+
+    /// The same over TLS at 203.0.113.10, whose certificate is [`Self::certificate`].
+    pub fn secure_url(&self, size: Bytes) -> Result<String> {
+        self.make(size)?;
+        Ok(format!("https://{}/{}.bin", Lab::internet(10), size.get()))
+    }
+
+    /// The server's certificate, which is its own root.
+    pub fn certificate(&self) -> &Path {
+        &self.certificate
     }
 
     /// The file itself, on the disk.
@@ -120,6 +144,10 @@ http {{
     server {{
         listen 80 backlog=4096;
         listen [::]:80 ipv6only=on backlog=4096;
+        listen 443 ssl http2 backlog=4096;
+        listen [::]:443 ssl http2 ipv6only=on backlog=4096;
+        ssl_certificate {home}/certificate.pem;
+        ssl_certificate_key {home}/key.pem;
         root {home}/files;
         location = /generate_204 {{ return 204; }}
     }}

@@ -99,12 +99,19 @@ pub fn run(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&
 
 /// The same, where `launch` prepares a curl, under whatever name, for this very download: so that classes can be programs of their own.
 pub fn run_each(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {
-    perform(&orders(web, downloads, limit)?, launch)
+    perform(&orders(web, downloads, |_| limit)?, launch)
+}
+
+/// The same by curl; what has not come by `end`, from the beginning of the workload, is cut off then.
+pub fn run_until(web: &Web, downloads: &[Download], end: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
+    // To curl zero is no limit.
+    let rest = |download: &Download| end.saturating_sub(download.at).max(Duration::from_millis(1));
+    perform(&orders(web, downloads, rest)?, |_| launch("curl"))
 }
 
 /// The same, all by one process that `launch` prepares from a program and its arguments, and its children: what `braid run` steers together.
 pub fn run_in_one(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
-    let orders = orders(web, downloads, limit)?;
+    let orders = orders(web, downloads, |_| limit)?;
     let program = std::env::current_exe().context("cannot tell which program this is")?;
     let mut command = launch(&program.to_string_lossy())?;
     let mut child = command.arg("download").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start the downloads")?;
@@ -130,8 +137,8 @@ struct Order {
     limit: Duration,
 }
 
-fn orders(web: &Web, downloads: &[Download], limit: Duration) -> Result<Vec<Order>> {
-    downloads.iter().map(|download| Ok(Order { download: *download, url: web.url(download.size)?, limit })).collect()
+fn orders(web: &Web, downloads: &[Download], limit: impl Fn(&Download) -> Duration) -> Result<Vec<Order>> {
+    downloads.iter().map(|download| Ok(Order { download: *download, url: web.url(download.size)?, limit: limit(download) })).collect()
 }
 
 fn perform(orders: &[Order], launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {

@@ -4,12 +4,15 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use braid_decide::policy::Scheduler;
+use braid_carry::relay::Memory;
+use braid_decide::policy::{Carry, Scheduler};
 use braid_engine::server::DEFAULT_SOCKET;
+use braid_fetch::{Checksum, Credentials};
 use braid_model::{Bytes, Rate};
 use braid_peer::address::Address;
 use braid_peer::name::ClientName;
@@ -58,6 +61,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Run one command over all links, with no privilege.
     Run(Run),
+    /// Download files over all links at once, from any server, with no privilege.
+    Get(Box<Get>),
     /// Tell why a flow gets the link it gets.
     Explain(Explain),
     /// List, serve and fetch profiles of the energy that interfaces need.
@@ -68,9 +73,9 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Bond with a relay from now on, by the line that its operator gave.
     Join(Join),
-    /// Leave a relay.
+    /// Leave a relay, or forget a server and its key.
     Leave(Leave),
-    /// List the relays, and the paths to them.
+    /// List the relays and the servers that run Braid, and the paths to them.
     Peers(Query),
     /// Carry running bonded flows over another link.
     Move(Move),
@@ -127,9 +132,11 @@ pub(crate) struct Up {
 pub(crate) struct Check {
     /// The configuration file.
     pub(crate) file: PathBuf,
-    /// The file is for another machine: programs and links that this one does not have are warned of, not refused.
+    /// The file is for another machine: programs, links and relays that this one does not have are warned of, not refused.
     #[arg(long)]
     pub(crate) portable: bool,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -139,7 +146,8 @@ pub(crate) struct Check {
 ///
 /// Its connections are heard by a seccomp filter, which no privilege is needed for; in return programs that gain privilege when
 /// started (sudo, su) do not. Exits with the command's own status. What it learns of links and programs is kept for the next run in
-/// ~/.local/state/braid.
+/// ~/.local/state/braid. With --relay, TCP connections and connected UDP sockets use all links at once, through a relay that was joined with
+/// "braid join --user"; while it does not answer, they go direct.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// How links are chosen.
@@ -148,9 +156,141 @@ pub(crate) struct Run {
     /// Use this link; may be given several times. Left out: all.
     #[arg(long = "link", short, value_name = "NAME")]
     pub(crate) links: Vec<String>,
+    /// Whether connections go to a relay: auto (if --relay names one), direct, bond, or duplicate (each packet over two links).
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_default_value = true, value_parser = carry_parser())]
+    pub(crate) carry: Carry,
+    /// The relay, by the name it was joined under. Left out: the first by name, if --carry asks for one.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) relay: Option<String>,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Download files over all links at once, from any server, with no privilege.
+///
+/// A file is asked for in ranges (HTTP), each over a link of its own choice, where the server allows that and proves that they are of one file;
+/// else it comes whole over one link. Addresses that end in the same name, or all of them with -o, are mirrors of one file. What came is kept
+/// beside the file (NAME.braid-part, NAME.braid-journal) until it is complete: -C goes on after any end. Where the daemon runs, its estimates,
+/// states, prices and allowances of links hold. Exits with curl's statuses where they fit.
+#[derive(Debug, Args)]
+pub(crate) struct Get {
+    /// The addresses.
+    #[arg(required = true, value_name = "URL")]
+    pub(crate) urls: Vec<String>,
+    /// Write to this file; "-" is standard output.
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Name the file as the address does. That is done anyway; for curl's habit.
+    #[arg(long, short = 'O', conflicts_with = "output")]
+    pub(crate) remote_name: bool,
+    /// Put files into this directory.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) output_dir: PathBuf,
+    /// Go on with what an earlier run left, if it is of the same file still.
+    #[arg(long = "continue", short = 'C')]
+    pub(crate) resume: bool,
+    /// Keep the file only if this is its checksum: sha256: and 64 hexadecimal digits. The k-th is of the k-th file.
+    #[arg(long, value_name = "sha256:HEX")]
+    pub(crate) checksum: Vec<Checksum>,
+    /// How much a file counts when several share links. The k-th is of the k-th file; left out: 1.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) weight: Vec<f64>,
+    /// Use this link; may be given several times. Left out: all.
+    #[arg(long = "link", short, value_name = "NAME")]
+    pub(crate) links: Vec<String>,
+    /// Let a link bring no more than so much, as in lte0=500MB; may be given several times.
+    #[arg(long, value_name = "LINK=AMOUNT", value_parser = link_amount)]
+    pub(crate) max_link: Vec<(String, Bytes)>,
+    /// What 10^9 bytes over a link cost, as in lte0=2.5; may be given several times.
+    #[arg(long, value_name = "LINK=PRICE", value_parser = link_price)]
+    pub(crate) price: Vec<(String, f64)>,
+    /// Spend no more than so much on all files, by --price and the daemon's prices.
+    #[arg(long, value_name = "AMOUNT", value_parser = price)]
+    pub(crate) max_cost: Option<f64>,
+    /// Bring no more than this over all links together, as in 10Mbit/s.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) limit_rate: Option<Rate>,
+    /// Refuse larger files.
+    #[arg(long, value_name = "AMOUNT")]
+    pub(crate) max_filesize: Option<Bytes>,
+    /// Add a field to the header of requests; may be given several times.
+    #[arg(long, short = 'H', value_name = "NAME: VALUE", value_parser = header_field)]
+    pub(crate) header: Vec<(hyper::header::HeaderName, hyper::header::HeaderValue)>,
+    /// Ask as this user (basic authentication), at the hosts named only.
+    #[arg(long, short, value_name = "USER:PASSWORD")]
+    pub(crate) user: Option<Credentials>,
+    /// Take users and passwords from ~/.netrc.
+    #[arg(long, short)]
+    pub(crate) netrc: bool,
+    /// Take users and passwords from this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) netrc_file: Option<PathBuf>,
+    /// Send the cookies of this file (Netscape's form).
+    #[arg(long, short = 'b', value_name = "FILE")]
+    pub(crate) cookie: Option<PathBuf>,
+    /// Use this proxy (http://HOST:PORT); "" for none. Left out: as http_proxy, https_proxy and no_proxy say.
+    #[arg(long, short = 'x', value_name = "PROXY")]
+    pub(crate) proxy: Option<String>,
+    /// Trust the roots in this file (PEM) instead of the system's.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cacert: Option<PathBuf>,
+    /// Do not offer HTTP/2.
+    #[arg(long = "http1.1")]
+    pub(crate) http1: bool,
+    /// Follow no more redirections than this.
+    #[arg(long, value_name = "COUNT", default_value_t = 30)]
+    pub(crate) max_redirs: u32,
+    /// Give a file up when so many attempts in a row bring nothing.
+    #[arg(long, value_name = "COUNT", default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) tries: u32,
+    /// Give a file up when nothing came for so long: a number and s, min or h.
+    #[arg(long, value_name = "SPAN", default_value = "60s", value_parser = span)]
+    pub(crate) timeout: Duration,
+    /// Give a connection up that does not stand after so long.
+    #[arg(long, value_name = "SPAN", default_value = "15s", value_parser = span)]
+    pub(crate) connect_timeout: Duration,
+    /// Open no more connections than this to a server over one link.
+    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) connections: u32,
+    /// Say nothing but errors.
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// Tell all that happens as JSON, one event a line, on standard output.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+}
+
+fn link_amount(text: &str) -> Result<(String, Bytes), String> {
+    let (link, amount) = text.split_once('=').ok_or("write LINK=AMOUNT, as in lte0=500MB")?;
+    Ok((link.to_owned(), amount.parse().map_err(|error: braid_model::UnitError| error.to_string())?))
+}
+
+fn link_price(text: &str) -> Result<(String, f64), String> {
+    let (link, amount) = text.split_once('=').ok_or("write LINK=PRICE, as in lte0=2.5")?;
+    Ok((link.to_owned(), price(amount)?))
+}
+
+fn price(text: &str) -> Result<f64, String> {
+    let price: f64 = text.parse().map_err(|_| "write a number".to_owned())?;
+    if price.is_finite() && price >= 0.0 { Ok(price) } else { Err("write a number from 0".to_owned()) }
+}
+
+fn header_field(text: &str) -> Result<(hyper::header::HeaderName, hyper::header::HeaderValue), String> {
+    let (name, value) = text.split_once(':').ok_or("write NAME: VALUE")?;
+    let name: hyper::header::HeaderName = name.trim().parse().map_err(|_| format!("{name:?} is no name of a header field"))?;
+    if [hyper::header::RANGE, hyper::header::IF_RANGE].contains(&name) {
+        return Err(format!("{name} is Braid's own to set"));
+    }
+    Ok((name, value.trim().parse().map_err(|_| "its value holds what no header may".to_owned())?))
+}
+
+fn carry_parser() -> impl clap::builder::TypedValueParser<Value = Carry> {
+    use clap::builder::TypedValueParser;
+    let of = |name: String| Carry::ALL.into_iter().find(|(known, _)| *known == name).map(|(_, carry)| carry).ok_or("no such way");
+    clap::builder::PossibleValuesParser::new(Carry::ALL.map(|(name, _)| name)).try_map(of)
 }
 
 fn scheduler_parser() -> impl clap::builder::TypedValueParser<Value = Scheduler> {
@@ -252,12 +392,26 @@ pub(crate) struct RelayServer {
     /// Let clients reach this network too, though it is private; may be given several times.
     #[arg(long, value_name = "NET")]
     pub(crate) allow: Vec<IpNet>,
-    /// An address of the relay's own that its interfaces do not show, as behind a translator; may be given several times.
+    /// An address of the relay's own that its interfaces do not show, as behind a translator; may be given several times. With --local all of
+    /// its ports must be this host's.
     #[arg(long, value_name = "ADDR")]
     pub(crate) own: Vec<IpAddr>,
+    /// With --local, the services that anyone may reach, as 443 or 8000-8999; may be given several times. Left out: all but mail's (25, 465,
+    /// 587), whose servers trust their own host, from which strangers seem to come.
+    #[arg(long, value_name = "PORT[-PORT]", requires = "local", value_parser = ports)]
+    pub(crate) port: Vec<RangeInclusive<u16>>,
+    /// With --local, bits per second in each direction for one source (an IPv4 address, an IPv6 network of 64 bits), as in 10Mbit/s.
+    #[arg(long, value_name = "RATE", requires = "local", value_parser = rate)]
+    pub(crate) rate: Option<Rate>,
     /// Flows of all clients together, at most.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub(crate) max_flows: usize,
+    /// Bytes that all bonds together may hold on their way through; the largest is ended beyond it.
+    #[arg(long, value_name = "BYTES", default_value_t = Memory::default().total)]
+    pub(crate) max_memory: Bytes,
+    /// The same for the bonds of one client.
+    #[arg(long, value_name = "BYTES", default_value_t = Memory::default().client)]
+    pub(crate) client_memory: Bytes,
     #[command(flatten)]
     pub(crate) state: RelayState,
 }
@@ -269,14 +423,20 @@ pub(crate) struct Join {
     /// What the relay shall be called here. Left out: its host.
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// Join for this user's "braid run" alone, without a daemon.
+    #[arg(long)]
+    pub(crate) user: bool,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Leave {
-    /// The relay's name, as "braid peers" lists it.
+    /// The relay's name, or the server's address, as "braid peers" lists it.
     pub(crate) name: String,
+    /// Leave one that was joined for this user alone.
+    #[arg(long)]
+    pub(crate) user: bool,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
 }
@@ -328,6 +488,9 @@ pub(crate) struct RelayInvite {
     /// How long the invitation is good: a number and s, min, h or d.
     #[arg(long, value_name = "SPAN", default_value = "24h", value_parser = span)]
     pub(crate) expires: Duration,
+    /// What the client may use from the start.
+    #[command(flatten)]
+    pub(crate) limits: RelayLimits,
     #[command(flatten)]
     pub(crate) state: RelayState,
     /// Print JSON.
@@ -362,6 +525,16 @@ pub(crate) struct RelayLimit {
     /// The client: its name, its key, or the first eight characters of the key or more.
     #[arg(value_name = "NAME|KEY")]
     pub(crate) client: String,
+    #[command(flatten)]
+    pub(crate) limits: RelayLimits,
+    #[command(flatten)]
+    pub(crate) state: RelayState,
+}
+
+/// Limits of a client; "none" is none.
+#[derive(Debug, Args)]
+#[group(skip)]
+pub(crate) struct RelayLimits {
     /// Bits per second in each direction, as in 10Mbit/s.
     #[arg(long, conflicts_with_all = ["rate_down", "rate_up"], value_parser = limit::<Rate>)]
     pub(crate) rate: Option<Limit<Rate>>,
@@ -372,18 +545,31 @@ pub(crate) struct RelayLimit {
     #[arg(long, value_name = "RATE", value_parser = limit::<Rate>)]
     pub(crate) rate_up: Option<Limit<Rate>>,
     /// Flows at a time.
-    #[arg(long, value_name = "COUNT", value_parser = limit::<u32>)]
+    #[arg(long, alias = "max-flows", value_name = "COUNT", value_parser = limit::<u32>)]
     pub(crate) flows: Option<Limit<u32>>,
     /// Bytes in a calendar month (UTC), both directions together, as in 50GB.
     #[arg(long, value_name = "BYTES", value_parser = limit::<Bytes>)]
     pub(crate) monthly: Option<Limit<Bytes>>,
-    #[command(flatten)]
-    pub(crate) state: RelayState,
 }
 
 /// A limit as it is to be; `None` lifts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limit<T>(pub(crate) Option<T>);
+
+fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
+        _ => Err("write a port from 1 to 65535, or two with the lower first, as in 8000-8999".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    match text.parse::<Rate>() {
+        Ok(rate) if rate == Rate::ZERO => Err("nothing at all is no rate; leave it out for no limit".to_owned()),
+        read => read.map_err(|error| error.to_string()),
+    }
+}
 
 fn limit<T: FromStr + Default + PartialEq>(text: &str) -> Result<Limit<T>, String>
 where
@@ -545,8 +731,8 @@ mod tests {
     #[test]
     fn limits_are_set_and_lifted() {
         let set = limited(&["--rate", "10Mbit/s", "--flows", "none", "--monthly", "50GB"]).unwrap();
-        assert_eq!((set.rate, set.flows), (Some(Limit(Some(Rate::from_mbps(10)))), Some(Limit(None))));
-        assert_eq!((set.monthly, set.rate_up), (Some(Limit(Some(Bytes::new(50_000_000_000)))), None));
+        assert_eq!((set.limits.rate, set.limits.flows), (Some(Limit(Some(Rate::from_mbps(10)))), Some(Limit(None))));
+        assert_eq!((set.limits.monthly, set.limits.rate_up), (Some(Limit(Some(Bytes::new(50_000_000_000)))), None));
         assert!(limited(&[]).unwrap_err().contains("--monthly"), "one of them is needed");
         assert!(limited(&["--rate", "1Mbit/s", "--rate-up", "1Mbit/s"]).is_err());
         assert!(limited(&["--flows", "0"]).unwrap_err().contains("revoke"));

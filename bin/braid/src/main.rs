@@ -7,6 +7,7 @@ mod client;
 mod doctor;
 mod energy;
 mod explain;
+mod get;
 mod relay;
 mod show;
 mod sim;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use braid_api::{Accepted, App, Flow, JoinRequest, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
 use braid_engine::config::{Config, ConfigErrors, Finding, Severity, World};
+use braid_engine::run::relays;
 use braid_model::{printable, steers};
 use clap::{CommandFactory, Parser};
 use serde::Serialize;
@@ -45,6 +47,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Up(up) => start::up(up, cli.verbose)?,
         Command::Run(run) => return start::run(run),
+        Command::Get(get) => return get::run(*get),
         Command::Guardian => start::guardian(cli.verbose)?,
         Command::Down(daemon) => down(&daemon)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,
@@ -62,9 +65,16 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Energy(command) => energy::run(command)?,
         Command::Sim(command) => return sim::run(&command),
         Command::Peers(query) => show_facts(&query, "/v1/peers", |page, peers: &Vec<Peer>| show::peers(page, peers))?,
+        Command::Join(join) if join.user => {
+            let message = relays::join(&join.line, join.name.as_deref())?;
+            print_accepted(&Accepted { message, warnings: Vec::new() })?;
+        }
         Command::Join(join) => {
             let request = JoinRequest { line: join.line, name: join.name };
             print_accepted(&client::send(&join.daemon.socket, "/v1/join", &request)?)?;
+        }
+        Command::Leave(leave) if leave.user => {
+            print_accepted(&Accepted { message: relays::leave(&leave.name)?, warnings: Vec::new() })?;
         }
         Command::Leave(leave) => {
             print_accepted(&client::send(&leave.daemon.socket, "/v1/leave", &LeaveRequest { name: leave.name })?)?;
@@ -130,8 +140,19 @@ fn down(daemon: &Daemon) -> anyhow::Result<()> {
     }
 }
 
+/// The relays that were joined, by the daemon's word, else by what it has stored; `None` if neither can be had, as on another machine or
+/// for another user.
+fn relays(daemon: &Daemon) -> Option<Vec<String>> {
+    match client::read::<Vec<Peer>>(&daemon.socket, "/v1/peers") {
+        Ok(peers) => Some(peers.into_iter().map(|peer| peer.name).collect()),
+        Err(error) if error.is_nobody() => braid_engine::peers::joined(Path::new(braid_engine::daemon::DEFAULT_STATE)),
+        Err(_) => None,
+    }
+}
+
 fn check_file(check: &Check) -> anyhow::Result<ExitCode> {
-    let result = Config::read(&check.file, &World::here(!check.portable));
+    let world = World { relays: relays(&check.daemon), ..World::here(!check.portable) };
+    let result = Config::read(&check.file, &world);
     let (findings, taken) = match &result {
         Ok(config) => (config.warnings.as_slice(), true),
         Err(ConfigErrors::Refused(findings)) => (findings.as_slice(), false),

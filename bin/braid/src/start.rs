@@ -18,8 +18,8 @@ pub(crate) fn up(up: cli::Up, verbose: u8) -> anyhow::Result<()> {
 
 /// `braid run`: exits with the command's own status.
 pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
-    let cli::Run { scheduler, links, command } = run;
-    let status = match braid_engine::run::main(RunOptions { scheduler, links, command }) {
+    let cli::Run { scheduler, links, carry, relay, command } = run;
+    let status = match braid_engine::run::main(RunOptions { scheduler, links, carry, relay, command }) {
         Ok(status) => status,
         // As a shell would: 127 and 126 for a command that cannot be started, 125 for Braid's own troubles.
         Err(error) => {

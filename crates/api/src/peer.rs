@@ -5,11 +5,14 @@ use serde::{Deserialize, Serialize};
 /// A host that carries flows over several links.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
-    /// What it is called here; `relay` of an `[[app]]` entry names it.
+    /// What it is called here: a relay's name, which `relay` of an `[[app]]` entry may be; a server's address.
     pub name: String,
+    /// `relay`, which forwards; or `server`, the destination itself.
+    #[serde(default)]
+    pub kind: String,
     /// Where it may be found.
     pub address: String,
-    /// `connecting`, `up`, `unreachable`, `refused`.
+    /// `connecting`, `up`, `unreachable`, `refused`; of servers also `idle`: no flow needs a bond now.
     pub state: String,
     /// Why, where it is not up.
     #[serde(default)]
@@ -56,7 +59,7 @@ pub struct JoinRequest {
 /// What `POST /v1/leave` takes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LeaveRequest {
-    /// The peer's name.
+    /// The peer's name; a server's address, whose key is forgotten.
     pub name: String,
 }
 

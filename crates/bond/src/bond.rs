@@ -248,6 +248,12 @@ impl Bond {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
+    /// What of the other end's and its own users' bytes it holds: received and not read, or not acknowledged yet, and messages that wait.
+    pub fn held(&self) -> Amount {
+        let unread = self.received_total.saturating_sub(self.read_total);
+        Amount::new(unread + self.held_total + self.unread_messages as u64 + self.queued_messages as u64)
+    }
+
     /// What a flow may keep: what all paths carry in four round trips of the slowest: all of
     /// that may wait for one datagram of that path, which may have to be sent again.
     fn send_buffer(&self) -> u64 {
@@ -450,6 +456,12 @@ impl Bond {
 
 /// Codes with which flows are refused and reset, beside Linux's error numbers (`docs/protocol.md`).
 pub mod codes {
+    /// The server does not open that destination (Linux: EACCES).
+    pub const NOT_OPENED: u64 = 13;
+    /// Nobody listens there (Linux: ECONNREFUSED).
+    pub const REFUSED: u64 = 111;
+    /// The address is not the server's own, and it opens no others (Linux: EADDRNOTAVAIL).
+    pub const NOT_ITS_OWN: u64 = 99;
     /// As many flows as there may be.
     pub const BUSY: u64 = 0x1001;
     /// The client's bytes of the month are used up.

@@ -50,6 +50,8 @@ pub(crate) struct Chooser {
     views: Vec<PathView>,
     /// Whether pieces go over several paths.
     copies: bool,
+    /// Whether a path without a share is to carry nothing.
+    shares: bool,
 }
 
 impl fmt::Debug for Chooser {
@@ -77,6 +79,7 @@ impl Chooser {
             chosen: None,
             views: Vec::new(),
             copies: matches!(scheduling, Scheduling::Redundant(2..)),
+            shares: scheduling == Scheduling::Weights,
         })
     }
 
@@ -120,6 +123,12 @@ impl Bond {
         if let Some(path) = self.paths.get_mut(&id) {
             path.share = share;
         }
+    }
+
+    /// Whether a path may repeat what others carry: not where it is to carry nothing.
+    pub(crate) fn may_repeat(&self, id: PathId) -> bool {
+        let by_share = self.chooser.as_ref().is_some_and(|chooser| chooser.shares);
+        !by_share || self.paths.get(&id).is_some_and(|path| path.share > 0.0)
     }
 
     /// The flow whose next piece the path in `slot` is to carry, and the slots of those that carry copies of it.

@@ -18,11 +18,11 @@ use bytes::{Bytes, BytesMut};
 use noq_proto::crypto::HmacKey;
 use noq_proto::{
     ClientConfig, Connection, ConnectionError, DatagramEvent, Dir, EcnCodepoint, Endpoint, EndpointConfig, Event as QuicEvent, FourTuple,
-    RandomConnectionIdGenerator, ServerConfig, Transmit, VarInt,
+    RandomConnectionIdGenerator, ServerConfig, Transmit, TransportErrorCode, VarInt,
 };
 use thiserror::Error;
 
-pub use self::admission::refusals;
+pub use self::admission::{refusals, source};
 use self::conn::{Conn, Stage, transport};
 use crate::controller::{Gauge, Radio};
 use crate::hello::{BondId, Hello, Secret, VERSION};
@@ -72,6 +72,8 @@ pub enum HostEvent {
         refused: Option<u64>,
         /// Whether the other end has closed it, or does not know it any more.
         forgotten: bool,
+        /// Client: whether the server has shown another key than the expected one.
+        another_key: bool,
     },
     /// A bond has ended: it broke the protocol, or had no path for too long.
     Ended {
@@ -104,11 +106,14 @@ pub struct HostLimits {
     pub bonds_of_one: usize,
     /// Connections, strangers' too.
     pub connections: usize,
+    /// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say
+    /// (QUIC's Retry). 0: always.
+    pub unproven: usize,
 }
 
 impl Default for HostLimits {
     fn default() -> Self {
-        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384 }
+        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384, unproven: 64 }
     }
 }
 
@@ -134,6 +139,7 @@ pub struct Host {
     /// Server: those of `conns` that were not admitted.
     strangers: BTreeSet<usize>,
     bounds: HostLimits,
+    first_rtt: Option<Duration>,
     sessions: BTreeMap<BondId, Session>,
     timers: BTreeSet<(Instant, Timer)>,
     /// Connections that something was done to, and those that may have something to send for it.
@@ -178,6 +184,7 @@ impl Host {
             conns: BTreeMap::new(),
             strangers: BTreeSet::new(),
             bounds: HostLimits::default(),
+            first_rtt: None,
             sessions: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -192,6 +199,12 @@ impl Host {
     /// Server: other limits than the usual. What is beyond them already stays.
     pub fn set_limits(&mut self, limits: HostLimits) {
         self.bounds = limits;
+    }
+
+    /// Client: what a round trip is taken to last before one was measured; a first packet is repeated after three of them. Else a third of a
+    /// second.
+    pub fn set_first_rtt(&mut self, rtt: Duration) {
+        self.first_rtt = Some(rtt);
     }
 
     /// A moment of the host's clock as bonds see it.
@@ -228,7 +241,11 @@ impl Host {
         let (secret, joins) = (session.secret, session.established);
         let gauge = Arc::new(Gauge::default());
         let mut config = ClientConfig::new(tls);
-        config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()))));
+        let mut settings = transport(Radio::factory(gauge.clone()));
+        if let Some(rtt) = self.first_rtt {
+            settings.initial_rtt(rtt);
+        }
+        config.transport_config(Arc::new(settings));
         let (handle, connection) =
             self.endpoint.connect(now, config, remote, server_name).map_err(|error| DialError::Connect(remote, error.to_string()))?;
         let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, joins, backup, token, name };
@@ -240,6 +257,19 @@ impl Host {
     /// The QUIC connection of a path, to read the peer's key from.
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection> {
         self.conns.get(&id.0).map(|conn| &conn.connection)
+    }
+
+    /// Client: whether anything that belongs to a connection has come from the other end.
+    pub fn has_heard(&self, id: ConnectionId) -> bool {
+        self.conns.get(&id.0).is_some_and(|conn| conn.heard)
+    }
+
+    /// The host's own addresses that a bond's paths have reached it at, as far as the system tells.
+    pub fn local_addresses(&self, bond: BondId) -> BTreeSet<IpAddr> {
+        let session = self.sessions.get(&bond);
+        let connections = session.into_iter().flat_map(|session| &session.connections).filter_map(|id| self.conns.get(id));
+        let own = |conn: &Conn| conn.connection.network_path(noq_proto::PathId::ZERO).ok()?.local_ip();
+        connections.filter_map(own).map(|ip| ip.to_canonical()).collect()
     }
 
     /// A bond, to be used; it is driven with the next [`Self::drive`].
@@ -331,7 +361,7 @@ impl Host {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(conn) = self.conns.get_mut(&handle.0) {
                     conn.connection.handle_event(event);
-                    conn.remote = remote;
+                    (conn.remote, conn.heard) = (remote, true);
                     self.touched.insert(handle.0);
                 }
             }
@@ -386,6 +416,7 @@ impl Host {
             let forgotten =
                 matches!(reason, ConnectionError::Reset | ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_));
             let (bond, left) = (conn.bond, matches!(reason, ConnectionError::ApplicationClosed(_)));
+            conn.another_key = is_another_key(&reason);
             self.lose(id, &reason.to_string(), forgotten);
             // A client that says goodbye on its last path does not come back.
             if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.is_alone(*bond)) {
@@ -436,6 +467,7 @@ impl Host {
             reason: reason.to_owned(),
             refused: conn.refused,
             forgotten,
+            another_key: conn.another_key,
         };
         self.events.push_back(event);
         let Some(bond) = conn.bond else { return };
@@ -549,4 +581,9 @@ impl Host {
         self.sessions.insert(id, session);
         self.awake.insert(id);
     }
+}
+
+/// Whether this end found the other's key wrong: TLS's alert `access_denied` (49), as rustls gives it for a verifier's own refusal.
+fn is_another_key(reason: &ConnectionError) -> bool {
+    matches!(reason, ConnectionError::TransportError(error) if error.code == TransportErrorCode::crypto(49))
 }

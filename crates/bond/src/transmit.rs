@@ -391,7 +391,7 @@ impl Bond {
     /// An idle path repeats what would arrive later over the path that has it: the tail of a transfer, or what holds a flow's window up.
     fn put_repeats(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         let Some(path) = self.paths.get(&id) else { return };
-        if !self.may_carry(id) {
+        if !self.may_carry(id) || !self.may_repeat(id) {
             return;
         }
         let link = path.link;

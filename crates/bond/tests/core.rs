@@ -4,7 +4,7 @@ mod world;
 
 use std::time::Duration;
 
-use braid_bond::{Carrier, FlowKey, FlowPolicy};
+use braid_bond::{Carrier, FlowKey, FlowPolicy, PathId, Scheduling};
 use braid_model::Bytes as Amount;
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -38,6 +38,21 @@ fn random_loss_costs_what_is_lost_and_little_more() {
     let lossy = |spec: Spec| Spec { loss: 0.03, ..spec };
     let share = share(&[lossy(TWENTY), lossy(TEN)], 1, 8_000_000);
     assert!(share > 0.85, "{share}");
+}
+
+/// It was idle, and faster: it sent again what the other had on its way.
+#[test]
+fn regression_a_path_without_a_share_repeated_what_another_carried() {
+    let mut world = World::new(&[Spec { mbps: 2, delay_ms: 50, loss: 0.0 }, TWENTY], 1);
+    for end in &mut world.ends {
+        end.set_scheduling(Scheduling::Weights);
+        end.set_share(PathId(0), 1.0);
+    }
+    let flow = world.stream();
+    world.transfer(1, flow, 300_000, Duration::from_secs(10)).expect("arrives");
+    let by_link = world.ends[0].flow(flow).expect("the client has not finished").by_link;
+    let received: Vec<_> = by_link.iter().map(|(link, _, received)| (*link, received.get())).collect();
+    assert_eq!(received, [(0, 300_000)]);
 }
 
 #[test]

@@ -59,10 +59,10 @@ impl Net {
         #[allow(clippy::disallowed_methods, reason = "only differences count")]
         let now = Instant::now();
         let (client, server) = tls::ends();
-        let server = Host::server([1; 32], Arc::new(NoResets), Arc::new(server), now);
+        let server = Host::server([1; 32], Arc::new(NoResets), server, now);
         Self {
             now,
-            tls: Arc::new(client),
+            tls: client,
             server,
             clients: Vec::new(),
             told: Vec::new(),

@@ -32,6 +32,8 @@ pub enum Notice {
         refused: Option<u64>,
         /// Whether the other end has closed it, or does not know it any more.
         forgotten: bool,
+        /// Whether the server has shown another key than the expected one.
+        another_key: bool,
     },
     /// A bond has ended, and why.
     Ended(BondId, String),
@@ -204,7 +206,9 @@ impl Carrier {
         Some(match event {
             HostEvent::Hello { connection, hello, remote } => Notice::Hello(connection, Box::new(hello), remote),
             HostEvent::Joined { connection, bond, path } => Notice::Joined(connection, bond, path),
-            HostEvent::Lost { connection, reason, refused, forgotten, .. } => Notice::Lost { connection, reason, refused, forgotten },
+            HostEvent::Lost { connection, reason, refused, forgotten, another_key, .. } => {
+                Notice::Lost { connection, reason, refused, forgotten, another_key }
+            }
             HostEvent::Ended { bond, reason } => {
                 slots.retain(|(of, _), slot| {
                     let kept = *of != bond;

@@ -60,11 +60,16 @@ pub enum State {
     Unreachable(String),
     /// The peer turned this client away.
     Refused(String),
+    /// Whoever answers there has another key than the peer: nothing is sent to it.
+    AnotherKey,
 }
 
 /// The first pause before a path is dialled again; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// What is sent should be acknowledged after four round trips, within these bounds.
+const SOON: Duration = Duration::from_millis(500);
+const LATE: Duration = Duration::from_secs(3);
 /// A path that has not answered after this is dialled anew: its first packets met another network.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -126,6 +131,30 @@ impl Client {
     pub fn paths(&self) -> Vec<(PathId, PathView)> {
         let id = self.bond();
         self.carrier.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
+    }
+
+    /// Ends if nothing at all is heard from the peer in the time in which it should have acknowledged what it is sent now, as when its host
+    /// has vanished; else never. A bond's last path is given more time than a program should wait that could as well go without it.
+    pub async fn unanswered(&self) {
+        let heard = || self.paths().iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
+        let round_trip = self.paths().iter().filter(|(_, path)| path.state == PathState::Good).map(|(_, path)| path.srtt).min();
+        let before = heard();
+        tokio::time::sleep((round_trip.unwrap_or_default() * 4).clamp(SOON, LATE)).await;
+        if heard() != before {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// How many flows there are, those included whose last bytes are still on their way.
+    pub fn flows(&self) -> usize {
+        let id = self.bond();
+        self.carrier.with(|host, _| host.bond(id).map_or(0, |bond| bond.flows()))
+    }
+
+    /// Ends the bond, and tells the peer. What is on its way is lost.
+    pub fn end(&self) {
+        let id = self.bond();
+        self.carrier.with(|host, now| host.end(now, id, "not needed any more"));
     }
 
     fn bond(&self) -> BondId {
@@ -303,13 +332,13 @@ impl Keeper {
                 self.peer.token = None;
                 self.judge("");
             }
-            Notice::Lost { connection, reason, refused, forgotten } => {
+            Notice::Lost { connection, reason, refused, forgotten, another_key } => {
                 if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
                     let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
                     let pause = if forgotten { Duration::ZERO } else { pause };
                     (attempt.connection, attempt.path, attempt.joined) = (None, None, false);
                     attempt.failures += 1;
-                    attempt.due = Some(Instant::now() + if refused.is_some() { LONGEST_PAUSE } else { pause });
+                    attempt.due = Some(Instant::now() + if refused.is_some() || another_key { LONGEST_PAUSE } else { pause });
                 }
                 if refused == Some(refusals::FORGOTTEN) {
                     self.told.send_replace(State::Connecting);
@@ -317,6 +346,8 @@ impl Keeper {
                 } else if refused.is_some_and(|code| code != refusals::BUSY) {
                     self.told.send_replace(State::Refused(reason));
                     self.begin_again("the peer turned this client away", LONGEST_PAUSE);
+                } else if another_key && *self.told.borrow() != State::Up {
+                    self.told.send_replace(State::AnotherKey);
                 } else {
                     self.judge(&reason);
                 }
@@ -356,6 +387,77 @@ impl Keeper {
         }
         for attempt in self.paths.values_mut() {
             *attempt = Attempt { due: Some(Instant::now() + pause), address: attempt.address, ..Attempt::default() };
+        }
+    }
+}
+
+/// What a host says that is asked whether it runs Braid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// It does, serves anyone, and has proved this key.
+    Runs(PublicKey),
+    /// Nothing was heard.
+    Silent,
+    /// It has another key than the expected one.
+    AnotherKey,
+    /// It is something else, or serves invited clients only; in words.
+    Refused(String),
+    /// It has begun to answer, or had too much to do: it may say more another time.
+    Unfinished,
+}
+
+/// The first datagram waits this long for an answer, and would be repeated after three times this, if anybody still waited then.
+const QUESTION: Duration = Duration::from_secs(1);
+/// A host that has said something gets this long for the rest.
+const CONVERSATION: Duration = Duration::from_secs(3);
+
+/// Asks a host whether it runs Braid: with one datagram if nobody answers. Shows no key and no name. `expect` is its pinned key.
+pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mark: Option<u32>) -> Result<Answer, RelayError> {
+    let (ipv6, number) = (remote.is_ipv6(), link.number);
+    let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
+    let binding = Binding { address, device: link.device.clone(), mark };
+    let tls = tls::client(None, expect.map_or(Expect::Any, Expect::Pinned))?;
+    let (carrier, mut notices) = Carrier::start(Host::client(random()?, Instant::now()));
+    let (id, secret) = (BondId(random()?), Secret(random()?));
+    let socket = UdpLink::bind(ipv6, &binding).map_err(|error| RelayError::Socket(link.device.clone().unwrap_or_default(), error))?;
+    carrier.set_socket(number, Some(socket), ipv6);
+    let dialled = carrier.with(|host, now| {
+        host.set_first_rtt(QUESTION);
+        host.begin(now, id, secret, Limits::default());
+        host.dial(now, id, (PathId(0), number, false), remote, tls, tls::SERVER_NAME, (None, String::new()))
+    });
+    let connection = match dialled {
+        Ok(connection) => connection,
+        Err(error) => return Ok(Answer::Refused(error.to_string())),
+    };
+    let answer = match tokio::time::timeout(QUESTION, answer_to(&carrier, connection, &mut notices)).await {
+        Ok(answer) => answer,
+        Err(_) if !carrier.with(|host, _| host.has_heard(connection)) => Answer::Silent,
+        Err(_) => {
+            let rest = tokio::time::timeout(CONVERSATION, answer_to(&carrier, connection, &mut notices)).await;
+            rest.unwrap_or(Answer::Unfinished)
+        }
+    };
+    if answer == Answer::Silent {
+        // Without its socket nothing is said to whom does not listen.
+        carrier.set_socket(number, None, ipv6);
+    }
+    carrier.with(|host, now| host.end(now, id, "asked, and answered"));
+    Ok(answer)
+}
+
+async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mpsc::UnboundedReceiver<Notice>) -> Answer {
+    loop {
+        match notices.recv().await {
+            Some(Notice::Joined(..)) => {
+                let key = carrier.with(|host, _| host.connection(connection).and_then(tls::peer_key));
+                return key.map_or_else(|| Answer::Refused("it has shown no key".to_owned()), Answer::Runs);
+            }
+            Some(Notice::Lost { another_key: true, .. }) => return Answer::AnotherKey,
+            Some(Notice::Lost { refused: Some(refusals::BUSY), .. }) => return Answer::Unfinished,
+            Some(Notice::Lost { reason, .. }) => return Answer::Refused(reason),
+            Some(_) => {}
+            None => return Answer::Silent,
         }
     }
 }

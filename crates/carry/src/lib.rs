@@ -10,6 +10,7 @@ pub mod client;
 mod flow;
 pub mod relay;
 mod socket;
+mod sources;
 mod splice;
 
 pub use carrier::{Carrier, Notice};

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use braid_bond::host::{ConnectionId, Host, refusals};
-use braid_bond::{BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, Target, codes};
-use braid_model::{Bytes as Amount, Time};
+use braid_bond::host::{ConnectionId, Host, HostLimits, refusals};
+use braid_bond::{BondId, Carrier as Kind, Hello, Open, Target, codes};
+use braid_model::{Bytes as Amount, Rate, Time};
 use braid_peer::address::Address;
-use braid_peer::destination::{Policy, Reason, dial_tcp, resolve};
+use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
 use braid_peer::keys::{KeyPair, PublicKey};
 use braid_peer::limits::{Direction, Exceeded, Limits, Meter};
 use braid_peer::registry::{ClientId, Month, Registry};
@@ -23,9 +23,17 @@ use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
+mod clock;
+mod memory;
+
+pub use memory::Memory;
+
+use clock::Clock;
+
 use crate::carrier::{Carrier, Notice};
 use crate::flow::Flow;
 use crate::socket::{Binding, UdpLink};
+use crate::sources::Sources;
 use crate::splice::{code, splice_metered};
 
 /// Who is served, and what is opened for them.
@@ -40,7 +48,14 @@ pub enum Reach {
         own: Vec<IpAddr>,
     },
     /// Anyone, to this host's own services.
-    Itself,
+    Itself {
+        /// Addresses under which all of this host is known outside, though its interfaces do not have them.
+        own: Vec<IpAddr>,
+        /// The services that are opened.
+        ports: Ports,
+        /// What may pass in each direction for one source (an IPv4 address, an IPv6 network of 64 bits); `None`: no limit.
+        rate: Option<Rate>,
+    },
 }
 
 /// How a relay is to be.
@@ -53,6 +68,8 @@ pub struct Options {
     pub reach: Reach,
     /// Flows of all clients together, at most.
     pub flows: usize,
+    /// What bonds may hold.
+    pub memory: Memory,
 }
 
 /// Why a relay cannot run.
@@ -61,6 +78,9 @@ pub enum RelayError {
     /// Its socket cannot be had.
     #[error("cannot listen on {0}: {1}: is another relay there already, or the address not this host's?")]
     Listen(SocketAddr, std::io::Error),
+    /// A socket of a client's.
+    #[error("cannot open a socket on {0}: {1}")]
+    Socket(String, std::io::Error),
     /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
@@ -75,8 +95,11 @@ const DRAIN: Duration = Duration::from_secs(30);
 const UDP_IDLE: Duration = Duration::from_secs(150);
 /// Usage is written down this often.
 const FLUSH: Duration = Duration::from_secs(10);
-/// Flows that one anonymous bond may have.
-const ANONYMOUS_FLOWS: usize = 64;
+/// What one anonymous bond may have: its share of the memory that strangers can claim. 16 MiB is the least that the protocol allows.
+const ANONYMOUS: BondLimits = BondLimits { flows: 64, max_window: 8 << 20, total_window: 16 << 20, send_buffer: 8 << 20 };
+const ANONYMOUS_BONDS: usize = 512;
+/// Flows of one source.
+const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
 const READ: usize = 65_536;
 
 /// A client's meter, shared by all its bonds and flows.
@@ -122,19 +145,36 @@ struct Relay {
     registry: Option<Registry>,
     policy: Policy,
     accounts: BTreeMap<PublicKey, Arc<Account>>,
-    owners: BTreeMap<BondId, (Option<PublicKey>, Arc<Account>)>,
+    owners: BTreeMap<BondId, Owner>,
+    /// With [`Reach::Itself`]: who uses it, and what one source may.
+    sources: Sources,
+    share: Limits,
     limit: usize,
+    memory: Memory,
+    clock: Clock,
     draining: bool,
     open: Arc<()>,
+}
+
+/// Whose a bond is.
+struct Owner {
+    key: Option<PublicKey>,
+    account: Arc<Account>,
+    /// Where its first path came from.
+    remote: SocketAddr,
 }
 
 /// Runs a relay until `stop` is done and its flows have ended, or half a minute has passed. `ready` is told where it listens.
 pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Future<Output = ()>) -> Result<(), RelayError> {
     let clients = match options.reach {
         Reach::Internet { .. } => Clients::Keyed,
-        Reach::Itself => Clients::Anonymous,
+        Reach::Itself { .. } => Clients::Anonymous,
     };
-    let host = Host::server(random()?, Arc::new(options.keys.reset_key()), tls::server(&options.keys, clients)?, Instant::now());
+    let mut host = Host::server(random()?, Arc::new(options.keys.reset_key()), tls::server(&options.keys, clients)?, Instant::now());
+    if clients == Clients::Anonymous {
+        // Whoever may be served without a key must at least be where it says.
+        host.set_limits(HostLimits { unproven: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
+    }
     let (carrier, mut notices) = Carrier::start(host);
     let ipv6 = options.listen.is_ipv6();
     let binding = Binding { address: Some(options.listen), ..Binding::default() };
@@ -142,9 +182,13 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     let address = socket.local_addr().map_err(|error| RelayError::Listen(options.listen, error))?;
     carrier.set_socket(0, Some(socket), ipv6);
     ready(address);
+    let mut share = Limits { flows: Some(ANONYMOUS_FLOWS_OF_ONE), ..Limits::default() };
     let (registry, policy) = match options.reach {
         Reach::Internet { registry, allow, own } => (Some(*registry), Policy::relay(allow, own)),
-        Reach::Itself => (None, Policy::local(Vec::new())),
+        Reach::Itself { own, ports, rate } => {
+            (share.rate_down, share.rate_up) = (rate, rate);
+            (None, Policy::local(Vec::new(), own, ports))
+        }
     };
     let mut relay = Relay {
         carrier,
@@ -152,7 +196,11 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         policy,
         accounts: BTreeMap::new(),
         owners: BTreeMap::new(),
+        sources: Sources::default(),
+        share,
         limit: options.flows,
+        memory: options.memory,
+        clock: Clock::start(),
         draining: false,
         open: Arc::new(()),
     };
@@ -177,7 +225,13 @@ impl Relay {
                     Some(notice) => self.on_notice(notice),
                     None => break,
                 },
-                _ = every_second.tick() => self.look(),
+                _ = every_second.tick() => {
+                    if let Some(jump) = self.clock.jump() {
+                        tracing::warn!("{jump}");
+                    }
+                    self.look();
+                    self.guard_memory();
+                }
                 _ = flush.tick() => self.flush(),
             }
             if until.is_some_and(|until| self.flows() == 0 || Instant::now() >= until) {
@@ -198,7 +252,8 @@ impl Relay {
             Notice::Hello(connection, hello, remote) => self.on_hello(connection, &hello, remote),
             Notice::Incoming(flow, open) => self.on_flow(flow, open),
             Notice::Ended(bond, reason) => {
-                if self.owners.remove(&bond).is_some() {
+                if let Some(owner) = self.owners.remove(&bond) {
+                    self.sources.ended(owner.remote);
                     tracing::info!(%bond, reason, "a bond has ended");
                 }
             }
@@ -207,15 +262,20 @@ impl Relay {
     }
 
     fn on_hello(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr) {
-        let verdict = if self.draining { Err((refusals::BUSY, "the relay is stopping".to_owned())) } else { self.judge(connection, hello) };
+        let verdict =
+            if self.draining { Err((refusals::BUSY, "the relay is stopping".to_owned())) } else { self.judge(connection, hello, remote) };
         match verdict {
             Ok((key, account)) => {
                 let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
-                let flows = if key.is_some() { self.limit } else { ANONYMOUS_FLOWS };
-                let limits = BondLimits { flows, ..BondLimits::default() };
+                let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
+                let others = self.owners.iter().filter(theirs).count();
+                let limits = if key.is_some() { self.memory.part(self.limit, others) } else { ANONYMOUS };
                 if self.carrier.with(|host, now| host.admit(now, connection, hello, owner, limits)) {
                     tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
-                    self.owners.insert(hello.bond, (key, account));
+                    self.owners.entry(hello.bond).or_insert_with(|| {
+                        self.sources.begun(remote);
+                        Owner { key, account, remote }
+                    });
                 }
             }
             Err((code, reason)) => {
@@ -226,13 +286,17 @@ impl Relay {
     }
 
     /// Whether the client that has proved its key may have a path.
-    fn judge(&mut self, connection: ConnectionId, hello: &Hello) -> Result<(Option<PublicKey>, Arc<Account>), (u64, String)> {
+    fn judge(
+        &mut self,
+        connection: ConnectionId,
+        hello: &Hello,
+        remote: SocketAddr,
+    ) -> Result<(Option<PublicKey>, Arc<Account>), (u64, String)> {
         let Some(registry) = &mut self.registry else {
-            let account = self
-                .owners
-                .get(&hello.bond)
-                .map_or_else(|| Arc::new(account(Limits::default(), None, &self.policy)), |(_, old)| old.clone());
-            return Ok((None, account));
+            let new = !self.owners.contains_key(&hello.bond);
+            let fresh = || account(self.share, None, &self.policy);
+            let taken = self.sources.take(Instant::now(), remote, new, fresh);
+            return taken.map(|account| (None, account)).map_err(|reason| (refusals::BUSY, reason.to_owned()));
         };
         let unknown = |why: String| (refusals::UNKNOWN, why);
         let key = self.carrier.with(|host, _| host.connection(connection).and_then(tls::peer_key));
@@ -253,6 +317,9 @@ impl Relay {
             }
         };
         if let Some(account) = self.accounts.get(&key) {
+            // An invitation may have brought other limits.
+            let (now, _) = account.now();
+            account.meter(|meter| meter.set_limits(client.limits, now));
             return Ok((Some(key), account.clone()));
         }
         let month = registry.used(client.id, SystemTime::now()).map_err(|error| trouble(&error))?;
@@ -262,7 +329,7 @@ impl Relay {
     }
 
     fn on_flow(&mut self, flow: Flow, open: Open) {
-        let Some((_, account)) = self.owners.get(&flow.bond()) else { return flow.reset(codes::BUSY) };
+        let Some(Owner { account, .. }) = self.owners.get(&flow.bond()) else { return flow.reset(codes::BUSY) };
         if self.draining || self.flows() >= self.limit {
             return flow.answer(codes::BUSY);
         }
@@ -272,10 +339,17 @@ impl Relay {
             Err(Exceeded::Monthly(_)) => return flow.answer(codes::QUOTA),
         }
         let (account, counted) = (account.clone(), self.open.clone());
+        let policy = match self.registry {
+            Some(_) => account.policy.clone(),
+            None => account.policy.reached_at(self.carrier.with(|host, _| host.local_addresses(flow.bond()))),
+        };
+        let named = self.registry.is_none() && matches!(open.target, Target::Name(..));
         tokio::spawn(async move {
             match open.carrier {
-                Kind::Stream => stream(flow, &open.target, &account).await,
-                Kind::Messages => messages(flow, &open.target, &account).await,
+                // Strangers have no business with the resolver.
+                _ if named => flow.answer(libc::EACCES as u64),
+                Kind::Stream => stream(flow, &open.target, &account, &policy).await,
+                Kind::Messages => messages(flow, &open.target, &account, &policy).await,
             }
             account.meter(Meter::close_flow);
             drop(counted);
@@ -284,6 +358,7 @@ impl Relay {
 
     /// What others have changed in the registry takes effect on those who are connected.
     fn look(&mut self) {
+        self.sources.sweep(Instant::now());
         let Some(registry) = &mut self.registry else { return };
         match registry.changed() {
             Ok(true) => {}
@@ -297,12 +372,24 @@ impl Relay {
                     account.meter(|meter| meter.set_limits(client.limits, now));
                 }
                 Ok(_) => {
-                    let theirs = self.owners.iter().filter(|(_, (owner, _))| owner.as_ref() == Some(key)).map(|(bond, _)| *bond);
+                    let theirs = self.owners.iter().filter(|(_, owner)| owner.key.as_ref() == Some(key)).map(|(bond, _)| *bond);
                     let theirs: Vec<BondId> = theirs.collect();
                     self.carrier.with(|host, now| theirs.iter().for_each(|bond| host.end(now, *bond, "revoked")));
                 }
                 Err(error) => tracing::error!(%error, "the registry cannot be read: who is known stays so"),
             }
+        }
+    }
+
+    /// Ends bonds that hold too much.
+    fn guard_memory(&self) {
+        // Who shares an account is one client, or one source of anonymous ones.
+        let owner = |bond: BondId| self.owners.get(&bond).map(|owner| Arc::as_ptr(&owner.account));
+        let held: Vec<_> =
+            self.carrier.with(|host, _| host.bonds().filter_map(|(bond, state)| Some((bond, owner(bond)?, state.held()))).collect());
+        for (bond, excess) in self.memory.excess(&held) {
+            tracing::warn!(%bond, "a bond is ended: {}", excess.reason());
+            self.carrier.with(|host, now| host.end(now, bond, excess.reason()));
         }
     }
 
@@ -322,9 +409,9 @@ impl Relay {
     }
 }
 
-async fn stream(flow: Flow, target: &Target, account: &Arc<Account>) {
+async fn stream(flow: Flow, target: &Target, account: &Arc<Account>, policy: &Policy) {
     let dialled = match address(target) {
-        Some(address) => dial_tcp(&address, &account.policy).await.map_err(|error| error.reason),
+        Some(address) => dial_tcp(&address, policy).await.map_err(|error| error.reason),
         None => Err(Reason::NameNotFound),
     };
     match dialled {
@@ -336,8 +423,8 @@ async fn stream(flow: Flow, target: &Target, account: &Arc<Account>) {
     }
 }
 
-async fn messages(flow: Flow, target: &Target, account: &Arc<Account>) {
-    let socket = match udp(target, &account.policy).await {
+async fn messages(flow: Flow, target: &Target, account: &Arc<Account>, policy: &Policy) {
+    let socket = match udp(target, policy).await {
         Ok(socket) => socket,
         Err(code) => return flow.answer(code),
     };
@@ -382,7 +469,7 @@ fn address(target: &Target) -> Option<Address> {
     target.to_string().parse().ok()
 }
 
-fn account(limits: Limits, client: Option<(ClientId, Month)>, policy: &Policy) -> Account {
+pub(crate) fn account(limits: Limits, client: Option<(ClientId, Month)>, policy: &Policy) -> Account {
     let started = Instant::now();
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
     let policy = policy.for_another_client();

@@ -30,12 +30,13 @@ pub(crate) async fn splice_metered(stream: TcpStream, flow: Flow, account: &Acco
 async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (u64, u64) {
     // Braid decides what goes together; the system would wait for more.
     let _ = stream.set_nodelay(true);
+    // Should this be cut short, be it by the end of the process, the other end hears of a reset and not of an orderly end.
+    let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     let (mut up, mut down) = (0, 0);
     let (reader, writer) = stream.split();
     let ended = tokio::try_join!(send(reader, &flow, account, &mut up), receive(writer, &flow, account, &mut down));
-    if ended.is_err() {
-        // What was reset there is reset here.
-        let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+    if ended.is_ok() {
+        let _ = SockRef::from(&stream).set_linger(None);
     }
     (up, down)
 }
@@ -82,6 +83,8 @@ fn take(buffer: &mut BytesMut) -> Bytes {
 
 async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, count: &mut u64) -> Result<(), FlowEnd> {
     loop {
+        // What nobody takes stays in the bond, which counts it and gives no credit for it.
+        let _ = to.writable().await;
         let Some(data) = flow.read().await? else {
             let _ = to.shutdown().await;
             return Ok(());

@@ -10,6 +10,7 @@ pub mod capacity;
 pub mod class;
 pub mod connection;
 pub mod demand;
+pub mod detection;
 pub mod energy;
 pub mod fair;
 pub mod health;

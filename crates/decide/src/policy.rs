@@ -130,6 +130,11 @@ impl Scheduler {
     pub const ALL: [Self; 7] =
         [Self::OnlyOne, Self::RoundRobin, Self::WeightedRoundRobin, Self::MaxThroughput, Self::Operetta, Self::RttShare, Self::Handover];
 
+    /// Whether it spreads flows over all links for speed, rather than keep to the few that are best by another measure.
+    pub const fn spreads(self) -> bool {
+        matches!(self, Self::RoundRobin | Self::WeightedRoundRobin | Self::MaxThroughput | Self::RttShare)
+    }
+
     /// The name in configuration and on the command line.
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,12 +1,13 @@
-//! The smallest `braid run`: `run [--scheduler S] [--link L]... -- COMMAND...`. The integration tests use it.
+//! The smallest `braid run`: `run [--scheduler S] [--link L]... [--relay R] [--carry C] -- COMMAND...`. The integration tests use it.
 
 use std::process::ExitCode;
 
-use braid_decide::policy::Scheduler;
+use braid_decide::policy::{Carry, Scheduler};
 use braid_engine::run::{RunOptions, main as run};
 
 fn main() -> ExitCode {
-    let mut options = RunOptions { scheduler: Scheduler::default(), links: Vec::new(), command: Vec::new() };
+    let (scheduler, carry) = (Scheduler::default(), Carry::default());
+    let mut options = RunOptions { scheduler, links: Vec::new(), carry, relay: None, command: Vec::new() };
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().and_then(|value| value.into_string().ok()).unwrap_or_default();
@@ -20,6 +21,15 @@ fn main() -> ExitCode {
                 options.scheduler = scheduler;
             }
             Some("--link") => options.links.push(value()),
+            Some("--relay") => options.relay = Some(value()),
+            Some("--carry") => {
+                let name = value();
+                let Some((_, carry)) = Carry::ALL.into_iter().find(|(known, _)| *known == name) else {
+                    eprintln!("no way to carry is named {name:?}");
+                    return ExitCode::from(2);
+                };
+                options.carry = carry;
+            }
             _ => break,
         }
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use braid_api::{Accepted, Problem};
+use braid_decide::detection::Answer;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
@@ -21,18 +22,19 @@ use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::give_back_memory;
 use braid_platform::linux::{measure, model, sockdiag, watch::ExeWatch};
-use braid_platform::steering::{AppId, ExeId, Steering};
+use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::config::{Config, ConfigErrors};
-use crate::core::{Core, Names, ProbeOrder, Stuck, Todo};
+use crate::core::{Core, Names, ProbeOrder, ServerNews, Stuck, Todo};
 use crate::guardian::Guardian;
 use crate::lock::Lock;
 use crate::memory::Memory;
+use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
-use crate::peers::{Peers, Readiness};
+use crate::peers::{Change, Peers, joined};
 use crate::server::{DEFAULT_SOCKET, Request, Server};
 
 /// Events taken from the kernel at a time, so that others get their turn.
@@ -43,6 +45,8 @@ const TICK: Duration = Duration::from_millis(250);
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
 const STEERING: &str = "cannot speak with the kernel's side";
+/// What spreads a bond's flows over its links.
+const CARRIED_BY: &str = "midrr";
 /// The battery is asked this often.
 const BATTERY: Duration = Duration::from_secs(2);
 /// What was learnt is written this often.
@@ -70,7 +74,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot start Braid")?;
     let config_path = options.config.clone().or_else(|| Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists()));
     let config = match &config_path {
-        Some(path) => Config::load(path)?,
+        Some(path) => Config::load(path, joined(options.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE))))?,
         None => Config::default(),
     };
     for warning in &config.warnings {
@@ -150,7 +154,18 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     let mut memory = Memory::open(&state_dir);
     memory.begin_recall(&mut core, now(), unix());
 
-    let (peers, readiness) = Peers::open(&state_dir);
+    let (pins, pinned) = Pins::open(&state_dir);
+    match pinned {
+        Ok(pinned) => {
+            let age = |heard: i64| Duration::from_secs(u64::try_from(unix() - heard).unwrap_or(0));
+            core.recall_servers(now(), pinned.into_iter().map(|(host, key, heard)| (host, key, age(heard))))?;
+        }
+        Err(reason) => {
+            tracing::warn!("{reason}");
+            core.distrust_servers(reason);
+        }
+    }
+    let (peers, changes) = Peers::open(&state_dir);
     let (requests, inbox) = mpsc::channel(64);
     let (stop_server, server_stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(server.serve(requests, async move { drop(server_stopped.await) }));
@@ -166,7 +181,8 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
         peers,
-        readiness,
+        changes,
+        pins,
         next_server: 0,
         inbox,
         watch,
@@ -209,7 +225,8 @@ struct Daemon<'a> {
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
     supply: mpsc::Receiver<Option<Supply>>,
     peers: Peers,
-    readiness: mpsc::UnboundedReceiver<Readiness>,
+    changes: mpsc::UnboundedReceiver<Change>,
+    pins: Pins,
     /// Flows to be bonded; `None` without a listener for them.
     arrivals: Option<mpsc::Receiver<Arrival>>,
     redirect: Option<Arc<Redirect>>,
@@ -245,6 +262,7 @@ impl Daemon<'_> {
             self.memory.keep(&mut self.core, now(), unix());
         }
         self.core.on_network(now(), (*network).clone())?;
+        self.peers.keep_servers(|host| self.core.may_steer(host));
         self.memory.recognise(&mut self.core);
         self.begin_allowances()
     }
@@ -334,15 +352,17 @@ impl Daemon<'_> {
                     let done = self.core.on_supply(now(), supply);
                     self.bear(STEERING, done);
                 }
-                Some(change) = self.readiness.recv() => {
-                    tracing::info!(peer = change.name, ready = change.ready, "a peer can be reached, or not any more");
-                    self.peers.on_ready(&change);
-                    let done = self.core.set_peer_ready(now(), &change.name, change.ready);
+                Some(change) = self.changes.recv() => {
+                    let done = self.on_change(change);
                     self.bear(STEERING, done);
                 }
                 Some(arrival) = arrival => self.on_arrival(arrival),
                 _ = measure.tick() => self.measure(),
-                _ = flush.tick() => self.memory.keep(&mut self.core, now(), unix()),
+                _ = flush.tick() => {
+                    self.memory.keep(&mut self.core, now(), unix());
+                    self.keep_pins();
+                    self.peers.sweep();
+                }
                 Some(request) = self.inbox.recv() => {
                     if self.on_request(request) {
                         return Ok(());
@@ -359,6 +379,57 @@ impl Daemon<'_> {
         }
     }
 
+    /// Something happened to a peer.
+    fn on_change(&mut self, change: Change) -> Result<(), SteeringError> {
+        match change {
+            Change::Relay { name, ready } => {
+                tracing::info!(peer = name, ready, "a peer can be reached, or not any more");
+                if ready {
+                    self.peers.on_ready(&name);
+                }
+                self.core.set_peer_ready(now(), &name, ready)
+            }
+            Change::Answer { host, answer } => {
+                match answer {
+                    Answer::Runs(key) => tracing::info!(%host, key = key.short(), "a host runs Braid"),
+                    Answer::AnotherKey => warn_of_impostor(host),
+                    Answer::Silent | Answer::Unfinished | Answer::Elsewhere => {}
+                }
+                let done = self.core.on_answer(now(), host, answer);
+                self.keep_pins();
+                done
+            }
+            Change::Server { host, news } => {
+                tracing::info!(%host, ?news, "news of the bond to a server");
+                if news == ServerNews::AnotherKey {
+                    warn_of_impostor(host);
+                    self.peers.end_server(host);
+                }
+                self.core.on_server(now(), host, news)
+            }
+        }
+    }
+
+    /// Writes down which keys are pinned.
+    fn keep_pins(&mut self) {
+        let (time, wall) = (now(), unix());
+        let heard = |at: Time| wall - i64::try_from(time.since(at).as_secs()).unwrap_or(0);
+        self.pins.keep(self.core.pinned_servers().map(|(host, key, at)| (host, key, heard(at))));
+    }
+
+    /// `POST /v1/leave`: a relay by its name, a server by its address.
+    fn leave(&mut self, name: &str) -> Result<Accepted, Problem> {
+        let Ok(host) = name.parse() else { return self.peers.leave(name) };
+        let ended = self.peers.end_server(host);
+        let forgotten = self.core.forget_server(now(), host).map_err(|error| Problem::new(500, "Not forgotten", error.to_string()))?;
+        if !ended && !forgotten {
+            return self.peers.leave(name);
+        }
+        self.keep_pins();
+        let message = format!("{host} is forgotten, and its key with it; it is asked again, and trusted as it answers then");
+        Ok(Accepted { message, warnings: Vec::new() })
+    }
+
     /// A flow that is to be bonded has arrived.
     fn on_arrival(&mut self, arrival: Arrival) {
         let facts = match &arrival {
@@ -366,19 +437,19 @@ impl Daemon<'_> {
             Arrival::Datagram(_, facts, _) => facts,
         };
         let (policy, application) = (self.core.bond_policy(facts), self.core.application_of(facts));
+        let server = self.core.server_of(now(), facts);
+        let (id, grounds) = (facts.id.0, self.core.grounds(facts, server.is_some()));
+        // A bond may be about to begin.
+        self.peers.set_links(self.core.bond_links());
         tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
         match (arrival, &self.redirect) {
-            (Arrival::Connection(redirected), _) => {
-                // The peer may have gone since the program's connect: a connection of the daemon's own is next best.
-                if let Err(back) = self.peers.carry(*redirected, application, &policy) {
-                    Peers::carry_directly(*back);
-                }
-            }
+            (Arrival::Connection(redirected), _) => self.peers.carry(*redirected, application, &policy, server),
             (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
-                self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy);
+                self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy, server);
             }
             (Arrival::Datagram(..), None) => {}
         }
+        self.peers.note_grounds(id, grounds);
     }
 
     /// Takes the events that wait, but not without end: whoever makes them faster than they are taken must not stop the heart.
@@ -432,7 +503,7 @@ impl Daemon<'_> {
 
     /// Does what the core wants done.
     fn act(&mut self) {
-        let Todo { plan, probes, stuck } = self.core.todo();
+        let Todo { plan, probes, stuck, questions } = self.core.todo();
         if let Some(plan) = plan {
             self.apply(plan);
         }
@@ -442,6 +513,7 @@ impl Daemon<'_> {
         for flow in stuck {
             end_stuck(&flow);
         }
+        questions.into_iter().for_each(|question| self.peers.ask(question));
     }
 
     /// Puts rules and routes in place. Steering TCP needs none; what needs one follows the system until that works.
@@ -481,7 +553,7 @@ impl Daemon<'_> {
             let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
             return Err(Problem::new(409, "No configuration file", detail));
         };
-        let loaded = Config::check(&path).map_err(|errors: ConfigErrors| {
+        let loaded = Config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
             tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
             self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
             Problem::new(422, "Configuration refused", errors.to_string())
@@ -501,7 +573,9 @@ impl Daemon<'_> {
         match request {
             Request::Status(answer) => {
                 let mut status = self.core.status(time);
-                status.peers = self.peers.views();
+                status.peers = self.peers.views(&self.core.known_servers(time));
+                // Those that nothing uses now are for `braid peers`.
+                status.peers.retain(|peer| peer.state != "idle");
                 status.config = self.config_path.as_ref().map(|path| path.display().to_string());
                 status.warnings.extend(self.memory.trouble());
                 status.warnings.extend(self.config_trouble.clone());
@@ -514,19 +588,22 @@ impl Daemon<'_> {
                 let looked = self.core.look(time);
                 self.bear("cannot look at the flows", looked);
                 let mut flows = self.core.flows(time);
-                flows.extend(self.peers.flow_views(time, "midrr"));
+                flows.extend(self.peers.flow_views(time, CARRIED_BY));
                 let _ = answer.send(Ok(flows));
             }
             Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time)))),
             Request::Policy(answer) => drop(answer.send(Ok(self.core.policy()))),
-            Request::Explain(request, answer) => drop(answer.send(self.core.explain(time, &request))),
-            Request::Peers(answer) => drop(answer.send(Ok(self.peers.views()))),
+            Request::Explain(request, answer) => {
+                let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
+                let _ = answer.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
+            }
+            Request::Peers(answer) => drop(answer.send(Ok(self.peers.views(&self.core.known_servers(time))))),
             Request::Join(request, answer) => {
                 let joined = self.peers.join(&request.line, request.name.as_deref());
                 self.peers.set_links(self.core.bond_links());
                 let _ = answer.send(joined);
             }
-            Request::Leave(request, answer) => drop(answer.send(self.peers.leave(&request.name))),
+            Request::Leave(request, answer) => drop(answer.send(self.leave(&request.name))),
             Request::Move(request, answer) => drop(answer.send(self.peers.move_flows(&request))),
             Request::Reload(answer) => drop(answer.send(self.reload())),
             Request::Down(answer) => {
@@ -569,6 +646,13 @@ async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
         }
     };
     let _ = answers.send((order.link, order.family, outcome)).await;
+}
+
+fn warn_of_impostor(host: std::net::IpAddr) {
+    tracing::warn!(
+        "{host} shows another key than before: it was set up anew, or somebody else answers in its place. Flows to it go direct; if it \
+         was set up anew, say \"braid leave {host}\""
+    );
 }
 
 fn end_stuck(flow: &Stuck) {

@@ -16,6 +16,7 @@ mod special;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -39,8 +40,27 @@ const LOOKUP_SHARE: usize = 8;
 enum Reach {
     /// The Internet, and what is allowed besides.
     Internet { allowed: Vec<IpNet> },
-    /// The host itself.
-    Itself,
+    /// The host itself: what it is known as outside besides its addresses, and its ports.
+    Itself { outside: Vec<IpAddr>, ports: Ports },
+}
+
+/// Which services of its own a server opens.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Ports {
+    /// All but those of mail (25, 465, 587): mail servers take their own host's connections for friends'.
+    #[default]
+    AllButMail,
+    /// These.
+    Only(Vec<RangeInclusive<u16>>),
+}
+
+impl Ports {
+    fn contain(&self, port: u16) -> bool {
+        match self {
+            Self::AllButMail => !matches!(port, 25 | 465 | 587),
+            Self::Only(ranges) => ranges.iter().any(|range| range.contains(&port)),
+        }
+    }
 }
 
 /// In which families a socket can be bound to the host's own addresses only, which is how they are told from others.
@@ -59,6 +79,8 @@ pub enum Forbidden {
     Own,
     /// The address is not the server's own, or it cannot be told whether it is, or clients from outside have no business with it.
     NotOwn,
+    /// The server does not open that port.
+    Service,
     /// There is no port 0.
     Port,
 }
@@ -74,8 +96,17 @@ impl Policy {
     /// has reached it, of whichever kind. Loopback is no such address: what listens there only is not for strangers.
     ///
     /// Its firewall sees the relay's connections as the host's own: a service that only a firewall hides is reachable through it.
-    pub fn local(reached: Vec<IpAddr>) -> Self {
-        Self::new(Reach::Itself, reached)
+    ///
+    /// `outside` are addresses under which all of its ports are known outside, though its interfaces do not have them: the target is then
+    /// the address at which the client has reached it.
+    pub fn local(reached: Vec<IpAddr>, outside: Vec<IpAddr>, ports: Ports) -> Self {
+        let outside = outside.into_iter().map(|ip| ip.to_canonical()).collect();
+        Self::new(Reach::Itself { outside, ports }, reached)
+    }
+
+    /// The same policy for a client that has reached the server at other addresses.
+    pub fn reached_at(&self, reached: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self { own: reached.into_iter().map(|ip| ip.to_canonical()).collect(), ..self.clone() }
     }
 
     fn new(reach: Reach, own: Vec<IpAddr>) -> Self {
@@ -94,10 +125,11 @@ impl Policy {
         if target.port() == 0 {
             return Err(Forbidden::Port);
         }
-        match &self.reach {
-            Reach::Internet { allowed } => self.check_internet(ip, allowed)?,
-            Reach::Itself => self.check_itself(ip)?,
-        }
+        let ip = match &self.reach {
+            Reach::Internet { allowed } => self.check_internet(ip, allowed).map(|()| ip)?,
+            Reach::Itself { ports, .. } if !ports.contain(target.port()) => return Err(Forbidden::Service),
+            Reach::Itself { outside, .. } => self.check_itself(ip, outside)?,
+        };
         // A scope or flow label is the client's invention.
         Ok(SocketAddr::new(ip, target.port()))
     }
@@ -118,10 +150,16 @@ impl Policy {
         }
     }
 
-    fn check_itself(&self, ip: IpAddr) -> Result<(), Forbidden> {
+    /// The address to use for it.
+    fn check_itself(&self, ip: IpAddr, outside: &[IpAddr]) -> Result<IpAddr, Forbidden> {
+        let inward = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
+        let reached = |ip: IpAddr| self.own.contains(&ip) && !inward(ip);
         let global = || special::purpose(ip).is_none() && self.is_own(ip) == Some(true);
-        let reached = self.own.contains(&ip) && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
-        if reached || global() { Ok(()) } else { Err(Forbidden::NotOwn) }
+        if reached(ip) || global() {
+            return Ok(ip);
+        }
+        let inside = self.own.iter().find(|own| own.is_ipv4() == ip.is_ipv4() && reached(**own));
+        inside.filter(|_| outside.contains(&ip)).copied().ok_or(Forbidden::NotOwn)
     }
 
     /// Whether the address is the host's own; `None` if that cannot be told.
@@ -162,6 +200,7 @@ impl fmt::Display for Forbidden {
             Self::Special(purpose) => write!(f, "the relay opens no {purpose} addresses unless its operator allows them"),
             Self::Own => f.write_str("the relay opens none of its own addresses unless its operator allows them"),
             Self::NotOwn => f.write_str("this server opens its own addresses only"),
+            Self::Service => f.write_str("this server does not open that port"),
             Self::Port => f.write_str("there is no port 0"),
         }
     }
@@ -280,11 +319,36 @@ mod tests {
 
     #[test]
     fn a_server_opens_itself_only_and_not_its_loopback() {
-        let policy = Policy::local(vec!["10.0.0.5".parse().unwrap(), "127.0.0.1".parse().unwrap(), "::ffff:10.0.0.6".parse().unwrap()]);
+        let reached = vec!["10.0.0.5".parse().unwrap(), "127.0.0.1".parse().unwrap(), "::ffff:10.0.0.6".parse().unwrap()];
+        let policy = Policy::local(reached, Vec::new(), Ports::default());
         assert!(check(&policy, "10.0.0.5").is_ok() && check(&policy, "::ffff:10.0.0.5").is_ok() && check(&policy, "10.0.0.6").is_ok());
         for ip in ["127.0.0.1", "127.0.0.53", "::1", "0.0.0.0", "::", "10.0.0.7", "1.1.1.1", "2606:4700::1111", "169.254.169.254"] {
             assert_eq!(check(&policy, ip), Err(Forbidden::NotOwn), "{ip}");
         }
+    }
+
+    #[test]
+    fn a_server_behind_a_translator_is_reached_by_the_address_that_it_is_told() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let policy = Policy::local(Vec::new(), vec![ip("54.1.2.3"), ip("127.0.0.1")], Ports::default());
+        assert_eq!(check(&policy, "54.1.2.3"), Err(Forbidden::NotOwn), "nobody has reached it yet");
+        let reached = policy.reached_at([ip("fd00::5"), ip("10.0.0.5")]);
+        assert_eq!(check(&reached, "54.1.2.3"), Ok("10.0.0.5:80".parse().unwrap()));
+        assert_eq!(check(&reached, "10.0.0.5"), Ok("10.0.0.5:80".parse().unwrap()));
+        assert_eq!(check(&reached, "54.1.2.4"), Err(Forbidden::NotOwn));
+        let inward = policy.reached_at([ip("127.0.0.1")]);
+        assert_eq!((check(&inward, "54.1.2.3"), check(&inward, "127.0.0.1")), (Err(Forbidden::NotOwn), Err(Forbidden::NotOwn)));
+    }
+
+    #[test]
+    fn a_server_opens_no_mail_or_what_it_is_told() {
+        let to = |policy: &Policy, port: u16| policy.check((Ipv4Addr::new(10, 0, 0, 5), port).into()).is_ok();
+        let reached = || vec!["10.0.0.5".parse().unwrap()];
+        let usual = Policy::local(reached(), Vec::new(), Ports::default());
+        assert!(to(&usual, 443) && to(&usual, 22) && !to(&usual, 25) && !to(&usual, 465) && !to(&usual, 587));
+        let few = Policy::local(reached(), Vec::new(), Ports::Only(vec![80..=80, 8000..=8999]));
+        assert!(to(&few, 80) && to(&few, 8443) && !to(&few, 443));
+        assert_eq!(few.check("10.0.0.5:443".parse().unwrap()), Err(Forbidden::Service));
     }
 
     #[test]

@@ -40,12 +40,12 @@ pub enum Clients {
     Anonymous,
 }
 
-/// What a client expects of the server's key.
+/// What one end expects of the other's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     /// This key and no other.
     Pinned(PublicKey),
-    /// Any key, which the caller reads with [`peer_key`] afterwards, to pin it: trust on first use.
+    /// Any key, which the caller reads with [`peer_key`] afterwards, to pin it: trust on first use, or to look it up.
     Any,
 }
 
@@ -62,7 +62,7 @@ pub fn server(keys: &KeyPair, clients: Clients) -> Result<Arc<QuicServerConfig>,
     let builder = rustls::ServerConfig::builder_with_provider(crypto()).with_protocol_versions(&[&rustls::version::TLS13]);
     let builder = builder.map_err(|error| failed(Some(keys), &error))?;
     let builder = match clients {
-        Clients::Keyed => builder.with_client_cert_verifier(Arc::new(AnyClient)),
+        Clients::Keyed => builder.with_client_cert_verifier(Arc::new(Verifier(Expect::Any))),
         Clients::Anonymous => builder.with_no_client_auth(),
     };
     let mut config = builder.with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(certified(keys)?)));
@@ -77,7 +77,7 @@ pub fn server(keys: &KeyPair, clients: Clients) -> Result<Arc<QuicServerConfig>,
 /// connect with [`SERVER_NAME`].
 pub fn client(keys: Option<&KeyPair>, expect: Expect) -> Result<Arc<QuicClientConfig>, TlsError> {
     let builder = rustls::ClientConfig::builder_with_provider(crypto()).with_protocol_versions(&[&rustls::version::TLS13]);
-    let builder = builder.map_err(|error| failed(keys, &error))?.dangerous().with_custom_certificate_verifier(Arc::new(Server(expect)));
+    let builder = builder.map_err(|error| failed(keys, &error))?.dangerous().with_custom_certificate_verifier(Arc::new(Verifier(expect)));
     let mut config = match keys {
         Some(keys) => builder.with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(certified(keys)?))),
         None => builder.with_no_client_auth(),
@@ -118,15 +118,53 @@ fn failed(keys: Option<&KeyPair>, reason: &dyn fmt::Display) -> TlsError {
     TlsError { key: keys.map_or_else(|| "none".to_owned(), |keys| keys.public().to_string()), reason: reason.to_string() }
 }
 
-/// Accepts every Ed25519 key of a client whose possession is proved.
+/// Accepts the one key that a peer shows if it is as expected, and its possession is proved by Ed25519 in TLS 1.3.
 #[derive(Debug)]
-struct AnyClient;
+struct Verifier(Expect);
 
-/// Accepts a server's key as expected, if its possession is proved.
-#[derive(Debug)]
-struct Server(Expect);
+impl Verifier {
+    fn check(&self, key: &CertificateDer<'_>, chain: &[CertificateDer<'_>]) -> Result<(), Error> {
+        let alone = chain.is_empty().then(|| PublicKey::from_spki(key)).flatten();
+        let shown = alone.ok_or(Error::InvalidCertificate(CertificateError::BadEncoding))?;
+        match self.0 {
+            Expect::Pinned(pinned) if shown != pinned => Err(CertificateError::ApplicationVerificationFailure.into()),
+            Expect::Pinned(_) | Expect::Any => Ok(()),
+        }
+    }
+}
 
-impl ClientCertVerifier for AnyClient {
+/// What rustls asks of both sides' verifiers alike, but by two traits.
+macro_rules! ed25519_only {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _key: &CertificateDer<'_>,
+            _signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(PeerIncompatible::Tls13RequiredForQuic.into())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            key: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_signature(message, key, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            true
+        }
+    };
+}
+
+impl ClientCertVerifier for Verifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -137,38 +175,13 @@ impl ClientCertVerifier for AnyClient {
         chain: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        read_key(key, chain)?;
-        Ok(ClientCertVerified::assertion())
+        self.check(key, chain).map(|()| ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _key: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(PeerIncompatible::Tls13RequiredForQuic.into())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_signature(message, key, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    ed25519_only!();
 }
 
-impl ServerCertVerifier for Server {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         key: &CertificateDer<'_>,
@@ -177,44 +190,10 @@ impl ServerCertVerifier for Server {
         _ocsp: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let shown = read_key(key, chain)?;
-        match self.0 {
-            Expect::Pinned(pinned) if shown != pinned => Err(CertificateError::ApplicationVerificationFailure.into()),
-            Expect::Pinned(_) | Expect::Any => Ok(ServerCertVerified::assertion()),
-        }
+        self.check(key, chain).map(|()| ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _key: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(PeerIncompatible::Tls13RequiredForQuic.into())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_signature(message, key, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
-}
-
-/// The one key that a peer shows.
-fn read_key(key: &CertificateDer<'_>, chain: &[CertificateDer<'_>]) -> Result<PublicKey, Error> {
-    let alone = chain.is_empty().then(|| PublicKey::from_spki(key)).flatten();
-    alone.ok_or(Error::InvalidCertificate(CertificateError::BadEncoding))
+    ed25519_only!();
 }
 
 fn verify_signature(message: &[u8], key: &CertificateDer<'_>, signature: &DigitallySignedStruct) -> Result<HandshakeSignatureValid, Error> {

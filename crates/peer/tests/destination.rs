@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
 use braid_peer::address::Address;
-use braid_peer::destination::{Forbidden, Policy, Reason, dial_tcp, resolve};
+use braid_peer::destination::{Forbidden, Policy, Ports, Reason, dial_tcp, resolve};
 
 const INSIDE: &str = "BRAID_PEER_TEST_INSIDE";
 
@@ -106,7 +106,7 @@ async fn a_server_opens_itself_and_no_neighbour() {
     run(&["ip", "address", "add", "10.7.0.1/24", "dev", "lan"]);
     let listener = TcpListener::bind("[::]:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let policy = Policy::local(vec!["9.1.0.1".parse().unwrap()]);
+    let policy = Policy::local(vec!["9.1.0.1".parse().unwrap()], Vec::new(), Ports::default());
     for own in ["9.1.0.1", "2a00:9::1"] {
         let target = SocketAddr::new(own.parse::<IpAddr>().unwrap(), port);
         assert_eq!(dial_tcp(&target.into(), &policy).await.unwrap().peer_addr().unwrap(), target);
@@ -114,7 +114,7 @@ async fn a_server_opens_itself_and_no_neighbour() {
     for other in ["9.1.0.2:80", "127.0.0.1:80", "[::1]:80", "10.7.0.1:80", "10.7.0.2:80", "0.0.0.0:80"] {
         assert_eq!(reason(other, &policy).await, Reason::Forbidden(Forbidden::NotOwn), "{other}");
     }
-    let inward = Policy::local(vec!["10.7.0.1".parse().unwrap()]);
+    let inward = Policy::local(vec!["10.7.0.1".parse().unwrap()], Vec::new(), Ports::default());
     assert!(dial_tcp(&address(&format!("10.7.0.1:{port}")), &inward).await.is_ok(), "the address that a client of the LAN reached it at");
 }
 
@@ -149,7 +149,7 @@ async fn where_every_address_can_be_bound_the_own_ones_must_be_listed() {
     assert_eq!(reason("9.1.0.2:80", &relay(&[])).await, Reason::Refused, "others are not taken for its own");
     let listed = Policy::relay(Vec::new(), vec!["9.1.0.1".parse().unwrap()]);
     assert_eq!(reason("9.1.0.1:80", &listed).await, Reason::Forbidden(Forbidden::Own));
-    let strict = Policy::local(vec!["9.1.0.1".parse().unwrap()]);
+    let strict = Policy::local(vec!["9.1.0.1".parse().unwrap()], Vec::new(), Ports::default());
     assert_eq!(reason("9.1.0.2:80", &strict).await, Reason::Forbidden(Forbidden::NotOwn));
     assert_eq!(reason("9.1.0.1:80", &strict).await, Reason::Refused);
 }

@@ -11,7 +11,7 @@ use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time}
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Way,
+    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Straight, Way,
 };
 
 /// What became of a connect.
@@ -34,6 +34,8 @@ pub struct FakeSteering {
     board: Board,
     prefixes: BTreeMap<Family, Vec<(IpNet, bool)>>,
     resolvers: Vec<(IpAddr, LinkMask)>,
+    servers: Vec<IpAddr>,
+    shut: Vec<(IpAddr, u16)>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), Learnt>,
     events: Vec<SteeringEvent>,
@@ -53,6 +55,11 @@ impl FakeSteering {
         Self { chaos: Some(n.max(1)), ..Self::default() }
     }
 
+    /// Every `n`-th call fails from now on, or none.
+    pub fn set_chaos(&mut self, n: Option<u64>) {
+        self.chaos = n.map(|n| n.max(1));
+    }
+
     fn call(&mut self, action: &'static str) -> Result<(), SteeringError> {
         self.calls += 1;
         match self.chaos {
@@ -69,6 +76,11 @@ impl FakeSteering {
     /// The resolvers in force.
     pub fn resolvers(&self) -> &[(IpAddr, LinkMask)] {
         &self.resolvers
+    }
+
+    /// The hosts that run Braid themselves.
+    pub fn servers(&self) -> &[IpAddr] {
+        &self.servers
     }
 
     /// When the daemon last said that it lives.
@@ -106,7 +118,10 @@ impl FakeSteering {
             Some(carry) => carry == Way::Redirect,
             None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
         };
-        if redirect && self.redirect_ready {
+        let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
+        let wanted = params.straight || found.is_some_and(|rule| rule.straight == Straight::All);
+        let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.shut.contains(&to);
+        if (redirect || straight) && self.redirect_ready {
             self.counters.redirected += 1;
             return Steered::Redirected;
         }
@@ -261,6 +276,12 @@ impl Steering for FakeSteering {
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError> {
         self.call("tell the kernel the links' resolvers")?;
         self.resolvers = resolvers.to_vec();
+        Ok(())
+    }
+
+    fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
+        self.call("tell the kernel which hosts run Braid")?;
+        (self.servers, self.shut) = (servers.to_vec(), shut.to_vec());
         Ok(())
     }
 

@@ -60,6 +60,9 @@ pub struct SteerParams {
     pub rules: Vec<SteerRule>,
     /// Classes whose connections are redirected where no rule says otherwise.
     pub redirected: Vec<Class>,
+    /// Connections to hosts that run Braid themselves ([`Steering::set_servers`]) are redirected where no rule says otherwise. Datagrams
+    /// are not: most are of protocols that take another order for loss.
+    pub straight: bool,
 }
 
 impl SteerParams {
@@ -116,6 +119,18 @@ pub enum Way {
     Redirect,
 }
 
+/// Which flows to hosts that run Braid themselves the daemon carries. None that may use a single link only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Straight {
+    /// As [`SteerParams::straight`] says.
+    #[default]
+    Usual,
+    /// Connections and datagrams.
+    All,
+    /// None for that reason alone.
+    Nothing,
+}
+
 /// One rule of the policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SteerRule {
@@ -133,6 +148,8 @@ pub struct SteerRule {
     pub affinity: Option<Affinity>,
     /// Who carries them; `None`: by their class ([`SteerParams::redirected`]).
     pub carry: Option<Way>,
+    /// What of them goes straight to a host that runs Braid; nothing does with [`Way::Direct`].
+    pub straight: Straight,
 }
 
 /// A connection that was turned to the daemon, and what is known of it.
@@ -313,6 +330,9 @@ pub trait Steering {
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
     /// Replaces the map of resolvers that are to be asked through the links of the mask.
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError>;
+    /// Replaces the set of hosts that run Braid themselves, and of their services (ports) that are not to be had that way; at most 1024
+    /// each, the first ones count.
+    fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError>;
     /// Sets the class of process names not seen before.
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError>;
     /// Sets an application's class.

@@ -6,8 +6,8 @@ use braid_model::{Bytes, Direction};
 use braid_netem::{Random, RateSource};
 
 use crate::event::Event;
+use crate::pipe::Parcel;
 use crate::scenario::{Medium, Scenario};
-use crate::tcp::Packet;
 use crate::world::World;
 
 /// A channel, on which one packet is sent at a time.
@@ -26,7 +26,7 @@ pub(crate) struct Air {
 
 #[derive(Debug)]
 struct Sender {
-    waiting: VecDeque<Packet>,
+    waiting: VecDeque<Parcel>,
     bytes: Bytes,
     room: Bytes,
 }
@@ -42,23 +42,24 @@ impl Air {
     }
 
     /// Puts a packet into its sender's queue, where that has room; an empty queue takes any.
-    pub(crate) fn push(&mut self, packet: Packet) {
-        let Some(place) = self.links.iter().position(|link| *link == usize::from(packet.link)) else { return };
-        let sender = match packet.direction {
+    pub(crate) fn push(&mut self, parcel: Parcel) {
+        let Some(place) = self.links.iter().position(|link| *link == parcel.link()) else { return };
+        let direction = parcel.direction();
+        let sender = match direction {
             Direction::Down => &mut self.senders[0],
             Direction::Up => &mut self.senders[1 + place],
         };
-        let size = Bytes::new(packet.wire());
+        let size = parcel.wire();
         if sender.bytes > Bytes::ZERO && sender.bytes + size > sender.room {
-            self.dropped[place][packet.direction as usize] += 1;
+            self.dropped[place][direction as usize] += 1;
             return;
         }
         sender.bytes += size;
-        sender.waiting.push_back(packet);
+        sender.waiting.push_back(parcel);
     }
 
     /// The packet that is sent next: of those who wait each is as likely to go first.
-    pub(crate) fn draw(&mut self) -> Option<Packet> {
+    pub(crate) fn draw(&mut self) -> Option<Parcel> {
         let waiting = || self.senders.iter().enumerate().filter(|(_, sender)| !sender.waiting.is_empty()).map(|(index, _)| index);
         let drawn = match waiting().count() as u64 {
             0 => return None,
@@ -67,9 +68,9 @@ impl Air {
         };
         let index = waiting().nth(drawn as usize)?;
         let sender = &mut self.senders[index];
-        let packet = sender.waiting.pop_front()?;
-        sender.bytes = sender.bytes.saturating_sub(Bytes::new(packet.wire()));
-        Some(packet)
+        let parcel = sender.waiting.pop_front()?;
+        sender.bytes = sender.bytes.saturating_sub(parcel.wire());
+        Some(parcel)
     }
 
     /// Packets of a link that found no room; zeros if the link is on another channel.
@@ -84,13 +85,13 @@ impl World<'_> {
         if self.airs[air].busy {
             return;
         }
-        let Some(packet) = self.airs[air].draw() else { return };
-        let rate = match self.client_link(usize::from(packet.link), packet.direction).map(|link| &link.profile().rate) {
+        let Some(parcel) = self.airs[air].draw() else { return };
+        let rate = match self.client_link(parcel.link(), parcel.direction()).map(|link| &link.profile().rate) {
             Some(RateSource::Constant(rate)) => *rate,
             _ => return,
         };
-        let free = self.now + rate.time_for(Bytes::new(packet.wire()));
-        self.enter_client_pipe(packet);
+        let free = self.now + rate.time_for(parcel.wire());
+        self.enter_client_pipe(parcel);
         self.airs[air].busy = true;
         self.queue.push(free, Event::Air(air as u32));
     }

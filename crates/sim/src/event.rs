@@ -20,6 +20,8 @@ pub(crate) enum Event {
     Air(u32),
     /// Living connections may be moved to other links.
     Steer,
+    /// A timer of the bond.
+    Bond,
     /// The next flow of a class.
     Arrival(u32),
     /// A change of a link, by its place in the scenario.

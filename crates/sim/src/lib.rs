@@ -23,11 +23,13 @@
 //! The topology: one client; each of its links has a rate, delay, loss and queue in either direction; behind them, servers, each with a
 //! link of its own that all flows to it share. Links may share a radio channel ([`Medium`]). A connection-oriented stream is one TCP
 //! connection on one link. A packet-oriented stream (to a server that runs Braid) is one TCP connection on each link, over which its
-//! chunks are spread by one of [`braid_decide::packet`]'s schedulers.
+//! chunks are spread by one of [`braid_decide::packet`]'s schedulers; or, with [`Scenario::bond`], a flow of the daemon's own bond: real
+//! QUIC over the same links, beside the same TCP.
 
 #![forbid(unsafe_code)]
 
 mod air;
+mod bonded;
 mod energy;
 mod event;
 pub mod experiment;
@@ -37,6 +39,7 @@ mod host;
 mod knowledge;
 pub mod math;
 mod operetta;
+mod pair;
 mod pipe;
 mod scenario;
 mod schedule;
@@ -49,7 +52,9 @@ mod virtual_interface;
 mod workload;
 mod world;
 
+pub use bonded::Bonding;
 pub use operetta::{Aim, Operetta};
+pub use pair::{Pair, Quic};
 pub use scenario::{
     Battery, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Medium, Scenario,
     ScenarioError, Scheduling, ServerLink, ServerSpec,

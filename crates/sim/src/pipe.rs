@@ -1,13 +1,71 @@
-//! One direction of a link, and when it is next to be looked at.
+//! One direction of a link, what travels on it, and when it is next to be looked at.
 
-use braid_model::Time;
+use braid_model::{Bytes, Direction, Time};
 use braid_netem::{Link, Profile, Verdict};
 
 use crate::tcp::Packet;
 
+/// Headers of IPv4 and UDP.
+const UDP_HEADERS: Bytes = Bytes::new(28);
+
+/// What travels on links.
+#[derive(Debug)]
+pub(crate) enum Parcel {
+    /// TCP's.
+    Segment(Packet),
+    /// A bond's.
+    Datagram(Datagram),
+}
+
+/// A UDP datagram between the client and the first server.
+#[derive(Debug)]
+pub(crate) struct Datagram {
+    pub(crate) link: u8,
+    pub(crate) direction: Direction,
+    pub(crate) data: bytes::Bytes,
+}
+
+impl braid_netem::Packet for Parcel {
+    fn size(&self) -> Bytes {
+        match self {
+            Self::Segment(packet) => packet.size(),
+            Self::Datagram(datagram) => UDP_HEADERS + Bytes::new(datagram.data.len() as u64),
+        }
+    }
+}
+
+impl Parcel {
+    /// The client's link.
+    pub(crate) fn link(&self) -> usize {
+        usize::from(match self {
+            Self::Segment(packet) => packet.link,
+            Self::Datagram(datagram) => datagram.link,
+        })
+    }
+
+    pub(crate) fn server(&self) -> usize {
+        match self {
+            Self::Segment(packet) => usize::from(packet.server),
+            Self::Datagram(_) => 0,
+        }
+    }
+
+    pub(crate) fn direction(&self) -> Direction {
+        match self {
+            Self::Segment(packet) => packet.direction,
+            Self::Datagram(datagram) => datagram.direction,
+        }
+    }
+
+    /// Bytes on the wire.
+    pub(crate) fn wire(&self) -> Bytes {
+        braid_netem::Packet::size(self)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Pipe {
-    pub(crate) link: Link<Packet>,
+    pub(crate) link: Link<Parcel>,
     /// The event that is awaited; others of this pipe are stale.
     awaited: Option<Time>,
 }
@@ -17,8 +75,8 @@ impl Pipe {
         Self { link: Link::new(profile, seed, Time::ZERO), awaited: None }
     }
 
-    pub(crate) fn push(&mut self, now: Time, packet: Packet) -> bool {
-        self.link.push(now, packet) == Verdict::Queued
+    pub(crate) fn push(&mut self, now: Time, parcel: Parcel) -> bool {
+        self.link.push(now, parcel) == Verdict::Queued
     }
 
     /// Whether an event at `now` is the one awaited.

@@ -7,6 +7,7 @@ use braid_model::{Bytes, Direction, Joules, Power, Rate, Time};
 use braid_netem::{Profile, RateSource};
 use thiserror::Error;
 
+use crate::bonded::Bonding;
 use crate::spread::Packets;
 use crate::tcp::TcpConfig;
 use crate::workload::{Arrivals, Class, Size};
@@ -28,6 +29,8 @@ pub struct Scenario {
     pub knowledge: Knowledge,
     /// Streams to servers that run Braid, and how their chunks are spread.
     pub packets: Packets,
+    /// The daemon's bond to carry them, in place of the model of [`Packets`].
+    pub bond: Option<Bonding>,
     /// How both ends of every connection behave.
     pub tcp: TcpConfig,
     /// Changes of links while it runs.
@@ -55,6 +58,7 @@ impl Default for Scenario {
             scheduling: Scheduling::MaximumThroughput,
             knowledge: Knowledge::default(),
             packets: Packets::default(),
+            bond: None,
             tcp: TcpConfig::default(),
             changes: Vec::new(),
             battery: None,
@@ -257,7 +261,7 @@ pub struct ScenarioError {
 }
 
 impl ScenarioError {
-    fn new(thing: impl Into<String>, reason: impl Into<String>, remedy: &'static str) -> Self {
+    pub(crate) fn new(thing: impl Into<String>, reason: impl Into<String>, remedy: &'static str) -> Self {
         Self { thing: thing.into(), reason: reason.into(), remedy }
     }
 }
@@ -294,6 +298,9 @@ impl Scenario {
         }
         if !(0.0..=1.0).contains(&self.packets.share) {
             return bad("packets.share", "it is not within 0 and 1", "give the share of flows whose server runs Braid");
+        }
+        if self.bond.is_some() && (self.servers.len() > 1 || self.knowledge.capacity != CapacityKnowledge::Oracle) {
+            return bad("bond", "it goes to one server, and capacities are learnt from TCP alone", "give one server and the capacities");
         }
         if self.tcp.initial_window == 0 || self.tcp.acknowledge_every == 0 {
             return bad("tcp", "a window or a count of segments is zero", "give at least 1");

@@ -46,6 +46,11 @@ impl Source {
         Self { total: total.get(), next: 0, chunks, open: false, again: VecDeque::new(), repeated: false }
     }
 
+    /// All that it has.
+    pub(crate) fn total(&self) -> Bytes {
+        Bytes::new(self.total)
+    }
+
     /// The chunk that is to go next.
     pub(crate) fn peek(&self) -> Option<u32> {
         if !self.open {

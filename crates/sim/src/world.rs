@@ -9,12 +9,13 @@ use braid_model::{Bytes, Direction, Time};
 use braid_netem::{Link, LinkStats, Profile, Random, RateSource};
 
 use crate::air::Air;
+use crate::bonded::Bonded;
 use crate::energy::Meter;
 use crate::event::{Event, Queue};
 use crate::host::{Connection, Path};
 use crate::knowledge::{Known, MEASURE, Truth};
 use crate::math;
-use crate::pipe::Pipe;
+use crate::pipe::{Parcel, Pipe};
 use crate::scenario::{Change, Scenario, ScenarioError};
 use crate::schedule::{LinkView, NewStream, Scheduler, View, scheduler};
 use crate::stats::{Counters, FlowOutcome, LinkBins, LinkOutcome, Outcome};
@@ -37,7 +38,7 @@ pub fn simulate(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
 /// If the scenario makes no sense ([`Scenario::check`]).
 pub fn simulate_with(scenario: &Scenario, scheduler: &mut dyn Scheduler) -> Result<Outcome, ScenarioError> {
     scenario.check()?;
-    let mut world = World::new(scenario, scheduler);
+    let mut world = World::new(scenario, scheduler)?;
     world.run();
     Ok(world.outcome())
 }
@@ -74,12 +75,14 @@ pub(crate) struct World<'a> {
     measured: Vec<[Bytes; 2]>,
     battery: Vec<f64>,
     pub(crate) counters: Counters,
+    /// The bond that carries streams that are spread, if one does.
+    pub(crate) bonded: Option<Bonded>,
 }
 
 pub(crate) const DIRECTIONS: [Direction; 2] = [Direction::Down, Direction::Up];
 
 impl<'a> World<'a> {
-    fn new(scenario: &'a Scenario, scheduler: &'a mut dyn Scheduler) -> Self {
+    fn new(scenario: &'a Scenario, scheduler: &'a mut dyn Scheduler) -> Result<Self, ScenarioError> {
         let mut seeds = Random::new(scenario.seed);
         let mut pipe = |profile: &Profile| Some(Pipe::new(profile.clone(), seeds.next()));
         let mut pipes: Vec<Option<Pipe>> = scenario.links.iter().flat_map(|link| [pipe(&link.down), pipe(&link.up)]).collect();
@@ -95,13 +98,15 @@ impl<'a> World<'a> {
         let generators = scenario.workload.iter().map(|_| Generator::new(seeds.next())).collect();
         let dice = Random::new(seeds.next());
         let on = |link| scenario.media.iter().position(|medium| medium.links.contains(&link));
-        Self {
+        let airs = scenario.media.iter().map(|medium| Air::new(medium, scenario, seeds.next())).collect();
+        let bonded = scenario.bond.as_ref().map(|bonding| Bonded::new(bonding, seeds.next(), links)).transpose()?;
+        Ok(Self {
             scenario,
             scheduler,
             now: Time::ZERO,
             queue: Queue::default(),
             pipes,
-            airs: scenario.media.iter().map(|medium| Air::new(medium, scenario, seeds.next())).collect(),
+            airs,
             air_of: (0..links).map(on).collect(),
             meters: vec![Meter::default(); links],
             bins: (0..links).map(|_| LinkBins::default()).collect(),
@@ -121,7 +126,8 @@ impl<'a> World<'a> {
             measured: vec![[Bytes::ZERO; 2]; links],
             battery: Vec::new(),
             counters: Counters::default(),
-        }
+            bonded,
+        })
     }
 
     fn run(&mut self) {
@@ -140,6 +146,7 @@ impl<'a> World<'a> {
         if let Some(every) = self.scheduler.steers() {
             self.queue.push(Time::ZERO + every, Event::Steer);
         }
+        self.drive_bond();
         self.run_until(end, false);
         self.run_until(end + self.scenario.grace, true);
     }
@@ -171,6 +178,7 @@ impl<'a> World<'a> {
                 self.send_on_air(air as usize);
             }
             Event::Steer => self.on_steer(),
+            Event::Bond => self.on_bond(),
             Event::Tick => {
                 self.close_bin();
                 self.queue.push(self.now + self.scenario.bin, Event::Tick);
@@ -182,57 +190,70 @@ impl<'a> World<'a> {
 
     /// Sends a packet: towards the client by the server's link first, away from it by the client's.
     pub(crate) fn transmit(&mut self, packet: Packet) {
-        self.counters.packets += 1;
         self.counters.segments += u64::from(packet.data.is_some());
-        match packet.direction {
-            Direction::Up => self.enter_client_link(packet),
-            Direction::Down => self.enter_server_link(packet),
+        self.send(Parcel::Segment(packet));
+    }
+
+    /// The same for whatever travels.
+    pub(crate) fn send(&mut self, parcel: Parcel) {
+        self.counters.packets += 1;
+        match parcel.direction() {
+            Direction::Up => self.enter_client_link(parcel),
+            Direction::Down => self.enter_server_link(parcel),
         }
     }
 
-    fn enter_client_link(&mut self, packet: Packet) {
-        match self.air_of[usize::from(packet.link)] {
+    fn enter_client_link(&mut self, parcel: Parcel) {
+        match self.air_of[parcel.link()] {
             Some(air) => {
-                self.airs[air].push(packet);
+                self.airs[air].push(parcel);
                 self.send_on_air(air);
             }
-            None => self.enter_client_pipe(packet),
+            None => self.enter_client_pipe(parcel),
         }
     }
 
-    pub(crate) fn enter_client_pipe(&mut self, packet: Packet) {
-        let (link, direction) = (usize::from(packet.link), packet.direction);
+    pub(crate) fn enter_client_pipe(&mut self, parcel: Parcel) {
+        let (link, direction, wire) = (parcel.link(), parcel.direction(), parcel.wire());
         let index = 2 * link + direction as usize;
         let Some(pipe) = &mut self.pipes[index] else { return };
-        if pipe.push(self.now, packet) {
-            self.meters[link].on_packet(self.now, direction, &pipe.link.profile().rate, Bytes::new(packet.wire()));
+        if pipe.push(self.now, parcel) {
+            self.meters[link].on_packet(self.now, direction, &pipe.link.profile().rate, wire);
         }
         self.await_pipe(index);
     }
 
-    fn enter_server_link(&mut self, packet: Packet) {
-        let index = 2 * (self.scenario.links.len() + usize::from(packet.server)) + packet.direction as usize;
+    fn enter_server_link(&mut self, parcel: Parcel) {
+        let index = 2 * (self.scenario.links.len() + parcel.server()) + parcel.direction() as usize;
         match &mut self.pipes[index] {
             Some(pipe) => {
-                pipe.push(self.now, packet);
+                pipe.push(self.now, parcel);
                 self.await_pipe(index);
             }
-            None => self.leave_server_link(packet),
+            None => self.leave_server_link(parcel),
         }
     }
 
-    fn leave_server_link(&mut self, packet: Packet) {
-        match packet.direction {
-            Direction::Down => self.enter_client_link(packet),
-            Direction::Up => self.arrive(packet),
+    fn leave_server_link(&mut self, parcel: Parcel) {
+        match parcel.direction() {
+            Direction::Down => self.enter_client_link(parcel),
+            Direction::Up => self.hand_over(parcel),
         }
     }
 
-    fn leave_client_link(&mut self, packet: Packet) {
-        self.bins[usize::from(packet.link)].carried[packet.direction as usize] += Bytes::new(packet.wire());
-        match packet.direction {
-            Direction::Down => self.arrive(packet),
-            Direction::Up => self.enter_server_link(packet),
+    fn leave_client_link(&mut self, parcel: Parcel) {
+        self.bins[parcel.link()].carried[parcel.direction() as usize] += parcel.wire();
+        match parcel.direction() {
+            Direction::Down => self.hand_over(parcel),
+            Direction::Up => self.enter_server_link(parcel),
+        }
+    }
+
+    /// It is at its end.
+    fn hand_over(&mut self, parcel: Parcel) {
+        match parcel {
+            Parcel::Segment(packet) => self.arrive(packet),
+            Parcel::Datagram(datagram) => self.arrive_bonded(&datagram),
         }
     }
 
@@ -247,8 +268,8 @@ impl<'a> World<'a> {
             return;
         }
         let client = index < 2 * self.scenario.links.len();
-        while let Some(packet) = self.pipes[index].as_mut().and_then(|pipe| pipe.link.pop(self.now)) {
-            if client { self.leave_client_link(packet) } else { self.leave_server_link(packet) }
+        while let Some(parcel) = self.pipes[index].as_mut().and_then(|pipe| pipe.link.pop(self.now)) {
+            if client { self.leave_client_link(parcel) } else { self.leave_server_link(parcel) }
         }
         if client
             && let Some(pipe) = &self.pipes[index]
@@ -275,9 +296,12 @@ impl<'a> World<'a> {
             self.meters[change.link].on_backlog(self.now, direction, &pipe.link.profile().rate, pipe.link.backlog());
             self.await_pipe(index);
         }
+        if let Change::Dark(dark) = change.change {
+            self.tell_bond(change.link, dark);
+        }
     }
 
-    pub(crate) fn client_link(&self, link: usize, direction: Direction) -> Option<&Link<Packet>> {
+    pub(crate) fn client_link(&self, link: usize, direction: Direction) -> Option<&Link<Parcel>> {
         self.pipes[2 * link + direction as usize].as_ref().map(|pipe| &pipe.link)
     }
 
@@ -351,9 +375,15 @@ impl<'a> World<'a> {
         self.living.push(id);
         self.streams[id as usize].sources[Direction::Up as usize].open = true;
         let server = self.scenario.workload[new.class].server as u16;
+        let bonded = spread && self.bonded.is_some();
         for slot in new.allowed.slots().filter(|slot| spread || link == Some(*slot)) {
             self.bins[slot].flows += 1;
-            self.open(Path { stream: id, link: slot as u8, server });
+            if !bonded {
+                self.open(Path { stream: id, link: slot as u8, server });
+            }
+        }
+        if bonded {
+            self.open_bonded(id, new.allowed);
         }
     }
 
@@ -372,6 +402,7 @@ impl<'a> World<'a> {
         if let Some(weights) = self.scheduler.weights() {
             self.weights.iter_mut().zip(weights).for_each(|(mine, given)| *mine = *given);
         }
+        self.weigh_bond();
         self.views = views;
         link
     }
@@ -385,6 +416,13 @@ impl<'a> World<'a> {
         self.living.retain(|other| *other != id);
     }
 
+    /// A stream cannot be had after all.
+    pub(crate) fn refuse(&mut self, id: u32) {
+        self.streams[id as usize].ended = true;
+        self.flows[id as usize].refused = true;
+        self.living.retain(|other| *other != id);
+    }
+
     // What is known, and what came of it.
 
     pub(crate) fn capacity(&self, link: usize, direction: Direction) -> braid_model::Rate {
@@ -395,6 +433,10 @@ impl<'a> World<'a> {
 
     pub(crate) fn weight(&self, link: usize) -> f64 {
         self.weights[link]
+    }
+
+    pub(crate) fn weights(&self) -> &[f64] {
+        &self.weights
     }
 
     /// Shows the estimators what the links carried. A queue is seen as the daemon sees it: in round-trip times.

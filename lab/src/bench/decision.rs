@@ -29,7 +29,7 @@ const BATCH: usize = 2_000;
 pub(super) struct Program {
     pub(super) name: String,
     runs: u64,
-    time: Duration,
+    pub(super) time: Duration,
 }
 
 pub(super) fn run(settings: &Settings) -> Result<Report> {

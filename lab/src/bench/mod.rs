@@ -7,6 +7,7 @@ mod bond;
 mod cut;
 mod decision;
 mod footprint;
+mod get;
 mod mixes;
 mod overhead;
 mod report;
@@ -20,7 +21,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-pub use report::{Aim, Report, Table};
+pub use report::{Aim, Figure, Report, Table};
 
 /// What all benchmarks are told.
 #[derive(Debug, Clone)]
@@ -29,13 +30,15 @@ pub struct Settings {
     pub braid: PathBuf,
     /// Fewer repetitions and shorter ones: to see that all works, not for figures.
     pub quick: bool,
+    /// What is left to chance follows from it.
+    pub seed: u64,
 }
 
 /// A benchmark.
 type Bench = fn(&Settings) -> Result<Report>;
 
 /// The benchmarks, in the order of the report.
-const ALL: [(&str, Bench); 13] = [
+const ALL: &[(&str, Bench)] = &[
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
@@ -44,24 +47,28 @@ const ALL: [(&str, Bench); 13] = [
     ("footprint", footprint::run),
     ("schedulers", schedulers::run),
     ("bond", bond::sums::run),
+    ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),
     ("bond-simult", bond::simult::run),
     ("bond-matrix", bond::matrix::run),
+    ("bond-churn", bond::churn::run),
+    ("bond-fair", bond::fair::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
+    ("get", get::run),
 ];
 
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there
 /// before and is not measured now stays in them. Gives the reports.
 pub fn run(settings: &Settings, names: &[String], out: &Path) -> Result<Vec<Report>> {
-    let known = ALL.map(|(name, _)| name);
+    let known: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         bail!("there is no benchmark {unknown:?}: there are {}", known.join(", "));
     }
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     crate::sys::raise_open_files().context("cannot raise the limit of open files")?;
     let mut reports = Vec::new();
-    for (name, bench) in ALL.into_iter().filter(|(name, _)| names.is_empty() || names.iter().any(|wanted| wanted == name)) {
+    for (name, bench) in ALL.iter().filter(|(name, _)| names.is_empty() || names.iter().any(|wanted| wanted == name)) {
         eprintln!("{name}:");
         let begin = Instant::now();
         let mut report = bench(settings).with_context(|| format!("the benchmark {name} failed"))?;

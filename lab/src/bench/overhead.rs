@@ -6,8 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use aya::sys::{Stats, enable_stats};
 use serde_json::{Value, json};
 
+use super::decision::programs;
 use super::report::Report;
 use super::sockets::{accept_and_drop, connect, swallow_datagrams};
 use super::stats::{Mean, median, quantile};
@@ -32,7 +34,10 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          the mean of three runs of 2 s. CPU: /proc/stat of the whole machine over \
          the transfer, by gigabyte received; the kernel's share is system, irq and softirq. Connect: one non-blocking connect() to a \
          listening socket, timed in the process that calls it; its life: socket(), connect() and close(). Datagram: sendto() of 100 bytes by an \
-         unconnected socket. Ratios are taken pair by pair, with 95 % confidence intervals of their means.",
+         unconnected socket. Ratios are taken pair by pair, with 95 % confidence intervals of their means. Braid's own: the same ten streams \
+         with the daemon up and the kernel counting how long each of its programs runs (BPF_ENABLE_STATS, which itself costs some 20 ns a \
+         run), and the time its threads ran (schedstat), of all the CPU that the machine used meanwhile: what the noise of the pairs cannot \
+         hide.",
     );
     let links: &[usize] = if settings.quick { &[1] } else { &[1, 2] };
     let mut raw = json!({});
@@ -48,10 +53,12 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
         let streams = streams(settings, *count, pairs)?;
         raw[format!("iperf3_{count}_links")] = tell_streams(&streams, *count, &mut report);
     }
+    let own = own(settings)?;
+    raw["own"] = tell_own(&own, &mut report);
     let calls = calls(settings)?;
     raw["calls"] = tell_calls(&calls, &mut report);
     report.raw = raw;
-    let others = super::decision::programs()?.values().filter(|program| program.name == "braid_connect4").count();
+    let others = programs()?.values().filter(|program| program.name == "braid_connect4").count();
     if others > 0 {
         report
             .notes
@@ -149,6 +156,50 @@ fn tell_streams(streams: &Streams, links: usize, report: &mut Report) -> Value {
         report.aim("CPU a gigabyte at most 1.03 of that without", interval(&ratio), ratio.mean <= 1.03);
     }
     json!({ "goodput_gbps": streams.goodput.json(), "cpu_s_per_gb": streams.cpu.json(), "kernel_s_per_gb": streams.kernel.json() })
+}
+
+/// CPU seconds while the ten streams ran, by their transfers: in Braid's programs, in its daemon, and of the whole machine.
+#[derive(Debug, Default)]
+struct Own {
+    programs: f64,
+    daemon: f64,
+    all: f64,
+}
+
+fn own(settings: &Settings) -> Result<Own> {
+    let lab = LINKS[..1].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
+    let _server = Server::start(&lab)?;
+    let foreign = programs()?;
+    let daemon = daemon(&lab, settings, true)?.context("the daemon was asked for")?;
+    let _counting = enable_stats(Stats::RunTime).context("the kernel does not count BPF run times (BPF_ENABLE_STATS, Linux 5.8)")?;
+    let in_programs = || -> Result<f64> {
+        let ours = programs()?.into_iter().filter(|(id, _)| !foreign.contains_key(id));
+        Ok(ours.map(|(_, program)| program.time.as_secs_f64()).sum())
+    };
+    let before = (in_programs()?, thread_time(daemon.pid())?, cpu()?);
+    for _ in 0..if settings.quick { 2 } else { 10 } {
+        transfer(&lab, RUNS.1)?;
+    }
+    Ok(Own { programs: in_programs()? - before.0, daemon: thread_time(daemon.pid())? - before.1, all: cpu()?.since(&before.2).all })
+}
+
+/// Seconds that a process's threads have run (proc_pid_schedstat: nanoseconds on a CPU come first).
+fn thread_time(pid: u32) -> Result<f64> {
+    let mut nanoseconds = 0;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).context("the daemon is gone")? {
+        let Ok(text) = std::fs::read_to_string(thread?.path().join("schedstat")) else { continue };
+        nanoseconds += text.split_whitespace().next().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(nanoseconds as f64 / 1e9)
+}
+
+fn tell_own(own: &Own, report: &mut Report) -> Value {
+    let row = |what: &str, time: f64| vec![what.to_owned(), format!("{time:.4} s"), format!("{:.3} %", 100.0 * time / own.all)];
+    let rows = vec![row("Braid's programs in the kernel", own.programs), row("its daemon", own.daemon), row("the whole machine", own.all)];
+    report.table("Braid's own CPU time while ten streams run:", "what | CPU | of all", rows);
+    let share = (own.programs + own.daemon) / own.all;
+    report.aim("Braid's own work is at most 0.02 of the CPU", format!("{share:.5}"), share <= 0.02);
+    json!({ "programs_s": own.programs, "daemon_s": own.daemon, "machine_s": own.all })
 }
 
 fn ratios(pairs: &Pairs) -> Vec<f64> {
@@ -306,6 +357,15 @@ mod tests {
         assert_eq!(parse_cpu(""), None);
         let (before, after) = (Cpu { all: 1.0, kernel: 0.5 }, Cpu { all: 3.0, kernel: 2.0 });
         assert_eq!(after.since(&before), Cpu { all: 2.0, kernel: 1.5 });
+    }
+
+    #[test]
+    fn threads_have_run() {
+        let begin = Instant::now();
+        while thread_time(std::process::id()).unwrap() < 0.01 {
+            assert!(begin.elapsed() < Duration::from_secs(10), "this thread has run for 10 s, and it does not show");
+        }
+        assert!(thread_time(u32::MAX).is_err());
     }
 
     #[test]

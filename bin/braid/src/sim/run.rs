@@ -10,7 +10,10 @@ use std::time::Instant;
 
 use anyhow::Context;
 use braid_model::Time;
-use braid_sim::experiment::{Experiment, Job, Judgement, Report, Sample, Samples, Sampling, Setting, Summary, conclude, markdown};
+use braid_peer::keys::KeyPair;
+use braid_peer::tls;
+use braid_sim::Quic;
+use braid_sim::experiment::{Experiment, Job, Judgement, Machine, Report, Sample, Samples, Sampling, Setting, Summary, conclude, markdown};
 
 use super::progress::Progress;
 use crate::cli;
@@ -33,9 +36,10 @@ pub(super) fn measure(experiments: &[&'static dyn Experiment], setting: Setting,
     let progress =
         Progress::new(experiments.iter().enumerate().map(|(place, experiment)| (experiment.about().name, count(place))).collect());
 
+    let quic = quic()?;
     let mut samples: Vec<Vec<(Job, Sample)>> = experiments.iter().map(|_| Vec::new()).collect();
     for (place, sample) in spread(&together, threads, |(place, job)| {
-        let sample = job.clone().measure(experiments[*place]);
+        let sample = job.clone().measure_on(experiments[*place], &Machine { quic: Some(&quic), ..Machine::NONE });
         progress.step(*place);
         (*place, sample)
     }) {
@@ -45,11 +49,18 @@ pub(super) fn measure(experiments: &[&'static dyn Experiment], setting: Setting,
     let begin = Instant::now();
     let clock = || Time::ZERO + begin.elapsed();
     for (place, job) in alone {
-        samples[place].push(job.measure_by(experiments[place], &clock));
+        samples[place].push(job.measure_on(experiments[place], &Machine { clock: &clock, quic: Some(&quic) }));
         progress.step(place);
     }
     let concluded = experiments.iter().zip(samples).map(|(experiment, samples)| conclude(*experiment, &setting, Samples::new(samples)));
     concluded.collect::<Result<_, _>>().context("this is a mistake in Braid")
+}
+
+/// TLS as a client and its relay have it, for experiments with real bonds.
+fn quic() -> anyhow::Result<Quic> {
+    let (mine, theirs) = (KeyPair::generate()?, KeyPair::generate()?);
+    let client = tls::client(Some(&mine), tls::Expect::Pinned(theirs.public()))?;
+    Ok(Quic { epoch: Instant::now(), client, server: tls::server(&theirs, tls::Clients::Keyed)? })
 }
 
 /// Does `work` on all `items` with so many threads; answers come in the order of items.

@@ -14,11 +14,11 @@ use crate::controller::{Gauge, Radio};
 use crate::hello::{Hello, VERSION, Welcome};
 use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
 
-/// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say.
-const UNVALIDATED: usize = 64;
-/// Strangers at a time, and of those from one source (an IPv4 address, or an IPv6 network of 64 bits); more are refused.
+/// Strangers (connections that were not admitted) at a time, and of those from one source (an IPv4 address, or an IPv6 network of 64 bits); more are refused.
 const STRANGERS: usize = 1024;
 const STRANGERS_OF_ONE: usize = 128;
+/// With fewer strangers than this nobody counts whose they are.
+const FEW: usize = 64;
 /// One that was turned away is closed after this.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Connections of one bond at a time: each of its paths may be replaced by another.
@@ -92,7 +92,7 @@ impl Host {
         let remote = incoming.remote_address();
         self.buffer.clear();
         // Whoever has not shown yet that it is where it says it is gets no state and a small answer.
-        if !incoming.remote_address_validated() && incoming.may_retry() && self.strangers.len() >= UNVALIDATED {
+        if !incoming.remote_address_validated() && incoming.may_retry() && self.strangers.len() >= self.bounds.unproven {
             if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
                 self.responses.push_back((link, transmit, self.buffer.clone()));
             }
@@ -100,7 +100,7 @@ impl Host {
         }
         let alike = |id: &&usize| self.conns.get(*id).is_some_and(|conn| source(conn.remote) == source(remote));
         let crowded = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS;
-        if crowded || self.strangers.len() >= UNVALIDATED && self.strangers.iter().filter(alike).count() >= STRANGERS_OF_ONE {
+        if crowded || self.strangers.len() >= FEW && self.strangers.iter().filter(alike).count() >= STRANGERS_OF_ONE {
             let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
             self.responses.push_back((link, transmit, self.buffer.clone()));
             return;
@@ -181,7 +181,7 @@ impl Host {
 }
 
 /// Whom strangers are counted by: an IPv6 network gives each of its hosts as many addresses as it likes.
-fn source(remote: SocketAddr) -> u128 {
+pub fn source(remote: SocketAddr) -> u128 {
     match remote.ip().to_canonical() {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
         IpAddr::V6(ip) => ip.to_bits() >> 64 << 64,

@@ -42,6 +42,9 @@ pub(super) struct Conn {
     pub(super) remote: SocketAddr,
     pub(super) timer: Option<Instant>,
     pub(super) refused: Option<u64>,
+    pub(super) another_key: bool,
+    /// Whether anything has come from the other end.
+    pub(super) heard: bool,
     /// The client's number of the link.
     pub(super) link_there: u8,
     pub(super) backup: bool,
@@ -87,6 +90,8 @@ impl Conn {
             remote,
             timer: None,
             refused: None,
+            another_key: false,
+            heard: false,
             link_there: link,
             backup: false,
             hello: None,

@@ -5,34 +5,15 @@ pub mod scenes;
 #[path = "../support/tls.rs"]
 mod tls;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use braid_bond::host::{ConnectionId, Host, HostEvent};
-use braid_bond::{BondId, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathId, PathNews, Secret, Target};
+use braid_bond::host::HostEvent;
+use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathId, PathNews, Side, Target};
 use braid_model::{Rate, Time};
 use braid_netem::{Link, Loss, Packet, Profile};
-use bytes::{Bytes, BytesMut};
-use noq_proto::Transmit;
-
-/// Nobody restarts here.
-struct NoResets;
-
-impl noq_proto::crypto::HmacKey for NoResets {
-    fn sign(&self, _: &[u8], out: &mut [u8]) {
-        out.fill(1);
-    }
-
-    fn signature_len(&self) -> usize {
-        32
-    }
-
-    fn verify(&self, _: &[u8], _: &[u8]) -> Result<(), noq_proto::crypto::CryptoError> {
-        Err(noq_proto::crypto::CryptoError)
-    }
-}
+use braid_sim::{Pair, Quic};
+use bytes::Bytes;
 
 /// A link of the test.
 #[derive(Debug, Clone, Copy)]
@@ -91,40 +72,29 @@ impl Packet for Datagram {
     }
 }
 
+const ENDS: [Side; 2] = [Side::Client, Side::Server];
+
 pub struct World {
-    base: Instant,
+    quic: Quic,
     pub now: Instant,
-    pub hosts: [Host; 2],
+    pair: Pair,
     links: Vec<[Link<Datagram>; 2]>,
     specs: Vec<Spec>,
-    pub bond: BondId,
-    pub events: [VecDeque<HostEvent>; 2],
     pub got: [BTreeMap<FlowKey, usize>; 2],
     pub messages: [BTreeMap<FlowKey, Vec<(Instant, Bytes)>>; 2],
     pub last_read: Instant,
     pub gap: Duration,
-    pub connections: Vec<ConnectionId>,
     pattern: Pattern,
     sources: Vec<Source>,
-}
-
-const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 5757);
-
-fn client_address(link: usize) -> SocketAddr {
-    SocketAddr::from(([10, 0, link as u8, 2], 40_000))
 }
 
 impl World {
     pub fn new(specs: &[Spec], seed: u64) -> Self {
         #[allow(clippy::disallowed_methods, reason = "only differences count")]
-        let base = Instant::now();
-        let (client_tls, server_tls) = tls::ends();
-        let (mut client, server) =
-            (Host::client([seed as u8; 32], base), Host::server([1 + seed as u8; 32], Arc::new(NoResets), Arc::new(server_tls), base));
-        let bond = BondId([7; 16]);
-        client.begin(base, bond, Secret([8; 32]), Limits::default());
-        let client_tls = Arc::new(client_tls);
-        let mut connections = Vec::new();
+        let epoch = Instant::now();
+        let (client, server) = tls::ends();
+        let quic = Quic { epoch, client, server };
+        let pair = Pair::new(&quic, epoch, seed, specs.len(), Limits::default()).unwrap();
         let links = specs.iter().enumerate().map(|(at, spec)| {
             let profile = Profile {
                 rate: Rate::from_bps((spec.mbps * 1e6) as u64).into(),
@@ -133,24 +103,19 @@ impl World {
                 queue: braid_model::Bytes::new(spec.queue),
                 ..Profile::default()
             };
-            let path = (PathId(at as u32), at as u8, false);
-            connections.push(client.dial(base, bond, path, SERVER, client_tls.clone(), "braid.invalid", (None, "test".into())).unwrap());
             [0, 1].map(|side| Link::new(profile.clone(), seed * 100 + at as u64 * 2 + side, Time::ZERO))
         });
         let links = links.collect();
         Self {
-            base,
-            now: base,
-            hosts: [client, server],
+            quic,
+            now: epoch,
+            pair,
             links,
             specs: specs.to_vec(),
-            bond,
-            events: Default::default(),
             got: Default::default(),
             messages: Default::default(),
-            last_read: base,
+            last_read: epoch,
             gap: Duration::ZERO,
-            connections,
             pattern: Pattern::new(),
             sources: Vec::new(),
         }
@@ -161,7 +126,7 @@ impl World {
         let mut world = Self::new(specs, seed);
         let paths = specs.len();
         let up = world.run(Duration::from_secs(20), |world| {
-            world.hosts.iter().all(|host| host.bonds().next().is_some_and(|(_, bond)| bond.paths().count() == paths))
+            ENDS.iter().all(|end| world.pair.look(*end).is_some_and(|bond| bond.paths().count() == paths))
         });
         assert!(up, "not all paths joined");
         world.run(Duration::from_secs(1), |_| false);
@@ -176,8 +141,13 @@ impl World {
     /// Ends what [`Self::send`] began at once, with a reset.
     pub fn cut_off(&mut self, side: usize, flow: FlowKey) {
         self.sources.retain(|source| source.flow != flow);
-        let (time, id) = (self.hosts[side].time(self.now), self.bond);
-        self.hosts[side].bond(id).unwrap().reset(time, flow, 1);
+        let (bond, time) = self.end(side);
+        bond.reset(time, flow, 1);
+    }
+
+    /// One end's bond and its clock.
+    pub fn end(&mut self, side: usize) -> (&mut Bond, Time) {
+        self.pair.end(self.now, ENDS[side]).unwrap()
     }
 
     /// Bytes in a link's queue.
@@ -196,17 +166,14 @@ impl World {
 
     /// Bytes of payload that arrived at `side` over `link` since the flow began.
     pub fn arrived(&self, side: usize, flow: FlowKey, link: u8) -> u64 {
-        let view = self.hosts[side].bonds().next().and_then(|(_, bond)| bond.flow(flow));
+        let view = self.pair.look(ENDS[side]).and_then(|bond| bond.flow(flow));
         view.and_then(|view| view.by_link.iter().find(|(of, ..)| *of == link).map(|(.., rx)| rx.get())).unwrap_or(0)
     }
 
     fn pump(&mut self) {
-        let (id, pattern) = (self.bond, &self.pattern);
-        let hosts = &mut self.hosts;
-        let now = self.now;
+        let (pair, now, pattern) = (&mut self.pair, self.now, &self.pattern);
         self.sources.retain_mut(|source| {
-            let time = hosts[source.side].time(now);
-            let Some(bond) = hosts[source.side].bond(id) else { return true };
+            let Some((bond, time)) = pair.end(now, ENDS[source.side]) else { return true };
             if bond.flow(source.flow).is_none() {
                 return true;
             }
@@ -224,73 +191,54 @@ impl World {
     }
 
     pub fn time(&self) -> Time {
-        Time::from_nanos(self.now.duration_since(self.base).as_nanos() as u64)
+        self.quic.time(self.now)
     }
 
     pub fn open(&mut self, policy: FlowPolicy, carrier: Carrier) -> FlowKey {
         let open = Open { carrier, target: Target::Name("server".into(), 80), policy };
-        let (now, bond) = (self.hosts[0].time(self.now), self.bond);
-        self.hosts[0].bond(bond).unwrap().open(now, open).unwrap()
+        let (bond, now) = self.end(0);
+        bond.open(now, open).unwrap()
     }
 
     pub fn set_dark(&mut self, link: usize, dark: bool, told: bool) {
         let now = self.time();
         self.links[link].iter_mut().for_each(|link| link.set_dark(now, dark));
         if told {
-            let (now, bond) = (self.hosts[0].time(self.now), self.bond);
-            self.hosts[0].bond(bond).unwrap().set_link(now, PathId(link as u32), if dark { PathNews::Down } else { PathNews::Up });
+            let (bond, now) = self.end(0);
+            bond.set_link(now, PathId(link as u32), if dark { PathNews::Down } else { PathNews::Up });
         }
     }
 
     fn settle(&mut self) {
         let time = self.time();
         for side in 0..2 {
-            let mut out: Vec<(usize, Bytes)> = Vec::new();
-            let links = self.links.len();
-            let mut sink = |link: u8, transmit: &Transmit, data: &[u8]| {
-                let at =
-                    if side == 0 { usize::from(link) } else { (0..links).find(|at| client_address(*at) == transmit.destination).unwrap() };
-                for part in data.chunks(transmit.segment_size.unwrap_or(data.len())) {
-                    out.push((at, Bytes::copy_from_slice(part)));
-                }
-            };
-            self.hosts[side].drive(self.now, &mut sink);
-            for (at, data) in out {
-                self.links[at][side].push(time, Datagram(data));
-            }
+            let links = &mut self.links;
+            self.pair.send(self.now, ENDS[side], |at, data| {
+                links[at][side].push(time, Datagram(data));
+            });
             self.drain(side);
         }
     }
 
     fn drain(&mut self, side: usize) {
         let now = self.now;
-        while let Some(event) = self.hosts[side].poll_event() {
-            match &event {
-                HostEvent::Hello { connection, hello, .. } => {
-                    let (connection, hello) = (*connection, hello.clone());
-                    assert!(self.hosts[side].admit(now, connection, &hello, b"client", Limits::default()));
-                }
-                HostEvent::Bond(id, Event::Readable(flow)) => {
-                    let time = self.hosts[side].time(now);
-                    let bond = self.hosts[side].bond(*id).unwrap();
-                    let mut any = false;
-                    while let Some(data) = bond.read(time, *flow, usize::MAX) {
-                        let got = self.got[side].entry(*flow).or_default();
-                        self.pattern.check(*got, &data);
-                        *got += data.len();
-                        any = true;
-                    }
-                    while let Some(message) = bond.read_message(*flow) {
-                        self.messages[side].entry(*flow).or_default().push((now, message));
-                    }
-                    if any {
-                        self.gap = self.gap.max(now - self.last_read);
-                        self.last_read = now;
-                    }
-                }
-                _ => {}
+        while let Some(event) = self.pair.poll_event(now, ENDS[side], Limits::default()) {
+            let HostEvent::Bond(_, Event::Readable(flow)) = event else { continue };
+            let (bond, time) = self.pair.end(now, ENDS[side]).unwrap();
+            let mut any = false;
+            while let Some(data) = bond.read(time, flow, usize::MAX) {
+                let got = self.got[side].entry(flow).or_default();
+                self.pattern.check(*got, &data);
+                *got += data.len();
+                any = true;
             }
-            self.events[side].push_back(event);
+            while let Some(message) = bond.read_message(flow) {
+                self.messages[side].entry(flow).or_default().push((now, message));
+            }
+            if any {
+                self.gap = self.gap.max(now - self.last_read);
+                self.last_read = now;
+            }
         }
     }
 
@@ -307,8 +255,8 @@ impl World {
             self.pump();
             self.settle();
             let wires = self.links.iter().flatten().filter_map(Link::poll_timeout);
-            let wires = wires.map(|time| self.base + time.since(Time::ZERO));
-            let next = self.hosts.iter().filter_map(Host::poll_timeout).chain(wires).min().unwrap_or(end);
+            let wires = wires.map(|time| self.quic.instant(time));
+            let next = self.pair.poll_timeout().into_iter().chain(wires).min().unwrap_or(end);
             if next > end || self.now >= end {
                 self.now = end;
                 return false;
@@ -320,14 +268,11 @@ impl World {
             for at in 0..self.links.len() {
                 for side in 0..2 {
                     while let Some(Datagram(data)) = self.links[at][side].pop(time) {
-                        let from = if side == 0 { client_address(at) } else { SERVER };
-                        self.hosts[1 - side].receive(self.now, at as u8, (from, None), None, BytesMut::from(&data[..]));
+                        self.pair.receive(self.now, ENDS[1 - side], at, &data);
                     }
                 }
             }
-            for host in &mut self.hosts {
-                host.handle_timeout(self.now);
-            }
+            self.pair.handle_timeout(self.now);
         }
     }
 

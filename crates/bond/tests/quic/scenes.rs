@@ -39,8 +39,8 @@ pub fn share(specs: &[Spec], seed: u64, side: usize, seconds: f64) -> f64 {
 /// the weights is its share of the sum.
 pub fn scheduled(specs: &[Spec], seed: u64, scheduling: Scheduling, size: usize) -> (f64, Vec<f64>) {
     let mut world = World::up(specs, seed);
-    let (id, sum) = (world.bond, world.sum());
-    let bond = world.hosts[DOWN].bond(id).unwrap();
+    let sum = world.sum();
+    let (bond, _) = world.end(DOWN);
     bond.set_scheduling(scheduling);
     (0..specs.len()).for_each(|at| bond.set_share(PathId(at as u32), specs[at].mbps / sum));
     let flow = world.open(FlowPolicy::default(), Carrier::Stream);
@@ -195,11 +195,11 @@ pub fn messages(seed: u64, copies: u8, count: usize) -> (f64, f64) {
     let bulk = world.open(FlowPolicy::default(), Carrier::Stream);
     world.send(DOWN, bulk, usize::MAX);
     world.run(ms(3000), |_| false);
-    let (before, start, id) = (world.received(UP, bulk), world.now, world.bond);
+    let (before, start) = (world.received(UP, bulk), world.now);
     for number in 0..count as u64 {
         let mut data = vec![0; 125];
         data[..8].copy_from_slice(&number.to_be_bytes());
-        world.hosts[1].bond(id).unwrap().send_message(call, Bytes::from(data));
+        world.end(DOWN).0.send_message(call, Bytes::from(data));
         world.run(ms(1), |_| false);
     }
     let rate = (world.received(UP, bulk) - before) as f64 * 8e-6 / (world.now - start).as_secs_f64();
@@ -218,11 +218,10 @@ pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
         world.send(DOWN, flow, usize::MAX);
     }
     world.run(ms(3000), |_| false);
-    let id = world.bond;
     let mut sent = Vec::new();
     for number in 0..seconds * 50 {
         sent.push(world.now);
-        world.hosts[1].bond(id).unwrap().send_message(call, Bytes::copy_from_slice(&number.to_be_bytes()));
+        world.end(DOWN).0.send_message(call, Bytes::copy_from_slice(&number.to_be_bytes()));
         world.run(ms(20), |_| false);
     }
     world.run(ms(1000), |_| false);

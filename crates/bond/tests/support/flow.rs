@@ -109,10 +109,10 @@ impl Flow {
             .datagram_receive_buffer_size(Some(16 << 20))
             .initial_rtt(Duration::from_millis(100))
             .max_idle_timeout(None);
-        let mut server = ServerConfig::with_crypto(Arc::new(server));
+        let mut server = ServerConfig::with_crypto(server);
         server.transport_config(Arc::new(transport.clone()));
         transport.congestion_controller_factory(controllers.factory());
-        let mut client = ClientConfig::new(Arc::new(client));
+        let mut client = ClientConfig::new(client);
         client.transport_config(Arc::new(transport));
         Self {
             sender: End::new(None, seed),

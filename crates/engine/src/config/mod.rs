@@ -38,6 +38,8 @@ pub struct Config {
     pub destroy_stuck_after: Option<Duration>,
     /// End also those flows whose rule pins them to the dead link.
     pub destroy_pinned: bool,
+    /// Hosts are asked whether they run Braid, and flows to those that do are bonded straight.
+    pub detect: bool,
     /// Active measurement of capacities; no servers: none.
     pub measure: Measure,
     /// More energy profiles, and where they are read from.
@@ -65,6 +67,7 @@ impl Default for Config {
             probe_targets: Vec::new(),
             destroy_stuck_after: Some(Duration::from_secs(5)),
             destroy_pinned: false,
+            detect: true,
             measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
             energy_profiles: None,
             profiles: crate::profiles::shipped(),
@@ -74,14 +77,15 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a file for a start: names that this machine does not have are warnings.
-    pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        Self::read(path, &World::here(false))
+    /// Reads a file for a start: names that this machine does not have are warnings. `relays` are those that were joined, if that can be
+    /// told.
+    pub fn load(path: &Path, relays: Option<Vec<String>>) -> Result<Self, ConfigErrors> {
+        Self::read(path, &World { relays, ..World::here(false) })
     }
 
     /// Reads a file for `check` and `reload`: names that this machine does not have are errors.
-    pub fn check(path: &Path) -> Result<Self, ConfigErrors> {
-        Self::read(path, &World::here(true))
+    pub fn check(path: &Path, relays: Option<Vec<String>>) -> Result<Self, ConfigErrors> {
+        Self::read(path, &World { relays, ..World::here(true) })
     }
 
     /// Reads a file and holds it against `world`.
@@ -146,6 +150,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.destroy_stuck_after = if never { None } else { value.duration().or(config.destroy_stuck_after) };
     }
     config.destroy_pinned = section.take("destroy_pinned").and_then(|value| value.flag()).unwrap_or(false);
+    config.detect = section.take("detect").and_then(|value| value.flag()).unwrap_or(true);
     if let Some(measure) = section.take("measure").and_then(|value| value.section("[measure]")) {
         config.measure = measure_of(measure, config.measure);
     }

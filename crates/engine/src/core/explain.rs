@@ -7,7 +7,7 @@ use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, Problem};
 use braid_decide::connection::{Board, LinkMask, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
 use braid_decide::steer::{self, Verdict};
-use braid_model::{Affinity, Bytes, Class, Direction, Family, Time};
+use braid_model::{Affinity, Bytes, Class, Direction, Family, Protocol, Time};
 use braid_platform::steering::{FlowRow, Steering};
 
 use super::Core;
@@ -19,6 +19,7 @@ struct Question {
     name: String,
     destination: IpAddr,
     port: u16,
+    protocol: Protocol,
     user: Option<u32>,
     cgroup: Option<String>,
 }
@@ -42,7 +43,8 @@ impl<S: Steering> Core<S> {
             return Ok(self.explain_flow(now, &row, &board));
         }
         let question = self.question(request)?;
-        Ok(self.answer(now, &question, &board))
+        let explanation = self.answer(now, &question, &board);
+        Ok(self.or_bonded(explanation, question.destination, question.port))
     }
 
     fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {
@@ -61,6 +63,7 @@ impl<S: Steering> Core<S> {
             name,
             destination: destination.to_canonical(),
             port: request.port.unwrap_or(443),
+            protocol: if request.protocol.as_deref() == Some("udp") { Protocol::Udp } else { Protocol::Tcp },
             user: request.user,
             cgroup: request.cgroup.clone(),
         })
@@ -70,8 +73,15 @@ impl<S: Steering> Core<S> {
     fn explain_flow(&mut self, now: Time, row: &FlowRow, board: &Board) -> Explanation {
         let exe = self.apps.get(&row.app).and_then(|met| met.application.exe.as_ref()).map(|exe| exe.display().to_string());
         let cgroup = self.apps.get(&row.app).and_then(|met| met.cgroup.clone());
-        let question =
-            Question { exe, name: row.app.name.clone(), destination: row.remote.0, port: row.remote.1, user: Some(row.user), cgroup };
+        let question = Question {
+            exe,
+            name: row.app.name.clone(),
+            destination: row.remote.0,
+            port: row.remote.1,
+            protocol: row.protocol,
+            user: Some(row.user),
+            cgroup,
+        };
         let mut explanation = self.answer(now, &question, board);
         let link = self.device_name(row);
         let age = now.since(row.started).as_secs_f64();
@@ -112,15 +122,29 @@ impl<S: Steering> Core<S> {
             Some(slot) => self.why(mode, slot, &request, board, affinity),
             None => verdicts.reason.clone(),
         };
+        let server = chosen.map(|_| self.explain_server(now, question.destination, rule.map(|rule| &policy.apps[rule]), question.protocol));
+        let straight = matches!(server, Some((true, _)));
+        let (link, reason) = match server {
+            Some((true, Some(text))) => {
+                let links: Vec<String> = verdicts.mask.slots().filter_map(name).collect();
+                (Some(links.join("+")), format!("{text} over {}", links.join(" and ")))
+            }
+            Some((_, Some(text))) => (chosen.and_then(name), format!("{reason}; {text}")),
+            _ => (chosen.and_then(name), reason),
+        };
         Explanation {
             subject: format!(
                 "{} to {}",
                 question.exe.as_deref().unwrap_or(&question.name),
                 std::net::SocketAddr::new(question.destination, question.port)
             ),
-            outcome: if chosen.is_some() { Outcome::Steered } else { verdicts.outcome },
-            link: chosen.and_then(name),
-            runner_up: second.and_then(name),
+            outcome: match chosen {
+                Some(_) if straight => Outcome::Bonded,
+                Some(_) => Outcome::Steered,
+                None => verdicts.outcome,
+            },
+            link,
+            runner_up: second.filter(|_| !straight).and_then(name),
             reason,
             rule: rule.map(|rule| rule as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&policy.apps[rule].matcher)),
@@ -130,6 +154,8 @@ impl<S: Steering> Core<S> {
             demand_bytes: Some(demand.get()),
             direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
             candidates: self.candidates(now, family, &request, board),
+            peer: straight.then(|| question.destination.to_string()),
+            paths: Vec::new(),
         }
     }
 

@@ -3,8 +3,10 @@
 //! The live loop ([`crate::daemon`]) feeds it; tests feed it with a fake.
 
 pub mod apps;
+mod detect;
 mod energy;
 mod explain;
+mod grounds;
 mod link;
 mod rules;
 mod slots;
@@ -17,9 +19,10 @@ use std::time::Duration;
 
 use braid_decide::capacity::Busy;
 use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
+use braid_decide::detection::Detection;
 use braid_decide::energy::{ByteCost, EnergyMeter, PowerFit};
 use braid_decide::health::{Outcome, Suffering};
-use braid_decide::policy::{AppRule, Carry, LinkSelector, ProbeTarget};
+use braid_decide::policy::{AppRule, LinkSelector, ProbeTarget};
 use braid_decide::steer::{self, Verdict};
 use braid_decide::tables::{self, TablePlan};
 use braid_decide::tradeoff::Supply;
@@ -27,10 +30,13 @@ use braid_decide::virtual_interface::Handover;
 use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Role, Time};
 use braid_platform::steering::{FlowRow, RedirectedFlow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
 
+use braid_peer::keys::PublicKey;
 use ipnet::IpNet;
 
 use crate::config::Config;
 use apps::Apps;
+pub use detect::{Question, ServerNews};
+pub use grounds::Grounds;
 pub use link::Link;
 use rules::Executables;
 pub use rules::Names;
@@ -94,6 +100,8 @@ pub struct Todo {
     pub probes: Vec<ProbeOrder>,
     /// Flows to end.
     pub stuck: Vec<Stuck>,
+    /// Hosts to ask whether they run Braid.
+    pub questions: Vec<Question>,
 }
 
 /// A link as bonds see it.
@@ -155,6 +163,13 @@ pub struct Core<S> {
     supply: Option<Supply>,
     /// The peers that can be reached.
     peers: BTreeSet<String>,
+    /// Which hosts run Braid.
+    detection: Detection<PublicKey>,
+    /// Why none is trusted.
+    detection_trouble: Option<String>,
+    /// What the kernel was told of them, and when to look at that again.
+    servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
+    servers_due: Option<Time>,
     /// The link that takes all flows, where the scheduler wants one.
     handover: Handover,
     /// What links were found to need, from the battery's own power.
@@ -202,6 +217,10 @@ impl<S: Steering> Core<S> {
             todo: Todo::default(),
             supply: None,
             peers: BTreeSet::new(),
+            detection: Detection::new(now),
+            detection_trouble: None,
+            servers: Default::default(),
+            servers_due: None,
             handover,
             fit: PowerFit::default(),
             started: now,
@@ -294,7 +313,7 @@ impl<S: Steering> Core<S> {
         BondPolicy {
             weight: rule.map_or(1.0, |rule| rule.weight),
             links: preferred.or(allowed).map_or(u64::MAX, bits),
-            duplicate: rule.map_or(flow.class == Class::RealTime, |rule| rule.carry == Carry::Duplicate),
+            duplicate: self.is_duplicated(rule, flow.class == Class::RealTime),
             urgent: flow.class == Class::RealTime,
             relay: rule.and_then(|rule| rule.relay.clone()),
         }
@@ -340,7 +359,7 @@ impl<S: Steering> Core<S> {
         self.network = network;
         self.update_tables(now)?;
         self.update_params(now)?;
-        Ok(())
+        self.update_servers(now)
     }
 
     /// Rules, routes, and what the kernel may steer.
@@ -374,7 +393,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether the system would send `to` through a link's default route.
-    fn may_steer(&self, to: IpAddr) -> bool {
+    pub fn may_steer(&self, to: IpAddr) -> bool {
         let map = self.steerable.get(Family::of(to));
         let covering = map.iter().filter(|(net, _)| net.contains(&to)).max_by_key(|(net, _)| net.prefix_len());
         covering.is_some_and(|(_, steer)| *steer)
@@ -454,6 +473,7 @@ impl<S: Steering> Core<S> {
             } else {
                 vec![Class::RealTime]
             },
+            straight: self.straight(),
         }
     }
 
@@ -493,7 +513,10 @@ impl<S: Steering> Core<S> {
 
     fn on_event(&mut self, now: Time, event: SteeringEvent) -> Result<(), SteeringError> {
         match event {
-            SteeringEvent::Ended(row) => self.on_ended(&row)?,
+            SteeringEvent::Ended(row) => {
+                self.consider(now, &row);
+                self.on_ended(&row)?;
+            }
             SteeringEvent::NewApp { app, process, cgroup, class } => {
                 let (application, cgroup) = self.names.application(&app, process, cgroup);
                 self.apps.meet(app.clone(), application, cgroup, class, now);
@@ -573,6 +596,9 @@ impl<S: Steering> Core<S> {
     /// Looks at the living flows: loads, progress, estimates. To be called several times a second while there are any.
     pub fn look(&mut self, now: Time) -> Result<(), SteeringError> {
         self.flows = self.steering.flows(now)?;
+        let flows = std::mem::take(&mut self.flows);
+        flows.iter().for_each(|row| self.consider(now, row));
+        self.flows = flows;
         let looked = std::mem::replace(&mut self.looked, now);
         let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
         for link in self.links.values_mut() {
@@ -648,6 +674,7 @@ impl<S: Steering> Core<S> {
         }
         self.note_deaths(now);
         self.find_stuck(now);
+        self.age_servers(now)?;
         self.update_params(now)
     }
 

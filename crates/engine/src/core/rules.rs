@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Policy};
 use braid_model::{Application, LinkFacts};
-use braid_platform::steering::{AppId, ExeId, SteerMatch, SteerRule, Way};
+use braid_platform::steering::{AppId, ExeId, SteerMatch, SteerRule, Straight, Way};
 
 /// Finds programs and control groups in the running system.
 pub trait Names {
@@ -74,7 +74,19 @@ fn way(rule: &AppRule, peers: &BTreeSet<String>) -> Option<Way> {
     match rule.carry {
         Carry::Auto => None,
         Carry::Bond | Carry::Duplicate if reached => Some(Way::Redirect),
+        // Its destination may run Braid itself.
+        Carry::Bond | Carry::Duplicate if rule.relay.is_none() => None,
         Carry::Direct | Carry::Bond | Carry::Duplicate => Some(Way::Direct),
+    }
+}
+
+/// What of a rule's flows goes straight to a host that runs Braid. A relay that is named is the only peer.
+pub(super) fn straight(rule: &AppRule) -> Straight {
+    match rule.carry {
+        _ if rule.relay.is_some() => Straight::Nothing,
+        Carry::Direct => Straight::Nothing,
+        Carry::Auto => Straight::Usual,
+        Carry::Bond | Carry::Duplicate => Straight::All,
     }
 }
 
@@ -106,6 +118,7 @@ pub(super) fn steer_rules(
         class: rule.class,
         affinity: rule.affinity,
         carry: way(rule, peers),
+        straight: straight(rule),
     }));
     rules
 }
@@ -182,7 +195,8 @@ mod tests {
         for (rule, peers, expected) in [
             (rule(Carry::Auto, None), peers(&["home"]), None),
             (rule(Carry::Direct, None), peers(&["home"]), Some(Way::Direct)),
-            (rule(Carry::Bond, None), peers(&[]), Some(Way::Direct)),
+            (rule(Carry::Bond, None), peers(&[]), None),
+            (rule(Carry::Bond, Some("home")), peers(&[]), Some(Way::Direct)),
             (rule(Carry::Bond, None), peers(&["home"]), Some(Way::Redirect)),
             (rule(Carry::Duplicate, Some("home")), peers(&["work"]), Some(Way::Direct)),
             (rule(Carry::Duplicate, Some("home")), peers(&["home", "work"]), Some(Way::Redirect)),

@@ -56,6 +56,7 @@ impl<S: Steering> Core<S> {
                 warnings.push(format!("every link is judged dead in {family}: all are treated as up until one answers"));
             }
         }
+        warnings.extend(self.server_warnings());
         warnings
     }
 

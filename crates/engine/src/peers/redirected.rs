@@ -9,7 +9,7 @@ use braid_platform::steering::RedirectedFlow;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::Exchanges;
+use super::carry::Exchanges;
 
 /// What waits for the daemon at most; more wait in the system's queues.
 const WAITING: usize = 256;
@@ -75,11 +75,11 @@ async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mps
         match received {
             Ok(datagram) => {
                 let payload = Bytes::copy_from_slice(&buffer[..datagram.length.min(buffer.len())]);
-                match (exchanges.flow(&datagram.exchange), datagram.flow) {
-                    (Some(flow), _) => drop(flow.send(payload)),
-                    (None, Some(facts)) => drop(send.send(Arrival::Datagram(datagram.exchange, Box::new(facts), payload)).await),
-                    // Its flow is just being opened, or was refused: lost, as datagrams may be.
-                    (None, None) => {}
+                // One whose flow is just being opened, or was refused, is lost, as datagrams may be.
+                if !exchanges.send(&datagram.exchange, payload.clone())
+                    && let Some(facts) = datagram.flow
+                {
+                    let _ = send.send(Arrival::Datagram(datagram.exchange, Box::new(facts), payload)).await;
                 }
             }
             Err(error) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use braid_decide::capacity::Busy;
 use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Request, steps};
 use braid_decide::policy::Scheduler;
-use braid_model::{Bytes, Direction, Family, LinkIndex, NetworkSnapshot, Time};
+use braid_model::{Bytes, Direction, Family, LinkIndex, NetworkSnapshot, PerFamily, Time};
 
 use super::links::Links;
 use super::memory::Lessons;
@@ -152,6 +152,16 @@ impl Chooser {
     /// Whether `remote` is reached through a default route of a link.
     pub(super) fn may_steer(&self, remote: IpAddr) -> bool {
         self.links.may_steer(remote)
+    }
+
+    /// Whether a flow to `remote` may use all links at once.
+    pub(super) fn may_bond(&self, remote: IpAddr) -> bool {
+        self.links.may_bond(remote)
+    }
+
+    /// The links that a bond may use: number, device, and address in each family.
+    pub(super) fn bonded(&self) -> Vec<(usize, &str, PerFamily<Option<IpAddr>>)> {
+        self.links.bonded()
     }
 
     /// Takes in the network as it is now; see [`Links::on_network`].

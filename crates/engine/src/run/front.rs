@@ -8,10 +8,11 @@ use std::process::Command;
 use braid_platform::linux::sys::process::{self, CHILD_ENDED, FORWARDED, Side, SignalMask, TERMINAL_STOPS};
 
 use super::message::Message;
+use super::relays::Relay;
 use super::{RunError, RunOptions, supervisor};
 
 /// Starts the supervisor, which starts the command, and waits for the command's end. Returns its exit status.
-pub(super) fn run(options: &RunOptions) -> Result<i32, RunError> {
+pub(super) fn run(options: &RunOptions, relay: Option<Relay>) -> Result<i32, RunError> {
     process::keep_ended_children();
     let signals: Vec<i32> = FORWARDED.into_iter().chain([CHILD_ENDED]).collect();
     // Before the fork, so that no signal can end the supervisor either. The command starts with what was blocked before.
@@ -24,7 +25,7 @@ pub(super) fn run(options: &RunOptions) -> Result<i32, RunError> {
             drop(from);
             // The terminal's stop key is for the command and for the front, which shows the shell that the command has stopped.
             let _ = process::block_signals(&TERMINAL_STOPS);
-            process::exit_now(supervisor::run(options, mask, to));
+            process::exit_now(supervisor::run(options, relay, mask, to));
         }
     };
     drop(to);

@@ -8,8 +8,10 @@ use std::time::Duration;
 use braid_platform::linux::seccomp::{Heard, Listener};
 use braid_platform::linux::sys::process::{self, KILL};
 
-/// How many calls around the last one noted are answered unseen. The supervisor takes one at a time; numbers go up by one.
+/// How many calls around the last one noted are answered unseen. Numbers go up by one.
 const AROUND: u64 = 64;
+/// How many calls back one that was put aside may be.
+const BACK: u64 = 1 << 20;
 
 /// How often it is looked whether the supervisor gets on with its work. One that does not for that long is taken for hung.
 const LOOK: Duration = Duration::from_secs(2);
@@ -19,8 +21,10 @@ const LOOK: Duration = Duration::from_secs(2);
 pub(super) struct Progress {
     /// The number of the call it took last.
     pub(super) taken: &'static AtomicU64,
-    /// The number of the call it answered last.
+    /// The number of the call it answered last, or put aside to be answered later.
     pub(super) answered: &'static AtomicU64,
+    /// The lowest number of those put aside; the highest number there is where there are none.
+    pub(super) oldest: &'static AtomicU64,
 }
 
 /// Waits for the death of `supervisor`, which it brings about if that one hangs (stopped, or caught in a caller's memory that gives no
@@ -48,6 +52,14 @@ pub(super) fn run(listener: &Listener, lifeline: &PipeReader, progress: Progress
     for distance in 0..AROUND {
         listener.let_go_on(last.wrapping_add(distance));
         listener.let_go_on(last.wrapping_sub(distance));
+    }
+    // Numbers begin at random and may wrap.
+    let oldest = progress.oldest.load(Ordering::SeqCst);
+    if oldest != u64::MAX {
+        let back = last.wrapping_sub(oldest).min(BACK);
+        (AROUND..=back).for_each(|distance| {
+            listener.let_go_on(last.wrapping_sub(distance));
+        });
     }
     while let Ok(Heard::Call(call)) = listener.next() {
         listener.let_go_on(call.id);

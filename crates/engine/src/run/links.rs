@@ -29,6 +29,9 @@ pub(super) struct Links {
 
 struct Slot {
     index: LinkIndex,
+    name: String,
+    /// The address that packets of each family leave with.
+    sources: PerFamily<Option<IpAddr>>,
     key: LinkKey,
     /// It is one of the network's links now.
     present: bool,
@@ -67,6 +70,21 @@ impl Links {
         // If all are avoided, none is.
         let mask = if good.0 == 0 { usable } else { good };
         (mask.0 != 0).then_some(mask)
+    }
+
+    /// Whether a flow to `remote` may use all links at once: it is steered, and no resolver, which belongs to its link.
+    pub(super) fn may_bond(&self, remote: IpAddr) -> bool {
+        self.may_steer(remote) && !self.resolvers.contains_key(&remote)
+    }
+
+    /// The links that a bond may use, by slot, with their addresses in each family that they can be used for.
+    pub(super) fn bonded(&self) -> Vec<(usize, &str, PerFamily<Option<IpAddr>>)> {
+        let view = |(number, slot): (usize, &'_ Slot)| {
+            let source = |family| slot.sources.get(family).filter(|_| self.usable.get(family).contains(number));
+            PerFamily { v4: source(Family::V4), v6: source(Family::V6) }
+        };
+        let all = self.slots.iter().enumerate().map(|(number, slot)| (number, slot.name.as_str(), view((number, slot))));
+        all.filter(|(_, _, sources)| sources.v4.is_some() || sources.v6.is_some()).collect()
     }
 
     /// Takes in what earlier runs learnt, before any network.
@@ -126,6 +144,8 @@ impl Links {
         let mut refused = Vec::new();
         for facts in links.iter().filter(|facts| wanted.is_empty() || wanted.contains(&facts.name)) {
             let Some(slot) = self.slot(now, facts, &taken) else { continue };
+            self.slots[slot].name.clone_from(&facts.name);
+            self.slots[slot].sources = PerFamily { v4: facts.source(Family::V4), v6: facts.source(Family::V6) };
             for family in Family::ALL {
                 let Some(rank) = metric(facts, family).filter(|_| facts.usable(family)) else { continue };
                 if family == Family::V4 && Some(rank) != best && filtered(&facts.name) && !has_source_rule(network, facts) {
@@ -201,6 +221,8 @@ impl Slot {
         });
         Self {
             index: facts.index,
+            name: facts.name.clone(),
+            sources: PerFamily::default(),
             key,
             present: true,
             ranks: PerFamily { v4: u32::MAX, v6: u32::MAX },
@@ -213,7 +235,7 @@ impl Slot {
 
 /// The links among a network's interfaces: real devices, the virtual ones that were asked for, and in a container, which has no real
 /// ones, every virtual device with a way to the Internet.
-fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFacts> {
+pub(super) fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFacts> {
     let real = |facts: &LinkFacts| matches!(facts.kind, LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular);
     let usable = |facts: &LinkFacts| Family::ALL.iter().any(|family| facts.usable(*family));
     let container = !network.interfaces.iter().any(|facts| real(facts) && usable(facts));
@@ -223,12 +245,12 @@ fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFac
 }
 
 /// The metric of a link's best default route.
-fn metric(facts: &LinkFacts, family: Family) -> Option<u32> {
+pub(super) fn metric(facts: &LinkFacts, family: Family) -> Option<u32> {
     facts.gateways.get(family).iter().map(|route| route.metric).min()
 }
 
 /// Whether a rule looks packets from the link's own address up apart, so that its answers pass the strictest reverse-path filter.
-fn has_source_rule(network: &NetworkSnapshot, facts: &LinkFacts) -> bool {
+pub(super) fn has_source_rule(network: &NetworkSnapshot, facts: &LinkFacts) -> bool {
     let source = facts.source(Family::V4);
     network.rules.iter().any(|rule| rule.source.is_some_and(|net| net.prefix_len() == 32 && Some(net.addr()) == source))
 }

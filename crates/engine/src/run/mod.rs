@@ -27,13 +27,19 @@
 //! network namespace; datagram sockets that their program bound to a port, which cannot be told from servers; connected datagram
 //! sockets before Linux 6.1. A `sendmmsg` goes where its first datagram goes.
 
+mod carrying;
 mod chooser;
+mod disguises;
+mod exchange;
 mod front;
 mod guard;
 mod links;
+mod meeting;
 mod memory;
 mod message;
 mod prefixes;
+mod reach;
+pub mod relays;
 mod streams;
 mod supervisor;
 
@@ -41,7 +47,9 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io;
 
-use braid_decide::policy::Scheduler;
+use braid_decide::policy::{Carry, Scheduler};
+
+pub use reach::{Reachable, reachable, remember};
 
 /// What `braid run` is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +58,10 @@ pub struct RunOptions {
     pub scheduler: Scheduler,
     /// The interfaces to use, by name; empty for every link.
     pub links: Vec<String>,
+    /// Whether connections go to a relay. [`Carry::Auto`]: if one is named.
+    pub carry: Carry,
+    /// The relay, by the name that it was joined under; `None`: the first by name.
+    pub relay: Option<String>,
     /// The command and its arguments.
     pub command: Vec<OsString>,
 }
@@ -70,6 +82,9 @@ pub enum RunError {
         /// All names there are.
         known: Vec<String>,
     },
+    /// The relay cannot be used.
+    #[error("{0}")]
+    Relay(#[from] relays::RelayError),
     /// The command could not be started.
     #[error("cannot run {program:?}: {source}")]
     Command {
@@ -118,7 +133,11 @@ pub fn main(options: RunOptions) -> Result<i32, RunError> {
         return Err(RunError::NoCommand);
     }
     check_links(&options.links, interface_names().map_err(|source| RunError::System { action: "read /proc/net/dev", source })?)?;
-    front::run(&options)
+    let relay = match (options.carry, &options.relay) {
+        (Carry::Direct, _) | (Carry::Auto, None) => None,
+        (_, name) => Some(relays::Relay::find(name.as_deref())?),
+    };
+    front::run(&options, relay)
 }
 
 /// Every interface of this network namespace. `/sys/class/net` may belong to another one.
@@ -168,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_empty_command_is_refused() {
-        let options = RunOptions { scheduler: Scheduler::default(), links: vec![], command: vec![] };
+        let options = RunOptions { scheduler: Scheduler::default(), links: vec![], carry: Carry::Auto, relay: None, command: vec![] };
         assert!(matches!(main(options), Err(RunError::NoCommand)));
     }
 

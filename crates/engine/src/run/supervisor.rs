@@ -1,24 +1,29 @@
 //! The process that hears the command's connects and chooses their links.
 
 use std::io::{self, PipeWriter};
-use std::os::fd::AsRawFd;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use braid_carry::client::Link;
+use braid_decide::policy::Carry;
 use braid_decide::steer::{self, Verdict};
-use braid_model::{Family, NetworkSnapshot, Protocol, Time, printable};
+use braid_model::{Family, NetworkSnapshot, PerFamily, Protocol, Time, printable};
 use braid_platform::linux::netlink::{self, Follower};
-use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Socket};
+use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Scope, Socket};
 use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
 
 use super::RunOptions;
+use super::carrying::Carrying;
 use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
 use super::guard::{self, Progress};
 use super::memory::{self, Memory};
 use super::message::Message;
+use super::relays::Relay;
 use super::streams::StreamSeen;
 
 /// How often followed streams are looked up.
@@ -27,8 +32,11 @@ const LOOK: Duration = Duration::from_millis(250);
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 /// Starts the command and steers it until nobody is left. Returns this process's exit status.
-pub(super) fn run(options: &RunOptions, mask: SignalMask, mut front: PipeWriter) -> i32 {
-    let (listener, command) = match start(options, mask) {
+///
+/// With a `relay`, what the command connects to goes through that.
+pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, mut front: PipeWriter) -> i32 {
+    let scope = if relay.is_some() { Scope::Conversations } else { Scope::Destinations };
+    let (listener, command) = match start(options, scope, mask) {
         Ok(started) => started,
         Err(why) => return i32::from(why.send(&mut front).is_err()),
     };
@@ -41,29 +49,40 @@ pub(super) fn run(options: &RunOptions, mask: SignalMask, mut front: PipeWriter)
     let _ = process::close_inherited(&[listener.as_raw_fd(), front.as_raw_fd()]);
     let progress = start_guard(&listener).unwrap_or_else(|error| {
         eprintln!("braid: no guard ({error}): should braid die, the command will see its connections fail");
-        Progress { taken: Box::leak(Box::default()), answered: Box::leak(Box::default()) }
+        let counter = || Box::leak(Box::default());
+        Progress { taken: counter(), answered: counter(), oldest: counter() }
     });
+    let listener = Arc::new(listener);
     let shared = Arc::new(Shared::new(options));
+    if let Some(relay) = relay {
+        let copies = if options.carry == Carry::Duplicate { 2 } else { 1 };
+        match Carrying::start(relay, copies, listener.clone(), shared.choice.clone(), progress.oldest) {
+            Ok(carrying) => drop(shared.carrying.set(carrying)),
+            Err(error) => eprintln!("braid: no relay can be used: {}; connections go direct", printable(&error)),
+        }
+    }
     let follower = Arc::clone(&shared);
     std::thread::spawn(move || follow(&follower));
     let reaper = std::thread::spawn(move || reap(command, front));
     shared.wait_until_known();
     let heard = shared.hear(&listener, progress);
-    drop(listener);
     shared.remember();
     if heard.is_err() {
         // Calls may wait for an answer that cannot be given here: the guard gives it once this process is gone.
         return 1;
     }
     let _ = reaper.join();
+    if let Some(carrying) = shared.carrying.get() {
+        carrying.finish();
+    }
     0
 }
 
 /// Starts the command under a filter, with the signals blocked that the user's shell had blocked.
-fn start(options: &RunOptions, mask: SignalMask) -> Result<(Listener, i32), Message> {
+fn start(options: &RunOptions, scope: Scope, mask: SignalMask) -> Result<(Listener, i32), Message> {
     let errno = |error: &io::Error| error.raw_os_error().unwrap_or(0);
     let start = || {
-        let listener = Listener::install().map_err(|error| Message::NoFilter(errno(&error)))?;
+        let listener = Listener::install(scope).map_err(|error| Message::NoFilter(errno(&error)))?;
         let _ = process::restore_signals(mask);
         let mut command = Command::new(&options.command[0]);
         let child = command.args(&options.command[1..]).spawn().map_err(|error| Message::NoCommand(errno(&error)))?;
@@ -75,7 +94,8 @@ fn start(options: &RunOptions, mask: SignalMask) -> Result<(Listener, i32), Mess
 
 /// Starts the guard, and returns where it looks how far this process has come.
 fn start_guard(listener: &Listener) -> io::Result<Progress> {
-    let progress = Progress { taken: process::shared_counter()?, answered: process::shared_counter()? };
+    let progress = Progress { taken: process::shared_counter()?, answered: process::shared_counter()?, oldest: process::shared_counter()? };
+    progress.oldest.store(u64::MAX, Ordering::SeqCst);
     let supervisor = process::own_number();
     let (lifeline, ours) = io::pipe()?;
     match process::fork()? {
@@ -103,35 +123,93 @@ fn reap(command: i32, mut front: PipeWriter) {
     }
 }
 
-struct Shared {
+/// Chooses links, for whoever asks.
+pub(super) struct Choice {
     chooser: Mutex<Chooser>,
+    started: Instant,
+    namespace: Option<u64>,
+}
+
+impl Choice {
+    fn now(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn chooser(&self) -> MutexGuard<'_, Chooser> {
+        self.chooser.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a socket is of our namespace. The command may have made some of its own, whose devices are others.
+    pub(super) fn is_ours(&self, socket: &Socket) -> bool {
+        socket.is_in(self.namespace)
+    }
+
+    /// Puts a stream that is about to be connected on a link.
+    pub(super) fn steer(&self, socket: &Socket, inode: u64, remote: SocketAddr, application: &str) {
+        let link = self.chooser().stream(self.now(), inode, remote, application);
+        if let Some(link) = link
+            && socket.bind(link).is_err()
+        {
+            self.chooser().withdraw(self.now(), inode);
+        }
+    }
+
+    /// Connects to `remote` over a link, for a program whose own socket cannot any more.
+    pub(super) async fn connect(&self, remote: SocketAddr, application: &str) -> io::Result<tokio::net::TcpStream> {
+        let socket = own(remote, socket2::Type::STREAM)?;
+        self.steer(&socket, socket.inode(), remote, application);
+        socket.begin(remote)?;
+        let stream = tokio::net::TcpStream::from_std(OwnedFd::from(socket).into())?;
+        stream.writable().await?;
+        stream.take_error()?.map_or(Ok(stream), Err)
+    }
+
+    /// Begins an exchange of datagrams with `remote` over a link, likewise.
+    pub(super) fn exchange(&self, remote: SocketAddr) -> io::Result<tokio::net::UdpSocket> {
+        let socket = own(remote, socket2::Type::DGRAM)?;
+        let facts = DatagramSocket { cookie: socket.cookie(), bound: false, routed: false };
+        if let DatagramRoute::Link(link) = self.chooser().datagram(self.now(), facts, remote) {
+            let _ = socket.bind(link);
+        }
+        socket.begin(remote)?;
+        tokio::net::UdpSocket::from_std(OwnedFd::from(socket).into())
+    }
+}
+
+/// A socket of this process.
+fn own(remote: SocketAddr, kind: socket2::Type) -> io::Result<Socket> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(remote), kind.nonblocking().cloexec(), None)?;
+    Socket::new(socket.into()).ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+struct Shared {
+    choice: Arc<Choice>,
+    carrying: OnceLock<Arc<Carrying>>,
     memory: Option<Mutex<Memory>>,
     known: (Mutex<bool>, Condvar),
     warned: Mutex<bool>,
-    started: Instant,
-    namespace: Option<u64>,
     routes_connected: bool,
 }
 
 impl Shared {
     fn new(options: &RunOptions) -> Self {
+        let chooser = Mutex::new(Chooser::new(options.scheduler, options.links.clone()));
         Self {
-            chooser: Mutex::new(Chooser::new(options.scheduler, options.links.clone())),
+            choice: Arc::new(Choice { chooser, started: Instant::now(), namespace: seccomp::own_namespace() }),
+            carrying: OnceLock::new(),
             memory: memory::folder(|name| std::env::var_os(name)).map(|folder| Mutex::new(Memory::open(&folder))),
             known: (Mutex::new(false), Condvar::new()),
             warned: Mutex::new(false),
-            started: Instant::now(),
-            namespace: seccomp::own_namespace(),
             routes_connected: seccomp::routes_connected_datagrams(),
         }
     }
 
     fn now(&self) -> Time {
-        Time::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        self.choice.now()
     }
 
     fn chooser(&self) -> MutexGuard<'_, Chooser> {
-        self.chooser.lock().unwrap_or_else(PoisonError::into_inner)
+        self.choice.chooser()
     }
 
     /// Keeps what was learnt for the next run.
@@ -153,18 +231,32 @@ impl Shared {
     fn hear(&self, listener: &Listener, progress: Progress) -> io::Result<()> {
         while let Heard::Call(call) = listener.next()? {
             progress.taken.store(call.id, Ordering::SeqCst);
-            if let Err(error) = self.steer(listener, &call) {
+            let carried = self.handle(listener, &call).unwrap_or_else(|error| {
                 self.warn(&call, &error);
+                false
+            });
+            if !carried {
+                listener.let_go_on(call.id);
             }
-            listener.let_go_on(call.id);
             progress.answered.store(call.id, Ordering::SeqCst);
         }
         Ok(())
     }
 
+    /// Carries what `call` is about to reach, or steers it; `true` if the call is answered, or will be.
+    fn handle(&self, listener: &Listener, call: &RawCall) -> io::Result<bool> {
+        let intent = listener.intent(call)?;
+        if let Some(carrying) = self.carrying.get()
+            && carrying.take(call, intent)?
+        {
+            return Ok(true);
+        }
+        self.steer(listener, call, intent).map(|()| false)
+    }
+
     /// Puts the socket that `call` is about to use on a link, where that is ours to do.
-    fn steer(&self, listener: &Listener, call: &RawCall) -> io::Result<()> {
-        let Intent::Reach { remote, fd, connect } = listener.intent(call)? else { return Ok(()) };
+    fn steer(&self, listener: &Listener, call: &RawCall, intent: Intent) -> io::Result<()> {
+        let Intent::Reach { remote, fd, connect } = intent else { return Ok(()) };
         {
             let chooser = self.chooser();
             if !chooser.has_datagrams() && !chooser.may_steer(remote.ip()) {
@@ -172,8 +264,7 @@ impl Shared {
             }
         }
         let Some(socket) = listener.socket(call, fd)? else { return Ok(()) };
-        // The command may have made namespaces of its own, whose devices are others.
-        if !socket.is_in(self.namespace) {
+        if !self.choice.is_ours(&socket) {
             return Ok(());
         }
         match socket.protocol() {
@@ -183,22 +274,16 @@ impl Shared {
         Ok(())
     }
 
-    fn steer_stream(&self, call: &RawCall, socket: &Socket, remote: std::net::SocketAddr) {
+    fn steer_stream(&self, call: &RawCall, socket: &Socket, remote: SocketAddr) {
         // A socket that we bound at an earlier try is directed too, and so keeps its link.
         if socket.is_directed() || !socket.local().ip().is_unspecified() || !socket.is_fresh_stream() {
             return;
         }
         let application = std::fs::read_link(format!("/proc/{}/exe", call.thread)).unwrap_or_default();
-        let inode = socket.inode();
-        let link = self.chooser().stream(self.now(), inode, remote, &application.to_string_lossy());
-        if let Some(link) = link
-            && socket.bind(link).is_err()
-        {
-            self.chooser().withdraw(self.now(), inode);
-        }
+        self.choice.steer(socket, socket.inode(), remote, &application.to_string_lossy());
     }
 
-    fn steer_datagram(&self, socket: &Socket, remote: std::net::SocketAddr, connect: bool) {
+    fn steer_datagram(&self, socket: &Socket, remote: SocketAddr, connect: bool) {
         if socket.is_directed() || (connect && !self.routes_connected) {
             return;
         }
@@ -236,7 +321,8 @@ impl Shared {
     }
 
     fn on_network(&self, network: &NetworkSnapshot) -> Vec<String> {
-        self.chooser().on_network(
+        let mut chooser = self.chooser();
+        let refused = chooser.on_network(
             self.now(),
             network,
             |links, family| {
@@ -244,7 +330,18 @@ impl Shared {
                 map.into_iter().map(|(net, verdict)| (net, verdict == Verdict::Steer)).collect()
             },
             is_filtered,
-        )
+        );
+        if let Some(carrying) = self.carrying.get() {
+            let link = |(number, name, sources): (usize, &str, PerFamily<_>)| Link {
+                number: number as u8,
+                device: Some(name.to_owned()),
+                v4: sources.v4,
+                v6: sources.v6,
+                backup: false,
+            };
+            carrying.set_links(chooser.bonded().into_iter().map(link).collect());
+        }
+        refused
     }
 
     /// The network is known, and its troubles are told: the command may make connections, and end.
@@ -312,7 +409,7 @@ fn follow(shared: &Shared) {
 }
 
 /// Whether the kernel drops IPv4 packets on this device that do not come the way it would answer them.
-fn is_filtered(device: &str) -> bool {
+pub(super) fn is_filtered(device: &str) -> bool {
     let value = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter")).unwrap_or_default();
         text.trim().parse::<u8>().unwrap_or(0)

@@ -89,6 +89,7 @@ impl Reason {
             Self::HostUnreachable | Self::NameNotFound => libc::EHOSTUNREACH,
             Self::NetworkUnreachable | Self::Exhausted => libc::ENETUNREACH,
             Self::TimedOut => libc::ETIMEDOUT,
+            Self::Forbidden(Forbidden::NotOwn) => libc::EADDRNOTAVAIL,
             Self::Forbidden(_) => libc::EACCES,
             Self::Other(errno) => errno,
         }

@@ -8,7 +8,7 @@ pub mod model;
 pub mod netlink;
 pub mod probe;
 pub mod process;
-mod resolvers;
+pub mod resolvers;
 pub mod seccomp;
 pub mod sockdiag;
 pub mod sys;

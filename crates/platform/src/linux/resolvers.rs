@@ -8,6 +8,12 @@ use ipnet::IpNet;
 
 use super::netlink::Files;
 
+/// The name servers of `/etc/resolv.conf` that any link may ask: neither this machine's own service nor one of a certain link.
+pub fn general(files: &Files) -> Vec<IpAddr> {
+    let text = fs::read_to_string(&files.resolv_conf).unwrap_or_default();
+    name_servers(&text).filter(|(server, device)| device.is_none() && !server.is_loopback()).map(|(server, _)| server).collect()
+}
+
 /// What is the same for all links, read once for each snapshot.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Resolvers {
@@ -121,6 +127,7 @@ mod tests {
             "resolv.conf",
             "nameserver 127.0.0.53\nnameserver 10.1.0.1\nnameserver fe80::1%eth1\nnameserver 9.9.9.9\nnameserver nonsense\n",
         )]);
+        assert_eq!(general(&files), ["10.1.0.1", "9.9.9.9"].map(|text| text.parse::<IpAddr>().unwrap()));
         assert_eq!(of(&files, 2, "eth0", &["10.1.0.2/24"]), ["10.1.0.1"]);
         assert_eq!(of(&files, 3, "eth1", &["10.2.0.2/24"]), ["fe80::1"]);
     }

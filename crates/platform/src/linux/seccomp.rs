@@ -1,8 +1,13 @@
 //! What `braid run` hears of a command's system calls, and what it can do to the sockets behind them, without any privilege.
 //!
-//! The call is looked at and then let go on ([`Listener::let_go_on`]), and the kernel reads its arguments a second time. A program
+//! A call is looked at and then let go on ([`Listener::let_go_on`]), and the kernel reads its arguments a second time. A program
 //! could change them in between. That is harmless here: this steers, it does not guard; all the program can gain is to be steered
 //! like another of its own connections.
+//!
+//! Other calls are answered in the kernel's place ([`Listener::answer`]), some by writing into the caller's memory ([`told`]): with the
+//! caller's own rights to it, as the kernel itself would, so another thread that changes or unmaps the memory meanwhile gets what it
+//! would have got. What is to be written where is read once. That the call still waits is asked before anything is written: its thread
+//! cannot leave the call except by being killed, and a number is not given to another thread before all others have been.
 
 use std::fs::File;
 use std::io;
@@ -10,12 +15,15 @@ use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use braid_model::{Family, LinkIndex, Protocol};
 use socket2::{SockRef, Type};
 
 use super::sys::seccomp as sys;
-pub use super::sys::seccomp::RawCall;
+pub use super::sys::seccomp::{RawCall, Scope};
+
+pub mod told;
 
 /// Hears the calls of every thread under one filter.
 #[derive(Debug)]
@@ -44,6 +52,31 @@ pub enum Intent {
         /// It is `connect`.
         connect: bool,
     },
+    /// Forget whom a socket is connected to.
+    Dissolve {
+        /// The socket, as the caller numbers it.
+        fd: RawFd,
+    },
+    /// Ask for something that [`told`] can tell.
+    Ask {
+        /// The socket, as the caller numbers it.
+        fd: RawFd,
+        /// What for.
+        question: Question,
+    },
+}
+
+/// What a call asks of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// The other end's address.
+    Peer,
+    /// This end's address.
+    Local,
+    /// What became of a connection that was begun.
+    Error,
+    /// A datagram, and whom it is from.
+    Datagram,
 }
 
 impl Listener {
@@ -51,8 +84,8 @@ impl Listener {
     ///
     /// # Errors
     /// See [`install_filter`](sys::install_filter).
-    pub fn install() -> io::Result<Self> {
-        let listener = sys::install_filter()?;
+    pub fn install(scope: Scope) -> io::Result<Self> {
+        let listener = sys::install_filter(scope)?;
         sys::wake_on_same_cpu(listener.as_fd());
         Ok(Self(listener))
     }
@@ -82,6 +115,16 @@ impl Listener {
         sys::answer_continue(self.0.as_fd(), id).is_ok()
     }
 
+    /// Gives the call `id` its result: a value, or the number of an error. `false` if nobody waits for that answer (any more).
+    pub fn answer(&self, id: u64, result: Result<i64, i32>) -> bool {
+        sys::answer(self.0.as_fd(), id, result).is_ok()
+    }
+
+    /// Whether the call `id` waits for its answer.
+    pub fn is_waiting(&self, id: u64) -> bool {
+        sys::is_waiting(self.0.as_fd(), id)
+    }
+
     /// What the call is about to do; reads the caller's memory.
     ///
     /// # Errors
@@ -98,7 +141,16 @@ impl Listener {
                 let [a, b, c, d, e, f, g, h, i, j, k, l] = head;
                 (u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u32::from_ne_bytes([i, j, k, l]), false)
             }
-            _ => return Ok(Intent::Nothing),
+            number => {
+                let question = match number {
+                    libc::SYS_getpeername => Question::Peer,
+                    libc::SYS_getsockname => Question::Local,
+                    libc::SYS_getsockopt => Question::Error,
+                    libc::SYS_recvfrom | libc::SYS_recvmsg | libc::SYS_recvmmsg => Question::Datagram,
+                    _ => return Ok(Intent::Nothing),
+                };
+                return Ok(Intent::Ask { fd: fd as RawFd, question });
+            }
         };
         if address == 0 {
             return Ok(Intent::Nothing);
@@ -106,8 +158,10 @@ impl Listener {
         let mut bytes = [0u8; size_of::<libc::sockaddr_in6>()];
         let length = (length as usize).min(bytes.len());
         let read = sys::read_memory(call.thread, address, &mut bytes[..length])?;
+        let nobody = bytes[..read].first_chunk().is_some_and(|family| u16::from_ne_bytes(*family) == libc::AF_UNSPEC as u16);
         Ok(match parse_address(&bytes[..read]) {
             Some(remote) => Intent::Reach { remote, fd: fd as RawFd, connect },
+            None if connect && nobody => Intent::Dissolve { fd: fd as RawFd },
             None => Intent::Nothing,
         })
     }
@@ -165,7 +219,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    fn new(socket: OwnedFd) -> Option<Self> {
+    /// A socket of this process; `None` if it is none of TCP or UDP.
+    pub fn new(socket: OwnedFd) -> Option<Self> {
         let it = SockRef::from(&socket);
         let inet = matches!(it.domain().ok()?, socket2::Domain::IPV4 | socket2::Domain::IPV6);
         let protocol = match (it.r#type().ok()?, it.protocol().ok()??) {
@@ -220,6 +275,60 @@ impl Socket {
         self.protocol == Protocol::Tcp && sys::tcp_is_closed(self.file.as_fd()).unwrap_or(false)
     }
 
+    /// Whether calls on it return at once.
+    pub fn is_nonblocking(&self) -> bool {
+        SockRef::from(&self.file).nonblocking().unwrap_or(false)
+    }
+
+    /// Whether it is of IPv6, and if so, whether IPv4 can be reached with it.
+    pub fn reaches(&self) -> Reaches {
+        let it = SockRef::from(&self.file);
+        match it.domain() {
+            Ok(socket2::Domain::IPV6) if it.only_v6().unwrap_or(true) => Reaches::V6,
+            Ok(socket2::Domain::IPV6) => Reaches::Both,
+            _ => Reaches::V4,
+        }
+    }
+
+    /// Whether `connect` would only note the address, and the first bytes begin the connection.
+    pub fn connects_late(&self) -> bool {
+        sys::int_option(self.file.as_fd(), libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT).is_ok_and(|value| value != 0)
+    }
+
+    /// Begins to connect it, and does not wait even where its program would.
+    ///
+    /// # Errors
+    /// Those of `connect`, but for `EINPROGRESS`, which is none here.
+    pub fn begin(&self, to: SocketAddr) -> io::Result<()> {
+        let it = SockRef::from(&self.file);
+        let to = match (self.reaches(), to.ip()) {
+            (Reaches::Both, IpAddr::V4(ip)) => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()),
+            _ => to,
+        };
+        let waits = !self.is_nonblocking();
+        if waits {
+            it.set_nonblocking(true)?;
+        }
+        let begun = it.connect(&to.into());
+        if waits {
+            it.set_nonblocking(false)?;
+        }
+        match begun {
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// The error that waits for its program, which is not told of it then.
+    pub fn take_error(&self) -> Option<io::Error> {
+        SockRef::from(&self.file).take_error().ok().flatten()
+    }
+
+    /// How long its program waits for what is to be received; `None`: for ever.
+    pub fn patience(&self) -> Option<Duration> {
+        SockRef::from(&self.file).read_timeout().ok().flatten()
+    }
+
     /// Binds it to `link` for good.
     ///
     /// # Errors
@@ -256,6 +365,35 @@ impl Socket {
     }
 }
 
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.file.into()
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+/// The families that a socket can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reaches {
+    /// An IPv4 socket.
+    V4,
+    /// An IPv6 socket, which reaches IPv4 by mapped addresses.
+    Both,
+    /// An IPv6 socket that does not.
+    V6,
+}
+
 /// The cookie of this process's network namespace; `None` where the kernel does not tell.
 pub fn own_namespace() -> Option<u64> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, Type::DGRAM, None).ok()?;
@@ -275,6 +413,9 @@ fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
 
 /// `asm-generic/socket.h`.
 const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// `linux/tcp.h`.
+const TCP_FASTOPEN_CONNECT: libc::c_int = 30;
 
 /// Missing in the `libc` crate; `asm-generic/socket.h`.
 const SO_BINDTOIFINDEX: libc::c_int = 62;

@@ -50,6 +50,7 @@ pub fn params(links: usize) -> SteerParams {
         backup: LinkMask(0),
         rules: Vec::new(),
         redirected: Vec::new(),
+        straight: true,
     }
 }
 

@@ -52,7 +52,7 @@
 //! - Every run has one seed for all points: schedulers are compared on the same workload (common random numbers), so prefer
 //!   [`Samples::gain`], which compares run by run, to comparing two means.
 //! - `measure` must be a function of its arguments; points are measured on many cores, in any order. Only an experiment that is
-//!   [`Sampling::Timed`] may look at [`Run::clock`].
+//!   [`Sampling::Timed`] may look at [`Run::clock`]. [`Run::quic`] does not change what comes out.
 //! - A [`Sample`] has numbers by name and curves by name (a rate over time, a distribution).
 //! - Verdicts come in the order of [`About::claims`], one each. Where something differs from the paper, say why.
 //! - Names of charts become file names: `NAME.svg` for an empty name, else `NAME-CHART.svg`. Text is Markdown without tables.
@@ -67,6 +67,8 @@ mod svg;
 use braid_model::Time;
 use braid_netem::Random;
 use serde::Serialize;
+
+use crate::pair::Quic;
 
 pub use chart::{Axis, Chart, Dot, Series, Shape};
 pub use report::{Report, markdown};
@@ -172,6 +174,22 @@ pub struct Run<'a> {
     pub seed: u64,
     /// The time now, for [`Sampling::Timed`]; stands still in all others.
     pub clock: &'a dyn Fn() -> Time,
+    /// For what runs over real QUIC. Without it, such points give no numbers.
+    pub quic: Option<&'a Quic>,
+}
+
+/// What pure code cannot make and some experiments need.
+#[derive(Clone, Copy)]
+pub struct Machine<'a> {
+    /// The time now.
+    pub clock: &'a dyn Fn() -> Time,
+    /// For what runs over real QUIC.
+    pub quic: Option<&'a Quic>,
+}
+
+impl Machine<'_> {
+    /// Neither: time stands still.
+    pub const NONE: Machine<'static> = Machine { clock: &|| Time::ZERO, quic: None };
 }
 
 /// What a user chooses.
@@ -222,14 +240,15 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes it, without a clock.
+    /// Makes it, without a clock and without QUIC.
     pub fn measure(self, experiment: &dyn Experiment) -> (Self, Sample) {
-        self.measure_by(experiment, &|| Time::ZERO)
+        self.measure_on(experiment, &Machine::NONE)
     }
 
-    /// Makes it, by a clock.
-    pub fn measure_by(self, experiment: &dyn Experiment, clock: &dyn Fn() -> Time) -> (Self, Sample) {
-        let sample = experiment.measure(&self.point, &Run { index: self.index, seed: self.seed, clock });
+    /// Makes it with what a machine has.
+    pub fn measure_on(self, experiment: &dyn Experiment, machine: &Machine<'_>) -> (Self, Sample) {
+        let Machine { clock, quic } = *machine;
+        let sample = experiment.measure(&self.point, &Run { index: self.index, seed: self.seed, clock, quic });
         (self, sample)
     }
 }

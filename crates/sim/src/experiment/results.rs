@@ -38,6 +38,12 @@ impl Results {
         self
     }
 
+    /// With verdicts on the next claims.
+    pub fn verdicts(mut self, verdicts: impl IntoIterator<Item = Verdict>) -> Self {
+        self.verdicts.extend(verdicts);
+        self
+    }
+
     /// With a paragraph.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());

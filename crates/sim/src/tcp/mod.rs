@@ -13,7 +13,6 @@ mod sender;
 use std::time::Duration;
 
 use braid_model::{Bytes, Direction, Time};
-use braid_netem::Packet as _;
 
 use cubic::Cubic;
 pub(crate) use receiver::{Answer, Receiver};
@@ -170,12 +169,5 @@ impl braid_netem::Packet for Packet {
             (_, Some(segment)) => HEADERS + Bytes::new(u64::from(segment.size)),
             (_, None) => HEADERS,
         }
-    }
-}
-
-impl Packet {
-    /// Bytes on the wire.
-    pub(crate) fn wire(&self) -> u64 {
-        self.size().get()
     }
 }

@@ -17,8 +17,7 @@ use crate::spec::{LinkSpec, mbps, ms};
 /// A link: Mbit/s, and milliseconds one way.
 type Link = (u64, u64);
 
-const CASES: [[Link; 2]; 5] =
-    [[(10, 1), (10, 1)], [(10, 1), (10, 50)], [(30, 1), (10, 1)], [(30, 1), (10, 50)], [(30, 50), (10, 1)]];
+const CASES: [[Link; 2]; 5] = [[(10, 1), (10, 1)], [(10, 1), (10, 50)], [(30, 1), (10, 1)], [(30, 1), (10, 50)], [(30, 50), (10, 1)]];
 const SIZE: Bytes = Bytes::new(16 << 20);
 const DIRECTIONS: [&str; 2] = ["download", "upload"];
 

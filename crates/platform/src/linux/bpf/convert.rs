@@ -7,7 +7,9 @@ use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, 
 use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
-use crate::steering::{AppId, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Way};
+use crate::steering::{
+    AppId, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Straight, Way,
+};
 
 const TCP_SYN_SENT: u32 = 2;
 const IPPROTO_TCP: u8 = 6;
@@ -141,6 +143,11 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         Some(Way::Direct) => raw.actions |= bits::DO_DIRECT,
         None => {}
     }
+    match rule.straight {
+        Straight::Usual => {}
+        Straight::All => raw.actions |= bits::DO_STRAIGHT_ALL,
+        Straight::Nothing => raw.actions |= bits::DO_STRAIGHT_NEVER,
+    }
     raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
     raw.affinity = rule.affinity.map_or(abi::UNSET, affinity);
     raw
@@ -179,6 +186,7 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: u32) -> abi::Para
         affinity: params.affinity.map_or(abi::UNSET, affinity).into(),
         local4: by_rank(params, |link| link.source4).map_or(0, |addr| u32::from_ne_bytes(addr.octets())),
         redirected_classes: params.redirected.iter().fold(0, |classes, class| classes | 1 << *class as u32),
+        straight: params.straight.into(),
         local6: by_rank(params, |link| link.source6).map_or([0; 4], |addr| mapped(addr.into())),
         ..Default::default()
     };

@@ -8,7 +8,7 @@ pub mod load;
 mod prefixes;
 pub mod redirect;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -219,6 +219,30 @@ impl Steering for BpfSteering {
         }
         for (key, mask) in wanted {
             map.insert(key, mask, 0).map_err(failed(ACTION))?;
+        }
+        Ok(())
+    }
+
+    fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
+        const ACTION: &str = "tell the kernel which hosts run Braid";
+        let mut map: HashMap<_, abi::DatagramKey, u32> = typed_map!(self, HashMap, "shut", "tell the kernel which hosts run Braid");
+        let wanted: BTreeSet<_> = shut.iter().take(abi::MAX_SERVERS).map(|(host, port)| (mapped(*host), u32::from(*port))).collect();
+        let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| (key.remote, key.port)).collect();
+        let key = |(remote, port): &([u32; 4], u32)| abi::DatagramKey { remote: *remote, port: *port, ..Default::default() };
+        for gone in had.difference(&wanted) {
+            map.remove(&key(gone)).map_err(failed(ACTION))?;
+        }
+        for new in wanted.difference(&had) {
+            map.insert(key(new), 1, 0).map_err(failed(ACTION))?;
+        }
+        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "servers", "tell the kernel which hosts run Braid");
+        let wanted: BTreeSet<_> = servers.iter().take(abi::MAX_SERVERS).map(|host| mapped(*host)).collect();
+        let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| key.word).collect();
+        for word in had.difference(&wanted) {
+            map.remove(&abi::Address { word: *word }).map_err(failed(ACTION))?;
+        }
+        for word in wanted.difference(&had) {
+            map.insert(abi::Address { word: *word }, 1, 0).map_err(failed(ACTION))?;
         }
         Ok(())
     }

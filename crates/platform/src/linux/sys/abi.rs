@@ -4,6 +4,8 @@ use braid_decide::connection::MAX_LINKS;
 
 /// Redirected connections that may wait for the daemon.
 pub const MAX_ARRIVALS: usize = 4096;
+/// Hosts that run Braid themselves, at most, and services of theirs that are shut.
+pub const MAX_SERVERS: usize = 1024;
 /// The most policy rules the programs look at.
 pub const MAX_RULES: usize = 64;
 /// No link.
@@ -44,7 +46,8 @@ abi! {
     /// `struct braid_params`.
     Params {
         netns: u64, target: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
-        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], slots: [Slot; MAX_LINKS],
+        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], straight: u32, pad: u32,
+        slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_control`.
     Control { heartbeat: u64, bank: u32, pad: u32, }
@@ -117,6 +120,8 @@ pub mod rule {
     pub const DO_PREFER: u32 = 4;
     pub const DO_REDIRECT: u32 = 8;
     pub const DO_DIRECT: u32 = 16;
+    pub const DO_STRAIGHT_ALL: u32 = 32;
+    pub const DO_STRAIGHT_NEVER: u32 = 64;
 }
 
 /// Kinds of [`Event`].

@@ -19,9 +19,19 @@ pub struct RawCall {
     pub args: [u64; 6],
 }
 
+/// Which calls a filter asks about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Those that name a destination: `connect`, `sendto` with an address, `sendmsg` and `sendmmsg`.
+    Destinations,
+    /// Those, and the ones that tell of the other end: `getpeername`, `getsockname`, `recvfrom` with room for an address, `recvmsg`,
+    /// `recvmmsg`, and `getsockopt` that asks for `SO_ERROR`.
+    Conversations,
+}
+
 /// Puts the filter on the calling thread (and all its future children) and returns the listener that hears its calls.
 ///
-/// `connect`, `sendto` with an address, `sendmsg` and `sendmmsg` wait for the listener's answer; `io_uring_setup` is answered
+/// The calls of `scope` wait for the listener's answer; `io_uring_setup` is answered
 /// `ENOSYS`, because a ring could connect behind the filter's back; everything else, and every call of another system call ABI
 /// than the machine's own (32-bit x86, x32), passes.
 ///
@@ -31,8 +41,8 @@ pub struct RawCall {
 /// # Errors
 /// `EBUSY`: the thread already stands under a filter with a listener. `EINVAL`, `ENOSYS`: no such kernel feature. `EPERM`: refused,
 /// for example by a container.
-pub fn install_filter() -> io::Result<OwnedFd> {
-    let program = filter_program();
+pub fn install_filter(scope: Scope) -> io::Result<OwnedFd> {
+    let program = filter_program(scope);
     match install(&program) {
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => {}
         other => return other,
@@ -69,32 +79,56 @@ const AUDIT_ARCH: u32 = 0xC000_00B7;
 const X32_BIT: u32 = 0x4000_0000;
 
 /// The classic BPF program of [`install_filter`].
-fn filter_program() -> Vec<sock_filter> {
+fn filter_program(scope: Scope) -> Vec<sock_filter> {
     let number = offset_of!(libc::seccomp_data, nr) as u32;
     let arch = offset_of!(libc::seccomp_data, arch) as u32;
-    // `sendto`'s address is its fifth argument; both halves of the pointer must be looked at. Both architectures are little-endian.
-    let address = (offset_of!(libc::seccomp_data, args) + 4 * size_of::<u64>()) as u32;
     const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
     const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
     const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
-    vec![
+    let always: &[c_long] = match scope {
+        Scope::Destinations => &[libc::SYS_connect, libc::SYS_sendmsg, libc::SYS_sendmmsg],
+        Scope::Conversations => &[
+            libc::SYS_connect,
+            libc::SYS_sendmsg,
+            libc::SYS_sendmmsg,
+            libc::SYS_recvmsg,
+            libc::SYS_recvmmsg,
+            libc::SYS_getpeername,
+            libc::SYS_getsockname,
+        ],
+    };
+    let mut program = vec![
         load(arch),
-        unless_equal(AUDIT_ARCH, 12),
-        load(number),
-        if_at_least(X32_BIT, 10),
-        if_equal(libc::SYS_connect as u32, 8),
-        if_equal(libc::SYS_sendmsg as u32, 7),
-        if_equal(libc::SYS_sendmmsg as u32, 6),
-        if_equal(libc::SYS_io_uring_setup as u32, 7),
-        unless_equal(libc::SYS_sendto as u32, 5),
-        load(address),
-        unless_equal(0, 2),
-        load(address + 4),
-        if_equal(0, 1),
-        ret(NOTIFY),
+        if_equal(AUDIT_ARCH, 1),
         ret(ALLOW),
+        load(number),
+        unless_at_least(X32_BIT, 1),
+        ret(ALLOW),
+        unless_equal(libc::SYS_io_uring_setup as u32, 1),
         ret(REFUSE),
-    ]
+    ];
+    for call in always {
+        program.extend([unless_equal(*call as u32, 1), ret(NOTIFY)]);
+    }
+    // Both halves of an address's pointer must be looked at. Both architectures are little-endian.
+    let with_address = |program: &mut Vec<sock_filter>, call: c_long| {
+        let address = argument(4);
+        program.extend([unless_equal(call as u32, 6), load(address), unless_equal(0, 3), load(address + 4), unless_equal(0, 1)]);
+        program.extend([ret(ALLOW), ret(NOTIFY)]);
+    };
+    with_address(&mut program, libc::SYS_sendto);
+    if scope == Scope::Conversations {
+        with_address(&mut program, libc::SYS_recvfrom);
+        program.extend([unless_equal(libc::SYS_getsockopt as u32, 5), load(argument(1)), unless_equal(libc::SOL_SOCKET as u32, 3)]);
+        program.extend([load(argument(2)), unless_equal(libc::SO_ERROR as u32, 1), ret(NOTIFY)]);
+    }
+    program.push(ret(ALLOW));
+    program
+}
+
+/// Where the lower half of a call's argument stands.
+const fn argument(index: usize) -> u32 {
+    (offset_of!(libc::seccomp_data, args) + index * size_of::<u64>()) as u32
 }
 
 const fn statement(code: u32, k: u32) -> sock_filter {
@@ -121,8 +155,8 @@ const fn unless_equal(k: u32, skip: u8) -> sock_filter {
     jump(libc::BPF_JEQ, k, 0, skip)
 }
 
-const fn if_at_least(k: u32, skip: u8) -> sock_filter {
-    jump(libc::BPF_JGE, k, skip, 0)
+const fn unless_at_least(k: u32, skip: u8) -> sock_filter {
+    jump(libc::BPF_JGE, k, 0, skip)
 }
 
 /// Waits until a supervised thread makes a call that wants an answer.
@@ -143,6 +177,21 @@ pub fn receive(listener: BorrowedFd<'_>) -> io::Result<RawCall> {
 /// `ENOENT`: nobody waits for it any more. `EINPROGRESS`: it is not received yet, or already answered.
 pub fn answer_continue(listener: BorrowedFd<'_>, id: u64) -> io::Result<()> {
     let mut answer = libc::seccomp_notif_resp { id, val: 0, error: 0, flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 };
+    // SAFETY: the kernel reads one `seccomp_notif_resp` from the place we own.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut answer) }.into())?;
+    Ok(())
+}
+
+/// Gives the call `id` this result in the kernel's place: a value, or the number of an error.
+///
+/// # Errors
+/// As [`answer_continue`].
+pub fn answer(listener: BorrowedFd<'_>, id: u64, result: Result<i64, c_int>) -> io::Result<()> {
+    let (val, error) = match result {
+        Ok(value) => (value, 0),
+        Err(number) => (0, -number),
+    };
+    let mut answer = libc::seccomp_notif_resp { id, val, error, flags: 0 };
     // SAFETY: the kernel reads one `seccomp_notif_resp` from the place we own.
     check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut answer) }.into())?;
     Ok(())
@@ -171,6 +220,19 @@ pub fn read_memory(thread: i32, address: u64, into: &mut [u8]) -> io::Result<usi
     // SAFETY: `local` is a live buffer of that length; `remote` is an address of the other process, which the kernel checks.
     let read = unsafe { libc::process_vm_readv(thread, &raw const local, 1, &raw const remote, 1, 0) };
     check(read as c_long).map(|count| count as usize)
+}
+
+/// Writes another process's memory at `address`, all of it. What it may not write to itself is not written to.
+///
+/// # Errors
+/// `EPERM`: the process may not be looked into. `ESRCH`: it is gone. `EFAULT`: it has no writable memory there.
+pub fn write_memory(thread: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: address as usize as *mut c_void, iov_len: bytes.len() };
+    // SAFETY: `local` is a live buffer of that length, which is only read; `remote` is an address of the other process, which the
+    // kernel checks.
+    let written = unsafe { libc::process_vm_writev(thread, &raw const local, 1, &raw const remote, 1, 0) };
+    if check(written as c_long)? as usize == bytes.len() { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFAULT)) }
 }
 
 /// A second descriptor for `fd` of the process that `thread` belongs to. Close it soon: a connection ends only with its last one.
@@ -249,6 +311,49 @@ pub fn wide_option(socket: BorrowedFd<'_>, name: c_int) -> io::Result<u64> {
     Ok(value)
 }
 
+/// What [`receive_message`] received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// The datagram's length; more than there was room for only if `MSG_TRUNC` was asked for.
+    pub length: usize,
+    /// Bytes of control messages.
+    pub control: usize,
+    /// `MSG_TRUNC` and the like.
+    pub flags: c_int,
+}
+
+/// Receives one datagram and its control messages without waiting; where it is from is not asked.
+///
+/// # Errors
+/// Those of `recvmsg`; `EAGAIN`: there is none.
+pub fn receive_message(socket: BorrowedFd<'_>, into: &mut [u8], control: &mut [u64], flags: c_int) -> io::Result<Received> {
+    let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    // SAFETY: all-zero is a valid `msghdr`.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), std::mem::size_of_val(control) as _);
+    // SAFETY: the message refers to live buffers of the sizes that it tells.
+    let length = check(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags | libc::MSG_DONTWAIT) } as c_long)?;
+    Ok(Received { length: length as usize, control: message.msg_controllen as usize, flags: message.msg_flags })
+}
+
+/// Sends one message, with these control messages (whole `cmsghdr`s), to whom the socket is connected, without waiting.
+///
+/// # Errors
+/// Those of `sendmsg`.
+pub fn send_message(socket: BorrowedFd<'_>, bytes: &[u8], control: &[u8], flags: c_int) -> io::Result<usize> {
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: all-zero is a valid `msghdr`.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    if !control.is_empty() {
+        (message.msg_control, message.msg_controllen) = (control.as_ptr().cast_mut().cast(), control.len() as _);
+    }
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the message refers to live buffers of the sizes that it tells, which the kernel only reads.
+    check(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) } as c_long).map(|sent| sent as usize)
+}
+
 /// Takes a connected datagram socket back to having no peer and, unless its program bound one, no local address.
 ///
 /// # Errors
@@ -273,13 +378,13 @@ mod tests {
     const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
 
     /// What the filter answers, by running it as the kernel would.
-    fn verdict(number: u32, arch: u32, args: [u64; 6]) -> u32 {
+    fn verdict(scope: Scope, number: c_long, arch: u32, args: [u64; 6]) -> u32 {
         let mut data = Vec::new();
-        data.extend(number.to_ne_bytes());
+        data.extend((number as u32).to_ne_bytes());
         data.extend(arch.to_ne_bytes());
         data.extend(0u64.to_ne_bytes());
         args.iter().for_each(|arg| data.extend(arg.to_ne_bytes()));
-        let program = filter_program();
+        let program = filter_program(scope);
         let (mut at, mut accumulator) = (0, 0u32);
         loop {
             let step = program[at];
@@ -301,31 +406,56 @@ mod tests {
         }
     }
 
+    const BOTH: [Scope; 2] = [Scope::Destinations, Scope::Conversations];
+    const POINTERS: [u64; 5] = [1, 1 << 31, 1 << 32, 0x7fff_0000_0000, u64::MAX];
+
     #[test]
     fn the_filter_asks_about_calls_that_name_a_destination() {
-        for number in [libc::SYS_connect, libc::SYS_sendmsg, libc::SYS_sendmmsg] {
-            assert_eq!(verdict(number as u32, AUDIT_ARCH, [0; 6]), NOTIFY);
-        }
-        assert_eq!(verdict(libc::SYS_sendto as u32, AUDIT_ARCH, [0; 6]), ALLOW);
-        for address in [1, 1 << 31, 1 << 32, 0x7fff_0000_0000, u64::MAX] {
-            assert_eq!(verdict(libc::SYS_sendto as u32, AUDIT_ARCH, [0, 0, 0, 0, address, 0]), NOTIFY, "{address:#x}");
+        for scope in BOTH {
+            for number in [libc::SYS_connect, libc::SYS_sendmsg, libc::SYS_sendmmsg] {
+                assert_eq!(verdict(scope, number, AUDIT_ARCH, [0; 6]), NOTIFY);
+            }
+            assert_eq!(verdict(scope, libc::SYS_sendto, AUDIT_ARCH, [0; 6]), ALLOW);
+            for address in POINTERS {
+                assert_eq!(verdict(scope, libc::SYS_sendto, AUDIT_ARCH, [0, 0, 0, 0, address, 0]), NOTIFY, "{address:#x}");
+            }
         }
     }
 
     #[test]
-    fn the_filter_lets_the_rest_pass_and_refuses_rings() {
-        for number in [libc::SYS_read, libc::SYS_write, libc::SYS_bind, libc::SYS_execve, libc::SYS_seccomp, libc::SYS_close] {
-            assert_eq!(verdict(number as u32, AUDIT_ARCH, [1; 6]), ALLOW);
+    fn the_filter_asks_about_what_tells_of_the_other_end_only_where_it_shall() {
+        let verdicts = |number, args| BOTH.map(|scope| verdict(scope, number, AUDIT_ARCH, args));
+        for number in [libc::SYS_getpeername, libc::SYS_getsockname, libc::SYS_recvmsg, libc::SYS_recvmmsg] {
+            assert_eq!(verdicts(number, [0; 6]), [ALLOW, NOTIFY]);
         }
+        assert_eq!(verdicts(libc::SYS_recvfrom, [0; 6]), [ALLOW; 2]);
+        for address in POINTERS {
+            assert_eq!(verdicts(libc::SYS_recvfrom, [0, 0, 0, 0, address, 0]), [ALLOW, NOTIFY], "{address:#x}");
+        }
+        let option = |level: i32, name: i32| verdicts(libc::SYS_getsockopt, [3, level as u64, name as u64, 1, 1, 0]);
+        assert_eq!(option(libc::SOL_SOCKET, libc::SO_ERROR), [ALLOW, NOTIFY]);
+        assert_eq!(option(libc::SOL_SOCKET, libc::SO_TYPE), [ALLOW; 2]);
+        assert_eq!(option(libc::IPPROTO_TCP, libc::SO_ERROR), [ALLOW; 2]);
+    }
+
+    #[test]
+    fn the_filter_lets_the_rest_pass_and_refuses_rings() {
         let refused = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
-        assert_eq!(verdict(libc::SYS_io_uring_setup as u32, AUDIT_ARCH, [0; 6]), refused);
+        for scope in BOTH {
+            for number in [libc::SYS_read, libc::SYS_write, libc::SYS_bind, libc::SYS_execve, libc::SYS_seccomp, libc::SYS_close] {
+                assert_eq!(verdict(scope, number, AUDIT_ARCH, [1; 6]), ALLOW);
+            }
+            assert_eq!(verdict(scope, libc::SYS_io_uring_setup, AUDIT_ARCH, [0; 6]), refused);
+        }
     }
 
     #[test]
     fn other_system_call_interfaces_pass() {
         const I386: u32 = 0x4000_0003;
-        assert_eq!(verdict(libc::SYS_connect as u32, I386, [1; 6]), ALLOW);
-        assert_eq!(verdict(libc::SYS_connect as u32 | X32_BIT, AUDIT_ARCH, [1; 6]), ALLOW);
+        for scope in BOTH {
+            assert_eq!(verdict(scope, libc::SYS_connect, I386, [1; 6]), ALLOW);
+            assert_eq!(verdict(scope, libc::SYS_connect | c_long::from(X32_BIT), AUDIT_ARCH, [1; 6]), ALLOW);
+        }
     }
 
     #[test]
@@ -336,6 +466,11 @@ mod tests {
         assert_eq!(read_memory(me, secret.as_ptr() as u64, &mut seen).unwrap(), secret.len());
         assert_eq!(seen, secret);
         assert_eq!(read_memory(me, 8, &mut seen).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        let mut changed = [0u8; 3];
+        write_memory(me, changed.as_mut_ptr() as u64, b"new").unwrap();
+        assert_eq!(std::hint::black_box(changed), *b"new");
+        static FIXED: &str = "constant";
+        assert_eq!(write_memory(me, FIXED.as_ptr() as u64, b"v").unwrap_err().raw_os_error(), Some(libc::EFAULT), "{FIXED}");
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let copy = std::net::UdpSocket::from(duplicate(me, socket.as_raw_fd()).unwrap());
         assert_eq!(copy.local_addr().unwrap(), socket.local_addr().unwrap());

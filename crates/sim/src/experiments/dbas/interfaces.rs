@@ -1,10 +1,10 @@
 //! Figures 3 and 4: IF2 narrow, or lossy.
 
 use super::{
-    BUSY, CO_MOST, CO_ROUND, CO_WEIGHTED, CONNECTIONS, IF1, ONLY_1, PACKETS, PO_ROUND, PO_WEIGHTED, Setup, Sweep, THROUGHPUT, WASTE,
-    is_about, most, most_behind, most_gain, otherwise,
+    BOND, BOND_ROUND, BOND_WEIGHTED, BUSY, CO_MOST, CO_ROUND, CO_WEIGHTED, CONNECTIONS, IF1, ONLY_1, PACKETS, PO_ROUND, PO_WEIGHTED, Setup,
+    Sweep, THROUGHPUT, WASTE, is_about, most, most_behind, most_gain, otherwise, shares,
 };
-use crate::experiment::{About, Claim, Judgement, Paper, Results, Samples, Sampling};
+use crate::experiment::{About, Claim, Judgement, Paper, Results, Samples, Sampling, Verdict};
 
 /// Mbit/s.
 const CAPACITIES: [f64; 7] = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0];
@@ -71,12 +71,18 @@ static NARROW_PO: About = About {
     figure: "fig. 3b",
     title: "Packet-oriented schedulers as IF2 narrows",
     setting: "As dbas-3a, but all servers run DBAS. A chunk is a segment; each connection's chunks go round in strict order and wait \
-              for the interface whose turn it is, which may have at most 64 of them waiting.",
+              for the interface whose turn it is, which may have at most 64 of them waiting. Beside this model, Braid's own bond between the \
+              client and the servers, which share one host here: real QUIC with Braid's controller on each interface, over the same \
+              links; by the paper's two rules, and by miDRR, as it is unless told otherwise. In the bond a chunk goes to an interface \
+              when that can send it.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Weighted round robin has the highest throughput", paper: "in words" },
         Claim { text: "It is near the optimum, the sum of both capacities", paper: "9 % below at worst" },
         Claim { text: "Round robin is worse than a single interface where IF2 is narrow", paper: "in words" },
+        Claim { text: "The bond: weighted round robin has the highest throughput", paper: "in words" },
+        Claim { text: "The bond: it is near the optimum, as miDRR is", paper: "9 % below at worst" },
+        Claim { text: "The bond: round robin is worse than a single interface where IF2 is narrow", paper: "in words" },
     ],
 };
 
@@ -103,11 +109,13 @@ static LOSSY_PO: About = About {
     paper: Paper::Dbas,
     figure: "fig. 4b",
     title: "Packet-oriented schedulers as IF2 loses packets",
-    setting: "As dbas-4a, with all servers running DBAS, as in dbas-3b.",
+    setting: "As dbas-4a, with all servers running DBAS, as in dbas-3b, or Braid.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "The schedulers' order is basically that of fig. 3b: weighted round robin above round robin", paper: "in words" },
         Claim { text: "Weighted round robin is near the optimum under all conditions", paper: "9 % below at worst" },
+        Claim { text: "The bond: weighted round robin above round robin", paper: "in words" },
+        Claim { text: "The bond: it is near the optimum under all conditions, as miDRR is", paper: "9 % below at worst" },
     ],
 };
 
@@ -158,7 +166,7 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
 fn judge_narrow_po(results: Results, samples: &Samples) -> Results {
     let claims = NARROW_PO.claims;
     let (behind, behind_at) = most_behind(samples, PO_WEIGHTED, &[ONLY_1, PO_ROUND]);
-    let (missing, missing_at) = most_missing(samples, |if2| IF1 + if2);
+    let (missing, missing_at) = most_missing(samples, PO_WEIGHTED, |if2| IF1 + if2);
     let narrow_mean = |value| samples.summary(value, (PO_WEIGHTED, NARROWEST)).mean;
     let narrow = samples.gain(THROUGHPUT, (PO_ROUND, NARROWEST), (ONLY_1, NARROWEST)).mean;
     results
@@ -179,6 +187,29 @@ fn judge_narrow_po(results: Results, samples: &Samples) -> Results {
             ),
         ))
         .verdict(claims[2].judge(format!("{narrow:+.0} % at {NARROWEST} Mbit/s"), Judgement::met_or_not(narrow < 0.0), ""))
+        .verdicts(judge_narrow_bond(samples))
+        .table(shares(samples, |if2| IF1 + if2))
+}
+
+fn judge_narrow_bond(samples: &Samples) -> [Verdict; 3] {
+    let claims = NARROW_PO.claims;
+    let (behind, behind_at) = most_behind(samples, BOND_WEIGHTED, &[ONLY_1, BOND_ROUND]);
+    let (missing, missing_at) = most_missing(samples, BOND_WEIGHTED, |if2| IF1 + if2);
+    let (own, own_at) = most_missing(samples, BOND, |if2| IF1 + if2);
+    let narrow = samples.gain(THROUGHPUT, (BOND_ROUND, NARROWEST), (ONLY_1, NARROWEST)).mean;
+    [
+        claims[3].judge(
+            format!("against the best other {:+.1} % at worst, at {behind_at} Mbit/s", -behind),
+            Judgement::met_or_not(behind < 1.0),
+            "",
+        ),
+        claims[4].judge(
+            format!("{missing:.1} % below at worst, at {missing_at} Mbit/s; miDRR {own:.1} %, at {own_at} Mbit/s"),
+            Judgement::met_or_differs(missing.max(own) <= 9.0),
+            "",
+        ),
+        claims[5].judge(format!("{narrow:+.0} % at {NARROWEST} Mbit/s"), Judgement::met_or_not(narrow < 0.0), ""),
+    ]
 }
 
 fn judge_lossy_co(results: Results, samples: &Samples) -> Results {
@@ -216,7 +247,7 @@ fn judge_lossy_po(results: Results, samples: &Samples) -> Results {
     let claims = LOSSY_PO.claims;
     let (least, _) = most_gain(samples, PO_ROUND, PO_WEIGHTED);
     let lossy_mean = |value| samples.summary(value, (PO_WEIGHTED, LOSSIEST)).mean;
-    let (missing, missing_at) = most_missing(samples, |_| IF1 + Setup::NOMINAL.if2);
+    let (missing, missing_at) = most_missing(samples, PO_WEIGHTED, |_| IF1 + Setup::NOMINAL.if2);
     results
         .verdict(claims[0].judge(format!("round robin against weighted {least:+.0} % at best"), Judgement::met_or_not(least < 0.0), ""))
         .verdict(claims[1].judge(
@@ -229,10 +260,28 @@ fn judge_lossy_po(results: Results, samples: &Samples) -> Results {
                 lossy_mean(BUSY)
             ),
         ))
+        .verdicts(judge_lossy_bond(samples))
+        .table(shares(samples, |_| IF1 + Setup::NOMINAL.if2))
 }
 
-/// By how many percent weighted round robin is below `optimum` at worst, and where.
-fn most_missing(samples: &Samples, optimum: impl Fn(f64) -> f64) -> (f64, f64) {
-    let missing = |x| 100.0 * (1.0 - samples.summary(THROUGHPUT, (PO_WEIGHTED, x)).mean / optimum(x));
-    most(samples.xs(PO_WEIGHTED).into_iter().map(|x| (missing(x), x)))
+fn judge_lossy_bond(samples: &Samples) -> [Verdict; 2] {
+    let claims = LOSSY_PO.claims;
+    let optimum = |_| IF1 + Setup::NOMINAL.if2;
+    let (least, _) = most_gain(samples, BOND_ROUND, BOND_WEIGHTED);
+    let (missing, missing_at) = most_missing(samples, BOND_WEIGHTED, optimum);
+    let (own, own_at) = most_missing(samples, BOND, optimum);
+    [
+        claims[2].judge(format!("round robin against weighted {least:+.1} % at best"), Judgement::met_or_not(least < 0.0), ""),
+        claims[3].judge(
+            format!("{missing:.1} % below at worst, at {missing_at} % loss; miDRR {own:.1} %, at {own_at} %"),
+            Judgement::met_or_differs(missing.max(own) <= 9.0),
+            "",
+        ),
+    ]
+}
+
+/// By how many percent `series` is below `optimum` at worst, and where.
+fn most_missing(samples: &Samples, series: &str, optimum: impl Fn(f64) -> f64) -> (f64, f64) {
+    let missing = |x| 100.0 * (1.0 - samples.summary(THROUGHPUT, (series, x)).mean / optimum(x));
+    most(samples.xs(series).into_iter().map(|x| (missing(x), x)))
 }

@@ -11,8 +11,8 @@ use braid_netem::Profile;
 
 use crate::experiment::{About, Axis, Chart, Experiment, Point, Results, Run, Sample, Samples, Summary, Table};
 use crate::{
-    Arrivals, Class, DemandKnowledge, Knowledge, LinkSpec, LoadKnowledge, Outcome, Packets, Scenario, Scheduling, ServerLink, ServerSpec,
-    Size, Spreading, simulate,
+    Arrivals, Bonding, Class, DemandKnowledge, Knowledge, LinkSpec, LoadKnowledge, Outcome, Packets, Scenario, Scheduling, ServerLink,
+    ServerSpec, Size, Spreading, simulate,
 };
 
 pub(super) fn all() -> [&'static dyn Experiment; 6] {
@@ -59,7 +59,7 @@ impl Experiment for Sweep {
         let setup = (self.setup)(point.x);
         let other = QUEUES.iter().find_map(|(name, queue)| Some((point.series.strip_suffix(name)?, Bytes::new(*queue))));
         let (series, queue) = other.unwrap_or((&point.series, setup.queue));
-        Setup { queue, ..setup }.measure(series, run.seed)
+        Setup { queue, ..setup }.measure(series, run)
     }
 
     fn assemble(&self, samples: &Samples) -> Results {
@@ -136,9 +136,14 @@ const CO_MOST: &str = "CO maximum throughput";
 const CO_KNOWN: &str = "CO maximum throughput, demands known";
 const PO_ROUND: &str = "PO round robin";
 const PO_WEIGHTED: &str = "PO weighted round robin";
+const BOND_ROUND: &str = "bond, round robin";
+const BOND_WEIGHTED: &str = "bond, weighted round robin";
+const BOND: &str = "bond, miDRR";
 
 const CONNECTIONS: [&str; 4] = [ONLY_1, CO_ROUND, CO_WEIGHTED, CO_MOST];
-const PACKETS: [&str; 3] = [ONLY_1, PO_ROUND, PO_WEIGHTED];
+const PACKETS: [&str; 6] = [ONLY_1, PO_ROUND, PO_WEIGHTED, BOND_ROUND, BOND_WEIGHTED, BOND];
+/// Those of the daemon's bond, which schedules by miDRR if left to itself.
+const BONDS: [&str; 3] = [BOND_ROUND, BOND_WEIGHTED, BOND];
 
 /// Payload over the time until the last connection opened in [`SPAN`] ended, in Mbit/s.
 const THROUGHPUT: &str = "throughput";
@@ -206,9 +211,18 @@ impl Setup {
         }
     }
 
+    /// The same by a bond, if that is what the series names; nothing without the QUIC that it needs.
+    fn scenario_on(&self, series: &str, run: &Run<'_>) -> Option<Scenario> {
+        let bond = match spreading(series) {
+            Some(scheduling) => Some(Bonding { scheduling, quic: run.quic?.clone() }),
+            None => None,
+        };
+        Some(Scenario { bond, ..self.scenario(series, run.seed) })
+    }
+
     /// Both throughputs; nothing if it cannot be simulated, which is refused.
-    fn measure(&self, series: &str, seed: u64) -> Sample {
-        let Ok(outcome) = simulate(&self.scenario(series, seed)) else { return Sample::default() };
+    fn measure(&self, series: &str, run: &Run<'_>) -> Sample {
+        let Some(Ok(outcome)) = self.scenario_on(series, run).map(|scenario| simulate(&scenario)) else { return Sample::default() };
         let all = received(&outcome).per(Duration::from_nanos(outcome.ran_ns));
         let (all, tail) = (mbps(all), tail(&outcome));
         let nearly = all * 0.99 / (1.0 - tail / 100.0);
@@ -233,7 +247,18 @@ fn scheduler(series: &str) -> (Scheduling, Packets) {
         CO_MOST | CO_KNOWN => (Scheduling::MaximumThroughput, Packets::default()),
         PO_ROUND => (Scheduling::RoundRobin, spread(Spreading::RoundRobin)),
         PO_WEIGHTED => (Scheduling::RoundRobin, spread(Spreading::WeightedRoundRobin)),
+        BOND_ROUND | BOND_WEIGHTED | BOND => (Scheduling::RoundRobin, Packets { share: 1.0, ..Packets::default() }),
         _ => (Scheduling::OnlyOne(0), Packets::default()),
+    }
+}
+
+/// How the bond chooses paths, where it is a bond's series.
+fn spreading(series: &str) -> Option<braid_bond::Scheduling> {
+    match series {
+        BOND_ROUND => Some(braid_bond::Scheduling::RoundRobin),
+        BOND_WEIGHTED => Some(braid_bond::Scheduling::WeightedRoundRobin),
+        BOND => Some(braid_bond::Scheduling::Midrr),
+        _ => None,
     }
 }
 
@@ -287,6 +312,20 @@ fn most_behind(samples: &Samples, series: &str, others: &[&str]) -> (f64, f64) {
         (-samples.gain(THROUGHPUT, (series, x), (best, x)).mean, x)
     });
     most(behind)
+}
+
+/// What the model and the bond make of `optimum`, in percent, over all x.
+fn shares(samples: &Samples, optimum: impl Fn(f64) -> f64) -> Table {
+    let series = [&[PO_WEIGHTED], &BONDS[..]].concat();
+    let table = Table::new("Throughput in percent of the sum of both capacities", &[&["at"], &series[..]].concat());
+    samples.xs(BOND).into_iter().fold(table, |table, x| {
+        let cell = |series: &&str| {
+            let Summary { mean, half, .. } = samples.summary(THROUGHPUT, (series, x));
+            let [mean, half] = [mean, half].map(|value| 100.0 * value / optimum(x));
+            format!("{mean:.1} ± {half:.1}")
+        };
+        table.row(std::iter::once(format!("{x}")).chain(series.iter().map(cell)))
+    })
 }
 
 /// The greatest value with its x.

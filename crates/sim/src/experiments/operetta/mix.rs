@@ -1,10 +1,15 @@
 //! Figure 3: what it brings that servers take part.
 
-use super::{DEFAULT, ENERGY, ENGR, IF1, IF2, IF3, MID, PAYLOAD, Scheme, Setup, THROUGHPUT, XPUT, bound, charts, least};
-use crate::experiment::{About, Axis, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling};
+use super::{BY_BOND, DEFAULT, ENERGY, ENGR, IF1, IF2, IF3, MID, PAYLOAD, Scheme, Setup, THROUGHPUT, XPUT, bound, charts, least};
+use crate::experiment::{About, Axis, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Verdict};
 
 /// γ in percent.
 const MIXES: [f64; 6] = [0.0, 10.0, 25.0, 50.0, 75.0, 100.0];
+
+/// The variants with [`BY_BOND`].
+const BOND_XPUT: &str = "OPRTA-XPUT (α = 1), bond";
+const BOND_MID: &str = "OPRTA-MID (α = 0.5), bond";
+const BOND_ENGR: &str = "OPRTA-ENGR (α = 0), bond";
 
 static ABOUT: About = About {
     name: "operetta-3",
@@ -19,6 +24,9 @@ static ABOUT: About = About {
         Claim { text: "α = 1 reaches the throughput optimum with few servers that take part", paper: "at γ = 25 %" },
         Claim { text: "α = 0.5 gives up throughput for less energy as γ rises", paper: "both fall" },
         Claim { text: "α = 0 uses the interface of least energy per bit, whatever its throughput", paper: "IF2 alone" },
+        Claim { text: "The bond: α = 1 reaches the throughput optimum with few servers that take part", paper: "at γ = 25 %" },
+        Claim { text: "The bond: α = 0.5 gives up throughput for less energy as γ rises", paper: "both fall" },
+        Claim { text: "The bond: α = 0 uses the interface of least energy per bit", paper: "IF2 alone" },
     ],
 };
 
@@ -33,11 +41,17 @@ impl Experiment for Mix {
     fn points(&self) -> Vec<Point> {
         let mut points = Point::grid(&[XPUT, MID, ENGR], &MIXES);
         points.extend(Point::grid(&[DEFAULT], &[0.0]));
+        points.extend(Point::grid(&[BOND_XPUT, BOND_MID, BOND_ENGR], &MIXES));
         points
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
-        Setup { mix: point.x / 100.0, ..Setup::nominal(Scheme::named(&point.series)) }.measure(run.seed)
+        let setup = Setup { mix: point.x / 100.0, ..Setup::nominal(Scheme::named(&point.series)) };
+        match (point.series.ends_with(BY_BOND), run.quic) {
+            (false, _) => setup.measure(run.seed),
+            (true, Some(quic)) => setup.measure_bonded(run.seed, quic),
+            (true, None) => Sample::default(),
+        }
     }
 
     fn assemble(&self, samples: &Samples) -> Results {
@@ -89,10 +103,36 @@ impl Experiment for Mix {
                     mean(ENERGY, (ENGR, 100.0)) / least(IF1.0),
                 ),
             ))
+            .verdicts(judge_bond(samples))
             .note(
                 "A stream that is spread sends what is unacknowledged on one link over others when that link is down (III.G), which the \
                  simulator takes it to be when dark or after four timeouts in a row, if the weights leave the stream another link. This \
                  matters with so much load: sent over others at every timeout, chunks arrive twice and α = 1 carries much less.",
             )
     }
+}
+
+fn judge_bond(samples: &Samples) -> [Verdict; 3] {
+    let mean = |name, at| samples.summary(name, at).mean;
+    let part = |mix| 100.0 * mean(THROUGHPUT, (BOND_XPUT, mix)) / bound(IF1.0);
+    let [slower, cheaper] = [THROUGHPUT, ENERGY].map(|name| samples.gain(name, (BOND_MID, 100.0), (BOND_MID, 0.0)).mean);
+    let [first, last] = [10.0, 100.0].map(|mix| 100.0 * mean("IF2", (BOND_ENGR, mix)));
+    let cost = mean(ENERGY, (BOND_ENGR, 100.0)) / least(IF1.0);
+    [
+        ABOUT.claims[5].judge(
+            format!("{:.1} % of the optimum at γ = 0, {:.1} % at 25 %, {:.1} % at 100 %", part(0.0), part(25.0), part(100.0)),
+            Judgement::met_or_not(part(25.0) >= 97.0),
+            "",
+        ),
+        ABOUT.claims[6].judge(
+            format!("throughput {slower:+.1} %, energy {cheaper:+.1} % from γ = 0 to 100 %"),
+            Judgement::met_or_not(slower < 0.0 && cheaper < 0.0),
+            "",
+        ),
+        ABOUT.claims[7].judge(
+            format!("IF2 carries {first:.1} % (γ = 10 %) and {last:.1} % (γ = 100 %); {cost:.2} times the least energy then"),
+            Judgement::met_or_not(first > 99.0 && last > 99.0),
+            "",
+        ),
+    ]
 }

@@ -23,8 +23,8 @@ use braid_netem::Profile;
 
 use crate::experiment::{Axis, Chart, Dot, Experiment, Judgement, Sample, Samples, Series};
 use crate::{
-    Aim, Arrivals, Class, DemandKnowledge, Knowledge, LinkOutcome, LinkSpec, LoadKnowledge, Operetta, Outcome, Packets, Scenario,
-    Scheduling, ServerLink, ServerSpec, Size, Spreading, simulate, simulate_with,
+    Aim, Arrivals, Bonding, Class, DemandKnowledge, Knowledge, LinkOutcome, LinkSpec, LoadKnowledge, Operetta, Outcome, Packets, Quic,
+    Scenario, Scheduling, ServerLink, ServerSpec, Size, Spreading, simulate, simulate_with,
 };
 
 pub(super) fn all() -> [&'static dyn Experiment; 7] {
@@ -39,6 +39,8 @@ const MATCH: &str = "OPRTA-CUR-OS";
 const DEFAULT: &str = "current OS (IF3)";
 const ROTATION: &str = "round robin";
 const WEIGHTED: &str = "weighted round robin";
+/// What is appended to a variant's name where the daemon's bond carries what is spread.
+const BY_BOND: &str = ", bond";
 const BOUND: &str = "throughput optimum";
 const LEAST: &str = "energy optimum";
 
@@ -69,9 +71,9 @@ enum Scheme {
 }
 
 impl Scheme {
-    /// The scheme of a legend's name.
+    /// The scheme of a legend's name, by a bond or not.
     fn named(series: &str) -> Self {
-        match series {
+        match series.strip_suffix(BY_BOND).unwrap_or(series) {
             XPUT => Self::utility(1.0),
             MID => Self::utility(0.5),
             ENGR => Self::utility(0.0),
@@ -137,6 +139,12 @@ impl Setup {
     /// Measures a span in which streams keep coming.
     fn measure(&self, seed: u64) -> Sample {
         run(&self.scenario(seed), self.scheme).map_or_else(Sample::default, |outcome| measured(&outcome))
+    }
+
+    /// The same with the bond's own weights and paths in place of the model's.
+    fn measure_bonded(&self, seed: u64, quic: &Quic) -> Sample {
+        let bond = Some(Bonding { scheduling: braid_bond::Scheduling::Weights, quic: quic.clone() });
+        run(&Scenario { bond, ..self.scenario(seed) }, self.scheme).map_or_else(Sample::default, |outcome| measured(&outcome))
     }
 
     /// Measures until all streams that came in `coming` have ended: the paper's `L / max_j Δ_j` (eq. 3).

@@ -15,7 +15,7 @@ pub(super) fn all() -> [&'static dyn Experiment; 6] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::{Judgement, Report, Samples, Sampling, Setting, conclude};
+    use crate::experiment::{Judgement, Machine, Report, Samples, Sampling, Setting, conclude};
     use braid_model::Time;
     use std::cell::Cell;
 
@@ -27,7 +27,8 @@ mod tests {
             Time::from_nanos(ticks.get())
         };
         let setting = Setting { runs: 1, seed };
-        let samples = setting.jobs(experiment).into_iter().map(|job| job.measure_by(experiment, &clock)).collect();
+        let samples =
+            setting.jobs(experiment).into_iter().map(|job| job.measure_on(experiment, &Machine { clock: &clock, quic: None })).collect();
         conclude(experiment, &setting, Samples::new(samples)).unwrap()
     }
 

@@ -1,0 +1,191 @@
+//! `braid get`: downloads over all links at once.
+
+mod show;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use braid_engine::run::{Reachable, reachable, remember};
+use braid_fetch::{Cookies, Download, Event, FetchError, Link, LinkProgress, Netrc, Options, Output, Proxy, Sockets, fetch, group};
+use braid_model::{Bytes, Rate};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::Get;
+use crate::client;
+use show::Show;
+
+/// What a link brought must come from so much to be remembered as its rate.
+const TELLING: Bytes = Bytes::new(1_000_000);
+
+/// Runs it; the status is that of the first file that failed.
+pub(crate) fn run(get: Get) -> anyhow::Result<ExitCode> {
+    let mut show = Show::new(get.quiet, get.json, get.output.as_deref() == Some(Path::new("-")));
+    match download(&get, &mut show) {
+        Ok(code) => Ok(ExitCode::from(code)),
+        Err(error) => {
+            show.trouble(&error);
+            Ok(ExitCode::from(error.exit_code()))
+        }
+    }
+}
+
+fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
+    let downloads = downloads(get)?;
+    let options = options(get)?;
+    let (links, known) = links(get, show)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|error| FetchError::Option(format!("cannot start: {error}")))?;
+    show.begin(&links);
+    let mut last: Vec<LinkProgress> = Vec::new();
+    let mut best: Vec<Rate> = vec![Rate::ZERO; links.len()];
+    let results = runtime.block_on(async {
+        let stop = async {
+            let (Ok(mut interrupt), Ok(mut end)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+                return std::future::pending().await;
+            };
+            tokio::select! { _ = interrupt.recv() => {}, _ = end.recv() => {} }
+        };
+        let tell = |event: Event| {
+            if let Event::Progress(progress) = &event {
+                for (best, link) in best.iter_mut().zip(&progress.links) {
+                    *best = (*best).max(link.rate_bps);
+                }
+                last.clone_from(&progress.links);
+            }
+            show.event(event);
+        };
+        fetch(Arc::new(Sockets::new(links)), downloads, options, stop, tell).await
+    })?;
+    // Tasks that still resolve names are not waited for.
+    runtime.shutdown_background();
+    learn(&known, &last, &best);
+    let failed = results.iter().find_map(|result| result.as_ref().err());
+    Ok(failed.map_or(0, FetchError::exit_code))
+}
+
+/// Keeps the rates of links that brought enough to tell.
+fn learn(known: &[Reachable], last: &[LinkProgress], best: &[Rate]) {
+    let told = known.iter().zip(last).zip(best).filter(|((_, progress), rate)| progress.moved > TELLING && **rate > Rate::ZERO);
+    let rates: Vec<(&Reachable, Rate)> = told.map(|((link, _), rate)| (link, *rate)).collect();
+    if !rates.is_empty() {
+        remember(&rates, unix());
+    }
+}
+
+fn downloads(get: &Get) -> Result<Vec<Download>, FetchError> {
+    let mut downloads = group(&get.urls, get.output.as_deref(), &get.output_dir)?;
+    let count = downloads.len();
+    for (what, given) in [("--checksum", get.checksum.len()), ("--weight", get.weight.len())] {
+        if given > count {
+            return Err(FetchError::Option(format!(
+                "{what} is given {given} times, and there are {count} files: give it once for each file"
+            )));
+        }
+    }
+    for (download, checksum) in downloads.iter_mut().zip(&get.checksum) {
+        download.checksum = Some(checksum.clone());
+    }
+    for (download, weight) in downloads.iter_mut().zip(&get.weight) {
+        if !(weight.is_finite() && *weight >= 0.01 && *weight <= 100.0) {
+            return Err(FetchError::Option(format!("a weight of {weight} makes no sense: give one between 0.01 and 100")));
+        }
+        download.weight = *weight;
+    }
+    if get.json && downloads.iter().any(|download| download.output == Output::Standard) {
+        return Err(FetchError::Option("the file and --json cannot both go to standard output: leave one of them out".to_owned()));
+    }
+    Ok(downloads)
+}
+
+fn options(get: &Get) -> Result<Options, FetchError> {
+    let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| refused(path, &error));
+    let netrc = match (&get.netrc_file, get.netrc) {
+        (Some(path), _) => Netrc::parse(&read(path)?),
+        (None, true) => {
+            let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+            Netrc::parse(&read(&home.join(".netrc"))?)
+        }
+        (None, false) => Netrc::default(),
+    };
+    let cookies = match &get.cookie {
+        Some(path) => Cookies::parse(&read(path)?, unix()).map_err(|reason| FetchError::Read { path: path.clone(), reason })?,
+        None => Cookies::default(),
+    };
+    Ok(Options {
+        headers: get.header.clone(),
+        credentials: get.user.clone(),
+        netrc,
+        cookies,
+        proxy: Proxy::new(get.proxy.as_deref(), |name| std::env::var(name).ok())?,
+        cacert: get.cacert.clone(),
+        http1: get.http1,
+        limit_rate: get.limit_rate,
+        max_cost: get.max_cost,
+        max_size: get.max_filesize,
+        redirects: get.max_redirs,
+        resume: get.resume,
+        patience: get.timeout,
+        connect_timeout: get.connect_timeout,
+        tries: get.tries,
+        connections: get.connections as usize,
+    })
+}
+
+/// The links to use, with what earlier runs and the daemon know of them.
+fn links(get: &Get, show: &mut Show) -> Result<(Vec<Link>, Vec<Reachable>), FetchError> {
+    let (mut found, refused) = reachable(&get.links).map_err(|error| FetchError::NoLink(format!(" ({error})")))?;
+    for name in refused {
+        show.note(&format!(
+            "{name} is not used for IPv4: its answers would be dropped (strict rp_filter); remedy: sysctl net.ipv4.conf.{name}.rp_filter=2, \
+             or braid up"
+        ));
+    }
+    let daemon: Vec<braid_api::Link> = client::read(&get.daemon.socket, "/v1/links").unwrap_or_default();
+    let of = |name: &str| daemon.iter().find(|link| link.name == *name);
+    let asked = |name: &String| get.links.contains(name);
+    let open = |link: &Reachable| of(&link.name).is_none_or(|view| matches!(view.state.as_str(), "up" | "unknown"));
+    // What the daemon keeps for later, or out, is used only where it is asked for, or where nothing else is left.
+    if found.iter().any(|link| open(link) || asked(&link.name)) {
+        found.retain(|link| open(link) || asked(&link.name));
+    }
+    let links = found.iter().map(|link| {
+        let view = of(&link.name);
+        let limit = get.max_link.iter().find(|(name, _)| *name == link.name).map(|(_, amount)| *amount);
+        let left = view.and_then(|view| Some(Bytes::new(view.cap_bytes?).saturating_sub(Bytes::new(view.used_bytes.unwrap_or(0)))));
+        let price = get.price.iter().find(|(name, _)| *name == link.name).map(|(_, price)| *price);
+        Link {
+            name: link.name.clone(),
+            families: link.families,
+            resolvers: link.resolvers.clone(),
+            rate: view.and_then(|view| view.capacity_down_bps).map(Rate::from_bps).or(link.rate),
+            allowance: [limit, left].into_iter().flatten().min(),
+            price_per_gb: price.or(view.and_then(|view| view.cost_per_gb)).unwrap_or(0.0),
+        }
+    });
+    let links: Vec<Link> = links.collect();
+    for (what, name) in get.max_link.iter().map(|(name, _)| ("--max-link", name)).chain(get.price.iter().map(|(name, _)| ("--price", name)))
+    {
+        if !links.iter().any(|link| link.name == *name) {
+            let known: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
+            return Err(FetchError::Option(format!("{what} names {name:?}, which is no link here (there are: {})", known.join(", "))));
+        }
+    }
+    if get.max_cost.is_some() && links.iter().all(|link| link.price_per_gb == 0.0) {
+        show.note("--max-cost has no effect: no link has a price; give one by --price, or in the daemon's configuration");
+    }
+    if links.is_empty() {
+        return Err(FetchError::NoLink(String::new()));
+    }
+    Ok((links, found))
+}
+
+fn refused(path: &Path, error: &io::Error) -> FetchError {
+    FetchError::Read { path: path.to_owned(), reason: error.to_string() }
+}
+
+fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs())
+}

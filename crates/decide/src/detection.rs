@@ -1,0 +1,476 @@
+//! Mode detection (DBAS II.A): which hosts run Braid themselves, so that flows to them can be bonded straight.
+//!
+//! A host that has answered a flow is asked once, beside the flow, and what it says is remembered for a while: that it runs Braid, under
+//! which key, or that it does not answer. The first key that a host shows is *pinned*: another one later is never trusted, until somebody
+//! has the host forgotten. `K` is the key.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use braid_model::{Bytes, Rate, Time};
+
+use crate::bucket::Bucket;
+
+/// A host that runs Braid is taken to do so for this long after it was last heard.
+pub const FRESH: Duration = Duration::from_secs(24 * 3600);
+/// A host that does not answer is asked again after this; each time it does not, after twice as long, up to a day.
+pub const FIRST_SILENCE: Duration = Duration::from_secs(3600);
+const LONGEST_SILENCE: Duration = FRESH;
+/// A host that was there and cannot be reached just now: the same, from this on.
+const FIRST_ABSENCE: Duration = Duration::from_secs(60);
+/// A question that nobody has answered by then, not even its sender.
+const LOST: Duration = Duration::from_secs(10);
+/// A service that a host does not open over a bond is tried again after this. So many are remembered.
+const SHUT: Duration = Duration::from_secs(600);
+const MOST_SHUT: usize = 1024;
+/// Hosts that are remembered at most, pinned ones included; at most half of them pinned.
+pub const MOST_HOSTS: usize = 8192;
+/// What a question weighs, how many go out in the long run, and at once: a program that meets hundreds of hosts must not flood a link.
+const QUESTION: Bytes = Bytes::new(1200);
+const QUESTIONS_PER_SECOND: u64 = 4;
+const QUESTIONS_AT_ONCE: u64 = 32;
+
+/// What asking a host has told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer<K> {
+    /// It runs Braid, and has proved this key.
+    Runs(K),
+    /// Nothing was heard, or nothing that is Braid.
+    Silent,
+    /// Something was heard, and nothing came of it: it is asked again soon.
+    Unfinished,
+    /// It has shown another key than the pinned one.
+    AnotherKey,
+    /// It runs Braid, but does not open that address: something stands between (a load balancer, a translator).
+    Elsewhere,
+}
+
+/// What is known of a host now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Knowledge<K> {
+    /// It runs Braid, under this key.
+    Runs(K),
+    /// It shows another key than this, which is pinned.
+    AnotherKey(K),
+    /// It has not answered, or not so that it could be used.
+    Silent,
+    /// It is being asked.
+    Asked,
+    /// Nothing, or nothing that is not too old.
+    Nothing,
+}
+
+/// What is remembered of hosts.
+#[derive(Debug, Clone)]
+pub struct Detection<K> {
+    hosts: BTreeMap<IpAddr, Host<K>>,
+    /// How many of them are pinned.
+    pinned: usize,
+    /// Services that hosts do not open over a bond, until when that is believed.
+    shut: BTreeMap<(IpAddr, u16), Time>,
+    questions: Bucket,
+}
+
+#[derive(Debug, Clone)]
+struct Host<K> {
+    pin: Option<K>,
+    state: State,
+    /// Until when that holds; then it is asked again.
+    until: Time,
+    /// How often in turn it has not answered.
+    misses: u32,
+    /// When it was asked or heard last.
+    touched: Time,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Asked,
+    Here,
+    Away,
+    AnotherKey,
+}
+
+impl<K: Copy + PartialEq> Detection<K> {
+    /// Knows no host.
+    pub fn new(now: Time) -> Self {
+        let rate = Rate::from_bps(QUESTION.get() * QUESTIONS_PER_SECOND * 8);
+        Self {
+            hosts: BTreeMap::new(),
+            pinned: 0,
+            shut: BTreeMap::new(),
+            questions: Bucket::new(rate, Bytes::new(QUESTION.get() * QUESTIONS_AT_ONCE), now),
+        }
+    }
+
+    /// Whether the host is to be asked now, and if so, with which key it must answer; `None` inside takes any. Whoever is told to ask
+    /// must come back with [`on_answer`](Self::on_answer).
+    pub fn ask(&mut self, now: Time, host: IpAddr) -> Option<Option<K>> {
+        if self.hosts.get(&host).is_some_and(|known| now < known.until) || !self.questions.take(QUESTION, now) {
+            return None;
+        }
+        self.make_room(host);
+        let entry = self.hosts.entry(host).or_insert(Host { pin: None, state: State::Asked, until: now, misses: 0, touched: now });
+        (entry.state, entry.until, entry.touched) = (State::Asked, now + LOST, now);
+        Some(entry.pin)
+    }
+
+    /// Whether [`ask`](Self::ask) would have to look closer: nothing that still holds is known.
+    pub fn is_news(&self, now: Time, host: IpAddr) -> bool {
+        self.hosts.get(&host).is_none_or(|known| known.until <= now)
+    }
+
+    /// What asking has told. Nothing changes for a host that was forgotten meanwhile.
+    pub fn on_answer(&mut self, now: Time, host: IpAddr, answer: Answer<K>) {
+        let crowded = self.pinned >= MOST_HOSTS / 2;
+        let Some(entry) = self.hosts.get_mut(&host) else { return };
+        entry.touched = now;
+        match answer {
+            Answer::Runs(key) if entry.pin.is_some_and(|pin| pin != key) => entry.settle(now, State::AnotherKey, FIRST_SILENCE),
+            // Pins are not pushed out by new ones: whoever has thousands of hosts must not make room for another key of his.
+            Answer::Runs(_) if entry.pin.is_none() && crowded => entry.settle(now, State::Away, LONGEST_SILENCE),
+            Answer::Runs(key) => {
+                self.pinned += usize::from(entry.pin.is_none());
+                (entry.pin, entry.misses) = (Some(key), 0);
+                entry.settle(now, State::Here, FRESH);
+            }
+            Answer::AnotherKey => entry.settle(now, State::AnotherKey, FIRST_SILENCE),
+            Answer::Elsewhere => entry.settle(now, State::Away, LONGEST_SILENCE),
+            Answer::Silent => entry.miss(now, FIRST_SILENCE),
+            Answer::Unfinished => entry.miss(now, FIRST_ABSENCE),
+        }
+    }
+
+    /// The host was reached, with its pinned key.
+    pub fn on_reached(&mut self, now: Time, host: IpAddr) {
+        if let Some(entry) = self.hosts.get_mut(&host).filter(|entry| entry.pin.is_some()) {
+            (entry.misses, entry.touched) = (0, now);
+            entry.settle(now, State::Here, FRESH);
+        }
+    }
+
+    /// The host ran Braid, and cannot be reached that way now.
+    pub fn on_lost(&mut self, now: Time, host: IpAddr) {
+        if let Some(entry) = self.hosts.get_mut(&host).filter(|entry| entry.state == State::Here) {
+            entry.miss(now, FIRST_ABSENCE);
+        }
+    }
+
+    /// A host does not open this port over a bond: nobody listens there, or it is not for strangers.
+    pub fn on_shut(&mut self, now: Time, host: IpAddr, port: u16) {
+        self.shut.retain(|_, until| now < *until);
+        if self.shut.len() >= MOST_SHUT
+            && let Some(soonest) = self.shut.iter().min_by_key(|(_, until)| **until).map(|(service, _)| *service)
+        {
+            self.shut.remove(&soonest);
+        }
+        self.shut.insert((host, port), now + SHUT);
+    }
+
+    /// Services that are not opened over a bond now.
+    pub fn shut(&self, now: Time) -> impl Iterator<Item = (IpAddr, u16)> {
+        self.shut.iter().filter(move |(_, until)| now < **until).map(|(service, _)| *service)
+    }
+
+    /// What is known of the host.
+    pub fn knowledge(&self, now: Time, host: IpAddr) -> Knowledge<K> {
+        let Some(entry) = self.hosts.get(&host).filter(|entry| now < entry.until) else { return Knowledge::Nothing };
+        match (entry.state, entry.pin) {
+            (State::Here, Some(key)) => Knowledge::Runs(key),
+            (State::AnotherKey, Some(pin)) => Knowledge::AnotherKey(pin),
+            (State::Asked, _) => Knowledge::Asked,
+            _ => Knowledge::Silent,
+        }
+    }
+
+    /// The hosts that run Braid now, the one heard last first.
+    pub fn servers(&self, now: Time) -> Vec<IpAddr> {
+        let here = |entry: &Host<K>| entry.state == State::Here && now < entry.until;
+        let mut found: Vec<_> = self.hosts.iter().filter(|(_, entry)| here(entry)).map(|(host, entry)| (entry.touched, *host)).collect();
+        found.sort_by(|a, b| b.cmp(a));
+        found.into_iter().map(|(_, host)| host).collect()
+    }
+
+    /// The hosts that show another key than their pinned one.
+    pub fn impostors(&self) -> impl Iterator<Item = IpAddr> {
+        self.hosts.iter().filter(|(_, entry)| entry.state == State::AnotherKey).map(|(host, _)| *host)
+    }
+
+    /// When what [`servers`](Self::servers) or [`shut`](Self::shut) tell becomes too old.
+    pub fn poll_timeout(&self, now: Time) -> Option<Time> {
+        let hosts = self.hosts.values().filter(|entry| entry.state == State::Here).map(|entry| entry.until);
+        hosts.chain(self.shut.values().copied()).filter(|until| now < *until).min()
+    }
+
+    /// Forgets a host, its pin too; false if there was none.
+    pub fn forget(&mut self, host: IpAddr) -> bool {
+        self.shut.retain(|(of, _), _| *of != host);
+        let pinned = self.hosts.remove(&host).is_some_and(|entry| entry.pin.is_some());
+        self.pinned -= usize::from(pinned);
+        pinned
+    }
+
+    /// What is to be kept: hosts with their pinned keys, and when each was heard last.
+    pub fn pins(&self) -> impl Iterator<Item = (IpAddr, K, Time)> {
+        self.hosts.iter().filter_map(|(host, entry)| Some((*host, entry.pin?, entry.touched)))
+    }
+
+    /// What was kept: the host was heard `ago` before now.
+    pub fn recall(&mut self, now: Time, host: IpAddr, key: K, ago: Duration) {
+        if self.pinned < MOST_HOSTS / 2 && !self.hosts.contains_key(&host) {
+            self.pinned += 1;
+            let until = now + FRESH.saturating_sub(ago);
+            let touched = Time::from_nanos(now.as_nanos().saturating_sub(u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX)));
+            self.hosts.insert(host, Host { pin: Some(key), state: State::Here, until, misses: 0, touched });
+        }
+    }
+
+    /// What was touched longest ago and is not pinned goes first.
+    fn make_room(&mut self, host: IpAddr) {
+        if self.hosts.len() >= MOST_HOSTS && !self.hosts.contains_key(&host) {
+            let oldest = self.hosts.iter().filter(|(_, entry)| entry.pin.is_none()).min_by_key(|(_, entry)| entry.touched);
+            if let Some(oldest) = oldest.map(|(host, _)| *host) {
+                self.hosts.remove(&oldest);
+            }
+        }
+    }
+}
+
+impl<K> Host<K> {
+    fn settle(&mut self, now: Time, state: State, holds: Duration) {
+        (self.state, self.until) = (state, now + holds);
+    }
+
+    fn miss(&mut self, now: Time, first: Duration) {
+        let holds = first.saturating_mul(1 << self.misses.min(16)).min(LONGEST_SILENCE);
+        self.misses += 1;
+        self.settle(now, State::Away, holds);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn host(number: u32) -> IpAddr {
+        IpAddr::from((0xc633_6400 + number).to_be_bytes())
+    }
+
+    fn start() -> (Detection<u8>, Time) {
+        let now = Time::from_nanos(5_000_000_000);
+        (Detection::new(now), now)
+    }
+
+    #[test]
+    fn a_host_is_asked_once_and_its_answer_holds_for_a_day() {
+        let (mut known, now) = start();
+        assert_eq!(known.ask(now, host(1)), Some(None));
+        assert_eq!((known.ask(now, host(1)), known.knowledge(now, host(1))), (None, Knowledge::Asked));
+        known.on_answer(now, host(1), Answer::Runs(7));
+        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7));
+        assert_eq!(known.servers(now), [host(1)]);
+        let end = known.poll_timeout(now).unwrap();
+        assert_eq!(end, now + FRESH);
+        assert_eq!(known.ask(now + 23 * HOUR, host(1)), None);
+        assert_eq!((known.knowledge(end, host(1)), known.servers(end)), (Knowledge::Nothing, vec![]));
+        assert_eq!(known.ask(end, host(1)), Some(Some(7)), "its key stays pinned");
+    }
+
+    #[test]
+    fn a_host_that_is_spoken_with_is_not_asked_again() {
+        let (mut known, now) = start();
+        known.ask(now, host(1));
+        known.on_answer(now, host(1), Answer::Runs(7));
+        known.on_reached(now + 20 * HOUR, host(1));
+        assert_eq!(known.knowledge(now + 40 * HOUR, host(1)), Knowledge::Runs(7));
+    }
+
+    #[test]
+    fn silence_is_remembered_for_longer_and_longer_up_to_a_day() {
+        let (mut known, mut now) = start();
+        let mut spans = Vec::new();
+        for _ in 0..7 {
+            assert!(known.ask(now, host(1)).is_some());
+            known.on_answer(now, host(1), Answer::Silent);
+            assert_eq!((known.ask(now, host(1)), known.knowledge(now, host(1))), (None, Knowledge::Silent));
+            let begin = now;
+            while !known.is_news(now, host(1)) {
+                now = now + HOUR;
+            }
+            spans.push(now.since(begin).as_secs() / 3600);
+        }
+        assert_eq!(spans, [1, 2, 4, 8, 16, 24, 24]);
+        assert!(known.ask(now, host(1)).is_some());
+        known.on_answer(now, host(1), Answer::Runs(1));
+        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(1), "it may begin to run Braid at any time");
+    }
+
+    #[test]
+    fn another_key_is_never_taken_until_the_host_is_forgotten() {
+        let (mut known, now) = start();
+        known.ask(now, host(1));
+        known.on_answer(now, host(1), Answer::Runs(7));
+        let later = now + FRESH;
+        assert_eq!(known.ask(later, host(1)), Some(Some(7)));
+        known.on_answer(later, host(1), Answer::AnotherKey);
+        assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
+        assert_eq!((known.servers(later), known.impostors().collect::<Vec<_>>()), (vec![], vec![host(1)]));
+        known.on_lost(later, host(1));
+        assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
+        // Asked without its pin, as by a question of before: the pin holds all the same.
+        known.on_answer(later, host(1), Answer::Runs(8));
+        assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
+        assert!(known.forget(host(1)) && !known.forget(host(1)));
+        assert_eq!(known.ask(later, host(1)), Some(None));
+        known.on_answer(later, host(1), Answer::Runs(8));
+        assert_eq!(known.knowledge(later, host(1)), Knowledge::Runs(8));
+    }
+
+    #[test]
+    fn a_server_that_goes_away_is_asked_again_soon() {
+        let (mut known, now) = start();
+        known.ask(now, host(1));
+        known.on_answer(now, host(1), Answer::Runs(7));
+        known.on_lost(now, host(1));
+        assert_eq!((known.knowledge(now, host(1)), known.servers(now)), (Knowledge::Silent, vec![]));
+        assert_eq!(known.ask(now + FIRST_ABSENCE, host(1)), Some(Some(7)));
+        known.on_reached(now + FIRST_ABSENCE, host(1));
+        assert_eq!(known.knowledge(now + FIRST_ABSENCE, host(1)), Knowledge::Runs(7), "and when it is back it counts at once");
+    }
+
+    #[test]
+    fn a_service_that_is_shut_is_tried_again_after_a_while() {
+        let (mut known, now) = start();
+        known.on_shut(now, host(1), 25);
+        known.on_shut(now, host(2), 80);
+        assert_eq!(known.shut(now).collect::<Vec<_>>(), [(host(1), 25), (host(2), 80)]);
+        assert_eq!(known.poll_timeout(now), Some(now + SHUT));
+        known.forget(host(1));
+        assert_eq!(known.shut(now).collect::<Vec<_>>(), [(host(2), 80)]);
+        assert_eq!((known.shut(now + SHUT).count(), known.poll_timeout(now + SHUT)), (0, None));
+        for port in 0..2 * MOST_SHUT as u16 {
+            known.on_shut(now + Duration::from_millis(port.into()), host(3), port);
+        }
+        assert_eq!(known.shut.len(), MOST_SHUT);
+        assert!(known.shut.contains_key(&(host(3), 2 * MOST_SHUT as u16 - 1)), "the oldest go first");
+    }
+
+    #[test]
+    fn an_answer_that_was_cut_short_is_asked_for_again_soon() {
+        let (mut known, now) = start();
+        known.ask(now, host(1));
+        known.on_answer(now, host(1), Answer::Unfinished);
+        assert_eq!((known.knowledge(now, host(1)), known.ask(now + FIRST_ABSENCE, host(1))), (Knowledge::Silent, Some(None)));
+    }
+
+    #[test]
+    fn a_question_that_was_never_answered_is_asked_again() {
+        let (mut known, now) = start();
+        known.ask(now, host(1));
+        assert!(!known.is_news(now + Duration::from_secs(9), host(1)));
+        assert_eq!(known.ask(now + LOST, host(1)), Some(None));
+    }
+
+    #[test]
+    fn a_program_that_meets_many_hosts_asks_few_at_a_time() {
+        let (mut known, now) = start();
+        let asked = |known: &mut Detection<u8>, now, from: u32| (from..from + 200).filter(|at| known.ask(now, host(*at)).is_some()).count();
+        assert_eq!(asked(&mut known, now, 0), QUESTIONS_AT_ONCE as usize);
+        assert_eq!(asked(&mut known, now + Duration::from_secs(2), 1000), 2 * QUESTIONS_PER_SECOND as usize);
+        let refused = (0..200).filter(|at| known.is_news(now, host(*at))).count();
+        assert_eq!(refused, 200 - QUESTIONS_AT_ONCE as usize, "those that were not asked are nothing to remember");
+    }
+
+    #[test]
+    fn what_was_kept_is_as_old_as_it_is() {
+        let (mut known, now) = start();
+        known.recall(now, host(1), 7, 23 * HOUR);
+        known.recall(now, host(2), 8, 90 * FRESH);
+        assert_eq!((known.knowledge(now, host(1)), known.knowledge(now, host(2))), (Knowledge::Runs(7), Knowledge::Nothing));
+        assert_eq!(known.ask(now, host(2)), Some(Some(8)));
+        assert_eq!(known.knowledge(now + HOUR, host(1)), Knowledge::Nothing);
+        assert_eq!(known.pins().map(|(host, key, _)| (host, key)).collect::<Vec<_>>(), [(host(1), 7), (host(2), 8)]);
+    }
+
+    #[test]
+    fn the_memory_is_bounded_and_pins_are_not_pushed_out() {
+        let (mut known, mut now) = start();
+        for at in 0..MOST_HOSTS as u32 + 200 {
+            known.ask(now, host(at)).unwrap();
+            known.on_answer(now, host(at), if at % 2 == 0 { Answer::Runs(1) } else { Answer::Silent });
+            now = now + Duration::from_secs(1);
+        }
+        assert_eq!((known.hosts.len(), known.pinned), (MOST_HOSTS, MOST_HOSTS / 2));
+        assert_eq!(known.hosts[&host(0)].pin, Some(1));
+        assert!(!known.hosts.contains_key(&host(1)), "what is not pinned goes, oldest first");
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Ask(u32),
+        Answer(u32, u8),
+        Reached(u32),
+        Lost(u32),
+        Forget(u32),
+        Wait(u32),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (0..4u32).prop_map(Step::Ask),
+            (0..4u32, 0..6u8).prop_map(|(host, answer)| Step::Answer(host, answer)),
+            (0..4u32).prop_map(Step::Reached),
+            (0..4u32).prop_map(Step::Lost),
+            (0..4u32).prop_map(Step::Forget),
+            (0..200_000u32).prop_map(Step::Wait),
+        ];
+        proptest::collection::vec(step, 0..60)
+    }
+
+    proptest! {
+        /// Whatever happens, only a pinned key is used, a pin changes by being forgotten alone, and nobody is asked while an answer holds.
+        #[test]
+        fn only_the_first_key_is_used(steps in steps()) {
+            let (mut known, mut now) = start();
+            let mut pins: BTreeMap<IpAddr, u8> = BTreeMap::new();
+            for step in steps {
+                match step {
+                    Step::Ask(at) => {
+                        let before = known.knowledge(now, host(at));
+                        if let Some(pin) = known.ask(now, host(at)) {
+                            prop_assert_eq!(before, Knowledge::Nothing);
+                            prop_assert_eq!(pin, pins.get(&host(at)).copied());
+                        }
+                    }
+                    Step::Answer(at, kind) => {
+                        let there = known.hosts.contains_key(&host(at));
+                        let answer = match kind {
+                            0 => Answer::Silent,
+                            1 => Answer::AnotherKey,
+                            2 => Answer::Elsewhere,
+                            3 => Answer::Unfinished,
+                            key => Answer::Runs(key),
+                        };
+                        known.on_answer(now, host(at), answer);
+                        if let (Answer::Runs(key), true) = (answer, there) {
+                            pins.entry(host(at)).or_insert(key);
+                        }
+                    }
+                    Step::Reached(at) => known.on_reached(now, host(at)),
+                    Step::Lost(at) => known.on_lost(now, host(at)),
+                    Step::Forget(at) => prop_assert_eq!(known.forget(host(at)), pins.remove(&host(at)).is_some()),
+                    Step::Wait(seconds) => now = now + Duration::from_secs(seconds.into()),
+                }
+                for server in known.servers(now) {
+                    prop_assert_eq!(known.knowledge(now, server), Knowledge::Runs(pins[&server]));
+                }
+                prop_assert_eq!(known.pinned, pins.len());
+                prop_assert_eq!(known.poll_timeout(now).is_some(), !known.servers(now).is_empty());
+            }
+        }
+    }
+}

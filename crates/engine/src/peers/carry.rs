@@ -1,0 +1,354 @@
+//! Carries redirected flows: over the bond to a server or a relay, or, where none can take them, over a link of theirs.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
+use braid_carry::client::{Client, State};
+use braid_carry::{Flow, FlowEnd, splice};
+use braid_peer::keys::PublicKey;
+use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
+use braid_platform::steering::RedirectedFlow;
+use bytes::Bytes;
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+use tokio::sync::{mpsc, watch};
+
+use super::{Carried, Change, Flows, Peers};
+use crate::core::{BondLink, BondPolicy, ServerNews};
+
+/// A flow waits this long for its bond to begin; then it goes direct.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A quiet exchange of datagrams is forgotten after this.
+const QUIET: Duration = Duration::from_secs(150);
+
+/// The datagram exchanges that are carried now.
+#[derive(Clone, Default)]
+pub(crate) struct Exchanges(Arc<Mutex<BTreeMap<Exchange, Way>>>);
+
+/// How an exchange is carried.
+#[derive(Clone)]
+enum Way {
+    Bond(Flow),
+    Direct(Arc<UdpSocket>),
+}
+
+impl Exchanges {
+    /// Sends one more datagram of an exchange; `false` if it is not known.
+    pub(crate) fn send(&self, exchange: &Exchange, payload: Bytes) -> bool {
+        let way = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(exchange).cloned();
+        match way {
+            Some(Way::Bond(flow)) => drop(flow.send(payload)),
+            // What the system has no room for is lost, as datagrams may be.
+            Some(Way::Direct(socket)) => drop(socket.try_send(&payload)),
+            None => return false,
+        }
+        true
+    }
+
+    pub(crate) fn forget(&self, exchange: &Exchange) {
+        let gone = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(exchange);
+        if let Some(Way::Bond(flow)) = gone {
+            flow.reset(0);
+        }
+    }
+
+    fn insert(&self, exchange: Exchange, way: Way) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(exchange, way);
+    }
+
+    fn contains(&self, exchange: &Exchange) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(exchange)
+    }
+}
+
+/// Where a flow may leave that no bond takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Exit {
+    /// Wherever the system sends it.
+    Any,
+    /// By this device, one of those that its rule allows.
+    Device(String),
+    /// None of those is there.
+    Nowhere,
+}
+
+/// A flow that was opened, and what its bond is.
+struct Opened {
+    flow: Flow,
+    state: watch::Receiver<State>,
+    /// To be let go of soon: the last one who holds it holds the bond.
+    client: Client,
+    /// Where it goes straight to its server.
+    straight: Option<Straight>,
+}
+
+struct Straight {
+    host: IpAddr,
+    port: u16,
+    changes: mpsc::UnboundedSender<Change>,
+}
+
+/// What became of opening a flow.
+enum Outcome {
+    Open,
+    /// The program is to see this.
+    Failed(FlowEnd),
+    /// It is to be carried directly.
+    Direct,
+}
+
+impl Opened {
+    /// Waits for the bond, and for the other end's word on the flow.
+    async fn outcome(&mut self) -> Outcome {
+        let _ = tokio::time::timeout(PATIENCE, self.state.wait_for(|state| *state != State::Connecting)).await.map(drop);
+        if *self.state.borrow() != State::Up {
+            if let Some(straight) = &self.straight {
+                straight.tell(ServerNews::Lost);
+            }
+            return Outcome::Direct;
+        }
+        // A program's connect would take as long, and nothing is lost if the peer is gone meanwhile.
+        let opened = tokio::select! {
+            opened = self.flow.opened() => opened,
+            _ = self.state.wait_for(|state| *state != State::Up) => return Outcome::Direct,
+            () = self.client.unanswered() => return Outcome::Direct,
+        };
+        match (opened, &self.straight) {
+            (Ok(()), _) => Outcome::Open,
+            (Err(end), None) => Outcome::Failed(end),
+            (Err(end), Some(straight)) => straight.judge(end),
+        }
+    }
+}
+
+impl Straight {
+    fn tell(&self, news: ServerNews) {
+        let _ = self.changes.send(Change::Server { host: self.host, news });
+    }
+
+    /// A server may have its reasons not to serve strangers, which must not be the program's trouble.
+    fn judge(&self, end: FlowEnd) -> Outcome {
+        match end.0 {
+            codes::BUSY | codes::QUOTA => {}
+            codes::NOT_OPENED => self.tell(ServerNews::Shut(self.port)),
+            codes::NOT_ITS_OWN => self.tell(ServerNews::Elsewhere),
+            codes::REFUSED => {
+                // The program was let in before that was known. Others see it as it is.
+                self.tell(ServerNews::Shut(self.port));
+                return Outcome::Failed(end);
+            }
+            _ => return Outcome::Failed(end),
+        }
+        Outcome::Direct
+    }
+}
+
+impl Peers {
+    /// Opens a flow to a peer that can take it, and lists it. A server that runs Braid goes before any relay: there is no shorter way.
+    fn open_flow(
+        &mut self,
+        facts: &RedirectedFlow,
+        application: String,
+        policy: &BondPolicy,
+        carrier: Carrier,
+        server: Option<PublicKey>,
+    ) -> Option<Opened> {
+        let host = facts.remote.ip();
+        let bonded = server.and_then(|key| self.bond_with(host, key));
+        let (client, peer, straight) = match bonded {
+            Some(client) => {
+                let straight = Straight { host, port: facts.remote.port(), changes: self.changes.clone() };
+                (client, host.to_string(), Some(straight))
+            }
+            None => {
+                let (client, name) = self.relay(policy.relay.as_deref())?;
+                (client, name, None)
+            }
+        };
+        let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
+        let copies = if policy.duplicate { 2 } else { 1 };
+        let bond = FlowPolicy { weight, links: policy.links, copies, urgent: policy.urgent };
+        let flow = client.open(Open { carrier, target: Target::Address(facts.remote), policy: bond }).ok()?;
+        let carried = Carried {
+            application,
+            name: facts.app.name.clone(),
+            process: facts.process,
+            user: facts.user,
+            remote: facts.remote,
+            peer,
+            started: facts.started,
+            policy: bond,
+            protocol: if carrier == Carrier::Stream { "tcp" } else { "udp" },
+            flow: flow.clone(),
+            grounds: None,
+            ruled: policy.links,
+        };
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, carried);
+        Some(Opened { flow, state: client.state(), client, straight })
+    }
+
+    fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
+        let (links, flows) = (self.client_links(), self.flows.clone());
+        self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))
+    }
+
+    /// A relay that can be reached, and its name.
+    fn relay(&self, name: Option<&str>) -> Option<(Client, String)> {
+        let up = |known: &&super::Known| *known.client.state().borrow() == State::Up;
+        let known = match name {
+            Some(name) => self.known.get(name).filter(up),
+            None => self.known.values().find(up),
+        }?;
+        Some((known.client.clone(), known.stored.name.clone()))
+    }
+
+    /// Carries an exchange of datagrams, whose first is `payload`. Without a peer it goes direct.
+    pub(crate) fn exchange(
+        &mut self,
+        redirect: Arc<Redirect>,
+        (exchange, facts, payload): (Exchange, RedirectedFlow, Bytes),
+        application: String,
+        policy: &BondPolicy,
+        server: Option<PublicKey>,
+    ) {
+        let (exchanges, exit) = (self.exchanges.clone(), self.exit(policy, facts.remote.ip()));
+        let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
+            tokio::spawn(exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload));
+            return;
+        };
+        let flow = opened.flow.clone();
+        exchanges.insert(exchange, Way::Bond(flow.clone()));
+        flow.send(payload.clone());
+        let (flows, id) = (self.flows.clone(), facts.id.0);
+        tokio::spawn(async move {
+            let outcome = opened.outcome().await;
+            drop(opened);
+            if matches!(outcome, Outcome::Open) {
+                while let Ok(message) = flow.receive().await {
+                    // What the program's socket has no room for is lost.
+                    let _ = redirect.answer(&exchange, &message);
+                }
+            }
+            forget(&flows, id);
+            let known = exchanges.contains(&exchange);
+            exchanges.forget(&exchange);
+            if matches!(outcome, Outcome::Direct) && known {
+                exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
+            }
+        });
+    }
+
+    /// Carries a redirected connection: straight to its `server`, if that has this key, or to a relay. The peer may have gone since the
+    /// program's connect: a connection of the daemon's own is next best.
+    pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
+        let Redirected { stream, flow: facts } = redirected;
+        let exit = self.exit(policy, facts.remote.ip());
+        let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
+            tokio::spawn(carry_directly(stream, facts.remote, exit));
+            return;
+        };
+        let (flows, id) = (self.flows.clone(), facts.id.0);
+        tokio::spawn(async move {
+            let outcome = opened.outcome().await;
+            let Opened { flow, .. } = opened;
+            match outcome {
+                Outcome::Open => drop(splice(stream, flow).await),
+                Outcome::Failed(end) => {
+                    tracing::debug!(remote = %facts.remote, %end, "the peer cannot open a flow");
+                    refuse(&stream);
+                }
+                Outcome::Direct => {
+                    flow.reset(0);
+                    forget(&flows, id);
+                    carry_directly(stream, facts.remote, exit).await;
+                }
+            }
+            forget(&flows, id);
+        });
+    }
+
+    fn exit(&self, policy: &BondPolicy, to: IpAddr) -> Exit {
+        if policy.links == u64::MAX {
+            return Exit::Any;
+        }
+        let fits = |link: &&BondLink| policy.links >> link.slot & 1 == 1 && if to.is_ipv6() { link.v6 } else { link.v4 }.is_some();
+        self.links.iter().find(fits).map_or(Exit::Nowhere, |link| Exit::Device(link.device.clone()))
+    }
+}
+
+/// Whether any flow goes straight to `host`.
+pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
+    let peer = host.to_string();
+    flows.lock().unwrap_or_else(PoisonError::into_inner).values().any(|carried| carried.peer == peer)
+}
+
+fn forget(flows: &Flows, id: u64) {
+    flows.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+}
+
+/// Carries a connection as if its program had made it.
+async fn carry_directly(mut stream: TcpStream, remote: SocketAddr, exit: Exit) {
+    match connect(remote, exit).await {
+        Ok(mut onward) => {
+            let _ = tokio::io::copy_bidirectional(&mut stream, &mut onward).await;
+        }
+        Err(error) => {
+            tracing::debug!(%remote, %error, "a connection cannot be made");
+            refuse(&stream);
+        }
+    }
+}
+
+async fn connect(remote: SocketAddr, exit: Exit) -> io::Result<TcpStream> {
+    let socket = if remote.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+    match exit {
+        Exit::Any => {}
+        Exit::Device(device) => socket.bind_device(Some(device.as_bytes()))?,
+        Exit::Nowhere => return Err(io::ErrorKind::NetworkUnreachable.into()),
+    }
+    socket.connect(remote).await
+}
+
+/// The same for an exchange of datagrams: a connected socket keeps coming here, whatever it was turned for.
+async fn exchange_directly(
+    redirect: Arc<Redirect>,
+    exchanges: Exchanges,
+    exchange: Exchange,
+    (remote, exit): (SocketAddr, Exit),
+    payload: Bytes,
+) {
+    let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
+    let Ok(socket) = UdpSocket::bind(any).await else { return };
+    let bound = match exit {
+        Exit::Any => true,
+        Exit::Device(device) => socket.bind_device(Some(device.as_bytes())).is_ok(),
+        Exit::Nowhere => false,
+    };
+    if !bound {
+        return;
+    }
+    if socket.connect(remote).await.is_err() {
+        return;
+    }
+    let socket = Arc::new(socket);
+    exchanges.insert(exchange, Way::Direct(socket.clone()));
+    let _ = socket.send(&payload).await;
+    let mut buffer = vec![0; 65_536];
+    while exchanges.contains(&exchange) {
+        match tokio::time::timeout(QUIET, socket.recv(&mut buffer)).await {
+            Ok(Ok(read)) => drop(redirect.answer(&exchange, &buffer[..read])),
+            // The other end's port is closed: it may open again.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Ok(Err(_)) | Err(_) => break,
+        }
+    }
+    exchanges.forget(&exchange);
+}
+
+/// What could not be opened there is reset here.
+fn refuse(stream: &TcpStream) {
+    let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}

@@ -1,0 +1,84 @@
+//! Relays as they are kept in a state directory.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use braid_carry::client::Peer;
+use braid_peer::invite::Invite;
+use serde::{Deserialize, Serialize};
+
+/// The file in the state directory.
+const FILE: &str = "peers.json";
+
+/// A peer as it is kept.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) name: String,
+    pub(crate) addresses: Vec<String>,
+    pub(crate) key: String,
+    /// Until the relay knows this client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) token: Option<[u8; 16]>,
+}
+
+/// Why an invitation is not taken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotInvited {
+    #[error("{0}")]
+    Line(String),
+    #[error("a peer's name has 1 to 64 letters and no spaces: give another with --name")]
+    Name,
+    #[error("another peer is called {0} already: give this one another name with --name")]
+    Taken(String),
+}
+
+impl Stored {
+    /// The peer of an invitation's line, under `name`, else under the name that it has among `known`, else under its host.
+    pub(crate) fn invited<'a>(line: &str, name: Option<&str>, known: impl Iterator<Item = &'a Self> + Clone) -> Result<Self, NotInvited> {
+        let invite = Invite::parse(line.trim()).map_err(|error| NotInvited::Line(error.to_string()))?;
+        let key = invite.relay.to_string();
+        let host = invite.addresses().first().map(|address| address.to_string()).unwrap_or_default();
+        let host = host.rsplit_once(':').map_or(host.clone(), |(host, _)| host.trim_matches(['[', ']']).to_owned());
+        let same = known.clone().find(|stored| stored.key == key).map(|stored| stored.name.clone());
+        let name = name.map(str::to_owned).or(same).unwrap_or(host);
+        if name.is_empty() || name.len() > 64 || name.chars().any(|letter| letter.is_control() || letter.is_whitespace()) {
+            return Err(NotInvited::Name);
+        }
+        if known.clone().any(|stored| stored.name == name && stored.key != key) {
+            return Err(NotInvited::Taken(name));
+        }
+        let addresses = invite.addresses().iter().map(ToString::to_string).collect();
+        Ok(Self { name, addresses, key, token: Some(*invite.token.reveal()) })
+    }
+
+    /// Whom a client bonds with; the error says what cannot be read.
+    pub(crate) fn peer(&self) -> Result<Peer, String> {
+        let key = self.key.parse().map_err(|error| format!("{}: {error}", self.name))?;
+        let addresses: Result<_, _> = self.addresses.iter().map(|address| address.parse()).collect();
+        let addresses = addresses.map_err(|error| format!("{}: {error}", self.name))?;
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        Ok(Peer { addresses, key: Some(key), token: self.token, name: host.trim().to_owned() })
+    }
+}
+
+/// What was joined before; nothing where nothing was.
+pub(crate) fn read(dir: &Path) -> io::Result<Vec<Stored>> {
+    match fs::read(dir.join(FILE)) {
+        Ok(text) => Ok(serde_json::from_slice(&text)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Written beside and moved into place, for its owner only: a token is a secret.
+pub(crate) fn write(dir: &Path, all: &[&Stored]) -> io::Result<()> {
+    let text = serde_json::to_vec_pretty(all)?;
+    let fresh = dir.join(format!("{FILE}.{}.new", std::process::id()));
+    let _ = fs::remove_file(&fresh);
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs::rename(&fresh, dir.join(FILE))
+}

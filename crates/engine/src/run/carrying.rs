@@ -1,0 +1,456 @@
+//! Carries the command's connections to a relay, over all links at once.
+//!
+//! A connection's flow is opened first, and only then is the program's socket connected, so the program hears what the far end said: a
+//! blocking `connect` waits for its answer here, for a second at most, then in the kernel; one that does not block is told that it is
+//! under way, and becomes writable (or fails, see [`Question::Error`]) when the far end has spoken. Where the relay cannot be reached, does
+//! not reach the destination or may not, the connection goes direct.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use braid_bond::{Carrier, FlowPolicy, Open, Target};
+use braid_carry::client::{Client, Link, State as Relayed};
+use braid_carry::{Flow, FlowEnd, splice};
+use braid_model::{Protocol, printable};
+use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle};
+
+use super::disguises::{Disguise, Disguises, State};
+use super::meeting::Meeting;
+use super::relays::Relay;
+use super::supervisor::Choice;
+
+/// For how long after the start connections wait for the relay.
+const GRACE: Duration = Duration::from_secs(1);
+/// A relay of which nothing at all is heard for this long after a flow was asked for is taken for gone.
+const SILENCE: Duration = Duration::from_millis(700);
+/// For how long a blocking connect waits here, and not in the kernel, where signals end it.
+const HELD: Duration = Duration::from_secs(1);
+/// For how long what the command left behind may still be on its way.
+const LAST: Duration = Duration::from_secs(60);
+/// Codes of the protocol that are no errors of the system begin here.
+const FIRST_CODE: u64 = 0x1000;
+
+/// Carries flows until it is dropped.
+pub(super) struct Carrying {
+    pub(super) listener: Arc<Listener>,
+    pub(super) choice: Arc<Choice>,
+    pub(super) disguises: Disguises,
+    pub(super) runtime: Handle,
+    client: Client,
+    meeting: Meeting,
+    copies: u8,
+    started: Instant,
+    active: AtomicUsize,
+    held: Mutex<BTreeSet<u64>>,
+    /// The lowest number of a call that waits here, for the guard; the highest number there is where none does.
+    oldest: &'static AtomicU64,
+    connections: AtomicU64,
+}
+
+/// How a flow goes on.
+pub(super) enum Way {
+    /// Through the relay.
+    Bond(Flow),
+    /// As without one.
+    Direct,
+    /// Not at all, for this reason (`errno`).
+    Failed(i32),
+}
+
+/// A connect that is to be carried.
+struct Attempt {
+    call: RawCall,
+    cookie: u64,
+    inode: u64,
+    remote: SocketAddr,
+    application: String,
+    place: SocketAddr,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The call waits, and the socket is as it was.
+    Held(Socket, Hold),
+    /// The socket, which is at this address, waits to be met.
+    Begun(SocketAddr),
+}
+
+impl Carrying {
+    /// Begins to bond with `relay`, on a thread of its own. The links are still to be told.
+    pub(super) fn start(
+        relay: Relay,
+        copies: u8,
+        listener: Arc<Listener>,
+        choice: Arc<Choice>,
+        oldest: &'static AtomicU64,
+    ) -> Result<Arc<Self>, String> {
+        let meeting = Meeting::open().map_err(|error| format!("the loopback device cannot be used ({error}; is it up?)"))?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+        let client = {
+            let _inside = runtime.enter();
+            Client::start(relay.peer.clone(), Some(&relay.keys), None).map_err(|error| error.to_string())?
+        };
+        let carrying = Arc::new(Self {
+            listener,
+            choice,
+            disguises: Disguises::default(),
+            runtime: runtime.handle().clone(),
+            client: client.clone(),
+            meeting,
+            copies,
+            started: Instant::now(),
+            active: AtomicUsize::new(0),
+            held: Mutex::default(),
+            oldest,
+            connections: AtomicU64::new(0),
+        });
+        std::thread::spawn(move || runtime.block_on(watch(relay, client)));
+        Ok(carrying)
+    }
+
+    /// The links there are now.
+    pub(super) fn set_links(&self, links: Vec<Link>) {
+        self.client.set_links(links);
+    }
+
+    /// Takes a call in hand: `true` if it is answered, or will be. What is not taken goes on, steered.
+    pub(super) fn take(self: &Arc<Self>, call: &RawCall, intent: Intent) -> io::Result<bool> {
+        match intent {
+            Intent::Nothing => Ok(false),
+            Intent::Reach { remote, fd, connect: true } => {
+                if !self.choice.chooser().may_bond(remote.ip()) && self.disguises.is_empty() {
+                    return Ok(false);
+                }
+                let Some(socket) = self.listener.socket(call, fd)?.filter(|socket| self.choice.is_ours(socket)) else { return Ok(false) };
+                Ok(match socket.protocol() {
+                    Protocol::Tcp => self.on_connect(call, socket, remote),
+                    Protocol::Udp => self.on_connect_datagrams(call, &socket, remote),
+                })
+            }
+            Intent::Reach { fd, connect: false, .. } | Intent::Dissolve { fd } | Intent::Ask { fd, .. } => {
+                if self.disguises.is_empty() {
+                    return Ok(false);
+                }
+                let Some(socket) = self.listener.socket(call, fd)? else { return Ok(false) };
+                let cookie = socket.cookie();
+                let Some(disguise) = self.disguises.get(cookie) else { return Ok(false) };
+                Ok(match intent {
+                    Intent::Ask { question, .. } => self.on_question(call, socket, question, cookie, disguise),
+                    Intent::Reach { remote, .. } => self.on_send(call, &socket, remote, cookie, disguise),
+                    _ => {
+                        self.disguises.forget(cookie);
+                        false
+                    }
+                })
+            }
+        }
+    }
+
+    /// Waits until what the command left behind has arrived, but not for ever.
+    pub(super) fn finish(&self) {
+        let begin = Instant::now();
+        while begin.elapsed() < LAST && (self.active.load(Ordering::SeqCst) > 0 || self.client.flows() > 0) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.client.end();
+    }
+
+    fn on_question(self: &Arc<Self>, call: &RawCall, socket: Socket, question: Question, cookie: u64, disguise: Disguise) -> bool {
+        let told = match (question, disguise.state) {
+            (Question::Peer, State::Open | State::Datagrams(_)) if socket.connected() => {
+                self.listener.tell_address(call, socket.reaches(), disguise.remote)
+            }
+            (Question::Local, State::Waiting | State::Open | State::Datagrams(_)) => {
+                let Some(local) = disguise.local else { return false };
+                self.listener.tell_address(call, socket.reaches(), SocketAddr::new(local, socket.local().port()))
+            }
+            (Question::Error, State::Failed(error)) => {
+                let _ = socket.take_error();
+                self.disguises.forget(cookie);
+                self.listener.tell_error(call, error)
+            }
+            (Question::Datagram, State::Datagrams(_)) => return self.on_receive(call, socket, disguise.remote),
+            _ => return false,
+        };
+        drop(socket);
+        self.listener.answer(call.id, told);
+        true
+    }
+
+    fn on_connect(self: &Arc<Self>, call: &RawCall, socket: Socket, remote: SocketAddr) -> bool {
+        let cookie = socket.cookie();
+        match self.disguises.get(cookie).map(|disguise| disguise.state) {
+            Some(State::Failed(error)) => {
+                let _ = socket.take_error();
+                self.disguises.forget(cookie);
+                drop(socket);
+                self.listener.answer(call.id, Err(error));
+                return true;
+            }
+            // The kernel knows what to say: already, or connected.
+            Some(_) if !socket.is_fresh_stream() => return false,
+            Some(_) => drop(self.disguises.forget(cookie)),
+            None => {}
+        }
+        let free = !socket.is_directed() && socket.local().ip().is_unspecified() && socket.is_fresh_stream() && !socket.connects_late();
+        let Some(place) = self.meeting.place(socket.reaches()).filter(|_| free && self.may_carry(remote)) else { return false };
+        let application = std::fs::read_link(format!("/proc/{}/exe", call.thread)).unwrap_or_default();
+        let (inode, blocks) = (socket.inode(), !socket.is_nonblocking());
+        self.disguises.put(cookie, Disguise { remote, local: source(remote), state: State::Waiting });
+        let stage = if blocks {
+            Stage::Held(socket, self.hold(call.id))
+        } else {
+            if socket.begin(place).is_err() {
+                self.disguises.forget(cookie);
+                return false;
+            }
+            let caller = socket.local();
+            drop(socket);
+            self.listener.answer(call.id, Err(libc::EINPROGRESS));
+            Stage::Begun(caller)
+        };
+        let application = application.to_string_lossy().into_owned();
+        let attempt = Attempt { call: *call, cookie, inode, remote, application, place, stage };
+        let (carrying, active) = (self.clone(), self.active());
+        self.runtime.spawn(async move {
+            carrying.connect(attempt).await;
+            drop(active);
+        });
+        true
+    }
+
+    async fn connect(&self, mut attempt: Attempt) {
+        let remote = attempt.remote;
+        let mut way = pin!(self.way(remote, Carrier::Stream));
+        let way = match &attempt.stage {
+            Stage::Begun(_) => way.await,
+            Stage::Held(..) => match tokio::time::timeout(HELD, &mut way).await {
+                Ok(way) => way,
+                Err(_) => {
+                    attempt.stage = match self.let_wait(&attempt.call, attempt.stage, attempt.place) {
+                        Ok(begun) => begun,
+                        Err(()) => {
+                            self.disguises.forget(attempt.cookie);
+                            return;
+                        }
+                    };
+                    way.await
+                }
+            },
+        };
+        let cookie = attempt.cookie;
+        match (way, attempt.stage) {
+            (Way::Failed(error), Stage::Held(socket, _hold)) => {
+                self.disguises.forget(cookie);
+                drop(socket);
+                self.listener.answer(attempt.call.id, Err(error));
+            }
+            (Way::Direct, Stage::Held(socket, _hold)) => {
+                self.disguises.forget(cookie);
+                self.choice.steer(&socket, attempt.inode, remote, &attempt.application);
+                drop(socket);
+                self.listener.let_go_on(attempt.call.id);
+            }
+            (Way::Bond(flow), stage @ Stage::Held(..)) => {
+                self.disguises.set(cookie, State::Open);
+                let Some((stream, hold, waits)) = self.meet_held(stage, attempt.place).await else {
+                    self.disguises.forget(cookie);
+                    self.listener.answer(attempt.call.id, Err(libc::ECONNABORTED));
+                    return flow.reset(0);
+                };
+                drop(waits);
+                // The kernel finds the socket connected, and says so.
+                self.listener.let_go_on(attempt.call.id);
+                drop(hold);
+                splice(stream, flow).await;
+                self.disguises.forget(cookie);
+            }
+            (Way::Failed(error), Stage::Begun(caller)) => self.fail(cookie, attempt.place, caller, error).await,
+            (Way::Direct, Stage::Begun(caller)) => match self.choice.connect(remote, &attempt.application).await {
+                Ok(onward) => self.relay_directly(cookie, attempt.place, caller, onward).await,
+                Err(error) => {
+                    self.fail(cookie, attempt.place, caller, error.raw_os_error().unwrap_or(libc::ECONNABORTED)).await;
+                }
+            },
+            (Way::Bond(flow), Stage::Begun(caller)) => {
+                self.disguises.set(cookie, State::Open);
+                match Meeting::join(attempt.place, caller).await {
+                    Ok(stream) => drop(splice(stream, flow).await),
+                    // Its program has closed it meanwhile.
+                    Err(_) => flow.reset(0),
+                }
+                self.disguises.forget(cookie);
+            }
+        }
+    }
+
+    /// The program waits in the kernel from now on.
+    fn let_wait(&self, call: &RawCall, stage: Stage, place: SocketAddr) -> Result<Stage, ()> {
+        let Stage::Held(socket, _hold) = stage else { return Ok(stage) };
+        let begun = self.listener.is_waiting(call.id) && socket.begin(place).is_ok();
+        let caller = socket.local();
+        drop(socket);
+        self.listener.let_go_on(call.id);
+        if begun { Ok(Stage::Begun(caller)) } else { Err(()) }
+    }
+
+    /// Connects a socket whose program waits for the answer.
+    async fn meet_held(&self, stage: Stage, place: SocketAddr) -> Option<(TcpStream, Hold, Socket)> {
+        let Stage::Held(socket, hold) = stage else { return None };
+        socket.begin(place).ok()?;
+        let stream = Meeting::join(place, socket.local()).await.ok()?;
+        Some((stream, hold, socket))
+    }
+
+    /// Lets a connection that was begun fail. Its program is told the reason where it asks for it, and else hears of a reset.
+    async fn fail(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, error: i32) {
+        self.disguises.set(cookie, State::Failed(error));
+        drop(Meeting::join(place, caller).await);
+    }
+
+    async fn relay_directly(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, mut onward: TcpStream) {
+        self.disguises.set(cookie, State::Open);
+        if let Ok(mut stream) = Meeting::join(place, caller).await
+            && tokio::io::copy_bidirectional(&mut stream, &mut onward).await.is_ok()
+        {
+            let _ = SockRef::from(&stream).set_linger(None);
+        }
+        self.disguises.forget(cookie);
+    }
+
+    /// How a flow to `remote` goes, as soon as that is known.
+    pub(super) async fn way(&self, remote: SocketAddr, carrier: Carrier) -> Way {
+        let mut state = self.client.state();
+        let grace = tokio::time::Instant::from_std(self.started + GRACE);
+        let _ = tokio::time::timeout_at(grace, state.wait_for(|state| *state != Relayed::Connecting)).await;
+        if *state.borrow() != Relayed::Up {
+            return Way::Direct;
+        }
+        let policy = FlowPolicy { copies: self.copies, ..FlowPolicy::default() };
+        let Ok(flow) = self.client.open(Open { carrier, target: Target::Address(remote), policy }) else { return Way::Direct };
+        let before = self.heard();
+        let silence = async {
+            tokio::time::sleep(SILENCE).await;
+            if self.heard() != before {
+                std::future::pending::<()>().await;
+            }
+        };
+        let opened = tokio::select! {
+            opened = flow.opened() => opened,
+            _ = state.wait_for(|state| *state != Relayed::Up) => return give_up(&flow),
+            () = silence => return give_up(&flow),
+        };
+        match opened {
+            Ok(()) => Way::Bond(flow),
+            // Not for this client, or not from there.
+            Err(FlowEnd(code)) if code >= FIRST_CODE || [libc::EACCES, libc::ENETUNREACH].map(|errno| errno as u64).contains(&code) => {
+                Way::Direct
+            }
+            Err(FlowEnd(code)) => Way::Failed(i32::try_from(code).unwrap_or(libc::ECONNABORTED)),
+        }
+    }
+
+    /// Whether a flow to `remote` is to go to the relay now.
+    pub(super) fn may_carry(&self, remote: SocketAddr) -> bool {
+        let reached = match &*self.client.state().borrow() {
+            Relayed::Up => true,
+            Relayed::Connecting => self.started.elapsed() < GRACE,
+            Relayed::Unreachable(_) | Relayed::Refused(_) | Relayed::AnotherKey => false,
+        };
+        reached && self.choice.chooser().may_bond(remote.ip())
+    }
+
+    /// Whether the relay is there.
+    pub(super) fn is_up(&self) -> bool {
+        *self.client.state().borrow() == Relayed::Up
+    }
+
+    /// A number of its own for a connection.
+    pub(super) fn number(&self) -> u64 {
+        self.connections.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What was heard of the relay so far.
+    fn heard(&self) -> u64 {
+        self.client.paths().iter().map(|(_, path)| path.received.get() + path.delivered.get()).sum()
+    }
+
+    /// Counts something that must be done before the end.
+    pub(super) fn active(self: &Arc<Self>) -> Active {
+        self.active.fetch_add(1, Ordering::SeqCst);
+        Active(self.clone())
+    }
+
+    /// Notes that a call waits here for its answer.
+    pub(super) fn hold(self: &Arc<Self>, call: u64) -> Hold {
+        self.change_held(|held| {
+            held.insert(call);
+        });
+        Hold(self.clone(), call)
+    }
+
+    fn change_held(&self, change: impl FnOnce(&mut BTreeSet<u64>)) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut held);
+        self.oldest.store(held.first().copied().unwrap_or(u64::MAX), Ordering::SeqCst);
+    }
+}
+
+fn give_up(flow: &Flow) -> Way {
+    flow.reset(0);
+    Way::Direct
+}
+
+/// The local address that the system would choose to reach `remote`.
+pub(super) fn source(remote: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = if remote.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(remote).ok()?;
+    socket.local_addr().ok().map(|local| local.ip())
+}
+
+/// Keeps the bond, and says what becomes of it where that is worth a word.
+async fn watch(relay: Relay, client: Client) {
+    let mut state = client.state();
+    let reached = tokio::time::timeout(GRACE, state.wait_for(|state| *state == Relayed::Up)).await.is_ok();
+    if !reached {
+        let reason = match &*state.borrow() {
+            Relayed::Unreachable(reason) | Relayed::Refused(reason) => format!(" ({})", printable(reason)),
+            _ => String::new(),
+        };
+        eprintln!("braid: the relay {} does not answer{reason}; connections go direct until it does", printable(&relay.name));
+    }
+    drop(client);
+    if state.wait_for(|state| *state == Relayed::Up).await.is_ok() {
+        std::thread::spawn(move || relay.forget_token());
+    }
+    std::future::pending::<()>().await;
+}
+
+/// Something that must be done before the end.
+pub(super) struct Active(Arc<Carrying>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A call that waits here.
+pub(super) struct Hold(Arc<Carrying>, u64);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.change_held(|held| {
+            held.remove(&self.1);
+        });
+    }
+}

@@ -1,0 +1,125 @@
+//! Where the command's connections and their carrier meet: the loopback, with no listener that could answer too soon.
+//!
+//! A socket that is carried connects to a place where a listener's queue is full for good, so that every handshake is ignored there, and stays
+//! in the state that the program expects of one whose handshake is under way. When its flow is open (or refused), a socket of ours at that very place connects to it in turn: TCP's
+//! simultaneous open (RFC 9293, 3.5), which completes at once. Nobody else can do that, since the place is ours, and whoever else connects
+//! there meets silence.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use braid_platform::linux::seccomp::Reaches;
+use socket2::{Domain, SockRef, Socket, Type};
+use tokio::net::TcpStream;
+
+/// How long completing a handshake over the loopback may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The places.
+pub(super) struct Meeting {
+    v4: Place,
+    /// For sockets that do not reach IPv4; `None` without IPv6.
+    v6: Option<Place>,
+}
+
+struct Place {
+    address: SocketAddr,
+    /// The listener, and what fills its queue.
+    _silent: [Socket; 2],
+}
+
+impl Meeting {
+    /// Opens them in this process's network namespace.
+    pub(super) fn open() -> io::Result<Self> {
+        let v4 = Place::open((Ipv4Addr::LOCALHOST, 0).into())?;
+        Ok(Self { v4, v6: Place::open((Ipv6Addr::LOCALHOST, 0).into()).ok() })
+    }
+
+    /// Where a socket connects to.
+    pub(super) fn place(&self, reaches: Reaches) -> Option<SocketAddr> {
+        match reaches {
+            Reaches::V4 | Reaches::Both => Some(self.v4.address),
+            Reaches::V6 => self.v6.as_ref().map(|place| place.address),
+        }
+    }
+
+    /// Meets the socket at `caller`, which waits at `place`. Until the stream's end is made orderly, its end resets the caller.
+    pub(super) async fn join(place: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
+        let socket = at(place)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        match socket.connect(&caller.into()) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
+            _ => {}
+        }
+        let stream = TcpStream::from_std(socket.into())?;
+        tokio::time::timeout(PATIENCE, stream.writable()).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        match SockRef::from(&stream).take_error()? {
+            Some(error) => Err(error),
+            None => Ok(stream),
+        }
+    }
+}
+
+impl Place {
+    fn open(address: SocketAddr) -> io::Result<Self> {
+        let socket = at(address)?;
+        socket.listen(0)?;
+        let address = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        // Linux takes one more than the backlog. (A filter that drops segments would be plainer, but for TCP that is a privilege lately.)
+        let filler = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), None)?;
+        filler.connect_timeout(&address.into(), PATIENCE)?;
+        Ok(Self { address, _silent: [socket, filler] })
+    }
+}
+
+/// A socket at this address, which others of ours may be at too.
+fn at(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), None)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+
+    fn caller(place: SocketAddr) -> Socket {
+        let socket = Socket::new(Domain::for_address(place), Type::STREAM.nonblocking(), None).unwrap();
+        assert_eq!(socket.connect(&place.into()).unwrap_err().raw_os_error(), Some(libc::EINPROGRESS));
+        socket
+    }
+
+    #[tokio::test]
+    async fn a_caller_waits_until_it_is_met() {
+        let meeting = Meeting::open().unwrap();
+        let places = [meeting.place(Reaches::Both), meeting.place(Reaches::V6)];
+        for place in places.into_iter().flatten() {
+            let caller = caller(place);
+            let local = caller.local_addr().unwrap().as_socket().unwrap();
+            assert!(caller.peer_addr().is_err(), "it is not connected yet");
+            let stream = Meeting::join(place, local).await.unwrap();
+            let mut caller = std::net::TcpStream::from(caller);
+            assert_eq!(caller.peer_addr().unwrap(), place);
+            caller.set_nonblocking(false).unwrap();
+            caller.write_all(b"hello").unwrap();
+            stream.readable().await.unwrap();
+            assert_eq!(stream.try_read(&mut [0; 9]).unwrap(), 5);
+            drop(stream);
+            assert_eq!(caller.read(&mut [0; 9]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        }
+    }
+
+    #[tokio::test]
+    async fn who_went_away_is_not_met() {
+        let meeting = Meeting::open().unwrap();
+        let place = meeting.place(Reaches::V4).unwrap();
+        let gone = caller(place);
+        let local = gone.local_addr().unwrap().as_socket().unwrap();
+        drop(gone);
+        assert_eq!(Meeting::join(place, local).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

@@ -1,0 +1,329 @@
+//! What the head of an answer means for a download: RFC 9110 sections 8.8, 13.1.5, 14 and 15.
+
+use std::time::Duration;
+
+use braid_model::Bytes;
+use braid_range::{Failure, Head, Span};
+use hyper::header::{self, HeaderMap, HeaderName};
+use hyper::{StatusCode, Uri};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use crate::error::FetchError;
+
+/// `Last-Modified` proves something only if it lies this far behind `Date`: the file could have changed twice in a second.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// What names one state of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Validator {
+    /// A strong entity tag, with its quotes.
+    Tag(String),
+    /// `Last-Modified`, word for word.
+    Modified(String),
+}
+
+impl Validator {
+    /// What `If-Range` is to say.
+    pub(crate) fn value(&self) -> &str {
+        match self {
+            Self::Tag(value) | Self::Modified(value) => value,
+        }
+    }
+
+    /// The strong validator of an answer, where it has one.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        let tag = text(headers, header::ETAG).filter(|tag| tag.len() >= 2 && tag.starts_with('"') && tag.ends_with('"'));
+        if let Some(tag) = tag {
+            return Some(Self::Tag(tag.to_owned()));
+        }
+        let modified = text(headers, header::LAST_MODIFIED)?;
+        let date = httpdate::parse_http_date(text(headers, header::DATE)?).ok()?;
+        let settled = date.duration_since(httpdate::parse_http_date(modified).ok()?).is_ok_and(|age| age >= SETTLED);
+        settled.then(|| Self::Modified(modified.to_owned()))
+    }
+
+    /// Whether an answer is of the state that this one names.
+    fn holds(&self, headers: &HeaderMap) -> bool {
+        match self {
+            Self::Tag(tag) => text(headers, header::ETAG) == Some(tag),
+            Self::Modified(modified) => text(headers, header::LAST_MODIFIED) == Some(modified),
+        }
+    }
+}
+
+/// What was asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    pub(crate) url: Url,
+    /// `None`: the whole file.
+    pub(crate) span: Option<Span>,
+    /// The state of the file that what came so far is of.
+    pub(crate) expected: Option<Validator>,
+    /// The user wants encodings, whichever they are.
+    pub(crate) encoded: bool,
+}
+
+/// What is to be done with an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Verdict {
+    /// Its body is of the file.
+    Body { head: Head, validator: Option<Validator> },
+    /// The file is empty, whatever the body says.
+    Empty,
+    /// It is elsewhere.
+    Elsewhere(Url),
+    /// It is of no use.
+    Refused(Failure, FetchError),
+}
+
+/// Judges an answer by its head.
+pub(crate) fn judge(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> Verdict {
+    match status.as_u16() {
+        200 | 203 => whole(asked, headers),
+        204 if asked.expected.is_none() => Verdict::Empty,
+        206 => part(asked, headers),
+        301 | 302 | 303 | 307 | 308 => elsewhere(asked, status, headers),
+        416 => unsatisfied(asked, headers),
+        429 | 503 => Verdict::Refused(Failure::Refused { wait: wait(headers) }, refused(asked, status)),
+        408 | 425 | 500 | 502 | 504 => Verdict::Refused(Failure::Refused { wait: None }, refused(asked, status)),
+        _ => Verdict::Refused(Failure::Source, refused(asked, status)),
+    }
+}
+
+fn refused(asked: &Asked, status: StatusCode) -> FetchError {
+    FetchError::Status { url: asked.url.to_string(), status: status.to_string() }
+}
+
+fn protocol(asked: &Asked, reason: impl Into<String>) -> FetchError {
+    FetchError::Protocol { url: asked.url.to_string(), reason: reason.into() }
+}
+
+fn changed(asked: &Asked, reason: impl Into<String>) -> Verdict {
+    Verdict::Refused(Failure::Changed, FetchError::Changed { url: asked.url.to_string(), reason: reason.into() })
+}
+
+/// The whole file follows: it was asked for, or the server knows no ranges, or `If-Range` found another file.
+fn whole(asked: &Asked, headers: &HeaderMap) -> Verdict {
+    if let Some(verdict) = compressed(asked, headers) {
+        return verdict;
+    }
+    if let Some(expected) = &asked.expected
+        && !expected.holds(headers)
+    {
+        return changed(asked, format!("it was {} before", expected.value()));
+    }
+    let validator = Validator::of(headers);
+    let head = Head { size: length(headers).map(Bytes::new), span: None, joinable: validator.is_some() };
+    Verdict::Body { head, validator }
+}
+
+/// A range follows.
+fn part(asked: &Asked, headers: &HeaderMap) -> Verdict {
+    let wrong = |reason: String| Verdict::Refused(Failure::NoRanges, protocol(asked, reason));
+    let Some(wanted) = asked.span else {
+        return wrong("the server sends a part of the file though it was asked for all of it".to_owned());
+    };
+    if text(headers, header::CONTENT_TYPE).is_some_and(|kind| kind.to_ascii_lowercase().starts_with("multipart/byteranges")) {
+        return wrong("the server sends several ranges though it was asked for one".to_owned());
+    }
+    let said = text(headers, header::CONTENT_RANGE).unwrap_or("none");
+    let Some((span, Some(size))) = content_range(said) else {
+        return wrong(format!("the server sends a range, but does not say which of how much (Content-Range: {said})"));
+    };
+    if span.start() != wanted.start() || span.end() > Bytes::new(size) || span.is_empty() {
+        return wrong(format!("the server sends another range ({said}) than it was asked for ({}-)", wanted.start().get()));
+    }
+    if length(headers).is_some_and(|length| length != span.len().get()) {
+        return wrong(format!("the server's range ({said}) and its length ({}) do not fit", length(headers).unwrap_or(0)));
+    }
+    if let Some(verdict) = compressed(asked, headers) {
+        return verdict;
+    }
+    let validator = Validator::of(headers);
+    if let Some(expected) = &asked.expected
+        && !expected.holds(headers)
+    {
+        // A server that told a validator once and then tells none gives no proof.
+        return match headers.contains_key(header::ETAG) || headers.contains_key(header::LAST_MODIFIED) {
+            true => changed(asked, format!("it was {} before", expected.value())),
+            false => wrong("the server does not say of which state of the file its ranges are".to_owned()),
+        };
+    }
+    let joinable = validator.is_some() || asked.expected.is_some();
+    Verdict::Body {
+        head: Head { size: Some(Bytes::new(size)), span: Some(span), joinable },
+        validator: validator.or_else(|| asked.expected.clone()),
+    }
+}
+
+/// The server has no such range.
+fn unsatisfied(asked: &Asked, headers: &HeaderMap) -> Verdict {
+    let size =
+        text(headers, header::CONTENT_RANGE).and_then(|said| said.strip_prefix("bytes */")).and_then(|size| size.trim().parse().ok());
+    match (size, &asked.expected, asked.span) {
+        (Some(0u64), None, Some(_)) => Verdict::Empty,
+        (Some(size), Some(_), Some(span)) if size < span.end().get() => changed(asked, format!("it has {size} bytes now")),
+        _ => Verdict::Refused(Failure::NoRanges, protocol(asked, "the server refuses a range that the file has (416)")),
+    }
+}
+
+fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> Verdict {
+    let refuse = |reason: String| Verdict::Refused(Failure::Source, protocol(asked, reason));
+    let Some(location) = text(headers, header::LOCATION) else {
+        return refuse(format!("the server redirects ({status}) and does not say where to"));
+    };
+    match asked.url.join(location) {
+        Ok(mut url) if matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty()) => {
+            if url.fragment().is_none() {
+                url.set_fragment(asked.url.fragment());
+            }
+            // What cannot be asked for is refused here, not later.
+            match url.as_str().parse::<Uri>() {
+                Ok(_) => Verdict::Elsewhere(url),
+                Err(error) => refuse(format!("the server redirects to what is no address ({location:?}: {error})")),
+            }
+        }
+        Ok(url) => refuse(format!("the server redirects to {url}, which is neither http nor https")),
+        Err(error) => refuse(format!("the server redirects to what is no address ({location:?}: {error})")),
+    }
+}
+
+/// A body that is encoded although it was not to be.
+fn compressed(asked: &Asked, headers: &HeaderMap) -> Option<Verdict> {
+    let encoding = text(headers, header::CONTENT_ENCODING).map(str::trim).filter(|encoding| !encoding.is_empty())?;
+    if asked.encoded || encoding.eq_ignore_ascii_case("identity") {
+        return None;
+    }
+    let error = FetchError::Encoded { url: asked.url.to_string(), encoding: encoding.to_owned() };
+    Some(Verdict::Refused(Failure::Source, error))
+}
+
+/// How long the server asks to wait; a date counts as unknown.
+fn wait(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: u64 = text(headers, header::RETRY_AFTER)?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds.min(24 * 3600)))
+}
+
+/// `bytes FIRST-LAST/SIZE`, the size `None` for `*`.
+fn content_range(said: &str) -> Option<(Span, Option<u64>)> {
+    let said = said.trim();
+    let rest = said.get(..6).filter(|unit| unit.eq_ignore_ascii_case("bytes ")).and(said.get(6..))?;
+    let (range, size) = rest.split_once('/')?;
+    let (first, last) = range.trim().split_once('-')?;
+    let (first, last): (u64, u64) = (number(first)?, number(last)?);
+    let end = last.checked_add(1).filter(|_| first <= last)?;
+    let size = if size.trim() == "*" { None } else { Some(number(size)?) };
+    Some((Span::new(Bytes::new(first), Bytes::new(end)), size))
+}
+
+fn length(headers: &HeaderMap) -> Option<u64> {
+    number(text(headers, header::CONTENT_LENGTH)?)
+}
+
+/// Digits only: `parse` would take a sign.
+fn number(text: &str) -> Option<u64> {
+    let text = text.trim();
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&str, &str)]) -> HeaderMap {
+        lines.iter().map(|(name, value)| (name.parse::<HeaderName>().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    fn asked(from: u64, to: u64) -> Asked {
+        let span = Some(Span::new(Bytes::new(from), Bytes::new(to)));
+        Asked { url: "http://host/a/file?q#f".parse().unwrap(), span, expected: None, encoded: false }
+    }
+
+    const FULL: [(&str, &str); 3] = [("content-range", "bytes 0-9/100"), ("content-length", "10"), ("etag", "\"a\"")];
+
+    #[test]
+    fn ranges_are_taken_as_asked_only() {
+        let good = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&FULL));
+        let Verdict::Body { head, validator } = good else { panic!("{good:?}") };
+        assert_eq!((head.size, head.joinable, validator), (Some(Bytes::new(100)), true, Some(Validator::Tag("\"a\"".into()))));
+        for (range, length) in [
+            ("bytes 1-10/100", "10"),
+            ("bytes 0-9/*", "10"),
+            ("bytes 0-9", "10"),
+            ("bytes 9-0/100", "10"),
+            ("bytes 0-9/100", "11"),
+            ("bytes 0-99/10", "100"),
+            ("bytes +0-9/100", "10"),
+            ("bytes 0-18446744073709551615/100", "10"),
+            ("lines 0-9/100", "10"),
+            ("bytés", "10"),
+        ] {
+            let bad = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&[("content-range", range), ("content-length", length)]));
+            assert!(matches!(bad, Verdict::Refused(Failure::NoRanges, _)), "{range} {length}: {bad:?}");
+        }
+    }
+
+    #[test]
+    fn only_strong_validators_join() {
+        let of = |lines: &[(&str, &str)]| Validator::of(&headers(lines));
+        assert_eq!(of(&[("etag", "\"x\"")]), Some(Validator::Tag("\"x\"".into())));
+        for weak in ["W/\"x\"", "x", "\"", ""] {
+            assert_eq!(of(&[("etag", weak)]), None, "{weak}");
+        }
+        let date = |at: &str, modified: &str| of(&[("date", at), ("last-modified", modified)]);
+        let (noon, before, now) = ("Sun, 06 Nov 1994 12:00:00 GMT", "Sun, 06 Nov 1994 11:00:00 GMT", "Sun, 06 Nov 1994 12:00:10 GMT");
+        assert_eq!(date(noon, before), Some(Validator::Modified(before.into())));
+        assert_eq!((date(now, noon), date(before, noon), date("x", noon)), (None, None, None));
+    }
+
+    #[test]
+    fn another_state_of_the_file_is_noticed() {
+        let asked = Asked { expected: Some(Validator::Tag("\"old\"".into())), ..asked(0, 10) };
+        for status in [StatusCode::OK, StatusCode::PARTIAL_CONTENT] {
+            let verdict = judge(&asked, status, &headers(&FULL));
+            assert!(matches!(verdict, Verdict::Refused(Failure::Changed, _)), "{verdict:?}");
+        }
+        let silent = judge(&asked, StatusCode::PARTIAL_CONTENT, &headers(&FULL[..2]));
+        assert!(matches!(silent, Verdict::Refused(Failure::NoRanges, _)), "no proof is no proof: {silent:?}");
+        let shrunk = judge(&asked, StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */5")]));
+        assert!(matches!(shrunk, Verdict::Refused(Failure::Changed, _)), "{shrunk:?}");
+    }
+
+    #[test]
+    fn an_empty_file_has_no_range() {
+        let verdict = judge(&asked(0, 10), StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */0")]));
+        assert_eq!(verdict, Verdict::Empty);
+    }
+
+    #[test]
+    fn redirections_lead_to_http_only() {
+        let to = |location: &str| judge(&asked(0, 10), StatusCode::FOUND, &headers(&[("location", location)]));
+        assert_eq!(to("../b"), Verdict::Elsewhere("http://host/b#f".parse().unwrap()));
+        assert_eq!(to("//other/c"), Verdict::Elsewhere("http://other/c#f".parse().unwrap()));
+        for bad in ["file:///etc/passwd", "ftp://host/", "http://", "http://[::1"] {
+            assert!(matches!(to(bad), Verdict::Refused(Failure::Source, _)), "{bad}");
+        }
+    }
+
+    #[test]
+    fn compressed_bodies_are_refused_unless_wanted() {
+        let lines = [FULL.as_slice(), &[("content-encoding", "gzip")]].concat();
+        let refused = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&lines));
+        assert!(matches!(refused, Verdict::Refused(Failure::Source, FetchError::Encoded { .. })), "{refused:?}");
+        let wanted = judge(&Asked { encoded: true, ..asked(0, 10) }, StatusCode::PARTIAL_CONTENT, &headers(&lines));
+        assert!(matches!(wanted, Verdict::Body { .. }));
+    }
+
+    #[test]
+    fn waiting_is_told_in_seconds_and_bounded() {
+        let after = |value: &str| wait(&headers(&[("retry-after", value)]));
+        assert_eq!(after("3"), Some(Duration::from_secs(3)));
+        assert_eq!(after("99999999999"), Some(Duration::from_secs(24 * 3600)));
+        assert_eq!((after("soon"), after("-1")), (None, None));
+    }
+}

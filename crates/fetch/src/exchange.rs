@@ -1,0 +1,188 @@
+//! One request and its answer.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use braid_range::{Failure, Head, RequestId};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Body, Incoming};
+use hyper::header::{self, HeaderMap};
+use hyper::{Method, Request, Response, Uri, Version};
+use tokio::sync::oneshot;
+
+use crate::answer::{Asked, Verdict, judge};
+use crate::error::FetchError;
+use crate::lane::{Connection, News, Shared};
+
+/// A rest of an answer up to this size is read and thrown away; for a longer one the connection is given up.
+const WORTH_READING: u64 = 32 * 1024;
+/// For so long.
+const WORTH_WAITING: Duration = Duration::from_secs(1);
+
+/// What is asked.
+pub(crate) struct Exchange {
+    pub(crate) request: RequestId,
+    pub(crate) asked: Asked,
+    pub(crate) headers: HeaderMap,
+    /// The link's name.
+    pub(crate) link: String,
+    /// The request goes to a proxy, which wants to know the whole address.
+    pub(crate) through_proxy: bool,
+}
+
+/// Asks, tells what comes, and gives the connection back if it can be asked again.
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    connection: Connection,
+    exchange: Exchange,
+    mut stop: oneshot::Receiver<()>,
+) -> Option<Connection> {
+    let request = exchange.request;
+    let (one, answer) = match send(connection, &exchange, &mut stop).await? {
+        Ok(sent) => sent,
+        Err(error) => {
+            let _ = shared.news.send(News::Failed { request, failure: Failure::Lost, error }).await;
+            return None;
+        }
+    };
+    let (parts, body) = answer.into_parts();
+    let news = match judge(&exchange.asked, parts.status, &parts.headers) {
+        Verdict::Body { head, validator } => News::Head { request, head, validator },
+        Verdict::Empty => {
+            let head = Head { size: Some(braid_model::Bytes::ZERO), span: None, joinable: true };
+            News::Head { request, head, validator: None }
+        }
+        Verdict::Elsewhere(to) => News::Elsewhere { request, from: exchange.asked.url.clone(), to },
+        Verdict::Refused(failure, error) => News::Failed { request, failure, error },
+    };
+    let wanted = matches!(news, News::Head { .. });
+    shared.news.send(news).await.ok()?;
+    if !wanted {
+        return if drain(body).await { one } else { None };
+    }
+    if read(&shared, &exchange, body, &mut stop).await { one } else { None }
+}
+
+/// Sends the request; `None` if it is stopped meanwhile.
+async fn send(
+    connection: Connection,
+    exchange: &Exchange,
+    stop: &mut oneshot::Receiver<()>,
+) -> Option<Result<(Option<Connection>, Response<Incoming>), FetchError>> {
+    let broken = |reason: String| FetchError::Broken { host: host(exchange), link: exchange.link.clone(), reason };
+    let sending = async {
+        match connection {
+            Connection::One(mut sender) => {
+                sender.ready().await.map_err(|error| reason(&error))?;
+                let answer = sender.send_request(build(exchange, Version::HTTP_11)?).await.map_err(|error| reason(&error))?;
+                Ok((Some(Connection::One(sender)), answer))
+            }
+            Connection::Two(mut sender) => {
+                sender.ready().await.map_err(|error| reason(&error))?;
+                let answer = sender.send_request(build(exchange, Version::HTTP_2)?).await.map_err(|error| reason(&error))?;
+                Ok((None, answer))
+            }
+        }
+    };
+    tokio::select! {
+        sent = sending => Some(sent.map_err(broken)),
+        _ = stop => None,
+    }
+}
+
+/// The request; of HTTP/1.1 with `Host`, and with the whole address where it goes to a proxy.
+fn build(exchange: &Exchange, version: Version) -> Result<Request<Empty<Bytes>>, String> {
+    let url = &exchange.asked.url;
+    let mut plain = url.clone();
+    // Neither a fragment nor a password is the server's business.
+    plain.set_fragment(None);
+    let _ = plain.set_username("");
+    let _ = plain.set_password(None);
+    let origin_form = version == Version::HTTP_11 && !exchange.through_proxy;
+    let target = if origin_form { plain[url::Position::BeforePath..].to_owned() } else { plain.to_string() };
+    let uri: Uri = target.parse().map_err(|error: hyper::http::uri::InvalidUri| error.to_string())?;
+    let mut request = Request::builder().method(Method::GET).uri(uri).version(version);
+    if version == Version::HTTP_11 && !exchange.headers.contains_key(header::HOST) {
+        request = request.header(header::HOST, &plain[url::Position::BeforeHost..url::Position::AfterPort]);
+    }
+    if let Some(headers) = request.headers_mut() {
+        headers.extend(exchange.headers.clone());
+        if version == Version::HTTP_2 {
+            headers.remove(header::HOST);
+        }
+        if let Some(span) = exchange.asked.span {
+            let range = format!("bytes={}-{}", span.start().get(), span.end().get().saturating_sub(1));
+            headers.insert(header::RANGE, range.parse().map_err(|_| "no range")?);
+            if let Some(expected) = &exchange.asked.expected {
+                headers.insert(header::IF_RANGE, expected.value().parse().map_err(|_| "no validator")?);
+            }
+        }
+    }
+    request.body(Empty::new()).map_err(|error| error.to_string())
+}
+
+/// Reads a body to its end; whether the connection can be asked again.
+async fn read(shared: &Shared, exchange: &Exchange, mut body: Incoming, stop: &mut oneshot::Receiver<()>) -> bool {
+    let request = exchange.request;
+    loop {
+        let frame = tokio::select! {
+            biased;
+            _ = &mut *stop => return drain(body).await,
+            frame = body.frame() => frame,
+        };
+        match frame {
+            Some(Ok(frame)) => {
+                let Ok(bytes) = frame.into_data() else { continue };
+                if bytes.is_empty() {
+                    continue;
+                }
+                tokio::select! {
+                    _ = &mut *stop => return drain(body).await,
+                    () = shared.throttle.pass(bytes.len()) => {}
+                }
+                if shared.news.send(News::Data { request, bytes }).await.is_err() {
+                    return false;
+                }
+            }
+            Some(Err(error)) => {
+                let error = FetchError::Broken { host: host(exchange), link: exchange.link.clone(), reason: reason(&error) };
+                let _ = shared.news.send(News::Failed { request, failure: Failure::Lost, error }).await;
+                return false;
+            }
+            None => return shared.news.send(News::End { request }).await.is_ok(),
+        }
+    }
+}
+
+/// Reads what is left of a body that nobody wants, if that is little.
+async fn drain(mut body: Incoming) -> bool {
+    if body.size_hint().upper().is_none_or(|left| left > WORTH_READING) {
+        return false;
+    }
+    let rest = async {
+        while let Some(frame) = body.frame().await {
+            if frame.is_err() {
+                return false;
+            }
+        }
+        true
+    };
+    tokio::time::timeout(WORTH_WAITING, rest).await.unwrap_or(false)
+}
+
+fn host(exchange: &Exchange) -> String {
+    exchange.asked.url.host_str().unwrap_or("").to_owned()
+}
+
+/// What went wrong, with what lies behind it.
+pub(crate) fn reason(error: &hyper::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}

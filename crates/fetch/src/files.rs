@@ -1,0 +1,121 @@
+//! Which addresses are of one file, and what it is called.
+
+use std::path::{Path, PathBuf};
+
+use url::Url;
+
+use crate::error::FetchError;
+use crate::options::{Checksum, Output};
+
+/// One file to fetch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Download {
+    /// Where it is: mirrors of the same file.
+    pub urls: Vec<Url>,
+    /// Where it goes.
+    pub output: Output,
+    /// What it must be.
+    pub checksum: Option<Checksum>,
+    /// Its weight φ among files.
+    pub weight: f64,
+}
+
+/// Reads addresses and puts those of one file together: all of them where `output` names it (`-` is standard output), else those whose
+/// paths end in the same name. Files go into `directory`.
+///
+/// # Errors
+/// An address that is none.
+pub fn group(urls: &[String], output: Option<&Path>, directory: &Path) -> Result<Vec<Download>, FetchError> {
+    let mut downloads: Vec<Download> = Vec::new();
+    for text in urls {
+        let url = address(text)?;
+        let target = match output {
+            Some(path) if path == Path::new("-") => Output::Standard,
+            Some(path) => Output::File(directory.join(path)),
+            None => Output::File(directory.join(remote_name(&url))),
+        };
+        match downloads.iter_mut().find(|download| download.output == target) {
+            Some(download) if download.urls.contains(&url) => {}
+            Some(download) => download.urls.push(url),
+            None => downloads.push(Download { urls: vec![url], output: target, checksum: None, weight: 1.0 }),
+        }
+    }
+    Ok(downloads)
+}
+
+/// Reads an address; without a scheme it is http, as in curl.
+fn address(text: &str) -> Result<Url, FetchError> {
+    let refused = |reason: &str| FetchError::Url { url: text.to_owned(), reason: reason.to_owned() };
+    let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let url: Url = full.parse().map_err(|error: url::ParseError| refused(&error.to_string()))?;
+    match url.scheme() {
+        "http" | "https" if url.host_str().is_some() => {}
+        _ => return Err(refused("only http and https are fetched")),
+    }
+    if url.as_str().parse::<hyper::Uri>().is_err() {
+        return Err(refused("it cannot be written into a request"));
+    }
+    Ok(url)
+}
+
+/// The last part of an address's path, as a file's name: never a path, never hidden by accident of a server's.
+pub fn remote_name(url: &Url) -> PathBuf {
+    let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or("");
+    let name: String = decode(last).chars().map(|c| if c == '/' || c.is_control() { '_' } else { c }).collect();
+    match name.as_str() {
+        "" | "." | ".." => "index.html".into(),
+        name => name.into(),
+    }
+}
+
+/// Takes percent signs' codes for what they stand for.
+pub(crate) fn decode(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok()).filter(|digits| !digits.starts_with('+'));
+        match digits.filter(|_| *first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_same_name_are_mirrors() {
+        let urls = ["http://a/x.iso", "https://b/deep/x.iso?k", "c.example/y", "http://a/x.iso"].map(str::to_owned);
+        let downloads = group(&urls, None, Path::new("/d")).unwrap();
+        let shape: Vec<_> = downloads.iter().map(|download| (download.urls.len(), download.output.clone())).collect();
+        assert_eq!(shape, [(2, Output::File("/d/x.iso".into())), (1, Output::File("/d/y".into()))]);
+        assert_eq!(group(&urls, Some(Path::new("-")), Path::new(".")).unwrap()[0].urls.len(), 3);
+    }
+
+    #[test]
+    fn names_of_servers_lead_nowhere() {
+        let name = |url: &str| remote_name(&url.parse().unwrap()).to_string_lossy().into_owned();
+        assert_eq!(name("http://a/b%20c.txt?x=/y"), "b c.txt");
+        assert_eq!(name("http://a/..%2f..%2fetc%2fpasswd"), ".._.._etc_passwd");
+        assert_eq!(
+            (name("http://a/"), name("http://a/x/%2e%2e"), name("http://a/%00%zz")),
+            ("index.html".into(), "index.html".into(), "_%zz".into())
+        );
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for bad in ["", "ftp://a/b", "http://", "http://[::1", "file:///x"] {
+            assert!(group(&[bad.to_owned()], None, Path::new(".")).is_err(), "{bad}");
+        }
+    }
+}

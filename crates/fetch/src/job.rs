@@ -1,0 +1,235 @@
+//! One file of a run: its sources, where its bytes go, what went wrong last.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use braid_model::Bytes;
+use braid_range::{ServerId, Spans};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use tokio::time::Instant;
+use url::Url;
+
+use crate::answer::{Asked, Validator};
+use crate::error::FetchError;
+use crate::files::Download;
+use crate::options::{Options, Output};
+use crate::partial::{Left, Partial};
+
+/// How far ahead of standard output is fetched.
+pub(crate) const WINDOW: Bytes = Bytes::new(16 * 1024 * 1024);
+
+/// One of a file's addresses.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    /// As it was given.
+    first: Url,
+    /// Where it led.
+    pub(crate) url: Url,
+    pub(crate) server: ServerId,
+    pub(crate) validator: Option<Validator>,
+    pub(crate) redirects: u32,
+}
+
+impl Source {
+    pub(crate) fn new(url: Url, server: ServerId) -> Self {
+        Self { first: url.clone(), url, server, validator: None, redirects: 0 }
+    }
+
+    /// Whether secrets for the address that was given may be sent to where it led.
+    fn same_origin(&self) -> bool {
+        self.first.origin() == self.url.origin()
+    }
+}
+
+/// Where a file's bytes go.
+#[derive(Debug)]
+pub(crate) enum Sink {
+    File(Partial),
+    /// Bytes that came before their turn, by place, and how much is out.
+    Ordered {
+        waiting: BTreeMap<u64, bytes::Bytes>,
+        out: u64,
+    },
+    /// Ended.
+    Closed,
+}
+
+/// One file of a run.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) download: Download,
+    pub(crate) sources: Vec<Source>,
+    pub(crate) sink: Sink,
+    /// What an earlier run left, until the first answer shows that it is of the same file.
+    pub(crate) left: Option<Left>,
+    pub(crate) trouble: Option<FetchError>,
+    /// It was begun anew once, since the file had changed.
+    pub(crate) anew: bool,
+    pub(crate) began: Instant,
+    /// Fresh bytes by link.
+    pub(crate) by_link: Vec<Bytes>,
+    pub(crate) outcome: Option<Result<(), FetchError>>,
+}
+
+impl Job {
+    pub(crate) fn new(download: Download, sources: Vec<Source>, links: usize, resume: bool) -> Result<Self, FetchError> {
+        let (sink, left) = match &download.output {
+            Output::File(path) => {
+                let (partial, left) = Partial::open(path, resume)?;
+                (Sink::File(partial), left)
+            }
+            Output::Standard => (Sink::Ordered { waiting: BTreeMap::new(), out: 0 }, None),
+        };
+        let mut job = Self {
+            download,
+            sources,
+            sink,
+            left,
+            trouble: None,
+            anew: false,
+            began: Instant::now(),
+            by_link: vec![Bytes::ZERO; links],
+            outcome: None,
+        };
+        job.recall();
+        Ok(job)
+    }
+
+    /// The sources take over the validators that an earlier run saw of them.
+    fn recall(&mut self) {
+        let Some(left) = &self.left else { return };
+        for source in &mut self.sources {
+            source.validator = left.knowledge.validators.get(source.first.as_str()).cloned();
+        }
+        // Nothing shows that what is there is of the file that these addresses name.
+        if self.sources.iter().all(|source| source.validator.is_none()) {
+            self.left = None;
+            if let Sink::File(partial) = &mut self.sink
+                && let Err(error) = partial.restart()
+            {
+                self.outcome = Some(Err(error));
+            }
+        }
+    }
+
+    /// What is there already.
+    pub(crate) fn got(&self) -> (Option<Bytes>, Spans) {
+        match &self.left {
+            Some(left) => (Some(Bytes::new(left.knowledge.size)), left.got.clone()),
+            None => (None, Spans::default()),
+        }
+    }
+
+    /// The name to show.
+    pub(crate) fn name(&self) -> String {
+        match &self.download.output {
+            Output::File(path) => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+            Output::Standard => "-".to_owned(),
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.sources.first().map(|source| source.url.to_string()).unwrap_or_default()
+    }
+
+    /// What is asked of a source.
+    pub(crate) fn asked(&self, source: usize, span: Option<braid_range::Span>, options: &Options) -> (Asked, HeaderMap) {
+        let there = &self.sources[source];
+        let headers = headers(there, options);
+        let encoded = options.headers.iter().any(|(name, _)| *name == header::ACCEPT_ENCODING);
+        (Asked { url: there.url.clone(), span, expected: there.validator.clone(), encoded }, headers)
+    }
+
+    /// An answer of a source is of the state that `validator` names.
+    pub(crate) fn on_validator(&mut self, source: usize, size: Option<Bytes>, validator: Option<Validator>) -> Result<(), FetchError> {
+        let there = &mut self.sources[source];
+        // A source that is new to a file that was begun must prove that it has the same one.
+        let known =
+            |left: &Left| validator.as_ref().is_some_and(|validator| left.knowledge.validators.values().any(|known| known == validator));
+        if there.validator.is_none() && self.left.as_ref().is_some_and(|left| !known(left)) {
+            return Err(FetchError::Changed { url: there.url.to_string(), reason: "it is not the one that was begun".to_owned() });
+        }
+        if there.validator.is_none() {
+            there.validator = validator;
+        }
+        let (Sink::File(partial), Some(size)) = (&mut self.sink, size) else { return Ok(()) };
+        partial.learn(size, self.sources[source].first.as_str(), self.sources[source].validator.as_ref())
+    }
+
+    /// Takes bytes at their place; gives how much of the file went out in order, where that counts.
+    pub(crate) fn write(&mut self, at: Bytes, bytes: bytes::Bytes) -> Result<Option<Bytes>, FetchError> {
+        match &mut self.sink {
+            Sink::File(partial) => partial.write(at, &bytes).map(|()| None),
+            Sink::Ordered { waiting, out } => {
+                waiting.insert(at.get(), bytes);
+                let mut to = io::stdout().lock();
+                while let Some(next) = waiting.remove(out) {
+                    let written = to.write_all(&next).and_then(|()| to.flush());
+                    written.map_err(|error| FetchError::Write { path: "standard output".into(), reason: error.to_string() })?;
+                    *out += next.len() as u64;
+                }
+                Ok(Some(Bytes::new(*out)))
+            }
+            Sink::Closed => Ok(None),
+        }
+    }
+
+    /// What came so far counts for nothing.
+    pub(crate) fn restart(&mut self) -> Result<(), FetchError> {
+        self.left = None;
+        self.sources.iter_mut().for_each(|source| source.validator = None);
+        match &mut self.sink {
+            Sink::File(partial) => partial.restart(),
+            Sink::Ordered { waiting, .. } => {
+                waiting.clear();
+                Ok(())
+            }
+            Sink::Closed => Ok(()),
+        }
+    }
+
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match &self.download.output {
+            Output::File(path) => Some(path),
+            Output::Standard => None,
+        }
+    }
+}
+
+/// The header of a request to a source: what the user gave, but secrets only to the hosts that the user named.
+fn headers(source: &Source, options: &Options) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("braid/", env!("CARGO_PKG_VERSION"))));
+    headers.insert(header::ACCEPT, HeaderValue::from_static("*/*"));
+    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    let secret = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION, header::HOST];
+    for (name, value) in options.headers.iter().filter(|(name, _)| source.same_origin() || !secret.contains(name)) {
+        headers.insert(name, value.clone());
+    }
+    let host = source.url.host_str().unwrap_or("");
+    let in_url = (!source.url.username().is_empty()).then(|| crate::options::Credentials {
+        user: crate::files::decode(source.url.username()),
+        password: crate::files::decode(source.url.password().unwrap_or("")),
+    });
+    let who = in_url.or_else(|| options.credentials.clone().filter(|_| source.same_origin())).or_else(|| options.netrc.of(host).cloned());
+    if let Some(value) = who.and_then(|who| who.basic()) {
+        headers.entry(header::AUTHORIZATION).or_insert(value);
+    }
+    if let Some(value) = options.cookies.of(&source.url).and_then(|value| HeaderValue::from_str(&value).ok()) {
+        headers.entry(header::COOKIE).or_insert(value);
+    }
+    if source.url.scheme() == "http"
+        && let Some(value) = options.proxy.of(&source.url).and_then(crate::proxy::authorization)
+    {
+        headers.insert(header::PROXY_AUTHORIZATION, value);
+    }
+    headers
+}
+
+/// Ends a file's way to the disk, on a thread that may wait.
+pub(crate) async fn finish(partial: Partial, size: Bytes, sha256: Option<[u8; 32]>, path: Arc<Path>) -> Result<(), FetchError> {
+    let ended = tokio::task::spawn_blocking(move || partial.finish(size, sha256)).await;
+    ended.unwrap_or_else(|error| Err(FetchError::Write { path: path.to_path_buf(), reason: error.to_string() }))
+}

@@ -1,0 +1,197 @@
+//! One connection over one link to one server: it is opened, asked, and opened again where the server closed it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use braid_range::{Failure, Head, LaneId, RequestId};
+use bytes::Bytes;
+use http_body_util::Empty;
+use hyper::client::conn::{http1, http2};
+use hyper::header::HeaderMap;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use url::Url;
+
+use crate::answer::{Asked, Validator};
+use crate::error::FetchError;
+use crate::exchange::{self, Exchange};
+use crate::network::Network;
+use crate::proxy;
+use crate::throttle::Throttle;
+use crate::tls::Tls;
+
+/// Requests that overlap on a connection of HTTP/2.
+const DEPTH: usize = 2;
+/// How much a server may send ahead on one stream, and on one connection, of HTTP/2.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 2 << 20;
+/// The most of a body that is read at once.
+const BUFFER: usize = 128 * 1024;
+
+/// Where a lane leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) tls: bool,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) proxy: Option<Url>,
+}
+
+/// What all lanes share.
+pub(crate) struct Shared {
+    pub(crate) network: Arc<dyn Network>,
+    pub(crate) tls: Tls,
+    pub(crate) throttle: Throttle,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) news: mpsc::Sender<News>,
+}
+
+/// What a lane is told.
+pub(crate) enum Order {
+    Ask { request: RequestId, asked: Box<Asked>, headers: HeaderMap },
+    Stop(RequestId),
+}
+
+/// What lanes tell.
+#[derive(Debug)]
+pub(crate) enum News {
+    Connected { lane: LaneId, depth: usize },
+    Lost { lane: LaneId, error: FetchError },
+    Head { request: RequestId, head: Head, validator: Option<Validator> },
+    Data { request: RequestId, bytes: Bytes },
+    End { request: RequestId },
+    Elsewhere { request: RequestId, from: Url, to: Url },
+    Failed { request: RequestId, failure: Failure, error: FetchError },
+}
+
+/// A connection that can be asked.
+pub(crate) enum Connection {
+    One(http1::SendRequest<Empty<Bytes>>),
+    Two(http2::SendRequest<Empty<Bytes>>),
+}
+
+/// An exchange at work on a lane.
+struct Work {
+    request: RequestId,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Option<Connection>>,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Connects, and does as it is told until nobody tells it anything.
+pub(crate) async fn run(shared: Arc<Shared>, lane: LaneId, link: usize, origin: Origin, mut orders: mpsc::UnboundedReceiver<Order>) {
+    let name = shared.network.links()[link].name.clone();
+    let mut idle = match open(&shared, link, &origin).await {
+        Ok(connection) => {
+            let depth = if matches!(connection, Connection::Two(_)) { DEPTH } else { 1 };
+            let _ = shared.news.send(News::Connected { lane, depth }).await;
+            Some(connection)
+        }
+        Err(error) => return drop(shared.news.send(News::Lost { lane, error }).await),
+    };
+    let mut works: Vec<Work> = Vec::new();
+    while let Some(order) = orders.recv().await {
+        works.retain(|work| idle_or_busy(work, &idle));
+        match order {
+            Order::Stop(request) => {
+                if let Some(stop) = works.iter_mut().find(|work| work.request == request).and_then(|work| work.stop.take()) {
+                    let _ = stop.send(());
+                }
+            }
+            Order::Ask { request, asked, headers } => {
+                let connection = match ready(&shared, link, &origin, &mut idle, &mut works).await {
+                    Ok(connection) => connection,
+                    Err(error) => return drop(shared.news.send(News::Lost { lane, error }).await),
+                };
+                let (stop, stopped) = oneshot::channel();
+                let exchange =
+                    Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy: origin.proxy.is_some() && !origin.tls };
+                let task = tokio::spawn(exchange::run(shared.clone(), connection, exchange, stopped));
+                works.push(Work { request, stop: Some(stop), task });
+            }
+        }
+    }
+}
+
+/// Exchanges of HTTP/2 are done with when they end; that of HTTP/1.1 gives its connection back first.
+fn idle_or_busy(work: &Work, idle: &Option<Connection>) -> bool {
+    !(work.task.is_finished() && matches!(idle, Some(Connection::Two(_))))
+}
+
+/// A connection for the next request: the one there is, else a new one.
+async fn ready(
+    shared: &Shared,
+    link: usize,
+    origin: &Origin,
+    idle: &mut Option<Connection>,
+    works: &mut Vec<Work>,
+) -> Result<Connection, FetchError> {
+    if let Some(Connection::Two(sender)) = idle
+        && !sender.is_closed()
+    {
+        return Ok(Connection::Two(sender.clone()));
+    }
+    let mut kept = idle.take();
+    if !matches!(kept, Some(Connection::Two(_))) {
+        for mut work in works.drain(..) {
+            kept = (&mut work.task).await.unwrap_or(None).or(kept);
+        }
+    }
+    match kept {
+        Some(Connection::One(sender)) if !sender.is_closed() => Ok(Connection::One(sender)),
+        _ => {
+            let new = open(shared, link, origin).await?;
+            if let Connection::Two(sender) = &new {
+                *idle = Some(Connection::Two(sender.clone()));
+            }
+            Ok(new)
+        }
+    }
+}
+
+/// Opens a connection, with TLS and through the proxy where there are some.
+async fn open(shared: &Shared, link: usize, origin: &Origin) -> Result<Connection, FetchError> {
+    let name = shared.network.links()[link].name.clone();
+    let target = format!("{}:{}", origin.host, origin.port);
+    let opened = tokio::time::timeout(shared.connect_timeout, shake(shared, link, origin)).await;
+    opened.unwrap_or_else(|_| {
+        let reason = format!("no answer within {} s", shared.connect_timeout.as_secs());
+        Err(FetchError::Connect { host: target, link: name, reason })
+    })
+}
+
+async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<Connection, FetchError> {
+    let (host, port) = match &origin.proxy {
+        Some(proxy) => (proxy.host_str().unwrap_or(""), proxy.port_or_known_default().unwrap_or(80)),
+        None => (origin.host.as_str(), origin.port),
+    };
+    let mut stream = shared.network.connect(link, host.trim_matches(['[', ']']), port).await?;
+    let mut two = false;
+    if origin.tls {
+        if let Some(proxy) = &origin.proxy {
+            stream = proxy::tunnel(stream, proxy, &origin.host, origin.port).await?;
+        }
+        (stream, two) = shared.tls.wrap(&origin.host, stream).await?;
+    }
+    let broken = |error: hyper::Error| {
+        let link = shared.network.links()[link].name.clone();
+        FetchError::Broken { host: origin.host.clone(), link, reason: exchange::reason(&error) }
+    };
+    let io = TokioIo::new(stream);
+    if two {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
+        let (sender, connection) = builder.handshake(io).await.map_err(broken)?;
+        tokio::spawn(connection);
+        return Ok(Connection::Two(sender));
+    }
+    let (sender, connection) = http1::Builder::new().max_buf_size(BUFFER).handshake(io).await.map_err(broken)?;
+    tokio::spawn(connection);
+    Ok(Connection::One(sender))
+}

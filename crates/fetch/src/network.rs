@@ -1,0 +1,194 @@
+//! Links, and connections over them.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::time::Duration;
+
+use braid_model::{Bytes, Family, PerFamily, Rate};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::error::FetchError;
+use crate::names::Names;
+
+/// The second address is tried this long after the first (RFC 8305 section 5).
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// A connection.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// A connection of any kind.
+pub type BoxStream = Box<dyn Stream>;
+
+/// A link as a download uses it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Link {
+    /// Its device's name.
+    pub name: String,
+    /// The families that it carries.
+    pub families: PerFamily<bool>,
+    /// Its name servers; empty: the system's are asked.
+    pub resolvers: Vec<IpAddr>,
+    /// What is known of its rate towards this machine.
+    pub rate: Option<Rate>,
+    /// It may bring no more than this.
+    pub allowance: Option<Bytes>,
+    /// What 10^9 bytes over it cost.
+    pub price_per_gb: f64,
+}
+
+/// Links and what connects over them.
+pub trait Network: Send + Sync + 'static {
+    /// The links, which stay the same.
+    fn links(&self) -> &[Link];
+
+    /// Connects to `host` (a name or an address) over the link at this place of [`Self::links`].
+    fn connect<'a>(
+        &'a self,
+        link: usize,
+        host: &'a str,
+        port: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<BoxStream, FetchError>> + Send + 'a>>;
+}
+
+/// The system's own links: every socket is bound to its link's device, which needs no privilege.
+pub struct Sockets {
+    links: Vec<Link>,
+    names: Vec<Names>,
+}
+
+impl Sockets {
+    /// Uses these links.
+    pub fn new(links: Vec<Link>) -> Self {
+        let names = links.iter().map(|link| Names::new(&link.name, &link.resolvers)).collect();
+        Self { links, names }
+    }
+}
+
+impl Network for Sockets {
+    fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    fn connect<'a>(
+        &'a self,
+        link: usize,
+        host: &'a str,
+        port: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<BoxStream, FetchError>> + Send + 'a>> {
+        Box::pin(async move {
+            let there = &self.links[link];
+            let addresses = self.names[link].lookup(host, there.families).await.map_err(|reason| FetchError::Resolve {
+                host: host.to_owned(),
+                link: there.name.clone(),
+                reason,
+            })?;
+            let addresses = interleave(addresses.into_iter().map(|address| SocketAddr::new(address, port)));
+            let stream = race(&addresses, |address| connect(&there.name, address)).await;
+            let told = |reason: io::Error| FetchError::Connect {
+                host: format!("{host}:{port}"),
+                link: there.name.clone(),
+                reason: reason.to_string(),
+            };
+            Ok(Box::new(stream.map_err(told)?) as BoxStream)
+        })
+    }
+}
+
+/// IPv6 and IPv4 in turns, IPv6 first (RFC 8305 section 4).
+fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let (six, four): (Vec<_>, Vec<_>) = addresses.partition(|address| Family::of(address.ip()) == Family::V6);
+    let (mut six, mut four) = (six.into_iter(), four.into_iter());
+    let mut mixed = Vec::new();
+    loop {
+        let pair = [six.next(), four.next()];
+        if pair == [None, None] {
+            return mixed;
+        }
+        mixed.extend(pair.into_iter().flatten());
+    }
+}
+
+/// The first connection that stands: each address is given a head start over the next.
+pub(crate) async fn race<T, F>(addresses: &[SocketAddr], mut connect: impl FnMut(SocketAddr) -> F) -> io::Result<T>
+where
+    F: Future<Output = io::Result<T>>,
+{
+    let mut tries = FuturesUnordered::new();
+    let mut next = addresses.iter();
+    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address of a family that this link carries");
+    let mut start = Instant::now();
+    loop {
+        if tries.is_empty() || Instant::now() >= start {
+            match next.next() {
+                Some(address) => {
+                    tries.push(connect(*address));
+                    start = Instant::now() + HEAD_START;
+                }
+                None if tries.is_empty() => return Err(last),
+                None => start = Instant::now() + Duration::from_secs(3600),
+            }
+        }
+        tokio::select! {
+            done = tries.next() => match done {
+                Some(Ok(stream)) => return Ok(stream),
+                Some(Err(error)) => (last, start) = (error, Instant::now()),
+                None => {}
+            },
+            () = tokio::time::sleep_until(start) => {}
+        }
+    }
+}
+
+/// A TCP socket bound to `device`, connected.
+pub(crate) async fn connect(device: &str, address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.bind_device(Some(device.as_bytes()))?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    let socket = tokio::net::TcpSocket::from_std_stream(socket.into());
+    socket.connect(address).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn families_take_turns() {
+        let mixed = interleave(["1.1.1.1:80", "1.1.1.2:80", "[2001:db8::1]:80"].map(address).into_iter());
+        assert_eq!(mixed, ["[2001:db8::1]:80", "1.1.1.1:80", "1.1.1.2:80"].map(address));
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_only_costs_its_head_start() {
+        let addresses = ["[2001:db8::1]:80", "1.1.1.1:80"].map(address);
+        let begin = Instant::now();
+        let won = race(&addresses, |address| async move {
+            let takes = if address.is_ipv6() { 1000 } else { 0 };
+            tokio::time::sleep(Duration::from_secs(takes)).await;
+            Ok(address)
+        });
+        assert_eq!(won.await.unwrap(), addresses[1]);
+        assert!(begin.elapsed() >= HEAD_START && begin.elapsed() < Duration::from_secs(100));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_costs_nothing_and_the_last_one_is_told() {
+        let addresses = ["[2001:db8::1]:80", "1.1.1.1:80"].map(address);
+        let begin = Instant::now();
+        let lost = race(&addresses, |address| async move { Err::<(), _>(io::Error::other(format!("refused by {address}"))) });
+        assert!(lost.await.unwrap_err().to_string().contains("1.1.1.1"));
+        assert!(begin.elapsed() < HEAD_START);
+    }
+}

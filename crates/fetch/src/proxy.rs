@@ -1,0 +1,114 @@
+//! HTTP proxies: which is used for what, and tunnels through them.
+
+use hyper::header::HeaderValue;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use url::Url;
+
+use crate::error::FetchError;
+use crate::network::BoxStream;
+use crate::options::Credentials;
+
+/// A proxy's answer to CONNECT is no longer than this.
+const LONGEST: usize = 16 * 1024;
+
+/// Which proxy is used for what.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Proxy {
+    http: Option<Url>,
+    https: Option<Url>,
+    /// Hosts that need none; each stands for the names below it too, `*` for all.
+    not: Vec<String>,
+}
+
+impl Proxy {
+    /// Takes the proxy that was named, else those of the environment's `http_proxy` (lower case only, as in curl), `https_proxy`,
+    /// `all_proxy` and `no_proxy`.
+    ///
+    /// # Errors
+    /// A proxy that is no `http://HOST:PORT`.
+    pub fn new(named: Option<&str>, environment: impl Fn(&str) -> Option<String>) -> Result<Self, FetchError> {
+        let any = |names: &[&str]| names.iter().find_map(|name| environment(name)).filter(|value| !value.is_empty());
+        let all = any(&["all_proxy", "ALL_PROXY"]);
+        let (http, https) = match named {
+            Some("") => (None, None),
+            Some(named) => (Some(named.to_owned()), Some(named.to_owned())),
+            None => (any(&["http_proxy"]).or_else(|| all.clone()), any(&["https_proxy", "HTTPS_PROXY"]).or(all)),
+        };
+        let not = any(&["no_proxy", "NO_PROXY"]).unwrap_or_default();
+        let not = not.split(',').map(|name| name.trim().trim_start_matches('.').to_ascii_lowercase()).filter(|name| !name.is_empty());
+        Ok(Self { http: http.as_deref().map(parse).transpose()?, https: https.as_deref().map(parse).transpose()?, not: not.collect() })
+    }
+
+    /// The proxy for an address.
+    pub(crate) fn of(&self, url: &Url) -> Option<&Url> {
+        let host = url.host_str()?.to_ascii_lowercase();
+        let spared =
+            |name: &String| name == "*" || host == *name || host.strip_suffix(name.as_str()).is_some_and(|front| front.ends_with('.'));
+        if self.not.iter().any(spared) {
+            return None;
+        }
+        if url.scheme() == "https" { self.https.as_ref() } else { self.http.as_ref() }
+    }
+}
+
+fn parse(text: &str) -> Result<Url, FetchError> {
+    let refused = |reason: String| FetchError::Proxy { proxy: text.to_owned(), reason };
+    let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let url: Url = full.parse().map_err(|error: url::ParseError| refused(error.to_string()))?;
+    match url.scheme() {
+        "http" if url.host_str().is_some() => Ok(url),
+        other => Err(refused(format!("{other} proxies are not spoken to; name one as http://HOST:PORT"))),
+    }
+}
+
+/// Who asks, in the proxy's own address.
+pub(crate) fn authorization(proxy: &Url) -> Option<HeaderValue> {
+    if proxy.username().is_empty() {
+        return None;
+    }
+    let plain = |text: &str| crate::files::decode(text);
+    Credentials { user: plain(proxy.username()), password: plain(proxy.password().unwrap_or("")) }.basic()
+}
+
+/// Asks the proxy at the other end of `stream` for a tunnel (RFC 9110 section 9.3.6).
+pub(crate) async fn tunnel(mut stream: BoxStream, proxy: &Url, host: &str, port: u16) -> Result<BoxStream, FetchError> {
+    let name = proxy.host_str().unwrap_or("").to_owned();
+    let refused = |reason: String| FetchError::Proxy { proxy: name.clone(), reason };
+    let who = authorization(proxy).and_then(|value| value.to_str().ok().map(|value| format!("Proxy-Authorization: {value}\r\n")));
+    let request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n{}\r\n", who.unwrap_or_default());
+    stream.write_all(request.as_bytes()).await.map_err(|error| refused(error.to_string()))?;
+    let mut answer = Vec::new();
+    // Byte by byte: what follows the head belongs to the tunnel.
+    while !answer.ends_with(b"\r\n\r\n") {
+        let byte = stream.read_u8().await.map_err(|error| refused(error.to_string()))?;
+        answer.push(byte);
+        if answer.len() > LONGEST {
+            return Err(refused("its answer to CONNECT does not end".to_owned()));
+        }
+    }
+    let first = String::from_utf8_lossy(&answer).lines().next().unwrap_or("").to_owned();
+    match first.split(' ').nth(1) {
+        Some(status) if status.len() == 3 && status.starts_with('2') && first.starts_with("HTTP/1.") => Ok(stream),
+        _ => Err(refused(format!("it answers {first:?} to CONNECT {host}:{port}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_is_asked_as_by_curl() {
+        let set = |name: &str| match name {
+            "http_proxy" => Some("p:3128".to_owned()),
+            "no_proxy" => Some("localhost, .example.org".to_owned()),
+            _ => None,
+        };
+        let proxy = Proxy::new(None, set).unwrap();
+        let of = |url: &str| proxy.of(&url.parse().unwrap()).map(Url::as_str).map(str::to_owned);
+        assert_eq!(of("http://a.net/").as_deref(), Some("http://p:3128/"));
+        assert_eq!((of("https://a.net/"), of("http://www.example.org/"), of("http://localhost:80/")), (None, None, None));
+        assert!(Proxy::new(Some(""), set).unwrap().of(&"http://a.net/".parse().unwrap()).is_none(), "an empty name: none");
+        assert!(Proxy::new(Some("socks4://x:1"), set).unwrap_err().to_string().contains("http://HOST:PORT"));
+    }
+}

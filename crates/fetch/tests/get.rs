@@ -1,0 +1,285 @@
+//! What a user asks for: mirrors, many files, going on, secrets, proxies, limits.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use braid_fetch::{Cookies, Netrc, Options, Proxy};
+use braid_model::{Bytes, Rate};
+use support::{Act, Loopback, Server, answer, content, get, get_over, good, good_with, quick};
+
+fn send(bytes: Vec<u8>) -> Vec<Act> {
+    vec![Act::Send(bytes)]
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    format!("sha256:{}", data_encoding::HEXLOWER.encode(digest.as_ref()))
+}
+
+#[test]
+fn mirrors_share_the_work() {
+    let bytes = content(4_000_000);
+    let slowly = |all: Vec<u8>| all.chunks(20_000).flat_map(|piece| [Act::Send(piece.to_vec()), Act::Wait(2)]).collect::<Vec<_>>();
+    let servers = [1, 2].map(|which| {
+        let bytes = bytes.clone();
+        Server::start(move |asked| slowly(good_with(asked, &bytes, &format!("ETag: \"{which}\"\r\n"))))
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let came = get(&[servers[0].url("/a/file"), servers[1].url("/b/file")], folder.path());
+    assert!(came.file("file") == bytes);
+    assert!(servers.iter().all(|server| server.requests().len() > 1), "both are asked");
+}
+
+#[test]
+fn a_mirror_of_another_file_is_left() {
+    let bytes = content(2_000_000);
+    let (served, other) = (bytes.clone(), content(1_500_000));
+    let slow = Server::start(move |asked| vec![Act::Wait(300), Act::Send(good(asked, &other))]);
+    let good = Server::start(move |asked| send(good(asked, &served)));
+    let folder = tempfile::tempdir().unwrap();
+    let came = get(&[good.url("/file"), slow.url("/file")], folder.path());
+    assert!(came.file("file") == bytes);
+}
+
+#[test]
+fn a_mirror_that_is_gone_is_left() {
+    let bytes = content(2_000_000);
+    let served = bytes.clone();
+    let there = Server::start(move |asked| send(good(asked, &served)));
+    let gone = Server::start(|_| send(answer("404 Not Found", "", b"")));
+    let folder = tempfile::tempdir().unwrap();
+    let nobody = "http://127.0.0.1:9/file".to_owned();
+    let came = get(&[nobody, gone.url("/file"), there.url("/file")], folder.path());
+    assert!(came.file("file") == bytes);
+}
+
+#[test]
+fn a_thousand_small_files() {
+    let server = Server::start(|asked| send(good(asked, asked.path.as_bytes())));
+    let folder = tempfile::tempdir().unwrap();
+    let urls: Vec<String> = (0..1000).map(|number| server.url(&format!("/f{number}"))).collect();
+    let came = get(&urls, folder.path());
+    for number in 0..1000 {
+        assert_eq!(came.file(&format!("f{number}")), format!("/f{number}").as_bytes());
+    }
+    assert_eq!(server.requests().len(), 1000, "one request each");
+}
+
+#[test]
+fn a_link_that_is_dead_from_the_start_costs_little() {
+    let bytes = content(2_000_000);
+    let served = bytes.clone();
+    let server = Server::start(move |asked| send(good(asked, &served)));
+    let folder = tempfile::tempdir().unwrap();
+    let (begin, mut network) = (Instant::now(), Loopback::new(3));
+    network.dead = vec![0, 2];
+    let came = get_over(network, &[server.url("/file")], folder.path(), quick(), |_| ());
+    assert!(came.file("file") == bytes);
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn it_goes_on_where_it_stopped() {
+    let bytes = content(3_000_000);
+    let served = bytes.clone();
+    // After 1.5 MB the server refuses.
+    let server = Server::start(move |asked| match asked.range {
+        Some((start, _)) if start >= 1_500_000 => send(answer("404 Not Found", "", b"")),
+        _ => send(good(asked, &served)),
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url("/file");
+    let came = get(std::slice::from_ref(&url), folder.path());
+    assert_eq!(came.error().exit_code(), 22);
+    let port = server.address;
+    drop(server);
+    assert!(folder.path().join("file.braid-part").exists());
+    // The same server again, mended, at another port: another address proves nothing, so it begins anew.
+    let served = bytes.clone();
+    let mended = Server::start(move |asked| send(good(asked, &served)));
+    assert_ne!(mended.address, port);
+    let options = Options { resume: true, ..quick() };
+    let came = get_over(Loopback::new(2), &[mended.url("/file")], folder.path(), options, |_| ());
+    assert!(came.file("file") == bytes);
+}
+
+#[test]
+fn going_on_fetches_only_what_is_missing() {
+    let bytes = content(3_000_000);
+    let served = bytes.clone();
+    let broken = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let now = broken.clone();
+    let server = Server::start(move |asked| match asked.range {
+        Some((start, _)) if start >= 1_500_000 && now.load(std::sync::atomic::Ordering::SeqCst) => send(answer("404 Not Found", "", b"")),
+        _ => send(good(asked, &served)),
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url("/file");
+    assert_eq!(get(std::slice::from_ref(&url), folder.path()).error().exit_code(), 22);
+    broken.store(false, std::sync::atomic::Ordering::SeqCst);
+    let before = server.requests().len();
+    let options = Options { resume: true, ..quick() };
+    let came = get_over(Loopback::new(2), &[url], folder.path(), options, |_| ());
+    assert!(came.file("file") == bytes);
+    let first = server.requests().iter().skip(before).filter_map(|asked| asked.range).map(|range| range.0).min().unwrap();
+    assert!(first > 0, "what is there is not fetched again");
+    assert!(server.requests()[before].headers.contains_key("if-range"));
+}
+
+#[test]
+fn what_changed_since_is_fetched_anew() {
+    let (old, new) = (content(3_000_000), support::content_of(2, 3_000_000));
+    let served = new.clone();
+    let turn = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let now = turn.clone();
+    let server = Server::start(move |asked| {
+        let turned = now.load(std::sync::atomic::Ordering::SeqCst);
+        match asked.range {
+            Some((start, _)) if start >= 1_500_000 && !turned => send(answer("404 Not Found", "", b"")),
+            _ if turned => send(good_with(asked, &served, "ETag: \"new\"\r\n")),
+            _ => send(good(asked, &old)),
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url("/file");
+    assert_eq!(get(std::slice::from_ref(&url), folder.path()).error().exit_code(), 22);
+    turn.store(true, std::sync::atomic::Ordering::SeqCst);
+    let came = get_over(Loopback::new(2), &[url], folder.path(), Options { resume: true, ..quick() }, |_| ());
+    assert!(came.file("file") == new);
+    assert!(came.notes().iter().any(|note| note.contains("another one")), "{:?}", came.notes());
+}
+
+#[test]
+fn ten_gigabytes_of_which_a_little_is_missing() {
+    const SIZE: u64 = 10_000_000_000;
+    // Zeros but for the places themselves, every 4096 bytes.
+    let at = |place: u64| if place.is_multiple_of(4096) { (place / 4096 % 251) as u8 } else { 0 };
+    let server = Server::start(move |asked| {
+        let (start, end) = asked.range.unwrap_or((0, 1));
+        let end = end.min(SIZE);
+        let body: Vec<u8> = (start..end).map(at).collect();
+        send(answer("206 Partial Content", &format!("ETag: \"one\"\r\nContent-Range: bytes {start}-{}/{SIZE}\r\n", end - 1), &body))
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url("/file");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let journal = format!(
+        "{{\"boot\":\"{}\",\"size\":{SIZE},\"validators\":{{\"{url}\":{{\"Tag\":\"\\\"one\\\"\"}}}}}}\n0 5000000000\n5001000000 9999000000\n",
+        boot.trim()
+    );
+    std::fs::write(folder.path().join("file.braid-journal"), journal).unwrap();
+    std::fs::File::create(folder.path().join("file.braid-part")).unwrap().set_len(SIZE).unwrap();
+    let came = get_over(Loopback::new(3), &[url], folder.path(), Options { resume: true, ..quick() }, |_| ());
+    assert!(came.results[0].is_ok(), "{:?}", came.results);
+    let file = std::fs::File::open(folder.path().join("file")).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), SIZE);
+    for (from, to) in [(5_000_000_000u64, 5_001_000_000u64), (9_999_000_000, SIZE)] {
+        let mut bytes = vec![0; (to - from) as usize];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, from).unwrap();
+        assert!(bytes.iter().zip(from..).all(|(byte, place)| *byte == at(place)));
+    }
+}
+
+#[test]
+fn a_checksum_is_held_to() {
+    let bytes = content(300_000);
+    let served = bytes.clone();
+    let server = Server::start(move |asked| send(good(asked, &served)));
+    for (sum, good) in [(sha256(&bytes), true), (sha256(b"other"), false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let came = get_over(Loopback::new(2), &[server.url("/file")], folder.path(), quick(), |downloads| {
+            downloads[0].checksum = Some(sum.parse().unwrap());
+        });
+        assert_eq!(came.results[0].is_ok(), good);
+        assert_eq!(folder.path().join("file").exists(), good);
+        if !good {
+            assert!(came.error().to_string().contains("SHA-256") && came.error().exit_code() == 90);
+        }
+    }
+}
+
+#[test]
+fn secrets_stay_with_the_host_that_was_named() {
+    let other = Server::start(|asked| send(good(asked, b"there")));
+    let to = other.url("/file");
+    let first = Server::start(move |_| send(answer("302 Found", &format!("Location: {to}\r\n"), b"")));
+    let folder = tempfile::tempdir().unwrap();
+    let secret = |name: &str, value: &str| (name.parse().unwrap(), value.parse().unwrap());
+    let cookies = format!("127.0.0.1\tFALSE\t/none\tFALSE\t0\tc\t1\n");
+    let options = Options {
+        headers: vec![secret("cookie", "k=v"), secret("x-plain", "1")],
+        credentials: Some("alice:secret".parse().unwrap()),
+        cookies: Cookies::parse(&cookies, 0).unwrap(),
+        ..quick()
+    };
+    let came = get_over(Loopback::new(1), &[first.url("/file")], folder.path(), options, |_| ());
+    assert_eq!(came.file("file"), b"there");
+    let (here, there) = (&first.requests()[0].headers, &other.requests()[0].headers);
+    assert_eq!((here["authorization"].as_str(), here["cookie"].as_str()), ("Basic YWxpY2U6c2VjcmV0", "k=v"));
+    assert!(!there.contains_key("authorization") && !there.contains_key("cookie"), "{there:?}");
+    assert_eq!((there["x-plain"].as_str(), there["accept-encoding"].as_str()), ("1", "identity"));
+}
+
+#[test]
+fn netrc_and_cookies_are_sent() {
+    let server = Server::start(|asked| send(good(asked, b"x")));
+    let folder = tempfile::tempdir().unwrap();
+    let cookies = Cookies::parse("127.0.0.1\tFALSE\t/\tFALSE\t0\tname\tvalue\n", 0).unwrap();
+    let options = Options { netrc: Netrc::parse("machine 127.0.0.1 login bob password pw"), cookies, ..quick() };
+    get_over(Loopback::new(1), &[server.url("/file")], folder.path(), options, |_| ()).file("file");
+    let headers = &server.requests()[0].headers;
+    assert_eq!((headers["authorization"].as_str(), headers["cookie"].as_str()), ("Basic Ym9iOnB3", "name=value"));
+}
+
+#[test]
+fn a_proxy_is_told_the_whole_address() {
+    let proxy = Server::start(|asked| send(good(asked, asked.path.as_bytes())));
+    let folder = tempfile::tempdir().unwrap();
+    let named = format!("http://who:pw@{}", proxy.address);
+    let options = Options { proxy: Proxy::new(Some(&named), |_| None).unwrap(), ..quick() };
+    let came = get_over(Loopback::new(1), &["http://far.example/dir/file?q".to_owned()], folder.path(), options, |_| ());
+    assert_eq!(came.file("file"), b"http://far.example/dir/file?q");
+    assert_eq!(proxy.requests()[0].headers["proxy-authorization"], "Basic d2hvOnB3");
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let bytes = content(1_000_000);
+    let served = bytes.clone();
+    let server = Server::start(move |asked| send(good(asked, &served)));
+    let folder = tempfile::tempdir().unwrap();
+    let begin = Instant::now();
+    let options = Options { limit_rate: Some(Rate::from_mbps(4)), ..quick() };
+    let came = get_over(Loopback::new(2), &[server.url("/file")], folder.path(), options, |_| ());
+    assert!(came.file("file") == bytes);
+    assert!(begin.elapsed() > Duration::from_millis(1500), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn too_large_a_file_is_refused_at_once() {
+    let server = Server::start(|asked| send(good(asked, &content(500_000))));
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { max_size: Some(Bytes::new(400_000)), ..quick() };
+    let came = get_over(Loopback::new(1), &[server.url("/file")], folder.path(), options, |_| ());
+    assert_eq!(came.error().exit_code(), 63);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn a_name_that_is_none_and_a_port_that_is_closed_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    for (url, code, word) in [("http://nowhere.invalid/f", 6, "nowhere.invalid"), ("http://127.0.0.1:9/f", 7, "127.0.0.1:9")] {
+        let came = get(&[url.to_owned()], folder.path());
+        assert_eq!(came.error().exit_code(), code);
+        assert!(came.error().to_string().contains(word), "{}", came.error());
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_told_before_anything_is_fetched() {
+    let server = Server::start(|asked| send(good(asked, b"x")));
+    let came = get(&[server.url("/file")], std::path::Path::new("/proc/no such folder"));
+    assert_eq!(came.error().exit_code(), 23);
+    assert!(server.requests().is_empty());
+}

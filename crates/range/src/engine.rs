@@ -1,0 +1,669 @@
+//! The engine: what is at work, and what happened to it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use braid_decide::midrr::{Flags, Midrr};
+use braid_model::{Bytes, Time};
+
+use crate::file::File;
+use crate::link::{Link, RETRY_FIRST, RETRY_MOST};
+use crate::meter::Meter;
+use crate::spans::{Span, Spans};
+use crate::types::{
+    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId,
+    ServerId, SourceId,
+};
+
+/// What a file of weight 1 is given in one turn of miDRR.
+const QUANTUM: Bytes = Bytes::new(64 * 1024);
+/// So many connections in a row that one of several sources refused make it one of no use.
+const FAULTS: u32 = 3;
+/// So often a file that comes in one piece is begun anew, though each attempt brought something.
+const RESTARTS: u32 = 3;
+/// Far beyond the end of any file, for one of unknown size.
+pub(crate) const ENDLESS: u64 = u64::MAX / 2;
+
+/// Decides what is asked for next; see the crate's documentation.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) config: Config,
+    pub(crate) links: Vec<Link>,
+    servers: usize,
+    pub(crate) files: BTreeMap<FileId, File>,
+    pub(crate) lanes: BTreeMap<LaneId, Lane>,
+    pub(crate) requests: BTreeMap<RequestId, Request>,
+    pub(crate) reach: BTreeMap<(LinkId, ServerId), Reach>,
+    pub(crate) midrr: Midrr,
+    pub(crate) actions: VecDeque<Action>,
+    next: u64,
+    /// Something happened since the last plan.
+    dirty: bool,
+    /// When the plan is to be looked at again.
+    pub(crate) review: Option<Time>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) link: LinkId,
+    pub(crate) server: ServerId,
+    pub(crate) since: Time,
+    pub(crate) connected: bool,
+    /// How many requests may overlap on it.
+    pub(crate) depth: usize,
+    pub(crate) requests: Vec<RequestId>,
+}
+
+/// One request at work.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) lane: LaneId,
+    pub(crate) link: LinkId,
+    pub(crate) file: FileId,
+    pub(crate) source: SourceId,
+    /// The next byte to come, and the end.
+    pub(crate) at: u64,
+    pub(crate) end: u64,
+    /// What the server was asked for, or said it sends.
+    pub(crate) told: u64,
+    /// The whole file was asked for.
+    pub(crate) whole: bool,
+    pub(crate) asked: Time,
+    /// When anything came last.
+    pub(crate) heard: Time,
+    pub(crate) head: bool,
+    pub(crate) meter: Meter,
+    /// It stalled: what it was to bring is free for others.
+    pub(crate) stalled: bool,
+}
+
+impl Request {
+    pub(crate) fn rest(&self) -> Span {
+        Span::raw(self.at, self.end)
+    }
+}
+
+/// One server over one link.
+#[derive(Debug, Default)]
+pub(crate) struct Reach {
+    /// Connections that the server bears.
+    pub(crate) limit: Option<usize>,
+    pub(crate) not_before: Time,
+    failures: u32,
+}
+
+impl Reach {
+    /// The last attempts failed.
+    pub(crate) fn failing(&self) -> bool {
+        self.failures > 0
+    }
+
+    fn on_failure(&mut self, now: Time, wait: Option<Duration>) {
+        let pause = RETRY_FIRST.saturating_mul(1 << self.failures.min(8)).min(RETRY_MOST);
+        self.failures += 1;
+        self.not_before = self.not_before.max(now + wait.unwrap_or(pause));
+    }
+}
+
+impl Engine {
+    /// An engine without links and files.
+    pub fn new(config: Config) -> Self {
+        // The quantum and the counter are valid.
+        let midrr = Midrr::new(0, QUANTUM, Flags::COUNTED).unwrap_or_else(|error| unreachable!("{error}"));
+        Self {
+            config,
+            links: Vec::new(),
+            servers: 0,
+            files: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            reach: BTreeMap::new(),
+            midrr,
+            actions: VecDeque::new(),
+            next: 0,
+            dirty: true,
+            review: None,
+        }
+    }
+
+    /// Adds a link, which is up.
+    ///
+    /// # Errors
+    /// When there are 64 links already.
+    pub fn add_link(&mut self, setup: LinkSetup) -> Result<LinkId, RangeError> {
+        let index = self.midrr.add_link()?;
+        self.links.push(Link::new(setup, &self.config));
+        self.dirty = true;
+        Ok(LinkId(index))
+    }
+
+    /// A link came up or went. One that went takes its connections with it.
+    pub fn set_link(&mut self, now: Time, link: LinkId, up: bool) {
+        let Some(there) = self.links.get_mut(link.0) else { return };
+        if std::mem::replace(&mut there.up, up) == up {
+            return;
+        }
+        there.silent = None;
+        self.midrr.forget();
+        if !up {
+            let lanes: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| lane.link == link).map(|(id, _)| *id).collect();
+            lanes.into_iter().for_each(|lane| self.close(now, lane));
+        }
+        self.dirty = true;
+    }
+
+    /// Adds a server.
+    pub fn add_server(&mut self) -> ServerId {
+        self.servers += 1;
+        ServerId(self.servers - 1)
+    }
+
+    /// Adds a file.
+    ///
+    /// # Errors
+    /// Without sources, with unknown ones, or with a weight that is no positive number.
+    pub fn add_file(&mut self, now: Time, setup: FileSetup) -> Result<FileId, RangeError> {
+        if setup.sources.is_empty() {
+            return Err(RangeError::NoSource);
+        }
+        if let Some(unknown) = setup.sources.iter().find(|server| server.0 >= self.servers) {
+            return Err(RangeError::UnknownServer(*unknown));
+        }
+        let flow = self.midrr.add_flow(setup.weight, setup.links)?;
+        let id = FileId(self.fresh_id());
+        self.files.insert(id, File::new(now, setup, flow));
+        self.dirty = true;
+        self.settle(now, id);
+        Ok(id)
+    }
+
+    /// Forgets a file, done or not; its requests are stopped.
+    pub fn remove_file(&mut self, now: Time, id: FileId) {
+        self.stop_all(now, id, None);
+        if let Some(file) = self.files.remove(&id) {
+            let _ = self.midrr.remove_flow(file.flow);
+        }
+        self.dirty = true;
+    }
+
+    /// A source turned out to be another server (a redirection).
+    pub fn move_source(&mut self, id: FileId, source: SourceId, server: ServerId) {
+        if let Some(file) = self.files.get_mut(&id)
+            && server.0 < self.servers
+            && let Some(place) = file.setup.sources.get_mut(source.0)
+        {
+            *place = server;
+            self.dirty = true;
+        }
+    }
+
+    /// The reader took everything before `upto`: for files with a window.
+    pub fn on_taken(&mut self, id: FileId, upto: Bytes) {
+        if let Some(file) = self.files.get_mut(&id) {
+            file.taken = file.taken.max(upto.get());
+            self.dirty = true;
+        }
+    }
+
+    /// A connection stands; `depth` requests may overlap on it.
+    pub fn on_connected(&mut self, now: Time, id: LaneId, depth: usize) {
+        let Some(lane) = self.lanes.get_mut(&id) else { return };
+        if lane.connected {
+            return;
+        }
+        (lane.connected, lane.depth) = (true, depth.max(1));
+        for file in self.files.values_mut() {
+            if let Some(source) = file.source_at(lane.server) {
+                file.faults[source.0] = 0;
+            }
+        }
+        let link = &mut self.links[lane.link.0];
+        // The handshakes took at least one round trip; the first answer tells better.
+        if link.latency.is_none() {
+            link.latency = Some(now.since(lane.since));
+        }
+        self.dirty = true;
+    }
+
+    /// A connection could not be had, or is gone, with its requests.
+    pub fn on_lane_lost(&mut self, now: Time, id: LaneId) {
+        let Some(lane) = self.lanes.remove(&id) else { return };
+        let unheard = lane.requests.iter().any(|request| self.requests.get(request).is_some_and(|request| !request.head));
+        if lane.connected && unheard {
+            self.reach.entry((lane.link, lane.server)).or_default().on_failure(now, None);
+        }
+        for request in &lane.requests {
+            self.fail_request(now, *request, Failure::Lost);
+        }
+        if !lane.connected {
+            self.reach.entry((lane.link, lane.server)).or_default().on_failure(now, None);
+            let alone = !self.lanes.values().any(|other| other.link == lane.link && other.connected);
+            if alone {
+                self.links[lane.link.0].on_silence(now);
+            }
+            let waiting: Vec<FileId> = self.waiting_for(lane.server).collect();
+            for file in waiting {
+                self.blame(now, file, lane.server);
+            }
+        }
+        self.dirty = true;
+    }
+
+    /// Files that want something of `server`, and have several sources or no request at work.
+    fn waiting_for(&self, server: ServerId) -> impl Iterator<Item = FileId> + '_ {
+        let idle = |id: &FileId| !self.requests.values().any(|request| request.file == *id && !request.stalled);
+        let wants = move |file: &File| file.active && file.ended.is_none() && file.source_at(server).is_some();
+        self.files.iter().filter(move |(id, file)| wants(file) && (file.sources().count() > 1 || idle(id))).map(|(id, _)| *id)
+    }
+
+    /// A server could not be reached: of several sources this one is left in the end, of a single one an attempt has failed.
+    fn blame(&mut self, now: Time, id: FileId, server: ServerId) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        match file.source_at(server) {
+            Some(source) if file.sources().count() > 1 => {
+                file.faults[source.0] += 1;
+                file.good[source.0] = file.faults[source.0] < FAULTS;
+            }
+            _ => self.count_failure(now, id),
+        }
+    }
+
+    /// The head of an answer came.
+    pub fn on_head(&mut self, now: Time, id: RequestId, head: Head) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        self.dirty = true;
+        let first = !std::mem::replace(&mut request.head, true);
+        if first {
+            // Behind another request on the same connection an answer comes later than the link's latency.
+            if self.lanes.get(&request.lane).is_some_and(|lane| lane.requests.first() == Some(&id)) {
+                self.links[request.link.0].on_latency(now.since(request.asked));
+            }
+            request.meter.begin(now);
+        }
+        request.heard = now;
+        let (file_id, source, at) = (request.file, request.source, request.at);
+        if let Some(reach) = self.lanes.get(&request.lane).and_then(|lane| self.reach.get_mut(&(lane.link, lane.server))) {
+            reach.failures = 0;
+        }
+        let Some(file) = self.files.get_mut(&file_id) else { return };
+        if file.size.is_some() && head.size.is_some_and(|size| Some(size.get()) != file.size) {
+            return self.fail_request(now, id, Failure::Source);
+        }
+        match head.span {
+            Some(span) if span.start != at || span.is_empty() => self.fail_request(now, id, Failure::NoRanges),
+            Some(span) => self.on_range(now, id, span, head),
+            None if file.sources().any(|(other, _)| other != source) && file.ranged == Some(true) => {
+                // Another source gives ranges.
+                self.fail_request(now, id, Failure::Source);
+            }
+            None => self.on_whole(now, id, head),
+        }
+    }
+
+    /// A range of the file follows.
+    fn on_range(&mut self, now: Time, id: RequestId, span: Span, head: Head) {
+        let request = &self.requests[&id];
+        let (file_id, asked_whole) = (request.file, request.whole);
+        let Some(file) = self.files.get_mut(&file_id) else { return };
+        let complete = span.start == 0 && head.size == Some(span.end());
+        if asked_whole {
+            return self.fail_request(now, id, Failure::Source);
+        }
+        if !head.joinable && !complete {
+            // Ranges cannot be joined: the whole file is asked for, in one piece.
+            file.ranged = Some(false);
+            file.joinable = false;
+            if let Some(size) = head.size {
+                file.learn_size(size.get());
+            }
+            return self.stop_all(now, file_id, None);
+        }
+        if let Some(size) = head.size {
+            file.learn_size(size.get());
+        }
+        file.ranged = Some(true);
+        file.joinable = head.joinable;
+        let request = self.requests.get_mut(&id).unwrap_or_else(|| unreachable!("looked up above"));
+        request.told = span.end;
+        let old_end = request.end.min(file.size.unwrap_or(ENDLESS));
+        request.end = old_end.min(span.end);
+        file.free.remove(request.rest());
+        if span.end < old_end {
+            self.release(file_id, Span::raw(span.end, old_end));
+        }
+        // Where the first answer ends the doubt, other first questions are ordinary requests.
+        if let Some(size) = self.files.get(&file_id).and_then(|file| file.size) {
+            self.requests.values_mut().filter(|other| other.file == file_id).for_each(|other| other.end = other.end.min(size));
+        }
+        self.settle(now, file_id);
+    }
+
+    /// The whole file follows.
+    fn on_whole(&mut self, now: Time, id: RequestId, head: Head) {
+        let file_id = self.requests[&id].file;
+        self.stop_all(now, file_id, Some(id));
+        let Some(file) = self.files.get_mut(&file_id) else { return };
+        file.ranged = Some(false);
+        if !head.joinable && !file.got.is_empty() {
+            if file.taken > 0 {
+                return self.give_up(now, file_id, Cause::Unjoinable);
+            }
+            file.got = Spans::default();
+            self.actions.push_back(Action::Restart { file: file_id });
+        }
+        file.joinable = head.joinable;
+        if let Some(size) = head.size {
+            file.learn_size(size.get());
+        }
+        file.free = Spans::default();
+        let end = file.size.unwrap_or(ENDLESS);
+        let request = self.requests.get_mut(&id).unwrap_or_else(|| unreachable!("looked up by the caller"));
+        (request.at, request.end, request.told, request.whole, request.stalled) = (0, end, end, true, false);
+        self.settle(now, file_id);
+    }
+
+    /// The next `count` bytes of an answer came. Gives which of them are fresh, as places in the file: these and no others are to be kept.
+    /// The bytes begin at [`Self::place`] of before the call.
+    pub fn on_data(&mut self, now: Time, id: RequestId, count: Bytes) -> Vec<Span> {
+        let Some(request) = self.requests.get_mut(&id) else { return Vec::new() };
+        let came = Span::raw(request.at, (request.at.saturating_add(count.get())).min(request.end));
+        request.at = came.end;
+        request.heard = now;
+        request.meter.add(now, count.get());
+        let (file_id, link, revived) = (request.file, request.link, request.stalled);
+        let finished = request.at >= request.end;
+        let Some(file) = self.files.get_mut(&file_id) else { return Vec::new() };
+        let fresh = file.got.without(came);
+        let fresh_count: u64 = fresh.iter().map(|span| span.size()).sum();
+        file.got.insert(came);
+        file.free.remove(came);
+        if fresh_count > 0 {
+            (file.progress, file.failures) = (now, 0);
+        }
+        self.links[link.0].on_data(now, count.get(), fresh_count);
+        if revived && !finished {
+            self.revive(id);
+        }
+        let whole_done = self.files.get(&file_id).is_some_and(File::done);
+        if finished || whole_done {
+            self.dirty = true;
+        }
+        if finished {
+            self.finish_request(now, id);
+        }
+        if fresh_count > 0 && !whole_done {
+            self.stop_overtaken(now, file_id);
+        }
+        self.settle(now, file_id);
+        fresh
+    }
+
+    /// Where in its file the next byte of a request belongs; `None` if it is not at work any more.
+    pub fn place(&self, id: RequestId) -> Option<Bytes> {
+        self.requests.get(&id).map(|request| Bytes::new(request.at))
+    }
+
+    /// The answer ended as its framing said.
+    pub fn on_end(&mut self, now: Time, id: RequestId) {
+        let Some(request) = self.requests.get(&id) else { return };
+        let (file_id, at, end) = (request.file, request.at, request.end);
+        self.dirty = true;
+        if end == ENDLESS {
+            // Its end tells the size.
+            if let Some(file) = self.files.get_mut(&file_id) {
+                file.size = Some(at);
+                file.free = Spans::default();
+            }
+            self.finish_request(now, id);
+            return self.settle(now, file_id);
+        }
+        if at < end {
+            self.fail_request(now, id, Failure::Lost);
+        }
+    }
+
+    /// A request brings no more.
+    pub fn on_failed(&mut self, now: Time, id: RequestId, failure: Failure) {
+        self.dirty = true;
+        self.fail_request(now, id, failure);
+    }
+
+    /// What to do now; `None`: nothing until something happens, or until [`Self::poll_timeout`].
+    pub fn poll(&mut self, now: Time) -> Option<Action> {
+        if self.actions.is_empty() && (self.dirty || self.review.is_some_and(|review| review <= now)) {
+            self.dirty = false;
+            self.watch(now);
+            self.plan(now);
+        }
+        self.actions.pop_front()
+    }
+
+    /// When to [`Self::poll`] again if nothing happens before.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        if self.dirty || !self.actions.is_empty() { Some(Time::ZERO) } else { self.review }
+    }
+
+    /// A file as it is now.
+    pub fn file(&self, id: FileId) -> Option<FileView> {
+        let file = self.files.get(&id)?;
+        let requests = self.requests.values().filter(|request| request.file == id).count();
+        Some(FileView { size: file.size.map(Bytes::new), got: file.got.count(), requests, ranged: file.ranged })
+    }
+
+    /// What of a file is there.
+    pub fn got(&self, id: FileId) -> Option<&Spans> {
+        self.files.get(&id).map(|file| &file.got)
+    }
+
+    /// A link as it is now.
+    pub fn link(&self, now: Time, id: LinkId) -> Option<LinkView> {
+        let link = self.links.get(id.0)?;
+        Some(LinkView {
+            moved: Bytes::new(link.moved),
+            twice: Bytes::new(link.twice),
+            rate: link.meter.rate(now),
+            latency: link.latency,
+            requests: self.requests.values().filter(|request| request.link == id).count(),
+            used: link.usable(now),
+        })
+    }
+
+    pub(crate) fn fresh_id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Takes a request off, ended or failed; what it did not bring is free unless another brings it.
+    fn finish_request(&mut self, _: Time, id: RequestId) {
+        let Some(request) = self.requests.remove(&id) else { return };
+        if let Some(lane) = self.lanes.get_mut(&request.lane) {
+            lane.requests.retain(|other| *other != id);
+        }
+        let link = request.link;
+        if !self.requests.values().any(|other| other.link == link) {
+            self.links[link.0].meter.pause();
+        }
+        if !request.whole {
+            self.release(request.file, request.rest());
+        }
+        // The server was told of more than is wanted now: it is not to send it.
+        if request.at < request.told {
+            self.actions.push_back(Action::Stop { request: id });
+        }
+    }
+
+    /// Bytes nobody brings any more are free again.
+    fn release(&mut self, id: FileId, span: Span) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        let Some(size) = file.size else { return };
+        let mut back: Spans = file.got.without(Span::raw(span.start, span.end.min(size))).into_iter().collect();
+        for other in self.requests.values().filter(|other| other.file == id && !other.stalled) {
+            back.remove(other.rest());
+        }
+        back.iter().for_each(|span| file.free.insert(span));
+    }
+
+    /// A stalled request goes on: it keeps what nobody else has taken meanwhile, from its place on without a gap.
+    fn revive(&mut self, id: RequestId) {
+        let Some(request) = self.requests.get(&id) else { return };
+        let (file_id, rest) = (request.file, request.rest());
+        let others: Spans = self
+            .requests
+            .iter()
+            .filter(|(other, there)| **other != id && there.file == file_id && !there.stalled)
+            .map(|(_, there)| there.rest())
+            .collect();
+        let end = others.within(rest).first().map_or(rest.end, |taken| taken.start.max(rest.start + 1));
+        let Some(file) = self.files.get_mut(&file_id) else { return };
+        file.free.remove(Span::raw(rest.start, end));
+        if let Some(request) = self.requests.get_mut(&id) {
+            (request.stalled, request.end) = (false, end);
+        }
+        self.dirty = true;
+    }
+
+    /// Stops requests of a file whose bytes all came by others.
+    fn stop_overtaken(&mut self, now: Time, id: FileId) {
+        let Some(file) = self.files.get(&id) else { return };
+        let over =
+            |request: &Request| request.file == id && !request.whole && file.size.is_some() && file.got.without(request.rest()).is_empty();
+        let overtaken: Vec<RequestId> = self.requests.iter().filter(|(_, request)| over(request)).map(|(id, _)| *id).collect();
+        for request in overtaken {
+            self.dirty = true;
+            self.finish_request(now, request);
+        }
+    }
+
+    /// Stops all requests of a file but one.
+    fn stop_all(&mut self, now: Time, id: FileId, but: Option<RequestId>) {
+        let there: Vec<RequestId> = self.requests.iter().filter(|(_, request)| request.file == id).map(|(id, _)| *id).collect();
+        for request in there.into_iter().filter(|request| Some(*request) != but) {
+            if let Some(request) = self.requests.get_mut(&request) {
+                request.told = request.told.max(request.at + 1);
+            }
+            self.finish_request(now, request);
+        }
+    }
+
+    /// Closes a connection of one's own accord.
+    pub(crate) fn close(&mut self, now: Time, id: LaneId) {
+        let Some(lane) = self.lanes.remove(&id) else { return };
+        for request in lane.requests {
+            // Closing stops them.
+            if let Some(request) = self.requests.get_mut(&request) {
+                request.told = request.at;
+            }
+            self.finish_request(now, request);
+        }
+        self.actions.push_back(Action::Close { lane: id });
+    }
+
+    fn fail_request(&mut self, now: Time, id: RequestId, failure: Failure) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let (file_id, source, link, whole, heard) = (request.file, request.source, request.link, request.whole, request.head);
+        // Whoever reports a failure has ended it; an answer that this engine refuses is still to be stopped.
+        request.told = request.told.max(request.at + 1);
+        let lane = request.lane;
+        self.finish_request(now, id);
+        let server = self.lanes.get(&lane).map(|lane| lane.server);
+        let several = self.files.get(&file_id).is_some_and(|file| file.sources().count() > 1);
+        match failure {
+            Failure::Moved => return,
+            Failure::Changed => return self.give_up(now, file_id, Cause::Changed),
+            Failure::Source => {
+                let Some(file) = self.files.get_mut(&file_id) else { return };
+                file.good[source.0] = false;
+                if file.sources().next().is_none() {
+                    self.give_up(now, file_id, Cause::Source);
+                }
+                return;
+            }
+            Failure::NoRanges if several => {
+                if let Some(file) = self.files.get_mut(&file_id) {
+                    file.good[source.0] = false;
+                }
+                return;
+            }
+            Failure::NoRanges => {
+                self.stop_all(now, file_id, None);
+                if let Some(file) = self.files.get_mut(&file_id) {
+                    file.ranged = Some(false);
+                }
+            }
+            Failure::Refused { wait } => {
+                let Some(server) = server else { return self.count_failure(now, file_id) };
+                let at_work =
+                    self.lanes.values().filter(|lane| (lane.link, lane.server) == (link, server) && !lane.requests.is_empty()).count();
+                let elsewhere = self.requests.values().any(|other| other.file == file_id && other.head);
+                let reach = self.reach.entry((link, server)).or_default();
+                reach.limit = Some(at_work.max(1));
+                if at_work == 0 {
+                    reach.on_failure(now, wait);
+                }
+                if at_work > 0 || elsewhere {
+                    return;
+                }
+            }
+            Failure::Lost => {
+                if let Some(server) = server.filter(|_| !heard) {
+                    self.reach.entry((link, server)).or_default().on_failure(now, None);
+                }
+            }
+        }
+        if whole {
+            self.begin_anew(now, file_id);
+        }
+        self.count_failure(now, file_id);
+    }
+
+    /// A file that comes in one piece is asked for from its start again.
+    pub(crate) fn begin_anew(&mut self, now: Time, id: FileId) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        if file.joinable || file.got.is_empty() {
+            return;
+        }
+        if file.taken > 0 {
+            return self.give_up(now, id, Cause::Unjoinable);
+        }
+        file.got = Spans::default();
+        file.restarts += 1;
+        if file.restarts > RESTARTS {
+            return self.give_up(now, id, Cause::Tries);
+        }
+        self.actions.push_back(Action::Restart { file: id });
+    }
+
+    pub(crate) fn count_failure(&mut self, now: Time, id: FileId) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        file.failures += 1;
+        if file.failures >= self.config.tries {
+            self.give_up(now, id, Cause::Tries);
+        }
+    }
+
+    pub(crate) fn give_up(&mut self, now: Time, id: FileId, cause: Cause) {
+        self.end(now, id, Err(cause));
+    }
+
+    /// Ends a file that is complete.
+    fn settle(&mut self, now: Time, id: FileId) {
+        if self.files.get(&id).is_some_and(File::done) {
+            self.end(now, id, Ok(()));
+        }
+    }
+
+    fn end(&mut self, now: Time, id: FileId, outcome: Result<(), Cause>) {
+        let Some(file) = self.files.get_mut(&id).filter(|file| file.ended.is_none()) else { return };
+        file.ended = Some(outcome);
+        file.active = false;
+        let (flow, size) = (file.flow, Bytes::new(file.size.unwrap_or(0)));
+        let _ = self.midrr.set_head(flow, None);
+        self.stop_all(now, id, None);
+        self.dirty = true;
+        self.actions.push_back(match outcome {
+            Ok(()) => Action::Done { file: id, size },
+            Err(cause) => Action::GiveUp { file: id, cause },
+        });
+    }
+}

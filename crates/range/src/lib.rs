@@ -1,0 +1,59 @@
+//! Which byte range of which file is asked for next, over which connection of which link: HTTP ranges over all links at once.
+//!
+//! Source: Yap, *Using all networks around us* (2013), sections 4.4.2 and 4.4.3: a transfer is divided into range requests, the link of
+//! each request is chosen, requests are kept ahead so that every link always has one, and miDRR regulates several transfers.
+//!
+//! The [`Engine`] does no I/O and reads no clock: it is told what happened and when, and asked what to do.
+//!
+//! ```
+//! use braid_model::{Bytes, Rate, Time};
+//! use braid_range::{Action, Config, Engine, FileSetup, Head, LinkSetup, Span};
+//!
+//! let mut engine = Engine::new(Config::default());
+//! let link = engine.add_link(LinkSetup::default()).unwrap();
+//! let server = engine.add_server();
+//! let file = engine.add_file(Time::ZERO, FileSetup::new(vec![server])).unwrap();
+//! let Some(Action::Connect { lane, .. }) = engine.poll(Time::ZERO) else { panic!() };
+//! engine.on_connected(Time::from_millis(20), lane, 1);
+//! let Some(Action::Ask { request, span: Some(span), .. }) = engine.poll(Time::from_millis(20)) else { panic!() };
+//! let head = Head { size: Some(Bytes::new(1000)), span: Some(Span::new(Bytes::ZERO, Bytes::new(1000))), joinable: true };
+//! engine.on_head(Time::from_millis(40), request, head);
+//! let fresh = engine.on_data(Time::from_millis(41), request, Bytes::new(1000));
+//! assert_eq!(fresh, [Span::new(Bytes::ZERO, Bytes::new(1000))]);
+//! assert_eq!(engine.poll(Time::from_millis(41)), Some(Action::Done { file, size: Bytes::new(1000) }));
+//! ```
+//!
+//! After every event [`Engine::poll`] is to be called until it has nothing more: what it says may concern what comes next.
+//!
+//! # Words
+//!
+//! A *lane* is one connection over one link to one server; it has one request at a time, or two where the protocol lets requests overlap. A
+//! *source* is one of a file's servers (mirrors). A byte is *fresh* once: whoever brings it first.
+//!
+//! # How ranges are chosen
+//!
+//! - **Size**: what a lane brings in a third of the time that the file still takes over all links together, between 0.3 and 4 seconds: large
+//!   while much is left, so that requests cost little, and ever smaller towards the end, so that all links finish together.
+//! - **File**: miDRR with the files' weights and links (Π), on every free place of a link.
+//! - **How many at once**: three requests a link at first; more for as long as that brings more, as on links with loss.
+//! - **End game**: a link with nothing left to ask for takes over the rear part of the range that would end last, so that both end at the
+//!   same time; where that part is too small to be worth it, all that is left of the range is asked for a second time.
+//! - **Stalls**: a request that brings nothing for a while gives its range back; a link all of whose requests stall gets nothing new until it
+//!   brings something again.
+
+#![forbid(unsafe_code)]
+
+mod engine;
+mod file;
+mod link;
+mod meter;
+mod plan;
+mod spans;
+mod types;
+
+pub use engine::Engine;
+pub use spans::{Span, Spans};
+pub use types::{
+    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId,
+    ServerId, SourceId,
+};

@@ -1,0 +1,146 @@
+//! A link: what it brings, how many requests it bears, whether it answers.
+
+use std::time::Duration;
+
+use braid_model::{Bytes, Rate, Time};
+
+use crate::meter::Meter;
+use crate::types::{Config, LinkSetup};
+
+/// Assumed of a link before anything was measured.
+const LATENCY: Duration = Duration::from_millis(100);
+/// Trying more requests at once takes at least this long.
+const CLIMB: Duration = Duration::from_millis(1000);
+/// After a try that brought nothing, the next comes after this.
+const CLIMB_AGAIN: Duration = Duration::from_secs(10);
+/// What more requests must bring to be kept.
+const CLIMB_GAIN: f64 = 1.1;
+/// A silent link is tried again after this, then after twice as long, and so on.
+pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(500);
+pub(crate) const RETRY_MOST: Duration = Duration::from_secs(15);
+
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) setup: LinkSetup,
+    pub(crate) up: bool,
+    pub(crate) meter: Meter,
+    /// From a question to its answer, smoothed.
+    pub(crate) latency: Option<Duration>,
+    pub(crate) moved: u64,
+    pub(crate) twice: u64,
+    /// Requests at once.
+    pub(crate) places: usize,
+    climb: Climb,
+    /// All its requests stall: since when it is tried again, and for how long it is left alone next.
+    pub(crate) silent: Option<Silent>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Silent {
+    pub(crate) again: Time,
+    pub(crate) pause: Duration,
+}
+
+/// The search for the number of requests that a link bears.
+#[derive(Debug, Clone, Copy)]
+struct Climb {
+    since: Time,
+    /// The rate and the number before the last step up.
+    before: Option<(Rate, usize)>,
+    not_before: Time,
+}
+
+impl Link {
+    pub(crate) fn new(setup: LinkSetup, config: &Config) -> Self {
+        let climb = Climb { since: Time::ZERO, before: None, not_before: Time::ZERO };
+        Self {
+            setup,
+            up: true,
+            meter: Meter::default(),
+            latency: None,
+            moved: 0,
+            twice: 0,
+            places: config.lanes_first.clamp(1, config.lanes_most.max(1)),
+            climb,
+            silent: None,
+        }
+    }
+
+    /// Whether it may be asked for anything new.
+    pub(crate) fn usable(&self, now: Time) -> bool {
+        self.up && self.silent.is_none_or(|silent| silent.again <= now)
+    }
+
+    pub(crate) fn latency(&self) -> Duration {
+        self.latency.unwrap_or(LATENCY)
+    }
+
+    pub(crate) fn on_latency(&mut self, sample: Duration) {
+        self.latency = Some(self.latency.map_or(sample, |old| (old * 7 + sample) / 8));
+    }
+
+    /// What it brings, measured or assumed.
+    pub(crate) fn rate(&self, now: Time) -> Option<Rate> {
+        self.meter.rate(now).or(self.setup.rate).filter(|rate| rate.bps() > 0)
+    }
+
+    /// What one of its requests brings.
+    pub(crate) fn share(&self, now: Time) -> Option<f64> {
+        Some(self.rate(now)?.bps() as f64 / 8.0 / self.places as f64)
+    }
+
+    /// How long a request may bring nothing before its range is given to others.
+    pub(crate) fn stall(&self) -> Duration {
+        (self.latency() * 4 + Duration::from_millis(500)).clamp(Duration::from_millis(800), Duration::from_secs(6))
+    }
+
+    /// Bytes came: it is not silent.
+    pub(crate) fn on_data(&mut self, now: Time, bytes: u64, fresh: u64) {
+        self.moved += bytes;
+        self.twice += bytes - fresh.min(bytes);
+        self.meter.add(now, bytes);
+        self.silent = None;
+    }
+
+    /// All its requests stall or fail.
+    pub(crate) fn on_silence(&mut self, now: Time) {
+        let pause = self.silent.map_or(RETRY_FIRST, |silent| (silent.pause * 2).min(RETRY_MOST));
+        if self.silent.is_none_or(|silent| silent.again <= now) {
+            self.silent = Some(Silent { again: now + pause, pause });
+        }
+    }
+
+    /// Whether more requests at once bring more. `busy`: requests at work; `long`: there is enough to do for a while.
+    pub(crate) fn climb(&mut self, now: Time, busy: usize, most: usize, long: bool) {
+        if busy < self.places || !long {
+            self.climb.since = now;
+            return;
+        }
+        let span = CLIMB.max(self.latency() * 8);
+        if now < self.climb.not_before || now.since(self.climb.since) < span {
+            return;
+        }
+        let Some(rate) = self.meter.rate_since(now, Time::from_nanos(now.as_nanos().saturating_sub(span.as_nanos() as u64))) else {
+            return;
+        };
+        self.climb.since = now;
+        match self.climb.before {
+            Some((before, places)) if rate < before.scale(CLIMB_GAIN) => {
+                self.places = places;
+                self.climb.before = None;
+                self.climb.not_before = now + CLIMB_AGAIN;
+            }
+            _ if self.places < most => {
+                self.climb.before = Some((rate, self.places));
+                self.places = (self.places + 2).min(most);
+            }
+            _ => self.climb.not_before = now + CLIMB_AGAIN,
+        }
+    }
+
+    /// Bytes it may still bring, `pending` of which are asked for; `budget`: what the money left buys of it.
+    pub(crate) fn left(&self, pending: u64, budget: Option<u64>) -> u64 {
+        let allowance = self.setup.allowance.map_or(u64::MAX, Bytes::get).saturating_sub(self.moved).saturating_sub(pending);
+        allowance.min(budget.unwrap_or(u64::MAX))
+    }
+}

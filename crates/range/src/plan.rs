@@ -1,0 +1,496 @@
+//! What is asked for next: files by miDRR, sizes by rates, and the end game.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use braid_decide::midrr::FlowKey;
+use braid_model::{Bytes, Time};
+
+use crate::engine::{ENDLESS, Engine, Lane, Request};
+use crate::file::File;
+use crate::meter::Meter;
+use crate::spans::Span;
+use crate::types::{Action, Cause, FileId, LaneId, LinkId, RequestId, ServerId};
+
+/// The least that is worth a request of its own, and the least of a part taken over.
+const LEAST: u64 = 64 * 1024;
+const LEAST_STOLEN: u64 = 16 * 1024;
+/// The most that is asked for at once; miDRR knows no larger heads.
+const MOST: u64 = 16 * 1024 * 1024;
+/// Asked for first of a file, over a link of unknown rate.
+const FIRST: u64 = 256 * 1024;
+/// The shortest and the longest time that a request is to take.
+const SHORTEST: Duration = Duration::from_millis(300);
+const LONGEST: Duration = Duration::from_secs(4);
+/// What taking over must gain.
+const GAIN: Duration = Duration::from_millis(100);
+/// How often the end game is looked at again.
+const REVIEW: Duration = Duration::from_millis(100);
+/// A connection that stands idle for so long is closed.
+const IDLE: Duration = Duration::from_secs(20);
+/// A request that brings nothing for so long is stopped and its connection closed.
+const DEAD: Duration = Duration::from_secs(15);
+
+/// What a link could do in the end game.
+struct Theft {
+    victim: RequestId,
+    /// What the thief asks for.
+    span: Span,
+    /// The victim goes on to the end too.
+    twice: bool,
+    gain: f64,
+}
+
+impl Engine {
+    /// Looks for what took too long.
+    pub(crate) fn watch(&mut self, now: Time) {
+        self.review = None;
+        self.watch_requests(now);
+        self.watch_files(now);
+        self.watch_lanes(now);
+    }
+
+    fn watch_requests(&mut self, now: Time) {
+        let (mut stalled, mut dead) = (Vec::new(), BTreeSet::new());
+        let mut next: Option<Time> = None;
+        for (id, request) in &self.requests {
+            // A request behind another on its connection waits for that one.
+            if self.lanes.get(&request.lane).is_some_and(|lane| lane.requests.first() != Some(id)) {
+                continue;
+            }
+            let patience = self.links[request.link.0].stall();
+            let stall = request.heard + patience;
+            let end = request.heard + DEAD.max(patience * 2);
+            if end <= now {
+                dead.insert(request.lane);
+            } else if !request.stalled && stall <= now {
+                stalled.push(*id);
+            }
+            let due = if request.stalled || stall <= now { end } else { stall };
+            next = Some(next.map_or(due, |next| next.min(due)));
+        }
+        for id in stalled {
+            self.stall(now, id);
+        }
+        for lane in dead {
+            self.on_lane_lost(now, lane);
+            self.actions.push_back(Action::Close { lane });
+        }
+        next.into_iter().for_each(|next| self.remind(next));
+    }
+
+    /// A request brings nothing: its range is free for others.
+    fn stall(&mut self, now: Time, id: RequestId) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        request.stalled = true;
+        let (link, file_id, rest, whole) = (request.link, request.file, request.rest(), request.whole);
+        if whole {
+            // What comes in one piece cannot go on elsewhere: it is given more time, and then begun anew.
+            return;
+        }
+        if let Some(file) = self.files.get_mut(&file_id) {
+            let free = file.got.without(rest);
+            if file.size.is_some() {
+                free.into_iter().for_each(|span| file.free.insert(span));
+            }
+        }
+        for other in self.requests.values().filter(|other| other.file == file_id && !other.stalled) {
+            if let Some(file) = self.files.get_mut(&file_id) {
+                file.free.remove(other.rest());
+            }
+        }
+        if self.requests.values().filter(|other| other.link == link).all(|other| other.stalled) {
+            self.links[link.0].on_silence(now);
+            self.midrr.forget();
+        }
+    }
+
+    fn watch_files(&mut self, now: Time) {
+        let patience = self.config.patience;
+        let mut free = self.config.files_at_once.saturating_sub(self.files.values().filter(|file| file.active).count());
+        for file in self.files.values_mut().filter(|file| !file.active && file.ended.is_none()) {
+            if free == 0 {
+                break;
+            }
+            (file.active, file.progress) = (true, now);
+            free -= 1;
+        }
+        let waits = |file: &File| file.active && file.ended.is_none();
+        // A reader that takes nothing is no silence.
+        let blocked = |file: &File| file.size.is_some() && file.open() == 0;
+        let mut silent = Vec::new();
+        let mut next: Option<Time> = None;
+        for (id, file) in self.files.iter_mut().filter(|(_, file)| waits(file)) {
+            if blocked(file) && !self.requests.values().any(|request| request.file == *id) {
+                file.progress = now;
+            }
+            let due = file.progress + patience;
+            if due <= now {
+                silent.push(*id);
+            } else {
+                next = Some(next.map_or(due, |next| next.min(due)));
+            }
+        }
+        next.into_iter().for_each(|next| self.remind(next));
+        silent.into_iter().for_each(|id| self.give_up(now, id, Cause::Silent));
+    }
+
+    fn watch_lanes(&mut self, now: Time) {
+        let wanted: BTreeSet<ServerId> =
+            self.files.values().filter(|file| file.ended.is_none()).flat_map(|file| file.sources().map(|(_, server)| server)).collect();
+        let idle =
+            |lane: &Lane| lane.connected && lane.requests.is_empty() && (now.since(lane.since) > IDLE || !wanted.contains(&lane.server));
+        let idle: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| idle(lane)).map(|(id, _)| *id).collect();
+        idle.into_iter().for_each(|lane| self.close(now, lane));
+        for link in 0..self.links.len() {
+            let busy = self.at_work(LinkId(link));
+            let long = self.files.values().filter(|file| file.active && file.setup.links.contains(link)).map(File::open).sum::<u64>();
+            let long = self.links[link].rate(now).is_some_and(|rate| rate.time_for(Bytes::new(long)) > Duration::from_secs(1));
+            let most = self.config.lanes_most;
+            self.links[link].climb(now, busy, most, long);
+            if busy > 0 && long {
+                self.remind(now + Duration::from_millis(500));
+            }
+        }
+    }
+
+    fn remind(&mut self, at: Time) {
+        self.review = Some(self.review.map_or(at, |review| review.min(at)));
+    }
+
+    /// Places of a link that are taken: connections at work or on the way.
+    fn at_work(&self, link: LinkId) -> usize {
+        self.lanes.values().filter(|lane| lane.link == link && !(lane.connected && lane.requests.is_empty())).count()
+    }
+
+    /// Fills every free place of every link.
+    pub(crate) fn plan(&mut self, now: Time) {
+        let mut order: Vec<usize> = (0..self.links.len()).collect();
+        let rate = |link: &usize| std::cmp::Reverse(self.links[*link].rate(now));
+        order.sort_by_key(rate);
+        for link in order {
+            self.plan_link(now, LinkId(link));
+        }
+        if self.nobody_may(now) {
+            let stuck: Vec<FileId> = self.files.iter().filter(|(_, file)| file.active && file.ended.is_none()).map(|(id, _)| *id).collect();
+            stuck.into_iter().for_each(|id| self.give_up(now, id, Cause::Budget));
+        }
+    }
+
+    /// Whether allowances keep every link from bringing anything, with nothing under way.
+    fn nobody_may(&self, _: Time) -> bool {
+        let limited =
+            |link: &crate::link::Link| link.setup.allowance.is_some() || self.config.budget.is_some() && link.setup.price_per_gb > 0.0;
+        let empty = |index: usize| limited(&self.links[index]) && self.allowed(LinkId(index)) < LEAST_STOLEN;
+        !self.links.is_empty() && self.requests.is_empty() && (0..self.links.len()).all(empty)
+    }
+
+    fn plan_link(&mut self, now: Time, link: LinkId) {
+        let there = &self.links[link.0];
+        if !there.up {
+            return;
+        }
+        if let Some(silent) = there.silent
+            && silent.again > now
+        {
+            return self.remind(silent.again);
+        }
+        let trying = there.silent.is_some();
+        self.pipeline(now, link);
+        loop {
+            let places = if trying { 1 } else { self.places(link) };
+            let stuck = if trying { self.lanes.values().filter(|lane| lane.link == link && !lane.requests.is_empty()).count() } else { 0 };
+            if self.at_work(link).saturating_sub(stuck) >= places {
+                return;
+            }
+            if !self.give(now, link) && !self.steal(now, link) {
+                break;
+            }
+        }
+        self.warm(now, link);
+        let later = self.reach.iter().filter(|((of, _), reach)| *of == link && reach.not_before > now).map(|(_, reach)| reach.not_before);
+        later.min().into_iter().for_each(|at| self.remind(at));
+    }
+
+    /// How many requests a link has at once: many small files take more than a few large ones.
+    fn places(&self, link: LinkId) -> usize {
+        let small = |file: &&File| file.active && file.setup.links.contains(link.0) && file.size.is_none_or(|size| size <= FIRST);
+        let small = self.files.values().filter(small).count().div_ceil(self.links.len().max(1));
+        self.links[link.0].places.max(small).min(self.config.lanes_most)
+    }
+
+    /// What a link may still be asked for, by its allowance and the budget.
+    fn allowed(&self, link: LinkId) -> u64 {
+        let pending =
+            |link: LinkId| self.requests.values().filter(|request| request.link == link).map(|request| request.rest().size()).sum::<u64>();
+        let there = &self.links[link.0];
+        let budget = self.config.budget.filter(|_| there.setup.price_per_gb > 0.0).map(|budget| {
+            let spent = |(index, other): (usize, &crate::link::Link)| {
+                (other.moved + pending(LinkId(index))) as f64 / 1e9 * other.setup.price_per_gb
+            };
+            let left = budget - self.links.iter().enumerate().map(spent).sum::<f64>();
+            // `as` saturates.
+            (left / there.setup.price_per_gb * 1e9) as u64
+        });
+        there.left(pending(link), budget)
+    }
+
+    /// Gives one file a range on a free place of `link`; false if there is nothing to give.
+    fn give(&mut self, now: Time, link: LinkId) -> bool {
+        let allowed = self.allowed(link);
+        let mut flows: Vec<(FlowKey, FileId)> = Vec::new();
+        for (id, file) in &self.files {
+            let size = self.head(now, link, *id, file, allowed);
+            if size.is_some() {
+                flows.push((file.flow, *id));
+            }
+            let _ = self.midrr.set_head(file.flow, size.map(Bytes::new));
+        }
+        let Some(grant) = self.midrr.next(link.0) else { return false };
+        let Some((_, file)) = flows.into_iter().find(|(flow, _)| *flow == grant.flow) else { return false };
+        let Some((server, lane)) = self.door(now, link, &self.files[&file]) else { return false };
+        match lane {
+            Some(lane) => self.ask_next(now, lane, file, grant.size.get()),
+            None => self.connect(now, link, server),
+        }
+        true
+    }
+
+    /// What `file` would ask for on `link`; `None`: nothing, or there is no way to its servers now.
+    fn head(&self, now: Time, link: LinkId, id: FileId, file: &File, allowed: u64) -> Option<u64> {
+        if !file.active || file.ended.is_some() || !file.setup.links.contains(link.0) || allowed < LEAST_STOLEN {
+            return None;
+        }
+        let mut of_file = self.requests.values().filter(|request| request.file == id);
+        let size = match file.ranged {
+            // One first question at a time, unless it stalls.
+            None if of_file.any(|request| !request.stalled) => return None,
+            None => self.links[link.0].share(now).map_or(FIRST, |share| share as u64).clamp(FIRST / 2, MOST / 4),
+            Some(false) if of_file.any(|_| true) || !self.best(now, link, file) => return None,
+            Some(false) if file.size.unwrap_or(ENDLESS) > allowed => return None,
+            Some(false) => MOST,
+            Some(true) => self.size(now, link, file)?,
+        };
+        self.door(now, link, file)?;
+        let window = file.setup.window.map_or(MOST, Bytes::get);
+        Some(size.min(allowed).min(window).clamp(1, MOST))
+    }
+
+    /// Whether no other usable link of the file is known to be faster.
+    fn best(&self, now: Time, link: LinkId, file: &File) -> bool {
+        let mine = self.links[link.0].rate(now);
+        let others = (0..self.links.len()).filter(|other| file.setup.links.contains(*other) && self.links[*other].usable(now));
+        others.filter_map(|other| self.links[other].rate(now)).max() <= mine
+    }
+
+    /// How much of `file` a place of `link` should ask for now; `None`: nothing is left to ask for.
+    fn size(&self, now: Time, link: LinkId, file: &File) -> Option<u64> {
+        let gap = file.free.first_below(file.limit())?;
+        let Some(share) = self.links[link.0].share(now) else { return Some(gap.size().min(FIRST)) };
+        let open = file.open();
+        let together: f64 = (0..self.links.len())
+            .filter(|other| file.setup.links.contains(*other) && self.links[*other].usable(now))
+            .filter_map(|other| self.links[other].rate(now))
+            .map(|rate| rate.bps() as f64 / 8.0)
+            .sum();
+        let shortest = SHORTEST.max(self.links[link.0].latency() * 3).as_secs_f64();
+        let time = (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64());
+        // What was only heard of may be wrong by much.
+        let most = if self.links[link.0].meter.rate(now).is_some() { MOST } else { FIRST * 4 };
+        let mut size = ((share * time) as u64).clamp(LEAST, most);
+        if let Some(window) = file.setup.window {
+            size = size.min((window.get() / 8).max(LEAST_STOLEN));
+        }
+        Some(if gap.size() < size + size / 3 { gap.size() } else { size }.min(MOST))
+    }
+
+    /// A way to one of the file's servers over `link`: the one that is least busy, by an idle connection, else by leave to open one.
+    fn door(&self, now: Time, link: LinkId, file: &File) -> Option<(ServerId, Option<LaneId>)> {
+        let ways = file.sources().filter_map(|(_, server)| {
+            let (mut here, mut idle, mut busy, mut coming, mut all) = (0, None, 0, 0, 0);
+            for (id, lane) in self.lanes.iter().filter(|(_, lane)| lane.server == server) {
+                all += usize::from(!lane.connected || !lane.requests.is_empty());
+                if lane.link == link {
+                    here += 1;
+                    busy += usize::from(!lane.requests.is_empty());
+                    coming += usize::from(!lane.connected);
+                    idle = if lane.connected && lane.requests.is_empty() { Some(*id) } else { idle };
+                }
+            }
+            let reach = self.reach.get(&(link, server));
+            let limit = reach.and_then(|reach| reach.limit).unwrap_or(usize::MAX);
+            // A server that failed is tried with one connection first.
+            let barred = reach.is_some_and(|reach| reach.not_before > now || (reach.failing() && idle.is_none() && coming > 0));
+            let open = !barred && busy < limit && (idle.is_some() || here < limit);
+            open.then_some((all, server, idle))
+        });
+        ways.min_by_key(|(all, _, _)| *all).map(|(_, server, idle)| (server, idle))
+    }
+
+    fn connect(&mut self, now: Time, link: LinkId, server: ServerId) {
+        let lane = LaneId(self.fresh_id());
+        self.lanes.insert(lane, Lane { link, server, since: now, connected: false, depth: 1, requests: Vec::new() });
+        self.reach.entry((link, server)).or_default();
+        self.actions.push_back(Action::Connect { lane, link, server });
+    }
+
+    /// Opens one connection over a link that waits to learn more of a file.
+    fn warm(&mut self, now: Time, link: LinkId) {
+        if self.files.values().filter(|file| file.active).count() > 2 || self.lanes.values().any(|lane| lane.link == link) {
+            return;
+        }
+        let waits = |file: &File| file.active && file.ranged.is_none() && file.setup.links.contains(link.0);
+        let door = self.files.values().filter(|file| waits(file)).find_map(|file| self.door(now, link, file));
+        if let Some((server, None)) = door {
+            self.connect(now, link, server);
+        }
+    }
+
+    /// Asks for the lowest free part of a file.
+    fn ask_next(&mut self, now: Time, lane: LaneId, id: FileId, size: u64) {
+        let Some(file) = self.files.get(&id) else { return };
+        let span = match (file.ranged, file.free.first_below(file.limit())) {
+            (Some(false), _) => None,
+            (None, _) => Some(Span::raw(0, size)),
+            (Some(true), Some(gap)) => Some(Span::raw(gap.start, gap.end.min(gap.start + size))),
+            (Some(true), None) => return,
+        };
+        self.ask(now, lane, id, span);
+    }
+
+    fn ask(&mut self, now: Time, lane_id: LaneId, id: FileId, span: Option<Span>) {
+        let request = RequestId(self.fresh_id());
+        let (Some(lane), Some(file)) = (self.lanes.get_mut(&lane_id), self.files.get_mut(&id)) else { return };
+        let Some(source) = file.source_at(lane.server) else { return };
+        lane.requests.push(request);
+        lane.since = now;
+        let whole = Span::raw(0, file.size.unwrap_or(ENDLESS));
+        let range = span.unwrap_or(whole);
+        file.free.remove(range);
+        self.links[lane.link.0].meter.begin(now);
+        let entry = Request {
+            lane: lane_id,
+            link: lane.link,
+            file: id,
+            source,
+            at: range.start,
+            end: range.end,
+            told: range.end,
+            whole: span.is_none(),
+            asked: now,
+            heard: now,
+            head: false,
+            meter: Meter::default(),
+            stalled: false,
+        };
+        self.requests.insert(request, entry);
+        self.actions.push_back(Action::Ask { request, lane: lane_id, file: id, source, span });
+        let patience = self.links[self.requests[&request].link.0].stall();
+        self.remind(now + patience);
+    }
+
+    /// Where requests may overlap on a connection: asks for the next range before the last one ends.
+    fn pipeline(&mut self, now: Time, link: LinkId) {
+        let share = self.links[link.0].share(now).unwrap_or(0.0);
+        let ahead = share * self.links[link.0].latency().as_secs_f64() * 1.5;
+        let ends = |lane: &Lane| {
+            let rest: u64 = lane.requests.iter().filter_map(|id| self.requests.get(id)).map(|request| request.rest().size()).sum();
+            let flows = lane
+                .requests
+                .iter()
+                .filter_map(|id| self.requests.get(id))
+                .all(|request| request.head && !request.stalled && !request.whole);
+            flows && (rest as f64) < ahead
+        };
+        let lanes =
+            self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && (1..lane.depth).contains(&lane.requests.len()));
+        let lanes: Vec<(LaneId, ServerId)> = lanes.filter(|(_, lane)| ends(lane)).map(|(id, lane)| (*id, lane.server)).collect();
+        let allowed = self.allowed(link);
+        for (lane, server) in lanes {
+            for file in self.files.values() {
+                let fits = file.ranged == Some(true) && file.source_at(server).is_some();
+                let ready = file.active && file.ended.is_none() && file.setup.links.contains(link.0) && allowed >= LEAST_STOLEN;
+                let size = if fits && ready { self.size(now, link, file) } else { None };
+                let _ = self.midrr.set_head(file.flow, size.map(|size| Bytes::new(size.min(allowed))));
+            }
+            let Some(grant) = self.midrr.next(link.0) else { continue };
+            let file = self.files.iter().find(|(_, file)| file.flow == grant.flow).map(|(id, _)| *id);
+            file.into_iter().for_each(|file| self.ask_next(now, lane, file, grant.size.get()));
+        }
+    }
+
+    /// The end game: an idle connection of `link` takes over part of what would end last elsewhere.
+    fn steal(&mut self, now: Time, link: LinkId) -> bool {
+        let at_work = self.requests.values().any(|request| !request.stalled && request.link != link);
+        if at_work {
+            self.remind(now + REVIEW);
+        }
+        let lanes = self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && lane.requests.is_empty());
+        let lanes: Vec<(LaneId, ServerId)> = lanes.map(|(id, lane)| (*id, lane.server)).collect();
+        let allowed = self.allowed(link);
+        let best = lanes.iter().filter_map(|(lane, server)| Some((*lane, self.theft(now, link, *server, allowed)?)));
+        let Some((lane, theft)) = best.max_by(|(_, a), (_, b)| a.gain.total_cmp(&b.gain)) else { return false };
+        let Some(victim) = self.requests.get_mut(&theft.victim) else { return false };
+        let file = victim.file;
+        if !theft.twice {
+            victim.end = theft.span.start;
+        }
+        self.ask(now, lane, file, Some(theft.span));
+        true
+    }
+
+    /// What taking over would gain most, for a connection of `link` to `server`.
+    fn theft(&self, now: Time, link: LinkId, server: ServerId, allowed: u64) -> Option<Theft> {
+        let thief = &self.links[link.0];
+        let known = thief.rate(now).map(|rate| rate.bps() as f64 / 8.0 / (self.at_work(link) + 1) as f64);
+        let delay = thief.latency().as_secs_f64();
+        let mut best: Option<Theft> = None;
+        for (id, victim) in &self.requests {
+            let Some(file) = self.files.get(&victim.file) else { continue };
+            let fits =
+                file.ranged == Some(true) && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
+            if !fits || victim.link == link || victim.stalled || victim.whole || file.open() > 0 {
+                continue;
+            }
+            let rest = victim.rest().size() as f64;
+            let pace = self.pace(now, victim);
+            // A link that nothing is known of may be as good.
+            let speed = known.unwrap_or(pace.max(LEAST as f64));
+            let wait = if victim.head { 0.0 } else { self.links[victim.link.0].latency().as_secs_f64() };
+            let end = wait + rest / pace.max(1.0);
+            // Both end at the same time: delay + x / speed = wait + (rest - x) / pace.
+            let x = (speed * (rest + pace * (wait - delay)) / (speed + pace)).min(rest) as u64;
+            let x = x.min(allowed);
+            let alone = delay + rest / speed.max(1.0);
+            let theft = if x >= LEAST_STOLEN && x < victim.rest().size() {
+                let gain = end - (delay + x as f64 / speed.max(1.0));
+                Theft { victim: *id, span: Span::raw(victim.end - x, victim.end), twice: false, gain }
+            } else if self.alone(victim) && victim.rest().size() <= allowed {
+                Theft { victim: *id, span: victim.rest(), twice: true, gain: end - alone }
+            } else {
+                continue;
+            };
+            if theft.gain > GAIN.as_secs_f64().max(delay / 2.0) && best.as_ref().is_none_or(|best| theft.gain > best.gain) {
+                best = Some(theft);
+            }
+        }
+        best.filter(|theft| !theft.span.is_empty())
+    }
+
+    /// How fast a request goes on, in bytes per second: as it did, or by its share of its link.
+    fn pace(&self, now: Time, request: &Request) -> f64 {
+        let on_link = self.requests.values().filter(|other| other.link == request.link).count().max(1);
+        let link = self.links[request.link.0].rate(now).map_or(0.0, |rate| rate.bps() as f64 / 8.0 / on_link as f64);
+        let own = request.meter.rate(now).map(|rate| rate.bps() as f64 / 8.0);
+        // Silence tells before the means do.
+        let silence = now.since(request.heard).as_secs_f64();
+        let pace = own.map_or(link, |own| (own + link) / 2.0);
+        if silence > 0.5 { pace.min(LEAST_STOLEN as f64 / silence) } else { pace }
+    }
+
+    /// Whether nobody else was asked for what this one still has to bring.
+    fn alone(&self, victim: &Request) -> bool {
+        let overlap = |other: &Request| other.at.max(victim.at) < other.end.min(victim.end);
+        self.requests.values().filter(|other| other.file == victim.file && overlap(other)).count() <= 1
+    }
+}

@@ -1,0 +1,211 @@
+//! Sets of byte ranges.
+
+use std::collections::BTreeMap;
+
+use braid_model::Bytes;
+
+/// The bytes of a file from `start` up to, not including, `end`. `start <= end` always.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+impl Span {
+    /// From `start` up to `end`; empty at `start` if `end` lies before it.
+    pub const fn new(start: Bytes, end: Bytes) -> Self {
+        Self::raw(start.get(), end.get())
+    }
+
+    pub(crate) const fn raw(start: u64, end: u64) -> Self {
+        Self { start, end: if end < start { start } else { end } }
+    }
+
+    /// The first byte's place.
+    pub const fn start(self) -> Bytes {
+        Bytes::new(self.start)
+    }
+
+    /// The place behind the last byte.
+    pub const fn end(self) -> Bytes {
+        Bytes::new(self.end)
+    }
+
+    /// How many bytes.
+    pub const fn len(self) -> Bytes {
+        Bytes::new(self.end - self.start)
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+
+    pub(crate) const fn size(self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// A set of bytes of a file, as ranges that neither touch nor overlap.
+///
+/// ```
+/// use braid_model::Bytes;
+/// use braid_range::{Span, Spans};
+///
+/// let mut got = Spans::default();
+/// got.insert(Span::new(Bytes::new(0), Bytes::new(10)));
+/// got.insert(Span::new(Bytes::new(10), Bytes::new(20)));
+/// assert_eq!(got.iter().count(), 1);
+/// assert_eq!(got.count(), Bytes::new(20));
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Spans {
+    /// Start to end.
+    map: BTreeMap<u64, u64>,
+    count: u64,
+}
+
+impl Spans {
+    /// All bytes of one range.
+    pub fn of(span: Span) -> Self {
+        let mut set = Self::default();
+        set.insert(span);
+        set
+    }
+
+    /// Adds the bytes of `span`.
+    pub fn insert(&mut self, span: Span) {
+        if span.is_empty() {
+            return;
+        }
+        let (mut start, mut end) = (span.start, span.end);
+        if let Some((before, until)) = self.map.range(..=start).next_back()
+            && *until >= start
+        {
+            start = *before;
+        }
+        while let Some((next, until)) = self.map.range(start..=end).next().map(|(next, until)| (*next, *until)) {
+            end = end.max(until);
+            self.count -= until - next;
+            self.map.remove(&next);
+        }
+        self.count += end - start;
+        self.map.insert(start, end);
+    }
+
+    /// Takes the bytes of `span` out.
+    pub fn remove(&mut self, span: Span) {
+        for cut in self.within(span) {
+            let (start, end) = self.map.range(..=cut.start).next_back().map(|(start, end)| (*start, *end)).unwrap_or((cut.start, cut.end));
+            self.map.remove(&start);
+            if start < cut.start {
+                self.map.insert(start, cut.start);
+            }
+            if cut.end < end {
+                self.map.insert(cut.end, end);
+            }
+            self.count -= cut.size();
+        }
+    }
+
+    /// What of `span` is in the set, in rising order.
+    pub fn within(&self, span: Span) -> Vec<Span> {
+        if span.is_empty() {
+            return Vec::new();
+        }
+        let first = self.map.range(..=span.start).next_back().map_or(span.start, |(start, _)| *start);
+        let touching = self.map.range(first..span.end).filter(|(_, end)| **end > span.start);
+        touching.map(|(start, end)| Span::raw((*start).max(span.start), (*end).min(span.end))).collect()
+    }
+
+    /// What of `span` is not in the set, in rising order.
+    pub fn without(&self, span: Span) -> Vec<Span> {
+        let mut missing = Vec::new();
+        let mut from = span.start;
+        for there in self.within(span) {
+            if from < there.start {
+                missing.push(Span::raw(from, there.start));
+            }
+            from = there.end;
+        }
+        if from < span.end {
+            missing.push(Span::raw(from, span.end));
+        }
+        missing
+    }
+
+    /// Its ranges in rising order.
+    pub fn iter(&self) -> impl Iterator<Item = Span> + '_ {
+        self.map.iter().map(|(start, end)| Span::raw(*start, *end))
+    }
+
+    /// How many bytes.
+    pub fn count(&self) -> Bytes {
+        Bytes::new(self.count)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// The lowest range that begins before `limit`, cut there.
+    pub(crate) fn first_below(&self, limit: u64) -> Option<Span> {
+        let (start, end) = self.map.first_key_value()?;
+        (*start < limit).then(|| Span::raw(*start, (*end).min(limit)))
+    }
+
+    /// How many bytes lie below `limit`.
+    pub(crate) fn below(&self, limit: u64) -> u64 {
+        if self.map.last_key_value().is_none_or(|(_, end)| *end <= limit) {
+            return self.count;
+        }
+        self.map.range(..limit).map(|(start, end)| (*end).min(limit) - start).sum()
+    }
+
+    /// The end of what is there from `start` on without a gap; `start` if nothing is.
+    pub fn contiguous(&self, start: Bytes) -> Bytes {
+        let start = start.get();
+        let reached = self.map.range(..=start).next_back().map_or(start, |(_, end)| (*end).max(start));
+        Bytes::new(reached)
+    }
+}
+
+impl FromIterator<Span> for Spans {
+    fn from_iter<I: IntoIterator<Item = Span>>(spans: I) -> Self {
+        let mut set = Self::default();
+        spans.into_iter().for_each(|span| set.insert(span));
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_set_of_spans_is_a_set_of_bytes(steps in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..40), look in (0u64..60, 0u64..30)) {
+            let (mut set, mut model) = (Spans::default(), [false; 90]);
+            for (insert, start, len) in steps {
+                let span = Span::raw(start, start + len);
+                if insert { set.insert(span) } else { set.remove(span) }
+                (start..start + len).for_each(|at| model[at as usize] = insert);
+            }
+            let flat: Vec<u64> = set.iter().flat_map(|span| span.start..span.end).collect();
+            let wanted: Vec<u64> = (0..90).filter(|at| model[*at as usize]).collect();
+            prop_assert_eq!(&flat, &wanted);
+            prop_assert_eq!(set.count().get() as usize, wanted.len());
+            let spans: Vec<Span> = set.iter().collect();
+            prop_assert!(spans.windows(2).all(|pair| pair[0].end < pair[1].start), "neither touch nor overlap");
+            let look = Span::raw(look.0, look.0 + look.1);
+            let flat = |spans: Vec<Span>| spans.into_iter().flat_map(|span| span.start..span.end).collect::<Vec<_>>();
+            prop_assert_eq!(flat(set.within(look)), (look.start..look.end).filter(|at| model[*at as usize]).collect::<Vec<_>>());
+            prop_assert_eq!(flat(set.without(look)), (look.start..look.end).filter(|at| !model[*at as usize]).collect::<Vec<_>>());
+            prop_assert_eq!(set.below(look.start), (0..look.start).filter(|at| model[*at as usize]).count() as u64);
+            let reached = (look.start..).find(|at| !model[*at as usize]).unwrap();
+            prop_assert_eq!(set.contiguous(look.start()).get(), reached);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Whatever links and servers do: every byte once, nothing beyond the window, and an end as long as a link lives.
+
+mod world;
+
+use std::time::Duration;
+
+use braid_decide::midrr::LinkSet;
+use braid_model::{Bytes, Rate, Time};
+use braid_range::{Action, Cause, Config, LinkSetup, Span, Spans};
+use proptest::prelude::*;
+use world::{Manners, SimLink, World};
+
+const LIMIT: Duration = Duration::from_secs(200);
+
+fn manners() -> impl Strategy<Value = Manners> {
+    let few = prop::option::weighted(0.3, 1usize..4);
+    let breaks = prop::option::weighted(0.3, 40_000u64..400_000);
+    let short = prop::option::weighted(0.2, 20_000u64..200_000);
+    (any::<bool>(), few, breaks, short, 1usize..3).prop_map(|(loose, limit, breaks, short, depth)| Manners {
+        whole: false,
+        loose,
+        limit,
+        breaks: if loose { None } else { breaks },
+        short,
+        depth,
+    })
+}
+
+/// Rate in Mbit/s, round trip, rate of one connection, and when it goes dark and comes back (in ms), if it does.
+type Shape = (f64, u64, f64, Option<(u64, u64)>);
+
+fn links() -> impl Strategy<Value = Vec<Shape>> {
+    let one = (0.5f64..40.0, 1u64..200, 0.5f64..40.0, prop::option::weighted(0.4, (0u64..4000, 100u64..20_000)));
+    prop::collection::vec(one, 1..4)
+}
+
+fn make(shapes: &[Shape]) -> Vec<SimLink> {
+    let make = |(number, (mbps, rtt, each, dark)): (usize, &Shape)| {
+        let rate = Rate::from_mbps(1).scale(*mbps);
+        // The first link lives.
+        let dark = dark.filter(|_| number > 0);
+        let at = move |now: Time| match dark {
+            Some((from, span)) if (from..from + span).contains(&(now.as_nanos() / 1_000_000)) => Rate::ZERO,
+            _ => rate,
+        };
+        SimLink::new(*mbps, *rtt).each(*each).varying(at)
+    };
+    shapes.iter().enumerate().map(make).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, max_shrink_iters: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn files_come_whole_and_once(
+        shapes in links(),
+        manners in manners(),
+        files in prop::collection::vec((0u64..500_000, 0.5f64..4.0, prop::option::weighted(0.3, 60_000u64..400_000), any::<bool>()), 1..4),
+    ) {
+        let mut world = World::new(Config::default(), make(&shapes), manners);
+        let mut added = Vec::new();
+        for (size, weight, window, first_only) in files {
+            let window = window.filter(|_| !manners.loose);
+            let file = world.add(size, |file| {
+                (file.weight, file.window) = (weight, window.map(Bytes::new));
+                file.links = if first_only { LinkSet(1) } else { LinkSet(u64::MAX) };
+            });
+            if let Some(window) = window {
+                world.readers.insert(file, (Rate::from_mbps(8), 0.0, window));
+            }
+            added.push(file);
+        }
+        world.run(LIMIT);
+        for file in added {
+            prop_assert!(world.done(file), "{:?}", world.ended[&file]);
+        }
+    }
+
+    #[test]
+    fn servers_without_ranges_are_read_over_one_link(shapes in links(), size in 0u64..600_000, loose in any::<bool>()) {
+        let mut world = World::new(Config::default(), make(&shapes), Manners { whole: true, loose, ..Manners::default() });
+        let file = world.add(size, |_| ());
+        world.run(LIMIT);
+        prop_assert!(world.done(file), "{:?}", world.ended[&file]);
+    }
+
+    #[test]
+    fn what_is_there_is_not_fetched_again(size in 1u64..2_000_000, there in prop::collection::vec((0u64..2_000_000, 0u64..500_000), 0..6)) {
+        let mut world = World::new(Config::default(), make(&[(20.0, 10, 20.0, None), (5.0, 80, 5.0, None)]), Manners::default());
+        let clip = |at: u64| Bytes::new(at.min(size));
+        let got: Spans = there.into_iter().map(|(at, len)| Span::new(clip(at), clip(at + len))).collect();
+        let before = got.count();
+        let file = world.add(size, |file| (file.size, file.got) = (Some(Bytes::new(size)), got));
+        world.run(LIMIT);
+        prop_assert!(world.done(file));
+        let fetched: u64 = world.served.values().sum();
+        prop_assert_eq!(fetched, size - before.get());
+    }
+}
+
+#[test]
+fn a_link_with_an_allowance_brings_no_more() {
+    let mut metered = SimLink::new(20.0, 10);
+    metered.setup = LinkSetup { allowance: Some(Bytes::new(1_000_000)), ..LinkSetup::default() };
+    let mut world = World::new(Config::default(), vec![metered, SimLink::new(5.0, 50)], Manners::default());
+    let file = world.add(5_000_000, |_| ());
+    world.run(LIMIT);
+    let moved = world.engine.link(world.now, braid_range::LinkId(0)).unwrap().moved.get();
+    assert!(world.done(file) && (900_000..=1_000_000).contains(&moved), "{moved}");
+}
+
+#[test]
+fn a_budget_that_is_used_up_stops_the_file_and_says_so() {
+    let mut dear = SimLink::new(20.0, 10);
+    dear.setup = LinkSetup { price_per_gb: 10.0, ..LinkSetup::default() };
+    let mut world = World::new(Config { budget: Some(0.02), ..Config::default() }, vec![dear], Manners::default());
+    let file = world.add(5_000_000, |_| ());
+    world.run(LIMIT);
+    assert_eq!(world.ended[&file].1, Action::GiveUp { file, cause: Cause::Budget });
+    let moved = world.engine.link(world.now, braid_range::LinkId(0)).unwrap().moved.get();
+    assert!((1_900_000..=2_000_000).contains(&moved), "{moved}");
+}
+
+#[test]
+fn nothing_from_anywhere_is_an_end_too() {
+    let dead = SimLink::new(1.0, 10).varying(|_| Rate::ZERO);
+    let mut world = World::new(Config::default(), vec![dead], Manners::default());
+    let file = world.add(1000, |_| ());
+    let time = world.run(LIMIT);
+    assert!(matches!(world.ended[&file].1, Action::GiveUp { .. }) && time <= Duration::from_secs(61), "{time:?}");
+}
+
+#[test]
+fn a_server_of_two_connections_is_given_two() {
+    let mut world = World::new(Config::default(), vec![SimLink::new(20.0, 10)], Manners { limit: Some(2), ..Manners::default() });
+    let file = world.add(10_000_000, |_| ());
+    let time = world.run(LIMIT);
+    assert!(world.done(file) && time < Duration::from_secs(5), "{time:?}");
+}

@@ -1,0 +1,129 @@
+//! How long transfers take, against the time that links of these rates need at least.
+
+mod world;
+
+use std::time::Duration;
+
+use braid_decide::midrr::LinkSet;
+use braid_model::{Bytes, Rate, Time};
+use braid_range::{Config, LinkSetup};
+use world::{Manners, SimLink, World};
+
+const MB: u64 = 1_000_000;
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+/// The time of one file of `size`, and what the sum of the links would need.
+fn one(size: u64, links: Vec<SimLink>, manners: Manners) -> (f64, f64, World) {
+    let sum: f64 = links.iter().map(|link| (link.rate)(Time::ZERO).bps() as f64 / 8.0).sum();
+    let mut world = World::new(Config::default(), links, manners);
+    let file = world.add(size, |_| ());
+    let time = seconds(world.run(Duration::from_secs(300)));
+    assert!(world.done(file));
+    (time, size as f64 / sum, world)
+}
+
+fn three() -> Vec<SimLink> {
+    vec![SimLink::new(20.0, 10), SimLink::new(10.0, 60), SimLink::new(5.0, 100)]
+}
+
+#[test]
+fn forty_megabytes_over_three_links_take_little_more_than_they_must() {
+    for depth in [1, 2] {
+        let (time, ideal, world) = one(40 * MB, three(), Manners { depth, ..Manners::default() });
+        assert!(time < ideal * 1.07, "{time:.2} s of {ideal:.2} s, {} requests, {} bytes twice", world.asked, world.twice());
+        assert!(world.twice() < 40 * MB / 100, "{} bytes came twice", world.twice());
+        println!("depth {depth}: {:.3} of the ideal, {} requests, {} bytes twice", time / ideal, world.asked, world.twice());
+    }
+}
+
+#[test]
+fn connections_that_loss_holds_back_are_many() {
+    let links = vec![SimLink::new(20.0, 10), SimLink::new(10.0, 60), SimLink::new(5.0, 100).each(1.0)];
+    let (time, ideal, world) = one(40 * MB, links, Manners::default());
+    println!("{:.3} of the ideal, {} requests", time / ideal, world.asked);
+    assert!(time < ideal * 1.07, "{time:.2} s of {ideal:.2} s, {} lanes at most", world.most_lanes);
+}
+
+#[test]
+fn a_link_that_drops_to_a_fifth_half_way_costs_little() {
+    let drop_at = Time::from_millis(4500);
+    let fast = SimLink::new(20.0, 10).varying(move |now| if now < drop_at { Rate::from_mbps(20) } else { Rate::from_mbps(4) });
+    let mut world = World::new(Config::default(), vec![fast, SimLink::new(10.0, 60), SimLink::new(5.0, 100)], Manners::default());
+    world.add(40 * MB, |_| ());
+    let time = seconds(world.run(Duration::from_secs(60)));
+    let ideal = 4.5 + (40.0 * 8.0 - 4.5 * 35.0) / 19.0;
+    println!("{:.3} of the ideal", time / ideal);
+    assert!(time < ideal * 1.07, "{time:.2} s of {ideal:.2} s");
+}
+
+#[test]
+fn a_link_that_dies_half_way_costs_its_patience() {
+    let dies = Time::from_millis(4500);
+    let fast = SimLink::new(20.0, 10).varying(move |now| if now < dies { Rate::from_mbps(20) } else { Rate::ZERO });
+    let mut world = World::new(Config::default(), vec![fast, SimLink::new(10.0, 60), SimLink::new(5.0, 100)], Manners::default());
+    let file = world.add(40 * MB, |_| ());
+    let time = seconds(world.run(Duration::from_secs(60)));
+    let ideal = 4.5 + (40.0 * 8.0 - 4.5 * 35.0) / 15.0;
+    println!("{:.3} of the ideal", time / ideal);
+    assert!(world.done(file) && time < ideal * 1.07, "{time:.2} s of {ideal:.2} s");
+}
+
+#[test]
+fn known_rates_save_the_beginning() {
+    let known = |mbps, rtt| {
+        let mut link = SimLink::new(mbps, rtt);
+        link.setup = LinkSetup { rate: Some(Rate::from_mbps(mbps as u64)), ..LinkSetup::default() };
+        link
+    };
+    let (time, ideal, _) = one(40 * MB, vec![known(20.0, 10), known(10.0, 60), known(5.0, 100)], Manners::default());
+    assert!(time < ideal * 1.06, "{time:.2} s of {ideal:.2} s");
+}
+
+#[test]
+fn many_small_files_are_not_fetched_one_by_one() {
+    let mut world = World::new(Config::default(), three(), Manners::default());
+    for _ in 0..300 {
+        world.add(2000, |_| ());
+    }
+    let time = seconds(world.run(Duration::from_secs(60)));
+    assert!(time < 3.0, "{time:.2} s");
+}
+
+#[test]
+fn files_share_links_by_weight_and_preference() {
+    // As in the thesis's figure 4.5: a on link 0, b on both with weight 2, c on link 1; links of 3 and 10 Mbit/s.
+    let config = Config { lanes_first: 3, lanes_most: 3, ..Config::default() };
+    let mut world = World::new(config, vec![SimLink::new(3.0, 20), SimLink::new(10.0, 20)], Manners::default());
+    let a = world.add(100 * MB, |file| file.links = LinkSet(0b01));
+    let b = world.add(100 * MB, |file| (file.links, file.weight) = (LinkSet(0b11), 2.0));
+    let c = world.add(100 * MB, |file| file.links = LinkSet(0b10));
+    while world.now < Time::from_millis(33_000) {
+        world.step();
+    }
+    let mean = |file| (3..33).map(|second| world.served.get(&(file, second)).copied().unwrap_or(0)).sum::<u64>() as f64 * 8.0 / 30e6;
+    for (file, wanted) in [(a, 3.0), (b, 20.0 / 3.0), (c, 10.0 / 3.0)] {
+        let rate = mean(file);
+        assert!(
+            (rate / wanted - 1.0).abs() < 0.1,
+            "{rate:.2} Mbit/s instead of {wanted:.2}: a {:.2} b {:.2} c {:.2}",
+            mean(a),
+            mean(b),
+            mean(c)
+        );
+    }
+}
+
+#[test]
+fn a_reader_in_order_gets_nearly_the_sum() {
+    let mut world = World::new(Config::default(), three(), Manners::default());
+    let window = 4 * MB;
+    let file = world.add(40 * MB, |file| file.window = Some(Bytes::new(window)));
+    world.readers.insert(file, (Rate::from_mbps(1000), 0.0, window));
+    let time = seconds(world.run(Duration::from_secs(60)));
+    let ideal = 40.0 * 8.0 / 35.0;
+    println!("{:.3} of the ideal", time / ideal);
+    assert!(time < ideal / 0.9, "{time:.2} s of {ideal:.2} s");
+}

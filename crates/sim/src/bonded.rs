@@ -1,0 +1,323 @@
+//! Streams that are spread by the daemon's own bond: real QUIC, real controllers, over the same links as everything else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use braid_bond::host::HostEvent;
+use braid_bond::{Carrier, Event as BondEvent, FlowKey, FlowPolicy, Limits, Open, PathId, PathNews, Scheduling, Side, Target};
+use braid_decide::connection::LinkMask;
+use braid_model::{Bytes, Direction, Time};
+
+use crate::event::Event;
+use crate::pair::{Pair, Quic};
+use crate::pipe::{Datagram, Parcel};
+use crate::scenario::ScenarioError;
+use crate::world::World;
+
+/// Streams that are spread are flows of one bond between the client and its server, as the daemon makes it, in place of the idealised
+/// connections of [`Packets`](crate::Packets), whose `share` alone still counts.
+///
+/// Idealised in three points: the server answers by itself, with no connection behind it; both ends have OPERETTA's weights at once; and
+/// whoever carries the datagrams costs no time.
+#[derive(Debug, Clone)]
+pub struct Bonding {
+    /// How both ends choose paths. [`Scheduling::Weights`] takes the scheduler's weights.
+    pub scheduling: Scheduling,
+    /// What QUIC needs.
+    pub quic: Quic,
+}
+
+/// The bond of a world.
+pub(crate) struct Bonded {
+    pair: Pair,
+    scheduling: Scheduling,
+    /// The latest path of each link, by its number; QUIC numbers paths, and a link whose path is lost gets another.
+    paths: Vec<PathId>,
+    flows: BTreeMap<FlowKey, Flow>,
+    /// Flows that may be written to, by end.
+    ready: [BTreeSet<FlowKey>; 2],
+    zeros: bytes::Bytes,
+    /// The event that is awaited; others are stale.
+    awaited: Option<Time>,
+}
+
+/// A stream in the bond.
+#[derive(Debug)]
+struct Flow {
+    stream: u32,
+    /// What each end has still to write; a server has nothing before it has the request.
+    left: [u64; 2],
+    /// What each end is known to have received, by link, in all and not yet accounted for by what was read.
+    received: [BTreeMap<u8, (u64, u64)>; 2],
+}
+
+const ENDS: [Side; 2] = [Side::Client, Side::Server];
+/// Bytes that are written at once at most.
+const PIECE: usize = 65_536;
+
+/// Which way an end sends.
+fn direction(side: Side) -> Direction {
+    match side {
+        Side::Client => Direction::Up,
+        Side::Server => Direction::Down,
+    }
+}
+
+impl Bonded {
+    /// Both ends, which shake hands from the beginning on.
+    pub(crate) fn new(bonding: &Bonding, seed: u64, links: usize) -> Result<Self, ScenarioError> {
+        let mut pair = Pair::new(&bonding.quic, bonding.quic.epoch, seed, links, limits())
+            .map_err(|error| ScenarioError::new("bond", error.to_string(), "give TLS that QUIC can use"))?;
+        if let Some((bond, _)) = pair.end(bonding.quic.epoch, Side::Client) {
+            bond.set_scheduling(bonding.scheduling);
+        }
+        Ok(Self {
+            pair,
+            scheduling: bonding.scheduling,
+            paths: (0..links as u32).map(PathId).collect(),
+            flows: BTreeMap::new(),
+            ready: [BTreeSet::new(), BTreeSet::new()],
+            zeros: bytes::Bytes::from(vec![0; PIECE]),
+            awaited: None,
+        })
+    }
+
+    /// Writes what flows take.
+    fn write(&mut self, quic: &Quic, now: Time, side: Side) {
+        let Some((bond, time)) = self.pair.end(quic.instant(now), side) else { return };
+        while let Some(key) = self.ready[side as usize].pop_first() {
+            let Some(flow) = self.flows.get_mut(&key) else { continue };
+            let left = &mut flow.left[side as usize];
+            // Until it is all written, or there is no room: then the bond tells when there is.
+            while *left > 0 {
+                let room = bond.writable(time, key).min(PIECE) as u64;
+                if room == 0 {
+                    break;
+                }
+                let piece = self.zeros.slice(..room.min(*left) as usize);
+                *left -= piece.len() as u64;
+                bond.write(key, piece);
+            }
+            if *left == 0 {
+                bond.finish(time, key);
+            }
+        }
+    }
+
+    /// Shares of the links, if they are asked for.
+    fn share(&mut self, quic: &Quic, now: Time, weights: &[f64]) {
+        if self.scheduling != Scheduling::Weights {
+            return;
+        }
+        for side in ENDS {
+            let Some((bond, _)) = self.pair.end(quic.instant(now), side) else { continue };
+            self.paths.iter().zip(weights).for_each(|(path, weight)| bond.set_share(*path, *weight));
+        }
+    }
+}
+
+impl Flow {
+    /// Shares what was read among the links it came by: `by_link` is all that came, repetitions included.
+    fn account(&mut self, side: Side, read: u64, by_link: &[(u8, Bytes, Bytes)]) -> Vec<(u8, u64)> {
+        let received = &mut self.received[side as usize];
+        for (link, _, all) in by_link {
+            let (known, open) = received.entry(*link).or_default();
+            *open += all.get() - *known;
+            *known = all.get();
+        }
+        let all: u64 = received.values().map(|(_, open)| open).sum();
+        let mut rest = (read, all);
+        let mut shares = Vec::new();
+        for (link, (_, open)) in received {
+            // What is left goes by what is left, so that the shares' sum is what was read.
+            let share = if rest.1 > 0 { (u128::from(rest.0) * u128::from(*open) / u128::from(rest.1)) as u64 } else { 0 };
+            rest = (rest.0 - share, rest.1 - *open);
+            *open -= share.min(*open);
+            shares.push((*link, share));
+        }
+        shares
+    }
+}
+
+impl World<'_> {
+    fn quic(&self) -> Option<&Quic> {
+        self.scenario.bond.as_ref().map(|bonding| &bonding.quic)
+    }
+
+    /// Opens a flow of the bond for a stream, whose request is written as soon as it can be.
+    pub(crate) fn open_bonded(&mut self, stream: u32, allowed: LinkMask) {
+        let Some(quic) = self.quic().cloned() else { return };
+        let Some(mut bonded) = self.bonded.take() else { return };
+        let sources = &self.streams[stream as usize].sources;
+        let left = [Direction::Up, Direction::Down].map(|direction| sources[direction as usize].total().get());
+        let policy = FlowPolicy { links: u64::from(allowed.0), ..FlowPolicy::default() };
+        let open = Open { carrier: Carrier::Stream, target: Target::Name("server".to_owned(), 80), policy };
+        let opened = bonded.pair.end(quic.instant(self.now), Side::Client).and_then(|(bond, time)| bond.open(time, open).ok());
+        if let Some(key) = opened {
+            bonded.flows.insert(key, Flow { stream, left, received: [BTreeMap::new(), BTreeMap::new()] });
+            bonded.ready[Side::Client as usize].insert(key);
+        }
+        self.bonded = Some(bonded);
+        if opened.is_none() {
+            self.refuse(stream);
+        }
+        self.drive_bond();
+    }
+
+    /// The scheduler's weights may have changed.
+    pub(crate) fn weigh_bond(&mut self) {
+        let (now, Some(quic)) = (self.now, self.quic().cloned()) else { return };
+        let Some(mut bonded) = self.bonded.take() else { return };
+        bonded.share(&quic, now, self.weights());
+        self.bonded = Some(bonded);
+    }
+
+    /// A link went dark, or came back, and the client knows.
+    pub(crate) fn tell_bond(&mut self, link: usize, dark: bool) {
+        let Some(quic) = self.quic().cloned() else { return };
+        let Some(bonded) = &mut self.bonded else { return };
+        let path = bonded.paths[link];
+        if let Some((bond, time)) = bonded.pair.end(quic.instant(self.now), Side::Client) {
+            bond.set_link(time, path, if dark { PathNews::Down } else { PathNews::Up });
+        }
+        self.drive_bond();
+    }
+
+    /// A datagram is at its end.
+    pub(crate) fn arrive_bonded(&mut self, datagram: &Datagram) {
+        let Some(quic) = self.quic().cloned() else { return };
+        let Some(bonded) = &mut self.bonded else { return };
+        let side = if datagram.direction == Direction::Up { Side::Server } else { Side::Client };
+        bonded.pair.receive(quic.instant(self.now), side, usize::from(datagram.link), &datagram.data);
+        self.drive_bond();
+    }
+
+    /// A timer of the bond.
+    pub(crate) fn on_bond(&mut self) {
+        let Some(quic) = self.quic().cloned() else { return };
+        let Some(bonded) = &mut self.bonded else { return };
+        if bonded.awaited == Some(self.now) {
+            bonded.awaited = None;
+            bonded.pair.handle_timeout(quic.instant(self.now));
+            self.drive_bond();
+        }
+    }
+
+    /// Moves all that can move.
+    pub(crate) fn drive_bond(&mut self) {
+        let Some(quic) = self.quic().cloned() else { return };
+        let Some(mut bonded) = self.bonded.take() else { return };
+        let instant = quic.instant(self.now);
+        let mut more = true;
+        while std::mem::take(&mut more) {
+            for side in ENDS {
+                bonded.write(&quic, self.now, side);
+                let direction = direction(side);
+                bonded.pair.send(instant, side, |link, data| {
+                    self.counters.packets += 1;
+                    self.send(Parcel::Datagram(Datagram { link: link as u8, direction, data }));
+                });
+                while let Some(event) = bonded.pair.poll_event(instant, side, limits()) {
+                    more = true;
+                    self.on_bond_event(&mut bonded, &quic, side, event);
+                }
+            }
+        }
+        if let Some(due) = bonded.pair.poll_timeout().map(|due| quic.time(due).max(self.now))
+            && bonded.awaited.is_none_or(|awaited| due < awaited)
+        {
+            bonded.awaited = Some(due);
+            self.queue.push(due, Event::Bond);
+        }
+        self.bonded = Some(bonded);
+    }
+
+    fn on_bond_event(&mut self, bonded: &mut Bonded, quic: &Quic, side: Side, event: HostEvent) {
+        let instant = quic.instant(self.now);
+        match event {
+            HostEvent::Joined { .. } => {
+                if side == Side::Server
+                    && let Some((bond, _)) = bonded.pair.end(instant, side)
+                    && bond.paths().count() == 1
+                {
+                    bond.set_scheduling(bonded.scheduling);
+                }
+                bonded.share(quic, self.now, self.weights());
+            }
+            HostEvent::Lost { path, .. } if side == Side::Client => {
+                // As the daemon does, which keeps a path on every link.
+                if let Some(link) = bonded.paths.iter().position(|of| *of == path)
+                    && let Ok(path) = bonded.pair.dial(instant, link)
+                {
+                    bonded.paths[link] = path;
+                }
+            }
+            HostEvent::Bond(_, BondEvent::Incoming { flow, .. }) => {
+                if let Some((bond, time)) = bonded.pair.end(instant, side) {
+                    bond.opened(time, flow, 0);
+                }
+            }
+            HostEvent::Bond(_, BondEvent::Readable(flow)) => self.read_bonded(bonded, quic, side, flow),
+            HostEvent::Bond(_, BondEvent::Writable(flow)) => {
+                bonded.ready[side as usize].insert(flow);
+            }
+            HostEvent::Bond(_, BondEvent::Closed { flow, .. }) if side == Side::Client => {
+                bonded.flows.remove(&flow);
+            }
+            _ => {}
+        }
+    }
+
+    /// Reads what came; a whole request starts the answer, a whole answer ends the stream.
+    fn read_bonded(&mut self, bonded: &mut Bonded, quic: &Quic, side: Side, key: FlowKey) {
+        let instant = quic.instant(self.now);
+        let by_link = bonded.pair.look(side).and_then(|bond| bond.flow(key)).map(|view| view.by_link).unwrap_or_default();
+        let (Some(flow), Some((bond, time))) = (bonded.flows.get_mut(&key), bonded.pair.end(instant, side)) else { return };
+        let mut read = 0;
+        while let Some(data) = bond.read(time, key, usize::MAX) {
+            read += data.len() as u64;
+        }
+        let whole = bond.is_finished(key);
+        let towards = match side {
+            Side::Client => Direction::Down,
+            Side::Server => Direction::Up,
+        };
+        for (link, share) in flow.account(side, read, &by_link) {
+            self.bins[usize::from(link)].on_goodput(towards, Bytes::new(share));
+        }
+        self.streams[flow.stream as usize].moved[towards as usize] += Bytes::new(read);
+        match side {
+            Side::Server if whole => {
+                bonded.ready[Side::Server as usize].insert(key);
+            }
+            Side::Client if whole && !self.streams[flow.stream as usize].ended => {
+                let stream = flow.stream;
+                self.end(stream);
+            }
+            Side::Client | Side::Server => {}
+        }
+    }
+}
+
+/// The daemon's.
+fn limits() -> Limits {
+    Limits::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_is_shared_among_links_by_what_came_over_them() {
+        let mut flow = Flow { stream: 0, left: [0; 2], received: [BTreeMap::new(), BTreeMap::new()] };
+        let by_link = |first, second| [(0, Bytes::ZERO, Bytes::new(first)), (1, Bytes::ZERO, Bytes::new(second))];
+        // A piece waits for one before it, which then comes by the other link.
+        assert_eq!(flow.account(Side::Client, 0, &by_link(0, 1000)), [(0, 0), (1, 0)]);
+        assert_eq!(flow.account(Side::Client, 4000, &by_link(3000, 1000)), [(0, 3000), (1, 1000)]);
+        // Half of what came over the second link was there already.
+        let shares = flow.account(Side::Client, 1500, &by_link(4000, 2000));
+        assert_eq!(shares.iter().map(|(_, share)| share).sum::<u64>(), 1500);
+        assert_eq!(shares, [(0, 750), (1, 750)]);
+        assert_eq!(flow.account(Side::Server, 300, &by_link(0, 300)), [(0, 0), (1, 300)], "the other end counts by itself");
+    }
+}

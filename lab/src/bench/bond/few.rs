@@ -1,0 +1,197 @@
+//! Few long flows: what a bond is for, since whole connections cannot be divided (DBAS, fig. 6).
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use braid_model::Bytes;
+use serde_json::json;
+
+use super::{Bonded, Settings};
+use crate::bench::progress;
+use crate::bench::report::Report;
+use crate::bench::stats::Mean;
+use crate::bench::whole::warm_up;
+use crate::daemon::Daemon;
+use crate::lab::Lab;
+use crate::spec::{LinkSpec, mbps, ms};
+use crate::web::Web;
+use crate::workload::{self, DBAS_BULK, Download};
+
+/// Mbit/s. The paper's, and links that differ.
+const PAIRS: [[u64; 2]; 2] = [[2, 2], [2, 1]];
+/// Short downloads a second beside the long one: none, and the paper's.
+const SHORT: [f64; 2] = [0.0, 0.25];
+/// More than any run moves.
+const LONG: Bytes = Bytes::new(1_000_000_000);
+/// Bulk flows on each link during the warm-up, and how long they last.
+const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
+/// Below the sum of the links' rates at most, in the paper's words "9% difference in the worst case".
+const OF_SUM: f64 = 0.91;
+/// The long flow alone on connections is a single link's within this.
+const SAME: f64 = 0.05;
+
+/// Who carries the flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    Single,
+    Connections,
+    Packets,
+}
+
+const WAYS: [Way; 3] = [Way::Single, Way::Connections, Way::Packets];
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Single => "one link (only-one)",
+            Self::Connections => "connections (max-throughput)",
+            Self::Packets => "packets (the bond)",
+        }
+    }
+}
+
+/// Links, and short downloads a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Case {
+    rates: [u64; 2],
+    short: f64,
+}
+
+impl Case {
+    fn title(&self) -> String {
+        let beside = if self.short > 0.0 { format!("short ones at {}/s beside it", self.short) } else { "alone".to_owned() };
+        format!("{} + {} Mbit/s, {beside}", self.rates[0], self.rates[1])
+    }
+
+    fn sum(&self) -> f64 {
+        self.rates.iter().sum::<u64>() as f64
+    }
+
+    fn downloads(&self, span: Duration, seed: u64) -> Vec<Download> {
+        let long = Download { at: Duration::ZERO, size: LONG };
+        [vec![long], workload::poisson(&[(DBAS_BULK.0, self.short)], span, seed)].concat()
+    }
+}
+
+/// Mbit/s of payload within the span, of all downloads, by seed.
+type Outcomes = BTreeMap<Way, Vec<f64>>;
+
+pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
+    let mut report = Report::new(
+        "bond-few",
+        "Few long flows",
+        "DBAS's fig. 6 with real programs: one download by curl from nginx that does not end, alone, and with short ones of 0.285 MB beside it \
+         that start in a Poisson process, over two links with 25 ms each way and queues of 100 ms, 64 kB at least. Goodput is the payload of all downloads \
+         that came in a span of 20 s (15 s with --quick), over that span. In turns over one link (only-one), by connections (max-throughput) and \
+         by packets, through `braid relay`. Capacities are learnt in a warm-up as above. Every pair of links and seed is a laboratory of its own, \
+         side by side. Means over seeds ± standard deviation.",
+    );
+    let (seeds, span) = if settings.quick { (1, Duration::from_secs(15)) } else { (3, Duration::from_secs(20)) };
+    let labs: Vec<([u64; 2], u64)> = PAIRS.iter().flat_map(|rates| (1..=seeds).map(|seed| (*rates, seed))).collect();
+    let found: Vec<Result<Vec<(Case, Way, f64)>>> = thread::scope(|scope| {
+        let runs: Vec<_> = labs.iter().map(|(rates, seed)| scope.spawn(move || one_lab(settings, *rates, *seed, span))).collect();
+        runs.into_iter().map(|run| run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    let found: Vec<_> = found.into_iter().collect::<Result<Vec<_>>>()?.concat();
+    let (mut rows, mut raw) = (Vec::new(), Vec::new());
+    for case in PAIRS.iter().flat_map(|rates| SHORT.map(|short| Case { rates: *rates, short })) {
+        let mut outcomes = Outcomes::new();
+        for (_, way, goodput) in found.iter().filter(|(of, ..)| *of == case) {
+            outcomes.entry(*way).or_default().push(*goodput);
+        }
+        for way in WAYS {
+            rows.push(row(&case, way, &outcomes));
+            raw.push(json!({ "case": case.title(), "way": way.name(), "mbps": outcomes[&way] }));
+        }
+        judge(&case, &outcomes, &mut report);
+    }
+    report.table("The long download, and those beside it:", "links and load | by | goodput, Mbit/s | of the sum | / one link", rows);
+    report.notes.push(
+        "Of a link's rate a full TCP packet's payload is 0.965, one of the bond's about 0.95; short downloads use the link that the long one leaves free."
+            .to_owned(),
+    );
+    report.raw = json!(raw);
+    Ok(report)
+}
+
+fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration) -> Result<Vec<(Case, Way, f64)>> {
+    let links = ["wlan0", "lte0"].iter().zip(rates).map(|(name, rate)| LinkSpec::new(name).rate(mbps(rate)).delay(ms(25)));
+    let lab = links.fold(Lab::builder().rp_filter(2).seed(seed), |builder, link| builder.link(link)).start()?;
+    let web = Web::start(&lab)?;
+    warm_up(&lab, &web, &settings.braid, WARM_UP)?;
+    let mut found = Vec::new();
+    for way in WAYS {
+        // What is joined stays so: packets come last.
+        let _carriers: (Option<Daemon>, Option<Bonded>) = match way {
+            Way::Single => (Some(Daemon::start(&lab, &settings.braid, "only-one", "")?), None),
+            Way::Connections => (Some(Daemon::start(&lab, &settings.braid, "max-throughput", "")?), None),
+            Way::Packets => (None, Some(Bonded::start(settings, &lab)?)),
+        };
+        for short in SHORT {
+            let case = Case { rates, short };
+            let records = workload::run_until(&web, &case.downloads(span, seed), span, |curl| lab.client().command(curl))?;
+            let broken = records.iter().find(|record| !record.complete() && record.exit_code != Some(28));
+            ensure!(broken.is_none(), "{}, {}: a download failed: {broken:?}", case.title(), way.name());
+            let bytes: u64 = records.iter().map(|record| record.bytes.get()).sum();
+            let goodput = Bytes::new(bytes).per(span).bps() as f64 / 1e6;
+            progress(&format!("{}, seed {seed}, {}: {goodput:.2} Mbit/s", case.title(), way.name()));
+            found.push((case, way, goodput));
+        }
+    }
+    for link in 0..rates.len() {
+        let missed = lab.counters(link).with_context(|| format!("link {link}"))?.missed;
+        ensure!(missed == 0, "the lab was too slow and lost {missed} frames: the machine is too busy to measure");
+    }
+    Ok(found)
+}
+
+fn row(case: &Case, way: Way, outcomes: &Outcomes) -> Vec<String> {
+    let (mine, single) = (Mean::of(&outcomes[&way]), Mean::of(&outcomes[&Way::Single]));
+    let goodput = format!("{:.2} ± {:.2}", mine.mean, mine.deviation);
+    vec![case.title(), way.name().to_owned(), goodput, format!("{:.3}", mine.mean / case.sum()), format!("{:.2}", mine.mean / single.mean)]
+}
+
+fn judge(case: &Case, outcomes: &Outcomes, report: &mut Report) {
+    let [single, connections, packets] = WAYS.map(|way| Mean::of(&outcomes[&way]).mean);
+    let title = case.title();
+    if case.short == 0.0 {
+        let ratio = connections / single;
+        let aim = format!("{title}: connections the same as one link, within {:.0} %", SAME * 100.0);
+        report.aim(aim, format!("{ratio:.3} times"), (ratio - 1.0).abs() <= SAME);
+    }
+    report.aim(format!("{title}: packets beat connections"), format!("{:.2} times", packets / connections), packets > connections);
+    let share = packets / case.sum();
+    report.aim(format!("{title}: packets within 9 % of the sum"), format!("{:.1} % below", (1.0 - share) * 100.0), share >= OF_SUM);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_long_download_comes_first_and_short_ones_as_drawn() {
+        let span = Duration::from_secs(400);
+        let downloads = Case { rates: [2, 2], short: 0.25 }.downloads(span, 1);
+        assert_eq!(downloads[0], Download { at: Duration::ZERO, size: LONG });
+        assert!((80..120).contains(&downloads.len()) && downloads[1..].iter().all(|short| short.size == DBAS_BULK.0));
+        assert_eq!(Case { rates: [2, 2], short: 0.0 }.downloads(span, 1).len(), 1);
+    }
+
+    #[test]
+    fn every_shortfall_is_told() {
+        let case = Case { rates: [2, 2], short: 0.0 };
+        let outcomes = |single, connections, packets| {
+            Outcomes::from([(Way::Single, vec![single]), (Way::Connections, vec![connections]), (Way::Packets, vec![packets])])
+        };
+        let mut report = Report::new("bond-few", "", "");
+        judge(&case, &outcomes(1.9, 1.9, 3.7), &mut report);
+        assert!(report.aims.len() == 3 && report.aims.iter().all(|aim| aim.met), "{:?}", report.aims);
+        judge(&case, &outcomes(1.9, 1.5, 1.4), &mut report);
+        assert!(report.aims[3..].iter().all(|aim| !aim.met), "{:?}", report.aims);
+        judge(&Case { short: 0.25, ..case }, &outcomes(1.9, 2.4, 3.7), &mut report);
+        assert_eq!(report.aims.len(), 8, "beside others connections may have more than one link");
+        assert_eq!(row(&case, Way::Packets, &outcomes(2.0, 2.0, 3.8))[2..], ["3.80 ± 0.00", "0.950", "1.90"]);
+    }
+}

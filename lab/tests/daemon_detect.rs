@@ -1,0 +1,373 @@
+//! Flows straight to servers that run Braid: real programs, the real daemon, a real server that runs `braid relay --local`.
+
+mod support;
+
+use std::fs::File;
+use std::net::{TcpListener, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use braid_lab::{Filter, Lab, LinkSpec, Watch, Web, mbps, ms};
+use braid_model::{Bytes, Protocol};
+use serde_json::Value;
+use support::*;
+
+/// Where the lab's web server is asked for files.
+const HOST: &str = "203.0.113.10";
+
+/// `braid relay --local` in the server's namespace.
+struct Server<'a> {
+    lab: &'a Lab,
+    child: Child,
+}
+
+impl<'a> Server<'a> {
+    fn start(lab: &'a Lab, arguments: &[&str]) -> Self {
+        let home = lab.directory().join("server");
+        std::fs::create_dir_all(&home).unwrap();
+        let log = File::create(home.join("log")).unwrap();
+        let mut command = lab.server().command(braid()).unwrap();
+        command.args(["relay", "--local"]).args(arguments).arg("--state-dir").arg(home.join("state"));
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        eventually("the server is up", || std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up")));
+        Self { lab, child }
+    }
+
+    /// Ends it, and with it its key.
+    fn forget_key(self) {
+        let state = self.lab.directory().join("server/state");
+        drop(self);
+        std::fs::remove_dir_all(state).unwrap();
+    }
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("server:\n{}", std::fs::read_to_string(self.lab.directory().join("server/log")).unwrap_or_default());
+        }
+    }
+}
+
+fn two_links() -> Lab {
+    let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
+    Lab::builder().link(wlan).link(LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30))).start().unwrap()
+}
+
+/// Questions from now on, by link.
+fn questions(lab: &Lab) -> Vec<Watch> {
+    watch_all(lab, Filter { port: Some(5757), protocol: Some(Protocol::Udp), ..Filter::to(Lab::internet(10)) })
+}
+
+fn curl(lab: &Lab, url: &str) -> Command {
+    let mut command = lab.client().command("curl").unwrap();
+    command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null", "-w", "%{size_download} %{remote_ip}"]).arg(url);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Downloads `size` bytes, which must arrive, from the address that was asked for as far as curl knows.
+#[track_caller]
+fn fetched(lab: &Lab, web: &Web, size: u64) {
+    let output = curl(lab, &web.url(Bytes::new(size)).unwrap()).output().unwrap();
+    assert!(output.status.success(), "curl: {}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), format!("{size} {HOST}"));
+}
+
+fn server_of(up: &Up<'_>) -> Value {
+    let peers: Value = serde_json::from_slice(&up.braid(&["peers", "--json"]).stdout).unwrap();
+    peers.as_array().unwrap().iter().find(|peer| peer["name"] == HOST).cloned().unwrap_or_default()
+}
+
+/// One flow goes direct, and the host is found to run Braid.
+#[track_caller]
+fn detected(lab: &Lab, up: &Up<'_>, web: &Web) {
+    fetched(lab, web, 100_000);
+    eventually("the server is known", || server_of(up)["state"] == "idle");
+}
+
+/// Bonded flows seen while `size` bytes are downloaded.
+#[track_caller]
+fn carried(lab: &Lab, up: &Up<'_>, web: &Web, size: u64) -> Vec<Value> {
+    let mut child = curl(lab, &web.url(Bytes::new(size)).unwrap()).spawn().unwrap();
+    let (mut seen, begun) = (Vec::new(), Instant::now());
+    while child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60) {
+        seen.extend(up.flows().into_iter().filter(|flow| flow["carry"] == "bond"));
+        std::thread::sleep(ms(50));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "curl: {}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), format!("{size} {HOST}"));
+    seen
+}
+
+#[test]
+fn the_first_flow_goes_direct_and_later_ones_use_both_links() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "");
+    let asked = questions(&lab);
+    assert_eq!(carried(&lab, &up, &web, 1_000_000), Vec::<Value>::new(), "nothing waits for the question");
+    eventually("the server is known", || server_of(&up)["state"] == "idle");
+    let peer = server_of(&up);
+    assert_eq!((peer["kind"].as_str(), peer["address"].as_str()), (Some("server"), Some("203.0.113.10:5757")), "{peer}");
+    let counted = packets(&lab, &asked);
+    assert!(counted.contains(&0), "it was asked over the flow's own link alone: {counted:?}");
+    let explained = up.braid(&["explain", "curl", "203.0.113.10:80"]);
+    let explained = text(&explained.stdout) + &text(&explained.stderr);
+    assert!(explained.contains("the server runs Braid"), "{explained}");
+
+    let seen = carried(&lab, &up, &web, 12_000_000);
+    let last = seen.last().expect("it is bonded");
+    assert_eq!((last["peer"].as_str(), last["name"].as_str()), (Some(HOST), Some("curl")), "{last}");
+    let links = last["by_link"].as_array().unwrap();
+    let enough = links.iter().filter(|link| link["rx_bytes"].as_u64() > Some(1_000_000)).count();
+    assert_eq!(enough, 2, "{last}");
+    let peer = server_of(&up);
+    let good = peer["paths"].as_array().unwrap().iter().filter(|path| path["state"] == "good").count();
+    assert_eq!((peer["state"].as_str(), good), (Some("up"), 2), "{peer}");
+
+    // A service sees the server's own address, and the program what it asked for.
+    let listener = lab.server().run(|| TcpListener::bind((Lab::internet(10), 8080)).unwrap()).unwrap();
+    let (stream, from) = std::thread::scope(|scope| {
+        let from = scope.spawn(|| listener.accept().unwrap().1);
+        let to = remote(10, 8080);
+        let stream = lab.client().run(|| std::net::TcpStream::connect_timeout(&to, LIMIT).unwrap()).unwrap();
+        (stream, from.join().unwrap())
+    });
+    assert_eq!((stream.peer_addr().unwrap(), from.ip()), (remote(10, 8080), Lab::internet(10).into()));
+    // What nobody listens to is refused, the first time after a moment.
+    eventually("nobody listens there", || {
+        let tried = lab.client().run(|| std::net::TcpStream::connect_timeout(&remote(10, 8081), LIMIT).map(drop)).unwrap();
+        tried.map_err(|error| error.kind()) == Err(std::io::ErrorKind::ConnectionRefused)
+    });
+}
+
+#[test]
+fn servers_are_found_and_used_in_ipv6_too() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "");
+    web.url(Bytes::new(6_000_000)).unwrap();
+    let url = format!("http://[{}]/6000000.bin", Lab::internet6(10));
+    let mut seen = Value::Null;
+    eventually("it goes over both links", || {
+        let mut child = curl(&lab, &url).spawn().unwrap();
+        while child.try_wait().unwrap().is_none() {
+            let bonded = up.flows().into_iter().find(|flow| flow["carry"] == "bond");
+            seen = bonded.unwrap_or(seen.take());
+            std::thread::sleep(ms(50));
+        }
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(text(&output.stdout), format!("6000000 {}", Lab::internet6(10)), "{}", text(&output.stderr));
+        seen["by_link"].as_array().is_some_and(|links| links.iter().filter(|link| link["rx_bytes"].as_u64() > Some(300_000)).count() == 2)
+    });
+    assert_eq!(seen["peer"], Lab::internet6(10).to_string());
+}
+
+/// What no bond takes after all keeps to the links that its rule allows.
+#[test]
+fn a_flow_whose_server_has_gone_keeps_to_its_links() {
+    if !able() {
+        return;
+    }
+    let third = LinkSpec::new("eth0").rate(mbps(20)).delay(ms(1));
+    let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
+    let lab = Lab::builder().link(third).link(wlan).link(LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30))).start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"wlan0\", \"lte0\"]\n");
+    detected(&lab, &up, &web);
+    let outside = lab.watch(0, Filter { protocol: Some(Protocol::Tcp), ..Filter::to(Lab::internet(10)) }).unwrap();
+    drop(server);
+    fetched(&lab, &web, 100_000);
+    assert_eq!(lab.watched(outside).packets, 0, "the best link is not one of its links");
+}
+
+#[test]
+fn datagrams_go_straight_where_a_rule_says_so() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "[[app]]\nmatch = { port = 4000 }\ncarry = \"duplicate\"\n");
+    detected(&lab, &up, &web);
+    let echo = lab.server().run(|| UdpSocket::bind((Lab::internet(10), 4000)).unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = [0; 2000];
+            echo.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+            while let Ok((size, from)) = echo.recv_from(&mut buffer) {
+                echo.send_to(&buffer[..size], from).unwrap();
+            }
+        });
+        let to = remote(10, 4000);
+        let socket =
+            lab.client().run(|| UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.connect(to).map(|()| socket)).unwrap()).unwrap();
+        socket.set_read_timeout(Some(ms(500))).unwrap();
+        eventually("an answer comes", || socket.send(b"hello").is_ok() && socket.recv(&mut [0; 100]).is_ok_and(|size| size == 5));
+        eventually("each datagram goes over both links", || {
+            let _ = socket.send(b"hello");
+            let flow = up.flows().into_iter().find(|flow| flow["carry"] == "bond" && flow["protocol"] == "udp").unwrap_or_default();
+            flow["peer"] == HOST && flow["by_link"].as_array().is_some_and(|links| links.len() == 2)
+        });
+    });
+}
+
+#[test]
+fn nobody_is_asked_whom_policy_keeps_from_it() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let asked = questions(&lab);
+    let none = vec![0; 2];
+    let rules = [
+        "detect = false\n",
+        "[exclude]\napplications = [\"curl\"]\n",
+        "[exclude]\ndestinations = [\"203.0.113.0/24\"]\n",
+        "[[app]]\nmatch = { name = \"curl\" }\ncarry = \"direct\"\n",
+        "[[app]]\nmatch = { name = \"curl\" }\nrelay = \"home\"\n",
+        "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"lte0\"]\n",
+        "scheduler = \"only-one\"\n",
+    ];
+    for rule in rules {
+        let up = Up::start(&lab, rule);
+        fetched(&lab, &web, 100_000);
+        // Until the flow was seen at its end, and a little longer.
+        std::thread::sleep(ms(600));
+        assert_eq!(packets(&lab, &asked), none, "{rule}");
+        drop(up);
+    }
+    let _up = Up::start(&lab, "");
+    fetched(&lab, &web, 100_000);
+    eventually("a host that answers is asked", || packets(&lab, &asked).iter().sum::<u64>() == 1);
+    std::thread::sleep(ms(1500));
+    fetched(&lab, &web, 100_000);
+    std::thread::sleep(ms(600));
+    assert_eq!(packets(&lab, &asked).iter().sum::<u64>(), 1, "once, though it was silent");
+}
+
+#[test]
+fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let server = Server::start(&lab, &[]);
+    let state = lab.directory().join("braid/state");
+    let up = Up::start(&lab, "");
+    detected(&lab, &up, &web);
+    assert!(!carried(&lab, &up, &web, 3_000_000).is_empty());
+    drop(up);
+    assert!(std::fs::read_to_string(state.join("servers.json")).unwrap().contains(HOST));
+
+    let up = Up::start(&lab, "");
+    assert!(!carried(&lab, &up, &web, 3_000_000).is_empty(), "its key is known from before");
+    drop(up);
+
+    server.forget_key();
+    let _other = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "");
+    fetched(&lab, &web, 1_000_000);
+    eventually("it is refused", || server_of(&up)["state"] == "refused");
+    let warnings = up.status().unwrap()["warnings"].to_string();
+    assert!(warnings.contains(HOST) && warnings.contains("another key") && warnings.contains("braid leave"), "{warnings}");
+    assert!(up.log().contains("shows another key"), "{}", up.log());
+    assert_eq!(carried(&lab, &up, &web, 3_000_000), Vec::<Value>::new());
+
+    let left = up.braid(&["leave", HOST]);
+    assert!(left.status.success(), "{}", text(&left.stderr));
+    detected(&lab, &up, &web);
+    assert!(!carried(&lab, &up, &web, 3_000_000).is_empty());
+    assert_eq!(up.status().unwrap()["warnings"], serde_json::json!([]));
+}
+
+#[test]
+fn a_server_that_goes_away_costs_a_second_once_and_is_used_again() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "");
+    detected(&lab, &up, &web);
+    drop(server);
+    let begun = Instant::now();
+    fetched(&lab, &web, 100_000);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    eventually("it is not tried any more", || {
+        fetched(&lab, &web, 1000);
+        server_of(&up)["state"] != "connecting"
+    });
+    let _again = Server::start(&lab, &[]);
+    eventually("it is used again", || !carried(&lab, &up, &web, 1_000_000).is_empty());
+}
+
+#[test]
+fn what_a_tunnel_takes_over_is_bonded_no_more() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "");
+    detected(&lab, &up, &web);
+    let mut child = curl(&lab, &web.url(Bytes::new(50_000_000)).unwrap()).spawn().unwrap();
+    let bonded = || up.flows().iter().any(|flow| flow["carry"] == "bond" && flow["rx_bytes"].as_u64() > Some(100_000));
+    eventually("it is bonded", bonded);
+    client(&lab, "ip link add tunnel type veth peer name far");
+    for words in ["tunnel arp off", "tunnel up", "far up"] {
+        client(&lab, &format!("ip link set {words}"));
+    }
+    client(&lab, "ip address add 10.200.0.2/32 dev tunnel");
+    client(&lab, "ip route add 203.0.113.10 dev tunnel");
+    eventually("the flow has ended, so that it begins again inside", || child.try_wait().unwrap().is_some());
+    assert_eq!(server_of(&up)["state"], "idle");
+    let outside = watch_all(&lab, Filter::to(Lab::internet(10)));
+    let _ = curl(&lab, &web.url(Bytes::new(1000)).unwrap()).args(["--connect-timeout", "1"]).output().unwrap();
+    std::thread::sleep(ms(500));
+    assert_eq!(packets(&lab, &outside), [0, 0]);
+    client(&lab, "ip link del tunnel");
+    eventually("it is bonded again", || !carried(&lab, &up, &web, 1_000_000).is_empty());
+}
+
+#[test]
+fn what_a_server_does_not_open_for_strangers_goes_direct() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, &["--port", "443", "--port", "8000-8999"]);
+    let up = Up::start(&lab, "");
+    detected(&lab, &up, &web);
+    for _ in 0..3 {
+        fetched(&lab, &web, 200_000);
+    }
+    let listener = lab.server().run(|| TcpListener::bind((Lab::internet(10), 8080)).unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().unwrap());
+        let to = remote(10, 8080);
+        let _stream = lab.client().run(|| std::net::TcpStream::connect_timeout(&to, LIMIT).unwrap()).unwrap();
+        let (_kept, from) = accepted.join().unwrap();
+        assert_eq!(from.ip(), Lab::internet(10), "this port is bonded");
+        eventually("it is listed", || up.flows().iter().any(|flow| flow["carry"] == "bond"));
+    });
+}
