@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what lab/packages.txt lists, on Debian 12 or newer and Ubuntu 22.04 or newer.
 #
-# Does nothing when all is there. Starts and enables no service: nginx and iperf3 are wanted as programs only.
+# Does nothing when all is there. Starts and enables no service: nginx, sshd and iperf3 are wanted as programs only.
 set -eu
 
 list=$(dirname "$0")/packages.txt
@@ -60,5 +60,8 @@ install 2>/dev/null || { apt-get update -qq && install; }
 if command -v systemctl >/dev/null 2>&1; then
     case " $missing " in
     *" nginx-light "*) systemctl disable nginx.service >/dev/null 2>&1 || true ;;
+    esac
+    case " $missing " in
+    *" openssh-server "*) systemctl disable ssh.service ssh.socket >/dev/null 2>&1 || true ;;
     esac
 fi

@@ -21,6 +21,7 @@
 
 mod air;
 pub mod bench;
+pub mod churn;
 pub mod daemon;
 pub mod demo;
 mod frame;
@@ -31,6 +32,7 @@ pub mod plot;
 pub mod relay;
 mod responder;
 mod spec;
+pub mod ssh;
 #[allow(unsafe_code)]
 mod sys;
 mod web;

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, demo, effective_user, workload};
+use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, churn, demo, effective_user, workload};
 use braid_model::Rate;
 use clap::{Parser, Subcommand};
 
@@ -37,8 +37,8 @@ enum Action {
     },
     /// Measures what Braid promises; as root. Writes bench.md and bench.json.
     Bench {
-        /// The benchmarks: whole-connections, mixes, overhead, decision, cut, footprint, schedulers, bond, bond-cut, bond-speed,
-        /// bond-relay, get [default: all]
+        /// The benchmarks: whole-connections, mixes, overhead, decision, cut, footprint, schedulers, bond, bond-cut, bond-churn,
+        /// bond-fair, bond-speed, bond-relay, get [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
         #[arg(long)]
@@ -49,6 +49,9 @@ enum Action {
         /// Fewer and shorter runs: to see that all works, not for figures.
         #[arg(long)]
         quick: bool,
+        /// Repeats what was left to chance in an earlier run, which told its seed [default: another each time]
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Makes the downloads that standard input orders: the demonstration's programs under one `braid run`.
     #[command(hide = true)]
@@ -73,9 +76,9 @@ fn main() -> Result<()> {
     }
     match arguments.action {
         Action::Demo { braid, schedulers, out, unprivileged } => demonstrate(braid, &schedulers, &out, was_root && !unprivileged),
-        Action::Bench { names, braid, out, quick } => {
+        Action::Bench { names, braid, out, quick, seed } => {
             ensure!(was_root, "the benchmarks need root: they measure braid up");
-            prove(braid, &names, &out, quick)
+            prove(braid, &names, &out, (quick, seed.unwrap_or_else(churn::any_seed)))
         }
         Action::Download => workload::serve_orders(),
         Action::Hold { links } => hold(&links),
@@ -107,10 +110,10 @@ fn demonstrate(braid: Option<PathBuf>, schedulers: &[String], out: &std::path::P
     Ok(())
 }
 
-fn prove(braid: Option<PathBuf>, names: &[String], out: &std::path::Path, quick: bool) -> Result<()> {
+fn prove(braid: Option<PathBuf>, names: &[String], out: &std::path::Path, (quick, seed): (bool, u64)) -> Result<()> {
     let braid =
         find(braid)?.context("the braid program was not found: build it (cargo build --release -p braid), or name it by --braid")?;
-    for report in bench::run(&bench::Settings { braid, quick }, names, out)? {
+    for report in bench::run(&bench::Settings { braid, quick, seed }, names, out)? {
         println!("{}", report.markdown());
     }
     println!("{}", out.join("bench.md").display());

@@ -68,6 +68,13 @@ impl Web {
         Ok(format!("http://{host}/{}.bin", size.get()))
     }
 
+    /// Puts a file with this content under this name; gives its address at 203.0.113.10, and where it is on the disk.
+    pub fn publish(&self, name: &str, content: &[u8]) -> Result<(String, PathBuf)> {
+        let path = self.root.join(name);
+        fs::write(&path, content).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok((format!("http://{}/{name}", Lab::internet(10)), path))
+    }
+
     /// The same over TLS at 203.0.113.10, whose certificate is [`Self::certificate`].
     pub fn secure_url(&self, size: Bytes) -> Result<String> {
         self.make(size)?;

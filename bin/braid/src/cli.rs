@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use braid_carry::relay::Memory;
 use braid_decide::policy::{Carry, Scheduler};
 use braid_engine::server::DEFAULT_SOCKET;
 use braid_fetch::{Checksum, Credentials};
@@ -79,7 +80,7 @@ pub(crate) enum Command {
     /// Carry running bonded flows over another link.
     Move(Move),
     /// Run a relay, and decide who may use it and how much.
-    Relay(Relay),
+    Relay(Box<Relay>),
     /// Tell what this system can and cannot do, and the remedy.
     Doctor(Doctor),
     /// Write a completion script for a shell to standard output.
@@ -131,9 +132,11 @@ pub(crate) struct Up {
 pub(crate) struct Check {
     /// The configuration file.
     pub(crate) file: PathBuf,
-    /// The file is for another machine: programs and links that this one does not have are warned of, not refused.
+    /// The file is for another machine: programs, links and relays that this one does not have are warned of, not refused.
     #[arg(long)]
     pub(crate) portable: bool,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -403,6 +406,12 @@ pub(crate) struct RelayServer {
     /// Flows of all clients together, at most.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub(crate) max_flows: usize,
+    /// Bytes that all bonds together may hold on their way through; the largest is ended beyond it.
+    #[arg(long, value_name = "BYTES", default_value_t = Memory::default().total)]
+    pub(crate) max_memory: Bytes,
+    /// The same for the bonds of one client.
+    #[arg(long, value_name = "BYTES", default_value_t = Memory::default().client)]
+    pub(crate) client_memory: Bytes,
     #[command(flatten)]
     pub(crate) state: RelayState,
 }
@@ -479,6 +488,9 @@ pub(crate) struct RelayInvite {
     /// How long the invitation is good: a number and s, min, h or d.
     #[arg(long, value_name = "SPAN", default_value = "24h", value_parser = span)]
     pub(crate) expires: Duration,
+    /// What the client may use from the start.
+    #[command(flatten)]
+    pub(crate) limits: RelayLimits,
     #[command(flatten)]
     pub(crate) state: RelayState,
     /// Print JSON.
@@ -513,6 +525,16 @@ pub(crate) struct RelayLimit {
     /// The client: its name, its key, or the first eight characters of the key or more.
     #[arg(value_name = "NAME|KEY")]
     pub(crate) client: String,
+    #[command(flatten)]
+    pub(crate) limits: RelayLimits,
+    #[command(flatten)]
+    pub(crate) state: RelayState,
+}
+
+/// Limits of a client; "none" is none.
+#[derive(Debug, Args)]
+#[group(skip)]
+pub(crate) struct RelayLimits {
     /// Bits per second in each direction, as in 10Mbit/s.
     #[arg(long, conflicts_with_all = ["rate_down", "rate_up"], value_parser = limit::<Rate>)]
     pub(crate) rate: Option<Limit<Rate>>,
@@ -523,13 +545,11 @@ pub(crate) struct RelayLimit {
     #[arg(long, value_name = "RATE", value_parser = limit::<Rate>)]
     pub(crate) rate_up: Option<Limit<Rate>>,
     /// Flows at a time.
-    #[arg(long, value_name = "COUNT", value_parser = limit::<u32>)]
+    #[arg(long, alias = "max-flows", value_name = "COUNT", value_parser = limit::<u32>)]
     pub(crate) flows: Option<Limit<u32>>,
     /// Bytes in a calendar month (UTC), both directions together, as in 50GB.
     #[arg(long, value_name = "BYTES", value_parser = limit::<Bytes>)]
     pub(crate) monthly: Option<Limit<Bytes>>,
-    #[command(flatten)]
-    pub(crate) state: RelayState,
 }
 
 /// A limit as it is to be; `None` lifts it.
@@ -703,7 +723,10 @@ mod tests {
     fn limited(words: &[&str]) -> Result<RelayLimit, String> {
         let words = [&["braid", "relay", "limit", "phone"], words].concat();
         match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
-            Command::Relay(Relay { action: Some(RelayAction::Limit(limit)), .. }) => Ok(limit),
+            Command::Relay(relay) => match relay.action {
+                Some(RelayAction::Limit(limit)) => Ok(limit),
+                other => panic!("{other:?}"),
+            },
             other => panic!("{other:?}"),
         }
     }
@@ -711,8 +734,8 @@ mod tests {
     #[test]
     fn limits_are_set_and_lifted() {
         let set = limited(&["--rate", "10Mbit/s", "--flows", "none", "--monthly", "50GB"]).unwrap();
-        assert_eq!((set.rate, set.flows), (Some(Limit(Some(Rate::from_mbps(10)))), Some(Limit(None))));
-        assert_eq!((set.monthly, set.rate_up), (Some(Limit(Some(Bytes::new(50_000_000_000)))), None));
+        assert_eq!((set.limits.rate, set.limits.flows), (Some(Limit(Some(Rate::from_mbps(10)))), Some(Limit(None))));
+        assert_eq!((set.limits.monthly, set.limits.rate_up), (Some(Limit(Some(Bytes::new(50_000_000_000)))), None));
         assert!(limited(&[]).unwrap_err().contains("--monthly"), "one of them is needed");
         assert!(limited(&["--rate", "1Mbit/s", "--rate-up", "1Mbit/s"]).is_err());
         assert!(limited(&["--flows", "0"]).unwrap_err().contains("revoke"));

@@ -140,8 +140,19 @@ fn down(daemon: &Daemon) -> anyhow::Result<()> {
     }
 }
 
+/// The relays that were joined, by the daemon's word, else by what it has stored; `None` if neither can be had, as on another machine or
+/// for another user.
+fn relays(daemon: &Daemon) -> Option<Vec<String>> {
+    match client::read::<Vec<Peer>>(&daemon.socket, "/v1/peers") {
+        Ok(peers) => Some(peers.into_iter().map(|peer| peer.name).collect()),
+        Err(error) if error.is_nobody() => braid_engine::peers::joined(Path::new(braid_engine::daemon::DEFAULT_STATE)),
+        Err(_) => None,
+    }
+}
+
 fn check_file(check: &Check) -> anyhow::Result<ExitCode> {
-    let result = Config::read(&check.file, &World::here(!check.portable));
+    let world = World { relays: relays(&check.daemon), ..World::here(!check.portable) };
+    let result = Config::read(&check.file, &world);
     let (findings, taken) = match &result {
         Ok(config) => (config.warnings.as_slice(), true),
         Err(ConfigErrors::Refused(findings)) => (findings.as_slice(), false),

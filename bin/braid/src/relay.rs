@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
-use braid_carry::relay::{self, Options, Reach};
+use braid_carry::relay::{self, Memory, Options, Reach};
 use braid_peer::destination::Ports;
 use braid_peer::invite::Invite;
 use braid_peer::keys::{KeyPair, RELAY_KEY};
@@ -16,7 +16,7 @@ use braid_peer::state::StateDir;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::{RelayAction, RelayClients, RelayInvite, RelayLimit, RelayRevoke, RelayServer};
+use crate::cli::{RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer};
 use crate::print;
 use crate::table::{Page, Tone, age, bytes, cell, numbers, rate, toned, words};
 
@@ -57,7 +57,8 @@ pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
             }
             braid_engine::daemon::notify("STOPPING=1");
         };
-        Ok(relay::run(Options { listen: options.listen, keys, reach, flows: options.max_flows }, ready, stop).await?)
+        let memory = Memory { client: options.client_memory, total: options.max_memory };
+        Ok(relay::run(Options { listen: options.listen, keys, reach, flows: options.max_flows, memory }, ready, stop).await?)
     })
 }
 
@@ -69,6 +70,7 @@ struct InviteView {
     addresses: Vec<String>,
     name: Option<String>,
     expires_unix: u64,
+    limits: LimitsView,
 }
 
 fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
@@ -78,7 +80,8 @@ fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
     // Tried before the token is stored: one that nobody is told of would wait for its end.
     let invite = |token| Invite::new(relay, token, options.addresses.clone(), options.name.clone());
     invite([0; 16].into())?;
-    let token = Registry::open(&dir)?.invite(options.name.as_ref(), options.expires, now)?;
+    let limits = changed(Limits::default(), &options.limits);
+    let token = Registry::open(&dir)?.invite_limited(options.name.as_ref(), limits, options.expires, now)?;
     let invite = invite(token)?;
     if options.json {
         let view = InviteView {
@@ -87,6 +90,7 @@ fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
             addresses: options.addresses.iter().map(ToString::to_string).collect(),
             name: options.name.as_ref().map(ToString::to_string),
             expires_unix: unix(now + options.expires),
+            limits: LimitsView::of(limits),
         };
         return Ok(print(true, &view, |_, _| Ok(()))?);
     }
@@ -95,7 +99,7 @@ fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
     if out.is_terminal() {
         let span = age(Some(u64::try_from(options.expires.as_millis()).unwrap_or(u64::MAX))).unwrap_or_default();
         show_qr(&mut out, &invite)?;
-        writeln!(out, "Good for one device and {span}. There: braid join LINE")?;
+        writeln!(out, "Good for one device and {span}, with {}. There: braid join LINE", describe(limits))?;
     }
     Ok(())
 }
@@ -137,9 +141,19 @@ struct MonthView {
     up_bytes: u64,
 }
 
+impl LimitsView {
+    fn of(Limits { rate_down, rate_up, flows, monthly }: Limits) -> Self {
+        Self {
+            rate_down_bps: rate_down.map(|rate| rate.bps()),
+            rate_up_bps: rate_up.map(|rate| rate.bps()),
+            flows,
+            monthly_bytes: monthly.map(|bytes| bytes.get()),
+        }
+    }
+}
+
 impl ClientView {
     fn of(client: &Client, month: Month) -> Self {
-        let Limits { rate_down, rate_up, flows, monthly } = client.limits;
         Self {
             name: client.name.to_string(),
             key: client.key.to_string(),
@@ -147,12 +161,7 @@ impl ClientView {
             joined_unix: unix(client.joined),
             seen_unix: client.seen.map(unix),
             revoked_unix: client.revoked.map(unix),
-            limits: LimitsView {
-                rate_down_bps: rate_down.map(|rate| rate.bps()),
-                rate_up_bps: rate_up.map(|rate| rate.bps()),
-                flows,
-                monthly_bytes: monthly.map(|bytes| bytes.get()),
-            },
+            limits: LimitsView::of(client.limits),
             month: MonthView { down_bytes: month.down.get(), up_bytes: month.up.get() },
         }
     }
@@ -213,21 +222,26 @@ fn shut_out(options: &RelayRevoke) -> anyhow::Result<()> {
 fn set_limits(options: &RelayLimit) -> anyhow::Result<()> {
     let mut registry = open(&options.state.state_dir)?;
     let client = registry.find(&options.client)?;
-    let mut limits = client.limits;
-    if let Some(limit) = options.rate.or(options.rate_down) {
-        limits.rate_down = limit.0;
-    }
-    if let Some(limit) = options.rate.or(options.rate_up) {
-        limits.rate_up = limit.0;
-    }
-    if let Some(limit) = options.flows {
-        limits.flows = limit.0;
-    }
-    if let Some(limit) = options.monthly {
-        limits.monthly = limit.0;
-    }
+    let limits = changed(client.limits, &options.limits);
     registry.set_limits(client.id, limits)?;
     Ok(writeln!(io::stdout(), "{} ({}): {}", client.name, client.key.short(), describe(limits))?)
+}
+
+/// Limits with those that were named in place of others.
+fn changed(mut limits: Limits, named: &RelayLimits) -> Limits {
+    if let Some(limit) = named.rate.or(named.rate_down) {
+        limits.rate_down = limit.0;
+    }
+    if let Some(limit) = named.rate.or(named.rate_up) {
+        limits.rate_up = limit.0;
+    }
+    if let Some(limit) = named.flows {
+        limits.flows = limit.0;
+    }
+    if let Some(limit) = named.monthly {
+        limits.monthly = limit.0;
+    }
+    limits
 }
 
 fn describe(limits: Limits) -> String {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use braid_api::{App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, Peer, PolicyView, Status, Verdict};
+use braid_api::{App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, Peer, PolicyView, Share, Status, Verdict};
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
@@ -18,9 +18,6 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
         page.toned(Tone::Doubtful, &format!("warning: {warning}"))?;
     }
     for peer in &status.peers {
-        if peer.state == "idle" {
-            continue;
-        }
         let kind = if peer.kind == "server" { "server" } else { "relay" };
         let good = peer.paths.iter().filter(|path| matches!(path.state.as_str(), "good" | "backup")).count();
         match &peer.reason {
@@ -149,7 +146,7 @@ pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
             cell(Some(&flow.application)),
             cell(Some(&flow.protocol)),
             cell(Some(&flow.remote)),
-            cell(Some(&flow.link)),
+            cell(Some(flow.peer.as_ref().map_or(flow.link.clone(), |peer| format!("{} by {peer}", flow.link)))),
             cell(bytes(flow.rx_bytes)),
             cell(bytes(flow.tx_bytes)),
             cell(micros(flow.rtt_us)),
@@ -306,6 +303,7 @@ pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::R
     let outcome = match (&explained.link, explained.outcome) {
         (Some(link), Outcome::Steered) => format!("goes over {link}"),
         (None, Outcome::Steered) => "is steered".to_owned(),
+        (_, Outcome::Bonded) => format!("goes over all its links, carried by {}", explained.peer.as_deref().unwrap_or(UNKNOWN)),
         (_, Outcome::LeftAlone) => "is left to the system".to_owned(),
         (_, Outcome::Denied) => "fails: its rule is strict and none of its links is usable".to_owned(),
     };
@@ -324,7 +322,41 @@ pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::R
     if let Some(next) = &explained.runner_up {
         page.line(format!("runner-up  {next}"))?;
     }
-    candidates(page, explained)
+    if explained.outcome == Outcome::Bonded && !explained.paths.is_empty() {
+        shares(page, &explained.paths)
+    } else {
+        candidates(page, explained)
+    }
+}
+
+fn shares(page: &mut Page<'_>, paths: &[Share]) -> io::Result<()> {
+    let columns = [
+        words("LINK"),
+        words("MAY"),
+        words("PATH"),
+        numbers("SHARE"),
+        numbers("RECEIVED"),
+        numbers("SENT"),
+        numbers("RTT"),
+        numbers("RATE"),
+        words("WHY NOT"),
+    ];
+    let row = |share: &Share| -> Vec<Cell> {
+        let tone = if share.reason.is_none() { Tone::Good } else { Tone::Plain };
+        let mut row = vec![
+            toned(Some(&share.link), tone),
+            cell(Some(if share.allowed { "yes" } else { "no" })),
+            cell(Some(share.state.as_deref().unwrap_or("none"))),
+            cell(share.share.map(|share| format!("{:.0} %", share * 100.0))),
+            cell(bytes(Some(share.rx_bytes))),
+            cell(bytes(Some(share.tx_bytes))),
+            cell(micros(share.rtt_us)),
+            cell(rate(share.rate_bps)),
+        ];
+        row.extend(share.reason.as_ref().map(|text| cell(Some(text))));
+        row
+    };
+    page.table(&columns, &paths.iter().map(row).collect::<Vec<_>>(), "no links")
 }
 
 fn candidates(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {

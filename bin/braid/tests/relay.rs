@@ -95,9 +95,32 @@ fn clients_are_listed_limited_and_revoked() {
     assert_eq!((&limits["rate_down_bps"], &limits["rate_up_bps"]), (&Value::from(10_000_000), &Value::from(1_000_000)));
     assert_eq!((&limits["flows"], &limits["monthly_bytes"]), (&Value::Null, &Value::from(50_000_000_000u64)));
 
+    let invited = [
+        "invite",
+        "--address",
+        "192.0.2.1:1",
+        "--name",
+        "guest",
+        "--rate-down",
+        "2Mbit/s",
+        "--max-flows",
+        "50",
+        "--monthly",
+        "1GB",
+        "--json",
+    ];
+    let view: Value = serde_json::from_str(&relay.ask(&invited)).unwrap();
+    assert_eq!((&view["limits"]["flows"], &view["limits"]["rate_up_bps"]), (&Value::from(50), &Value::Null), "{view}");
+    relay.join(view["line"].as_str().unwrap());
+    assert_eq!((&relay.clients()[0]["name"], &relay.clients()[0]["limits"]), (&Value::from("guest"), &view["limits"]));
+    let table = relay.ask(&["clients"]);
+    assert!(["2.0 Mbit/s", "1.0 GB", "50"].iter().all(|limit| table.contains(limit)), "{table}");
+    assert!(relay.fail(&["invite", "--address", "192.0.2.1:1", "--flows", "0"]).contains("revoke"));
+    relay.ask(&["revoke", "guest"]);
+
     assert!(relay.ask(&["revoke", &laptop[..8]]).contains("laptop"));
     assert!(relay.ask(&["revoke", "laptop"]).contains("already"));
-    assert_eq!(relay.clients()[0]["state"], "revoked");
+    assert_eq!(relay.clients()[1]["state"], "revoked");
     let table = relay.ask(&["clients"]);
     assert!(table.contains("revoked") && table.contains("admitted") && table.contains(&phone[..8]), "{table}");
 }

@@ -30,6 +30,8 @@ pub struct ExplainRequest {
 pub enum Outcome {
     /// It gets a link.
     Steered,
+    /// A peer carries it, over several links.
+    Bonded,
     /// The system decides.
     LeftAlone,
     /// It fails: a strict rule has no usable link.
@@ -65,6 +67,35 @@ pub struct Explanation {
     pub direction: Option<String>,
     /// Every link with what the rule saw of it.
     pub candidates: Vec<Candidate>,
+    /// Who carries it, where that is not the kernel.
+    #[serde(default)]
+    pub peer: Option<String>,
+    /// How a living flow that a peer carries is spread over the links.
+    #[serde(default)]
+    pub paths: Vec<Share>,
+}
+
+/// One link's part in a flow that a peer carries.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    /// The link.
+    pub link: String,
+    /// The flow may use it.
+    pub allowed: bool,
+    /// Its path's state, as in [`Path`](crate::Path); `null` without one.
+    pub state: Option<String>,
+    /// Why it carries nothing of the flow now.
+    pub reason: Option<String>,
+    /// Bytes of the flow received over it.
+    pub rx_bytes: u64,
+    /// Bytes of the flow sent over it.
+    pub tx_bytes: u64,
+    /// Of all the flow's bytes, 0 to 1.
+    pub share: Option<f64>,
+    /// Its path's smoothed round-trip time.
+    pub rtt_us: Option<u64>,
+    /// What its path can deliver from here.
+    pub rate_bps: Option<u64>,
 }
 
 /// One link as the rule saw it.

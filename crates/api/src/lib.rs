@@ -17,7 +17,7 @@ mod status;
 
 pub use app::App;
 pub use doctor::{Check, DoctorReport, Verdict};
-pub use explain::{Candidate, ExplainRequest, Explanation, Outcome};
+pub use explain::{Candidate, ExplainRequest, Explanation, Outcome, Share};
 pub use flow::{Flow, LinkBytes};
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, ExcludeEntry, LinkEntry, PolicyView};

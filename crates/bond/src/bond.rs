@@ -248,6 +248,12 @@ impl Bond {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
+    /// What of the other end's and its own users' bytes it holds: received and not read, or not acknowledged yet, and messages that wait.
+    pub fn held(&self) -> Amount {
+        let unread = self.received_total.saturating_sub(self.read_total);
+        Amount::new(unread + self.held_total + self.unread_messages as u64 + self.queued_messages as u64)
+    }
+
     /// What a flow may keep: what all paths carry in four round trips of the slowest: all of
     /// that may wait for one datagram of that path, which may have to be sent again.
     fn send_buffer(&self) -> u64 {

@@ -67,6 +67,9 @@ pub enum State {
 /// The first pause before a path is dialled again; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// What is sent should be acknowledged after four round trips, within these bounds.
+const SOON: Duration = Duration::from_millis(500);
+const LATE: Duration = Duration::from_secs(3);
 /// A path that has not answered after this is dialled anew: its first packets met another network.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -128,6 +131,18 @@ impl Client {
     pub fn paths(&self) -> Vec<(PathId, PathView)> {
         let id = self.bond();
         self.carrier.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
+    }
+
+    /// Ends if nothing at all is heard from the peer in the time in which it should have acknowledged what it is sent now, as when its host
+    /// has vanished; else never. A bond's last path is given more time than a program should wait that could as well go without it.
+    pub async fn unanswered(&self) {
+        let heard = || self.paths().iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
+        let round_trip = self.paths().iter().filter(|(_, path)| path.state == PathState::Good).map(|(_, path)| path.srtt).min();
+        let before = heard();
+        tokio::time::sleep((round_trip.unwrap_or_default() * 4).clamp(SOON, LATE)).await;
+        if heard() != before {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// How many flows there are, those included whose last bytes are still on their way.
@@ -387,10 +402,12 @@ pub enum Answer {
     AnotherKey,
     /// It is something else, or serves invited clients only; in words.
     Refused(String),
+    /// It has begun to answer, or had too much to do: it may say more another time.
+    Unfinished,
 }
 
-/// The first question waits this long: QUIC would repeat it after a second.
-const QUESTION: Duration = Duration::from_millis(950);
+/// The first datagram waits this long for an answer, and would be repeated after three times this, if anybody still waited then.
+const QUESTION: Duration = Duration::from_secs(1);
 /// A host that has said something gets this long for the rest.
 const CONVERSATION: Duration = Duration::from_secs(3);
 
@@ -405,6 +422,7 @@ pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mar
     let socket = UdpLink::bind(ipv6, &binding).map_err(|error| RelayError::Socket(link.device.clone().unwrap_or_default(), error))?;
     carrier.set_socket(number, Some(socket), ipv6);
     let dialled = carrier.with(|host, now| {
+        host.set_first_rtt(QUESTION);
         host.begin(now, id, secret, Limits::default());
         host.dial(now, id, (PathId(0), number, false), remote, tls, tls::SERVER_NAME, (None, String::new()))
     });
@@ -417,7 +435,7 @@ pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mar
         Err(_) if !carrier.with(|host, _| host.has_heard(connection)) => Answer::Silent,
         Err(_) => {
             let rest = tokio::time::timeout(CONVERSATION, answer_to(&carrier, connection, &mut notices)).await;
-            rest.unwrap_or_else(|_| Answer::Refused("it does not finish what it begins".to_owned()))
+            rest.unwrap_or(Answer::Unfinished)
         }
     };
     if answer == Answer::Silent {
@@ -436,6 +454,7 @@ async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mp
                 return key.map_or_else(|| Answer::Refused("it has shown no key".to_owned()), Answer::Runs);
             }
             Some(Notice::Lost { another_key: true, .. }) => return Answer::AnotherKey,
+            Some(Notice::Lost { refused: Some(refusals::BUSY), .. }) => return Answer::Unfinished,
             Some(Notice::Lost { reason, .. }) => return Answer::Refused(reason),
             Some(_) => {}
             None => return Answer::Silent,

@@ -23,6 +23,13 @@ use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
+mod clock;
+mod memory;
+
+pub use memory::Memory;
+
+use clock::Clock;
+
 use crate::carrier::{Carrier, Notice};
 use crate::flow::Flow;
 use crate::socket::{Binding, UdpLink};
@@ -61,6 +68,8 @@ pub struct Options {
     pub reach: Reach,
     /// Flows of all clients together, at most.
     pub flows: usize,
+    /// What bonds may hold.
+    pub memory: Memory,
 }
 
 /// Why a relay cannot run.
@@ -86,8 +95,10 @@ const DRAIN: Duration = Duration::from_secs(30);
 const UDP_IDLE: Duration = Duration::from_secs(150);
 /// Usage is written down this often.
 const FLUSH: Duration = Duration::from_secs(10);
-/// Flows that one anonymous bond may have, and all of one source.
-const ANONYMOUS_FLOWS: usize = 64;
+/// What one anonymous bond may have: its share of the memory that strangers can claim. 16 MiB is the least that the protocol allows.
+const ANONYMOUS: BondLimits = BondLimits { flows: 64, max_window: 8 << 20, total_window: 16 << 20, send_buffer: 8 << 20 };
+const ANONYMOUS_BONDS: usize = 512;
+/// Flows of one source.
 const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
 const READ: usize = 65_536;
 
@@ -139,6 +150,8 @@ struct Relay {
     sources: Sources,
     share: Limits,
     limit: usize,
+    memory: Memory,
+    clock: Clock,
     draining: bool,
     open: Arc<()>,
 }
@@ -160,7 +173,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     let mut host = Host::server(random()?, Arc::new(options.keys.reset_key()), tls::server(&options.keys, clients)?, Instant::now());
     if clients == Clients::Anonymous {
         // Whoever may be served without a key must at least be where it says.
-        host.set_limits(HostLimits { unproven: 0, ..HostLimits::default() });
+        host.set_limits(HostLimits { unproven: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
     }
     let (carrier, mut notices) = Carrier::start(host);
     let ipv6 = options.listen.is_ipv6();
@@ -186,6 +199,8 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         sources: Sources::default(),
         share,
         limit: options.flows,
+        memory: options.memory,
+        clock: Clock::start(),
         draining: false,
         open: Arc::new(()),
     };
@@ -210,7 +225,13 @@ impl Relay {
                     Some(notice) => self.on_notice(notice),
                     None => break,
                 },
-                _ = every_second.tick() => self.look(),
+                _ = every_second.tick() => {
+                    if let Some(jump) = self.clock.jump() {
+                        tracing::warn!("{jump}");
+                    }
+                    self.look();
+                    self.guard_memory();
+                }
                 _ = flush.tick() => self.flush(),
             }
             if until.is_some_and(|until| self.flows() == 0 || Instant::now() >= until) {
@@ -246,8 +267,9 @@ impl Relay {
         match verdict {
             Ok((key, account)) => {
                 let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
-                let flows = if key.is_some() { self.limit } else { ANONYMOUS_FLOWS };
-                let limits = BondLimits { flows, ..BondLimits::default() };
+                let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
+                let others = self.owners.iter().filter(theirs).count();
+                let limits = if key.is_some() { self.memory.part(self.limit, others) } else { ANONYMOUS };
                 if self.carrier.with(|host, now| host.admit(now, connection, hello, owner, limits)) {
                     tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
                     self.owners.entry(hello.bond).or_insert_with(|| {
@@ -295,6 +317,9 @@ impl Relay {
             }
         };
         if let Some(account) = self.accounts.get(&key) {
+            // An invitation may have brought other limits.
+            let (now, _) = account.now();
+            account.meter(|meter| meter.set_limits(client.limits, now));
             return Ok((Some(key), account.clone()));
         }
         let month = registry.used(client.id, SystemTime::now()).map_err(|error| trouble(&error))?;
@@ -353,6 +378,18 @@ impl Relay {
                 }
                 Err(error) => tracing::error!(%error, "the registry cannot be read: who is known stays so"),
             }
+        }
+    }
+
+    /// Ends bonds that hold too much.
+    fn guard_memory(&self) {
+        // Who shares an account is one client, or one source of anonymous ones.
+        let owner = |bond: BondId| self.owners.get(&bond).map(|owner| Arc::as_ptr(&owner.account));
+        let held: Vec<_> =
+            self.carrier.with(|host, _| host.bonds().filter_map(|(bond, state)| Some((bond, owner(bond)?, state.held()))).collect());
+        for (bond, excess) in self.memory.excess(&held) {
+            tracing::warn!(%bond, "a bond is ended: {}", excess.reason());
+            self.carrier.with(|host, now| host.end(now, bond, excess.reason()));
         }
     }
 

@@ -83,6 +83,8 @@ fn take(buffer: &mut BytesMut) -> Bytes {
 
 async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, count: &mut u64) -> Result<(), FlowEnd> {
     loop {
+        // What nobody takes stays in the bond, which counts it and gives no credit for it.
+        let _ = to.writable().await;
         let Some(data) = flow.read().await? else {
             let _ = to.shutdown().await;
             return Ok(());

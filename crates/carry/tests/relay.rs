@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
-use braid_bond::{Carrier as Kind, FlowPolicy, Open, Target, codes};
+use braid_bond::{Carrier as Kind, FlowPolicy, Open, PathState, Target, codes};
 use braid_carry::client::{Client, Link, Peer, State};
-use braid_carry::relay::{self, Options, Reach};
+use braid_carry::relay::{self, Memory, Options, Reach};
 use braid_carry::{FlowEnd, splice};
 use braid_peer::invite::Token;
 use braid_peer::keys::KeyPair;
@@ -44,14 +44,23 @@ impl TestRelay {
     }
 
     async fn start_in(dir: tempfile::TempDir, listen: SocketAddr) -> Self {
+        Self::start_with(dir, listen, Memory::default()).await
+    }
+
+    async fn start_with(dir: tempfile::TempDir, listen: SocketAddr, memory: Memory) -> Self {
         let state = StateDir::open(&dir.path().join("relay")).unwrap();
         let keys = KeyPair::load_or_generate(&state, "relay.key").unwrap();
         let mut registry = Registry::open(&state).unwrap();
         let token = registry.invite(None, Duration::from_secs(60), SystemTime::now()).unwrap();
         let key = keys.public();
         let allow = vec!["127.0.0.0/8".parse().unwrap()];
-        let options =
-            Options { listen, keys, reach: Reach::Internet { registry: Box::new(registry), allow, own: Vec::new() }, flows: 10_000 };
+        let options = Options {
+            listen,
+            keys,
+            reach: Reach::Internet { registry: Box::new(registry), allow, own: Vec::new() },
+            flows: 10_000,
+            memory,
+        };
         let (ready, listening) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();
         let (end, ended) = oneshot::channel();
@@ -243,6 +252,13 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
     let mut stream = connect(&first, echo().await).await;
     stream.write_all(&[1; 300_000]).await.unwrap();
     stream.read_exact(&mut vec![0; 300_000]).await.unwrap();
+    // A path that is still being made cannot say goodbye.
+    let settled = async {
+        while first.paths().iter().filter(|(_, path)| path.state == PathState::Good).count() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, settled).await.expect("two good paths");
     drop((stream, first));
     drop(relay.stop.take());
     tokio::time::timeout(PATIENCE, &mut relay.ended).await.expect("it stops").unwrap();
@@ -259,4 +275,61 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
     until(&second, |state| *state == State::Up).await;
     let flow = second.open(to(echo().await, Kind::Stream)).unwrap();
     assert_eq!(flow.opened().await, Err(FlowEnd(codes::QUOTA)));
+}
+
+#[tokio::test]
+async fn a_client_that_hoards_the_relays_memory_loses_that_bond_and_others_go_on() {
+    let memory = Memory { client: braid_model::Bytes::new(400_000), ..Memory::default() };
+    let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), memory).await;
+    let client = client(&relay).await;
+    // A target that never reads: what the relay takes for it stays there.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let deaf = socket.listen(64).unwrap();
+    let target = deaf.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok((stream, _)) = deaf.accept().await {
+            kept.push(stream);
+        }
+    });
+    let mut hoarder = connect(&client, target).await;
+    let hoarded = async { hoarder.write_all(&vec![7; 64 << 20]).await };
+    let end = tokio::time::timeout(PATIENCE, hoarded).await.expect("it is stopped");
+    assert!(end.is_err(), "all of it was taken");
+    // It may begin again, and behave.
+    let served = async {
+        loop {
+            let mut new = connect(&client, echo().await).await;
+            if new.write_all(b"again").await.is_ok() && new.read_exact(&mut [0; 5]).await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, served).await.expect("served");
+}
+
+#[tokio::test]
+async fn a_relay_that_is_told_to_stop_lets_flows_end_and_takes_no_new_ones() {
+    let mut relay = TestRelay::start().await;
+    let client = client(&relay).await;
+    let target = echo().await;
+    let mut running = connect(&client, target).await;
+    running.write_all(b"one").await.unwrap();
+    running.read_exact(&mut [0; 3]).await.unwrap();
+    drop(relay.stop.take());
+    let refused = async {
+        while client.open(to(target, Kind::Stream)).unwrap().opened().await != Err(FlowEnd(codes::BUSY)) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, refused).await.expect("new ones are refused");
+    running.write_all(b"two").await.unwrap();
+    running.read_exact(&mut [0; 3]).await.expect("the one that runs goes on");
+    assert!(relay.ended.try_recv().is_err(), "it waits for it");
+    running.shutdown().await.unwrap();
+    assert_eq!(running.read_to_end(&mut Vec::new()).await.unwrap(), 0, "it ends as it would");
+    tokio::time::timeout(PATIENCE, &mut relay.ended).await.expect("then it stops").unwrap();
 }

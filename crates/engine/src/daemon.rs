@@ -34,7 +34,7 @@ use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
-use crate::peers::{Change, Peers};
+use crate::peers::{Change, Peers, joined};
 use crate::server::{DEFAULT_SOCKET, Request, Server};
 
 /// Events taken from the kernel at a time, so that others get their turn.
@@ -45,6 +45,8 @@ const TICK: Duration = Duration::from_millis(250);
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
 const STEERING: &str = "cannot speak with the kernel's side";
+/// What spreads a bond's flows over its links.
+const CARRIED_BY: &str = "midrr";
 /// The battery is asked this often.
 const BATTERY: Duration = Duration::from_secs(2);
 /// What was learnt is written this often.
@@ -72,7 +74,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot start Braid")?;
     let config_path = options.config.clone().or_else(|| Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists()));
     let config = match &config_path {
-        Some(path) => Config::load(path)?,
+        Some(path) => Config::load(path, joined(options.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE))))?,
         None => Config::default(),
     };
     for warning in &config.warnings {
@@ -260,6 +262,7 @@ impl Daemon<'_> {
             self.memory.keep(&mut self.core, now(), unix());
         }
         self.core.on_network(now(), (*network).clone())?;
+        self.peers.keep_servers(|host| self.core.may_steer(host));
         self.memory.recognise(&mut self.core);
         self.begin_allowances()
     }
@@ -390,7 +393,7 @@ impl Daemon<'_> {
                 match answer {
                     Answer::Runs(key) => tracing::info!(%host, key = key.short(), "a host runs Braid"),
                     Answer::AnotherKey => warn_of_impostor(host),
-                    Answer::Silent | Answer::Elsewhere => {}
+                    Answer::Silent | Answer::Unfinished | Answer::Elsewhere => {}
                 }
                 let done = self.core.on_answer(now(), host, answer);
                 self.keep_pins();
@@ -435,21 +438,18 @@ impl Daemon<'_> {
         };
         let (policy, application) = (self.core.bond_policy(facts), self.core.application_of(facts));
         let server = self.core.server_of(now(), facts);
+        let (id, grounds) = (facts.id.0, self.core.grounds(facts, server.is_some()));
         // A bond may be about to begin.
         self.peers.set_links(self.core.bond_links());
         tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
         match (arrival, &self.redirect) {
-            (Arrival::Connection(redirected), _) => {
-                // The peer may have gone since the program's connect: a connection of the daemon's own is next best.
-                if let Err(back) = self.peers.carry(*redirected, application, &policy, server) {
-                    Peers::carry_directly(*back);
-                }
-            }
+            (Arrival::Connection(redirected), _) => self.peers.carry(*redirected, application, &policy, server),
             (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
                 self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy, server);
             }
             (Arrival::Datagram(..), None) => {}
         }
+        self.peers.note_grounds(id, grounds);
     }
 
     /// Takes the events that wait, but not without end: whoever makes them faster than they are taken must not stop the heart.
@@ -553,7 +553,7 @@ impl Daemon<'_> {
             let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
             return Err(Problem::new(409, "No configuration file", detail));
         };
-        let loaded = Config::check(&path).map_err(|errors: ConfigErrors| {
+        let loaded = Config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
             tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
             self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
             Problem::new(422, "Configuration refused", errors.to_string())
@@ -574,6 +574,8 @@ impl Daemon<'_> {
             Request::Status(answer) => {
                 let mut status = self.core.status(time);
                 status.peers = self.peers.views(&self.core.known_servers(time));
+                // Those that nothing uses now are for `braid peers`.
+                status.peers.retain(|peer| peer.state != "idle");
                 status.config = self.config_path.as_ref().map(|path| path.display().to_string());
                 status.warnings.extend(self.memory.trouble());
                 status.warnings.extend(self.config_trouble.clone());
@@ -586,12 +588,15 @@ impl Daemon<'_> {
                 let looked = self.core.look(time);
                 self.bear("cannot look at the flows", looked);
                 let mut flows = self.core.flows(time);
-                flows.extend(self.peers.flow_views(time, "midrr"));
+                flows.extend(self.peers.flow_views(time, CARRIED_BY));
                 let _ = answer.send(Ok(flows));
             }
             Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time)))),
             Request::Policy(answer) => drop(answer.send(Ok(self.core.policy()))),
-            Request::Explain(request, answer) => drop(answer.send(self.core.explain(time, &request))),
+            Request::Explain(request, answer) => {
+                let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
+                let _ = answer.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
+            }
             Request::Peers(answer) => drop(answer.send(Ok(self.peers.views(&self.core.known_servers(time))))),
             Request::Join(request, answer) => {
                 let joined = self.peers.join(&request.line, request.name.as_deref());

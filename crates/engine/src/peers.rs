@@ -16,12 +16,13 @@ use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
 use tokio::sync::mpsc;
 
-use crate::core::{BondLink, Question, ServerNews};
+use crate::core::{BondLink, Grounds, Question, ServerNews};
 use carry::Exchanges;
 use servers::{Servers, Standing};
 use stored::{NotInvited, Stored};
 
 mod carry;
+mod explained;
 pub(crate) mod pins;
 pub(crate) mod redirected;
 mod servers;
@@ -86,6 +87,14 @@ struct Carried {
     policy: FlowPolicy,
     protocol: &'static str,
     flow: Flow,
+    grounds: Option<Grounds>,
+    /// The links of its rule: an order may have moved it to others.
+    ruled: u64,
+}
+
+/// The names of the peers that were joined, as they stand in the state directory; `None` if that cannot be told.
+pub fn joined(dir: &Path) -> Option<Vec<String>> {
+    Some(stored::read(dir).ok()?.into_iter().map(|peer| peer.name).collect())
 }
 
 impl Peers {
@@ -113,6 +122,11 @@ impl Peers {
             Err(error) => tracing::warn!("the relays joined before, in {}, cannot be read ({error}): join again", dir.display()),
         }
         (peers, receiver)
+    }
+
+    /// Their names.
+    pub fn names(&self) -> Vec<String> {
+        self.known.keys().cloned().collect()
     }
 
     /// Whether there is a peer at all.
@@ -174,6 +188,11 @@ impl Peers {
         self.servers.end(host)
     }
 
+    /// Ends bonds to servers that are not to be reached over links any more, and their flows, so that those begin again elsewhere.
+    pub fn keep_servers(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
+        self.servers.keep(may_reach);
+    }
+
     /// Ends bonds to servers that nothing uses any more.
     pub fn sweep(&mut self) {
         let flows = self.flows.clone();
@@ -183,9 +202,9 @@ impl Peers {
     /// `POST /v1/move`.
     pub fn move_flows(&self, request: &MoveRequest) -> Result<Accepted, Problem> {
         let links = match &request.to {
-            None => u64::MAX,
+            None => None,
             Some(device) => match self.links.iter().find(|link| link.device == *device) {
-                Some(link) => 1 << link.slot,
+                Some(link) => Some(1 << link.slot),
                 None => {
                     let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
                     let detail = format!("{device} is no link: there are {}", known.join(", "));
@@ -197,7 +216,7 @@ impl Peers {
         let mut moved = 0;
         for (id, carried) in flows.iter_mut() {
             if id.to_string() == request.what || carried.application == request.what || carried.name == request.what {
-                carried.policy.links = links;
+                carried.policy.links = links.unwrap_or(carried.ruled);
                 carried.flow.set_policy(carried.policy);
                 moved += 1;
             }
@@ -209,7 +228,7 @@ impl Peers {
             );
             return Err(Problem::new(404, "No such flow", detail));
         }
-        let to = request.to.as_deref().unwrap_or("all links");
+        let to = request.to.as_deref().unwrap_or("all links of their rule");
         Ok(Accepted { message: format!("{moved} flow(s) go over {to} from now on"), warnings: Vec::new() })
     }
 
@@ -283,11 +302,11 @@ impl Peers {
             pid: Some(carried.process),
             user: Some(carried.user),
             cgroup: None,
-            class: None,
-            demand_bytes: None,
+            class: carried.grounds.as_ref().map(|grounds| grounds.class.to_string()),
+            demand_bytes: carried.grounds.as_ref().map(|grounds| grounds.demand.get()),
             retransmissions: None,
             delivery_rate_bps: None,
-            rule: None,
+            rule: carried.grounds.as_ref().and_then(|grounds| grounds.rule),
             energy_j: None,
             peer: Some(carried.peer.clone()),
             by_link,
@@ -295,17 +314,10 @@ impl Peers {
     }
 
     fn path_view(&self, path: &braid_bond::PathView) -> PathView {
-        let state = match path.state {
-            PathState::Good if path.backup => "backup",
-            PathState::Probing => "probing",
-            PathState::Good => "good",
-            PathState::Suspect => "suspect",
-            PathState::Dead => "dead",
-        };
         let sent = path.delivered.get() + path.lost.get();
         PathView {
             link: self.device(path.link),
-            state: state.to_owned(),
+            state: state_name(path).to_owned(),
             rtt_us: Some(path.srtt.as_micros() as u64),
             cwnd: Some(path.window.get()),
             rate_bps: Some(path.rate.bps()).filter(|rate| *rate > 0),
@@ -368,6 +380,16 @@ impl Peers {
 
     fn store(&self) -> std::io::Result<()> {
         stored::write(&self.dir, &self.known.values().map(|known| &known.stored).collect::<Vec<_>>())
+    }
+}
+
+fn state_name(path: &braid_bond::PathView) -> &'static str {
+    match path.state {
+        PathState::Good if path.backup => "backup",
+        PathState::Probing => "probing",
+        PathState::Good => "good",
+        PathState::Suspect => "suspect",
+        PathState::Dead => "dead",
     }
 }
 

@@ -164,6 +164,17 @@ impl Registry {
 
     /// Makes an invitation that is good until `lifetime` from `now`. A client that redeems it gets `name`, if one is given.
     pub fn invite(&mut self, name: Option<&ClientName>, lifetime: Duration, now: SystemTime) -> Result<Token, RegistryError> {
+        self.invite_limited(name, Limits::default(), lifetime, now)
+    }
+
+    /// The same, for a client that shall have these limits. One that was here before keeps its own where none is given.
+    pub fn invite_limited(
+        &mut self,
+        name: Option<&ClientName>,
+        limits: Limits,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<Token, RegistryError> {
         let token = Token::generate()?;
         let (made, expires) = (seconds(now), seconds(now).saturating_add_unsigned(lifetime.as_secs()));
         let stored = self.change(|transaction| {
@@ -173,8 +184,17 @@ impl Registry {
                 return Ok(false);
             }
             transaction.execute(
-                "INSERT INTO token (digest, name, made, expires) VALUES (?1, ?2, ?3, ?4)",
-                params![token.digest(), name.map(ClientName::as_str), made, expires],
+                "INSERT INTO token (digest, name, made, expires, rate_down, rate_up, flows, monthly) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                params![
+                    token.digest(),
+                    name.map(ClientName::as_str),
+                    made,
+                    expires,
+                    stored(limits.rate_down),
+                    stored(limits.rate_up),
+                    limits.flows,
+                    limits.monthly.map(|bytes| integer(bytes.get())),
+                ],
             )?;
             Ok(true)
         })?;
@@ -185,7 +205,7 @@ impl Registry {
     /// one, with a number behind it if another client has it.
     ///
     /// Who redeems twice with the same key is told what they were told before, so a lost answer may be asked for again. A client that is
-    /// shut out comes back in by a new invitation, with its old limits.
+    /// shut out comes back in by a new invitation, with its old limits where that sets no others.
     pub fn redeem(&mut self, token: &Token, key: &PublicKey, wished: Option<&ClientName>, now: SystemTime) -> Result<Client, RedeemError> {
         let now = seconds(now);
         self.change(|transaction| {
@@ -220,6 +240,12 @@ impl Registry {
                     )?;
                 }
             }
+            transaction.execute(
+                "UPDATE client SET (rate_down, rate_up, flows, monthly) = (SELECT coalesce(token.rate_down, client.rate_down),
+                    coalesce(token.rate_up, client.rate_up), coalesce(token.flows, client.flows), coalesce(token.monthly, client.monthly)
+                    FROM token WHERE digest = ?1) WHERE key = ?2",
+                params![token.digest(), key.as_bytes()],
+            )?;
             transaction.execute("UPDATE token SET redeemer = ?2 WHERE digest = ?1", params![token.digest(), key.as_bytes()])?;
             let client = select(transaction, "WHERE key = ?1", params![key.as_bytes()])?.pop();
             Ok(client.ok_or(RedeemError::Unknown))
@@ -264,11 +290,16 @@ impl Registry {
 
     /// Sets all limits of a client.
     pub fn set_limits(&mut self, id: ClientId, limits: Limits) -> Result<(), RegistryError> {
-        let rate = |rate: Option<Rate>| rate.map(|rate| integer(rate.bps()));
         self.change(|transaction| {
             transaction.execute(
                 "UPDATE client SET rate_down = ?2, rate_up = ?3, flows = ?4, monthly = ?5 WHERE id = ?1",
-                params![id.0, rate(limits.rate_down), rate(limits.rate_up), limits.flows, limits.monthly.map(|bytes| integer(bytes.get()))],
+                params![
+                    id.0,
+                    stored(limits.rate_down),
+                    stored(limits.rate_up),
+                    limits.flows,
+                    limits.monthly.map(|bytes| integer(bytes.get()))
+                ],
             )?;
             Ok(())
         })
@@ -344,6 +375,10 @@ fn free_name(connection: &Connection, wanted: &ClientName, own: Option<ClientId>
         number += 1;
     }
     Ok(name)
+}
+
+fn stored(rate: Option<Rate>) -> Option<i64> {
+    rate.map(|rate| integer(rate.bps()))
 }
 
 /// Seconds of Unix time; what lies before 1970 becomes 1970.

@@ -17,6 +17,8 @@ use crate::types::{
 
 /// What a file of weight 1 is given in one turn of miDRR.
 const QUANTUM: Bytes = Bytes::new(64 * 1024);
+/// So many connections in a row that one of several sources refused make it one of no use.
+const FAULTS: u32 = 3;
 /// So often a file that comes in one piece is begun anew, though each attempt brought something.
 const RESTARTS: u32 = 3;
 /// Far beyond the end of any file, for one of unknown size.
@@ -211,6 +213,11 @@ impl Engine {
             return;
         }
         (lane.connected, lane.depth) = (true, depth.max(1));
+        for file in self.files.values_mut() {
+            if let Some(source) = file.source_at(lane.server) {
+                file.faults[source.0] = 0;
+            }
+        }
         let link = &mut self.links[lane.link.0];
         // The handshakes took at least one round trip; the first answer tells better.
         if link.latency.is_none() {
@@ -237,17 +244,29 @@ impl Engine {
             }
             let waiting: Vec<FileId> = self.waiting_for(lane.server).collect();
             for file in waiting {
-                self.count_failure(now, file);
+                self.blame(now, file, lane.server);
             }
         }
         self.dirty = true;
     }
 
-    /// Files that want something of `server` and have no request at work.
+    /// Files that want something of `server`, and have several sources or no request at work.
     fn waiting_for(&self, server: ServerId) -> impl Iterator<Item = FileId> + '_ {
         let idle = |id: &FileId| !self.requests.values().any(|request| request.file == *id && !request.stalled);
         let wants = move |file: &File| file.active && file.ended.is_none() && file.source_at(server).is_some();
-        self.files.iter().filter(move |(id, file)| wants(file) && idle(id)).map(|(id, _)| *id)
+        self.files.iter().filter(move |(id, file)| wants(file) && (file.sources().count() > 1 || idle(id))).map(|(id, _)| *id)
+    }
+
+    /// A server could not be reached: of several sources this one is left in the end, of a single one an attempt has failed.
+    fn blame(&mut self, now: Time, id: FileId, server: ServerId) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        match file.source_at(server) {
+            Some(source) if file.sources().count() > 1 => {
+                file.faults[source.0] += 1;
+                file.good[source.0] = file.faults[source.0] < FAULTS;
+            }
+            _ => self.count_failure(now, id),
+        }
     }
 
     /// The head of an answer came.
@@ -288,7 +307,10 @@ impl Engine {
         let (file_id, asked_whole) = (request.file, request.whole);
         let Some(file) = self.files.get_mut(&file_id) else { return };
         let complete = span.start == 0 && head.size == Some(span.end());
-        if !head.joinable && !complete || asked_whole {
+        if asked_whole {
+            return self.fail_request(now, id, Failure::Source);
+        }
+        if !head.joinable && !complete {
             // Ranges cannot be joined: the whole file is asked for, in one piece.
             file.ranged = Some(false);
             file.joinable = false;

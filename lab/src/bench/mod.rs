@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-pub use report::{Aim, Report, Table};
+pub use report::{Aim, Figure, Report, Table};
 
 /// What all benchmarks are told.
 #[derive(Debug, Clone)]
@@ -30,6 +30,8 @@ pub struct Settings {
     pub braid: PathBuf,
     /// Fewer repetitions and shorter ones: to see that all works, not for figures.
     pub quick: bool,
+    /// What is left to chance follows from it.
+    pub seed: u64,
 }
 
 /// A benchmark.
@@ -47,6 +49,8 @@ const ALL: &[(&str, Bench)] = &[
     ("bond", bond::sums::run),
     ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),
+    ("bond-churn", bond::churn::run),
+    ("bond-fair", bond::fair::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
     ("get", get::run),

@@ -25,6 +25,9 @@ pub struct Report {
     pub aims: Vec<Aim>,
     /// What a reader should mind.
     pub notes: Vec<String>,
+    /// Its plots, each in a file of its own beside the document.
+    #[serde(default)]
+    pub figures: Vec<Figure>,
     /// Every single measurement.
     pub raw: Value,
 }
@@ -38,6 +41,17 @@ pub struct Table {
     pub head: Vec<String>,
     /// The figures, as many in each row as there are names.
     pub rows: Vec<Vec<String>>,
+}
+
+/// A plot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Its file's name, without the ending.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// The plot.
+    pub svg: String,
 }
 
 /// What was wanted, and what came.
@@ -62,6 +76,7 @@ impl Report {
             tables: Vec::new(),
             aims: Vec::new(),
             notes: Vec::new(),
+            figures: Vec::new(),
             raw: Value::Null,
         }
     }
@@ -86,6 +101,9 @@ impl Report {
                 let _ = writeln!(text, "| {} |", row.join(" | "));
             }
         }
+        for Figure { name, title, .. } in &self.figures {
+            let _ = write!(text, "\n![{title}]({name}.svg)\n");
+        }
         if !self.aims.is_empty() {
             text += "\n| aim | measured | |\n| --- | --- | --- |\n";
             for Aim { aim, measured, met } in &self.aims {
@@ -101,8 +119,12 @@ impl Report {
         text
     }
 
-    /// Keeps it in `directory`, in place of its predecessor of the same name.
+    /// Keeps it in `directory` with its plots, in place of its predecessor of the same name.
     pub fn save(&self, directory: &Path) -> Result<()> {
+        for Figure { name, svg, .. } in &self.figures {
+            let path = directory.join(format!("{name}.svg"));
+            fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+        }
         let path = directory.join(format!("{}.json", self.name));
         fs::write(&path, serde_json::to_string_pretty(self)?).with_context(|| format!("cannot write {}", path.display()))
     }
@@ -138,6 +160,7 @@ mod tests {
         report.table("Seconds:", "who | took", vec![vec!["hare".to_owned(), "9".to_owned()]]);
         report.aim("under 5", "9", false);
         report.notes.push("The hare slept.".to_owned());
+        report.figures.push(Figure { name: format!("{name}-course"), title: "The course".to_owned(), svg: "<svg/>".to_owned() });
         report
     }
 
@@ -146,6 +169,7 @@ mod tests {
         let text = report("race").markdown();
         assert!(text.starts_with("## How fast?\n\nBy a watch.\n\n    braid-lab bench race\n"), "{text}");
         assert!(text.contains("| who | took |\n| --- | --- |\n| hare | 9 |\n"), "{text}");
+        assert!(text.contains("\n![The course](race-course.svg)\n"), "{text}");
         assert!(text.contains("| under 5 | 9 | **not met** |\n\n- The hare slept.\n"), "{text}");
     }
 
@@ -158,6 +182,7 @@ mod tests {
         assemble(directory.path(), &["first", "broken", "missing", "second"], "A slow one.").unwrap();
         let text = fs::read_to_string(directory.path().join("bench.md")).unwrap();
         assert!(text.contains("A slow one.") && text.find("bench first").unwrap() < text.find("bench second").unwrap(), "{text}");
+        assert_eq!(fs::read_to_string(directory.path().join("first-course.svg")).unwrap(), "<svg/>");
         let all: Vec<Report> = serde_json::from_str(&fs::read_to_string(directory.path().join("bench.json")).unwrap()).unwrap();
         assert_eq!(all, [report("first"), report("second")]);
     }

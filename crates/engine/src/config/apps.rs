@@ -84,7 +84,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     if let (Some(value), Some(allowed)) = (&prefer_value, &allowed) {
         prefer_within_links(value, &preferred, allowed);
     }
-    let (carry, relay) = carried(&mut section);
+    let (carry, relay) = carried(&mut section, world);
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
         links: allowed,
@@ -100,24 +100,33 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
 }
 
 /// How the flows are carried, and by which relay alone.
-fn carried(section: &mut Section<'_>) -> (Carry, Option<String>) {
+fn carried(section: &mut Section<'_>, world: &World) -> (Carry, Option<String>) {
     let carry = section.take("carry").and_then(|value| value.one_of(&Carry::ALL)).unwrap_or_default();
     let Some(value) = section.take("relay") else { return (carry, None) };
     if carry == Carry::Direct {
         value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "take relay out, or write carry = \"bond\"");
     }
-    (carry, relay(&value))
+    (carry, relay(&value, world))
 }
 
 /// A relay's name, as `braid join --name` takes it.
-fn relay(value: &Value<'_>) -> Option<String> {
+fn relay(value: &Value<'_>, world: &World) -> Option<String> {
     let text = value.text()?;
-    let fit = (1..=63).contains(&text.len())
-        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    let fit = (1..=64).contains(&text.len())
+        && !text.starts_with('-')
+        && !text.chars().any(|letter| letter.is_control() || letter.is_whitespace());
     if !fit {
-        let remedy = "write the name it was given when it was joined: 1 to 63 letters, digits, dots, hyphens and underscores";
+        let remedy = "write the name it was given when it was joined: 1 to 64 letters, no spaces, no hyphen first";
         return value.refuse(format!("{text:?} is not the name of a relay"), remedy.into());
+    }
+    if let Some(relays) = world.relays.as_ref().filter(|relays| !relays.iter().any(|relay| relay == text)) {
+        let severity = if world.strict { Severity::Error } else { Severity::Warning };
+        let remedy = match &relays[..] {
+            [] => format!("none was joined: braid join LINE --name {text}; until then its flows go direct"),
+            joined => format!("joined were {}; another is joined by braid join LINE --name {text}", joined.join(", ")),
+        };
+        let near = nearest(text, relays.iter().map(String::as_str));
+        value.reader.note(severity, &value.span, format!("no relay is called {text} here"), near, Some(remedy));
     }
     Some(text.to_owned())
 }

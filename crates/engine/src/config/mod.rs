@@ -77,14 +77,15 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a file for a start: names that this machine does not have are warnings.
-    pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        Self::read(path, &World::here(false))
+    /// Reads a file for a start: names that this machine does not have are warnings. `relays` are those that were joined, if that can be
+    /// told.
+    pub fn load(path: &Path, relays: Option<Vec<String>>) -> Result<Self, ConfigErrors> {
+        Self::read(path, &World { relays, ..World::here(false) })
     }
 
     /// Reads a file for `check` and `reload`: names that this machine does not have are errors.
-    pub fn check(path: &Path) -> Result<Self, ConfigErrors> {
-        Self::read(path, &World::here(true))
+    pub fn check(path: &Path, relays: Option<Vec<String>>) -> Result<Self, ConfigErrors> {
+        Self::read(path, &World { relays, ..World::here(true) })
     }
 
     /// Reads a file and holds it against `world`.

@@ -15,6 +15,7 @@ fn world() -> World {
         users: BTreeMap::from([("root".into(), 0), ("ada".into(), 1000)]),
         programs: Some(vec!["/usr/bin/curl".into(), "/usr/bin/wget".into()]),
         profiles: Some(Vec::new()),
+        relays: Some(vec!["home".into(), "office".into()]),
     }
 }
 
@@ -59,6 +60,19 @@ fn the_example_is_taken_with_everything_switched_on() {
     let [_, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
     assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
     assert_eq!((app.carry, app.relay.as_deref()), (Carry::Bond, Some("home")));
+}
+
+#[test]
+fn a_relay_that_was_not_joined_is_told_with_the_nearest_name() {
+    let text = "[[app]]\nmatch = { port = 80 }\ncarry = \"bond\"\nrelay = \"hom\"\n";
+    let [finding] = &refused(text)[..] else { panic!() };
+    assert_eq!((finding.line, finding.nearest.as_deref()), (4, Some("home")));
+    assert!(finding.remedy.as_ref().unwrap().contains("braid join LINE --name hom"), "{finding}");
+    let with = |strict, relays: Option<Vec<String>>| Config::parse("braid.toml", text, &World { strict, relays, ..world() });
+    let lenient = with(false, Some(Vec::new())).unwrap();
+    assert!(lenient.warnings.len() == 1 && lenient.warnings[0].to_string().contains("none was joined"), "{:?}", lenient.warnings);
+    assert_eq!(with(true, None).unwrap().warnings, [], "nobody can tell");
+    assert_eq!(with(true, Some(vec!["hom".into()])).unwrap().warnings, []);
 }
 
 /// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
@@ -229,6 +243,6 @@ fn units_and_times_are_read() {
 
 #[test]
 fn an_unreadable_file_is_told_with_its_name() {
-    let error = Config::load(Path::new("/nonexistent/braid.toml")).unwrap_err();
+    let error = Config::load(Path::new("/nonexistent/braid.toml"), None).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/braid.toml") && error.findings().is_empty(), "{error}");
 }

@@ -1,4 +1,4 @@
-//! What a configuration file is held against: the machine's devices, users and programs.
+//! What a configuration file is held against: the machine's devices, users and programs, and the relays it has joined.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,15 +21,17 @@ pub struct World {
     pub programs: Option<Vec<PathBuf>>,
     /// What a file of energy profiles holds; `None`: read it.
     pub profiles: Option<Vec<Profile>>,
+    /// Relays that were joined; `None`: it cannot be told, and none is missed.
+    pub relays: Option<Vec<String>>,
 }
 
 impl World {
     /// This machine, as far as it can be read without privilege. Users known only to a directory service (LDAP and the like) are
-    /// not seen; they can be given by number.
+    /// not seen; they can be given by number. Relays are for the caller to add.
     pub fn here(strict: bool) -> Self {
         let devices = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
         let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-        Self { strict, devices: device_names(&devices), users: user_numbers(&users), programs: None, profiles: None }
+        Self { strict, devices: device_names(&devices), users: user_numbers(&users), programs: None, profiles: None, relays: None }
     }
 
     /// The energy profiles in the file at `path`.

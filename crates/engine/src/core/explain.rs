@@ -43,7 +43,8 @@ impl<S: Steering> Core<S> {
             return Ok(self.explain_flow(now, &row, &board));
         }
         let question = self.question(request)?;
-        Ok(self.answer(now, &question, &board))
+        let explanation = self.answer(now, &question, &board);
+        Ok(self.or_bonded(explanation, question.destination, question.port))
     }
 
     fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {
@@ -122,6 +123,7 @@ impl<S: Steering> Core<S> {
             None => verdicts.reason.clone(),
         };
         let server = chosen.map(|_| self.explain_server(now, question.destination, rule.map(|rule| &policy.apps[rule]), question.protocol));
+        let straight = matches!(server, Some((true, _)));
         let (link, reason) = match server {
             Some((true, Some(text))) => {
                 let links: Vec<String> = verdicts.mask.slots().filter_map(name).collect();
@@ -136,9 +138,13 @@ impl<S: Steering> Core<S> {
                 question.exe.as_deref().unwrap_or(&question.name),
                 std::net::SocketAddr::new(question.destination, question.port)
             ),
-            outcome: if chosen.is_some() { Outcome::Steered } else { verdicts.outcome },
+            outcome: match chosen {
+                Some(_) if straight => Outcome::Bonded,
+                Some(_) => Outcome::Steered,
+                None => verdicts.outcome,
+            },
             link,
-            runner_up: second.and_then(name),
+            runner_up: second.filter(|_| !straight).and_then(name),
             reason,
             rule: rule.map(|rule| rule as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&policy.apps[rule].matcher)),
@@ -148,6 +154,8 @@ impl<S: Steering> Core<S> {
             demand_bytes: Some(demand.get()),
             direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
             candidates: self.candidates(now, family, &request, board),
+            peer: straight.then(|| question.destination.to_string()),
+            paths: Vec::new(),
         }
     }
 

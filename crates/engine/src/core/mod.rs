@@ -6,6 +6,7 @@ pub mod apps;
 mod detect;
 mod energy;
 mod explain;
+mod grounds;
 mod link;
 mod rules;
 mod slots;
@@ -35,6 +36,7 @@ use ipnet::IpNet;
 use crate::config::Config;
 use apps::Apps;
 pub use detect::{Question, ServerNews};
+pub use grounds::Grounds;
 pub use link::Link;
 use rules::Executables;
 pub use rules::Names;
@@ -391,7 +393,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether the system would send `to` through a link's default route.
-    fn may_steer(&self, to: IpAddr) -> bool {
+    pub fn may_steer(&self, to: IpAddr) -> bool {
         let map = self.steerable.get(Family::of(to));
         let covering = map.iter().filter(|(net, _)| net.contains(&to)).max_by_key(|(net, _)| net.prefix_len());
         covering.is_some_and(|(_, steer)| *steer)

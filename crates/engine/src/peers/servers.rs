@@ -40,6 +40,11 @@ impl Servers {
         self.0.values().map(|server| &server.client)
     }
 
+    /// The bond to the host of this name, if there is one.
+    pub(super) fn client(&self, name: &str) -> Option<&Client> {
+        self.0.get(&name.parse().ok()?).map(|server| &server.client)
+    }
+
     /// The bond to `host`, which is begun if there is none; `None`: there are too many. `busy` tells whether a bond carries anything.
     pub(super) fn bond(
         &mut self,
@@ -78,6 +83,11 @@ impl Servers {
             }
             kept
         });
+    }
+
+    /// Ends bonds to hosts that are not to be reached over links any more: those that a tunnel has taken over, for one.
+    pub(super) fn keep(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
+        self.0.retain(|host, _| may_reach(*host));
     }
 
     /// Ends the bond to a host; whether there was one.
@@ -149,6 +159,7 @@ pub(super) fn question(question: Question, link: Link, changes: mpsc::UnboundedS
             Ok(Asked::Runs(key)) => Answer::Runs(key),
             Ok(Asked::AnotherKey) => Answer::AnotherKey,
             Ok(Asked::Silent) => Answer::Silent,
+            Ok(Asked::Unfinished) => Answer::Unfinished,
             Ok(Asked::Refused(reason)) => {
                 tracing::debug!(host = %question.host, reason, "something answers there that serves no strangers");
                 Answer::Silent

@@ -12,7 +12,7 @@ use super::RegistryError;
 use crate::state::StateDir;
 
 /// The schema this program writes. A file of a later one is left untouched.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = 2;
 
 /// The file in the state directory.
 pub(super) const FILE: &str = "relay.sqlite";
@@ -23,9 +23,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const CREATE: &str = "
     CREATE TABLE client (id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE COLLATE NOCASE,
         joined INTEGER NOT NULL, seen INTEGER, revoked INTEGER, rate_down INTEGER, rate_up INTEGER, flows INTEGER, monthly INTEGER);
-    CREATE TABLE token (digest BLOB PRIMARY KEY, name TEXT, made INTEGER NOT NULL, expires INTEGER NOT NULL, redeemer BLOB) WITHOUT ROWID;
+    CREATE TABLE token (digest BLOB PRIMARY KEY, name TEXT, made INTEGER NOT NULL, expires INTEGER NOT NULL, redeemer BLOB,
+        rate_down INTEGER, rate_up INTEGER, flows INTEGER, monthly INTEGER) WITHOUT ROWID;
     CREATE TABLE usage (client INTEGER NOT NULL REFERENCES client, month INTEGER NOT NULL, down INTEGER NOT NULL, up INTEGER NOT NULL,
         PRIMARY KEY (client, month)) WITHOUT ROWID;";
+
+/// What schema 1 lacked: limits that come with an invitation.
+const FROM_1: &str = "
+    ALTER TABLE token ADD COLUMN rate_down INTEGER; ALTER TABLE token ADD COLUMN rate_up INTEGER;
+    ALTER TABLE token ADD COLUMN flows INTEGER; ALTER TABLE token ADD COLUMN monthly INTEGER;";
 
 /// Opens the file in `dir`, makes it if there is none, and looks whether it is whole.
 pub(super) fn open(dir: &StateDir) -> Result<(PathBuf, Connection), RegistryError> {
@@ -80,8 +86,13 @@ fn prepare(connection: &mut Connection) -> rusqlite::Result<i64> {
     connection.pragma_update(None, "foreign_keys", true)?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut schema: i64 = transaction.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    if schema == 0 {
-        transaction.execute_batch(CREATE)?;
+    let step = match schema {
+        0 => CREATE,
+        1 => FROM_1,
+        _ => "",
+    };
+    if !step.is_empty() {
+        transaction.execute_batch(step)?;
         transaction.pragma_update(None, "user_version", SCHEMA)?;
         schema = SCHEMA;
     }

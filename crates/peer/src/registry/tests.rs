@@ -120,6 +120,44 @@ fn a_client_is_found_by_what_people_write() {
 }
 
 #[test]
+fn limits_travel_with_an_invitation() {
+    let (_folder, _dir, mut registry) = scratch();
+    let limits = Limits { rate_down: Some(Rate::from_mbps(10)), monthly: Some(Bytes::new(5_000)), ..Limits::default() };
+    let token = registry.invite_limited(None, limits, DAY, noon()).unwrap();
+    let client = registry.redeem(&token, &key(), None, noon()).unwrap();
+    assert_eq!((client.limits, registry.lookup(&client.key).unwrap().unwrap().limits), (limits, limits));
+    registry.revoke(client.id, noon()).unwrap();
+    let other = Limits { flows: Some(9), monthly: Some(Bytes::new(7)), ..Limits::default() };
+    let token = registry.invite_limited(None, other, DAY, noon()).unwrap();
+    let back = registry.redeem(&token, &client.key, None, noon()).unwrap();
+    assert_eq!(back.limits, Limits { rate_down: limits.rate_down, ..other }, "what the second one does not say stays");
+}
+
+#[test]
+fn a_registry_of_the_first_schema_is_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = StateDir::open(&folder.path().join("relay")).unwrap();
+    let old = rusqlite::Connection::open(dir.path().join("relay.sqlite")).unwrap();
+    old.execute_batch(
+        "CREATE TABLE client (id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE COLLATE NOCASE,
+            joined INTEGER NOT NULL, seen INTEGER, revoked INTEGER, rate_down INTEGER, rate_up INTEGER, flows INTEGER, monthly INTEGER);
+        CREATE TABLE token (digest BLOB PRIMARY KEY, name TEXT, made INTEGER NOT NULL, expires INTEGER NOT NULL, redeemer BLOB) WITHOUT ROWID;
+        CREATE TABLE usage (client INTEGER NOT NULL REFERENCES client, month INTEGER NOT NULL, down INTEGER NOT NULL, up INTEGER NOT NULL,
+            PRIMARY KEY (client, month)) WITHOUT ROWID;
+        PRAGMA user_version = 1;",
+    )
+    .unwrap();
+    let token = Token::generate().unwrap();
+    let times = (noon().duration_since(UNIX_EPOCH).unwrap().as_secs(), (noon() + DAY).duration_since(UNIX_EPOCH).unwrap().as_secs());
+    old.execute("INSERT INTO token VALUES (?1, 'phone', ?2, ?3, NULL)", rusqlite::params![token.digest(), times.0 as i64, times.1 as i64])
+        .unwrap();
+    drop(old);
+    let mut registry = Registry::open(&dir).unwrap();
+    let joined = registry.redeem(&token, &key(), None, noon()).unwrap();
+    assert_eq!((joined.name, joined.limits), (name("phone"), Limits::default()));
+}
+
+#[test]
 fn limits_of_every_size_are_kept() {
     let (_folder, _dir, mut registry) = scratch();
     let client = join(&mut registry, "phone");

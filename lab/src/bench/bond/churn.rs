@@ -1,0 +1,78 @@
+//! Links die and come back at random under everything, and then all at once.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::Settings;
+use crate::bench::progress;
+use crate::bench::report::Report;
+use crate::churn::{Outcome, Phase, Plan, run as churn};
+
+pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
+    let mut report = Report::new(
+        "bond-churn",
+        "Links die and come back under downloads and an SSH session",
+        "Three links, 20, 10 and 6 Mbit/s with round trips of 10, 50 and 100 ms. Twenty downloads by curl from nginx, each of a file of its own, and a \
+         session of ssh with sshd in which a line is typed every 100 ms, all through the relay. Every 0.15 to 2.5 s one link, by chance, dies (goes \
+         dark or loses its carrier, by chance) or comes back; one at least is alive. Then all links are back, twenty more downloads begin, and after \
+         2 s all links are dark at once. What came is compared by SHA-256; lines must come back whole and in order. Without a byte: the longest time \
+         in which none of the downloads got any, and in which one of them got none; the fewer links there are, the longer one of twenty waits \
+         for its turn.",
+    );
+    let (span, dark) = if settings.quick { (15, 10) } else { (60, 30) };
+    let plan = Plan { seed: settings.seed, downloads: 20, churn: Duration::from_secs(span), dark: Duration::from_secs(dark) };
+    progress(&format!("seed {}", plan.seed));
+    let outcome = churn(&settings.braid, plan)?;
+    tell(&plan, &outcome, &mut report);
+    Ok(report)
+}
+
+fn tell(plan: &Plan, outcome: &Outcome, report: &mut Report) {
+    let seconds = |span: Duration| format!("{:.2} s", span.as_secs_f64());
+    let titles = [
+        format!("{} deaths in {} s (seed {})", outcome.deaths, plan.churn.as_secs(), plan.seed),
+        format!("all dark for {} s", plan.dark.as_secs()),
+    ];
+    let row = |(title, phase): (&String, &Phase)| {
+        progress(&format!("{title}: {phase}"));
+        let times = [phase.took, phase.all_stalled, phase.one_stalled, phase.echo].map(seconds);
+        [title.clone(), format!("{:.1} MB", phase.moved.get() as f64 / 1e6)].into_iter().chain(times).collect()
+    };
+    let rows = titles.iter().zip(&outcome.phases).map(row).collect();
+    let head = "what | downloaded | in | without a byte: all | one | longest wait for an echo";
+    report.table("Twenty downloads and a session at a time:", head, rows);
+    let measured = if outcome.failures.is_empty() { format!("all, and {} lines", outcome.echoed) } else { outcome.failures.join("; ") };
+    report.aim("every download complete and byte-exact, the session alive, no line lost", measured, outcome.failures.is_empty());
+    let raw = |phase: &Phase| {
+        json!({
+            "bytes": phase.moved.get(), "took_s": phase.took.as_secs_f64(), "all_stalled_s": phase.all_stalled.as_secs_f64(),
+            "one_stalled_s": phase.one_stalled.as_secs_f64(), "echo_s": phase.echo.as_secs_f64(),
+        })
+    };
+    report.raw = json!({
+        "seed": plan.seed, "deaths": outcome.deaths, "echoed": outcome.echoed, "failures": outcome.failures,
+        "phases": outcome.phases.iter().map(raw).collect::<Vec<_>>(),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_model::Bytes;
+
+    #[test]
+    fn what_was_lost_is_told() {
+        let second = Duration::from_secs(1);
+        let phase = Phase { moved: Bytes::new(5_000_000), took: second, all_stalled: second, one_stalled: second, echo: second };
+        let mut outcome = Outcome { deaths: 7, echoed: 600, phases: [phase; 2], failures: Vec::new() };
+        let plan = Plan { seed: 3, downloads: 20, churn: second * 60, dark: second * 30 };
+        let mut report = Report::new("bond-churn", "", "");
+        tell(&plan, &outcome, &mut report);
+        assert!(report.aims[0].met && report.tables[0].rows[0][0].contains("seed 3"), "{report:?}");
+        outcome.failures.push("download 4: changed".to_owned());
+        tell(&plan, &outcome, &mut report);
+        assert!(!report.aims[1].met && report.aims[1].measured.contains("download 4"), "{report:?}");
+    }
+}

@@ -1,0 +1,301 @@
+//! Links die and come back at random under downloads and an SSH session that a bond carries; then all of them are dark for a while.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use braid_model::Bytes;
+use braid_netem::Random;
+
+use crate::daemon::Daemon;
+use crate::lab::Lab;
+use crate::relay::{Relay, await_paths};
+use crate::spec::{LinkSpec, mbps, ms};
+use crate::ssh::{Session, Ssh};
+use crate::web::Web;
+
+/// Name, Mbit/s, and the round trip in milliseconds.
+const LINKS: [(&str, u64, u64); 3] = [("wlan0", 20, 10), ("lte0", 10, 50), ("eth0", 6, 100)];
+/// Milliseconds from one death or return to the next.
+const PAUSE: (u64, u64) = (150, 2500);
+/// What the downloads move, as a share of what all links could in the time of the churn.
+const SHARE: f64 = 0.6;
+/// The downloads run for so long before all links go dark, and for about as long after.
+const AROUND_DARK: Duration = Duration::from_secs(2);
+/// How long downloads may take once all links are back.
+const REST: Duration = Duration::from_secs(120);
+
+/// What is to happen.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Decides who dies when: the same seed gives the same deaths.
+    pub seed: u64,
+    /// Downloads at a time.
+    pub downloads: usize,
+    /// How long links die and come back; one at least is always alive.
+    pub churn: Duration,
+    /// How long all are dark then.
+    pub dark: Duration,
+}
+
+/// What came of it. Everything was completed, byte-exact, unless `failures` says otherwise.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Links died so often.
+    pub deaths: usize,
+    /// Lines that the SSH session brought back.
+    pub echoed: usize,
+    /// While links died and came back, and then dark.
+    pub phases: [Phase; 2],
+    /// What was lost, changed or cut off.
+    pub failures: Vec<String>,
+}
+
+/// What was seen in one phase.
+#[derive(Debug, Clone, Copy)]
+pub struct Phase {
+    /// Bytes that were downloaded.
+    pub moved: Bytes,
+    /// Until all downloads were complete.
+    pub took: Duration,
+    /// The longest time in which no download got a byte.
+    pub all_stalled: Duration,
+    /// The longest time in which one of the downloads got none.
+    pub one_stalled: Duration,
+    /// The longest wait for an echo of the SSH session.
+    pub echo: Duration,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { moved, took, all_stalled, one_stalled, echo } = self;
+        write!(f, "{moved} in {took:.1?}; without a byte: all {all_stalled:.2?}, one {one_stalled:.2?}; an echo {echo:.2?}")
+    }
+}
+
+/// A seed that was not there before, short enough to be typed.
+pub fn any_seed() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Random::new(since.as_nanos() as u64).up_to(999_999)
+}
+
+/// Does it, in a lab of its own. As root.
+pub fn run(braid: &Path, plan: Plan) -> Result<Outcome> {
+    let links = LINKS.iter().map(|(name, rate, round_trip)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*round_trip) / 2));
+    let lab = links.fold(Lab::builder().seed(plan.seed), |builder, link| builder.link(link)).start()?;
+    let (web, ssh) = (Web::start(&lab)?, Ssh::start(&lab)?);
+    let relay = Relay::start(&lab, braid)?;
+    let rules = [22, 80].map(|port| format!("[[app]]\nmatch = {{ port = {port} }}\ncarry = \"bond\"\n")).concat();
+    let daemon = Daemon::start(&lab, braid, "max-throughput", &rules)?;
+    relay.admit(&lab, &daemon)?;
+    let session = ssh.session(&lab)?;
+    let mut world = World { lab: &lab, session: &session, random: Random::new(plan.seed), alive: [true; LINKS.len()], deaths: 0 };
+
+    let mut failures = Vec::new();
+    let churned = {
+        let downloads = Downloads::begin(&lab, &web, plan.downloads, carried_in(plan.churn.mul_f64(SHARE)), plan.seed)?;
+        let end = Instant::now() + plan.churn;
+        world.watch(downloads, |world| world.churn(end), &mut failures)?
+    };
+    await_paths(&lab, &daemon)?;
+    let dark = {
+        let downloads = Downloads::begin(&lab, &web, plan.downloads, carried_in(AROUND_DARK * 2), plan.seed + 1)?;
+        world.watch(downloads, |world| world.all_dark(plan.dark), &mut failures)?
+    };
+    let deaths = world.deaths;
+    let echoed = session.echoed();
+    if let Err(error) = session.end() {
+        failures.push(format!("{error:#}"));
+    }
+    Ok(Outcome { deaths, echoed, phases: [churned, dark], failures })
+}
+
+/// The lab with what runs in it.
+struct World<'a> {
+    lab: &'a Lab,
+    session: &'a Session,
+    random: Random,
+    alive: [bool; LINKS.len()],
+    deaths: usize,
+}
+
+impl World<'_> {
+    /// Watches the downloads while `work` is done and until they end.
+    fn watch(&mut self, downloads: Downloads, work: impl FnOnce(&mut Self) -> Result<()>, failures: &mut Vec<String>) -> Result<Phase> {
+        let begin = Instant::now();
+        let watched = thread::scope(|scope| {
+            let watcher = scope.spawn(move || downloads.watch());
+            work(self)?;
+            watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        let took = begin.elapsed();
+        failures.extend(watched.failures);
+        let echo = self.session.longest_wait(begin, Instant::now());
+        Ok(Phase { moved: watched.moved, took, all_stalled: watched.all_stalled, one_stalled: watched.one_stalled, echo })
+    }
+
+    /// Kills and revives links until `end`, then revives all.
+    fn churn(&mut self, end: Instant) -> Result<()> {
+        while Instant::now() < end {
+            thread::sleep(ms(PAUSE.0 + self.random.up_to(PAUSE.1 - PAUSE.0)).min(end.saturating_duration_since(Instant::now())));
+            let link = self.random.up_to(LINKS.len() as u64 - 1) as usize;
+            let last = self.alive[link] && self.alive.iter().filter(|alive| **alive).count() == 1;
+            let pulled = self.random.up_to(1) == 0;
+            match (self.alive[link], last, pulled) {
+                (true, true, _) => continue,
+                (true, false, true) => self.lab.carrier(link, false)?,
+                (true, false, false) => self.lab.dark(link)?,
+                (false, ..) => self.revive(link)?,
+            }
+            self.deaths += usize::from(self.alive[link]);
+            self.alive[link] = !self.alive[link];
+        }
+        for link in (0..LINKS.len()).filter(|link| !self.alive[*link]) {
+            self.revive(link)?;
+        }
+        self.alive = [true; LINKS.len()];
+        Ok(())
+    }
+
+    fn revive(&self, link: usize) -> Result<()> {
+        self.lab.bright(link)?;
+        self.lab.carrier(link, true)
+    }
+
+    fn all_dark(&mut self, span: Duration) -> Result<()> {
+        thread::sleep(AROUND_DARK);
+        (0..LINKS.len()).try_for_each(|link| self.lab.dark(link))?;
+        thread::sleep(span);
+        (0..LINKS.len()).try_for_each(|link| self.lab.bright(link))
+    }
+}
+
+/// Downloads by curl, each of a file of its own.
+struct Downloads {
+    curls: Vec<Download>,
+    size: Bytes,
+}
+
+struct Download {
+    curl: Child,
+    original: PathBuf,
+    copy: PathBuf,
+    log: PathBuf,
+}
+
+/// What was seen of downloads.
+struct Watched {
+    moved: Bytes,
+    all_stalled: Duration,
+    one_stalled: Duration,
+    failures: Vec<String>,
+}
+
+impl Downloads {
+    /// Begins so many, which move `total` together.
+    fn begin(lab: &Lab, web: &Web, count: usize, total: Bytes, seed: u64) -> Result<Self> {
+        let home = lab.directory().join("downloads");
+        fs::create_dir_all(&home)?;
+        let size = Bytes::new(total.get() / count as u64);
+        let mut random = Random::new(seed);
+        let mut curls = Vec::new();
+        for number in 0..count {
+            let name = format!("{seed}-{number}");
+            let content: Vec<u8> =
+                (0..size.get().div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(size.get() as usize).collect();
+            let (url, original) = web.publish(&name, &content)?;
+            let (copy, log) = (home.join(&name), home.join(format!("{name}.log")));
+            File::create(&copy)?;
+            let mut command = lab.client().command("curl")?;
+            command.args(["-sS", "--fail", "-o"]).arg(&copy).arg(&url).stdin(Stdio::null()).stdout(Stdio::null());
+            let curl = command.stderr(File::create(&log)?).spawn().context("cannot run curl: run lab/install-deps.sh")?;
+            curls.push(Download { curl, original, copy, log });
+        }
+        Ok(Self { curls, size })
+    }
+
+    /// Waits for their ends, and compares what came with what it should be.
+    fn watch(mut self) -> Result<Watched> {
+        let begin = Instant::now();
+        // By download: bytes, and when they grew last.
+        let mut seen = vec![(0, begin); self.curls.len()];
+        let mut watched = Watched { moved: Bytes::ZERO, all_stalled: Duration::ZERO, one_stalled: Duration::ZERO, failures: Vec::new() };
+        let mut last = begin;
+        let limit = begin + REST * 2;
+        while seen.iter().any(|(bytes, _)| *bytes < self.size.get()) && Instant::now() < limit {
+            for (download, (bytes, grown)) in self.curls.iter().zip(&mut seen) {
+                if *bytes == self.size.get() {
+                    continue;
+                }
+                let (now, there) = (Instant::now(), fs::metadata(&download.copy)?.len());
+                watched.one_stalled = watched.one_stalled.max(now - *grown);
+                watched.all_stalled = watched.all_stalled.max(now - last);
+                if there > *bytes {
+                    (*bytes, *grown, last) = (there, now, now);
+                }
+            }
+            let ended = self.curls.iter_mut().filter_map(|download| download.curl.try_wait().ok().flatten());
+            if ended.filter(|status| !status.success()).count() > 0 {
+                break;
+            }
+            thread::sleep(ms(10));
+        }
+        watched.moved = Bytes::new(seen.iter().map(|(bytes, _)| *bytes).sum());
+        for (number, download) in self.curls.iter_mut().enumerate() {
+            if let Err(error) = download.end(Instant::now() + REST) {
+                watched.failures.push(format!("download {number}: {error:#}"));
+            }
+        }
+        Ok(watched)
+    }
+}
+
+impl Download {
+    fn end(&mut self, limit: Instant) -> Result<()> {
+        let status = loop {
+            if let Some(status) = self.curl.try_wait()? {
+                break status;
+            }
+            if Instant::now() > limit {
+                let there = fs::metadata(&self.copy)?.len();
+                self.curl.kill()?;
+                self.curl.wait()?;
+                anyhow::bail!("it has not ended after {there} bytes");
+            }
+            thread::sleep(ms(10));
+        };
+        ensure!(status.success(), "{status}: {}", fs::read_to_string(&self.log)?.trim());
+        let (wanted, got) = (digest(&self.original)?, digest(&self.copy)?);
+        ensure!(wanted == got, "its SHA-256 is {got} and should be {wanted}");
+        // Disks are small.
+        fs::remove_file(&self.original)?;
+        Ok(fs::remove_file(&self.copy)?)
+    }
+}
+
+impl Drop for Downloads {
+    fn drop(&mut self) {
+        for download in &mut self.curls {
+            let _ = download.curl.kill();
+            let _ = download.curl.wait();
+        }
+    }
+}
+
+/// What all links together carry in the time.
+fn carried_in(span: Duration) -> Bytes {
+    let sum: u64 = LINKS.iter().map(|(_, rate, _)| mbps(*rate).bytes_per_second()).sum();
+    Bytes::new((sum as f64 * span.as_secs_f64()) as u64)
+}
+
+/// A file's SHA-256.
+fn digest(path: &Path) -> Result<String> {
+    let output = Command::new("sha256sum").arg(path).output().context("cannot run sha256sum: install coreutils")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "sha256sum: {}", String::from_utf8_lossy(&output.stderr).trim());
+    said.split(' ').next().map(str::to_owned).context("sha256sum says nothing")
+}

@@ -1,0 +1,28 @@
+//! Links die and come back at random under a bond's flows, and then all at once: nothing is lost.
+
+mod support;
+
+use std::time::Duration;
+
+use braid_lab::churn::{Plan, any_seed, run};
+use support::*;
+
+/// Repeats a run: the seed that it told.
+const SEED: &str = "BRAID_SEED";
+
+#[test]
+fn downloads_and_an_ssh_session_survive_links_that_die_at_random_and_all_at_once() {
+    if !able() {
+        return;
+    }
+    let given = std::env::var(SEED).ok().map(|seed| seed.parse().unwrap_or_else(|_| panic!("{SEED}={seed} is no number")));
+    let seed = given.unwrap_or_else(any_seed);
+    println!("{SEED}={seed} repeats this");
+    let plan = Plan { seed, downloads: 20, churn: Duration::from_secs(8), dark: Duration::from_secs(4) };
+    let outcome = run(&braid(), plan).unwrap();
+    let [churned, dark] = outcome.phases;
+    println!("{} deaths: {churned}\nall dark: {dark}", outcome.deaths);
+    assert!(outcome.failures.is_empty(), "seed {seed}: {:?}", outcome.failures);
+    assert!(outcome.deaths > 0 && outcome.echoed > 60, "{outcome:?}");
+    assert!(dark.all_stalled >= plan.dark, "something crossed a dark link: {dark}");
+}
