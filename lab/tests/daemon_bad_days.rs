@@ -145,7 +145,7 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
 fn tiny(lab: &Lab) -> PathBuf {
     let path = lab.directory().join("tiny");
     fs::create_dir(&path).unwrap();
-    client(lab, &format!("mount -t tmpfs -o size=256k tmpfs {}", path.display()));
+    client(lab, &format!("mount -t tmpfs -o size=256k,mode=700 tmpfs {}", path.display()));
     path
 }
 

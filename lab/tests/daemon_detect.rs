@@ -77,8 +77,8 @@ fn fetched(lab: &Lab, web: &Web, size: u64) {
 }
 
 fn server_of(up: &Up<'_>) -> Value {
-    let status = up.status().unwrap();
-    status["peers"].as_array().unwrap().iter().find(|peer| peer["name"] == HOST).cloned().unwrap_or_default()
+    let peers: Value = serde_json::from_slice(&up.braid(&["peers", "--json"]).stdout).unwrap();
+    peers.as_array().unwrap().iter().find(|peer| peer["name"] == HOST).cloned().unwrap_or_default()
 }
 
 /// One flow goes direct, and the host is found to run Braid.
@@ -147,6 +147,51 @@ fn the_first_flow_goes_direct_and_later_ones_use_both_links() {
         let tried = lab.client().run(|| std::net::TcpStream::connect_timeout(&remote(10, 8081), LIMIT).map(drop)).unwrap();
         tried.map_err(|error| error.kind()) == Err(std::io::ErrorKind::ConnectionRefused)
     });
+}
+
+#[test]
+fn servers_are_found_and_used_in_ipv6_too() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "");
+    web.url(Bytes::new(6_000_000)).unwrap();
+    let url = format!("http://[{}]/6000000.bin", Lab::internet6(10));
+    let mut seen = Value::Null;
+    eventually("it goes over both links", || {
+        let mut child = curl(&lab, &url).spawn().unwrap();
+        while child.try_wait().unwrap().is_none() {
+            let bonded = up.flows().into_iter().find(|flow| flow["carry"] == "bond");
+            seen = bonded.unwrap_or(seen.take());
+            std::thread::sleep(ms(50));
+        }
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(text(&output.stdout), format!("6000000 {}", Lab::internet6(10)), "{}", text(&output.stderr));
+        seen["by_link"].as_array().is_some_and(|links| links.iter().filter(|link| link["rx_bytes"].as_u64() > Some(300_000)).count() == 2)
+    });
+    assert_eq!(seen["peer"], Lab::internet6(10).to_string());
+}
+
+/// What no bond takes after all keeps to the links that its rule allows.
+#[test]
+fn a_flow_whose_server_has_gone_keeps_to_its_links() {
+    if !able() {
+        return;
+    }
+    let third = LinkSpec::new("eth0").rate(mbps(20)).delay(ms(1));
+    let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
+    let lab = Lab::builder().link(third).link(wlan).link(LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30))).start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"wlan0\", \"lte0\"]\n");
+    detected(&lab, &up, &web);
+    let outside = lab.watch(0, Filter { protocol: Some(Protocol::Tcp), ..Filter::to(Lab::internet(10)) }).unwrap();
+    drop(server);
+    fetched(&lab, &web, 100_000);
+    assert_eq!(lab.watched(outside).packets, 0, "the best link is not one of its links");
 }
 
 #[test]
@@ -272,6 +317,35 @@ fn a_server_that_goes_away_costs_a_second_once_and_is_used_again() {
     });
     let _again = Server::start(&lab, &[]);
     eventually("it is used again", || !carried(&lab, &up, &web, 1_000_000).is_empty());
+}
+
+#[test]
+fn what_a_tunnel_takes_over_is_bonded_no_more() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, &[]);
+    let up = Up::start(&lab, "");
+    detected(&lab, &up, &web);
+    let mut child = curl(&lab, &web.url(Bytes::new(50_000_000)).unwrap()).spawn().unwrap();
+    let bonded = || up.flows().iter().any(|flow| flow["carry"] == "bond" && flow["rx_bytes"].as_u64() > Some(100_000));
+    eventually("it is bonded", bonded);
+    client(&lab, "ip link add tunnel type veth peer name far");
+    for words in ["tunnel arp off", "tunnel up", "far up"] {
+        client(&lab, &format!("ip link set {words}"));
+    }
+    client(&lab, "ip address add 10.200.0.2/32 dev tunnel");
+    client(&lab, "ip route add 203.0.113.10 dev tunnel");
+    eventually("the flow has ended, so that it begins again inside", || child.try_wait().unwrap().is_some());
+    assert_eq!(server_of(&up)["state"], "idle");
+    let outside = watch_all(&lab, Filter::to(Lab::internet(10)));
+    let _ = curl(&lab, &web.url(Bytes::new(1000)).unwrap()).args(["--connect-timeout", "1"]).output().unwrap();
+    std::thread::sleep(ms(500));
+    assert_eq!(packets(&lab, &outside), [0, 0]);
+    client(&lab, "ip link del tunnel");
+    eventually("it is bonded again", || !carried(&lab, &up, &web, 1_000_000).is_empty());
 }
 
 #[test]

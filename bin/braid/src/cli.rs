@@ -80,7 +80,7 @@ pub(crate) enum Command {
     /// Carry running bonded flows over another link.
     Move(Move),
     /// Run a relay, and decide who may use it and how much.
-    Relay(Relay),
+    Relay(Box<Relay>),
     /// Tell what this system can and cannot do, and the remedy.
     Doctor(Doctor),
     /// Write a completion script for a shell to standard output.
@@ -723,7 +723,10 @@ mod tests {
     fn limited(words: &[&str]) -> Result<RelayLimit, String> {
         let words = [&["braid", "relay", "limit", "phone"], words].concat();
         match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
-            Command::Relay(Relay { action: Some(RelayAction::Limit(limit)), .. }) => Ok(limit),
+            Command::Relay(relay) => match relay.action {
+                Some(RelayAction::Limit(limit)) => Ok(limit),
+                other => panic!("{other:?}"),
+            },
             other => panic!("{other:?}"),
         }
     }

@@ -18,9 +18,6 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
         page.toned(Tone::Doubtful, &format!("warning: {warning}"))?;
     }
     for peer in &status.peers {
-        if peer.state == "idle" {
-            continue;
-        }
         let kind = if peer.kind == "server" { "server" } else { "relay" };
         let good = peer.paths.iter().filter(|path| matches!(path.state.as_str(), "good" | "backup")).count();
         match &peer.reason {

@@ -139,6 +139,7 @@ pub struct Host {
     /// Server: those of `conns` that were not admitted.
     strangers: BTreeSet<usize>,
     bounds: HostLimits,
+    first_rtt: Option<Duration>,
     sessions: BTreeMap<BondId, Session>,
     timers: BTreeSet<(Instant, Timer)>,
     /// Connections that something was done to, and those that may have something to send for it.
@@ -183,6 +184,7 @@ impl Host {
             conns: BTreeMap::new(),
             strangers: BTreeSet::new(),
             bounds: HostLimits::default(),
+            first_rtt: None,
             sessions: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
@@ -197,6 +199,12 @@ impl Host {
     /// Server: other limits than the usual. What is beyond them already stays.
     pub fn set_limits(&mut self, limits: HostLimits) {
         self.bounds = limits;
+    }
+
+    /// Client: what a round trip is taken to last before one was measured; a first packet is repeated after three of them. Else a third of a
+    /// second.
+    pub fn set_first_rtt(&mut self, rtt: Duration) {
+        self.first_rtt = Some(rtt);
     }
 
     /// A moment of the host's clock as bonds see it.
@@ -233,7 +241,11 @@ impl Host {
         let (secret, joins) = (session.secret, session.established);
         let gauge = Arc::new(Gauge::default());
         let mut config = ClientConfig::new(tls);
-        config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()))));
+        let mut settings = transport(Radio::factory(gauge.clone()));
+        if let Some(rtt) = self.first_rtt {
+            settings.initial_rtt(rtt);
+        }
+        config.transport_config(Arc::new(settings));
         let (handle, connection) =
             self.endpoint.connect(now, config, remote, server_name).map_err(|error| DialError::Connect(remote, error.to_string()))?;
         let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, joins, backup, token, name };

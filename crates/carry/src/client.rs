@@ -402,10 +402,12 @@ pub enum Answer {
     AnotherKey,
     /// It is something else, or serves invited clients only; in words.
     Refused(String),
+    /// It has begun to answer, or had too much to do: it may say more another time.
+    Unfinished,
 }
 
-/// The first question waits this long: QUIC would repeat it after a second.
-const QUESTION: Duration = Duration::from_millis(950);
+/// The first datagram waits this long for an answer, and would be repeated after three times this, if anybody still waited then.
+const QUESTION: Duration = Duration::from_secs(1);
 /// A host that has said something gets this long for the rest.
 const CONVERSATION: Duration = Duration::from_secs(3);
 
@@ -420,6 +422,7 @@ pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mar
     let socket = UdpLink::bind(ipv6, &binding).map_err(|error| RelayError::Socket(link.device.clone().unwrap_or_default(), error))?;
     carrier.set_socket(number, Some(socket), ipv6);
     let dialled = carrier.with(|host, now| {
+        host.set_first_rtt(QUESTION);
         host.begin(now, id, secret, Limits::default());
         host.dial(now, id, (PathId(0), number, false), remote, tls, tls::SERVER_NAME, (None, String::new()))
     });
@@ -432,7 +435,7 @@ pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mar
         Err(_) if !carrier.with(|host, _| host.has_heard(connection)) => Answer::Silent,
         Err(_) => {
             let rest = tokio::time::timeout(CONVERSATION, answer_to(&carrier, connection, &mut notices)).await;
-            rest.unwrap_or_else(|_| Answer::Refused("it does not finish what it begins".to_owned()))
+            rest.unwrap_or(Answer::Unfinished)
         }
     };
     if answer == Answer::Silent {
@@ -451,6 +454,7 @@ async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mp
                 return key.map_or_else(|| Answer::Refused("it has shown no key".to_owned()), Answer::Runs);
             }
             Some(Notice::Lost { another_key: true, .. }) => return Answer::AnotherKey,
+            Some(Notice::Lost { refused: Some(refusals::BUSY), .. }) => return Answer::Unfinished,
             Some(Notice::Lost { reason, .. }) => return Answer::Refused(reason),
             Some(_) => {}
             None => return Answer::Silent,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use braid_bond::host::{ConnectionId, Host, HostLimits, refusals};
-use braid_bond::{BondId, Carrier as Kind, Hello, Open, Target, codes};
+use braid_bond::{BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, Target, codes};
 use braid_model::{Bytes as Amount, Rate, Time};
 use braid_peer::address::Address;
 use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
@@ -95,8 +95,10 @@ const DRAIN: Duration = Duration::from_secs(30);
 const UDP_IDLE: Duration = Duration::from_secs(150);
 /// Usage is written down this often.
 const FLUSH: Duration = Duration::from_secs(10);
-/// Flows that one anonymous bond may have, and all of one source.
-const ANONYMOUS_FLOWS: usize = 64;
+/// What one anonymous bond may have: its share of the memory that strangers can claim. 16 MiB is the least that the protocol allows.
+const ANONYMOUS: BondLimits = BondLimits { flows: 64, max_window: 8 << 20, total_window: 16 << 20, send_buffer: 8 << 20 };
+const ANONYMOUS_BONDS: usize = 512;
+/// Flows of one source.
 const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
 const READ: usize = 65_536;
 
@@ -171,7 +173,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     let mut host = Host::server(random()?, Arc::new(options.keys.reset_key()), tls::server(&options.keys, clients)?, Instant::now());
     if clients == Clients::Anonymous {
         // Whoever may be served without a key must at least be where it says.
-        host.set_limits(HostLimits { unproven: 0, ..HostLimits::default() });
+        host.set_limits(HostLimits { unproven: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
     }
     let (carrier, mut notices) = Carrier::start(host);
     let ipv6 = options.listen.is_ipv6();
@@ -265,10 +267,9 @@ impl Relay {
         match verdict {
             Ok((key, account)) => {
                 let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
-                let flows = if key.is_some() { self.limit } else { ANONYMOUS_FLOWS };
                 let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
                 let others = self.owners.iter().filter(theirs).count();
-                let limits = self.memory.part(flows, others);
+                let limits = if key.is_some() { self.memory.part(self.limit, others) } else { ANONYMOUS };
                 if self.carrier.with(|host, now| host.admit(now, connection, hello, owner, limits)) {
                     tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
                     self.owners.entry(hello.bond).or_insert_with(|| {

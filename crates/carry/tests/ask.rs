@@ -144,6 +144,34 @@ async fn a_bond_to_a_server_with_another_key_never_comes_up() {
 }
 
 #[tokio::test]
+async fn one_source_has_sixteen_bonds_and_no_more() {
+    let server = Server::start(true).await;
+    let mut clients = Vec::new();
+    for number in 0..17 {
+        let addresses = vec![server.address.to_string().parse().unwrap()];
+        let peer = Peer { addresses, key: Some(server.key), token: None, name: String::new() };
+        let client = Client::start(peer, None, None).unwrap();
+        client.set_links(vec![link()]);
+        let mut state = client.state();
+        let settled = tokio::time::timeout(Duration::from_secs(10), state.wait_for(|state| *state != State::Connecting)).await;
+        let settled = settled.unwrap().unwrap().clone();
+        match settled {
+            State::Up if number < 16 => {}
+            State::Unreachable(reason) if number == 16 && reason.contains("bonds") => {}
+            other => panic!("{number}: {other:?}"),
+        }
+        clients.push(client);
+    }
+    assert_eq!(asked(server.address, None).await, Answer::Unfinished, "a question is a bond, for a moment");
+    drop(clients.pop());
+    drop(clients.pop());
+    let begun = Instant::now();
+    while asked(server.address, None).await != Answer::Runs(server.key) {
+        assert!(begun.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[tokio::test]
 async fn a_server_opens_nothing_of_others_and_looks_up_no_names() {
     let server = Server::start(true).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

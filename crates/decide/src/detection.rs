@@ -38,6 +38,8 @@ pub enum Answer<K> {
     Runs(K),
     /// Nothing was heard, or nothing that is Braid.
     Silent,
+    /// Something was heard, and nothing came of it: it is asked again soon.
+    Unfinished,
     /// It has shown another key than the pinned one.
     AnotherKey,
     /// It runs Braid, but does not open that address: something stands between (a load balancer, a translator).
@@ -136,6 +138,7 @@ impl<K: Copy + PartialEq> Detection<K> {
             Answer::AnotherKey => entry.settle(now, State::AnotherKey, FIRST_SILENCE),
             Answer::Elsewhere => entry.settle(now, State::Away, LONGEST_SILENCE),
             Answer::Silent => entry.miss(now, FIRST_SILENCE),
+            Answer::Unfinished => entry.miss(now, FIRST_ABSENCE),
         }
     }
 
@@ -357,6 +360,14 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_was_cut_short_is_asked_for_again_soon() {
+        let (mut known, now) = start();
+        known.ask(now, host(1));
+        known.on_answer(now, host(1), Answer::Unfinished);
+        assert_eq!((known.knowledge(now, host(1)), known.ask(now + FIRST_ABSENCE, host(1))), (Knowledge::Silent, Some(None)));
+    }
+
+    #[test]
     fn a_question_that_was_never_answered_is_asked_again() {
         let (mut known, now) = start();
         known.ask(now, host(1));
@@ -411,7 +422,7 @@ mod tests {
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             (0..4u32).prop_map(Step::Ask),
-            (0..4u32, 0..5u8).prop_map(|(host, answer)| Step::Answer(host, answer)),
+            (0..4u32, 0..6u8).prop_map(|(host, answer)| Step::Answer(host, answer)),
             (0..4u32).prop_map(Step::Reached),
             (0..4u32).prop_map(Step::Lost),
             (0..4u32).prop_map(Step::Forget),
@@ -441,6 +452,7 @@ mod tests {
                             0 => Answer::Silent,
                             1 => Answer::AnotherKey,
                             2 => Answer::Elsewhere,
+                            3 => Answer::Unfinished,
                             key => Answer::Runs(key),
                         };
                         known.on_answer(now, host(at), answer);

@@ -262,6 +262,7 @@ impl Daemon<'_> {
             self.memory.keep(&mut self.core, now(), unix());
         }
         self.core.on_network(now(), (*network).clone())?;
+        self.peers.keep_servers(|host| self.core.may_steer(host));
         self.memory.recognise(&mut self.core);
         self.begin_allowances()
     }
@@ -392,7 +393,7 @@ impl Daemon<'_> {
                 match answer {
                     Answer::Runs(key) => tracing::info!(%host, key = key.short(), "a host runs Braid"),
                     Answer::AnotherKey => warn_of_impostor(host),
-                    Answer::Silent | Answer::Elsewhere => {}
+                    Answer::Silent | Answer::Unfinished | Answer::Elsewhere => {}
                 }
                 let done = self.core.on_answer(now(), host, answer);
                 self.keep_pins();
@@ -442,12 +443,7 @@ impl Daemon<'_> {
         self.peers.set_links(self.core.bond_links());
         tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
         match (arrival, &self.redirect) {
-            (Arrival::Connection(redirected), _) => {
-                // The peer may have gone since the program's connect: a connection of the daemon's own is next best.
-                if let Err(back) = self.peers.carry(*redirected, application, &policy, server) {
-                    Peers::carry_directly(*back);
-                }
-            }
+            (Arrival::Connection(redirected), _) => self.peers.carry(*redirected, application, &policy, server),
             (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
                 self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy, server);
             }
@@ -578,6 +574,8 @@ impl Daemon<'_> {
             Request::Status(answer) => {
                 let mut status = self.core.status(time);
                 status.peers = self.peers.views(&self.core.known_servers(time));
+                // Those that nothing uses now are for `braid peers`.
+                status.peers.retain(|peer| peer.state != "idle");
                 status.config = self.config_path.as_ref().map(|path| path.display().to_string());
                 status.warnings.extend(self.memory.trouble());
                 status.warnings.extend(self.config_trouble.clone());

@@ -188,6 +188,11 @@ impl Peers {
         self.servers.end(host)
     }
 
+    /// Ends bonds to servers that are not to be reached over links any more, and their flows, so that those begin again elsewhere.
+    pub fn keep_servers(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
+        self.servers.keep(may_reach);
+    }
+
     /// Ends bonds to servers that nothing uses any more.
     pub fn sweep(&mut self) {
         let flows = self.flows.clone();

@@ -541,6 +541,45 @@ fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
 }
 
 #[test]
+fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let Steered::To(_, id) = world.connect("test", 5) else { panic!() };
+    let now = world.now;
+    world.core.steering().transfer(id, Bytes::new(100), Bytes::new(100));
+    let mut tunnel = facts(9, "wg0");
+    (tunnel.gateways, tunnel.addresses) = (PerFamily::default(), vec![]);
+    let mut network = network(&world.devices);
+    network.interfaces.push(tunnel);
+    network.routes.push(RouteFacts {
+        destination: "203.0.113.0/24".parse().unwrap(),
+        hops: vec![NextHop { device: LinkIndex(9), gateway: None, dead: false }],
+        ..network.routes[0].clone()
+    });
+    world.core.on_network(now, network).unwrap();
+    world.core.steering().close(now, id);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.asked(), Vec::<String>::new());
+    world.core.recall_servers(world.now, [(SERVER, KEY.into(), Duration::ZERO)]).unwrap();
+    let flow = RedirectedFlow {
+        id: FlowId(1),
+        remote: (SERVER, 443).into(),
+        app: AppId { exe: ExeId { device: 1, inode: 1 }, name: "test".into() },
+        process: 1,
+        user: 1,
+        cgroup: 1,
+        class: Class::Unclassified,
+        rule: None,
+        direction: Direction::Down,
+        demand: Bytes::ZERO,
+        started: world.now,
+    };
+    assert_eq!(world.core.server_of(world.now, &flow), None);
+    world.set_network();
+    assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
+}
+
+#[test]
 fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
     let mut world = straight(config(Scheduler::RoundRobin));
     assert!(world.is_redirected("test"));
@@ -929,4 +968,21 @@ fn a_low_battery_puts_all_on_the_thrifty_link() {
     assert_eq!(world.ten(), [5, 5], "plugged in");
     world.supply(0.15, false, None);
     assert_eq!(world.ten(), [5, 5], "charged well enough");
+}
+
+#[test]
+fn a_link_beyond_the_thirty_second_is_shown_with_the_reason() {
+    let mut world = World::new(Config::default());
+    world.devices = (1..=33).map(|number| facts(number, &format!("eth{number}"))).collect();
+    world.set_network();
+    let links = world.core.links(world.now);
+    assert_eq!(links.len(), 33);
+    let last = links.iter().find(|link| link.name == "eth33").unwrap();
+    assert_eq!((last.state.as_str(), last.flows), ("excluded", 0));
+    assert!(last.reason.as_ref().unwrap().contains("more links than the 32"), "{last:?}");
+    assert!(links.iter().filter(|link| link.name != "eth33").all(|link| link.state != "excluded"));
+    world.devices.remove(0);
+    world.set_network();
+    let links = world.core.links(world.now);
+    assert!(links.len() == 32 && links.iter().all(|link| link.state != "excluded"), "it has the slot of one that is gone");
 }

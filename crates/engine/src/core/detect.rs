@@ -55,7 +55,8 @@ impl<S: Steering> Core<S> {
         let answered = row.rx > Bytes::ZERO || row.protocol == Protocol::Tcp && !row.connecting;
         let exclusions = rules::exclusions(&self.config.policy);
         let rule = row.rule.and_then(|rule| self.config.policy.apps.get(usize::from(rule).checked_sub(exclusions)?));
-        if !answered || !self.would_go_straight(rule, row.protocol) || !self.may_use_several(rule, row.family) {
+        // What belongs to a tunnel by now is not asked outside it.
+        if !answered || !self.may_steer(host) || !self.would_go_straight(rule, row.protocol) || !self.may_use_several(rule, row.family) {
             return;
         }
         let Some(link) = self.bond_links().into_iter().find(|link| link.slot == row.slot) else { return };
@@ -90,7 +91,7 @@ impl<S: Steering> Core<S> {
             return None;
         }
         match self.detection.knowledge(now, flow.remote.ip()) {
-            Knowledge::Runs(key) if self.detects() && straight != Straight::Nothing => Some(key),
+            Knowledge::Runs(key) if self.detects() && self.may_steer(service.0) && straight != Straight::Nothing => Some(key),
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
-//! Carries redirected flows: over the bond to a server or a relay, or, where none can take them, over whichever link the system takes.
+//! Carries redirected flows: over the bond to a server or a relay, or, where none can take them, over a link of theirs.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,11 +13,11 @@ use braid_peer::keys::PublicKey;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
 use braid_platform::steering::RedirectedFlow;
 use bytes::Bytes;
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{mpsc, watch};
 
 use super::{Carried, Change, Flows, Peers};
-use crate::core::{BondPolicy, ServerNews};
+use crate::core::{BondLink, BondPolicy, ServerNews};
 
 /// A flow waits this long for its bond to begin; then it goes direct.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -61,6 +62,17 @@ impl Exchanges {
     fn contains(&self, exchange: &Exchange) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(exchange)
     }
+}
+
+/// Where a flow may leave that no bond takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Exit {
+    /// Wherever the system sends it.
+    Any,
+    /// By this device, one of those that its rule allows.
+    Device(String),
+    /// None of those is there.
+    Nowhere,
 }
 
 /// A flow that was opened, and what its bond is.
@@ -202,9 +214,9 @@ impl Peers {
         policy: &BondPolicy,
         server: Option<PublicKey>,
     ) {
-        let exchanges = self.exchanges.clone();
+        let (exchanges, exit) = (self.exchanges.clone(), self.exit(policy, facts.remote.ip()));
         let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
-            tokio::spawn(exchange_directly(redirect, exchanges, exchange, facts.remote, payload));
+            tokio::spawn(exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload));
             return;
         };
         let flow = opened.flow.clone();
@@ -224,24 +236,20 @@ impl Peers {
             let known = exchanges.contains(&exchange);
             exchanges.forget(&exchange);
             if matches!(outcome, Outcome::Direct) && known {
-                exchange_directly(redirect, exchanges, exchange, facts.remote, payload).await;
+                exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
             }
         });
     }
 
-    /// Carries a redirected connection: straight to its `server`, if that has this key, or to a relay. `Err` gives it back: no peer can take
-    /// it.
-    pub(crate) fn carry(
-        &mut self,
-        redirected: Redirected,
-        application: String,
-        policy: &BondPolicy,
-        server: Option<PublicKey>,
-    ) -> Result<(), Box<Redirected>> {
-        let Some(mut opened) = self.open_flow(&redirected.flow, application, policy, Carrier::Stream, server) else {
-            return Err(Box::new(redirected));
-        };
+    /// Carries a redirected connection: straight to its `server`, if that has this key, or to a relay. The peer may have gone since the
+    /// program's connect: a connection of the daemon's own is next best.
+    pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
         let Redirected { stream, flow: facts } = redirected;
+        let exit = self.exit(policy, facts.remote.ip());
+        let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
+            tokio::spawn(carry_directly(stream, facts.remote, exit));
+            return;
+        };
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
             let outcome = opened.outcome().await;
@@ -255,17 +263,19 @@ impl Peers {
                 Outcome::Direct => {
                     flow.reset(0);
                     forget(&flows, id);
-                    carry_directly(stream, facts.remote).await;
+                    carry_directly(stream, facts.remote, exit).await;
                 }
             }
             forget(&flows, id);
         });
-        Ok(())
     }
 
-    /// Carries a redirected connection over whichever link the system takes, as if the program had made it.
-    pub fn carry_directly(redirected: Redirected) {
-        tokio::spawn(carry_directly(redirected.stream, redirected.flow.remote));
+    fn exit(&self, policy: &BondPolicy, to: IpAddr) -> Exit {
+        if policy.links == u64::MAX {
+            return Exit::Any;
+        }
+        let fits = |link: &&BondLink| policy.links >> link.slot & 1 == 1 && if to.is_ipv6() { link.v6 } else { link.v4 }.is_some();
+        self.links.iter().find(fits).map_or(Exit::Nowhere, |link| Exit::Device(link.device.clone()))
     }
 }
 
@@ -279,8 +289,9 @@ fn forget(flows: &Flows, id: u64) {
     flows.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
 }
 
-async fn carry_directly(mut stream: TcpStream, remote: SocketAddr) {
-    match TcpStream::connect(remote).await {
+/// Carries a connection as if its program had made it.
+async fn carry_directly(mut stream: TcpStream, remote: SocketAddr, exit: Exit) {
+    match connect(remote, exit).await {
         Ok(mut onward) => {
             let _ = tokio::io::copy_bidirectional(&mut stream, &mut onward).await;
         }
@@ -291,10 +302,34 @@ async fn carry_directly(mut stream: TcpStream, remote: SocketAddr) {
     }
 }
 
-/// An exchange of datagrams over whichever link the system takes: a connected socket keeps coming here, whatever it was turned for.
-async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchange: Exchange, remote: SocketAddr, payload: Bytes) {
+async fn connect(remote: SocketAddr, exit: Exit) -> io::Result<TcpStream> {
+    let socket = if remote.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+    match exit {
+        Exit::Any => {}
+        Exit::Device(device) => socket.bind_device(Some(device.as_bytes()))?,
+        Exit::Nowhere => return Err(io::ErrorKind::NetworkUnreachable.into()),
+    }
+    socket.connect(remote).await
+}
+
+/// The same for an exchange of datagrams: a connected socket keeps coming here, whatever it was turned for.
+async fn exchange_directly(
+    redirect: Arc<Redirect>,
+    exchanges: Exchanges,
+    exchange: Exchange,
+    (remote, exit): (SocketAddr, Exit),
+    payload: Bytes,
+) {
     let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
     let Ok(socket) = UdpSocket::bind(any).await else { return };
+    let bound = match exit {
+        Exit::Any => true,
+        Exit::Device(device) => socket.bind_device(Some(device.as_bytes())).is_ok(),
+        Exit::Nowhere => false,
+    };
+    if !bound {
+        return;
+    }
     if socket.connect(remote).await.is_err() {
         return;
     }
@@ -306,7 +341,7 @@ async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchan
         match tokio::time::timeout(QUIET, socket.recv(&mut buffer)).await {
             Ok(Ok(read)) => drop(redirect.answer(&exchange, &buffer[..read])),
             // The other end's port is closed: it may open again.
-            Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {}
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Ok(Err(_)) | Err(_) => break,
         }
     }

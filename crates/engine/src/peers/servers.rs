@@ -85,6 +85,11 @@ impl Servers {
         });
     }
 
+    /// Ends bonds to hosts that are not to be reached over links any more: those that a tunnel has taken over, for one.
+    pub(super) fn keep(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
+        self.0.retain(|host, _| may_reach(*host));
+    }
+
     /// Ends the bond to a host; whether there was one.
     pub(super) fn end(&mut self, host: IpAddr) -> bool {
         self.0.remove(&host).is_some()
@@ -154,6 +159,7 @@ pub(super) fn question(question: Question, link: Link, changes: mpsc::UnboundedS
             Ok(Asked::Runs(key)) => Answer::Runs(key),
             Ok(Asked::AnotherKey) => Answer::AnotherKey,
             Ok(Asked::Silent) => Answer::Silent,
+            Ok(Asked::Unfinished) => Answer::Unfinished,
             Ok(Asked::Refused(reason)) => {
                 tracing::debug!(host = %question.host, reason, "something answers there that serves no strangers");
                 Answer::Silent
