@@ -43,6 +43,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 mod engine;
 mod file;
 mod link;
