@@ -15,6 +15,7 @@
 mod answer;
 mod cookies;
 mod error;
+mod events;
 mod exchange;
 mod files;
 mod job;
@@ -31,9 +32,10 @@ mod tls;
 
 pub use cookies::Cookies;
 pub use error::FetchError;
+pub use events::{Event, LinkProgress, Outcome, Progress};
 pub use files::{Download, group, remote_name};
 pub use netrc::Netrc;
 pub use network::{BoxStream, Link, Network, Sockets, Stream};
 pub use options::{Checksum, Credentials, Options, Output};
 pub use proxy::Proxy;
-pub use run::{Event, LinkProgress, Outcome, Progress, fetch};
+pub use run::fetch;

@@ -9,7 +9,7 @@
 //! use braid_model::{Bytes, Rate, Time};
 //! use braid_range::{Action, Config, Engine, FileSetup, Head, LinkSetup, Span};
 //!
-//! let mut engine = Engine::new(Config::default());
+//! let mut engine = Engine::new(Config { lanes_first: 1, ..Config::default() });
 //! let link = engine.add_link(LinkSetup::default()).unwrap();
 //! let server = engine.add_server();
 //! let file = engine.add_file(Time::ZERO, FileSetup::new(vec![server])).unwrap();
@@ -43,6 +43,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 mod engine;
 mod file;
 mod link;
