@@ -138,18 +138,15 @@ fn errors_have_curls_statuses() {
     let (lab, folder) = (rated([20, 10, 5]), tempfile::tempdir().unwrap());
     let web = Web::start(&lab).unwrap();
     let there = web.secure_url(SIZE).unwrap();
-    let status = |change: &dyn Fn(&mut Command)| {
-        let mut command = get(&lab, &web, folder.path());
-        change(&mut command);
-        command.output().unwrap().status.code().unwrap()
-    };
-    assert_eq!(status(&|command| drop(command.arg("https://203.0.113.10/none"))), 22);
-    assert_eq!(status(&|command| drop(command.arg("ftp://203.0.113.10/x"))), 3);
-    assert_eq!(status(&|command| drop(command.args(["--tries", "2", "http://203.0.113.10:9/x"]))), 7);
-    assert_eq!(status(&|command| drop(command.args(["--checksum", &format!("sha256:{}", "0".repeat(64)), &there]))), 90);
+    let status = |arguments: &[&str]| get(&lab, &web, folder.path()).args(arguments).output().unwrap().status.code().unwrap();
+    assert_eq!(status(&["https://203.0.113.10/none"]), 22);
+    assert_eq!(status(&["ftp://203.0.113.10/x"]), 3);
+    assert_eq!(status(&["--tries", "2", "http://203.0.113.10:9/x"]), 7);
+    assert_eq!(status(&["--checksum", &format!("sha256:{}", "0".repeat(64)), &there]), 90);
     // A certificate of nobody's.
     let mut plain = lab.client().command(braid()).unwrap();
-    let output = plain.env("XDG_STATE_HOME", folder.path()).arg("get").arg("--output-dir").arg(folder.path()).arg("--tries").arg("2").arg(&there);
+    let output =
+        plain.env("XDG_STATE_HOME", folder.path()).arg("get").arg("--output-dir").arg(folder.path()).arg("--tries").arg("2").arg(&there);
     let output = output.output().unwrap();
     assert_eq!(output.status.code(), Some(60), "{}", String::from_utf8_lossy(&output.stderr));
 }

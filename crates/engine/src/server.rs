@@ -6,7 +6,8 @@
 
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -108,15 +109,7 @@ impl Server {
             Ok(_) => std::fs::remove_file(path).map_err(failed)?,
             Err(_) => {}
         }
-        // Bound under another name and moved into place, so that nobody finds it before its mode is set.
-        let fresh = path.with_extension(format!("new-{}", std::process::id()));
-        let _ = std::fs::remove_file(&fresh);
-        let listener = UnixListener::bind(&fresh).map_err(failed)?;
-        let placed = std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o660)).and_then(|()| std::fs::rename(&fresh, path));
-        if let Err(error) = placed {
-            let _ = std::fs::remove_file(&fresh);
-            return Err(failed(error));
-        }
+        let listener = bind_beside(path).map_err(failed)?;
         Ok(Self { listener, file: SocketFile::of(path) })
     }
 
@@ -128,6 +121,33 @@ impl Server {
         drop(file);
         served
     }
+}
+
+/// Binds in a directory that is nobody else's to enter and moves the socket into place, so that nobody finds it before its mode is set, and
+/// nobody can put another file in its place meanwhile. The directory is spoken of by its descriptor, not by its path.
+fn bind_beside(path: &Path) -> io::Result<UnixListener> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Another may have been left by a process of the same number.
+    let folder = |number: u32| parent.join(format!(".braid-{}-{number}", std::process::id()));
+    let taken = |folder: &PathBuf| folder.symlink_metadata().is_ok();
+    let folder = (0..8).map(folder).find(|folder| !taken(folder)).ok_or(io::ErrorKind::AlreadyExists)?;
+    std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
+    let bound = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&folder).and_then(|open| {
+        let (found, own) = (open.metadata()?, own_user());
+        if found.uid() != own || found.mode() & 0o077 != 0 {
+            return Err(io::Error::other(format!("{} was exchanged by somebody else", folder.display())));
+        }
+        let inside = PathBuf::from(format!("/proc/self/fd/{}/socket", open.as_raw_fd()));
+        let listener = UnixListener::bind(&inside)?;
+        let placed =
+            std::fs::set_permissions(&inside, std::fs::Permissions::from_mode(0o660)).and_then(|()| std::fs::rename(&inside, path));
+        if placed.is_err() {
+            let _ = std::fs::remove_file(&inside);
+        }
+        placed.map(|()| listener)
+    });
+    let _ = std::fs::remove_dir(&folder);
+    bound
 }
 
 /// Removes the socket's file when the server ends, unless another one has taken the place.

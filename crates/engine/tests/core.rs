@@ -969,3 +969,20 @@ fn a_low_battery_puts_all_on_the_thrifty_link() {
     world.supply(0.15, false, None);
     assert_eq!(world.ten(), [5, 5], "charged well enough");
 }
+
+#[test]
+fn a_link_beyond_the_thirty_second_is_shown_with_the_reason() {
+    let mut world = World::new(Config::default());
+    world.devices = (1..=33).map(|number| facts(number, &format!("eth{number}"))).collect();
+    world.set_network();
+    let links = world.core.links(world.now);
+    assert_eq!(links.len(), 33);
+    let last = links.iter().find(|link| link.name == "eth33").unwrap();
+    assert_eq!((last.state.as_str(), last.flows), ("excluded", 0));
+    assert!(last.reason.as_ref().unwrap().contains("more links than the 32"), "{last:?}");
+    assert!(links.iter().filter(|link| link.name != "eth33").all(|link| link.state != "excluded"));
+    world.devices.remove(0);
+    world.set_network();
+    let links = world.core.links(world.now);
+    assert!(links.len() == 32 && links.iter().all(|link| link.state != "excluded"), "it has the slot of one that is gone");
+}

@@ -62,7 +62,8 @@ pub(crate) struct Request {
     pub(crate) link: LinkId,
     pub(crate) file: FileId,
     pub(crate) source: SourceId,
-    /// The next byte to come, and the end.
+    /// The first byte, the next one to come, and the end.
+    pub(crate) from: u64,
     pub(crate) at: u64,
     pub(crate) end: u64,
     /// What the server was asked for, or said it sends.
@@ -359,7 +360,8 @@ impl Engine {
         file.free = Spans::default();
         let end = file.size.unwrap_or(ENDLESS);
         let request = self.requests.get_mut(&id).unwrap_or_else(|| unreachable!("looked up by the caller"));
-        (request.at, request.end, request.told, request.whole, request.stalled) = (0, end, end, true, false);
+        (request.from, request.at, request.end, request.told) = (0, 0, end, end);
+        (request.whole, request.stalled) = (true, false);
         self.settle(now, file_id);
     }
 
@@ -562,6 +564,7 @@ impl Engine {
     fn fail_request(&mut self, now: Time, id: RequestId, failure: Failure) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         let (file_id, source, link, whole, heard) = (request.file, request.source, request.link, request.whole, request.head);
+        let barren = request.at == request.from;
         // Whoever reports a failure has ended it; an answer that this engine refuses is still to be stopped.
         request.told = request.told.max(request.at + 1);
         let lane = request.lane;
@@ -614,7 +617,10 @@ impl Engine {
         if whole {
             self.begin_anew(now, file_id);
         }
-        self.count_failure(now, file_id);
+        // Many may break at once: only what brought nothing counts.
+        if barren {
+            self.count_failure(now, file_id);
+        }
     }
 
     /// A file that comes in one piece is asked for from its start again.

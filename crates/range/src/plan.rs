@@ -373,6 +373,7 @@ impl Engine {
             link: lane.link,
             file: id,
             source,
+            from: range.start,
             at: range.start,
             end: range.end,
             told: range.end,

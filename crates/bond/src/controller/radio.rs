@@ -287,12 +287,18 @@ impl Radio {
         let lumps = self.lumps.get().min(rate * MOST_LUMP);
         let room =
             (rate * made_up * (base * self.window_gain() + 0.01)).max(share * made_up * 1.25 * self.srtt.clamp(base, 6.0 * base + 0.02));
-        let burst = if self.phase == Phase::Burst { self.burst_size() } else { self.burst.as_ref().map_or(0.0, Burst::excess) };
+        // One that found too little to send lags behind the usual rate by any amount: that is no reason for a smaller window.
+        let burst = if self.phase == Phase::Burst { self.burst_size() } else { self.burst.as_ref().map_or(0.0, Burst::excess).max(0.0) };
         let window = room + lumps + burst + LEAST_PACKETS * self.mtu;
         self.window = match self.phase {
             Phase::Start { .. } => window.max(self.window),
             _ => window,
         };
+    }
+
+    /// The window, never less than a few packets: who may send nothing hears nothing, and nothing would open it again.
+    fn open_window(&self) -> u64 {
+        self.window.max(LEAST_PACKETS * self.mtu) as u64
     }
 
     /// Bytes that a burst sends beyond our rate: enough to be told from noise.
@@ -318,7 +324,7 @@ impl Radio {
     fn show(&self) {
         let min_rtt = self.min_rtt.get();
         let min_rtt = if min_rtt.is_finite() { min_rtt } else { 0.0 };
-        self.gauge.set(self.window as u64, self.pacing.unwrap_or(0.0), self.rate(), min_rtt, self.queue());
+        self.gauge.set(self.open_window(), self.pacing.unwrap_or(0.0), self.rate(), min_rtt, self.queue());
     }
 
     /// Counts what might have been sent up to `now`.
@@ -444,7 +450,7 @@ impl Controller for Radio {
         self.flight.send(now, pn, bytes, calm);
         self.on_sent_in_burst(now, pn, bytes as f64);
         self.sent += bytes as f64;
-        if self.flight.in_flight() > self.window as u64 {
+        if self.flight.in_flight() > self.open_window() {
             self.gauge.use_probe(bytes);
         }
         self.full |= self.flight.in_flight() as f64 + 2.0 * self.mtu > self.window;
@@ -526,7 +532,7 @@ impl Controller for Radio {
     }
 
     fn window(&self) -> u64 {
-        let window = (self.window as u64).max(1);
+        let window = self.open_window();
         match self.gauge.probe() {
             0 => window,
             probe => window.max(self.flight.in_flight()).saturating_add(probe),
@@ -590,6 +596,26 @@ mod tests {
         assert_eq!(radio.window(), 12_000);
     }
 
+    /// The sender of acknowledgements tried to measure a rival's link with a burst, which its few packets did not make: the window was
+    /// what the burst had sent beyond the usual rate, less than nothing, and the path carried nothing any more.
+    #[test]
+    fn regression_a_burst_with_little_to_send_leaves_the_window_open() {
+        let (mut radio, gauge, now) = controller();
+        let ms = Duration::from_millis;
+        radio.on_packet_sent(now, 1200, 0);
+        radio.acknowledge(now + ms(20), now, 1200, 0);
+        radio.on_end_acks(now + ms(20), 0, true, None);
+        radio.rates.reset(2_000_000.0);
+        radio.phase = Phase::Burst;
+        for (step, pn) in (30..).step_by(30).zip(1..4) {
+            radio.on_packet_sent(now + ms(step), 80, pn);
+        }
+        radio.phase = Phase::Cruise { rounds: 4 };
+        radio.steer();
+        radio.show();
+        assert!(radio.burst.is_some() && radio.window() > 40_000 && gauge.window().get() == radio.window(), "{}", radio.window());
+    }
+
     proptest! {
         #[test]
         fn nothing_that_comes_in_breaks_it(
@@ -611,7 +637,7 @@ mod tests {
                 }
                 radio.on_end_acks(now, huge >> number, huge % 2 == 0, None);
                 gauge.allow_probe(Bytes::new(huge * u64::from(kind == 3)));
-                prop_assert!(radio.window() >= 1);
+                prop_assert!(radio.window() >= 4 * radio.mtu as u64);
                 prop_assert!(radio.pacing.is_none_or(|rate| rate > 0.0 && rate.is_finite()));
                 let metrics = radio.metrics();
                 prop_assert!(metrics.pacing_rate != Some(0) || radio.mtu < 2.0);

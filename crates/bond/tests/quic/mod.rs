@@ -161,6 +161,11 @@ impl World {
         self.links[link][side].backlog().get()
     }
 
+    /// Bytes that a link has delivered of what `side` sent, headers and all.
+    pub fn delivered(&self, link: usize, side: usize) -> u64 {
+        self.links[link][side].stats().delivered_bytes.get()
+    }
+
     pub fn received(&self, side: usize, flow: FlowKey) -> usize {
         self.got[side].get(&flow).copied().unwrap_or(0)
     }

@@ -27,7 +27,7 @@ use braid_decide::steer::{self, Verdict};
 use braid_decide::tables::{self, TablePlan};
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
-use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Role, Time};
+use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Protocol, Rate, Role, Time};
 use braid_platform::steering::{FlowRow, RedirectedFlow, SteerLink, SteerParams, Steering, SteeringError, SteeringEvent};
 
 use braid_peer::keys::PublicKey;
@@ -42,6 +42,8 @@ use rules::Executables;
 pub use rules::Names;
 use slots::Slots;
 
+/// Why a link has no slot.
+const CROWDED: &str = "there are more links than the 32 that Braid can use at once: exclude one of them to use this one";
 /// Ended flows remembered for people to look at.
 const RECENT: usize = 256;
 /// A flow that moved nothing for this long does not count as being in progress.
@@ -144,6 +146,8 @@ pub struct Core<S> {
     network: NetworkSnapshot,
     links: BTreeMap<LinkIndex, Link>,
     slots: Slots,
+    /// Links that there is no slot for.
+    crowd: Vec<LinkFacts>,
     apps: Apps,
     executables: Executables,
     flows: Vec<FlowRow>,
@@ -204,6 +208,7 @@ impl<S: Steering> Core<S> {
             network: NetworkSnapshot::default(),
             links: BTreeMap::new(),
             slots: Slots::default(),
+            crowd: Vec::new(),
             apps: Apps::default(),
             executables: Executables::default(),
             flows: Vec::new(),
@@ -353,8 +358,12 @@ impl<S: Steering> Core<S> {
                 link.health.get_mut(family).on_usable(now, usable);
             }
         }
-        for index in crowd {
-            tracing::warn!(%index, "more than {MAX_LINKS} links: this one is not used");
+        let crowd: Vec<_> = network.interfaces.iter().filter(|device| crowd.contains(&device.index)).cloned().collect();
+        if self.crowd != crowd {
+            for device in &crowd {
+                tracing::warn!(link = device.name, "{CROWDED}");
+            }
+            self.crowd = crowd;
         }
         self.network = network;
         self.update_tables(now)?;

@@ -64,7 +64,14 @@ impl<S: Steering> Core<S> {
     pub fn links(&mut self, now: Time) -> Vec<LinkView> {
         let board = self.steering.board().ok();
         let lane = |link: &Link| board.as_ref().map(|board| &board.lanes[link.slot]);
-        self.links.values().map(|link| link_view(link, now, lane(link), self.link_energy(link, now))).collect()
+        let used = self.links.values().map(|link| link_view(link, now, lane(link), self.link_energy(link, now)));
+        let crowd = self.crowd.iter().map(|facts| {
+            let rule = self.config.policy.link_rule(facts).cloned().unwrap_or_default();
+            let mut link = Link::new(facts.clone(), 0, rule, self.config.probe, now);
+            link.refused = Some(super::CROWDED.to_owned());
+            link_view(&link, now, None, None)
+        });
+        used.chain(crowd).collect()
     }
 
     /// `GET /v1/flows`.
