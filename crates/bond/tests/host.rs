@@ -22,9 +22,9 @@ fn one_flow_gets_the_links_sum() {
     }
 }
 
-/// Where all is acknowledged before the pace allows more, no round ever ended: the rate stayed what it was at the start.
+/// A fast path is paced by the host, in bursts that each are worth a call of the system.
 #[test]
-fn regression_a_fast_short_way_is_filled_though_timers_are_late() {
+fn a_fast_short_way_is_filled_in_few_bursts_though_timers_are_late() {
     let mut world = World::up(&[Spec::new(300.0, 0)], 1);
     world.tick = ms(1);
     let flow = world.open(FlowPolicy::default(), Carrier::Stream);
