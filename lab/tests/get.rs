@@ -149,7 +149,8 @@ fn errors_have_curls_statuses() {
     assert_eq!(status(&|command| drop(command.args(["--checksum", &format!("sha256:{}", "0".repeat(64)), &there]))), 90);
     // A certificate of nobody's.
     let mut plain = lab.client().command(braid()).unwrap();
-    let output = plain.env("XDG_STATE_HOME", folder.path()).arg("get").arg("--output-dir").arg(folder.path()).arg("--tries").arg("2").arg(&there);
+    let output =
+        plain.env("XDG_STATE_HOME", folder.path()).arg("get").arg("--output-dir").arg(folder.path()).arg("--tries").arg("2").arg(&there);
     let output = output.output().unwrap();
     assert_eq!(output.status.code(), Some(60), "{}", String::from_utf8_lossy(&output.stderr));
 }
