@@ -362,6 +362,22 @@ BRAID_INLINE void send_turned6(struct bpf_sock_addr *ctx, const struct disguise 
 	}
 }
 
+/* A datagram of an unconnected socket: to the daemon, which finds it by the address. */
+BRAID_INLINE void turn6(struct bpf_sock_addr *ctx, const struct request *request)
+{
+	const __u32 prefix[3] = REDIRECT_PREFIX;
+
+	ctx->user_ip6[0] = prefix[0];
+	ctx->user_ip6[1] = prefix[1];
+	ctx->user_ip6[2] = prefix[2];
+	ctx->user_ip6[3] = request->turned;
+	ctx->user_port = request->listener;
+	ctx->msg_src_ip6[0] = 0;
+	ctx->msg_src_ip6[1] = 0;
+	ctx->msg_src_ip6[2] = 0;
+	ctx->msg_src_ip6[3] = bpf_htonl(1);
+}
+
 SEC("cgroup/sendmsg6")
 int braid_sendmsg6(struct bpf_sock_addr *ctx)
 {
@@ -381,7 +397,9 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 	if (is_mapped(request.remote))
 		return ALLOW; /* the kernel asks again, as IPv4 */
 	slot = route_datagram(ctx, &request, &now, &verdict);
-	if (slot < BRAID_MAX_LINKS && now) {
+	if (request.turned) {
+		turn6(ctx, &request);
+	} else if (slot < BRAID_MAX_LINKS && now) {
 		const struct braid_slot *link = &now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)];
 
 		ctx->msg_src_ip6[0] = link->source6[0];

@@ -4,7 +4,7 @@
  * its own, under which the daemon finds who wanted to reach what. The program sees the addresses it asked for.
  *
  * Datagrams go the same way. Those of connected IPv6 sockets go to ::1, where the source port tells one socket from another; those
- * of unconnected ones cannot be turned, since the kernel neither takes an IPv4 address there nor has many for the loopback.
+ * of unconnected ones to a prefix that the daemon makes the loopback's own by a route, since the kernel takes no IPv4 address there.
  *
  * An arrival is claimed by its handshake's source, which `sockops` notes before the first segment leaves: whoever else connects to
  * its address gets nothing.
@@ -18,6 +18,8 @@
 #define REDIRECT_BASE 0x7f400000u
 #define REDIRECT_HOSTS 0x003fffffu
 #define REDIRECT_TRIES 3
+/* fd62:7261:6964:5757::/64, which is followed by 0:0 and an address as above. */
+#define REDIRECT_PREFIX { bpf_htonl(0xfd627261u), bpf_htonl(0x69645757u), 0 }
 
 /* What a redirected socket knows of itself for as long as it lives. Addresses are IPv6 or IPv4-mapped, all in network order. */
 struct disguise {
@@ -209,8 +211,8 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 	open = bpf_map_lookup_elem(&redirection, &zero);
 	if (!request || !now || !socket || !open || !open->datagrams4)
 		return 0;
-	by_port = request->family == 6;
-	port = by_port ? (connected ? open->datagrams6 : 0) : open->datagrams4;
+	by_port = request->family == 6 && connected;
+	port = request->family == 6 ? open->datagrams6 : open->datagrams4;
 	request->listener = bpf_htons(port);
 	request->by_port = by_port;
 	key.socket = bpf_get_socket_cookie(ctx);
@@ -393,6 +395,13 @@ BRAID_INLINE _Bool is_turned(__u32 addr)
 	return (bpf_ntohl(addr) & ~REDIRECT_HOSTS) == REDIRECT_BASE;
 }
 
+BRAID_INLINE _Bool is_prefixed(const __u32 *addr)
+{
+	const __u32 prefix[3] = REDIRECT_PREFIX;
+
+	return !((addr[0] ^ prefix[0]) | (addr[1] ^ prefix[1]) | (addr[2] ^ prefix[2]));
+}
+
 /* The exchange of this socket that a datagram from this address belongs to, or NULL. */
 BRAID_INLINE struct braid_arrival *exchange_from(struct bpf_sock_addr *ctx, __u32 address)
 {
@@ -429,7 +438,7 @@ int braid_recvmsg6(struct bpf_sock_addr *ctx)
 		}
 		return ALLOW;
 	}
-	exchange = is_mapped(addr) ? exchange_from(ctx, addr[3]) : NULL;
+	exchange = is_mapped(addr) || is_prefixed(addr) ? exchange_from(ctx, addr[3]) : NULL;
 	if (exchange) {
 		write_address6(ctx, exchange->remote);
 		ctx->user_port = bpf_htons(exchange->port);

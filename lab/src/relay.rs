@@ -33,7 +33,10 @@ impl Relay {
         let (state, log) = (home.join("state"), home.join("log"));
         fs::create_dir_all(&home)?;
         let mut command = lab.server().command(braid)?;
-        command.args(["relay", "--listen", &format!("[::]:{PORT}"), "--allow", "203.0.113.0/24"]).arg("--state-dir").arg(&state);
+        command
+            .args(["relay", "--listen", &format!("[::]:{PORT}"), "--allow", "203.0.113.0/24", "--allow", "2001:db8:113::/48"])
+            .arg("--state-dir")
+            .arg(&state);
         let child = command.stdin(Stdio::null()).stdout(File::create(&log)?).stderr(File::options().append(true).open(&log)?).spawn();
         let child = child.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?;
         let mut relay = Self { child, braid: braid.to_owned(), state };

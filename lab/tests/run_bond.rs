@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
@@ -69,15 +70,65 @@ impl Joined {
     }
 
     /// Serves TCP in the server's namespace until the test ends; each connection goes to `serve`.
-    fn serve(&self, port: u16, serve: impl Fn(TcpStream) + Send + 'static) {
-        let listener = self.lab.server().run(|| TcpListener::bind((Lab::internet(11), port)).unwrap()).unwrap();
-        thread::spawn(move || listener.incoming().flatten().for_each(&serve));
+    fn serve(&self, port: u16, serve: impl Fn(TcpStream) + Send + Clone + 'static) {
+        for host in [IpAddr::from(Lab::internet(11)), Lab::internet6(11).into()] {
+            let listener = self.lab.server().run(|| TcpListener::bind((host, port)).unwrap()).unwrap();
+            let serve = serve.clone();
+            thread::spawn(move || listener.incoming().flatten().for_each(&serve));
+        }
+    }
+
+    /// Answers each datagram with itself, marked as an answer as DNS does it, and tells whom it came from.
+    fn answer(&self, host: impl Into<IpAddr>, port: u16) -> mpsc::Receiver<String> {
+        let host = host.into();
+        let socket = self.lab.server().run(|| UdpSocket::bind((host, port)).unwrap()).unwrap();
+        let (told, came) = mpsc::channel();
+        thread::spawn(move || {
+            let mut query = [0; 2000];
+            while let Ok((size, from)) = socket.recv_from(&mut query) {
+                query[2] |= 0x80;
+                let _ = socket.send_to(&query[..size], from);
+                let _ = told.send(from.ip().to_string());
+            }
+        });
+        came
+    }
+
+    /// Makes `gate`, on which a command waits by `read go < gate`.
+    fn make_gate(&self) {
+        assert!(Command::new("mkfifo").args(["--mode", "666"]).arg(self.home.join("gate")).status().unwrap().success());
+    }
+
+    /// Waits until a command waits there.
+    fn gate(&self) -> Gate {
+        let path = self.home.join("gate");
+        let (come, came) = mpsc::channel();
+        thread::spawn(move || come.send(File::options().write(true).open(path).unwrap()));
+        Gate(came.recv_timeout(LIMIT).unwrap())
     }
 
     /// Bytes that came over each link.
     fn received(&self) -> [u64; 2] {
         [0, 1].map(|link| self.lab.counters(link).unwrap().down.delivered_bytes.get())
     }
+}
+
+/// Holds a command up.
+struct Gate(File);
+
+impl Gate {
+    fn open(mut self) {
+        self.0.write_all(b"go\n").unwrap();
+    }
+}
+
+fn signal(name: &str, process: u32) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap().success());
+}
+
+/// The one child of a process that has one thread.
+fn child_of(process: u32) -> u32 {
+    std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap().trim().parse().unwrap()
 }
 
 fn said(output: &Output) -> String {
@@ -113,13 +164,15 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
 
 /// Tells each client the address that it came from.
 fn name(mut stream: TcpStream) {
-    let peer = stream.peer_addr().unwrap().ip();
-    let _ = stream.write_all(peer.to_string().as_bytes());
+    // A relay that was given up may have come and gone.
+    let Ok(peer) = stream.peer_addr() else { return };
+    let _ = stream.write_all(peer.ip().to_string().as_bytes());
 }
 
 /// Whether the server saw the relay, which is beside it, and not a link of the client's.
 fn is_relay(seen: &str) -> bool {
-    seen.parse::<IpAddr>().is_ok_and(|seen| seen.is_loopback() || seen.to_string().starts_with("203.0.113."))
+    let beside = |seen: IpAddr| ["203.0.113.", "2001:db8:113:"].iter().any(|prefix| seen.to_canonical().to_string().starts_with(prefix));
+    seen.parse().is_ok_and(beside)
 }
 
 #[test]
@@ -194,17 +247,7 @@ fn connected_datagrams_go_through_the_relay_and_answers_come_from_whom_was_asked
         return;
     }
     let joined = Joined::new();
-    let server = joined.lab.server().run(|| UdpSocket::bind((Lab::internet(11), 4000)).unwrap()).unwrap();
-    let (told, came) = mpsc::channel();
-    thread::spawn(move || {
-        let mut query = [0; 2000];
-        while let Ok((size, from)) = server.recv_from(&mut query) {
-            // "This is a response", and nothing else is changed: an answer without records.
-            query[2] |= 0x80;
-            let _ = server.send_to(&query[..size], from);
-            let _ = told.send(from.ip().to_string());
-        }
-    });
+    let came = joined.answer(Lab::internet(11), 4000);
     let dig = ["dig", "+tries=1", "+time=5", "+noedns", "@203.0.113.11", "-p", "4000", "example.org"];
     for (carry, through_relay) in [("bond", true), ("duplicate", true), ("direct", false)] {
         let (lines, _) = joined.lines(carry, &dig);
@@ -225,27 +268,30 @@ fn without_its_relay_a_command_goes_direct_within_a_second() {
     joined.serve(8080, name);
     let ask = format!("exec 3<>/dev/tcp/{}/8080; cat <&3; echo; date +%s%N", Lab::internet(11));
     let script = format!("{ask}; read go < gate; date +%s%N; {ask}; {ask}");
-    assert!(Command::new("mkfifo").args(["--mode", "666"]).arg(joined.home.join("gate")).status().unwrap().success());
-    // It dies while the command runs.
-    let child = joined.run("bond", &["bash", "-c", &script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let gate = joined.home.join("gate");
-    let (open, opened) = mpsc::channel();
-    thread::spawn(move || {
-        let mut gate = std::fs::OpenOptions::new().write(true).open(gate).unwrap();
-        open.send(()).unwrap();
-        thread::sleep(Duration::from_millis(200));
-        gate.write_all(b"go\n").unwrap();
-    });
-    opened.recv_timeout(LIMIT).unwrap();
-    joined.relay = None;
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    let text = String::from_utf8(output.stdout).unwrap();
-    let lines: Vec<&str> = text.lines().collect();
-    let [first, _, begin, second, after, third, _] = lines[..] else { panic!("{lines:?}") };
-    assert!(is_relay(first) && second.starts_with("10.77.") && third.starts_with("10.77."), "{lines:?}");
-    let took = Duration::from_nanos(after.parse::<u64>().unwrap() - begin.parse::<u64>().unwrap());
-    assert!(took < Duration::from_millis(1500), "{took:?}");
+    joined.make_gate();
+    for silent in [true, false] {
+        let child = joined.run("bond", &["bash", "-c", &script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let gate = joined.gate();
+        let relay = joined.relay.as_ref().unwrap().pid();
+        if silent {
+            signal("STOP", relay);
+        } else {
+            joined.relay = None;
+        }
+        thread::sleep(ms(100));
+        gate.open();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let [first, _, begin, second, after, third, _] = lines[..] else { panic!("{lines:?}") };
+        assert!(is_relay(first) && second.starts_with("10.77.") && third.starts_with("10.77."), "{lines:?}");
+        let took = Duration::from_nanos(after.parse::<u64>().unwrap() - begin.parse::<u64>().unwrap());
+        assert!(took < Duration::from_millis(1500), "silent: {silent}, {took:?}");
+        if silent {
+            signal("CONT", relay);
+        }
+    }
     // It is not there from the start.
     let (lines, took) = joined.lines("bond", &["bash", "-c", &ask]);
     assert!(lines[0].starts_with("10.77."), "{lines:?}");
@@ -273,12 +319,34 @@ fn when_the_supervisor_dies_bonded_flows_are_reset_and_others_go_on() {
     let mut word = [0; 6];
     output.read_exact(&mut word).unwrap();
     assert_eq!(&word, b"hello\n");
-    let supervisor = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
-    assert!(Command::new("kill").arg("-KILL").arg(supervisor.trim()).status().unwrap().success());
+    signal("KILL", child_of(child.id()));
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("Connection reset by peer") && rest.trim_end().lines().last().unwrap().starts_with("10.77."), "{rest}");
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_connect_that_waits_in_the_supervisor_outlives_it() {
+    if !able() {
+        return;
+    }
+    let joined = Joined::new();
+    joined.serve(8080, name);
+    joined.make_gate();
+    let ask = format!("exec 3<>/dev/tcp/{}/8080; cat <&3; echo", Lab::internet(11));
+    let script = format!("{ask}; read go < gate; {ask}");
+    let child = joined.run("bond", &["bash", "-c", &script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let gate = joined.gate();
+    signal("STOP", joined.relay.as_ref().unwrap().pid());
+    gate.open();
+    // It is given up after 700 ms of silence.
+    thread::sleep(ms(300));
+    signal("KILL", child_of(child.id()));
+    let output = child.wait_with_output().unwrap();
+    let lines = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = lines.lines().collect();
+    assert!(output.status.success() && is_relay(lines[0]) && lines[1].starts_with("10.77."), "{}", said(&output));
 }
 
 #[test]
@@ -303,4 +371,24 @@ fn a_relay_is_named_in_full_or_refused() {
     assert!(left.status.success());
     let (code, said) = through(&["--carry", "bond"]);
     assert!(code == Some(125) && said.contains("braid join --user"), "{said}");
+}
+
+#[test]
+fn sockets_of_every_kind_see_what_they_asked_for() {
+    if !able() {
+        return;
+    }
+    let joined = Joined::new();
+    joined.serve(8080, name);
+    let (first, second) = (joined.answer(Lab::internet(11), 4000), joined.answer(Lab::internet(11), 4001));
+    let sixth = joined.answer(Lab::internet6(11), 4000);
+    std::fs::write(joined.home.join("kinds.py"), include_str!("support/kinds.py")).unwrap();
+    let (seen, _) = joined.lines("bond", &["/usr/bin/python3", "kinds.py"]);
+    assert_eq!(seen.len(), 9, "{seen:?}");
+    assert!(seen.iter().all(|seen| is_relay(seen)), "{seen:?}");
+    let through = |came: &mpsc::Receiver<String>| came.try_iter().map(|seen| is_relay(&seen)).collect::<Vec<_>>();
+    // In the order of the script: what goes on after another destination was named goes direct.
+    assert_eq!(through(&first), [true, true, true, false, false]);
+    assert_eq!(through(&second), [true, false, false]);
+    assert_eq!(through(&sixth), [true, true]);
 }

@@ -93,6 +93,8 @@ pub(crate) enum Command {
         /// The directory.
         dir: Option<PathBuf>,
     },
+    /// Carry what other devices ask for over all links, as an HTTP and SOCKS5 proxy.
+    Proxy(Box<Proxy>),
     /// Take a dead daemon's rules down (started by the daemon).
     #[command(hide = true)]
     Guardian,
@@ -165,6 +167,42 @@ pub(crate) struct Run {
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Carry what other devices and programs ask for over all links: a proxy (HTTP, CONNECT, SOCKS5) on one port, with no privilege.
+///
+/// Clients set it as their proxy, or load http://ADDRESS/proxy.pac. It listens on the loopback unless told otherwise; clients from elsewhere
+/// are let in by --allow. Rules of the configuration hold: match = { client = "192.168.7.0/24" }, or a name of --passwords, stands for the
+/// application.
+#[derive(Debug, Args)]
+pub(crate) struct Proxy {
+    /// Listen here.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:5758")]
+    pub(crate) listen: SocketAddr,
+    /// Let clients in from this network; may be given several times. Left out: only this machine's.
+    #[arg(long, value_name = "NET")]
+    pub(crate) allow: Vec<IpNet>,
+    /// Ask clients for a name and a password: lines of NAME:PASSWORD in a file that only its owner may read.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) passwords: Option<PathBuf>,
+    /// Let clients from elsewhere reach this network besides the Internet; may be given several times.
+    #[arg(long, value_name = "NET")]
+    pub(crate) reach: Vec<IpNet>,
+    /// The configuration file, for its rules. Left out: /etc/braid/braid.toml where there is one, else the defaults.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// How links are chosen. Left out: as the configuration says.
+    #[arg(long, short, value_name = "NAME", value_parser = scheduler_parser())]
+    pub(crate) scheduler: Option<Scheduler>,
+    /// Use this link; may be given several times. Left out: all.
+    #[arg(long = "link", short, value_name = "NAME")]
+    pub(crate) links: Vec<String>,
+    /// How flows are carried that no rule speaks of: auto (one link each), direct, bond (over all links, through a relay), or duplicate.
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_default_value = true, value_parser = carry_parser())]
+    pub(crate) carry: Carry,
+    /// The relay, by the name it was joined under with braid join --user. Left out: the first by name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) relay: Option<String>,
 }
 
 /// Download files over all links at once, from any server, with no privilege.

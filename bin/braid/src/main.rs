@@ -8,6 +8,7 @@ mod doctor;
 mod energy;
 mod explain;
 mod get;
+mod proxy;
 mod relay;
 mod show;
 mod sim;
@@ -48,6 +49,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Up(up) => start::up(up, cli.verbose)?,
         Command::Run(run) => return start::run(run),
         Command::Get(get) => return get::run(*get),
+        Command::Proxy(proxy) => proxy::run(*proxy, cli.verbose)?,
         Command::Guardian => start::guardian(cli.verbose)?,
         Command::Down(daemon) => down(&daemon)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,

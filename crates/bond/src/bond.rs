@@ -24,6 +24,8 @@ const QUANTUM: Amount = Amount::new(1500);
 /// How far each flow, and all flows, may go before any credit is given: part of the protocol's version.
 const INITIAL_WINDOW: u64 = 512 << 10;
 const INITIAL_TOTAL: u64 = 16 << 20;
+/// How late both ends' programs may be, at most, with what they could do at once.
+const WAKING: Duration = Duration::from_millis(10);
 /// What a flow may always have written and unacknowledged.
 const MIN_SEND_BUFFER: u64 = 256 << 10;
 /// The part of all flows' window that messages may take, in each direction.
@@ -327,8 +329,9 @@ impl Bond {
         if let Some(data) = &data {
             self.read_total += data.len() as u64;
         }
-        // A window that is used up within two round trips is what holds the flow back.
-        let grow = now.since(flow.credit_told) < srtt * 2;
+        // A window that is used up within two round trips is what holds the flow back. On the fastest paths a round trip is less than
+        // what programs take to wake up.
+        let grow = now.since(flow.credit_told) < srtt * 2 + WAKING;
         if flow.reset_received.is_none() && flow.receive.grant(grow, max_window).is_some() {
             flow.credit_told = now;
             self.control.push_back(Control::Credit(id));

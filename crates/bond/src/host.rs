@@ -149,6 +149,8 @@ pub struct Host {
     events: VecDeque<HostEvent>,
     responses: VecDeque<(u8, Transmit, Vec<u8>)>,
     buffer: Vec<u8>,
+    /// Where datagrams of bonds are made.
+    scratch: BytesMut,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -193,6 +195,7 @@ impl Host {
             events: VecDeque::new(),
             responses: VecDeque::new(),
             buffer: Vec::new(),
+            scratch: BytesMut::new(),
         }
     }
 
@@ -373,14 +376,22 @@ impl Host {
 
     // Driving.
 
+    /// Moves what came in from connections to bonds, so that it can be read and what waited for room written before [`Self::drive`].
+    pub fn take_in(&mut self, now: Instant) {
+        while let Some(id) = self.touched.pop_first() {
+            self.hear(now, id);
+            if let Some(bond) = self.conns.get(&id).and_then(|conn| conn.bond) {
+                self.collect_events(bond);
+            }
+        }
+    }
+
     /// Moves everything that can move: from connections to bonds and back, and out through `sink`. To be called after every input.
     pub fn drive(&mut self, now: Instant, sink: &mut Sink<'_>) {
         for (link, transmit, data) in self.responses.drain(..) {
             sink(link, &transmit, &data);
         }
-        while let Some(id) = self.touched.pop_first() {
-            self.take_in(now, id);
-        }
+        self.take_in(now);
         while let Some(id) = self.awake.pop_first() {
             self.drive_bond(now, id, sink);
         }
@@ -391,7 +402,7 @@ impl Host {
     }
 
     /// Takes in what a connection has to say.
-    fn take_in(&mut self, now: Instant, id: usize) {
+    fn hear(&mut self, now: Instant, id: usize) {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         while let Some(event) = conn.connection.poll_endpoint_events() {
@@ -502,10 +513,14 @@ impl Host {
                 break;
             }
         }
+        self.collect_events(id);
+        self.set_bond_timer(now, id);
+    }
+
+    fn collect_events(&mut self, id: BondId) {
         while let Some(event) = self.sessions.get_mut(&id).and_then(|session| session.bond.poll_event()) {
             self.events.push_back(HostEvent::Bond(id, event));
         }
-        self.set_bond_timer(now, id);
     }
 
     /// Sends what a connection has, and what its bond gives it, until it is full; whether there was anything. A connection that nothing was
@@ -513,11 +528,13 @@ impl Host {
     fn give_out(&mut self, now: Instant, id: usize, touched: bool, sink: &mut Sink<'_>) -> bool {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return false };
-        let (mut any, mut ask, mut asked) = (false, touched, touched);
+        let held = conn.held(now);
+        let mut ask = touched && held.is_none();
+        let (mut any, mut asked) = (false, ask);
         let mut bond = conn.bond.filter(|_| conn.stage == Stage::Joined).and_then(|bond| self.sessions.get_mut(&bond));
         loop {
             if let Some(session) = &mut bond {
-                ask |= conn.fill(time, &mut session.bond);
+                ask |= conn.fill(time, &mut session.bond, held.is_some(), &mut self.scratch);
                 asked |= ask;
             }
             if !std::mem::take(&mut ask) {
@@ -527,6 +544,7 @@ impl Host {
             self.buffer.clear();
             while let Some(transmit) = conn.connection.poll_transmit(now, BATCH, &mut self.buffer) {
                 sink(conn.link, &transmit, &self.buffer[..transmit.size]);
+                conn.spend(transmit.size);
                 self.buffer.clear();
                 sent = true;
             }
@@ -536,6 +554,9 @@ impl Host {
             }
         }
         if !asked {
+            if held.is_some() {
+                set_timer(&mut self.timers, &mut conn.timer, held, Timer::Connection(id));
+            }
             return false;
         }
         while let Some(event) = conn.connection.poll_endpoint_events() {
@@ -545,11 +566,8 @@ impl Host {
         }
         let gone = conn.connection.is_drained();
         let timer = if gone { None } else { [conn.connection.poll_timeout(), conn.pending_deadline()].into_iter().flatten().min() };
-        let old = std::mem::replace(&mut conn.timer, timer);
-        if old != timer {
-            old.map(|at| self.timers.remove(&(at, Timer::Connection(id))));
-            timer.map(|at| self.timers.insert((at, Timer::Connection(id))));
-        }
+        let timer = timer.map(|at| conn.held(now).map_or(at, |until| at.max(until)));
+        set_timer(&mut self.timers, &mut conn.timer, timer, Timer::Connection(id));
         if gone {
             self.lose(id, "closed", false);
             self.conns.remove(&id);
@@ -564,11 +582,7 @@ impl Host {
         let own = session.bond.poll_timeout().map(|time| self.instant(time).max(now));
         let timer = [idle, own].into_iter().flatten().min();
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let old = std::mem::replace(&mut session.timer, timer);
-        if old != timer {
-            old.map(|at| self.timers.remove(&(at, Timer::Bond(id))));
-            timer.map(|at| self.timers.insert((at, Timer::Bond(id))));
-        }
+        set_timer(&mut self.timers, &mut session.timer, timer, Timer::Bond(id));
     }
 
     fn insert_conn(&mut self, conn: Conn) {
@@ -580,6 +594,15 @@ impl Host {
     fn insert_session(&mut self, id: BondId, session: Session) {
         self.sessions.insert(id, session);
         self.awake.insert(id);
+    }
+}
+
+/// Sets a timer anew, or takes it away.
+fn set_timer(timers: &mut BTreeSet<(Instant, Timer)>, own: &mut Option<Instant>, at: Option<Instant>, timer: Timer) {
+    let old = std::mem::replace(own, at);
+    if old != at {
+        old.map(|at| timers.remove(&(at, timer)));
+        at.map(|at| timers.insert((at, timer)));
     }
 }
 

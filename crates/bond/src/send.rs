@@ -10,8 +10,8 @@ use crate::ranges::RangeSet;
 /// Bytes of one direction of a flow, from the first that is not acknowledged to the last that was written.
 #[derive(Debug, Default)]
 pub(crate) struct SendHalf {
-    /// What may have to be sent (again), in order.
-    segments: VecDeque<Bytes>,
+    /// What may have to be sent (again), in order, with the offset behind it.
+    segments: VecDeque<(u64, Bytes)>,
     /// Offset of the first byte of `segments`.
     base: u64,
     /// Offset behind the last byte written.
@@ -60,7 +60,7 @@ impl SendHalf {
         debug_assert!(self.fin == Fin::Open, "nothing is written behind the end");
         self.end += data.len() as u64;
         if !data.is_empty() {
-            self.segments.push_back(data);
+            self.segments.push_back((self.end, data));
         }
     }
 
@@ -133,19 +133,16 @@ impl SendHalf {
 
     /// Appends the bytes of `range` to `out`; they must not have been acknowledged as a whole prefix.
     pub(crate) fn copy(&self, range: Range<u64>, out: &mut impl BufMut) {
-        let mut at = self.base;
         let mut from = range.start;
-        for segment in &self.segments {
-            let end = at + segment.len() as u64;
-            if end > from {
-                let part = &segment[(from - at) as usize..(range.end.min(end) - at) as usize];
-                out.put_slice(part);
-                from += part.len() as u64;
-            }
+        let first = self.segments.partition_point(|(end, _)| *end <= from);
+        for (end, segment) in self.segments.range(first..) {
+            let at = end - segment.len() as u64;
+            let part = &segment[(from - at) as usize..(range.end.min(*end) - at) as usize];
+            out.put_slice(part);
+            from += part.len() as u64;
             if from >= range.end {
                 return;
             }
-            at = end;
         }
     }
 
@@ -204,15 +201,13 @@ impl SendHalf {
     }
 
     fn release(&mut self, to: u64) {
-        while let Some(first) = self.segments.front_mut() {
-            let rest = to - self.base;
-            let length = first.len() as u64;
-            if length > rest {
-                let _ = first.split_to(rest as usize);
+        while let Some((end, first)) = self.segments.front_mut() {
+            if *end > to {
+                let _ = first.split_to((to - self.base) as usize);
                 self.base = to;
                 break;
             }
-            self.base += length;
+            self.base = *end;
             self.segments.pop_front();
         }
     }

@@ -114,7 +114,7 @@ impl Bond {
             return true;
         }
         // Acknowledgements alone: no number, so that they are not acknowledged in turn.
-        let body = out.split_off(head);
+        let body = Bytes::copy_from_slice(&out[head..]);
         out.truncate(start);
         Header { sequence: None }.encode(out);
         out.extend_from_slice(&body);

@@ -4,9 +4,9 @@ mod quic;
 
 use std::time::Duration;
 
-use braid_bond::Scheduling;
-use quic::Spec;
+use braid_bond::{Carrier, FlowPolicy, Scheduling};
 use quic::scenes::{self, DOWN, UP, ms, share};
+use quic::{Spec, World};
 
 #[test]
 fn one_flow_gets_the_links_sum() {
@@ -20,6 +20,21 @@ fn one_flow_gets_the_links_sum() {
         let share = share(&specs, 1, side, 5.0);
         assert!(share > least, "{specs:?}: {share}");
     }
+}
+
+/// Where all is acknowledged before the pace allows more, no round ever ended: the rate stayed what it was at the start.
+#[test]
+fn regression_a_fast_short_way_is_filled_though_timers_are_late() {
+    let mut world = World::up(&[Spec::new(300.0, 0)], 1);
+    world.tick = ms(1);
+    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    world.send(DOWN, flow, 60_000_000);
+    world.run(ms(500), |_| false);
+    world.bursts = Default::default();
+    let rate = world.rate(UP, flow, ms(500));
+    assert!(rate > 0.85 * world.sum(), "{rate}");
+    let (bursts, datagrams) = world.bursts[DOWN];
+    assert!(datagrams >= 6 * bursts, "{datagrams} datagrams in {bursts} bursts");
 }
 
 #[test]

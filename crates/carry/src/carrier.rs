@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use braid_bond::host::{ConnectionId, Host, HostEvent};
 use braid_bond::{BondId, Event, FlowError, FlowKey, Hello, Open, PathId};
@@ -51,8 +51,8 @@ pub struct Carrier(Arc<Shared>);
 
 struct Shared {
     inner: Mutex<Inner>,
-    /// The timer is to be set anew.
-    timer: Notify,
+    /// Something was done to the host, or its timer is to be set anew.
+    work: Arc<Notify>,
     notices: mpsc::UnboundedSender<Notice>,
 }
 
@@ -60,12 +60,20 @@ pub(crate) struct Inner {
     pub(crate) host: Host,
     sockets: BTreeMap<(u8, bool), Socket>,
     slots: BTreeMap<(BondId, FlowKey), Arc<Slot>>,
+    /// When the driver looks again, if nothing wakes it before.
     deadline: Option<Instant>,
 }
 
 struct Socket {
     link: Arc<UdpLink>,
     reader: JoinHandle<()>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // So that the driver ends.
+        self.work.notify_one();
+    }
 }
 
 impl Drop for Socket {
@@ -79,19 +87,8 @@ impl Carrier {
     pub fn start(host: Host) -> (Self, mpsc::UnboundedReceiver<Notice>) {
         let (notices, receiver) = mpsc::unbounded_channel();
         let inner = Inner { host, sockets: BTreeMap::new(), slots: BTreeMap::new(), deadline: None };
-        let shared = Arc::new(Shared { inner: Mutex::new(inner), timer: Notify::new(), notices });
-        let weak = Arc::downgrade(&shared);
-        tokio::spawn(async move {
-            while let Some(shared) = weak.upgrade() {
-                let deadline = Self(shared.clone()).lock().deadline;
-                let far = Instant::now() + std::time::Duration::from_secs(3600);
-                tokio::select! {
-                    () = tokio::time::sleep_until(deadline.unwrap_or(far).into()) => {}
-                    () = shared.timer.notified() => continue,
-                }
-                Self(shared).tick();
-            }
-        });
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), work: Arc::default(), notices });
+        tokio::spawn(drive(Arc::downgrade(&shared), shared.work.clone()));
         (Self(shared), receiver)
     }
 
@@ -130,7 +127,10 @@ impl Carrier {
                 for (from, to, ecn, data) in datagrams {
                     inner.host.receive(now, link, (from, to), ecn, data);
                 }
-                carrier.pump(inner);
+                inner.host.take_in(now);
+                carrier.tell(&mut inner);
+                drop(inner);
+                carrier.wake();
             }
         });
         self.lock().sockets.insert((link, ipv6), Socket { link: socket, reader });
@@ -167,39 +167,42 @@ impl Carrier {
         self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tick(&self) {
-        let mut inner = self.lock();
-        inner.host.handle_timeout(Instant::now());
-        self.pump(inner);
+    /// Lets the driver follow up what was done to the host, once all tasks that can run have: what they do together costs one round of it.
+    pub(crate) fn wake(&self) {
+        self.0.work.notify_one();
     }
 
     /// Sends what can be sent, tells what happened, sets the timer.
-    pub(crate) fn pump(&self, mut inner: MutexGuard<'_, Inner>) {
-        let Inner { host, sockets, slots, deadline } = &mut *inner;
+    fn pump(&self, mut inner: MutexGuard<'_, Inner>) {
         loop {
+            let Inner { host, sockets, .. } = &mut *inner;
             host.drive(Instant::now(), &mut |link, transmit, data| {
                 if let Some(socket) = sockets.get(&(link, transmit.destination.is_ipv6())).or_else(|| sockets.get(&(link, true))) {
                     socket.link.send(transmit, data);
                 }
             });
-            let mut any = false;
-            while let Some(event) = host.poll_event() {
-                any = true;
-                if let Some(notice) = self.dispatch(slots, event) {
-                    // Nobody listens any more when the carrier is being taken down.
-                    let _ = self.0.notices.send(notice);
-                }
-            }
-            if !any {
+            if !self.tell(&mut inner) {
                 break;
             }
         }
-        let next = host.poll_timeout();
-        let sooner = next != *deadline;
-        *deadline = next;
-        if sooner {
-            self.0.timer.notify_one();
+        let next = inner.host.poll_timeout();
+        if next.is_some_and(|next| inner.deadline.is_none_or(|deadline| next < deadline)) {
+            self.wake();
         }
+    }
+
+    /// Tells what happened; whether anything did.
+    fn tell(&self, inner: &mut Inner) -> bool {
+        let Inner { host, slots, .. } = inner;
+        let mut any = false;
+        while let Some(event) = host.poll_event() {
+            any = true;
+            if let Some(notice) = self.dispatch(slots, event) {
+                // Nobody listens any more when the carrier is being taken down.
+                let _ = self.0.notices.send(notice);
+            }
+        }
+        any
     }
 
     fn dispatch(&self, slots: &mut BTreeMap<(BondId, FlowKey), Arc<Slot>>, event: HostEvent) -> Option<Notice> {
@@ -246,10 +249,39 @@ impl Carrier {
     }
 }
 
+/// Follows up whatever was done to the host, and its timers.
+async fn drive(carrier: Weak<Shared>, work: Arc<Notify>) {
+    let far = Duration::from_secs(3600);
+    let sleep = tokio::time::sleep(far);
+    tokio::pin!(sleep);
+    while let Some(shared) = carrier.upgrade() {
+        let due = {
+            let carrier = Carrier(shared);
+            let mut inner = carrier.lock();
+            let now = Instant::now();
+            if inner.host.poll_timeout().is_some_and(|due| due <= now) {
+                inner.host.handle_timeout(now);
+            }
+            // Nobody need wake who is awake.
+            inner.deadline = Some(now);
+            carrier.pump(inner);
+            let mut inner = carrier.lock();
+            inner.deadline = inner.host.poll_timeout();
+            inner.deadline.unwrap_or(now + far)
+        };
+        // To look too early once costs less than to set the timer anew whenever it moves.
+        if due < sleep.deadline().into_std() || sleep.is_elapsed() {
+            sleep.as_mut().reset(due.into());
+        }
+        tokio::select! {
+            () = work.notified() => {}
+            () = &mut sleep => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::socket::Binding;
 

@@ -223,7 +223,8 @@ impl Handle {
         let mut inner = self.carrier.lock();
         let time = inner.host.time(Instant::now());
         let result = inner.host.bond(self.bond).map(|bond| act(bond, time, self.key));
-        self.carrier.pump(inner);
+        drop(inner);
+        self.carrier.wake();
         result
     }
 }

@@ -12,8 +12,10 @@ pub mod relay;
 mod socket;
 mod sources;
 mod splice;
+mod stream;
 
 pub use carrier::{Carrier, Notice};
 pub use flow::{Flow, FlowEnd};
 pub use socket::{Binding, UdpLink};
 pub use splice::splice;
+pub use stream::FlowStream;

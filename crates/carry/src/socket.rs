@@ -95,7 +95,7 @@ impl UdpLink {
     }
 
     /// Sends datagrams of `segment` bytes each, or one; what the system does not take now waits here.
-    pub(crate) fn send(&self, transmit: &noq_proto::Transmit, data: &[u8]) {
+    pub fn send(&self, transmit: &noq_proto::Transmit, data: &[u8]) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let heading = Heading { to: transmit.destination, ecn: transmit.ecn, segment: transmit.segment_size, from: transmit.src_ip };
         if pending.queue.is_empty() && self.try_send(heading, data) {
@@ -125,7 +125,7 @@ impl UdpLink {
     }
 
     /// Sends what waits whenever the system takes it again. Ends only with an error; may be dropped and called anew at any time.
-    pub(crate) async fn flush(&self) -> io::Result<()> {
+    pub async fn flush(&self) -> io::Result<()> {
         loop {
             if !self.has_pending() {
                 self.stuck.notified().await;
@@ -148,7 +148,7 @@ impl UdpLink {
     }
 
     /// Waits for datagrams, then gives all of one call to `take`: from, to, ECN, bytes.
-    pub(crate) async fn receive(
+    pub async fn receive(
         &self,
         buffer: &mut Vec<u8>,
         mut take: impl FnMut(SocketAddr, Option<IpAddr>, Option<EcnCodepoint>, BytesMut),
@@ -157,10 +157,18 @@ impl UdpLink {
         buffer.resize(READ * BATCH_SIZE, 0);
         let mut metas = [RecvMeta::default(); BATCH_SIZE];
         let mut slices: Vec<IoSliceMut<'_>> = buffer.chunks_mut(READ).map(IoSliceMut::new).collect();
-        let read = self.io.try_io(Interest::READABLE, || self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas));
+        let mut last = 0;
+        let read = self.io.try_io(Interest::READABLE, || match self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas)? {
+            BATCH_SIZE => Ok(BATCH_SIZE),
+            // There are no more: to be told so costs as much as to read some.
+            count => {
+                last = count;
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+        });
         let count = match read {
             Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => last,
             // What an earlier datagram met (no route, port closed) is no error of this socket.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH)) => {
                 return Ok(());

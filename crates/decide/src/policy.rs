@@ -453,6 +453,42 @@ pub struct AppMatcher {
     pub cgroup: Option<String>,
     /// The program's user.
     pub user: Option<u32>,
+    /// The client of Braid's proxy; what no proxy carries never matches.
+    pub client: Option<ClientMatcher>,
+}
+
+/// A client of Braid's proxy, which stands for the application whose flows it carries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientMatcher {
+    /// It comes from here.
+    Network(IpNet),
+    /// It has shown the password of this name.
+    User(String),
+}
+
+impl ClientMatcher {
+    fn matches(&self, client: &Client<'_>) -> bool {
+        match self {
+            Self::Network(net) => net.contains(&client.address.to_canonical()),
+            Self::User(name) => client.user == Some(name),
+        }
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Network(mine), Self::Network(theirs)) => mine.contains(theirs),
+            (mine, theirs) => mine == theirs,
+        }
+    }
+}
+
+impl fmt::Display for ClientMatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network(net) => write!(f, "{net}"),
+            Self::User(name) => f.write_str(name),
+        }
+    }
 }
 
 impl AppMatcher {
@@ -465,6 +501,7 @@ impl AppMatcher {
             && self.destination.is_none_or(|net| net.contains(&subject.destination.to_canonical()))
             && self.cgroup.as_ref().is_none_or(|group| subject.cgroup.is_some_and(|have| lies_in(have, group)))
             && self.user.is_none_or(|user| subject.user == Some(user))
+            && self.client.as_ref().is_none_or(|client| subject.client.is_some_and(|have| client.matches(&have)))
     }
 
     /// Whether no condition is given.
@@ -483,6 +520,7 @@ impl AppMatcher {
             && self.destination.is_none_or(|net| other.destination.is_some_and(|their| net.contains(&their)))
             && self.cgroup.as_ref().is_none_or(|group| other.cgroup.as_ref().is_some_and(|their| lies_in(their, group)))
             && same(&self.user, &other.user)
+            && self.client.as_ref().is_none_or(|client| other.client.as_ref().is_some_and(|their| client.covers(their)))
     }
 }
 
@@ -511,6 +549,17 @@ pub struct Subject<'a> {
     pub cgroup: Option<&'a str>,
     /// The program's user.
     pub user: Option<u32>,
+    /// The client of the proxy that makes the flow for it.
+    pub client: Option<Client<'a>>,
+}
+
+/// A client of the proxy as rules see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Client<'a> {
+    /// Where it is.
+    pub address: IpAddr,
+    /// The name that it has shown the password of.
+    pub user: Option<&'a str>,
 }
 
 /// Flows that are left to the system.
@@ -634,7 +683,20 @@ mod tests {
             destination: "192.0.2.7".parse().unwrap(),
             cgroup: Some("/user.slice/user-1000.slice"),
             user: Some(1000),
+            client: None,
         }
+    }
+
+    #[test]
+    fn a_client_s_rule_is_for_what_the_proxy_carries() {
+        let rule = |client| AppMatcher { client: Some(client), ..AppMatcher::default() };
+        let network = rule(ClientMatcher::Network("192.168.7.0/24".parse().unwrap()));
+        let ann = rule(ClientMatcher::User("ann".into()));
+        let from = |address: &str, user| Subject { client: Some(Client { address: address.parse().unwrap(), user }), ..curl() };
+        assert!(network.matches(&from("::ffff:192.168.7.9", None)) && !network.matches(&from("192.168.8.9", Some("ann"))));
+        assert!(ann.matches(&from("192.168.8.9", Some("ann"))) && !ann.matches(&from("192.168.7.9", None)));
+        assert!(!network.matches(&curl()) && !ann.matches(&curl()));
+        assert!(network.covers(&rule(ClientMatcher::Network("192.168.7.9/32".parse().unwrap()))) && !network.covers(&ann));
     }
 
     #[test]
@@ -664,6 +726,7 @@ mod tests {
             destination: Some("192.0.2.0/24".parse().unwrap()),
             cgroup: Some("/user.slice/".into()),
             user: Some(1000),
+            client: None,
         };
         assert!(all.matches(&curl()));
         for broken in [
@@ -803,6 +866,7 @@ mod tests {
         ) {
             let subject = Subject {
                 exe: None, name: &name, port, user: Some(user), destination: IpAddr::from([10, 0, 0, last]), cgroup: Some(&group),
+                client: None,
             };
             if !mine.is_empty() && mine.covers(&other) && other.matches(&subject) {
                 prop_assert!(mine.matches(&subject));
@@ -826,6 +890,14 @@ mod tests {
             prop::option::of("/[ab](/[ab])?"),
             prop::option::of(0u32..2),
         )
-            .prop_map(|(name, port, destination, cgroup, user)| AppMatcher { exe: None, name, port, destination, cgroup, user })
+            .prop_map(|(name, port, destination, cgroup, user)| AppMatcher {
+                exe: None,
+                name,
+                port,
+                destination,
+                cgroup,
+                user,
+                client: None,
+            })
     }
 }

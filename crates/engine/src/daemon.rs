@@ -65,6 +65,11 @@ pub struct Options {
 
 /// The default configuration file.
 pub const DEFAULT_CONFIG: &str = "/etc/braid/braid.toml";
+
+/// The configuration file that counts where none is named, if there is one.
+pub fn default_config() -> Option<PathBuf> {
+    Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists())
+}
 /// The default state directory.
 pub const DEFAULT_STATE: &str = "/var/lib/braid";
 
@@ -72,7 +77,7 @@ pub const DEFAULT_STATE: &str = "/var/lib/braid";
 pub fn run(options: &Options) -> anyhow::Result<()> {
     crate::privilege::check()?;
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot start Braid")?;
-    let config_path = options.config.clone().or_else(|| Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists()));
+    let config_path = options.config.clone().or_else(default_config);
     let config = match &config_path {
         Some(path) => Config::load(path, joined(options.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE))))?,
         None => Config::default(),

@@ -11,6 +11,7 @@ mod memory;
 pub mod peers;
 mod privilege;
 pub mod profiles;
+pub mod proxy;
 pub mod run;
 pub mod server;
 pub mod store;

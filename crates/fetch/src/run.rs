@@ -283,10 +283,8 @@ impl<T: FnMut(Event)> Run<T> {
         let mut progress = tokio::time::interval(PROGRESS);
         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            self.pump();
             let now = self.now();
-            while let Some(action) = self.engine.poll(now) {
-                self.act(action);
-            }
             if self.jobs.iter().all(|job| job.outcome.is_some()) && self.finishing.is_empty() {
                 break;
             }
@@ -305,6 +303,8 @@ impl<T: FnMut(Event)> Run<T> {
                 Some(first) = news.recv() => {
                     self.on_news(first);
                     while let Ok(next) = news.try_recv() {
+                        // What an answer's head changes is done before its body is written.
+                        self.pump();
                         self.on_news(next);
                     }
                 }
@@ -313,6 +313,14 @@ impl<T: FnMut(Event)> Run<T> {
         }
         self.tell_progress();
         self.lanes.clear();
+    }
+
+    /// Does all that the engine wants done now.
+    fn pump(&mut self) {
+        let now = self.now();
+        while let Some(action) = self.engine.poll(now) {
+            self.act(action);
+        }
     }
 
     fn act(&mut self, action: Action) {
@@ -508,7 +516,8 @@ impl<T: FnMut(Event)> Run<T> {
                 FetchError::Protocol { url, reason: "the transfer broke, and the server gives no ranges to go on with".to_owned() }
             }
             Cause::Changed => trouble.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
-            Cause::Tries | Cause::Source => {
+            Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, patience: self.begin.elapsed() }),
+            Cause::Source => {
                 trouble.unwrap_or(FetchError::Protocol { url, reason: "its sources are not of one file: their sizes differ".to_owned() })
             }
         };

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use tokio::sync::Semaphore;
 
-pub use dial::{DialError, Reason, dial_tcp, resolve};
+pub use dial::{DialError, Reason, dial_by, dial_tcp, resolve};
 
 /// Which destinations may be opened.
 #[derive(Debug, Clone)]

@@ -567,32 +567,43 @@ fn connected_datagrams_are_redirected_and_see_what_they_asked_for() {
 }
 
 #[test]
-fn unconnected_datagrams_are_redirected_per_destination_but_ipv6_goes_direct() {
+fn unconnected_datagrams_are_redirected_per_destination() {
     datagrams("redirected unconnected UDP", |mut steering, redirect, runtime| {
-        let echo = echo(redirect.clone(), runtime, 16);
-        for (bind, prefix) in [("0.0.0.0:0", ""), ("[::]:0", "::ffff:")] {
-            let socket = UdpSocket::bind(bind).unwrap();
+        let echo = echo(redirect.clone(), runtime, 32);
+        let only_v6 = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, None).unwrap();
+        only_v6.set_only_v6(true).unwrap();
+        let bind = |addr| UdpSocket::bind(addr).unwrap();
+        let both = bind("[::]:0");
+        for (socket, prefix, close) in [
+            (&bind("0.0.0.0:0"), "203.0.113.", ""),
+            (&both, "[::ffff:203.0.113.", "]"),
+            (&both, "[2001:db8:113::", "]"),
+            (&only_v6.into(), "[2001:db8:113::", "]"),
+        ] {
             for last in [10, 11, 12, 13, 10, 11, 12, 13] {
-                let to =
-                    addr(&if prefix.is_empty() { format!("203.0.113.{last}:5000") } else { format!("[{prefix}203.0.113.{last}]:5000") });
+                let to = addr(&format!("{prefix}{last}{close}:5000"));
+                let shown = SocketAddr::new(to.ip().to_canonical(), to.port());
                 socket.send_to(b"hello", to).unwrap();
-                assert_eq!(received(&socket), (format!("203.0.113.{last}:5000 hello"), to));
+                assert_eq!(received(socket), (format!("{shown} hello"), to));
             }
             assert!(socket.local_addr().unwrap().ip().is_unspecified());
         }
-        assert_eq!(echo.join().unwrap().len(), 8);
-        let six = UdpSocket::bind("[::]:0").unwrap();
-        six.send_to(b"hello", "[2001:db8:113::10]:5000").unwrap();
-        assert!(received(&six).0.starts_with("fd77:"), "the server answers what it saw");
+        let flows = echo.join().unwrap();
+        assert_eq!(flows.len(), 16);
+        assert!(flows.iter().all(|(_, flow)| flow.process == std::process::id()));
         let counters = steering.counters().unwrap();
-        assert_eq!((counters.redirected, counters.not_redirected), (8, 1), "{counters:?}");
+        assert_eq!((counters.redirected, counters.not_redirected), (16, 0), "{counters:?}");
         redirect.set_ready(Taking::Nothing).unwrap();
         let direct = UdpSocket::bind("0.0.0.0:0").unwrap();
         direct.send_to(b"hello", "203.0.113.10:5000").unwrap();
         assert!(received(&direct).0.starts_with("10.77."));
         let later = |seconds: u64| Time::from_nanos(now().as_nanos() + seconds * 1_000_000_000);
         assert_eq!(redirect.sweep(later(60)).unwrap().exchanges.len(), 0);
-        assert_eq!(redirect.sweep(later(121)).unwrap().exchanges.len(), 8);
+        assert_eq!(redirect.sweep(later(121)).unwrap().exchanges.len(), 16);
+        let six = bind("[::]:0");
+        six.send_to(b"hello", "[2001:db8:113::10]:5000").unwrap();
+        assert!(received(&six).0.starts_with("fd77:"), "the server answers what it saw");
+        assert_eq!(braid_platform::linux::netlink::sweep().unwrap().routes, 1, "the prefix is given back");
     });
 }
 

@@ -17,6 +17,8 @@ use crate::types::{
 
 /// What a file of weight 1 is given in one turn of miDRR.
 const QUANTUM: Bytes = Bytes::new(64 * 1024);
+/// So many connections in a row that one of several sources refused make it one of no use.
+const FAULTS: u32 = 3;
 /// So often a file that comes in one piece is begun anew, though each attempt brought something.
 const RESTARTS: u32 = 3;
 /// Far beyond the end of any file, for one of unknown size.
@@ -60,7 +62,8 @@ pub(crate) struct Request {
     pub(crate) link: LinkId,
     pub(crate) file: FileId,
     pub(crate) source: SourceId,
-    /// The next byte to come, and the end.
+    /// The first byte, the next one to come, and the end.
+    pub(crate) from: u64,
     pub(crate) at: u64,
     pub(crate) end: u64,
     /// What the server was asked for, or said it sends.
@@ -211,6 +214,11 @@ impl Engine {
             return;
         }
         (lane.connected, lane.depth) = (true, depth.max(1));
+        for file in self.files.values_mut() {
+            if let Some(source) = file.source_at(lane.server) {
+                file.faults[source.0] = 0;
+            }
+        }
         let link = &mut self.links[lane.link.0];
         // The handshakes took at least one round trip; the first answer tells better.
         if link.latency.is_none() {
@@ -237,17 +245,29 @@ impl Engine {
             }
             let waiting: Vec<FileId> = self.waiting_for(lane.server).collect();
             for file in waiting {
-                self.count_failure(now, file);
+                self.blame(now, file, lane.server);
             }
         }
         self.dirty = true;
     }
 
-    /// Files that want something of `server` and have no request at work.
+    /// Files that want something of `server`, and have several sources or no request at work.
     fn waiting_for(&self, server: ServerId) -> impl Iterator<Item = FileId> + '_ {
         let idle = |id: &FileId| !self.requests.values().any(|request| request.file == *id && !request.stalled);
         let wants = move |file: &File| file.active && file.ended.is_none() && file.source_at(server).is_some();
-        self.files.iter().filter(move |(id, file)| wants(file) && idle(id)).map(|(id, _)| *id)
+        self.files.iter().filter(move |(id, file)| wants(file) && (file.sources().count() > 1 || idle(id))).map(|(id, _)| *id)
+    }
+
+    /// A server could not be reached: of several sources this one is left in the end, of a single one an attempt has failed.
+    fn blame(&mut self, now: Time, id: FileId, server: ServerId) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        match file.source_at(server) {
+            Some(source) if file.sources().count() > 1 => {
+                file.faults[source.0] += 1;
+                file.good[source.0] = file.faults[source.0] < FAULTS;
+            }
+            _ => self.count_failure(now, id),
+        }
     }
 
     /// The head of an answer came.
@@ -288,7 +308,10 @@ impl Engine {
         let (file_id, asked_whole) = (request.file, request.whole);
         let Some(file) = self.files.get_mut(&file_id) else { return };
         let complete = span.start == 0 && head.size == Some(span.end());
-        if !head.joinable && !complete || asked_whole {
+        if asked_whole {
+            return self.fail_request(now, id, Failure::Source);
+        }
+        if !head.joinable && !complete {
             // Ranges cannot be joined: the whole file is asked for, in one piece.
             file.ranged = Some(false);
             file.joinable = false;
@@ -337,7 +360,8 @@ impl Engine {
         file.free = Spans::default();
         let end = file.size.unwrap_or(ENDLESS);
         let request = self.requests.get_mut(&id).unwrap_or_else(|| unreachable!("looked up by the caller"));
-        (request.at, request.end, request.told, request.whole, request.stalled) = (0, end, end, true, false);
+        (request.from, request.at, request.end, request.told) = (0, 0, end, end);
+        (request.whole, request.stalled) = (true, false);
         self.settle(now, file_id);
     }
 
@@ -540,6 +564,7 @@ impl Engine {
     fn fail_request(&mut self, now: Time, id: RequestId, failure: Failure) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         let (file_id, source, link, whole, heard) = (request.file, request.source, request.link, request.whole, request.head);
+        let barren = request.at == request.from;
         // Whoever reports a failure has ended it; an answer that this engine refuses is still to be stopped.
         request.told = request.told.max(request.at + 1);
         let lane = request.lane;
@@ -592,7 +617,10 @@ impl Engine {
         if whole {
             self.begin_anew(now, file_id);
         }
-        self.count_failure(now, file_id);
+        // Many may break at once: only what brought nothing counts.
+        if barren {
+            self.count_failure(now, file_id);
+        }
     }
 
     /// A file that comes in one piece is asked for from its start again.

@@ -21,6 +21,8 @@ pub(crate) struct File {
     /// What the reader took, from the start.
     pub(crate) taken: u64,
     pub(crate) good: Vec<bool>,
+    /// By source: connections in a row that could not be had.
+    pub(crate) faults: Vec<u32>,
     pub(crate) active: bool,
     /// When a byte came last, or it was begun.
     pub(crate) progress: Time,
@@ -42,6 +44,7 @@ impl File {
             joinable: size.is_some(),
             taken: 0,
             good: vec![true; setup.sources.len()],
+            faults: vec![0; setup.sources.len()],
             active: false,
             progress: now,
             failures: 0,

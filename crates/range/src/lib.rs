@@ -23,6 +23,8 @@
 //! assert_eq!(engine.poll(Time::from_millis(41)), Some(Action::Done { file, size: Bytes::new(1000) }));
 //! ```
 //!
+//! After every event [`Engine::poll`] is to be called until it has nothing more: what it says may concern what comes next.
+//!
 //! # Words
 //!
 //! A *lane* is one connection over one link to one server; it has one request at a time, or two where the protocol lets requests overlap. A

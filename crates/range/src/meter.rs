@@ -56,7 +56,8 @@ impl Meter {
         let window = SLICE * SLICES as u32;
         let (first, _) = self.slices.iter().find(|(at, _)| now.since(*at) <= window)?;
         let span = now.since(*first);
-        if span < LEAST {
+        // What came before a pause was all there was to come.
+        if span < LEAST && self.busy.is_some() {
             return None;
         }
         let sum = self.slices.iter().filter(|(at, _)| now.since(*at) <= window).map(|(_, sum)| sum).sum();

@@ -272,7 +272,8 @@ impl Engine {
             Some(true) => self.size(now, link, file)?,
         };
         self.door(now, link, file)?;
-        Some(size.min(allowed).clamp(1, MOST))
+        let window = file.setup.window.map_or(MOST, Bytes::get);
+        Some(size.min(allowed).min(window).clamp(1, MOST))
     }
 
     /// Whether no other usable link of the file is known to be faster.
@@ -303,34 +304,27 @@ impl Engine {
         Some(if gap.size() < size + size / 3 { gap.size() } else { size }.min(MOST))
     }
 
-    /// A way to one of the file's servers over `link`: an idle connection, else leave to open one.
+    /// A way to one of the file's servers over `link`: the one that is least busy, by an idle connection, else by leave to open one.
     fn door(&self, now: Time, link: LinkId, file: &File) -> Option<(ServerId, Option<LaneId>)> {
-        let mut open = None;
-        for (_, server) in file.sources() {
-            let lanes = self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.server == server);
-            let (mut count, mut idle, mut coming) = (0, None, 0);
-            for (id, lane) in lanes {
-                count += 1;
-                coming += usize::from(!lane.connected);
-                if lane.connected && lane.requests.is_empty() {
-                    idle = Some(*id);
+        let ways = file.sources().filter_map(|(_, server)| {
+            let (mut here, mut idle, mut busy, mut coming, mut all) = (0, None, 0, 0, 0);
+            for (id, lane) in self.lanes.iter().filter(|(_, lane)| lane.server == server) {
+                all += usize::from(!lane.connected || !lane.requests.is_empty());
+                if lane.link == link {
+                    here += 1;
+                    busy += usize::from(!lane.requests.is_empty());
+                    coming += usize::from(!lane.connected);
+                    idle = if lane.connected && lane.requests.is_empty() { Some(*id) } else { idle };
                 }
             }
             let reach = self.reach.get(&(link, server));
-            let busy = self.lanes.values().filter(|lane| lane.link == link && lane.server == server && !lane.requests.is_empty()).count();
-            if reach.is_some_and(|reach| reach.not_before > now || reach.limit.is_some_and(|limit| busy >= limit)) {
-                continue;
-            }
-            if idle.is_some() {
-                return Some((server, idle));
-            }
-            // A failed server is tried with one connection first.
-            let limit = if reach.is_some_and(|reach| reach.failing()) { 1 + count - coming } else { usize::MAX };
-            if open.is_none() && count < limit.min(reach.and_then(|reach| reach.limit).unwrap_or(usize::MAX)) {
-                open = Some((server, None));
-            }
-        }
-        open
+            let limit = reach.and_then(|reach| reach.limit).unwrap_or(usize::MAX);
+            // A server that failed is tried with one connection first.
+            let barred = reach.is_some_and(|reach| reach.not_before > now || (reach.failing() && idle.is_none() && coming > 0));
+            let open = !barred && busy < limit && (idle.is_some() || here < limit);
+            open.then_some((all, server, idle))
+        });
+        ways.min_by_key(|(all, _, _)| *all).map(|(_, server, idle)| (server, idle))
     }
 
     fn connect(&mut self, now: Time, link: LinkId, server: ServerId) {
@@ -379,6 +373,7 @@ impl Engine {
             link: lane.link,
             file: id,
             source,
+            from: range.start,
             at: range.start,
             end: range.end,
             told: range.end,
@@ -448,7 +443,7 @@ impl Engine {
     /// What taking over would gain most, for a connection of `link` to `server`.
     fn theft(&self, now: Time, link: LinkId, server: ServerId, allowed: u64) -> Option<Theft> {
         let thief = &self.links[link.0];
-        let speed = self.links[link.0].rate(now)?.bps() as f64 / 8.0 / (self.at_work(link) + 1) as f64;
+        let known = thief.rate(now).map(|rate| rate.bps() as f64 / 8.0 / (self.at_work(link) + 1) as f64);
         let delay = thief.latency().as_secs_f64();
         let mut best: Option<Theft> = None;
         for (id, victim) in &self.requests {
@@ -460,6 +455,8 @@ impl Engine {
             }
             let rest = victim.rest().size() as f64;
             let pace = self.pace(now, victim);
+            // A link that nothing is known of may be as good.
+            let speed = known.unwrap_or(pace.max(LEAST as f64));
             let wait = if victim.head { 0.0 } else { self.links[victim.link.0].latency().as_secs_f64() };
             let end = wait + rest / pace.max(1.0);
             // Both end at the same time: delay + x / speed = wait + (rest - x) / pace.

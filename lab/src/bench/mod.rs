@@ -49,6 +49,8 @@ const ALL: &[(&str, Bench)] = &[
     ("bond", bond::sums::run),
     ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),
+    ("bond-simult", bond::simult::run),
+    ("bond-matrix", bond::matrix::run),
     ("bond-churn", bond::churn::run),
     ("bond-fair", bond::fair::run),
     ("bond-speed", bond::speed::run),

@@ -28,6 +28,9 @@ pub(super) struct Flight {
     /// Newest packet of the batch of acknowledgements: when it was sent, and what was delivered by then.
     newest: Option<(Instant, u64)>,
     mark: Mark,
+    /// Nothing in flight for less than this is no pause.
+    pause: Duration,
+    last_sent: Instant,
     /// Packets sent calmly, that is below the rate the path takes: bytes delivered and lost, with decay.
     calm: (f64, f64),
 }
@@ -57,7 +60,17 @@ pub(super) struct Round {
 impl Flight {
     pub(super) fn new(now: Instant) -> Self {
         let mark = Mark { at: now, sent_at: now, delivered: 0, lost: 0 };
-        Self { sent: VecDeque::new(), delivered: 0, lost: 0, in_flight: 0, newest: None, mark, calm: (0.0, 0.0) }
+        Self {
+            sent: VecDeque::new(),
+            delivered: 0,
+            lost: 0,
+            in_flight: 0,
+            newest: None,
+            mark,
+            pause: Duration::ZERO,
+            last_sent: now,
+            calm: (0.0, 0.0),
+        }
     }
 
     pub(super) fn in_flight(&self) -> u64 {
@@ -72,7 +85,9 @@ impl Flight {
         if self.sent.len() >= MOST {
             self.sent.pop_front();
         }
-        if self.in_flight == 0 {
+        let idle = now.saturating_duration_since(self.last_sent) >= self.pause;
+        self.last_sent = now;
+        if self.in_flight == 0 && idle {
             self.mark = Mark { at: now, sent_at: now, delivered: self.delivered, lost: self.lost };
         }
         self.sent.push_back(Sent { number, at: now, delivered: self.delivered, calm, open: true });
@@ -108,6 +123,11 @@ impl Flight {
         }
     }
 
+    /// On a short way all is acknowledged before the pace allows more: that is a pause only if it lasts as long as this.
+    pub(super) fn set_pause(&mut self, pause: Duration) {
+        self.pause = pause;
+    }
+
     /// Ends a batch of acknowledgements; `in_flight` is what QUIC counts. Gives the round that ended with it, if it lasted `least`.
     pub(super) fn end(&mut self, now: Instant, in_flight: u64, least: Duration) -> Option<Round> {
         self.in_flight = in_flight;
@@ -141,5 +161,31 @@ impl Flight {
 
     fn find(&self, number: u64) -> Option<usize> {
         self.sent.binary_search_by_key(&number, |packet| packet.number).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: Duration = Duration::from_millis(20);
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant does")]
+    fn regression_rounds_end_though_all_is_acknowledged_between_bursts() {
+        let start = Instant::now();
+        let mut flight = Flight::new(start);
+        flight.set_pause(LEAST / 2);
+        let mut rounds = Vec::new();
+        let mut burst = |number: u64, at: Duration| {
+            flight.send(start + at, number, 1000, false);
+            flight.acknowledge(number, start + at, 1000);
+            rounds.extend(flight.end(start + at + Duration::from_micros(100), 0, LEAST));
+        };
+        (0..100).for_each(|number| burst(number, Duration::from_millis(number)));
+        // A pause is no part of a round.
+        (0..100).for_each(|number| burst(100 + number, Duration::from_millis(5000 + number)));
+        assert!(rounds.len() >= 8, "{rounds:?}");
+        assert!(rounds.iter().all(|round| (0.9e6..1.1e6).contains(&round.rate)), "{rounds:?}");
     }
 }

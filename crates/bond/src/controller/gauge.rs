@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use braid_model::{Bytes, Rate};
 
+/// From this pace on, in bytes a second, QUIC paces no more and the bond's host does: QUIC forgets what it was late with by more than two
+/// milliseconds, which is how late timers are, and with it the pace itself would shrink.
+pub(super) const FAST: f64 = 12.5e6;
+
 /// What a path's controller tells its bond, and the one thing a bond tells the controller; shared between the two.
 ///
 /// QUIC's connection does not show its bytes in flight nor its pacing rate, and late binding needs both.
@@ -33,6 +37,11 @@ impl Gauge {
     /// The rate at which packets may leave; zero before the first sample.
     pub fn pacing(&self) -> Rate {
         rate(self.pacing.load(Ordering::Relaxed))
+    }
+
+    /// Whether the path is so fast that QUIC is not to pace it: what it is given leaves at once.
+    pub fn is_fast(&self) -> bool {
+        self.pacing.load(Ordering::Relaxed) as f64 >= FAST
     }
 
     /// The rate at which the path would deliver if it were kept busy, random loss taken off; zero before the first sample.

@@ -11,6 +11,7 @@ use super::Gauge;
 use super::crowd::Crowd;
 use super::filters::{Greatest, Least};
 use super::flight::{Flight, Round};
+use super::gauge::FAST;
 use super::probe::Burst;
 use super::rival::{Queue, Rival, Verdict};
 
@@ -40,6 +41,19 @@ const CROWDED: f64 = 0.02;
 
 /// More loss than this is nobody's noise, and is not made up for.
 const MOST_RANDOM_LOSS: f64 = 0.15;
+
+/// Who has sent less than this part of what the pace allowed had no more to send: of a fast path, too, that was late now and then.
+const THIN: f64 = 0.8;
+const FAST_THIN: f64 = 0.95;
+
+/// On a fast path what hosts need to wake up looks like a queue: so many seconds are none, nor is one that does not stand as long as this.
+const FAST_FULL: f64 = 0.008;
+const FAST_ROUND: f64 = 0.02;
+/// A way is short if its round trip, in seconds, is less than a timer's tick.
+const SHORT: f64 = 0.001;
+
+/// What QUIC is told of a path that it is not to pace: a rate that it can count with.
+const UNPACED: u64 = 1 << 40;
 
 /// Packets in a least round trip that may leave in any case while there is less to send than might be.
 const THIN_PACKETS: f64 = 10.0;
@@ -71,6 +85,8 @@ enum Phase {
     Wait {
         step: usize,
         from: f64,
+        /// What the faster round itself brought, if it was many round trips long.
+        brought: f64,
     },
     /// Slower.
     Down {
@@ -216,12 +232,17 @@ impl Radio {
 
     /// The queueing delay that means that the link is full.
     fn full_queue(&self) -> f64 {
-        0.003 + 3.0 * self.packet_time() + self.noise(6.0).min(0.06)
+        let least = if self.is_fast() { FAST_FULL } else { 0.003 };
+        least + 3.0 * self.packet_time() + self.noise(6.0).min(0.06)
+    }
+
+    fn is_fast(&self) -> bool {
+        self.pacing.is_some_and(|pacing| pacing >= FAST)
     }
 
     /// How long a round lasts at least: long enough to measure a rate, whatever the round trip.
     fn least_round(&self) -> Duration {
-        Duration::from_secs_f64((12.0 * self.packet_time()).clamp(0.005, 0.1))
+        Duration::from_secs_f64((12.0 * self.packet_time()).clamp(if self.is_fast() { FAST_ROUND } else { 0.005 }, 0.1))
     }
 
     /// How long emptying a queue may take.
@@ -266,12 +287,18 @@ impl Radio {
         let lumps = self.lumps.get().min(rate * MOST_LUMP);
         let room =
             (rate * made_up * (base * self.window_gain() + 0.01)).max(share * made_up * 1.25 * self.srtt.clamp(base, 6.0 * base + 0.02));
-        let burst = if self.phase == Phase::Burst { self.burst_size() } else { self.burst.as_ref().map_or(0.0, Burst::excess) };
+        // One that found too little to send lags behind the usual rate by any amount: that is no reason for a smaller window.
+        let burst = if self.phase == Phase::Burst { self.burst_size() } else { self.burst.as_ref().map_or(0.0, Burst::excess).max(0.0) };
         let window = room + lumps + burst + LEAST_PACKETS * self.mtu;
         self.window = match self.phase {
             Phase::Start { .. } => window.max(self.window),
             _ => window,
         };
+    }
+
+    /// The window, never less than a few packets: who may send nothing hears nothing, and nothing would open it again.
+    fn open_window(&self) -> u64 {
+        self.window.max(LEAST_PACKETS * self.mtu) as u64
     }
 
     /// Bytes that a burst sends beyond our rate: enough to be told from noise.
@@ -297,7 +324,7 @@ impl Radio {
     fn show(&self) {
         let min_rtt = self.min_rtt.get();
         let min_rtt = if min_rtt.is_finite() { min_rtt } else { 0.0 };
-        self.gauge.set(self.window as u64, self.pacing.unwrap_or(0.0), self.rate(), min_rtt, self.queue());
+        self.gauge.set(self.open_window(), self.pacing.unwrap_or(0.0), self.rate(), min_rtt, self.queue());
     }
 
     /// Counts what might have been sent up to `now`.
@@ -307,7 +334,7 @@ impl Radio {
     }
 
     fn on_round(&mut self, now: Instant, round: Round) {
-        let thin = self.sent < 0.8 * self.budget && !self.full;
+        let thin = self.sent < if self.is_fast() { FAST_THIN } else { THIN } * self.budget && !self.full;
         let was_thin = std::mem::replace(&mut self.thin, thin) || thin;
         let sent = self.sent / round.span;
         let crowd = self.crowd.round() / self.sent.max(1.0);
@@ -352,11 +379,15 @@ impl Radio {
             Phase::Cruise { rounds: 0 } => Phase::Up { step: 0, from: self.rate() },
             Phase::Cruise { rounds } => Phase::Cruise { rounds: rounds - 1 },
             Phase::Up { .. } | Phase::Wait { .. } if standing => Phase::Down { rounds: 0 },
-            Phase::Up { step, from } => Phase::Wait { step, from },
-            Phase::Wait { step, from } => {
+            Phase::Up { step, from } => {
+                let brought = if self.is_fast() && round.span > 4.0 * self.srtt { round.rate } else { 0.0 };
+                Phase::Wait { step, from, brought }
+            }
+            Phase::Wait { step, from, brought } => {
                 let wanted = from * (1.0 + 0.5 * (STEPS[step] - 1.0));
-                if round.rate > wanted && !thin {
-                    Phase::Up { step: (step + 1).min(STEPS.len() - 1), from: round.rate }
+                let best = round.rate.max(brought);
+                if best > wanted && (!thin || brought > wanted) {
+                    Phase::Up { step: (step + 1).min(STEPS.len() - 1), from: best }
                 } else {
                     Phase::Down { rounds: 0 }
                 }
@@ -419,7 +450,7 @@ impl Controller for Radio {
         self.flight.send(now, pn, bytes, calm);
         self.on_sent_in_burst(now, pn, bytes as f64);
         self.sent += bytes as f64;
-        if self.flight.in_flight() > self.window as u64 {
+        if self.flight.in_flight() > self.open_window() {
             self.gauge.use_probe(bytes);
         }
         self.full |= self.flight.in_flight() as f64 + 2.0 * self.mtu > self.window;
@@ -454,7 +485,9 @@ impl Controller for Radio {
             self.round_rtt = self.round_rtt.min(rtt);
             self.crowd.acknowledge(self.batch_newest, rtt);
         }
-        if let Some(round) = self.flight.end(now, in_flight, self.least_round()) {
+        let least = self.least_round();
+        self.flight.set_pause(if self.min_rtt.get() < SHORT { least / 2 } else { Duration::ZERO });
+        if let Some(round) = self.flight.end(now, in_flight, least) {
             self.on_round(now, round);
             self.lumps.add(0.0);
         }
@@ -499,7 +532,7 @@ impl Controller for Radio {
     }
 
     fn window(&self) -> u64 {
-        let window = (self.window as u64).max(1);
+        let window = self.open_window();
         match self.gauge.probe() {
             0 => window,
             probe => window.max(self.flight.in_flight()).saturating_add(probe),
@@ -509,7 +542,7 @@ impl Controller for Radio {
     fn metrics(&self) -> ControllerMetrics {
         let mut metrics = ControllerMetrics::default();
         metrics.congestion_window = self.window();
-        metrics.pacing_rate = self.pacing.map(|rate| rate as u64);
+        metrics.pacing_rate = self.pacing.map(|rate| if rate as u64 as f64 >= FAST { UNPACED } else { rate as u64 });
         metrics.send_quantum = self.pacing.map(|rate| ((rate * 0.001) as u64).clamp(2 * self.mtu as u64, 65_536));
         metrics.bandwidth_estimate = (self.rate() > 0.0).then(|| (self.rate() * 8.0) as u64);
         metrics
@@ -563,6 +596,26 @@ mod tests {
         assert_eq!(radio.window(), 12_000);
     }
 
+    /// The sender of acknowledgements tried to measure a rival's link with a burst, which its few packets did not make: the window was
+    /// what the burst had sent beyond the usual rate, less than nothing, and the path carried nothing any more.
+    #[test]
+    fn regression_a_burst_with_little_to_send_leaves_the_window_open() {
+        let (mut radio, gauge, now) = controller();
+        let ms = Duration::from_millis;
+        radio.on_packet_sent(now, 1200, 0);
+        radio.acknowledge(now + ms(20), now, 1200, 0);
+        radio.on_end_acks(now + ms(20), 0, true, None);
+        radio.rates.reset(2_000_000.0);
+        radio.phase = Phase::Burst;
+        for (step, pn) in (30..).step_by(30).zip(1..4) {
+            radio.on_packet_sent(now + ms(step), 80, pn);
+        }
+        radio.phase = Phase::Cruise { rounds: 4 };
+        radio.steer();
+        radio.show();
+        assert!(radio.burst.is_some() && radio.window() > 40_000 && gauge.window().get() == radio.window(), "{}", radio.window());
+    }
+
     proptest! {
         #[test]
         fn nothing_that_comes_in_breaks_it(
@@ -584,7 +637,7 @@ mod tests {
                 }
                 radio.on_end_acks(now, huge >> number, huge % 2 == 0, None);
                 gauge.allow_probe(Bytes::new(huge * u64::from(kind == 3)));
-                prop_assert!(radio.window() >= 1);
+                prop_assert!(radio.window() >= 4 * radio.mtu as u64);
                 prop_assert!(radio.pacing.is_none_or(|rate| rate > 0.0 && rate.is_finite()));
                 let metrics = radio.metrics();
                 prop_assert!(metrics.pacing_rate != Some(0) || radio.mtu < 2.0);

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use noq_proto::congestion::ControllerFactory;
 use noq_proto::{Connection, ConnectionHandle, IdleTimeout, StreamId, TransportConfig, VarInt};
 
-use super::IDLE;
+use super::{BATCH, IDLE};
 use crate::controller::Gauge;
 use crate::hello::{BondId, Hello, MAX_MESSAGE};
 use crate::{Bond, PathFacts, PathId};
@@ -26,6 +26,14 @@ const EMPTY_SPACE: usize = DATAGRAM_BUFFER - size_of::<Bytes>();
 const GREETING: Duration = Duration::from_secs(10);
 /// What QUIC may hold of a path's datagrams that cannot go now; beyond it, acknowledgements are dropped: later ones say as much.
 const STUCK: usize = 64 << 10;
+/// A fast path waits until it may send what it sends within this at once: the cost of a call of the system is shared by what goes with it, and
+/// the other end's answers come in lumps too.
+const BATCHED: Duration = Duration::from_micros(500);
+/// By how much a fast path makes up for what it was late.
+const CATCH_UP: Duration = Duration::from_millis(6);
+/// Datagrams are cut off a buffer of this size; small ones have one of their own, so that none keeps much more than itself.
+const SCRATCH: usize = 16 << 10;
+const SMALL: usize = 512;
 
 pub(super) struct Conn {
     pub(super) connection: Connection,
@@ -52,6 +60,9 @@ pub(super) struct Conn {
     pub(super) hello: Option<Hello>,
     /// Whether the driver was told that it is gone.
     pub(super) told: bool,
+    /// What its pace allows it to send by now, in bytes, and when that was counted.
+    pub(super) purse: u64,
+    pub(super) counted: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +107,8 @@ impl Conn {
             backup: false,
             hello: None,
             told: false,
+            purse: 0,
+            counted: now,
         }
     }
 
@@ -132,7 +145,8 @@ impl Conn {
         let queued = EMPTY_SPACE.saturating_sub(self.connection.datagrams().send_buffer_space()) as u64;
         let window = self.gauge.window();
         let free = window.get().saturating_sub(self.gauge.in_flight().get());
-        let room = (free.min(self.paced(horizon)) + most).saturating_sub(queued);
+        let soon = if self.gauge.is_fast() { free.min(self.purse) } else { free.min(self.paced(horizon)) + most };
+        let room = soon.saturating_sub(queued);
         // Less than a datagram is none: it would only make them small.
         let room = if room < most { 0 } else { room };
         let rtt = self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100));
@@ -144,30 +158,58 @@ impl Conn {
         self.gauge.pacing().bytes_per_second().saturating_mul(span.as_micros() as u64) / 1_000_000
     }
 
-    /// Gives QUIC what the bond has for this path now; whether there was anything.
-    pub(super) fn fill(&mut self, now: Time, bond: &mut Bond) -> bool {
+    /// Until when it waits so that it sends many datagrams at once; `None` if it may send now.
+    pub(super) fn held(&mut self, now: Instant) -> Option<Instant> {
+        if !self.gauge.is_fast() || self.stage != Stage::Joined {
+            return None;
+        }
+        let rate = self.gauge.pacing().bytes_per_second();
+        let enough = self.paced(BATCHED).min(BATCH.get() as u64 * u64::from(self.connection.current_mtu()));
+        let since = now.saturating_duration_since(self.counted);
+        let earned = u128::from(rate) * since.as_nanos() / 1_000_000_000;
+        self.purse = self.purse.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(self.paced(CATCH_UP));
+        self.counted = now.max(self.counted);
+        let short = enough.saturating_sub(self.purse);
+        (short > 0).then(|| now + Duration::from_nanos(short.saturating_mul(1_000_000_000) / rate.max(1)))
+    }
+
+    /// It has sent so many bytes.
+    pub(super) fn spend(&mut self, bytes: usize) {
+        self.purse = self.purse.saturating_sub(bytes as u64);
+    }
+
+    /// Gives QUIC what the bond has for this path now; whether there was anything. While it is `held`, that is what needs no room.
+    pub(super) fn fill(&mut self, now: Time, bond: &mut Bond, held: bool, out: &mut BytesMut) -> bool {
         let Some(max) = self.connection.datagrams().max_size() else { return false };
         // What is urgent is not to find more than one datagram before it.
         let horizon = if bond.hurries(now) && self.paced(HORIZON) < 2 * max as u64 { Duration::ZERO } else { HORIZON };
-        let facts = self.facts(max as u64, horizon);
+        let mut facts = self.facts(max as u64, horizon);
+        if held {
+            facts.room = Amount::ZERO;
+        }
         bond.set_facts(self.path, facts);
         if bond.wants_probe(now, self.path) {
             self.gauge.allow_probe(Amount::new(2 * max as u64));
         }
-        let mut out = BytesMut::new();
         let mut any = false;
-        while bond.poll_datagram(now, self.path, max, &mut out) {
+        loop {
+            out.clear();
+            if out.capacity() < max {
+                out.reserve(SCRATCH);
+            }
+            if !bond.poll_datagram(now, self.path, max, out) {
+                return any;
+            }
             if facts.room == Amount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - STUCK {
-                out.clear();
                 continue;
             }
             any = true;
-            if self.connection.datagrams().send(out.split().freeze(), false).is_err() {
+            let datagram = if out.len() < SMALL { Bytes::copy_from_slice(out) } else { out.split().freeze() };
+            if self.connection.datagrams().send(datagram, false).is_err() {
                 // Its tracker will find it lost.
-                break;
+                return any;
             }
         }
-        any
     }
 }
 

@@ -84,6 +84,10 @@ pub struct World {
     pub messages: [BTreeMap<FlowKey, Vec<(Instant, Bytes)>>; 2],
     pub last_read: Instant,
     pub gap: Duration,
+    /// Hosts' timers go off at whole multiples of this only, if it is not zero.
+    pub tick: Duration,
+    /// How often each host has sent, and how many datagrams.
+    pub bursts: [(usize, usize); 2],
     pattern: Pattern,
     sources: Vec<Source>,
 }
@@ -116,6 +120,8 @@ impl World {
             messages: Default::default(),
             last_read: epoch,
             gap: Duration::ZERO,
+            tick: Duration::ZERO,
+            bursts: Default::default(),
             pattern: Pattern::new(),
             sources: Vec::new(),
         }
@@ -153,6 +159,11 @@ impl World {
     /// Bytes in a link's queue.
     pub fn backlog(&self, link: usize, side: usize) -> u64 {
         self.links[link][side].backlog().get()
+    }
+
+    /// Bytes that a link has delivered of what `side` sent, headers and all.
+    pub fn delivered(&self, link: usize, side: usize) -> u64 {
+        self.links[link][side].stats().delivered_bytes.get()
     }
 
     pub fn received(&self, side: usize, flow: FlowKey) -> usize {
@@ -207,10 +218,13 @@ impl World {
     fn settle(&mut self) {
         let time = self.time();
         for side in 0..2 {
-            let links = &mut self.links;
+            let (links, mut sent) = (&mut self.links, 0);
             self.pair.send(self.now, ENDS[side], |at, data| {
+                sent += 1;
                 links[at][side].push(time, Datagram(data));
             });
+            self.bursts[side].0 += usize::from(sent > 0);
+            self.bursts[side].1 += sent;
             self.drain(side);
         }
     }
@@ -251,7 +265,8 @@ impl World {
             self.settle();
             let wires = self.links.iter().flatten().filter_map(Link::poll_timeout);
             let wires = wires.map(|time| self.quic.instant(time));
-            let next = self.pair.poll_timeout().into_iter().chain(wires).min().unwrap_or(end);
+            let timer = self.pair.poll_timeout().map(|at| self.ticked(at));
+            let next = timer.into_iter().chain(wires).min().unwrap_or(end);
             if next > end || self.now >= end {
                 self.now = end;
                 return false;
@@ -269,6 +284,12 @@ impl World {
             }
             self.pair.handle_timeout(self.now);
         }
+    }
+
+    fn ticked(&self, at: Instant) -> Instant {
+        let tick = self.tick.as_nanos();
+        let since = self.quic.time(at).since(Time::ZERO).as_nanos();
+        if tick == 0 { at } else { at + Duration::from_nanos((since.next_multiple_of(tick) - since) as u64) }
     }
 
     /// The mean rate, in Mbit/s, at which `side` reads `flow` in the next `span`.

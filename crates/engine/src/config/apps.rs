@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use braid_decide::policy::{AppMatcher, AppRule, Carry, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT};
 use braid_model::{Class, Role};
 use ipnet::IpNet;
 
@@ -153,10 +153,11 @@ fn matcher(mut section: Section<'_>, world: &World) -> Option<AppMatcher> {
         destination: condition!("destination", destination),
         cgroup: condition!("cgroup", cgroup),
         user: condition!("user", |value| user(value, world)),
+        client: condition!("client", client),
     };
     section.finish();
     if empty {
-        let remedy = "write exe, name, port, destination, cgroup or user; several must all hold";
+        let remedy = "write exe, name, port, destination, cgroup, user or client; several must all hold";
         reader.refuse(&span, "a match without conditions", remedy);
     }
     (!refused && !matcher.is_empty()).then_some(matcher)
@@ -204,6 +205,19 @@ fn destination(value: &Value<'_>) -> Option<IpNet> {
         value.reader.warn(&value.span, reason, format!("it is taken as {}", net.trunc()));
     }
     Some(net.trunc())
+}
+
+/// An address, a prefix, or a name of the proxy's passwords.
+fn client(value: &Value<'_>) -> Option<ClientMatcher> {
+    let text = value.text()?;
+    if text.parse::<IpNet>().is_ok() || text.parse::<std::net::IpAddr>().is_ok() {
+        return destination(value).map(ClientMatcher::Network);
+    }
+    if text.is_empty() || text.len() > 255 || text.contains([':', '/']) {
+        let remedy = "write an address, a prefix (\"192.168.7.0/24\"), or a name that stands in the file of braid proxy --passwords";
+        return value.refuse(format!("{text:?} is no client of the proxy"), remedy.into());
+    }
+    Some(ClientMatcher::User(text.to_owned()))
 }
 
 fn cgroup(value: &Value<'_>) -> Option<String> {

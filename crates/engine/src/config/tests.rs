@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_decide::policy::{Carry, LinkSelector, Pattern};
+use braid_decide::policy::{ClientMatcher, Carry, LinkSelector, Pattern};
 use braid_model::{Bytes, Class, LinkKind, Rate, Role};
 
 use super::*;
@@ -57,7 +57,8 @@ fn the_example_is_taken_with_everything_switched_on() {
     let [wifi, cellular] = &config.policy.links[..] else { panic!("{:?}", config.policy.links) };
     assert_eq!((wifi.capacity_down, wifi.probe), (Some(Rate::from_mbps(20)), Some(ProbeMode::Eager)));
     assert_eq!((cellular.role, cellular.matcher.kind, cellular.matcher.mac.is_some()), (Role::Backup, Some(LinkKind::Cellular), true));
-    let [_, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
+    let [_, client, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
+    assert_eq!(client.matcher.client, Some(ClientMatcher::Network("192.168.7.0/24".parse().unwrap())));
     assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
     assert_eq!((app.carry, app.relay.as_deref()), (Carry::Bond, Some("home")));
 }

@@ -106,6 +106,7 @@ impl<S: Steering> Core<S> {
             destination: question.destination,
             cgroup: question.cgroup.as_deref(),
             user: question.user,
+            client: None,
         };
         let (demand, direction, class) = self.expected(question);
         let policy = &self.config.policy;

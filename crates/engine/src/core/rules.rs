@@ -99,7 +99,8 @@ pub(super) fn steer_rules(
     names: &mut dyn Names,
 ) -> Vec<SteerRule> {
     let mut condition = |matcher: &AppMatcher| SteerMatch {
-        exe: matcher.exe.as_ref().map(|path| executables.of(path)),
+        // What a client of the proxy asks for never comes by the kernel: no file is meant.
+        exe: if matcher.client.is_some() { Some(Vec::new()) } else { matcher.exe.as_ref().map(|path| executables.of(path)) },
         name: matcher.name.clone(),
         port: matcher.port,
         destination: matcher.destination,

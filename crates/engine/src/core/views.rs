@@ -269,6 +269,7 @@ pub(super) fn matcher_text(matcher: &AppMatcher) -> String {
         matcher.destination.map(|net| format!("destination = \"{net}\"")),
         matcher.cgroup.as_ref().map(|group| format!("cgroup = {group:?}")),
         matcher.user.map(|user| format!("user = {user}")),
+        matcher.client.as_ref().map(|client| format!("client = \"{client}\"")),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

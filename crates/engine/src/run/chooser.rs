@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use braid_decide::capacity::Busy;
 use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Request, steps};
-use braid_decide::policy::Scheduler;
-use braid_model::{Bytes, Direction, Family, LinkIndex, NetworkSnapshot, PerFamily, Time};
+use braid_decide::policy::{Admission, Scheduler};
+use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Time};
 
 use super::links::Links;
 use super::memory::Lessons;
@@ -94,8 +94,25 @@ impl Chooser {
 
     /// The link for a new stream of the program `application`, whose demand is reserved on it; `None` to leave it alone.
     pub(super) fn stream(&mut self, now: Time, inode: u64, remote: SocketAddr, application: &str) -> Option<LinkIndex> {
-        self.streams.forget(now, inode, &mut self.demands);
         let allowed = self.links.allowed(now, remote.ip())?;
+        self.stream_over(now, inode, remote, application, allowed)
+    }
+
+    /// Which links a rule admits to a flow to `remote`; see [`Links::admitted`].
+    pub(super) fn admitted(&self, now: Time, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+        self.links.admitted(now, remote, rule)
+    }
+
+    /// The link for a new stream, of those that are allowed.
+    pub(super) fn stream_over(
+        &mut self,
+        now: Time,
+        inode: u64,
+        remote: SocketAddr,
+        application: &str,
+        allowed: LinkMask,
+    ) -> Option<LinkIndex> {
+        self.streams.forget(now, inode, &mut self.demands);
         // A program whose sessions end when its address changes stays on its link.
         let kept = self.streams.kept(application, remote.ip()).filter(|slot| allowed.contains(*slot));
         let allowed = kept.map_or(allowed, |slot| LinkMask(1 << slot));
@@ -122,6 +139,11 @@ impl Chooser {
         let Some(allowed) = self.links.allowed(now, remote.ip()) else {
             return if ours { DatagramRoute::System } else { DatagramRoute::Leave };
         };
+        self.datagram_over(now, socket, remote, allowed)
+    }
+
+    /// The same among the links that are allowed.
+    pub(super) fn datagram_over(&mut self, now: Time, socket: DatagramSocket, remote: SocketAddr, allowed: LinkMask) -> DatagramRoute {
         let known = self.exchanges.get_mut(&(socket.cookie, remote)).filter(|exchange| allowed.contains(exchange.slot));
         if let Some(exchange) = known {
             exchange.last = now;

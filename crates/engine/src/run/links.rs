@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use braid_decide::capacity::{self, Busy, Capacity};
 use braid_decide::connection::{LinkMask, MAX_LINKS};
+use braid_decide::policy::Admission;
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, PerFamily, Rate, Time};
 
 use super::prefixes::Prefixes;
@@ -29,7 +30,7 @@ pub(super) struct Links {
 
 struct Slot {
     index: LinkIndex,
-    name: String,
+    facts: LinkFacts,
     /// The address that packets of each family leave with.
     sources: PerFamily<Option<IpAddr>>,
     key: LinkKey,
@@ -72,6 +73,17 @@ impl Links {
         (mask.0 != 0).then_some(mask)
     }
 
+    /// The same by what `rule` makes of the links that can be used, which are given with their facts by slot. One that is avoided is used
+    /// rather than none that the rule admits.
+    pub(super) fn admitted(&self, now: Time, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+        let Some(allowed) = self.allowed(now, remote) else { return Admission::LeaveAlone };
+        let facts: Vec<(usize, &LinkFacts)> = self.slots.iter().map(|slot| &slot.facts).enumerate().collect();
+        match rule(allowed, &facts) {
+            Admission::Deny => rule(*self.usable.get(Family::of(remote)), &facts),
+            admission => admission,
+        }
+    }
+
     /// Whether a flow to `remote` may use all links at once: it is steered, and no resolver, which belongs to its link.
     pub(super) fn may_bond(&self, remote: IpAddr) -> bool {
         self.may_steer(remote) && !self.resolvers.contains_key(&remote)
@@ -83,7 +95,7 @@ impl Links {
             let source = |family| slot.sources.get(family).filter(|_| self.usable.get(family).contains(number));
             PerFamily { v4: source(Family::V4), v6: source(Family::V6) }
         };
-        let all = self.slots.iter().enumerate().map(|(number, slot)| (number, slot.name.as_str(), view((number, slot))));
+        let all = self.slots.iter().enumerate().map(|(number, slot)| (number, slot.facts.name.as_str(), view((number, slot))));
         all.filter(|(_, _, sources)| sources.v4.is_some() || sources.v6.is_some()).collect()
     }
 
@@ -144,7 +156,7 @@ impl Links {
         let mut refused = Vec::new();
         for facts in links.iter().filter(|facts| wanted.is_empty() || wanted.contains(&facts.name)) {
             let Some(slot) = self.slot(now, facts, &taken) else { continue };
-            self.slots[slot].name.clone_from(&facts.name);
+            self.slots[slot].facts.clone_from(facts);
             self.slots[slot].sources = PerFamily { v4: facts.source(Family::V4), v6: facts.source(Family::V6) };
             for family in Family::ALL {
                 let Some(rank) = metric(facts, family).filter(|_| facts.usable(family)) else { continue };
@@ -221,7 +233,7 @@ impl Slot {
         });
         Self {
             index: facts.index,
-            name: facts.name.clone(),
+            facts: facts.clone(),
             sources: PerFamily::default(),
             key,
             present: true,

@@ -20,6 +20,12 @@
 //! left alone 8, an unconnected datagram 13, and every `sendmsg` 5, since a filter cannot see whether it names a destination.
 //! Connected datagrams, and all that is sent by `write`, `send` and `sendto` without an address, cost nothing.
 //!
+//! With a relay ([`relays`]) the supervisor carries TCP connections and connected datagram sockets over all links at once
+//! (`carrying`, `exchange`), and answers what the program asks about them (`seccomp::told`). Then the filter asks about `getpeername`,
+//! `getsockname`, `recvmsg`, `recvmmsg`, `recvfrom` with room for an address and `SO_ERROR` too, for every socket. Unconnected datagrams,
+//! and sockets that wait for their first bytes (`TCP_FASTOPEN_CONNECT`), go direct. The supervisor stays until what the command sent last
+//! has arrived, but for a minute at most.
+//!
 //! What a run learns of links and programs, it keeps for the next one in the user's state directory (`$XDG_STATE_HOME/braid`, else
 //! `~/.local/state/braid`), in the daemon's format.
 //!
@@ -37,6 +43,7 @@ mod links;
 mod meeting;
 mod memory;
 mod message;
+mod own;
 mod prefixes;
 mod reach;
 pub mod relays;
@@ -49,6 +56,7 @@ use std::io;
 
 use braid_decide::policy::{Carry, Scheduler};
 
+pub use own::{OwnFlows, Ruling};
 pub use reach::{Reachable, reachable, remember};
 
 /// What `braid run` is asked to do.

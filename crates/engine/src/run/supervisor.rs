@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use braid_carry::client::Link;
+use braid_carry::client::{Client, Link};
 use braid_decide::policy::Carry;
 use braid_decide::steer::{self, Verdict};
 use braid_model::{Family, NetworkSnapshot, PerFamily, Protocol, Time, printable};
@@ -131,7 +131,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    fn now(&self) -> Time {
+    pub(super) fn now(&self) -> Time {
         Time::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
@@ -158,10 +158,7 @@ impl Choice {
     pub(super) async fn connect(&self, remote: SocketAddr, application: &str) -> io::Result<tokio::net::TcpStream> {
         let socket = own(remote, socket2::Type::STREAM)?;
         self.steer(&socket, socket.inode(), remote, application);
-        socket.begin(remote)?;
-        let stream = tokio::net::TcpStream::from_std(OwnedFd::from(socket).into())?;
-        stream.writable().await?;
-        stream.take_error()?.map_or(Ok(stream), Err)
+        finish(socket, remote).await
     }
 
     /// Begins an exchange of datagrams with `remote` over a link, likewise.
@@ -176,15 +173,25 @@ impl Choice {
     }
 }
 
+/// Connects a socket.
+pub(super) async fn finish(socket: Socket, remote: SocketAddr) -> io::Result<tokio::net::TcpStream> {
+    socket.begin(remote)?;
+    let stream = tokio::net::TcpStream::from_std(OwnedFd::from(socket).into())?;
+    stream.writable().await?;
+    stream.take_error()?.map_or(Ok(stream), Err)
+}
+
 /// A socket of this process.
-fn own(remote: SocketAddr, kind: socket2::Type) -> io::Result<Socket> {
+pub(super) fn own(remote: SocketAddr, kind: socket2::Type) -> io::Result<Socket> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(remote), kind.nonblocking().cloexec(), None)?;
     Socket::new(socket.into()).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
-struct Shared {
-    choice: Arc<Choice>,
+pub(super) struct Shared {
+    pub(super) choice: Arc<Choice>,
     carrying: OnceLock<Arc<Carrying>>,
+    /// A bond that is used otherwise, and told of links too.
+    pub(super) bond: OnceLock<Client>,
     memory: Option<Mutex<Memory>>,
     known: (Mutex<bool>, Condvar),
     warned: Mutex<bool>,
@@ -192,11 +199,12 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(options: &RunOptions) -> Self {
+    pub(super) fn new(options: &RunOptions) -> Self {
         let chooser = Mutex::new(Chooser::new(options.scheduler, options.links.clone()));
         Self {
             choice: Arc::new(Choice { chooser, started: Instant::now(), namespace: seccomp::own_namespace() }),
             carrying: OnceLock::new(),
+            bond: OnceLock::new(),
             memory: memory::folder(|name| std::env::var_os(name)).map(|folder| Mutex::new(Memory::open(&folder))),
             known: (Mutex::new(false), Condvar::new()),
             warned: Mutex::new(false),
@@ -213,7 +221,7 @@ impl Shared {
     }
 
     /// Keeps what was learnt for the next run.
-    fn remember(&self) {
+    pub(super) fn remember(&self) {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let lessons = self.chooser().lessons(self.now(), unix);
         if let Some(memory) = &self.memory {
@@ -222,7 +230,7 @@ impl Shared {
     }
 
     /// Waits until the network has been looked at once, but not for long: a command must not hang because that fails.
-    fn wait_until_known(&self) {
+    pub(super) fn wait_until_known(&self) {
         let known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = self.known.1.wait_timeout_while(known, FIRST_LOOK, |known| !*known);
     }
@@ -331,17 +339,19 @@ impl Shared {
             },
             is_filtered,
         );
+        let links = links_of(&chooser);
+        if let Some(bond) = self.bond.get() {
+            bond.set_links(links.clone());
+        }
         if let Some(carrying) = self.carrying.get() {
-            let link = |(number, name, sources): (usize, &str, PerFamily<_>)| Link {
-                number: number as u8,
-                device: Some(name.to_owned()),
-                v4: sources.v4,
-                v6: sources.v6,
-                backup: false,
-            };
-            carrying.set_links(chooser.bonded().into_iter().map(link).collect());
+            carrying.set_links(links);
         }
         refused
+    }
+
+    /// The links that a bond may use now.
+    pub(super) fn links(&self) -> Vec<Link> {
+        links_of(&self.chooser())
     }
 
     /// The network is known, and its troubles are told: the command may make connections, and end.
@@ -365,8 +375,19 @@ impl Shared {
     }
 }
 
+fn links_of(chooser: &Chooser) -> Vec<Link> {
+    let link = |(number, name, sources): (usize, &str, PerFamily<_>)| Link {
+        number: number as u8,
+        device: Some(name.to_owned()),
+        v4: sources.v4,
+        v6: sources.v6,
+        backup: false,
+    };
+    chooser.bonded().into_iter().map(link).collect()
+}
+
 /// Follows the network and the streams until this process ends.
-fn follow(shared: &Shared) {
+pub(super) fn follow(shared: &Shared) {
     let failed = |error: &dyn std::fmt::Display| eprintln!("braid: cannot follow the network ({error}); connections go as without Braid");
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -109,12 +109,21 @@ impl Reason {
 
 /// Connects to the first address of `target` that answers, of those that `policy` allows.
 pub async fn dial_tcp(target: &Address, policy: &Policy) -> Result<TcpStream, DialError> {
-    let addresses = resolve(target, policy).await?;
-    let raced = timeout(CONNECT_LIMIT, race(addresses)).await.unwrap_or(Err(Reason::TimedOut));
-    let stream = raced.map_err(|reason| failed(target, reason))?;
+    let stream = dial_by(target, policy, TcpStream::connect).await?;
     // What the far program wrote apart has come as it could; it is not held back again.
     stream.set_nodelay(true).map_err(|error| failed(target, Reason::of(&error)))?;
     Ok(stream)
+}
+
+/// The same by a way of connecting of the caller's own.
+pub async fn dial_by<T, F>(target: &Address, policy: &Policy, connect: impl Fn(SocketAddr) -> F) -> Result<T, DialError>
+where
+    T: Send + 'static,
+    F: Future<Output = io::Result<T>> + Send + 'static,
+{
+    let addresses = resolve(target, policy).await?;
+    let raced = timeout(CONNECT_LIMIT, race(addresses, connect)).await.unwrap_or(Err(Reason::TimedOut));
+    raced.map_err(|reason| failed(target, reason))
 }
 
 /// The addresses of `target` that `policy` allows, in the order to try them in, families alternating; at least one.
@@ -176,11 +185,18 @@ fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 }
 
 /// Connects to one address after the other without waiting for the first to fail; the first connection wins.
-async fn race(addresses: Vec<SocketAddr>) -> Result<TcpStream, Reason> {
+async fn race<T, F>(addresses: Vec<SocketAddr>, connect: impl Fn(SocketAddr) -> F) -> Result<T, Reason>
+where
+    T: Send + 'static,
+    F: Future<Output = io::Result<T>> + Send + 'static,
+{
     let mut waiting = addresses.into_iter();
     let mut running = JoinSet::new();
     let mut worst: Option<Reason> = None;
-    running.extend_from(waiting.next());
+    let begin = |running: &mut JoinSet<io::Result<T>>, address: Option<SocketAddr>| {
+        address.map(|address| running.spawn(connect(address)));
+    };
+    begin(&mut running, waiting.next());
     while !running.is_empty() {
         tokio::select! {
             Some(done) = running.join_next() => match done.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())) {
@@ -188,26 +204,13 @@ async fn race(addresses: Vec<SocketAddr>) -> Result<TcpStream, Reason> {
                 Err(error) => {
                     let reason = Reason::of(&error);
                     worst = worst.into_iter().chain([reason]).max_by_key(|reason| reason.weight());
-                    running.extend_from(waiting.next());
+                    begin(&mut running, waiting.next());
                 }
             },
-            () = sleep(STAGGER), if waiting.len() > 0 => running.extend_from(waiting.next()),
+            () = sleep(STAGGER), if waiting.len() > 0 => begin(&mut running, waiting.next()),
         }
     }
     Err(worst.unwrap_or(Reason::NameNotFound))
-}
-
-trait Attempts {
-    /// Begins one more attempt, if there is an address.
-    fn extend_from(&mut self, address: Option<SocketAddr>);
-}
-
-impl Attempts for JoinSet<io::Result<TcpStream>> {
-    fn extend_from(&mut self, address: Option<SocketAddr>) {
-        if let Some(address) = address {
-            self.spawn(TcpStream::connect(address));
-        }
-    }
 }
 
 #[cfg(test)]
@@ -299,7 +302,7 @@ mod tests {
         let (_socket, _queued, silent) = silent();
         let (_listener, good) = listener();
         let begun = Instant::now();
-        let stream = race(vec![silent, good]).await.unwrap();
+        let stream = race(vec![silent, good], TcpStream::connect).await.unwrap();
         assert_eq!(stream.peer_addr().unwrap(), good);
         assert!(begun.elapsed() >= STAGGER, "the first had its time");
         assert!(begun.elapsed() < Duration::from_secs(20), "a connection that hears nothing takes two minutes to fail");
@@ -308,11 +311,11 @@ mod tests {
     #[tokio::test]
     async fn a_failure_starts_the_next_at_once_and_the_most_telling_is_reported() {
         let (_listener, good) = listener();
-        assert_eq!(race(vec![closed(), closed(), good]).await.unwrap().peer_addr().unwrap(), good);
+        assert_eq!(race(vec![closed(), closed(), good], TcpStream::connect).await.unwrap().peer_addr().unwrap(), good);
         // The unspecified address with a broadcast one's: refused says more than what the system makes of that.
         let broadcast = SocketAddr::from((Ipv4Addr::BROADCAST, 9));
-        assert_eq!(race(vec![broadcast, closed()]).await.unwrap_err(), Reason::Refused);
-        assert_eq!(race(vec![closed(), broadcast]).await.unwrap_err(), Reason::Refused);
+        assert_eq!(race(vec![broadcast, closed()], TcpStream::connect).await.unwrap_err(), Reason::Refused);
+        assert_eq!(race(vec![closed(), broadcast], TcpStream::connect).await.unwrap_err(), Reason::Refused);
     }
 
     #[test]

@@ -61,6 +61,8 @@ struct Flow {
     request: RequestId,
     file: FileId,
     span: Span,
+    /// Asked for whole.
+    whole: bool,
     at: u64,
     begins: Time,
     head: bool,
@@ -129,7 +131,7 @@ impl World {
     /// Runs until every file has ended, at most to `limit`. Gives the time of the last end.
     pub(crate) fn run(&mut self, limit: Duration) -> Duration {
         while self.ended.len() < self.sizes.len() {
-            assert!(self.now < Time::ZERO + limit, "not ended after {limit:?}: {:#?}", self.engine);
+            assert!(self.now < Time::ZERO + limit, "not ended after {limit:?}: {:?} {:?}", self.ended, self.engine);
             self.step();
         }
         self.ended.values().map(|(at, _)| at.since(Time::ZERO)).max().unwrap()
@@ -161,8 +163,10 @@ impl World {
                 Action::Ask { request, lane, file, span, .. } => {
                     self.asked += 1;
                     let size = self.sizes[&file];
+                    let whole = span.is_none();
                     let wanted = span.unwrap_or(Span::new(Bytes::ZERO, Bytes::new(size)));
-                    let end = wanted.end().get().min(size).min(wanted.start().get().saturating_add(self.manners.short.unwrap_or(u64::MAX)));
+                    let short = self.manners.short.filter(|_| !whole).unwrap_or(u64::MAX);
+                    let end = wanted.end().get().min(size).min(wanted.start().get().saturating_add(short));
                     let span = if self.manners.whole {
                         Span::new(Bytes::ZERO, Bytes::new(size))
                     } else {
@@ -172,7 +176,7 @@ impl World {
                     assert!(lane.told, "asked on a lane before it stood");
                     let begins = self.now + self.links[lane.link].rtt;
                     let at = span.start().get();
-                    lane.flows.push(Flow { request, file, span, at, begins, head: false, carry: 0.0 });
+                    lane.flows.push(Flow { request, file, span, whole, at, begins, head: false, carry: 0.0 });
                 }
                 Action::Stop { request } => self.lanes.values_mut().for_each(|lane| lane.flows.retain(|flow| flow.request != request)),
                 Action::Close { lane } => drop(self.lanes.remove(&lane)),
@@ -231,10 +235,13 @@ impl World {
                 return 0;
             }
             flow.head = true;
-            let span = (!self.manners.whole).then_some(flow.span);
+            let span = (!self.manners.whole && !flow.whole).then_some(flow.span);
             let head = Head { size: Some(Bytes::new(self.sizes[&file])), span, joinable: !self.manners.loose };
             self.engine.on_head(self.now, request, head);
+            self.act();
         }
+        let Some(lane) = self.lanes.get_mut(&id) else { return 1 };
+        let Some(flow) = lane.flows.first_mut().filter(|flow| flow.request == request) else { return 1 };
         flow.carry += share;
         let count = (flow.carry as u64).min(flow.span.end().get() - flow.at);
         flow.carry -= count as f64;

@@ -82,6 +82,11 @@ pub trait Experiment: Sync {
     fn about(&self) -> &'static About;
     /// What is measured, in the order of legends.
     fn points(&self) -> Vec<Point>;
+    /// How often a point is measured at most, where one takes long and differs little from run to run. Comparisons are then of the first runs.
+    fn most_runs(&self, point: &Point) -> u32 {
+        let _ = point;
+        u32::MAX
+    }
     /// Measures one point once.
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample;
     /// Puts what was measured together.
@@ -217,7 +222,10 @@ impl Setting {
         let points = experiment.points();
         points
             .iter()
-            .flat_map(|point| seeds.iter().zip(0..).map(|(seed, index)| Job { point: point.clone(), index, seed: *seed }))
+            .flat_map(|point| {
+                let runs = seeds.iter().zip(0..experiment.most_runs(point));
+                runs.map(|(seed, index)| Job { point: point.clone(), index, seed: *seed })
+            })
             .collect()
     }
 

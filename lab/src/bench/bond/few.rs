@@ -8,12 +8,14 @@ use anyhow::{Context, Result, ensure};
 use braid_model::Bytes;
 use serde_json::json;
 
+use super::sums::course;
 use super::{Bonded, Settings};
 use crate::bench::progress;
 use crate::bench::report::Report;
 use crate::bench::stats::Mean;
 use crate::bench::whole::warm_up;
 use crate::daemon::Daemon;
+use crate::frame;
 use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
@@ -75,7 +77,19 @@ impl Case {
     }
 }
 
-/// Mbit/s of payload within the span, of all downloads, by seed.
+/// One run's result.
+#[derive(Debug, Clone)]
+struct Found {
+    case: Case,
+    way: Way,
+    seed: u64,
+    /// Mbit/s of payload within the span, of all downloads.
+    goodput: f64,
+    /// Mbit/s that each link carried, second by second.
+    course: Vec<Vec<f64>>,
+}
+
+/// Goodputs by seed.
 type Outcomes = BTreeMap<Way, Vec<f64>>;
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
@@ -89,8 +103,8 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
          side by side. Means over seeds ± standard deviation.",
     );
     let (seeds, span) = if settings.quick { (1, Duration::from_secs(15)) } else { (3, Duration::from_secs(20)) };
-    let labs: Vec<([u64; 2], u64)> = PAIRS.iter().flat_map(|rates| (1..=seeds).map(|seed| (*rates, seed))).collect();
-    let found: Vec<Result<Vec<(Case, Way, f64)>>> = thread::scope(|scope| {
+    let labs: Vec<([u64; 2], u64)> = PAIRS.iter().flat_map(|rates| (0..seeds).map(|number| (*rates, settings.seed + number))).collect();
+    let found: Vec<Result<Vec<Found>>> = thread::scope(|scope| {
         let runs: Vec<_> = labs.iter().map(|(rates, seed)| scope.spawn(move || one_lab(settings, *rates, *seed, span))).collect();
         runs.into_iter().map(|run| run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
@@ -98,13 +112,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
     for case in PAIRS.iter().flat_map(|rates| SHORT.map(|short| Case { rates: *rates, short })) {
         let mut outcomes = Outcomes::new();
-        for (_, way, goodput) in found.iter().filter(|(of, ..)| *of == case) {
+        for Found { way, seed, goodput, course, .. } in found.iter().filter(|found| found.case == case) {
             outcomes.entry(*way).or_default().push(*goodput);
+            raw.push(json!({ "case": case.title(), "way": way.name(), "seed": seed, "mbps": goodput, "mbps_by_second": course }));
         }
-        for way in WAYS {
-            rows.push(row(&case, way, &outcomes));
-            raw.push(json!({ "case": case.title(), "way": way.name(), "mbps": outcomes[&way] }));
-        }
+        rows.extend(WAYS.map(|way| row(&case, way, &outcomes)));
         judge(&case, &outcomes, &mut report);
     }
     report.table("The long download, and those beside it:", "links and load | by | goodput, Mbit/s | of the sum | / one link", rows);
@@ -116,7 +128,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     Ok(report)
 }
 
-fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration) -> Result<Vec<(Case, Way, f64)>> {
+fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration) -> Result<Vec<Found>> {
     let links = ["wlan0", "lte0"].iter().zip(rates).map(|(name, rate)| LinkSpec::new(name).rate(mbps(rate)).delay(ms(25)));
     let lab = links.fold(Lab::builder().rp_filter(2).seed(seed), |builder, link| builder.link(link)).start()?;
     let web = Web::start(&lab)?;
@@ -131,13 +143,15 @@ fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration) -> R
         };
         for short in SHORT {
             let case = Case { rates, short };
+            let began = lab.age();
             let records = workload::run_until(&web, &case.downloads(span, seed), span, |curl| lab.client().command(curl))?;
             let broken = records.iter().find(|record| !record.complete() && record.exit_code != Some(28));
             ensure!(broken.is_none(), "{}, {}: a download failed: {broken:?}", case.title(), way.name());
             let bytes: u64 = records.iter().map(|record| record.bytes.get()).sum();
             let goodput = Bytes::new(bytes).per(span).bps() as f64 / 1e6;
             progress(&format!("{}, seed {seed}, {}: {goodput:.2} Mbit/s", case.title(), way.name()));
-            found.push((case, way, goodput));
+            let course = (0..rates.len()).map(|link| Ok(course(&lab.samples(link)?, began, frame::Way::Down))).collect::<Result<_>>()?;
+            found.push(Found { case, way, seed, goodput, course });
         }
     }
     for link in 0..rates.len() {

@@ -4,9 +4,12 @@ pub(super) mod churn;
 pub(super) mod cut;
 pub(super) mod fair;
 pub(super) mod few;
+pub(super) mod matrix;
 mod origin;
 pub(super) mod relay;
+pub(super) mod simult;
 pub(super) mod speed;
+mod stream;
 pub(super) mod sums;
 
 use anyhow::{Context, Result, ensure};
@@ -27,9 +30,14 @@ struct Bonded {
 
 impl Bonded {
     fn start(settings: &Settings, lab: &Lab) -> Result<Self> {
-        let relay = Relay::start(lab, &settings.braid)?;
         let rules = PORTS.map(|port| format!("[[app]]\nmatch = {{ port = {port} }}\ncarry = \"bond\"\n")).concat();
-        let daemon = Daemon::start(lab, &settings.braid, "max-throughput", &rules)?;
+        Self::with_rules(settings, lab, &rules)
+    }
+
+    /// The same, with other rules for what bonds.
+    fn with_rules(settings: &Settings, lab: &Lab, rules: &str) -> Result<Self> {
+        let relay = Relay::start(lab, &settings.braid)?;
+        let daemon = Daemon::start(lab, &settings.braid, "max-throughput", rules)?;
         relay.admit(lab, &daemon)?;
         Ok(Self { relay, daemon })
     }

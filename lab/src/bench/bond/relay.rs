@@ -22,6 +22,12 @@ const LINKS: [&str; 2] = ["wlan0", "lte0"];
 const MANY: (usize, f64) = (5000, 300.0);
 /// New flows a second.
 const FRESH: u32 = 500;
+/// New flows a second while memory is watched.
+const STEADY: u32 = 200;
+/// Looks at memory meanwhile: what the first of them see is warming up.
+const LOOKS: usize = 50;
+/// Memory at the end may be more than it was at the beginning by this part, and so many megabytes.
+const GROWTH: (f64, f64) = (0.03, 1.0);
 /// Threads that make them.
 const MAKERS: u32 = 32;
 
@@ -31,7 +37,8 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         "Many flows through the relay",
         "Two links without limits. Memory: so many TCP flows held open, over each of which the server has sent a byte; VmRSS of `braid relay` and \
          `braid up` some seconds later. New flows: each a connection that asks nginx for 1,000 bytes and is closed by nginx, 500 begun every second; \
-         time is from when one was due until it had all and the end.",
+         time is from when one was due until it had all and the end. Churn: the same at 200 a second for ten minutes (with --quick for half a \
+         one) with a relay and a daemon started for it, memory looked at 50 times; the greatest of the last fifth is compared with the greatest of the second.",
     );
     let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let web = Web::start(&lab)?;
@@ -48,9 +55,15 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let emptied = memory()?;
     web.file(braid_model::Bytes::new(1000))?;
     let before = spent(&bonded)?;
-    let churn = churn(&lab, if settings.quick { 10 } else { 20 })?;
+    let churn = churn(&lab, if settings.quick { 10 } else { 20 }, FRESH)?;
     let after = spent(&bonded)?;
     let churned = memory()?;
+    // Others, for in these the memory of many flows is free to be used again, and would hide what is never given back.
+    drop(bonded);
+    let fresh = Bonded::start(settings, &lab)?;
+    let memory = || -> Result<[f64; 2]> { Ok([resident(fresh.relay.pid())?.0, resident(fresh.daemon.pid())?.0]) };
+    let (steady, looks) = watch(&lab, if settings.quick { 30 } else { 600 }, memory)?;
+    let [relay, daemon] = [0, 1].map(|who| grown(&looks.iter().map(|look| look[who]).collect::<Vec<_>>()));
     let cost = |who: usize| (after[who] - before[who]) * 1e6 / churn.times.len().max(1) as f64;
     progress(&format!("{:.0} new flows a second, {} failed", churn.rate, churn.failed));
     let row = |what: &str, figures: [f64; 2], unit: &str| {
@@ -75,7 +88,15 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         format!("{:.0}/s, {} lost, 99 % within {}", churn.rate, churn.failed, times[1]),
         met,
     );
+    let grown = |(from, to): (f64, f64)| to <= from * (1.0 + GROWTH.0) + GROWTH.1;
+    let told = |who: &str, (from, to): (f64, f64)| format!("{who} {from:.1} to {to:.1} MB");
+    report.aim(
+        "No growth while flows come and go, none lost".to_owned(),
+        format!("{}, {}; {} flows, {} lost", told("relay", relay), told("daemon", daemon), steady.times.len(), steady.failed),
+        grown(relay) && grown(daemon) && steady.failed == 0,
+    );
     report.raw = json!({
+        "steady_mb": looks, "steady_failed": steady.failed, "steady_errors": steady.errors,
         "idle_mb": idle, "busy_mb": busy, "emptied_mb": emptied, "churned_mb": churned, "opening_s": took, "rate": churn.rate,
         "failed": churn.failed, "errors": churn.errors, "cpu_us": [cost(0), cost(1)],
     });
@@ -118,6 +139,30 @@ fn hold<T: Send>(lab: &Lab, to: SocketAddr, count: usize, work: impl FnOnce() ->
     })?
 }
 
+/// Flows come and go; what became of them, and memory as it was meanwhile.
+fn watch(lab: &Lab, seconds: u32, memory: impl Fn() -> Result<[f64; 2]> + Sync) -> Result<(Churn, Vec<[f64; 2]>)> {
+    let pause = Duration::from_secs(u64::from(seconds)) / LOOKS as u32;
+    thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            let look = |_| {
+                thread::sleep(pause);
+                memory()
+            };
+            (0..LOOKS).map(look).collect::<Result<Vec<_>>>()
+        });
+        let churn = churn(lab, seconds, STEADY)?;
+        progress(&format!("{} flows, {} failed", churn.times.len(), churn.failed));
+        Ok((churn, looking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?))
+    })
+}
+
+/// The greatest of the second fifth of the looks, and of the last.
+fn grown(looks: &[f64]) -> (f64, f64) {
+    let fifth = (looks.len() / 5).max(1);
+    let part = |number: usize| worst(&looks[(number * fifth).min(looks.len() - 1)..((number + 1) * fifth).min(looks.len())]);
+    (part(1), part(4))
+}
+
 /// What came of new flows.
 #[derive(Debug, Default)]
 struct Churn {
@@ -130,11 +175,11 @@ struct Churn {
     times: Vec<f64>,
 }
 
-fn churn(lab: &Lab, seconds: u32) -> Result<Churn> {
+fn churn(lab: &Lab, seconds: u32, rate: u32) -> Result<Churn> {
     lab.client().run(|| {
         let begin = Instant::now();
         let made = thread::scope(|scope| {
-            let makers: Vec<_> = (0..MAKERS).map(|maker| scope.spawn(move || make(begin, maker, seconds * FRESH))).collect();
+            let makers: Vec<_> = (0..MAKERS).map(|maker| scope.spawn(move || make(begin, maker, seconds * rate, rate))).collect();
             makers.into_iter().flat_map(|maker| maker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect::<Vec<_>>()
         });
         let mut churn = Churn::default();
@@ -154,9 +199,9 @@ fn churn(lab: &Lab, seconds: u32) -> Result<Churn> {
 }
 
 /// One maker's share of so many flows, each when it is due.
-fn make(begin: Instant, maker: u32, count: u32) -> Vec<Result<f64>> {
+fn make(begin: Instant, maker: u32, count: u32, rate: u32) -> Vec<Result<f64>> {
     // A thread of its own has the namespace of the one that began it.
-    let due = |number: u32| begin + Duration::from_secs(1) * number / FRESH;
+    let due = |number: u32| begin + Duration::from_secs(1) * number / rate;
     let one = |number: u32| {
         let due = due(number);
         thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -181,4 +226,17 @@ fn fetch(host: Ipv4Addr) -> Result<()> {
 fn spent(bonded: &Bonded) -> Result<[f64; 2]> {
     let of = |pid| super::speed::spent(pid).map(|[user, kernel]| user + kernel);
     Ok([of(bonded.relay.pid())?, of(bonded.daemon.pid())?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_told_from_warming_up() {
+        let flat: Vec<f64> = (0..50).map(|look| if look < 10 { f64::from(look) } else { 10.0 }).collect();
+        assert_eq!(grown(&flat), (10.0, 10.0));
+        let leaking: Vec<f64> = (0..50).map(f64::from).collect();
+        assert_eq!(grown(&leaking), (19.0, 49.0));
+    }
 }

@@ -63,13 +63,13 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         "bond",
         "One transfer over all links",
         "One download by curl from nginx and one upload by `curl -T`, through `braid relay`, which runs on the server's machine; each as \
-         long as the links' sum would carry in 20 s. Shares are payload over the sum of the links' rates, from curl's start to its end, \
+         long as the links' sum would carry in 25 s. Shares are payload over the sum of the links' rates, from curl's start to its end, \
          handshakes included; a packet's headers are part of the sum (a full TCP packet's payload is 0.965 of it, one of the bond's about \
          0.95). Beside them, over the same links in the same run, the kernel's multipath TCP from end to end with BBR and with CUBIC on \
          every subflow, the daemon stopped; those transfers are cut off after twice the time. Milliseconds are round trips; queues \
          hold 100 ms, 64 kB at least, unless said. Used: what each link carried for Braid, headers and repetitions included, of what it could have carried.",
     );
-    let span = Duration::from_secs(if settings.quick { 10 } else { 20 });
+    let span = Duration::from_secs(if settings.quick { 10 } else { 25 });
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
     for case in &CASES {
         let outcomes = one(settings, case, span).with_context(|| case.title)?;
@@ -191,7 +191,7 @@ fn carried(lab: &Lab, way: Way) -> Result<Vec<f64>> {
 }
 
 /// Mbit/s, second by second, since `began`.
-fn course(samples: &[Sample], began: Duration, way: Way) -> Vec<f64> {
+pub(super) fn course(samples: &[Sample], began: Duration, way: Way) -> Vec<f64> {
     let at = |sample: &Sample| if way == Way::Up { sample.up } else { sample.down };
     let since: Vec<f64> = samples.iter().filter(|sample| sample.at >= began).map(|sample| at(sample).get() as f64).collect();
     let seconds: Vec<f64> = since.iter().copied().step_by(10).collect();

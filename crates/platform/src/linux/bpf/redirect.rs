@@ -13,6 +13,7 @@ use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::{BpfSteering, convert, failed, take_map};
+use crate::linux::netlink::{LOOPBACK_PREFIX, own_loopback_prefix};
 use crate::linux::sockdiag;
 use crate::linux::sys::{abi, datagram};
 use crate::steering::{RedirectedFlow, SteeringError};
@@ -84,6 +85,7 @@ pub struct Redirect {
     /// For sockets that take no IPv4; `None` without IPv6.
     v6: Option<TcpListener>,
     datagrams4: UdpSocket,
+    /// `None` without IPv6.
     datagrams6: Option<UdpSocket>,
     ports: abi::Redirection,
     maps: Mutex<Maps>,
@@ -114,8 +116,8 @@ impl BpfSteering {
         let v4 = listener((Ipv4Addr::UNSPECIFIED, 0).into()).map_err(refused)?;
         let v6 = listener((Ipv6Addr::LOCALHOST, 0).into()).ok();
         let datagrams4 = datagram_socket((Ipv4Addr::UNSPECIFIED, 0).into()).map_err(refused)?;
-        datagram::tell_destinations(datagrams4.as_fd()).map_err(refused)?;
-        let datagrams6 = datagram_socket((Ipv6Addr::LOCALHOST, 0).into()).ok();
+        datagram::tell_destinations(datagrams4.as_fd(), false).map_err(refused)?;
+        let datagrams6 = if v6.is_some() { datagrams6() } else { None };
         let port = |listener: &TcpListener| listener.local_addr().map(|addr| addr.port());
         let datagram_port = |socket: &UdpSocket| socket.local_addr().map(|addr| addr.port());
         let mut ports = abi::Redirection {
@@ -221,6 +223,12 @@ impl Redirect {
     /// Forgets what will not arrive any more, and tells the exchanges that have ended. To be called every few seconds.
     pub fn sweep(&self, now: Time) -> Result<Swept, SteeringError> {
         const ACTION: &str = "forget redirected flows that are over";
+        // The device may have been down in between.
+        if self.datagrams6.is_some()
+            && let Err(error) = own_loopback_prefix()
+        {
+            tracing::debug!("{error}");
+        }
         let mut maps = self.maps();
         let age = |since: u64| now.since(Time::from_nanos(since));
         // One that is being written has no start yet.
@@ -301,6 +309,11 @@ impl Maps {
                 let key = u32::from_ne_bytes(near.octets());
                 Some((key, self.exchanges.get(&key, 0).ok()?))
             }
+            (IpAddr::V6(near), _) if LOOPBACK_PREFIX.contains(&IpAddr::V6(near)) => {
+                let [.., a, b, c, d] = near.octets();
+                let key = u32::from_ne_bytes([a, b, c, d]);
+                Some((key, self.exchanges.get(&key, 0).ok()?))
+            }
             (IpAddr::V6(_), Some(socket)) => {
                 let key = self.exchange_keys.get(&abi::DatagramKey { socket, ..Default::default() }, 0).ok()?;
                 Some((key, self.exchanges.get(&key, 0).ok()?))
@@ -347,9 +360,22 @@ fn listener(addr: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
+/// The socket for IPv6 datagrams, and the addresses that it needs.
+fn datagrams6() -> Option<UdpSocket> {
+    if let Err(error) = own_loopback_prefix() {
+        tracing::warn!("IPv6 datagrams are not redirected: {error}");
+        return None;
+    }
+    let socket = datagram_socket((Ipv6Addr::UNSPECIFIED, 0).into()).ok()?;
+    datagram::tell_destinations(socket.as_fd(), true).ok().map(|()| socket)
+}
+
 /// A socket for datagrams, likewise.
 fn datagram_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::DGRAM, None)?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
     socket.bind_device(Some(b"lo"))?;
     socket.bind(&addr.into())?;
     socket.set_nonblocking(true)?;

@@ -1,10 +1,11 @@
 //! Making our rules and routes what they should be, and removing them.
 
 use std::io;
+use std::net::Ipv6Addr;
 
 use braid_decide::tables::{PROTOCOL, TablePlan};
-use braid_model::{Family, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
-use ipnet::IpNet;
+use braid_model::{Family, LinkIndex, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+use ipnet::{IpNet, Ipv6Net};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType};
@@ -14,6 +15,15 @@ use super::DumpError;
 use super::facts::address_family;
 use super::follow;
 use super::talk::Conversation;
+
+/// Where unconnected IPv6 sockets' datagrams are turned to; `REDIRECT_PREFIX` in `redirect.h`. A private prefix that no network was given
+/// (RFC 4193 has them chosen by lot), and local here: nothing that is sent there leaves the machine.
+pub const LOOPBACK_PREFIX: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd62, 0x7261, 0x6964, 0x5757, 0, 0, 0, 0), 64));
+
+/// `RT_TABLE_LOCAL`, where every rule looks first.
+const LOCAL_TABLE: u32 = 255;
+/// `LOOPBACK_IFINDEX` of the kernel: the first device of every namespace.
+const LOOPBACK: LinkIndex = LinkIndex(1);
 
 /// What IPv6 makes of a route without metric.
 const IPV6_METRIC: u32 = 1024;
@@ -92,6 +102,26 @@ pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyEr
     changes.finish()
 }
 
+/// Makes [`LOOPBACK_PREFIX`] the loopback's own in this thread's namespace, all its addresses, until [`sweep`] takes it back. Does nothing
+/// where it is.
+pub fn own_loopback_prefix() -> Result<(), ApplyError> {
+    let route = settled(&RouteFacts {
+        table: LOCAL_TABLE,
+        kind: RouteKind::Local,
+        destination: LOOPBACK_PREFIX,
+        metric: 0,
+        hops: vec![NextHop { device: LOOPBACK, gateway: None, dead: false }],
+        source: None,
+        conditional: false,
+        ours: true,
+    });
+    let mut message = route_message(&route, RouteScope::Universe, RouteFlags::empty());
+    message.header.scope = RouteScope::Host;
+    let mut changes = Changes::open()?;
+    changes.make("add", route_text(&route), (RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL), libc::EEXIST);
+    changes.finish()
+}
+
 /// Removes every rule and route of ours in this thread's namespace: rules first, so that nothing is looked up in a half-empty table.
 /// Blocks, and needs no daemon; with nothing to remove it needs no privilege either.
 pub fn sweep() -> Result<Swept, ApplyError> {
@@ -100,7 +130,8 @@ pub fn sweep() -> Result<Swept, ApplyError> {
     for rule in follow::rules(&mut changes.kernel)?.iter().filter(|rule| rule.ours) {
         swept.rules += usize::from(changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT));
     }
-    for route in follow::routes(&mut changes.kernel)?.iter().filter(|route| route.ours) {
+    let on_loopback = |route: &RouteFacts| route.table == LOCAL_TABLE && route.destination == LOOPBACK_PREFIX;
+    for route in follow::routes(&mut changes.kernel)?.iter().filter(|route| route.ours || on_loopback(route)) {
         swept.routes += usize::from(changes.make("remove", route_text(route), remove_route(route), libc::ESRCH));
     }
     changes.finish().map(|()| swept)

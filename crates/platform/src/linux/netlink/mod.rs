@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use braid_decide::tables::{self, PROTOCOL};
 use braid_model::{Bytes, LinkIndex, NetworkSnapshot};
 
-pub use apply::{ApplyError, Swept, apply, sweep};
+pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, apply, own_loopback_prefix, sweep};
 pub use follow::{FollowError, Follower};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};

@@ -10,24 +10,27 @@ use socket2::SockAddr;
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// Has an IPv4 socket tell each datagram's destination.
-pub fn tell_destinations(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option takes an integer, which lives across the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_PKTINFO,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
-        )
+/// Has a socket tell each datagram's destination, and an IPv6 socket answer from addresses that are the machine's by a route only.
+pub fn tell_destinations(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
+    let options: &[_] = match ipv6 {
+        true => &[(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO), (libc::IPPROTO_IPV6, IPV6_FREEBIND)],
+        false => &[(libc::IPPROTO_IP, libc::IP_PKTINFO)],
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let on: libc::c_int = 1;
+    for (level, name) in options {
+        let size = size_of_val(&on) as libc::socklen_t;
+        // SAFETY: the options take an integer, which lives across the call.
+        if unsafe { libc::setsockopt(socket.as_raw_fd(), *level, *name, (&raw const on).cast(), size) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
-/// The next datagram, cut to `buffer`: its length, where it is from, and where it was sent to (::1 on an IPv6 socket, which is bound to
-/// that). Does not block.
+/// `linux/in6.h`.
+const IPV6_FREEBIND: libc::c_int = 78;
+
+/// The next datagram, cut to `buffer`: its length, where it is from, and where it was sent to. Does not block.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, IpAddr)> {
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -51,9 +54,16 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, 
             length = received as usize;
             *size = message.msg_namelen;
             let header = libc::CMSG_FIRSTHDR(&raw const message);
-            if !header.is_null() && (*header).cmsg_level == libc::IPPROTO_IP && (*header).cmsg_type == libc::IP_PKTINFO {
-                let info: libc::in_pktinfo = std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
-                to = IpAddr::V4(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()));
+            match header.as_ref().map(|header| (header.cmsg_level, header.cmsg_type)) {
+                Some((libc::IPPROTO_IP, libc::IP_PKTINFO)) => {
+                    let info: libc::in_pktinfo = std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+                    to = IpAddr::V4(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()));
+                }
+                Some((libc::IPPROTO_IPV6, libc::IPV6_PKTINFO)) => {
+                    let info: libc::in6_pktinfo = std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+                    to = IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr));
+                }
+                _ => {}
             }
             Ok(())
         })
@@ -75,20 +85,27 @@ pub fn send(socket: BorrowedFd<'_>, from: IpAddr, to: SocketAddr, payload: &[u8]
         message.msg_namelen = to.len();
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
-        if let IpAddr::V4(from) = from {
-            let size = size_of::<libc::in_pktinfo>() as libc::c_uint;
-            message.msg_control = control.0.as_mut_ptr().cast();
-            message.msg_controllen = libc::CMSG_SPACE(size) as _;
-            let header = libc::CMSG_FIRSTHDR(&raw const message);
-            (*header).cmsg_level = libc::IPPROTO_IP;
-            (*header).cmsg_type = libc::IP_PKTINFO;
-            (*header).cmsg_len = libc::CMSG_LEN(size) as _;
-            let info = libc::in_pktinfo {
-                ipi_ifindex: 0,
-                ipi_spec_dst: libc::in_addr { s_addr: u32::from_ne_bytes(from.octets()) },
-                ipi_addr: libc::in_addr { s_addr: 0 },
-            };
-            std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), info);
+        let (level, kind, size) = match from {
+            IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO, size_of::<libc::in_pktinfo>() as libc::c_uint),
+            IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, size_of::<libc::in6_pktinfo>() as libc::c_uint),
+        };
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(size) as _;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        ((*header).cmsg_level, (*header).cmsg_type, (*header).cmsg_len) = (level, kind, libc::CMSG_LEN(size) as _);
+        match from {
+            IpAddr::V4(from) => {
+                let info = libc::in_pktinfo {
+                    ipi_ifindex: 0,
+                    ipi_spec_dst: libc::in_addr { s_addr: u32::from_ne_bytes(from.octets()) },
+                    ipi_addr: libc::in_addr { s_addr: 0 },
+                };
+                std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), info);
+            }
+            IpAddr::V6(from) => {
+                let info = libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: from.octets() }, ipi6_ifindex: 0 };
+                std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), info);
+            }
         }
         libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT)
     };
@@ -103,10 +120,17 @@ mod tests {
 
     #[test]
     fn a_datagram_tells_where_it_was_sent_to_and_is_answered_from_there() {
-        let server = UdpSocket::bind("0.0.0.0:0").unwrap();
-        tell_destinations(server.as_fd()).unwrap();
-        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let near: IpAddr = "127.64.1.2".parse().unwrap();
+        told_and_answered("0.0.0.0:0", "127.0.0.1:0", "127.64.1.2");
+        if UdpSocket::bind("[::1]:0").is_ok() {
+            told_and_answered("[::]:0", "[::1]:0", "::1");
+        }
+    }
+
+    fn told_and_answered(server: &str, client: &str, near: &str) {
+        let server = UdpSocket::bind(server).unwrap();
+        let near: IpAddr = near.parse().unwrap();
+        tell_destinations(server.as_fd(), near.is_ipv6()).unwrap();
+        let client = UdpSocket::bind(client).unwrap();
         let port = server.local_addr().unwrap().port();
         client.send_to(b"hello", (near, port)).unwrap();
         let mut buffer = [0; 3];

@@ -6,6 +6,9 @@ use crate::experiment::{About, Axis, Claim, Experiment, Judgement, Paper, Point,
 /// γ in percent.
 const MIXES: [f64; 6] = [0.0, 10.0, 25.0, 50.0, 75.0, 100.0];
 
+/// Where the bond is measured: with no server that takes part it has nothing to carry.
+const BOND_MIXES: [f64; 3] = [10.0, 25.0, 100.0];
+
 /// The variants with [`BY_BOND`].
 const BOND_XPUT: &str = "OPRTA-XPUT (α = 1), bond";
 const BOND_MID: &str = "OPRTA-MID (α = 0.5), bond";
@@ -16,7 +19,12 @@ static ABOUT: About = About {
     paper: Paper::Operetta,
     figure: "fig. 3",
     title: "OPERETTA over the share of servers that take part",
-    setting: concat!(table_three!(), "γ, the share of streams to servers that take part, is varied. The current OS uses IF3."),
+    setting: concat!(
+        table_three!(),
+        "γ, the share of streams to servers that take part, is varied. The current OS uses IF3. Beside the model of streams that are spread, \
+         Braid's own bond (real QUIC with Braid's controller on each interface, both ends by OPERETTA's weights) carries them, next to the \
+         connections of all other streams; its points are measured five times."
+    ),
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "α = 1 and no server that takes part: more throughput than the current OS", paper: "+150 %" },
@@ -41,8 +49,12 @@ impl Experiment for Mix {
     fn points(&self) -> Vec<Point> {
         let mut points = Point::grid(&[XPUT, MID, ENGR], &MIXES);
         points.extend(Point::grid(&[DEFAULT], &[0.0]));
-        points.extend(Point::grid(&[BOND_XPUT, BOND_MID, BOND_ENGR], &MIXES));
+        points.extend(Point::grid(&[BOND_XPUT, BOND_MID, BOND_ENGR], &BOND_MIXES));
         points
+    }
+
+    fn most_runs(&self, point: &Point) -> u32 {
+        if point.series.ends_with(BY_BOND) { 5 } else { u32::MAX }
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
@@ -115,24 +127,30 @@ impl Experiment for Mix {
 fn judge_bond(samples: &Samples) -> [Verdict; 3] {
     let mean = |name, at| samples.summary(name, at).mean;
     let part = |mix| 100.0 * mean(THROUGHPUT, (BOND_XPUT, mix)) / bound(IF1.0);
-    let [slower, cheaper] = [THROUGHPUT, ENERGY].map(|name| samples.gain(name, (BOND_MID, 100.0), (BOND_MID, 0.0)).mean);
+    let [slower, cheaper] = [THROUGHPUT, ENERGY].map(|name| samples.gain(name, (BOND_MID, 100.0), (MID, 0.0)).mean);
     let [first, last] = [10.0, 100.0].map(|mix| 100.0 * mean("IF2", (BOND_ENGR, mix)));
-    let cost = mean(ENERGY, (BOND_ENGR, 100.0)) / least(IF1.0);
+    let cost = |series| mean(ENERGY, (series, 100.0)) / least(IF1.0);
     [
         ABOUT.claims[5].judge(
-            format!("{:.1} % of the optimum at γ = 0, {:.1} % at 25 %, {:.1} % at 100 %", part(0.0), part(25.0), part(100.0)),
+            format!("{:.1} % of the optimum at γ = 10 %, {:.1} % at 25 %, {:.1} % at 100 %", part(10.0), part(25.0), part(100.0)),
             Judgement::met_or_not(part(25.0) >= 97.0),
-            "",
+            "The optimum has a TCP segment's headers, 3.5 %; a bond's are some 5 %, and its acknowledgements are more. Links are full with any γ, as \
+             with the model.",
         ),
         ABOUT.claims[6].judge(
             format!("throughput {slower:+.1} %, energy {cheaper:+.1} % from γ = 0 to 100 %"),
             Judgement::met_or_not(slower < 0.0 && cheaper < 0.0),
-            "",
+            "For the reason given above; headers add to it.",
         ),
         ABOUT.claims[7].judge(
-            format!("IF2 carries {first:.1} % (γ = 10 %) and {last:.1} % (γ = 100 %); {cost:.2} times the least energy then"),
+            format!("IF2 carries {first:.1} % (γ = 10 %) and {last:.1} % (γ = 100 %)"),
             Judgement::met_or_not(first > 99.0 && last > 99.0),
-            "",
+            format!(
+                "{:.2} times the least energy at γ = 100 % (the model {:.2}): no payload goes over IF1 and IF3 but what came before the first \
+                 weights, yet both paths are kept, and carry acknowledgements and what ends tell each other of flows.",
+                cost(BOND_ENGR),
+                cost(ENGR)
+            ),
         ),
     ]
 }

@@ -1,0 +1,331 @@
+//! `braid proxy`: flows for what cannot run Braid itself, by the policy of the machine.
+//!
+//! A client of the proxy stands for the application: `match = { client = ... }` in `[[app]]` means it by its address or by the name that it
+//! has shown a password for. Rules without `client` hold too where their other conditions do; the program and its process are the
+//! proxy's then.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use braid_bond::Carrier;
+use braid_carry::{Flow, FlowStream};
+use braid_decide::policy::{AppRule, Carry, Client, Policy, Scheduler, Subject};
+use braid_peer::address::{Address, Host};
+use braid_peer::destination::{self, DialError, dial_by, resolve};
+use braid_proxy::{Connection, Datagrams, Origin, Outbound, Pending};
+use bytes::Bytes;
+use ipnet::IpNet;
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc;
+
+use crate::run::{OwnFlows, Ruling, RunError, relays};
+
+/// Remotes that one association speaks with at a time; the one that was silent longest makes room.
+const REMOTES: usize = 256;
+/// Answers that wait for one client.
+const WAITING: usize = 256;
+/// How long a name's address is used for datagrams before it is asked for again.
+const NAME_LIFE: Duration = Duration::from_secs(30);
+/// The longest datagram.
+const LONGEST: usize = 65_535;
+
+/// What the proxy is told.
+#[derive(Debug, Clone)]
+pub struct ProxyOptions {
+    /// How links are chosen.
+    pub scheduler: Scheduler,
+    /// The links to use; empty for all.
+    pub links: Vec<String>,
+    /// Who may use which links, and how flows are carried.
+    pub policy: Policy,
+    /// How flows are carried that no rule speaks of.
+    pub carry: Carry,
+    /// The relay, by its name; `None`: the first that was joined.
+    pub relay: Option<String>,
+    /// What clients from elsewhere may reach besides the Internet. Those of this machine may reach what it can.
+    pub reach: Vec<IpNet>,
+}
+
+/// Why the proxy cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    /// The links.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The relay.
+    #[error(transparent)]
+    Relay(#[from] relays::RelayError),
+}
+
+/// Carries what the proxy's clients ask for. Clones are the same.
+#[derive(Clone)]
+pub struct ProxyFlows(Arc<Inner>);
+
+struct Inner {
+    flows: OwnFlows,
+    policy: Policy,
+    carry: Carry,
+    exe: PathBuf,
+    user: u32,
+    /// What clients of this machine may reach, and those from elsewhere.
+    here: destination::Policy,
+    elsewhere: destination::Policy,
+}
+
+/// A client's flow to one address.
+struct Ruled {
+    application: String,
+    rule: Option<AppRule>,
+    excluded: bool,
+}
+
+impl ProxyFlows {
+    /// Begins to follow links, and to bond where a relay is asked for. To be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// A link or a relay that is not there.
+    pub fn start(options: ProxyOptions) -> Result<Self, ProxyError> {
+        let flows = OwnFlows::start(options.scheduler, options.links)?;
+        let wanted =
+            options.relay.is_some() || options.carry.needs_peer() || options.policy.apps.iter().any(|rule| rule.carry.needs_peer());
+        if wanted {
+            match flows.bond_with(options.relay.as_deref()) {
+                Ok(name) => tracing::info!(relay = name, "flows that are to be bonded go there"),
+                // Rules are the machine's: that this user has joined no relay is no mistake.
+                Err(error) if options.relay.is_none() && !options.carry.needs_peer() => tracing::info!("{error}"),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let everything = ["0.0.0.0/0", "::/0"].map(|net| net.parse::<IpNet>()).into_iter().flatten().collect();
+        Ok(Self(Arc::new(Inner {
+            flows,
+            policy: options.policy,
+            carry: options.carry,
+            exe: std::env::current_exe().unwrap_or_default(),
+            user: braid_platform::linux::sys::process::own_user(),
+            here: destination::Policy::relay(everything, Vec::new()),
+            elsewhere: destination::Policy::relay(options.reach, Vec::new()),
+        })))
+    }
+
+    /// Keeps what was learnt for the next time.
+    pub fn remember(&self) {
+        self.0.flows.remember();
+    }
+}
+
+impl Inner {
+    fn rule(&self, origin: &Origin, remote: SocketAddr) -> Ruled {
+        let client = Client { address: origin.client.ip(), user: origin.user.as_deref() };
+        let subject = Subject {
+            exe: Some(&self.exe),
+            name: "braid",
+            port: remote.port(),
+            destination: remote.ip(),
+            cgroup: None,
+            user: Some(self.user),
+            client: Some(client),
+        };
+        let usual = || AppRule { carry: self.carry, ..AppRule::default() };
+        let rule = self.policy.first_match(&subject).map(|index| self.policy.apps[index].clone());
+        let rule = match rule {
+            Some(rule) if rule.carry == Carry::Auto => Some(AppRule { carry: self.carry, ..rule }),
+            None if self.carry != Carry::Auto => Some(usual()),
+            rule => rule,
+        };
+        let application = origin.user.clone().unwrap_or_else(|| origin.client.ip().to_canonical().to_string());
+        Ruled { application: format!("proxy:{application}"), rule, excluded: self.policy.excludes(&subject) }
+    }
+
+    fn reach(&self, origin: &Origin) -> &destination::Policy {
+        if origin.client.ip().to_canonical().is_loopback() { &self.here } else { &self.elsewhere }
+    }
+
+    async fn open(&self, origin: &Origin, remote: SocketAddr) -> io::Result<Box<dyn Connection>> {
+        let ruled = self.rule(origin, remote);
+        if ruled.excluded {
+            return Ok(Box::new(tokio::net::TcpStream::connect(remote).await?));
+        }
+        let ruling = Ruling { application: &ruled.application, policy: &self.policy, rule: ruled.rule.as_ref() };
+        if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
+            && let Some(flow) = self.flows.bond(Carrier::Stream, remote, ruling).await
+        {
+            return Ok(Box::new(FlowStream::new(flow)));
+        }
+        let stream = self.flows.connect(remote, ruling).await?;
+        stream.set_nodelay(true)?;
+        Ok(Box::new(stream))
+    }
+
+    async fn exchange(&self, origin: &Origin, remote: SocketAddr) -> io::Result<Exchange> {
+        let ruled = self.rule(origin, remote);
+        if ruled.excluded {
+            let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
+            let socket = UdpSocket::bind(any).await?;
+            socket.connect(remote).await?;
+            return Ok(Exchange::Direct(Arc::new(socket)));
+        }
+        let ruling = Ruling { application: &ruled.application, policy: &self.policy, rule: ruled.rule.as_ref() };
+        if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
+            && let Some(flow) = self.flows.bond(Carrier::Messages, remote, ruling).await
+        {
+            return Ok(Exchange::Bonded(flow));
+        }
+        Ok(Exchange::Direct(Arc::new(self.flows.exchange(remote, ruling)?)))
+    }
+}
+
+impl Outbound for ProxyFlows {
+    fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Box<dyn Connection>, DialError>> {
+        Box::pin(async move {
+            dial_by(target, self.0.reach(origin), |remote| {
+                let (inner, origin) = (self.0.clone(), origin.clone());
+                async move { inner.open(&origin, remote).await }
+            })
+            .await
+        })
+    }
+
+    fn datagrams<'a>(&'a self, origin: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>> {
+        let (answers, waiting) = mpsc::channel(WAITING);
+        let association = Association {
+            inner: self.0.clone(),
+            origin: origin.clone(),
+            remotes: Mutex::default(),
+            names: Mutex::default(),
+            answers,
+            waiting: tokio::sync::Mutex::new(waiting),
+        };
+        Box::pin(async move { Ok(Box::new(association) as Box<dyn Datagrams>) })
+    }
+}
+
+/// One exchange of datagrams.
+#[derive(Clone)]
+enum Exchange {
+    Direct(Arc<UdpSocket>),
+    Bonded(Flow),
+}
+
+impl Exchange {
+    async fn send(&self, payload: Bytes) {
+        match self {
+            // What the system does not take is lost.
+            Self::Direct(socket) => drop(socket.send(&payload).await),
+            Self::Bonded(flow) => drop(flow.send(payload)),
+        }
+    }
+
+    /// Hands answers on until there will be none.
+    async fn answer(self, from: SocketAddr, to: mpsc::Sender<(SocketAddr, Bytes)>) {
+        let mut buffer = vec![0; LONGEST];
+        loop {
+            let payload = match &self {
+                Self::Direct(socket) => match socket.recv(&mut buffer).await {
+                    Ok(length) => Bytes::copy_from_slice(&buffer[..length]),
+                    // Nobody listens there, as it was told by ICMP; somebody may yet.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
+                    Err(_) => return,
+                },
+                Self::Bonded(flow) => match flow.receive().await {
+                    Ok(payload) => payload,
+                    Err(_) => return,
+                },
+            };
+            match to.try_send((from, payload)) {
+                Err(mpsc::error::TrySendError::Closed(_)) => return,
+                // What nobody fetches is lost, as in any socket's buffer.
+                Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => {}
+            }
+        }
+    }
+}
+
+/// A client's datagrams.
+struct Association {
+    inner: Arc<Inner>,
+    origin: Origin,
+    remotes: Mutex<BTreeMap<SocketAddr, Spoken>>,
+    names: Mutex<BTreeMap<Address, (SocketAddr, Instant)>>,
+    answers: mpsc::Sender<(SocketAddr, Bytes)>,
+    waiting: tokio::sync::Mutex<mpsc::Receiver<(SocketAddr, Bytes)>>,
+}
+
+/// A remote that was spoken with.
+struct Spoken {
+    exchange: Exchange,
+    last: Instant,
+    /// Its answers are waited for as long as this lives.
+    _answers: Abort,
+}
+
+struct Abort(tokio::task::AbortHandle);
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Association {
+    /// The address of a target: names are asked for anew after a while.
+    async fn find(&self, target: &Address) -> Option<SocketAddr> {
+        let named = matches!(target.host, Host::Name(_));
+        if named {
+            let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((address, at)) = names.get(target).filter(|(_, at)| at.elapsed() < NAME_LIFE) {
+                let _ = at;
+                return Some(*address);
+            }
+        }
+        let found = resolve(target, self.inner.reach(&self.origin)).await;
+        let address = *found.inspect_err(|error| tracing::debug!(%error, "a datagram goes nowhere")).ok()?.first()?;
+        if named {
+            let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+            names.retain(|_, (_, at)| at.elapsed() < NAME_LIFE);
+            if names.len() < REMOTES {
+                names.insert(target.clone(), (address, Instant::now()));
+            }
+        }
+        Some(address)
+    }
+
+    fn spoken(&self, remote: SocketAddr) -> Option<Exchange> {
+        let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
+        let spoken = remotes.get_mut(&remote)?;
+        spoken.last = Instant::now();
+        Some(spoken.exchange.clone())
+    }
+}
+
+impl Datagrams for Association {
+    fn send<'a>(&'a self, target: &'a Address, payload: Bytes) -> Pending<'a, ()> {
+        Box::pin(async move {
+            let Some(remote) = self.find(target).await else { return };
+            if let Some(exchange) = self.spoken(remote) {
+                return exchange.send(payload).await;
+            }
+            let exchange = match self.inner.exchange(&self.origin, remote).await {
+                Ok(exchange) => exchange,
+                Err(error) => return tracing::debug!(%remote, %error, "no exchange can be begun"),
+            };
+            exchange.send(payload).await;
+            let answers = tokio::spawn(exchange.clone().answer(remote, self.answers.clone())).abort_handle();
+            let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
+            if remotes.len() >= REMOTES
+                && let Some(oldest) = remotes.iter().min_by_key(|(_, spoken)| spoken.last).map(|(remote, _)| *remote)
+            {
+                remotes.remove(&oldest);
+            }
+            remotes.insert(remote, Spoken { exchange, last: Instant::now(), _answers: Abort(answers) });
+        })
+    }
+
+    fn receive(&self) -> Pending<'_, io::Result<(SocketAddr, Bytes)>> {
+        Box::pin(async { self.waiting.lock().await.recv().await.ok_or_else(|| io::ErrorKind::BrokenPipe.into()) })
+    }
+}

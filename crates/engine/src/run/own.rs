@@ -1,0 +1,183 @@
+//! Flows that a program of Braid's own makes for others (`braid proxy`), over the links there are, with no privilege and no daemon.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use braid_bond::{Carrier, FlowPolicy, Open, Target};
+use braid_carry::Flow;
+use braid_carry::client::{Client, State};
+use braid_decide::connection::LinkMask;
+use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Scheduler, admit};
+use braid_model::{LinkFacts, Role};
+use tokio::net::{TcpStream, UdpSocket};
+
+use super::chooser::{DatagramRoute, DatagramSocket};
+use super::relays::{Relay, RelayError};
+use super::supervisor::{Shared, finish, follow, own};
+use super::{RunError, RunOptions, check_links, interface_names};
+
+/// How long a relay may take to say that a flow is open.
+const OPENING: Duration = Duration::from_secs(30);
+/// A relay of which nothing is heard for this long after a flow was asked for is taken for gone.
+const SILENCE: Duration = Duration::from_millis(700);
+
+/// What a policy says of a flow, and whose it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Ruling<'a> {
+    /// What stands for the application.
+    pub application: &'a str,
+    /// The policy.
+    pub policy: &'a Policy,
+    /// Its rule for this flow.
+    pub rule: Option<&'a AppRule>,
+}
+
+impl Ruling<'_> {
+    /// The links that may be used, of those that can be.
+    fn admit(&self, usable: LinkMask, links: &[(usize, &LinkFacts)]) -> Admission {
+        let rule_of = |facts: &LinkFacts| self.policy.link_rule(facts);
+        let with = |test: &dyn Fn(&LinkFacts) -> bool| {
+            let slots = links.iter().filter(|(slot, facts)| usable.contains(*slot) && test(facts));
+            LinkMask(slots.fold(0, |mask, (slot, _)| mask | 1 << slot))
+        };
+        let pool = with(&|facts| rule_of(facts).is_none_or(|rule| rule.role != Role::Excluded));
+        let backup = with(&|facts| rule_of(facts).is_some_and(|rule| rule.role == Role::Backup));
+        let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, links.iter().copied());
+        let allowed = self.rule.and_then(|rule| rule.links.as_deref()).map(mask);
+        let preferred = self.rule.filter(|rule| !rule.prefer.is_empty()).map(|rule| mask(&rule.prefer));
+        admit(pool, backup, allowed, preferred)
+    }
+}
+
+/// Makes flows, follows the network, and learns from what flows move.
+pub struct OwnFlows(Arc<Shared>);
+
+impl OwnFlows {
+    /// Begins to follow the network; `links` empty stands for all. Returns when it is known, or after a second.
+    ///
+    /// # Errors
+    /// A link that does not exist.
+    pub fn start(scheduler: Scheduler, links: Vec<String>) -> Result<Self, RunError> {
+        check_links(&links, interface_names().map_err(|source| RunError::System { action: "read /proc/net/dev", source })?)?;
+        let options = RunOptions { scheduler, links, carry: Carry::Direct, relay: None, command: Vec::new() };
+        let shared = Arc::new(Shared::new(&options));
+        let following = Arc::clone(&shared);
+        std::thread::spawn(move || follow(&following));
+        shared.wait_until_known();
+        Ok(Self(shared))
+    }
+
+    /// Begins to bond with a relay that the user has joined: the one called `name`, else the first. To be called inside a tokio runtime.
+    /// Returns its name.
+    ///
+    /// # Errors
+    /// There is no such relay, or what was kept of it cannot be used.
+    pub fn bond_with(&self, name: Option<&str>) -> Result<String, RelayError> {
+        let relay = Relay::find(name)?;
+        let client = Client::start(relay.peer.clone(), Some(&relay.keys), None).map_err(|error| RelayError::Place(error.to_string()))?;
+        client.set_links(self.0.links());
+        let (mut state, joined) = (client.state(), relay.name.clone());
+        if self.0.bond.set(client).is_ok() {
+            tokio::spawn(async move {
+                if state.wait_for(|state| *state == State::Up).await.is_ok() {
+                    relay.forget_token();
+                }
+            });
+        }
+        Ok(joined)
+    }
+
+    /// Opens a flow through the relay. `None`: there is none that can be reached, or it does not take this flow.
+    pub async fn bond(&self, carrier: Carrier, remote: SocketAddr, ruling: Ruling<'_>) -> Option<Flow> {
+        let carry = ruling.rule.map(|rule| rule.carry).unwrap_or_default();
+        let client = self.0.bond.get().filter(|client| *client.state().borrow() == State::Up)?;
+        let (copies, weight) = (if carry == Carry::Duplicate { 2 } else { 1 }, ruling.rule.map_or(1.0, |rule| rule.weight));
+        let links = match self.0.choice.chooser().admitted(self.0.choice.now(), remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+            Admission::Use(mask) => u64::from(mask.0),
+            Admission::Deny | Admission::LeaveAlone => return None,
+        };
+        let weight = (weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
+        let policy = FlowPolicy { weight, links, copies, urgent: copies > 1 };
+        let flow = client.open(Open { carrier, target: Target::Address(remote), policy }).ok()?;
+        if carrier == Carrier::Messages {
+            return Some(flow);
+        }
+        let heard = || client.paths().iter().map(|(_, path)| path.received.get() + path.delivered.get()).sum::<u64>();
+        let (before, mut state) = (heard(), client.state());
+        let silence = async {
+            tokio::time::sleep(SILENCE).await;
+            if heard() > before {
+                std::future::pending::<()>().await;
+            }
+        };
+        let opened = tokio::select! {
+            opened = tokio::time::timeout(OPENING, flow.opened()) => matches!(opened, Ok(Ok(()))),
+            _ = state.wait_for(|state| *state != State::Up) => false,
+            () = silence => false,
+        };
+        if opened {
+            return Some(flow);
+        }
+        flow.reset(0);
+        None
+    }
+
+    /// Connects to `remote` over the link that is best for it.
+    ///
+    /// # Errors
+    /// What `connect` says; `ENETUNREACH` if its rule admits no link that can be used.
+    pub async fn connect(&self, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<TcpStream> {
+        let socket = own(remote, socket2::Type::STREAM)?;
+        {
+            let (now, inode) = (self.0.choice.now(), socket.inode());
+            let mut chooser = self.0.choice.chooser();
+            let allowed = match chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+                Admission::Use(allowed) => Some(allowed),
+                Admission::Deny => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
+                Admission::LeaveAlone => None,
+            };
+            let link = allowed.and_then(|allowed| chooser.stream_over(now, inode, remote, ruling.application, allowed));
+            if let Some(link) = link
+                && let Err(error) = socket.bind(link)
+            {
+                chooser.withdraw(now, inode);
+                // A link that its rule insists on, or none.
+                if ruling.rule.is_some_and(|rule| rule.links.is_some()) {
+                    return Err(error);
+                }
+            }
+        }
+        finish(socket, remote).await
+    }
+
+    /// Begins an exchange of datagrams with `remote`, likewise.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn exchange(&self, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<UdpSocket> {
+        let socket = own(remote, socket2::Type::DGRAM)?;
+        let facts = DatagramSocket { cookie: socket.cookie(), bound: false, routed: false };
+        let now = self.0.choice.now();
+        let link = {
+            let mut chooser = self.0.choice.chooser();
+            match chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+                Admission::Use(allowed) => chooser.datagram_over(now, facts, remote, allowed),
+                Admission::Deny => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
+                Admission::LeaveAlone => DatagramRoute::System,
+            }
+        };
+        if let DatagramRoute::Link(link) = link {
+            socket.bind(link)?;
+        }
+        socket.begin(remote)?;
+        UdpSocket::from_std(OwnedFd::from(socket).into())
+    }
+
+    /// Keeps what was learnt of links for the next run.
+    pub fn remember(&self) {
+        self.0.remember();
+    }
+}

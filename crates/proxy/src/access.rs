@@ -1,0 +1,157 @@
+//! Who may use the proxy.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use data_encoding::BASE64;
+use ipnet::IpNet;
+use ring::digest::{SHA256, digest};
+use thiserror::Error;
+
+/// A longer file is none.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Who may use the proxy: from where, and with which password.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// Networks of clients beside the machine's own loopback.
+    pub networks: Vec<IpNet>,
+    /// Names and passwords; none: nobody is asked.
+    pub credentials: Credentials,
+}
+
+impl Access {
+    /// Whether a client at this address is let in.
+    pub fn admits(&self, client: IpAddr) -> bool {
+        let client = client.to_canonical();
+        client.is_loopback() || self.networks.iter().any(|network| network.contains(&client))
+    }
+}
+
+/// Names and the digests of their passwords.
+#[derive(Debug, Clone, Default)]
+pub struct Credentials(BTreeMap<String, Vec<u8>>);
+
+/// Why a file of passwords cannot be used.
+#[derive(Debug, Error)]
+pub enum CredentialsError {
+    /// The system says so.
+    #[error("{0} cannot be read: {1}")]
+    Io(String, io::Error),
+    /// Others could read the passwords.
+    #[error("{0} can be read by others than its owner: \"chmod 600\" it, and change the passwords")]
+    Readable(String),
+    /// It is too long.
+    #[error("{0} is longer than 1 MiB, so it is no list of passwords")]
+    Long(String),
+    /// A line has no name or no password.
+    #[error("line {1} of {0} is not \"name:password\", with 1 to 255 bytes each")]
+    Line(String, usize),
+    /// A name stands twice.
+    #[error("line {1} of {0} has the name {2} again")]
+    Twice(String, usize, String),
+}
+
+impl Credentials {
+    /// Reads lines of `name:password` from a file that nobody else can read; empty lines and those that begin with `#` count nothing.
+    pub fn read(path: &Path) -> Result<Self, CredentialsError> {
+        let name = path.display().to_string();
+        let failed = |error| CredentialsError::Io(name.clone(), error);
+        let file = File::open(path).map_err(failed)?;
+        if file.metadata().map_err(failed)?.mode() & 0o077 != 0 {
+            return Err(CredentialsError::Readable(name));
+        }
+        let mut text = String::new();
+        file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > MAX_FILE {
+            return Err(CredentialsError::Long(name));
+        }
+        Self::parse(&text, &name)
+    }
+
+    fn parse(text: &str, file: &str) -> Result<Self, CredentialsError> {
+        let mut all = BTreeMap::new();
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#')) {
+            let fits = |part: &str| (1..=255).contains(&part.len());
+            let parts = line.split_once(':').filter(|(name, password)| fits(name) && fits(password));
+            let (name, password) = parts.ok_or_else(|| CredentialsError::Line(file.to_owned(), number + 1))?;
+            if all.insert(name.to_owned(), secret(password.as_bytes())).is_some() {
+                return Err(CredentialsError::Twice(file.to_owned(), number + 1, name.to_owned()));
+            }
+        }
+        Ok(Self(all))
+    }
+
+    /// Whether nobody is asked.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the name has this password. What is compared are digests, so that the time it takes says nothing of the password.
+    pub fn allow(&self, name: &str, password: &[u8]) -> bool {
+        let shown = secret(password);
+        self.0.get(name).is_some_and(|kept| *kept == shown)
+    }
+
+    /// The name in a `Proxy-Authorization: Basic` header (RFC 7617), if its password is right.
+    pub(crate) fn basic(&self, header: &[u8]) -> Option<String> {
+        let header = std::str::from_utf8(header).ok()?;
+        let (scheme, value) = header.split_once(' ')?;
+        let text = String::from_utf8(BASE64.decode(value.trim().as_bytes()).ok()?).ok()?;
+        let (name, password) = text.split_once(':')?;
+        (scheme.eq_ignore_ascii_case("basic") && self.allow(name, password.as_bytes())).then(|| name.to_owned())
+    }
+}
+
+fn secret(password: &[u8]) -> Vec<u8> {
+    digest(&SHA256, password).as_ref().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_the_loopback_is_let_in_unless_networks_are_named() {
+        let access = Access { networks: vec!["192.168.7.0/24".parse().unwrap()], ..Access::default() };
+        let admits = |ip: &str| access.admits(ip.parse().unwrap());
+        assert!(admits("127.0.0.1") && admits("::1") && admits("192.168.7.9") && admits("::ffff:192.168.7.9"));
+        assert!(!admits("192.168.8.1") && !admits("2001:db8::1"));
+        assert!(!Access::default().admits("192.168.7.9".parse().unwrap()));
+    }
+
+    #[test]
+    fn passwords_are_read_and_asked_for() {
+        let all = Credentials::parse("# who\n\nann:one:two\nbob:x\n", "f").unwrap();
+        assert!(all.allow("ann", b"one:two") && all.allow("bob", b"x") && !all.allow("bob", b"one:two") && !all.allow("", b""));
+        let basic = |text: &str| all.basic(format!("basic {}", BASE64.encode(text.as_bytes())).as_bytes());
+        assert_eq!(basic("ann:one:two"), Some("ann".to_owned()));
+        assert_eq!((basic("ann:one"), basic("ann"), all.basic(b"Basic %%%"), all.basic(b"\xff")), (None, None, None, None));
+    }
+
+    #[test]
+    fn a_bad_file_is_told_by_its_line() {
+        let told = |text: &str| Credentials::parse(text, "f").unwrap_err().to_string();
+        assert!(told("ann:x\nbob").contains("line 2 of f"));
+        assert!(told("ann:x\nann:y").contains("the name ann again"));
+        assert!(told(":x").contains("line 1"));
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("passwords");
+        std::fs::write(&path, "ann:x\n").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        assert!(matches!(Credentials::read(&path), Err(CredentialsError::Readable(_))));
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        assert!(Credentials::read(&path).unwrap().allow("ann", b"x"));
+        assert!(Credentials::read(&dir.path().join("none")).unwrap_err().to_string().contains("cannot be read"));
+    }
+}

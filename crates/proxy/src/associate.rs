@@ -1,0 +1,65 @@
+//! Datagrams of a SOCKS5 client (`UDP ASSOCIATE`), for as long as its connection lasts.
+
+use std::io;
+use std::net::SocketAddr;
+
+use braid_peer::address::{Address, Host};
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+
+use crate::outbound::Datagrams;
+use crate::wire::{self, Reply};
+
+/// The longest datagram.
+const LONGEST: usize = 65_535;
+
+/// Carries datagrams between the client and its targets until the connection ends. They are taken from the client's address only, and
+/// from the first port that sends, or the one that it has announced.
+pub(crate) async fn serve(
+    mut stream: TcpStream,
+    client: SocketAddr,
+    announced: Option<Address>,
+    onward: Box<dyn Datagrams>,
+) -> io::Result<()> {
+    let socket = UdpSocket::bind(SocketAddr::new(stream.local_addr()?.ip(), 0)).await?;
+    stream.write_all(&wire::reply(Reply::Succeeded, socket.local_addr()?)).await?;
+    let mut port = announced.filter(|address| is(&address.host, client)).map(|address| address.port());
+    let (mut buffer, mut word) = (BytesMut::zeroed(LONGEST), [0; 64]);
+    loop {
+        tokio::select! {
+            // Nothing is to be said there any more; its end is the association's.
+            read = stream.read(&mut word) => if matches!(read, Ok(0) | Err(_)) {
+                return Ok(());
+            },
+            received = socket.recv_from(&mut buffer) => {
+                let (length, from) = match received {
+                    Ok(received) => received,
+                    // What an earlier answer met.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
+                    Err(error) => return Err(error),
+                };
+                if from.ip().to_canonical() != client.ip().to_canonical() || port.is_some_and(|port| port != from.port()) {
+                    continue;
+                }
+                port = Some(from.port());
+                if let Some((target, at)) = wire::datagram(&buffer[..length]) {
+                    onward.send(&target, Bytes::copy_from_slice(&buffer[at..length])).await;
+                }
+            }
+            answer = onward.receive() => {
+                let (from, payload) = answer?;
+                if let Some(port) = port {
+                    let mut datagram = wire::datagram_head(from);
+                    datagram.extend_from_slice(&payload);
+                    let _ = socket.send_to(&datagram, SocketAddr::new(client.ip(), port)).await;
+                }
+            }
+        }
+    }
+}
+
+/// Whether that is the client's address, and not one behind a translator that means nothing here.
+fn is(host: &Host, client: SocketAddr) -> bool {
+    matches!(host, Host::Ip(ip) if ip.to_canonical() == client.ip().to_canonical())
+}

@@ -1,0 +1,145 @@
+//! Requests passed on to their servers.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use braid_peer::address::Address;
+use braid_peer::destination::DialError;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::ext::on_informational;
+use hyper::header::{EXPECT, HOST, HeaderValue};
+use hyper::{Request, Response, StatusCode, Uri, Version};
+use hyper_util::rt::TokioIo;
+use thiserror::Error;
+use tokio::io::copy_bidirectional;
+use tokio::sync::oneshot;
+
+use crate::headers::pass_on;
+use crate::http::{Answer, plain, unreachable};
+use crate::outbound::{Origin, Outbound};
+use crate::patience::Patient;
+
+/// The connection that a client's requests go on with, as long as they go to one server.
+#[derive(Default)]
+pub(crate) struct Upstream(Mutex<Option<(Address, SendRequest<Patient>)>>);
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub(crate) enum ForwardError {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("{0} has broken the connection off: {1}")]
+    Broken(Address, hyper::Error),
+    #[error("the request cannot be passed on: {0}")]
+    Request(&'static str),
+}
+
+impl ForwardError {
+    /// What the client is told.
+    pub(crate) fn answer(&self) -> Answer {
+        match self {
+            Self::Dial(error) => unreachable(error),
+            Self::Broken(..) => plain(StatusCode::BAD_GATEWAY, &self.to_string()),
+            Self::Request(_) => plain(StatusCode::BAD_REQUEST, &self.to_string()),
+        }
+    }
+}
+
+impl Upstream {
+    /// Passes one request on, and its answer back; then perhaps bytes both ways, where both ends change the protocol.
+    pub(crate) async fn forward(
+        &self,
+        mut request: Request<Incoming>,
+        origin: &Origin,
+        target: &Address,
+        outbound: &Arc<dyn Outbound>,
+    ) -> Result<Answer, ForwardError> {
+        let client = hyper::upgrade::on(&mut request);
+        let (onward, upgrades) = outgoing(request)?;
+        let mut response = self.send(onward, origin, target, outbound).await?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades {
+            let server = hyper::upgrade::on(&mut response);
+            tokio::spawn(async move {
+                if let (Ok(client), Ok(server)) = tokio::join!(client, server) {
+                    let _ = copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(server)).await;
+                }
+            });
+        } else if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(plain(StatusCode::BAD_GATEWAY, "the server changes the protocol, and nobody has asked for that"));
+        }
+        let (mut parts, body) = response.into_parts();
+        pass_on(&mut parts.headers, parts.status == StatusCode::SWITCHING_PROTOCOLS);
+        parts.version = Version::HTTP_11;
+        parts.extensions.clear();
+        Ok(Response::from_parts(parts, body.boxed_unsync()))
+    }
+
+    /// Over the connection that is there, or a new one. One that the server has closed meanwhile costs nothing but the attempt.
+    async fn send(
+        &self,
+        mut request: Request<Patient>,
+        origin: &Origin,
+        target: &Address,
+        outbound: &Arc<dyn Outbound>,
+    ) -> Result<Response<Incoming>, ForwardError> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((_, mut sender)) = kept.filter(|(to, sender)| to == target && !sender.is_closed())
+            && sender.ready().await.is_ok()
+        {
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    self.keep(target, sender);
+                    return Ok(response);
+                }
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) => request = unsent,
+                    None => return Err(ForwardError::Broken(target.clone(), error.into_error())),
+                },
+            }
+        }
+        let stream = outbound.connect(origin, target).await?;
+        let broken = |error| ForwardError::Broken(target.clone(), error);
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(%error, "a server's connection has ended");
+            }
+        });
+        let response = sender.send_request(request).await.map_err(broken)?;
+        self.keep(target, sender);
+        Ok(response)
+    }
+
+    fn keep(&self, target: &Address, sender: SendRequest<Patient>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((target.clone(), sender));
+    }
+}
+
+/// The request as its server is to see it, and whether it asks to change the protocol.
+fn outgoing(request: Request<Incoming>) -> Result<(Request<Patient>, bool), ForwardError> {
+    let (parts, body) = request.into_parts();
+    let authority = parts.uri.authority().ok_or(ForwardError::Request("it has no target"))?;
+    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| ForwardError::Request("its target is no host"))?;
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let uri: Uri = path.parse().map_err(|_| ForwardError::Request("its path is none"))?;
+    let mut headers = parts.headers;
+    let upgrades = pass_on(&mut headers, true);
+    headers.insert(HOST, host);
+    let waits = headers.get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let (tell, wanted) = oneshot::channel();
+    let body = if waits { Patient::waiting(body, wanted) } else { Patient::ready(body) };
+    let mut onward = Request::new(body);
+    (*onward.method_mut(), *onward.uri_mut(), *onward.headers_mut()) = (parts.method, uri, headers);
+    if waits {
+        let tell = Mutex::new(Some(tell));
+        on_informational(&mut onward, move |response| {
+            if response.status() == StatusCode::CONTINUE
+                && let Some(tell) = tell.lock().unwrap_or_else(PoisonError::into_inner).take()
+            {
+                let _ = tell.send(());
+            }
+        });
+    }
+    Ok((onward, upgrades))
+}

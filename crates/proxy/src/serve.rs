@@ -1,0 +1,133 @@
+//! Clients as they come: who is let in, how many, and which protocol they speak.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use crate::access::Access;
+use crate::outbound::{Connection, Outbound};
+use crate::{http, socks, wire};
+
+/// How long a client may take until it is known what it wants.
+pub(crate) const GREETING: Duration = Duration::from_secs(20);
+/// The pause when the system has no more sockets.
+const EXHAUSTED: Duration = Duration::from_millis(100);
+
+/// How much clients may have at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Connections of all clients.
+    pub connections: usize,
+    /// Connections of one client's address.
+    pub of_one: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { connections: 8192, of_one: 4096 }
+    }
+}
+
+/// The proxy on one listening socket.
+pub struct Proxy {
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    bounds: Bounds,
+}
+
+/// What all its connections share.
+pub(crate) struct Shared {
+    pub(crate) access: Access,
+    pub(crate) outbound: Arc<dyn Outbound>,
+    clients: Mutex<BTreeMap<IpAddr, usize>>,
+}
+
+impl Proxy {
+    /// A proxy for the clients that `access` lets in.
+    pub fn new(listener: TcpListener, access: Access, outbound: Arc<dyn Outbound>, bounds: Bounds) -> Self {
+        Self { listener, shared: Arc::new(Shared { access, outbound, clients: Mutex::default() }), bounds }
+    }
+
+    /// Serves until the future is dropped; connections that run go on.
+    pub async fn run(self) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, client)) => self.admit(stream, client),
+                Err(error) => {
+                    tracing::warn!(%error, "no connection can be taken");
+                    tokio::time::sleep(EXHAUSTED).await;
+                }
+            }
+        }
+    }
+
+    fn admit(&self, stream: TcpStream, client: SocketAddr) {
+        if !self.shared.access.admits(client.ip()) {
+            tracing::info!(client = %client.ip(), "turned away: its address is in none of the networks of --allow");
+            return;
+        }
+        let Some(place) = Place::take(&self.shared, client.ip(), self.bounds) else {
+            tracing::info!(client = %client.ip(), "turned away: there are as many connections as there may be");
+            return;
+        };
+        let shared = self.shared.clone();
+        tokio::spawn(async move {
+            if let Err(error) = serve(stream, client, shared).await {
+                tracing::debug!(%client, %error, "a client's connection has ended");
+            }
+            drop(place);
+        });
+    }
+}
+
+/// One of the connections there may be; given back when dropped.
+struct Place {
+    shared: Arc<Shared>,
+    client: IpAddr,
+}
+
+impl Place {
+    fn take(shared: &Arc<Shared>, client: IpAddr, bounds: Bounds) -> Option<Self> {
+        let client = client.to_canonical();
+        let mut clients = shared.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let (all, own) = (clients.values().sum::<usize>(), clients.get(&client).copied().unwrap_or(0));
+        if all >= bounds.connections || own >= bounds.of_one {
+            return None;
+        }
+        clients.insert(client, own + 1);
+        Some(Self { shared: shared.clone(), client })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut clients = self.shared.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        match clients.get_mut(&self.client) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(clients.remove(&self.client)),
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut first = [0];
+    if timeout(GREETING, stream.peek(&mut first)).await?? == 0 {
+        return Ok(());
+    }
+    if first[0] == wire::VERSION { socks::serve(stream, client, shared).await } else { http::serve(stream, client, shared).await }
+}
+
+/// Moves bytes both ways until both have ended. What breaks at one end is reset at the other.
+pub(crate) async fn join(mut client: TcpStream, mut onward: Box<dyn Connection>) {
+    if copy_bidirectional(&mut client, &mut onward).await.is_err() {
+        let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
+    }
+}

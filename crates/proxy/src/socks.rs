@@ -1,0 +1,130 @@
+//! A SOCKS5 client's connection.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use braid_peer::address::Address;
+use braid_peer::destination::Reason;
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::associate;
+use crate::outbound::Origin;
+use crate::serve::{GREETING, Shared, join};
+use crate::wire::{self, Command, Malformed, Parsed, Reply};
+
+/// What is said where no address means anything.
+const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io::Result<()> {
+    let mut talk = Talk { stream, came: BytesMut::new() };
+    let Some((origin, command, target)) = timeout(GREETING, talk.greet(client, &shared)).await?? else { return Ok(()) };
+    match (command, target) {
+        (Command::Connect, Some(target)) => connect(talk, origin, target, &shared).await,
+        (Command::Connect, None) => talk.refuse(Reply::NoAddress).await,
+        (Command::Associate, announced) => match shared.outbound.datagrams(&origin).await {
+            Ok(datagrams) => associate::serve(talk.stream, client, announced, datagrams).await,
+            Err(error) => {
+                tracing::debug!(%client, %error, "no datagrams can be carried");
+                talk.refuse(Reply::Failure).await
+            }
+        },
+        (Command::Other(_), _) => talk.refuse(Reply::NoCommand).await,
+    }
+}
+
+async fn connect(mut talk: Talk, origin: Origin, target: Address, shared: &Shared) -> io::Result<()> {
+    match shared.outbound.connect(&origin, &target).await {
+        Ok(mut onward) => {
+            talk.stream.write_all(&wire::reply(Reply::Succeeded, NOWHERE)).await?;
+            // What the client has said already.
+            onward.write_all(&talk.came).await?;
+            join(talk.stream, onward).await;
+            Ok(())
+        }
+        Err(error) => {
+            tracing::debug!(client = %origin.client, %error, "a connection cannot be opened");
+            talk.refuse(reply(error.reason)).await
+        }
+    }
+}
+
+fn reply(reason: Reason) -> Reply {
+    match reason {
+        Reason::Refused => Reply::Refused,
+        Reason::HostUnreachable | Reason::NameNotFound => Reply::HostUnreachable,
+        Reason::NetworkUnreachable => Reply::NetworkUnreachable,
+        Reason::TimedOut => Reply::TimedOut,
+        Reason::Forbidden(_) => Reply::NotAllowed,
+        Reason::Exhausted | Reason::Other(_) => Reply::Failure,
+    }
+}
+
+/// A connection, and what has come of it that nobody has read yet.
+struct Talk {
+    stream: TcpStream,
+    came: BytesMut,
+}
+
+impl Talk {
+    /// Until it is known who wants what. `None`: the client was told no.
+    async fn greet(&mut self, client: SocketAddr, shared: &Shared) -> io::Result<Option<(Origin, Command, Option<Address>)>> {
+        let credentials = &shared.access.credentials;
+        let methods = self.message(|bytes| owned(wire::methods(bytes), <[u8]>::to_vec)).await?;
+        let method = if credentials.is_empty() { wire::NO_PASSWORD } else { wire::PASSWORD };
+        if !methods.contains(&method) {
+            self.stream.write_all(&[wire::VERSION, wire::NO_METHOD]).await?;
+            return Ok(None);
+        }
+        self.stream.write_all(&[wire::VERSION, method]).await?;
+        let mut user = None;
+        if method == wire::PASSWORD {
+            let pair = |(name, password): (&[u8], &[u8])| (String::from_utf8_lossy(name).into_owned(), password.to_vec());
+            let (name, password) = self.message(|bytes| owned(wire::password(bytes), pair)).await?;
+            let right = credentials.allow(&name, &password);
+            self.stream.write_all(&wire::password_answer(right)).await?;
+            if !right {
+                tracing::info!(client = %client.ip(), "turned away: wrong name or password");
+                return Ok(None);
+            }
+            user = Some(name);
+        }
+        match self.message(wire::request).await {
+            Ok((command, target)) => Ok(Some((Origin { client, user }, command, target))),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => self.refuse(Reply::NoAddress).await.map(|()| None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next message.
+    async fn message<T>(&mut self, parse: impl Fn(&[u8]) -> Parsed<T>) -> io::Result<T> {
+        loop {
+            match parse(&self.came) {
+                Ok(Some((message, length))) => {
+                    let _ = self.came.split_to(length);
+                    return Ok(message);
+                }
+                Ok(None) if self.came.len() >= wire::MAX_MESSAGE => return Err(io::ErrorKind::InvalidData.into()),
+                Ok(None) => {
+                    if self.stream.read_buf(&mut self.came).await? == 0 {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(Malformed::Version | Malformed::Address) => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+    }
+
+    async fn refuse(&mut self, why: Reply) -> io::Result<()> {
+        self.stream.write_all(&wire::reply(why, NOWHERE)).await?;
+        self.stream.shutdown().await
+    }
+}
+
+/// A message that borrows, made one that does not.
+fn owned<T, U>(parsed: Parsed<T>, own: impl Fn(T) -> U) -> Parsed<U> {
+    parsed.map(|found| found.map(|(message, length)| (own(message), length)))
+}

@@ -1,0 +1,152 @@
+//! `braid get` over the lab's links from nginx: all of them at once, after a sudden end, and in little memory.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use braid_lab::{Lab, LinkSpec, Web, mbps, ms};
+use braid_model::Bytes;
+use braid_netem::Random;
+use support::*;
+
+/// Random bytes up to the size from which the lab's files are zeros.
+const SIZE: Bytes = Bytes::new(4_000_000);
+
+fn rated(rates: [u64; 3]) -> Lab {
+    let links = NAMES.iter().zip(rates).map(|(name, rate)| LinkSpec::new(name).rate(mbps(rate)).delay(ms(5)));
+    links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start().unwrap()
+}
+
+fn get(lab: &Lab, web: &Web, folder: &Path) -> Command {
+    let mut command = lab.client().command_as(None, braid()).unwrap();
+    command.env("XDG_STATE_HOME", folder.join("state")).arg("get").arg("--cacert").arg(web.certificate()).arg("--json");
+    command.arg("--output-dir").arg(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(mut command: Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    output
+}
+
+/// What the last event of `kind` says.
+fn event(output: &Output, kind: &str) -> serde_json::Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    events.filter(|event| event["event"] == kind).last().unwrap_or_else(|| panic!("no {kind} in {text}"))
+}
+
+#[test]
+fn every_link_brings_its_part() {
+    if !able() {
+        return;
+    }
+    let (lab, folder) = (rated([20, 10, 5]), tempfile::tempdir().unwrap());
+    let web = Web::start(&lab).unwrap();
+    for url in [web.url(SIZE).unwrap(), web.secure_url(SIZE).unwrap()] {
+        let mut command = get(&lab, &web, folder.path());
+        command.arg(url);
+        let finished = event(&run(command), "finished");
+        for name in NAMES {
+            assert!(finished["links"][name].as_u64().unwrap() > SIZE.get() / 20, "{finished}");
+        }
+        assert!(fs::read(folder.path().join("4000000.bin")).unwrap() == fs::read(web.file(SIZE).unwrap()).unwrap());
+    }
+}
+
+#[test]
+fn a_sudden_end_costs_little() {
+    if !able() {
+        return;
+    }
+    let (lab, folder) = (rated([20, 10, 10]), tempfile::tempdir().unwrap());
+    let web = Web::start(&lab).unwrap();
+    let (url, wanted) = (web.secure_url(SIZE).unwrap(), fs::read(web.file(SIZE).unwrap()).unwrap());
+    let (mut random, mut kills, mut twice) = (Random::new(7), 0, 0u64);
+    let target = folder.path().join("4000000.bin");
+    let mut least = 0u64;
+    while kills < 20 {
+        let mut command = get(&lab, &web, folder.path());
+        command.arg("-C").arg(&url);
+        let mut child = command.spawn().unwrap();
+        thread::sleep(Duration::from_millis(250 + random.next() % 700));
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        kills += 1;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // What the run found there is never less than what an earlier one was seen to have.
+        if let Some(line) = text.lines().find(|line| line.contains("\"started\"")) {
+            let there = serde_json::from_str::<serde_json::Value>(line).unwrap()["there"].as_u64().unwrap();
+            twice += least.saturating_sub(there);
+        }
+        let progress = text.lines().rfind(|line| line.contains("\"progress\"") && line.ends_with('}'));
+        let got = progress.and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok()?["got"].as_u64()).unwrap_or(0);
+        least = if target.exists() { 0 } else { least.max(got) };
+        if target.exists() {
+            assert!(fs::read(&target).unwrap() == wanted);
+            fs::remove_file(&target).unwrap();
+        }
+    }
+    let mut command = get(&lab, &web, folder.path());
+    command.arg("-C").arg(&url);
+    run(command);
+    assert!(fs::read(&target).unwrap() == wanted);
+    assert!(twice <= SIZE.get() / 50, "{twice} bytes were there and fetched again");
+}
+
+#[test]
+fn memory_stays_small() {
+    if !able() {
+        return;
+    }
+    let (lab, folder) = (rated([200, 100, 100]), tempfile::tempdir().unwrap());
+    let web = Web::start(&lab).unwrap();
+    let mut command = get(&lab, &web, folder.path());
+    command.arg(web.secure_url(Bytes::new(60_000_000)).unwrap()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let most = most_memory(&mut child);
+    println!("{most} kB at most");
+    assert!(most > 1000 && most < 64_000, "{most} kB");
+}
+
+/// The most memory that a program held until its end, in kB.
+fn most_memory(child: &mut Child) -> u64 {
+    let (mut most, begin) = (0, Instant::now());
+    loop {
+        let text = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        most = most.max(line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok()).unwrap_or(0));
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{status}");
+            return most;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not end");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn errors_have_curls_statuses() {
+    if !able() {
+        return;
+    }
+    let (lab, folder) = (rated([20, 10, 5]), tempfile::tempdir().unwrap());
+    let web = Web::start(&lab).unwrap();
+    let there = web.secure_url(SIZE).unwrap();
+    let status = |arguments: &[&str]| get(&lab, &web, folder.path()).args(arguments).output().unwrap().status.code().unwrap();
+    assert_eq!(status(&["https://203.0.113.10/none"]), 22);
+    assert_eq!(status(&["ftp://203.0.113.10/x"]), 3);
+    assert_eq!(status(&["--tries", "2", "http://203.0.113.10:9/x"]), 7);
+    assert_eq!(status(&["--checksum", &format!("sha256:{}", "0".repeat(64)), &there]), 90);
+    // A certificate of nobody's.
+    let mut plain = lab.client().command(braid()).unwrap();
+    let output =
+        plain.env("XDG_STATE_HOME", folder.path()).arg("get").arg("--output-dir").arg(folder.path()).arg("--tries").arg("2").arg(&there);
+    let output = output.output().unwrap();
+    assert_eq!(output.status.code(), Some(60), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,216 @@
+//! `braid proxy` without a daemon and without privilege: real clients, both links.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use braid_lab::relay::Relay;
+use braid_lab::{Lab, LinkSpec, Web, mbps, ms};
+use braid_model::Bytes;
+use support::*;
+
+const PROXY: &str = "127.0.0.1:5758";
+
+/// A lab of two links, and a proxy that an unprivileged user runs there.
+struct Proxied {
+    proxy: Option<Child>,
+    home: PathBuf,
+    web: Web,
+    _relay: Option<Relay>,
+    lab: Lab,
+}
+
+impl Drop for Proxied {
+    fn drop(&mut self) {
+        if let Some(proxy) = &mut self.proxy {
+            let _ = proxy.kill();
+            let _ = proxy.wait();
+        }
+    }
+}
+
+impl Proxied {
+    /// With these arguments and this configuration.
+    fn new(words: &[&str], config: &str, with_relay: bool) -> Self {
+        let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
+        let lte = LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30));
+        let lab = Lab::builder().link(wlan).link(lte).rp_filter(2).start().unwrap();
+        let home = tempfile::Builder::new().prefix("user").tempdir_in(lab.directory()).unwrap().keep();
+        for place in [lab.directory(), &home] {
+            std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        std::os::unix::fs::chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+        std::fs::copy(braid(), home.join("braid")).unwrap();
+        std::fs::write(home.join("braid.toml"), config).unwrap();
+        let passwords = home.join("passwords");
+        std::fs::write(&passwords, "ann:one\nbob:two\n").unwrap();
+        std::fs::set_permissions(&passwords, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::chown(&passwords, Some(NOBODY), Some(NOBODY)).unwrap();
+        let web = Web::start(&lab).unwrap();
+        let relay = with_relay.then(|| Relay::start(&lab, &braid()).unwrap());
+        let mut proxied = Self { proxy: None, home, web, _relay: relay, lab };
+        if let Some(relay) = &proxied._relay {
+            let line = relay.invite(&proxied.lab).unwrap();
+            let joined = proxied.braid(&["join", "--user", &line, "--name", "home"]).output().unwrap();
+            assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
+        }
+        let mut command = proxied.braid(&[&["proxy", "--config", "braid.toml"], words].concat());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("HTTP and SOCKS5 on") {
+            line.clear();
+            assert!(log.read_line(&mut line).unwrap() > 0, "braid proxy has ended: {line}");
+        }
+        // Whoever writes must not wait for a reader.
+        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        proxied.proxy = Some(child);
+        proxied
+    }
+
+    /// A `braid` command of an unprivileged user.
+    fn braid(&self, words: &[&str]) -> Command {
+        let mut command = self.lab.client().command("setpriv").unwrap();
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--", "env", "-C"]).arg(&self.home);
+        command.arg(self.home.join("braid")).args(words);
+        command.env("HOME", &self.home).env("PATH", "/usr/bin:/bin").env_remove("XDG_STATE_HOME").env_remove("RUST_LOG");
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    /// Starts a curl through the proxy that writes to `to`.
+    fn curl(&self, size: u64, words: &[&str], to: &Path) -> Child {
+        let mut command = self.lab.client().command("curl").unwrap();
+        command.args(["-sS", "--max-time", "120", "-o"]).arg(to).args(words).arg(self.web.url(Bytes::new(size)).unwrap());
+        command.stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    #[track_caller]
+    fn fetch(&self, size: u64, words: &[&str]) {
+        let to = self.home.join("got");
+        assert!(self.curl(size, words, &to).wait().unwrap().success());
+        assert_eq!(sha256(&to), sha256(&self.web.file(Bytes::new(size)).unwrap()));
+    }
+
+    /// Bytes that came over each link meanwhile.
+    fn received_during(&self, act: impl FnOnce()) -> [u64; 2] {
+        let received = || [0, 1].map(|link| self.lab.counters(link).unwrap().down.delivered_bytes.get());
+        let before = received();
+        act();
+        let after = received();
+        [0, 1].map(|link| after[link] - before[link])
+    }
+}
+
+fn sha256(file: &Path) -> String {
+    let output = Command::new("sha256sum").arg(file).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_owned()
+}
+
+#[test]
+fn connections_of_http_and_socks_clients_share_the_links() {
+    if !able() {
+        return;
+    }
+    let proxied = Proxied::new(&["--scheduler", "round-robin"], "", false);
+    let socks = format!("socks5h://{PROXY}");
+    let size = 400_000;
+    let received = proxied.received_during(|| {
+        let ways: [&[&str]; 4] = [&["--proxy", PROXY], &["--proxy", &socks], &["--proxytunnel", "--proxy", PROXY], &["--proxy", PROXY]];
+        let running: Vec<(Child, PathBuf)> = ways
+            .iter()
+            .enumerate()
+            .map(|(at, words)| {
+                let to = proxied.home.join(format!("got{at}"));
+                (proxied.curl(size, words, &to), to)
+            })
+            .collect();
+        for (mut child, to) in running {
+            assert!(child.wait().unwrap().success());
+            assert_eq!(sha256(&to), sha256(&proxied.web.file(Bytes::new(size)).unwrap()));
+        }
+    });
+    assert!(received.iter().all(|bytes| *bytes > size), "{received:?}");
+}
+
+#[test]
+fn a_client_s_rule_holds_and_the_password_names_it() {
+    if !able() {
+        return;
+    }
+    let config =
+        "[[app]]\nmatch = { client = \"ann\" }\nlinks = [\"wlan0\"]\n[[app]]\nmatch = { client = \"127.0.0.0/8\" }\nlinks = [\"lte0\"]\n";
+    let proxied = Proxied::new(&["--passwords", "passwords"], config, false);
+    let as_user = |user: &'static str| ["--proxy", PROXY, "--proxy-user", user];
+    let wrong = proxied.curl(1000, &[&["--fail"][..], &as_user("ann:no")].concat(), &proxied.home.join("none")).wait().unwrap();
+    assert!(!wrong.success());
+    for (user, link) in [("ann:one", 0), ("bob:two", 1)] {
+        let received = proxied.received_during(|| (0..3).for_each(|_| proxied.fetch(200_000, &as_user(user))));
+        assert!(received[link] > 600_000 && received[1 - link] < 20_000, "{user}: {received:?}");
+    }
+}
+
+#[test]
+fn a_bond_carries_one_download_over_both_links() {
+    if !able() {
+        return;
+    }
+    let proxied = Proxied::new(&["--carry", "bond"], "", true);
+    let begin = Instant::now();
+    loop {
+        let received = proxied.received_during(|| proxied.fetch(4_000_000, &["--proxy", PROXY]));
+        if received.iter().all(|bytes| *bytes > 500_000) {
+            break;
+        }
+        // The relay may have been reached a moment later than the proxy.
+        assert!(begin.elapsed() < Duration::from_secs(30), "{received:?}");
+    }
+}
+
+#[test]
+fn a_socks_client_s_datagrams_get_their_answers() {
+    if !able() {
+        return;
+    }
+    let proxied = Proxied::new(&[], "", false);
+    let far = proxied.lab.server().run(|| UdpSocket::bind((Lab::internet(11), 5000)).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        while let Ok((length, from)) = far.recv_from(&mut buffer) {
+            let _ = far.send_to(&buffer[..length], from);
+        }
+    });
+    proxied
+        .lab
+        .client()
+        .run(|| {
+            let mut control = TcpStream::connect(PROXY).unwrap();
+            control.write_all(&[5, 1, 0, 5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+            let mut answer = [0; 12];
+            control.read_exact(&mut answer).unwrap();
+            assert_eq!(answer[..6], [5, 0, 5, 0, 0, 1]);
+            let relay = SocketAddr::from(([127, 0, 0, 1], u16::from_be_bytes([answer[10], answer[11]])));
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            let mut datagram = vec![0, 0, 0, 1];
+            datagram.extend(Lab::internet(11).octets());
+            datagram.extend(5000u16.to_be_bytes());
+            datagram.extend(b"hello");
+            let begin = Instant::now();
+            let mut buffer = [0; 2048];
+            loop {
+                socket.send_to(&datagram, relay).unwrap();
+                if let Ok(length) = socket.recv(&mut buffer) {
+                    assert_eq!(buffer[..length], datagram);
+                    return;
+                }
+                assert!(begin.elapsed() < Duration::from_secs(20), "no answer");
+            }
+        })
+        .unwrap();
+}
