@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_decide::policy::{ClientMatcher, Carry, LinkSelector, Pattern};
+use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern};
 use braid_model::{Bytes, Class, LinkKind, Rate, Role};
 
 use super::*;
