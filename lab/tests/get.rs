@@ -37,8 +37,8 @@ fn run(mut command: Command) -> Output {
 /// What the last event of `kind` says.
 fn event(output: &Output, kind: &str) -> serde_json::Value {
     let text = String::from_utf8_lossy(&output.stdout);
-    let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    events.filter(|event| event["event"] == kind).last().unwrap_or_else(|| panic!("no {kind} in {text}"))
+    let mut events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    events.rfind(|event| event["event"] == kind).unwrap_or_else(|| panic!("no {kind} in {text}"))
 }
 
 #[test]
