@@ -133,15 +133,24 @@ impl Client {
         self.carrier.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
     }
 
-    /// Ends if nothing at all is heard from the peer in the time in which it should have acknowledged what it is sent now, as when its host
-    /// has vanished; else never. A bond's last path is given more time than a program should wait that could as well go without it.
+    /// Ends once the peer owes an acknowledgement and nothing at all is heard from it for as long as one should take, as when its host has
+    /// vanished; never if it acknowledges what it is sent now. A bond's last path is given more time than a program should wait that
+    /// could as well go without it.
     pub async fn unanswered(&self) {
-        let heard = || self.paths().iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
-        let round_trip = self.paths().iter().filter(|(_, path)| path.state == PathState::Good).map(|(_, path)| path.srtt).min();
-        let before = heard();
-        tokio::time::sleep((round_trip.unwrap_or_default() * 4).clamp(SOON, LATE)).await;
-        if heard() != before {
-            std::future::pending::<()>().await;
+        loop {
+            let paths = self.paths();
+            let heard =
+                |paths: &[(PathId, PathView)]| paths.iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
+            let good = |(_, path): &&(PathId, PathView)| path.state == PathState::Good;
+            let round_trip = paths.iter().filter(good).map(|(_, path)| path.srtt).min().unwrap_or_default();
+            tokio::time::sleep((round_trip * 4).clamp(SOON, LATE)).await;
+            let now = self.paths();
+            if now.iter().filter(good).all(|(_, path)| path.in_flight.get() == 0) {
+                return std::future::pending().await;
+            }
+            if heard(&now) == heard(&paths) {
+                return;
+            }
         }
     }
 
