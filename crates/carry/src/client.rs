@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::carrier::{Carrier, Notice};
 use crate::flow::Flow;
+use crate::found::Found;
 use crate::relay::{RelayError, random};
 use crate::socket::{Binding, UdpLink};
 
@@ -95,6 +96,7 @@ impl Client {
         let keeper = Keeper {
             carrier: carrier.clone(),
             bond: bond.clone(),
+            found: Found::new(&peer.addresses),
             peer,
             tls,
             mark,
@@ -179,6 +181,7 @@ struct Keeper {
     tls: Arc<QuicClientConfig>,
     mark: Option<u32>,
     links: Vec<Link>,
+    found: Found,
     paths: BTreeMap<(u8, bool), Attempt>,
     next_path: u32,
     told: watch::Sender<State>,
@@ -226,7 +229,10 @@ impl Keeper {
                     Some(notice) => self.on_notice(notice),
                     None => return,
                 },
-                () = tokio::time::sleep_until(due.into()) => self.on_due().await,
+                news = self.found.news() => if news {
+                    self.on_found();
+                },
+                () = tokio::time::sleep_until(due.into()) => self.on_due(),
             }
         }
     }
@@ -282,7 +288,13 @@ impl Keeper {
         }
     }
 
-    async fn on_due(&mut self) {
+    /// Addresses were found: whoever waited for one dials.
+    fn on_found(&mut self) {
+        let now = Instant::now();
+        self.paths.values_mut().filter(|attempt| attempt.connection.is_none()).for_each(|attempt| attempt.due = Some(now));
+    }
+
+    fn on_due(&mut self) {
         let now = Instant::now();
         let due: Vec<(u8, bool)> =
             self.paths.iter().filter(|(_, attempt)| attempt.due.is_some_and(|due| due <= now)).map(|(key, _)| *key).collect();
@@ -296,24 +308,28 @@ impl Keeper {
                 });
             }
             if usable {
-                self.dial(link, ipv6).await;
+                self.dial(link, ipv6);
             }
         }
     }
 
-    async fn dial(&mut self, link: u8, ipv6: bool) {
+    fn dial(&mut self, link: u8, ipv6: bool) {
         let backup = self.links.iter().any(|of| of.number == link && of.backup);
         let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { return };
         let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
         let place = attempt.address;
         attempt.address += 1;
-        let remote = remote(&self.peer.addresses, ipv6, place).await;
-        let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { return };
-        let Some(remote) = remote else {
+        let failed_before = attempt.failures > 0;
+        let Some(remote) = self.found.address(ipv6, place) else {
             attempt.failures += 1;
             attempt.due = Some(Instant::now() + pause);
+            self.found.look();
             return;
         };
+        if failed_before {
+            // It may have moved.
+            self.found.look();
+        }
         let path = PathId(self.next_path);
         self.next_path += 1;
         let (id, tls, name) = (*self.bond.lock().unwrap_or_else(PoisonError::into_inner), self.tls.clone(), self.peer.name.clone());
@@ -469,15 +485,4 @@ async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mp
             None => return Answer::Silent,
         }
     }
-}
-
-/// The peer's address to try now: those of the family in turn.
-async fn remote(addresses: &[Address], ipv6: bool, place: usize) -> Option<SocketAddr> {
-    let mut found = Vec::new();
-    for address in addresses {
-        if let Ok(resolved) = tokio::net::lookup_host(address.to_string()).await {
-            found.extend(resolved.filter(|address| address.is_ipv6() == ipv6));
-        }
-    }
-    (!found.is_empty()).then(|| found[place % found.len()])
 }

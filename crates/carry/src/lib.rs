@@ -8,6 +8,7 @@
 mod carrier;
 pub mod client;
 mod flow;
+mod found;
 pub mod relay;
 mod socket;
 mod sources;

@@ -107,6 +107,16 @@ async fn client(relay: &TestRelay) -> Client {
     client
 }
 
+#[tokio::test]
+async fn a_relay_is_found_by_its_name_and_a_name_that_nobody_knows_holds_nothing_up() {
+    let relay = TestRelay::start().await;
+    let names = ["no-such-host.invalid", "localhost"].map(|name| format!("{name}:{}", relay.address.port()).parse().unwrap());
+    let peer = Peer { addresses: names.into(), ..relay.peer(true) };
+    let client = Client::start(peer, Some(&KeyPair::generate().unwrap()), None).unwrap();
+    client.set_links(links(1));
+    until(&client, |state| *state == State::Up).await;
+}
+
 fn to(target: SocketAddr, carrier: Kind) -> Open {
     Open { carrier, target: Target::Address(target), policy: FlowPolicy::default() }
 }

@@ -1,0 +1,104 @@
+//! A peer's addresses, as far as they are known.
+
+use std::net::SocketAddr;
+
+use braid_peer::address::{Address, Host};
+use tokio::task::JoinHandle;
+
+/// Where the peer is. Names are looked up beside everything else: a resolver that does not answer must not hold paths up.
+pub(crate) struct Found {
+    names: Vec<Address>,
+    /// Those given as addresses.
+    given: Vec<SocketAddr>,
+    /// Those that names led to last.
+    named: Vec<SocketAddr>,
+    looking: Option<JoinHandle<Vec<SocketAddr>>>,
+}
+
+impl Found {
+    pub(crate) fn new(addresses: &[Address]) -> Self {
+        let given = addresses.iter().filter_map(|address| match address.host {
+            Host::Ip(ip) => Some(SocketAddr::new(ip, address.port())),
+            Host::Name(_) => None,
+        });
+        let names = addresses.iter().filter(|address| matches!(address.host, Host::Name(_))).cloned().collect();
+        Self { names, given: given.collect(), named: Vec::new(), looking: None }
+    }
+
+    /// The address to try now: those of the family in turn.
+    pub(crate) fn address(&self, ipv6: bool, place: usize) -> Option<SocketAddr> {
+        let all: Vec<SocketAddr> = self.given.iter().chain(&self.named).copied().filter(|address| address.is_ipv6() == ipv6).collect();
+        (!all.is_empty()).then(|| all[place % all.len()])
+    }
+
+    /// Begins to look names up, unless that goes on already.
+    pub(crate) fn look(&mut self) {
+        if self.looking.is_some() || self.names.is_empty() {
+            return;
+        }
+        let names = self.names.clone();
+        self.looking = Some(tokio::spawn(async move {
+            let mut found = Vec::new();
+            for name in names {
+                found.extend(tokio::net::lookup_host(name.to_string()).await.into_iter().flatten());
+            }
+            found
+        }));
+    }
+
+    /// Waits for what is being looked up; whether there are addresses that were not known.
+    pub(crate) async fn news(&mut self) -> bool {
+        let Some(looking) = &mut self.looking else { return std::future::pending().await };
+        let found = looking.await.unwrap_or_default();
+        self.looking = None;
+        let fresh = found.iter().any(|address| !self.named.contains(address));
+        // One that cannot be looked up now may still be where it was.
+        if !found.is_empty() {
+            self.named = found;
+        }
+        fresh
+    }
+}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        if let Some(looking) = &self.looking {
+            looking.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(addresses: &[&str]) -> Found {
+        Found::new(&addresses.iter().map(|address| address.parse().unwrap()).collect::<Vec<_>>())
+    }
+
+    #[tokio::test]
+    async fn addresses_take_turns_in_their_family_and_need_no_looking_up() {
+        let mut found = found(&["192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.2:3"]);
+        let turns: Vec<String> = (0..3).filter_map(|place| found.address(false, place)).map(|address| address.to_string()).collect();
+        assert_eq!(turns, ["192.0.2.1:1", "192.0.2.2:3", "192.0.2.1:1"]);
+        assert_eq!(found.address(true, 7).unwrap().to_string(), "[2001:db8::1]:2");
+        found.look();
+        assert!(found.looking.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_name_is_news_once_and_kept_when_it_cannot_be_looked_up() {
+        let mut found = found(&["localhost:5757"]);
+        assert_eq!((found.address(false, 0), found.address(true, 0)), (None, None));
+        found.look();
+        assert!(found.news().await);
+        let first = [false, true].map(|ipv6| found.address(ipv6, 0));
+        assert!(first.iter().flatten().all(|address| address.ip().is_loopback()) && first != [None, None]);
+        found.look();
+        assert!(!found.news().await, "the same again is no news");
+        found.names = vec!["no-such-host.invalid:5757".parse().unwrap()];
+        found.look();
+        assert!(!found.news().await);
+        assert_eq!([false, true].map(|ipv6| found.address(ipv6, 0)), first);
+    }
+}
