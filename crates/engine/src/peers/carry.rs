@@ -253,7 +253,9 @@ impl Peers {
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
             let outcome = opened.outcome().await;
-            let Opened { flow, .. } = opened;
+            let flow = opened.flow.clone();
+            // Whoever holds its client holds the bond, which may have to end before this flow does.
+            drop(opened);
             match outcome {
                 Outcome::Open => drop(splice(stream, flow).await),
                 Outcome::Failed(end) => {
