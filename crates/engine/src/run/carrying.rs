@@ -21,6 +21,7 @@ use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
+use tokio::sync::Notify;
 
 use super::disguises::{Disguise, Disguises, State};
 use super::meeting::Meeting;
@@ -52,6 +53,8 @@ pub(super) struct Carrying {
     held: Mutex<BTreeSet<u64>>,
     /// The lowest number of a call that waits here, for the guard; the highest number there is where none does.
     oldest: &'static AtomicU64,
+    /// Wakes who waits until a socket that is to fail has failed.
+    failed: Notify,
     connections: AtomicU64,
 }
 
@@ -110,6 +113,7 @@ impl Carrying {
             active: AtomicUsize::new(0),
             held: Mutex::default(),
             oldest,
+            failed: Notify::new(),
             connections: AtomicU64::new(0),
         });
         std::thread::spawn(move || runtime.block_on(watch(relay, client)));
@@ -172,10 +176,9 @@ impl Carrying {
                 let Some(local) = disguise.local else { return false };
                 self.listener.tell_address(call, socket.reaches(), SocketAddr::new(local, socket.local().port()))
             }
-            (Question::Error, State::Failed(error)) => {
-                let _ = socket.take_error();
-                self.disguises.forget(cookie);
-                self.listener.tell_error(call, error)
+            (Question::Error, State::Failing(error) | State::Failed(error)) => {
+                let told = move |carrying: &Self, call: &RawCall| carrying.listener.tell_error(call, error);
+                return self.tell_failure(call, socket, cookie, told);
             }
             (Question::Datagram, State::Datagrams(_)) => return self.on_receive(call, socket, disguise.remote),
             _ => return false,
@@ -188,13 +191,7 @@ impl Carrying {
     fn on_connect(self: &Arc<Self>, call: &RawCall, socket: Socket, remote: SocketAddr) -> bool {
         let cookie = socket.cookie();
         match self.disguises.get(cookie).map(|disguise| disguise.state) {
-            Some(State::Failed(error)) => {
-                let _ = socket.take_error();
-                self.disguises.forget(cookie);
-                drop(socket);
-                self.listener.answer(call.id, Err(error));
-                return true;
-            }
+            Some(State::Failing(error) | State::Failed(error)) => return self.tell_failure(call, socket, cookie, move |_, _| Err(error)),
             // The kernel knows what to say: already, or connected.
             Some(_) if !socket.is_fresh_stream() => return false,
             Some(_) => drop(self.disguises.forget(cookie)),
@@ -312,8 +309,35 @@ impl Carrying {
 
     /// Lets a connection that was begun fail. Its program is told the reason where it asks for it, and else hears of a reset.
     async fn fail(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, error: i32) {
-        self.disguises.set(cookie, State::Failed(error));
+        self.disguises.set(cookie, State::Failing(error));
         drop(Meeting::join(place, caller).await);
+        self.disguises.set(cookie, State::Failed(error));
+        self.failed.notify_waiters();
+    }
+
+    /// Answers a call that asks for the reason of a failure, once the socket has failed in the kernel's eyes too: between the handshake that
+    /// wakes its program and the reset that follows, nothing would be there to take away, and the program would hear of the reset as well.
+    fn tell_failure<T>(self: &Arc<Self>, call: &RawCall, socket: Socket, cookie: u64, told: T) -> bool
+    where
+        T: FnOnce(&Self, &RawCall) -> Result<i64, i32> + Send + 'static,
+    {
+        let (carrying, call, hold) = (self.clone(), *call, self.hold(call.id));
+        self.runtime.spawn(async move {
+            loop {
+                let failed = carrying.failed.notified();
+                match carrying.disguises.get(cookie).map(|disguise| disguise.state) {
+                    Some(State::Failing(_)) => failed.await,
+                    _ => break,
+                }
+            }
+            let _ = socket.take_error();
+            carrying.disguises.forget(cookie);
+            drop(socket);
+            let told = told(&carrying, &call);
+            carrying.listener.answer(call.id, told);
+            drop(hold);
+        });
+        true
     }
 
     async fn relay_directly(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, mut onward: TcpStream) {

@@ -24,6 +24,8 @@ pub(super) enum State {
     Waiting,
     /// A stream whose flow is open.
     Open,
+    /// A stream that was not opened, for this reason (`errno`), and of whose failure the kernel does not know yet.
+    Failing(i32),
     /// A stream that was not opened, for this reason (`errno`), of which its program has not heard.
     Failed(i32),
     /// A datagram socket; the number tells one connection of a socket from another.
