@@ -38,6 +38,9 @@ struct sock_common {
 	unsigned short skc_family;
 	unsigned char skc_ipv6only : 1;
 	volatile unsigned char skc_state;
+	struct {
+		__s64 counter;
+	} skc_cookie;
 };
 
 struct sock {
