@@ -8,7 +8,8 @@
  *   getpeername4/6, getsockname4/6, recvmsg4/6  show a redirected socket the addresses it asked for.
  *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon.
  *   sock_release  ends a flow: loads, demand, the event for the daemon.
- *   sockops       what connections suffer: SYNs and segments without an answer, handshakes answered. Where redirected ones come from.
+ *   state, retransmission  what connections suffer: handshakes answered, and where redirected ones come from; SYNs and segments
+ *                 without an answer. Not by `sockops`, which the kernel runs eight times a connection, at both ends, for one that counts.
  *   sent/received  count UDP, whose sockets have no counters of their own; on kernels without these tracepoints egress/ingress.
  *   connections, flows  dump the living flows, TCP's and UDP's, and bring their reservations up to date.
  *
@@ -562,7 +563,7 @@ int braid_ingress(struct __sk_buff *skb)
 
 /* ------------------------------------------------------------------ what connections suffer */
 
-BRAID_INLINE void note_answer(struct bpf_sock_ops *ctx, const struct braid_flow *flow)
+BRAID_INLINE void note_answer(const struct braid_flow *flow)
 {
 	__u32 key = flow->slot, v6 = flow->family == 6;
 	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
@@ -580,7 +581,7 @@ BRAID_INLINE void note_answer(struct bpf_sock_ops *ctx, const struct braid_flow 
 	}
 }
 
-BRAID_INLINE void note_timeout(struct bpf_sock_ops *ctx, const struct braid_flow *flow)
+BRAID_INLINE void note_timeout(const struct braid_flow *flow, __u32 detail)
 {
 	__u32 key = flow->slot;
 	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
@@ -591,37 +592,57 @@ BRAID_INLINE void note_timeout(struct bpf_sock_ops *ctx, const struct braid_flow
 	event = new_event(BRAID_EVENT_SUFFERING);
 	if (!event)
 		return;
-	event->detail = ctx->args[0];
-	if (ctx->state == TCP_SYN_SENT)
-		event->detail |= 1u << 31;
+	event->detail = detail;
 	event->row.flow = *flow;
 	bpf_ringbuf_submit(event, 0);
 }
 
-SEC("sockops")
-int braid_sockops(struct bpf_sock_ops *ctx)
+BRAID_INLINE const struct braid_flow *flow_of(struct sock *socket)
 {
-	struct connection *connection;
-	struct bpf_sock *socket;
-	__u64 cookie;
+	__u64 cookie = bpf_get_socket_cookie(socket);
+	struct connection *connection = bpf_map_lookup_elem(&connections, &cookie);
 
-	if (ctx->op != BPF_SOCK_OPS_TCP_CONNECT_CB && ctx->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ctx->op != BPF_SOCK_OPS_RTO_CB)
-		return 1;
-	cookie = bpf_get_socket_cookie(ctx);
-	connection = bpf_map_lookup_elem(&connections, &cookie);
-	if (!connection) {
-		socket = ctx->sk;
-		if (socket && ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
-			note_source(ctx, socket);
-		return 1;
-	}
-	if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
-		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTO_CB_FLAG);
-	else if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB)
-		note_answer(ctx, &connection->flow);
+	return connection ? &connection->flow : NULL;
+}
+
+/* Arguments: the socket, its old state and its new one. */
+SEC("tp_btf/inet_sock_set_state")
+int braid_state(__u64 *ctx)
+{
+	struct sock *socket = (void *)ctx[0];
+	const struct braid_flow *flow;
+
+	if ((int)ctx[1] != TCP_SYN_SENT || (int)ctx[2] != TCP_ESTABLISHED || socket->sk_protocol != IPPROTO_TCP)
+		return 0;
+	flow = flow_of(socket);
+	if (flow)
+		note_answer(flow);
 	else
-		note_timeout(ctx, &connection->flow);
-	return 1;
+		note_source(socket);
+	return 0;
+}
+
+/*
+ * Arguments: the socket and the segment that it sends again. Only for want of an answer: timers that ran out are counted until
+ * something is acknowledged, and what they send is the first segment that is not. All else repairs a loss that answers have told of.
+ */
+SEC("tp_btf/tcp_retransmit_skb")
+int braid_retransmission(__u64 *ctx)
+{
+	struct sock *socket = (void *)ctx[0];
+	const struct tcp_sock *tcp = (const void *)socket;
+	const struct sk_buff *segment = (const void *)ctx[1];
+	const struct inet_connection_sock *connection = (const void *)socket;
+	__u32 timeouts = BPF_CORE_READ(connection, icsk_retransmits);
+	const struct tcp_skb_cb *control = (const void *)segment + bpf_core_field_offset(segment->cb);
+	const struct braid_flow *flow;
+
+	if (!timeouts || BPF_CORE_READ(control, seq) != BPF_CORE_READ(tcp, snd_una))
+		return 0;
+	flow = flow_of(socket);
+	if (flow)
+		note_timeout(flow, (timeouts - 1) | (socket->__sk_common.skc_state == TCP_SYN_SENT ? 1u << 31 : 0));
+	return 0;
 }
 
 /* ------------------------------------------------------------------ the dump */

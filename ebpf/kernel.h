@@ -59,6 +59,18 @@ struct inet_sock {
 	int uc_index;
 };
 
+struct inet_connection_sock {
+	__u8 icsk_retransmits;
+};
+
+struct sk_buff {
+	char cb[48];
+};
+
+struct tcp_skb_cb {
+	__u32 seq;
+};
+
 struct tcp_sock {
 	__u64 bytes_received;
 	__u64 bytes_acked;

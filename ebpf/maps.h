@@ -21,6 +21,7 @@
 #define SO_MARK 36
 #define SOCK_BINDADDR_LOCK 4
 #define SOCK_BINDPORT_LOCK 8
+#define TCP_ESTABLISHED 1
 #define TCP_SYN_SENT 2
 #define TCP_CLOSE 7
 #define TCP_CLOSE_WAIT 8

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Map, RingBuf};
 use aya::programs::{
-    BtfTracePoint, CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier, SockOps,
+    BtfTracePoint, CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier,
 };
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::LinkMask;
@@ -80,7 +80,7 @@ impl BpfSteering {
         let cgroup = opened.map_err(|error| no_cgroup(error.to_string()))?;
         // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
         let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
-        let ending = ["braid_release", "braid_sockops"];
+        let ending = ["braid_release", "braid_state", "braid_retransmission"];
         let showing = SHOW.into_iter();
         let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
         for name in ending.into_iter().chain(counting).chain(showing).chain(starting) {
@@ -135,9 +135,10 @@ const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
 /// Show redirected sockets the addresses they asked for.
 const SHOW: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "braid_release",
-    "braid_sockops",
+    "braid_state",
+    "braid_retransmission",
     "braid_sendmsg4",
     "braid_sendmsg6",
     "braid_connect4",
@@ -190,10 +191,14 @@ fn load_program(program: &mut Program, name: &'static str, btf: &Btf) -> Result<
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::CgroupSkb(program) => program.load(),
-        Program::SockOps(program) => program.load(),
         Program::SchedClassifier(program) => SchedClassifier::load(program),
         Program::BtfTracePoint(program) => {
-            let tracepoint = if name == "braid_sent" { "sock_send_length" } else { "sock_recv_length" };
+            let tracepoint = match name {
+                "braid_state" => "inet_sock_set_state",
+                "braid_retransmission" => "tcp_retransmit_skb",
+                "braid_sent" => "sock_send_length",
+                _ => "sock_recv_length",
+            };
             BtfTracePoint::load(program, tracepoint, btf)
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
@@ -213,7 +218,6 @@ fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<
             let way = if name == "braid_egress" { CgroupSkbAttachType::Egress } else { CgroupSkbAttachType::Ingress };
             CgroupSkb::attach(program, cgroup, way, mode).map(drop)
         }
-        Program::SockOps(program) => SockOps::attach(program, cgroup, mode).map(drop),
         Program::BtfTracePoint(program) => BtfTracePoint::attach(program).map(drop),
         _ => return Err(LoadError::Program { program: name, reason: "it is attached to nothing".to_owned() }),
     };
