@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chronicle;
 pub mod config;
 pub mod core;
 pub mod daemon;
@@ -14,4 +15,5 @@ pub mod profiles;
 pub mod proxy;
 pub mod run;
 pub mod server;
+pub mod settings;
 pub mod store;

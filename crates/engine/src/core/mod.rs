@@ -40,6 +40,7 @@ pub use grounds::Grounds;
 pub use link::Link;
 use rules::Executables;
 pub use rules::Names;
+pub use views::SeenFlows;
 use slots::Slots;
 
 /// Why a link has no slot.

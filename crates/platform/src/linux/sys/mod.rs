@@ -1,5 +1,6 @@
 //! All `unsafe` of the crate: system calls without a safe library, and layouts shared with the kernel's side.
 
+pub mod access;
 pub mod abi;
 pub mod bpf;
 pub mod datagram;
