@@ -6,6 +6,7 @@ pub mod chronicle;
 pub mod config;
 pub mod core;
 pub mod daemon;
+pub mod desk;
 pub mod guardian;
 mod lock;
 mod memory;

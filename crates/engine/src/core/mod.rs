@@ -80,11 +80,14 @@ pub struct Stuck {
     pub remote: SocketAddr,
     /// The device it is bound to.
     pub link: LinkIndex,
+    /// Not since its link is dead, but since its destination belongs to a tunnel now.
+    pub tunnelled: bool,
 }
 
 impl Stuck {
     fn of(row: &FlowRow) -> Self {
         Self {
+            tunnelled: false,
             id: row.id,
             protocol: row.protocol,
             local: SocketAddr::new(row.local.0, row.local.1),
@@ -419,7 +422,8 @@ impl<S: Steering> Core<S> {
         // A link that still has its default route, and yet is not the system's choice: something goes before it.
         let passed_over =
             |row: &FlowRow| self.links.get(&row.link).is_some_and(|link| link.configured(family)) && !self.may_steer(row.remote.0);
-        let leaked: Vec<_> = self.flows.iter().filter(|row| row.family == family && passed_over(row)).map(Stuck::of).collect();
+        let leaked = self.flows.iter().filter(|row| row.family == family && passed_over(row));
+        let leaked: Vec<_> = leaked.map(|row| Stuck { tunnelled: true, ..Stuck::of(row) }).collect();
         self.todo.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Connected<IncomingStream<'_, Entrance>> for Client {
 /// Everything, behind the [`guard`].
 pub(super) fn router(api: Api) -> Router {
     Router::new()
-        .route("/v1/status", get(async |State(api): Core| status(&api).await.map(Json)))
+        .route("/v1/status", get(async |core: Core| ask(core, Request::Status).await))
         .route("/v1/links", get(async |core: Core| ask(core, Request::Links).await))
         .route("/v1/flows", get(async |core: Core| ask(core, Request::Flows).await))
         .route("/v1/apps", get(async |core: Core| ask(core, Request::Apps).await))
@@ -90,8 +90,17 @@ async fn ask<T>(State(api): Core, request: impl FnOnce(Answer<T>) -> Request) ->
 
 /// Something that is said, not only asked.
 async fn order<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, Answer<T>) -> Request) -> Reply<T> {
-    let Json(body) = body.map_err(|error| not_understood(&error.body_text()))?;
+    let body = said(body)?;
     ask(core, |answer| request(body, answer)).await
+}
+
+/// Reads a body.
+fn said<T>(body: Body<T>) -> Result<T, Refusal> {
+    body.map(|Json(said)| said).map_err(|error| match error.status().as_u16() {
+        413 => Refusal(Problem::new(413, "Too much", format!("the body is larger than {LARGEST} bytes"))),
+        415 => Refusal(Problem::new(415, "Not JSON", "send JSON, and say so: `Content-Type: application/json`")),
+        _ => not_understood(&error.body_text()),
+    })
 }
 
 fn not_understood(why: &str) -> Refusal {
@@ -103,13 +112,8 @@ fn asked<T>(query: Asked<T>) -> Result<T, Refusal> {
     query.map(|Query(asked)| asked).map_err(|error| not_understood(&error.body_text()))
 }
 
-async fn status(api: &Api) -> Result<braid_api::Status, Refusal> {
-    let status = exchange(api, Request::Status).await?;
-    Ok(braid_api::Status { ui: api.page.clone(), ..status })
-}
-
 async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
-    let status = status(&api).await?;
+    let status = exchange(&api, Request::Status).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status)).into_response())
 }
 
@@ -118,8 +122,7 @@ async fn events(State(api): Core, headers: HeaderMap) -> Result<Response, Refusa
     let crowded = "too many programs listen already: close some pages of Braid's";
     // Before the first is told, so that nothing falls between the two.
     let listener = api.live.listen().ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
-    let mut first = exchange(&api, |answer| Request::Subscribe(after, answer)).await?;
-    first.status.ui = api.page.clone();
+    let first = exchange(&api, |answer| Request::Subscribe(after, answer)).await?;
     Ok(listener.stream(&first))
 }
 
@@ -169,7 +172,7 @@ async fn who(Extension(May(needs)): Extension<May>) -> Json<Session> {
 
 /// A token becomes a cookie, which scripts cannot read.
 async fn session(State(api): Core, body: Body<SessionRequest>) -> Result<Response, Refusal> {
-    let Json(request) = body.map_err(|error| not_understood(&error.body_text()))?;
+    let request = said(body)?;
     let Some(keys) = &api.keys else {
         return Err(Refusal(Problem::new(409, "No tokens", "the daemon was started without --ui: it knows no tokens")));
     };

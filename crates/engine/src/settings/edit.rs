@@ -49,8 +49,12 @@ fn apply_one(document: &mut DocumentMut, edit: &Edit) -> Changes {
         }
         Edit::Unset { path } => {
             let Some((table, key)) = reach(document, path, false)? else { return Ok(Vec::new()) };
-            let was = take(table, key);
-            Ok(was.map(|was| words::unset(&path.join("."), &was)).into_iter().collect())
+            let Some((was, comment)) = take(table, key) else { return Ok(Vec::new()) };
+            if !comment.is_empty() {
+                let trailing = document.trailing().as_str().unwrap_or_default().to_owned();
+                document.set_trailing(format!("{comment}{trailing}"));
+            }
+            Ok(vec![words::unset(&path.join("."), &was)])
         }
         Edit::Link { name, set, unset } => link(document, name, set, unset),
         Edit::App { index, set, unset } => {
@@ -166,7 +170,12 @@ fn change(table: &mut Table, subject: &str, set: &Map<String, Json>, unset: &[St
         changes.extend(words::set(&format!("{subject}: {key}"), was.as_deref(), &shown(value)));
     }
     for key in unset {
-        changes.extend(take(table, key).map(|was| words::unset(&format!("{subject}: {key}"), &was)));
+        let Some((was, comment)) = take(table, key) else { continue };
+        if !comment.is_empty() {
+            let above = table.decor().prefix().and_then(|prefix| prefix.as_str()).unwrap_or("\n").to_owned();
+            table.decor_mut().set_prefix(format!("{above}{comment}"));
+        }
+        changes.push(words::unset(&format!("{subject}: {key}"), &was));
     }
     Ok(changes)
 }
@@ -185,8 +194,42 @@ fn put(table: &mut dyn TableLike, key: &str, value: &Json) -> Result<Option<Stri
     Ok(was)
 }
 
-fn take(table: &mut dyn TableLike, key: &str) -> Option<String> {
-    table.remove(key).map(|item| written(&item))
+/// Removes a key; what was said of it in comments goes to what follows it in the table, or comes back where nothing does.
+fn take(table: &mut dyn TableLike, key: &str) -> Option<(String, String)> {
+    let place = table.iter().position(|(name, _)| name == key)?;
+    let prefix = table.key(key).and_then(|key| key.leaf_decor().prefix()).and_then(|prefix| prefix.as_str()).unwrap_or_default().to_owned();
+    let item = table.remove(key)?;
+    let suffix = item.as_value().and_then(|value| value.decor().suffix()).and_then(|suffix| suffix.as_str()).unwrap_or_default();
+    let mut comment = if prefix.contains('#') { prefix } else { String::new() };
+    if suffix.contains('#') {
+        comment.push_str(&format!("{}\n", suffix.trim()));
+    }
+    let next = table.iter().nth(place).map(|(name, _)| name.to_owned());
+    if let Some(next) = next.filter(|_| !comment.is_empty()) {
+        hang_above(table, &next, &mut comment);
+    }
+    Some((written(&item), comment))
+}
+
+/// Puts a comment above a key or the table of that name; what finds no place there is left.
+fn hang_above(table: &mut dyn TableLike, key: &str, comment: &mut String) {
+    let with = |old: Option<&toml_edit::RawString>, comment: &str| format!("{comment}{}", old.and_then(|old| old.as_str()).unwrap_or_default());
+    let first = match table.get_mut(key) {
+        Some(Item::Table(table)) if !table.is_dotted() && !table.is_implicit() => Some(table),
+        Some(Item::ArrayOfTables(tables)) => tables.get_mut(0),
+        Some(Item::Value(_)) => {
+            if let Some(mut key) = table.key_mut(key) {
+                let prefix = with(key.leaf_decor().prefix(), &std::mem::take(comment));
+                key.leaf_decor_mut().set_prefix(prefix);
+            }
+            return;
+        }
+        _ => None,
+    };
+    if let Some(table) = first {
+        let prefix = with(table.decor().prefix(), &std::mem::take(comment));
+        table.decor_mut().set_prefix(prefix);
+    }
 }
 
 fn written(item: &Item) -> String {
@@ -400,6 +443,25 @@ users = [0]
         let value = "app = [{ match = { name = \"x\" } }]\n";
         let error = apply(value, &edits(json!([{"op": "app-remove", "index": 0}]))).unwrap_err().to_string();
         assert!(error.contains("write [[app]] entries"), "{error}");
+    }
+
+    #[test]
+    fn comments_outlive_the_key_that_they_stood_by() {
+        for edit in [
+            json!({"op": "unset", "path": ["version"]}),
+            json!({"op": "unset", "path": ["scheduler"]}),
+            json!({"op": "unset", "path": ["exclude", "users"]}),
+            json!({"op": "link", "name": "wlan0", "unset": ["metered"]}),
+            json!({"op": "link", "name": "wlan0", "unset": ["name"]}),
+        ] {
+            let (text, changes) = edited(json!([edit]));
+            let (mut had, mut has) = (comments(FILE), comments(&text));
+            had.sort();
+            has.sort();
+            assert_eq!((has, changes.len()), (had, 1), "{edit}: {text}");
+        }
+        let (text, _) = edited(json!([{"op": "unset", "path": ["version"]}, {"op": "unset", "path": ["scheduler"]}]));
+        assert!(text.starts_with("# Ada's laptop.\n# steady\n"), "{text}");
     }
 
     #[test]
