@@ -107,7 +107,7 @@ pub struct ConfigChanged {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionRequest {
-    /// The full or the read-only token.
+    /// The full or the read-only token, or what stood behind `#token=` in the page's address.
     pub token: String,
 }
 
@@ -121,7 +121,7 @@ pub struct Session {
 /// Where the web page is: the answer to `POST /v1/ui`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UiAddress {
-    /// Its address, with a token behind `#` that lets the browser do what the one who asked may.
+    /// Its address; what stands behind `#token=` begins one session, within two minutes, that may do what the one who asked may.
     pub url: String,
     /// Whether that is to change things.
     pub may_change: bool,

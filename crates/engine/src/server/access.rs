@@ -34,6 +34,8 @@ const COOKIE: &str = "braid-session";
 const SESSIONS: usize = 64;
 /// How long a session lasts.
 const SESSION: Duration = Duration::from_secs(7 * 86_400);
+/// How long a ticket waits to be used.
+const TICKET: Duration = Duration::from_secs(120);
 /// Nothing but the page's own files is loaded, run or framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; \
                       manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -75,6 +77,7 @@ pub(super) struct Keys {
     full: String,
     reading: String,
     sessions: Mutex<VecDeque<Known>>,
+    tickets: Mutex<VecDeque<Known>>,
     names: Vec<String>,
     tls: bool,
 }
@@ -96,7 +99,7 @@ impl Keys {
         let full = token(&folder.join("ui-token"))?;
         let reading = token(&folder.join("ui-token-read"))?;
         let names = names.into_iter().map(|name| name.to_ascii_lowercase()).collect();
-        Ok(Self { full, reading, sessions: Mutex::default(), names, tls })
+        Ok(Self { full, reading, sessions: Mutex::default(), tickets: Mutex::default(), names, tls })
     }
 
     /// The token for what a client may do.
@@ -111,9 +114,29 @@ impl Keys {
         if full { Some(Needs::Changing) } else { reading.then_some(Needs::Reading) }
     }
 
-    /// Begins a session by a token: what it allows, and the cookie.
+    /// What begins one session, soon: an address is seen by others where it stands in a command line or a browser's history, a token must
+    /// not be. `None` where the system gives no random numbers.
+    pub(super) fn ticket(&self, needs: Needs) -> Option<String> {
+        let ticket = random().ok()?;
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        if tickets.len() == SESSIONS {
+            tickets.pop_front();
+        }
+        tickets.push_back(Known { hash: hash(&ticket), needs, since: Instant::now() });
+        Some(ticket)
+    }
+
+    fn redeem(&self, ticket: &str) -> Option<Needs> {
+        let wanted = hash(ticket);
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        tickets.retain(|known| known.since.elapsed() < TICKET);
+        let at = tickets.iter().position(|known| equal(&known.hash, &wanted))?;
+        tickets.remove(at).map(|known| known.needs)
+    }
+
+    /// Begins a session by a token or a ticket: what it allows, and the cookie.
     pub(super) fn begin(&self, token: &str) -> Option<(Needs, HeaderValue)> {
-        let needs = self.allows(token)?;
+        let needs = self.allows(token).or_else(|| self.redeem(token))?;
         let cookie = random().ok()?;
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.len() == SESSIONS {
@@ -322,6 +345,10 @@ mod tests {
         let with = |text: String| HeaderMap::from_iter([(header::COOKIE, text.parse().unwrap())]);
         assert_eq!(keys.of(&with(format!("a=b; {pair}"))), Some(Needs::Reading));
         assert_eq!(keys.of(&with(format!("{pair}0"))), None);
+        let ticket = keys.ticket(Needs::Changing).unwrap();
+        assert_eq!(keys.of(&bearer(&ticket)), None, "a ticket is no token");
+        assert_eq!(keys.begin(&ticket).map(|begun| begun.0), Some(Needs::Changing));
+        assert!(keys.begin(&ticket).is_none(), "it begins one session");
         for _ in 0..SESSIONS {
             keys.begin(keys.token(Needs::Changing)).unwrap();
         }

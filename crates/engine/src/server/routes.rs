@@ -181,13 +181,14 @@ async fn session(State(api): Core, body: Body<SessionRequest>) -> Result<Respons
     Ok(([(header::SET_COOKIE, cookie)], Json(Session { may_change: needs == Needs::Changing })).into_response())
 }
 
-/// The page's address with the token of whoever asks.
+/// The page's address with a ticket for what whoever asks may do.
 async fn ui(State(api): Core, Extension(May(needs)): Extension<May>) -> Reply<UiAddress> {
     let (Some(keys), Some(page)) = (&api.keys, &api.page) else {
         let detail = "the daemon serves no page: start it with `braid up --ui`";
         return Err(Refusal(Problem::new(409, "No page", detail)));
     };
-    Ok(Json(UiAddress { url: format!("{page}#token={}", keys.token(needs)), may_change: needs == Needs::Changing }))
+    let ticket = keys.ticket(needs).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;
+    Ok(Json(UiAddress { url: format!("{page}#token={ticket}"), may_change: needs == Needs::Changing }))
 }
 
 /// The page's files, or nothing.
