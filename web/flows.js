@@ -43,7 +43,7 @@ export function mount(root) {
   const link = select([['', 'All links']], '', { 'aria-label': 'Link' });
   const carry = select([['', 'Any carriage'], ['direct', 'Direct'], ['bond', 'Over several links']], '', { 'aria-label': 'How carried' });
   const said = h('p', { class: 'said' });
-  const none = h('p', { class: 'none', hidden: true });
+  const none = h('p', { class: 'no-rows', hidden: true });
   const table = new Table({ label: 'Flows', columns: COLUMNS, key: (flow) => flow.id, open: openFlow, sort: { key: 'down', down: true } });
   table.node.classList.add('flows');
   root.append(h('div', { class: 'tools' }, search, link, carry, said), h('div', { class: 'card flush' }, table.node, none));

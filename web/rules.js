@@ -21,51 +21,49 @@ const CONDITIONS = [
 /** What a new rule of a program matches: its path, or its process's name where no path is known. */
 const identity = (application, name) => (application.startsWith('/') ? { exe: application } : { name: name ?? application });
 
-/** Opens the choices for one program; `above` goes before the form. Resolves to whether something was applied. */
+/** Opens the choices for one program; `above` goes before the form. */
 export function edit(application, name, above = null) {
   const index = ruleOf(application, name);
-  return open(tail(application), index, { conditions: identity(application, name), fixed: true, above });
+  open(tail(application), index, { conditions: identity(application, name), fixed: true, above });
 }
 
 /** Opens the rule at `index`, counted from 0; a new one for -1. */
 export function editRule(index) {
   const rule = store.policy.apps[index];
   const conditions = rule ? readConditions(rule.matches) : {};
-  return open(rule ? 'Rule' : 'New rule', index, { conditions: conditions ?? {}, fixed: conditions === null, text: rule?.matches });
+  open(rule ? 'Rule' : 'New rule', index, { conditions: conditions ?? {}, fixed: conditions === null, text: rule?.matches });
 }
 
 function open(title, index, { conditions, fixed, above, text }) {
   const rule = store.policy?.apps[index] ?? { links: null, prefer: [], class: null, affinity: null, carry: '', relay: null, weight: 1 };
-  return new Promise((resolve) => {
-    const match = fixed ? fixedMatch(conditions, text) : matchFields(conditions);
-    const links = linkChoice(rule);
-    const relays = [...new Set([...store.peers.filter((peer) => peer.kind !== 'server').map((peer) => peer.name), rule.relay].filter(Boolean))];
-    const inputs = {
-      class: select(CLASSES, rule.class ?? ''), carry: select(CARRIES, rule.carry), affinity: select(AFFINITIES, rule.affinity ?? ''),
-      relay: select([['', 'Any'], ...relays.map((name) => [name, name])], rule.relay ?? ''),
-      weight: h('input', { type: 'number', min: '0.05', max: '650', step: 'any', value: String(rule.weight) }),
-    };
-    const form = h('form', { class: 'rule-form' }, match.node, links.node,
-      h('div', { class: 'form-grid' }, field('Class', inputs.class), field('Carried', inputs.carry), field('Relay', inputs.relay),
-        field('Kept together', inputs.affinity),
-        field('Weight', inputs.weight, 'Share against other flows through a relay; 1 is usual')),
-      h('div', { class: 'row-actions end' },
-        index >= 0 && h('button', { type: 'button', class: 'danger', text: 'Remove this rule…', onclick: () => leave([{ op: 'app-remove', index }]) }),
-        h('button', { type: 'button', text: 'Cancel', onclick: () => box.close() }),
-        h('button', { class: 'primary', text: 'Preview…' })));
-    const box = dialog(title, [above, form], { class: 'wide' });
-    box.addEventListener('close', () => resolve(false));
-    const leave = async (edits) => {
-      if (!mayChange()) return;
-      box.close();
-      resolve(await propose(edits));
-    };
-    form.addEventListener('submit', (event) => {
-      event.preventDefault();
-      const wanted = { ...links.read(), class: inputs.class.value, affinity: inputs.affinity.value, carry: inputs.carry.value,
-        relay: inputs.relay.value, weight: Number(inputs.weight.value) };
-      leave(edits(index, rule, match.read(), wanted));
-    });
+  const match = fixed ? fixedMatch(conditions, text) : matchFields(conditions);
+  const links = linkChoice(rule);
+  const relays = [...new Set([...store.peers.filter((peer) => peer.kind !== 'server').map((peer) => peer.name), rule.relay].filter(Boolean))];
+  const inputs = {
+    class: select(CLASSES, rule.class ?? ''), carry: select(CARRIES, rule.carry), affinity: select(AFFINITIES, rule.affinity ?? ''),
+    relay: select([['', 'Any'], ...relays.map((name) => [name, name])], rule.relay ?? ''),
+    weight: h('input', { type: 'number', min: '0.05', max: '650', step: 'any', value: String(rule.weight) }),
+  };
+  const form = h('form', { class: 'rule-form' }, match.node, links.node,
+    h('div', { class: 'form-grid' }, field('Class', inputs.class), field('Carried', inputs.carry), field('Relay', inputs.relay),
+      field('Kept together', inputs.affinity),
+      field('Weight', inputs.weight, 'Share against other flows through a relay; 1 is usual')),
+    h('div', { class: 'row-actions end' },
+      index >= 0 && h('button', { type: 'button', class: 'danger', text: 'Remove this rule…', onclick: () => leave([{ op: 'app-remove', index }]) }),
+      h('button', { type: 'button', text: 'Cancel', onclick: () => box.close() }),
+      h('button', { class: 'primary', text: 'Preview…' })));
+  const box = dialog(title, [above, form], { class: 'wide' });
+  const leave = (edits) => {
+    if (!mayChange()) return;
+    box.close();
+    propose(edits);
+  };
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    if (links.problem()) return;
+    const wanted = { ...links.read(), class: inputs.class.value, affinity: inputs.affinity.value, carry: inputs.carry.value,
+      relay: inputs.relay.value, weight: Number(inputs.weight.value) };
+    leave(edits(index, rule, match.read(), wanted));
   });
 }
 
@@ -73,7 +71,8 @@ function open(title, index, { conditions, fixed, above, text }) {
 function edits(index, rule, match, wanted) {
   const had = { links: rule.links ?? '', prefer: rule.prefer.length ? rule.prefer : '', class: rule.class ?? '', affinity: rule.affinity ?? '',
     carry: rule.carry, relay: rule.relay ?? '', weight: rule.weight };
-  const set = match ? { match } : {};
+  const same = rule.matches !== undefined && JSON.stringify(readConditions(rule.matches)) === JSON.stringify(match);
+  const set = match && !same ? { match } : {};
   const unset = [];
   for (const [key, value] of Object.entries(wanted)) {
     if (JSON.stringify(value) === JSON.stringify(had[key])) continue;
@@ -119,12 +118,20 @@ function linkChoice(rule) {
   const mode = () => radios.find(([radio]) => radio.checked)[0].value;
   const show = () => boxes.forEach((box) => {
     box.disabled = mode() === '';
+    box.setCustomValidity('');
   });
+  list.addEventListener('change', show);
   show();
+  /** Some links must be named where only some are wanted; says so at the first box. */
+  const problem = () => {
+    const missing = mode() !== '' && !boxes.some((box) => box.checked);
+    boxes[0]?.setCustomValidity(missing ? 'Choose at least one link, or “Any link”.' : '');
+    return missing && boxes[0] && !boxes[0].reportValidity();
+  };
   const read = () => {
     const names = boxes.filter((box) => box.checked).map((box) => box.value);
     const some = names.length ? names : '';
     return { links: mode() === 'links' ? some : '', prefer: mode() === 'prefer' ? some : rule.links && mode() === 'links' && rule.prefer.length ? rule.prefer : '' };
   };
-  return { node: h('fieldset', {}, h('legend', { text: 'Links' }), h('div', { class: 'radios' }, radios.map(([, label]) => label)), list), read };
+  return { node: h('fieldset', {}, h('legend', { text: 'Links' }), h('div', { class: 'radios' }, radios.map(([, label]) => label)), list), read, problem };
 }

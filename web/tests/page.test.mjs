@@ -79,6 +79,11 @@ describe('what a user does', () => {
     let flow;
     for (let tries = 0; tries < 500 && flow?.application !== '/usr/bin/curl'; tries += 1) flow = mock.openFlow();
     assert.ok(flow.id >= newest && flow.link === 'wwan0');
+    await page.getByRole('button', { name: 'Choose for curl' }).click();
+    await page.locator('.checks').getByText('wwan0').click();
+    await page.getByRole('button', { name: 'Preview…' }).click();
+    assert.equal(await page.locator('.checks input').first().evaluate((box) => box.validationMessage), 'Choose at least one link, or “Any link”.');
+    await page.keyboard.press('Escape');
     await page.getByRole('button', { name: 'Undo', exact: true }).click();
     await page.locator('[data-app="/usr/bin/curl"] .choice').getByText('Braid chooses').waitFor();
     assert.equal(mock.config.model.apps.length, 2);
