@@ -2,10 +2,11 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
+SUITES ?= bookworm noble
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help deps build demo test test-ui bench check screenshots install uninstall
+.PHONY: help deps build demo test test-ui test-package bench check screenshots package install uninstall
 
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
@@ -14,6 +15,8 @@ help:
 	@echo "make bench      measurements, with the figures the documentation quotes"
 	@echo "make check      formatting, lints and the purity of the pure crates"
 	@echo "make screenshots  pictures of the web page, to docs/screenshots"
+	@echo "make package    a .deb and a tarball, to $(TARGET)/package"
+	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain Debian and Ubuntu roots (SUITES); needs root"
 	@echo "make install    build, and install to $(PREFIX) (DESTDIR and PREFIX are honoured)"
 	@echo "make uninstall  remove what install installed; configuration and state stay"
 	@echo "make deps       install the Debian or Ubuntu packages all this needs"
@@ -40,6 +43,12 @@ test-ui:
 screenshots:
 	web/tests/install-deps.sh
 	cd web/tests && node screenshots.mjs
+
+package: build
+	packaging/build $(TARGET)/release/braid $(TARGET)/package
+
+test-package: package
+	$(SUDO) packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
 
 bench: build
 	$(TARGET)/release/braid-lab bench --braid $(TARGET)/release/braid --out $(TARGET)/bench
