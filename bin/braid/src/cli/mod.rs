@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};
 pub(crate) use get::Get;
 pub(crate) use relay::{
-    Join, Leave, Limit, Move, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
+    Join, Leave, Move, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
 };
 pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
 pub(crate) use steering::{Proxy, Run, Steering};
