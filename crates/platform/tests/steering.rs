@@ -15,7 +15,7 @@ use braid_decide::connection::LinkMask;
 use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol};
 use braid_platform::linux::sys::abi;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::{SteerMatch, SteerRule, Steering, SteeringEvent};
+use braid_platform::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
 use support::steered::{fetch, in_world, index_of, params, steering, tally};
 
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 10));
@@ -387,6 +387,44 @@ fn regression_more_prefixes_than_room_leave_what_they_cover_alone() {
             assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered");
             assert!(steering.warnings().is_empty());
         }
+    });
+}
+
+/// Waits for a segment of a flow to that port that nobody answers; whether it is the first one.
+fn suffering(steering: &mut impl Steering, port: u16) -> bool {
+    let begin = std::time::Instant::now();
+    loop {
+        let told = steering.events(1000).into_iter().find_map(|event| match event {
+            SteeringEvent::Suffering { connecting, remote, family: Family::V4, .. } if remote == (SERVER, port) => Some(connecting),
+            _ => None,
+        });
+        if let Some(connecting) = told {
+            return connecting;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "nothing is told");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn answers_are_counted_and_their_absence_is_told() {
+    in_world("signs of life and death", 2, || {
+        let mut steering = steering(&SteerParams { usable: PerFamily { v4: LinkMask(1), v6: LinkMask(1) }, ..params(2) });
+        let mut stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
+        let signs = steering.signs(0, Family::V4).unwrap();
+        assert_eq!((signs.answered, signs.remote, signs.timeouts), (1, Some((SERVER, 80)), 0));
+        assert_eq!(steering.signs(0, Family::V6).unwrap().answered, 0);
+        // From here on the link is dark: what is sent reaches nobody.
+        support::world::ip("neigh replace 10.77.0.1 lladdr 02:00:00:00:00:99 dev link0 nud permanent");
+        stream.write_all(b"?").unwrap();
+        assert!(!suffering(&mut steering, 80));
+        steering.heartbeat(now()).unwrap();
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket.connect(&SocketAddr::new(SERVER, 81).into()).unwrap_err();
+        assert!(suffering(&mut steering, 81), "nobody answered the connection");
+        let signs = steering.signs(0, Family::V4).unwrap();
+        assert!(signs.answered == 1 && signs.timeouts >= 2, "{signs:?}");
     });
 }
 
