@@ -1,7 +1,5 @@
 //! What `braid top` shows: a function of what it knows and of the terminal's size.
 
-use std::time::Duration;
-
 use braid_api::Link;
 use braid_model::{Bytes, Rate, printable};
 use ratatui::Frame;
@@ -11,7 +9,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
 use super::model::{Live, Model, View};
-use crate::table::{UNKNOWN, age, joules, micros, percent};
+use crate::table::{UNKNOWN, age, micros, percent};
 
 /// Steps of a curve.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -73,42 +71,47 @@ fn draw_warning(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     frame.render_widget(Paragraph::new(text).style(Style::new().fg(Color::Yellow)), area);
 }
 
+/// A column of the links' table, the most important first: title, width, how to fill it.
+type LinkColumn = (&'static str, u16, fn(&Model, &Link) -> Cell<'static>);
+
+const LINK_COLUMNS: [LinkColumn; 9] = [
+    ("LINK", 10, |_, link| Cell::from(printable(&link.name))),
+    ("STATE", 8, |_, link| Cell::from(link.state.clone()).style(state_style(&link.state))),
+    ("DOWN", 12, |model, link| rate(model.sample(&link.name).and_then(|sample| sample.rx_bps).or(link.rate_down_bps))),
+    ("UP", 12, |model, link| rate(model.sample(&link.name).and_then(|sample| sample.tx_bps).or(link.rate_up_bps))),
+    ("RTT", 8, |_, link| right(micros(link.rtt_us))),
+    ("FLOWS", 5, |_, link| right(Some(link.flows))),
+    ("LOSS", 6, |_, link| right(percent(link.loss))),
+    ("CAPACITY", 12, |_, link| rate(link.capacity_down_bps)),
+    ("POWER", 8, |model, link| right(model.sample(&link.name).and_then(|sample| sample.power_w).map(|watts| format!("{watts:.2} W")))),
+];
+
 fn draw_links(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let Some(status) = &model.status else { return };
-    let curve = usize::from(area.width.saturating_sub(78).min(60));
-    let row = |link: &Link| {
-        let sample = model.sample(&link.name);
-        let rate = |bps: Option<u64>| right(bps.map(|bps| Rate::from_bps(bps).to_string()));
-        Row::new([
-            Cell::from(printable(&link.name)),
-            Cell::from(link.state.clone()).style(state_style(&link.state)),
-            rate(sample.and_then(|sample| sample.rx_bps).or(link.rate_down_bps)),
-            rate(sample.and_then(|sample| sample.tx_bps).or(link.rate_up_bps)),
-            rate(link.capacity_down_bps),
-            right(micros(link.rtt_us)),
-            right(percent(link.loss)),
-            right(Some(link.flows.to_string())),
-            right(sample.and_then(|sample| sample.power_w).map(|watts| format!("{watts:.2} W")).or_else(|| joules(link.energy_j))),
-            Cell::from(sparkline(&model.curve(&link.name, curve))),
-        ])
+    // A column is there as a whole or not at all: half a number is a wrong one.
+    let mut left = area.width;
+    let fits = |(_, width, _): &&LinkColumn| {
+        let taken = width + 1;
+        let fits = left >= taken;
+        left = if fits { left - taken } else { 0 };
+        fits
     };
-    let widths = [
-        Constraint::Length(10),
-        Constraint::Length(8),
-        Constraint::Length(12),
-        Constraint::Length(12),
-        Constraint::Length(12),
-        Constraint::Length(8),
-        Constraint::Length(6),
-        Constraint::Length(5),
-        Constraint::Length(8),
-        Constraint::Min(0),
-    ];
-    let head = ["LINK", "STATE", "DOWN", "UP", "CAPACITY", "RTT", "LOSS", "FLOWS", "ENERGY", "LAST MINUTES"];
-    let numbers = 2..9;
-    let titles = head.iter().enumerate().map(|(index, title)| if numbers.contains(&index) { right(Some(*title)) } else { Cell::from(*title) });
-    let titles = Row::new(titles).style(Style::new().add_modifier(Modifier::BOLD));
+    let columns: Vec<&LinkColumn> = LINK_COLUMNS.iter().take_while(fits).collect();
+    let curve = if columns.len() == LINK_COLUMNS.len() { usize::from(left).min(60) } else { 0 };
+    let most = status.links.iter().flat_map(|link| model.curve(&link.name, curve)).max().unwrap_or(0);
+    let row = |link: &Link| {
+        let cells = columns.iter().map(|(_, _, cell)| cell(model, link));
+        Row::new(cells.chain([Cell::from(sparkline(&model.curve(&link.name, curve), most))]))
+    };
+    let title = |(title, _, _): &&LinkColumn| if matches!(*title, "LINK" | "STATE") { Cell::from(*title) } else { right(Some(title)) };
+    let last = if curve >= 12 { "LAST MINUTES" } else { "" };
+    let titles = Row::new(columns.iter().map(title).chain([Cell::from(last)])).style(Style::new().add_modifier(Modifier::BOLD));
+    let widths = columns.iter().map(|(_, width, _)| Constraint::Length(*width)).chain([Constraint::Min(0)]);
     frame.render_widget(Table::new(status.links.iter().map(row), widths).header(titles).column_spacing(1), area);
+}
+
+fn rate(bps: Option<u64>) -> Cell<'static> {
+    right(bps.map(|bps| Rate::from_bps(bps).to_string()))
 }
 
 fn tab_line(model: &Model) -> Line<'static> {
@@ -136,7 +139,7 @@ fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let mut widths = vec![Constraint::Fill(2), Constraint::Fill(3), Constraint::Length(10), Constraint::Length(12), Constraint::Length(12)];
     let mut head = vec![Cell::from("APPLICATION"), Cell::from("REMOTE"), Cell::from("LINK"), right(Some("DOWN")), right(Some("UP"))];
     if wide {
-        widths.extend([Constraint::Length(10), Constraint::Length(10), Constraint::Length(8), Constraint::Length(7), Constraint::Length(6)]);
+        widths.extend([Constraint::Length(10), Constraint::Length(10), Constraint::Length(8), Constraint::Length(9), Constraint::Length(7)]);
         head.extend([right(Some("RECEIVED")), right(Some("SENT")), right(Some("RTT")), Cell::from("CARRY"), right(Some("AGE"))]);
     }
     let table = Table::new(rows, widths)
@@ -149,7 +152,7 @@ fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
 
 fn flow_row(live: &Live, wide: bool) -> Row<'static> {
     let flow = &live.flow;
-    let rate = |bytes: Option<u64>| right(bytes.map(|bytes| Rate::from_bps(bytes.saturating_mul(8)).to_string()));
+    let rate = |bytes: Option<u64>| rate(bytes.map(|bytes| bytes.saturating_mul(8)));
     let size = |bytes: Option<u64>| right(bytes.map(|bytes| Bytes::new(bytes).to_string()));
     let program = flow.application.rsplit('/').next().unwrap_or(&flow.application);
     let remote = format!("{} {}", flow.protocol, flow.remote);
@@ -162,13 +165,12 @@ fn flow_row(live: &Live, wide: bool) -> Row<'static> {
     ];
     if wide {
         let carry = Cell::from(printable(&flow.carry));
-        cells.extend([size(flow.rx_bytes), size(flow.tx_bytes), right(micros(flow.rtt_us)), carry, right(age(flow.age_ms))]);
+        cells.extend([size(flow.rx_bytes), size(flow.tx_bytes), right(micros(flow.rtt_us)), carry, right(short_age(flow.age_ms))]);
     }
     Row::new(cells)
 }
 
 fn draw_apps(frame: &mut Frame<'_>, model: &Model, area: Rect) {
-    let rate = |bps: Option<u64>| right(bps.map(|bps| Rate::from_bps(bps).to_string()));
     let apps = model.shown_apps();
     let row = |app: &&braid_api::App| {
         Row::new([
@@ -231,17 +233,13 @@ fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
 fn draw_events(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let now = model.samples.back().map(|sample| sample.at_ms);
     let row = |note: &braid_api::Note| {
-        let ago = now.and_then(|now| now.checked_sub(note.at_ms)).map(|ms| format!("{} ago", seconds(ms)));
+        let ago = short_age(now.and_then(|now| now.checked_sub(note.at_ms))).map(|age| format!("{age} ago"));
         let style = if note.level == "warning" { Style::new().fg(Color::Yellow) } else { Style::new() };
         Row::new([right(ago), Cell::from(printable(&note.text))]).style(style)
     };
     // The newest stands first.
     let rows = model.notes.iter().rev().map(row).collect();
     scrolled(frame, model, area, rows, &[Constraint::Length(12), Constraint::Fill(1)], Row::new([right(Some("WHEN")), Cell::from("WHAT")]));
-}
-
-fn seconds(ms: u64) -> String {
-    age(Some(ms)).unwrap_or_else(|| format!("{} s", Duration::from_millis(ms).as_secs()))
 }
 
 fn scrolled(frame: &mut Frame<'_>, model: &Model, area: Rect, rows: Vec<Row<'static>>, widths: &[Constraint], head: Row<'static>) {
@@ -271,10 +269,21 @@ fn state_style(state: &str) -> Style {
     }
 }
 
-/// A curve, its highest point as high as the line.
-fn sparkline(values: &[u64]) -> String {
-    let most = values.iter().copied().max().unwrap_or(0).max(1);
-    values.iter().map(|value| STEPS[(value.saturating_mul(STEPS.len() as u64 - 1) / most) as usize]).collect()
+/// A curve on the scale of all of them; nothing at all is a gap.
+fn sparkline(values: &[u64], most: u64) -> String {
+    let step = |value: u64| STEPS[(value as f64 / most.max(1) as f64 * (STEPS.len() - 1) as f64) as usize % STEPS.len()];
+    values.iter().map(|value| if *value == 0 { ' ' } else { step(*value) }).collect()
+}
+
+/// An age in its largest unit.
+fn short_age(ms: Option<u64>) -> Option<String> {
+    let seconds = ms? / 1000;
+    Some(match seconds {
+        0..=99 => format!("{seconds} s"),
+        100..=5999 => format!("{} min", seconds / 60),
+        6000..=172_799 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    })
 }
 
 fn right(text: Option<impl std::fmt::Display>) -> Cell<'static> {

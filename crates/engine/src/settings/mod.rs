@@ -157,7 +157,7 @@ impl Settings {
     ) -> Result<(), Problem> {
         let unwritable = |error: std::io::Error| {
             let detail = format!(
-                "{} cannot be written: {error}; nothing was changed: make it root's own, in a directory that the daemon may write",
+                "{} cannot be written: {error}; nothing was changed: give it and its directory to the daemon's user, or edit it by hand",
                 self.file().display()
             );
             Problem::new(409, "Configuration not writable", detail)
