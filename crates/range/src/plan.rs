@@ -294,7 +294,7 @@ impl Engine {
             .map(|rate| rate.bps() as f64 / 8.0)
             .sum();
         let shortest = SHORTEST.max(self.links[link.0].latency() * 3).as_secs_f64();
-        let time = (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64());
+        let time = (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64().max(shortest));
         // What was only heard of may be wrong by much.
         let most = if self.links[link.0].meter.rate(now).is_some() { MOST } else { FIRST * 4 };
         let mut size = ((share * time) as u64).clamp(LEAST, most);
