@@ -56,13 +56,41 @@ pub(crate) enum Order {
 /// What lanes tell.
 #[derive(Debug)]
 pub(crate) enum News {
-    Connected { lane: LaneId, depth: usize },
-    Lost { lane: LaneId, error: FetchError },
-    Head { request: RequestId, head: Head, validator: Option<Validator> },
-    Data { request: RequestId, bytes: Bytes },
-    End { request: RequestId },
-    Elsewhere { request: RequestId, from: Url, to: Url },
-    Failed { request: RequestId, failure: Failure, error: FetchError },
+    Connected {
+        lane: LaneId,
+        depth: usize,
+    },
+    Lost {
+        lane: LaneId,
+        error: FetchError,
+    },
+    Head {
+        request: RequestId,
+        head: Head,
+        validator: Option<Validator>,
+    },
+    Data {
+        request: RequestId,
+        bytes: Bytes,
+    },
+    End {
+        request: RequestId,
+    },
+    Elsewhere {
+        request: RequestId,
+        from: Url,
+        to: Url,
+    },
+    /// What an answer from `url` sets, before what else it says.
+    Cookies {
+        url: Url,
+        lines: Vec<String>,
+    },
+    Failed {
+        request: RequestId,
+        failure: Failure,
+        error: FetchError,
+    },
 }
 
 /// A connection that can be asked.

@@ -234,6 +234,24 @@ fn netrc_and_cookies_are_sent() {
 }
 
 #[test]
+fn a_cookie_set_by_a_redirection_opens_the_door() {
+    let other = Server::start_at([127, 0, 0, 50].into(), |asked| send(good(asked, b"other")));
+    let far = other.url("/far");
+    let door = Server::start(move |asked| match (asked.path.as_str(), asked.headers.get("cookie").map(String::as_str)) {
+        ("/login", _) => {
+            send(answer("302 Found", "Set-Cookie: session=9; Path=/\r\nSet-Cookie: x=1; Domain=evil.example\r\nLocation: /file\r\n", b""))
+        }
+        ("/file", Some("session=9")) => send(good(asked, b"inside")),
+        ("/away", _) => send(answer("302 Found", &format!("Location: {far}\r\n"), b"")),
+        _ => send(answer("403 Forbidden", "", b"")),
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let came = get_over(Loopback::new(2), &[door.url("/login"), door.url("/away")], folder.path(), quick(), |_| ());
+    assert_eq!((came.file("login"), came.file("away")), (b"inside".to_vec(), b"other".to_vec()));
+    assert!(other.requests().iter().all(|asked| !asked.headers.contains_key("cookie")), "another host's cookies");
+}
+
+#[test]
 fn a_proxy_is_told_the_whole_address() {
     let proxy = Server::start(|asked| send(good(asked, asked.path.as_bytes())));
     let folder = tempfile::tempdir().unwrap();
