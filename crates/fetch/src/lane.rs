@@ -138,8 +138,8 @@ pub(crate) async fn run(shared: Arc<Shared>, lane: LaneId, link: usize, origin: 
                     Err(error) => return drop(shared.news.send(News::Lost { lane, error }).await),
                 };
                 let (stop, stopped) = oneshot::channel();
-                let exchange =
-                    Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy: origin.proxy.is_some() && !origin.tls };
+                let through_proxy = !origin.tls && origin.proxy.as_ref().is_some_and(|proxy| !proxy::is_socks(proxy));
+                let exchange = Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy };
                 let task = tokio::spawn(exchange::run(shared.clone(), connection, exchange, stopped));
                 works.push(Work { request, stop: Some(stop), task });
             }
@@ -196,15 +196,17 @@ async fn open(shared: &Shared, link: usize, origin: &Origin) -> Result<Connectio
 
 async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<Connection, FetchError> {
     let (host, port) = match &origin.proxy {
-        Some(proxy) => (proxy.host_str().unwrap_or(""), proxy.port_or_known_default().unwrap_or(80)),
+        Some(proxy) => (proxy.host_str().unwrap_or(""), proxy::port(proxy)),
         None => (origin.host.as_str(), origin.port),
     };
     let mut stream = shared.network.connect(link, host.trim_matches(['[', ']']), port).await?;
     let mut two = false;
+    match &origin.proxy {
+        Some(proxy) if proxy::is_socks(proxy) => stream = proxy::socks(stream, proxy, &origin.host, origin.port).await?,
+        Some(proxy) if origin.tls => stream = proxy::tunnel(stream, proxy, &origin.host, origin.port).await?,
+        _ => {}
+    }
     if origin.tls {
-        if let Some(proxy) = &origin.proxy {
-            stream = proxy::tunnel(stream, proxy, &origin.host, origin.port).await?;
-        }
         (stream, two) = shared.tls.wrap(&origin.host, stream).await?;
     }
     let broken = |error: hyper::Error| {

@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use support::{Came, Loopback, content, get_over, quick};
+use support::{Act, Came, Loopback, Server, content, get_over, good, quick};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -307,4 +307,71 @@ fn a_proxy_that_gives_no_tunnel_is_told() {
         assert!(came.error().to_string().to_lowercase().contains(&wanted.to_lowercase()), "{answer:?}: {}", came.error());
         assert!(!Path::new(&server.out()).join("file").exists());
     }
+}
+
+/// A SOCKS5 proxy for one user, which answers with a name as its own address; what it was asked for goes into `asked`.
+async fn socks(mut stream: TcpStream, asked: Arc<Mutex<Vec<String>>>, wanted: Option<&str>) -> std::io::Result<()> {
+    let [_, count] = stream.read_u16().await?.to_be_bytes();
+    let mut methods = vec![0; usize::from(count)];
+    stream.read_exact(&mut methods).await?;
+    let Some(wanted) = wanted.map(str::as_bytes) else { return stream.write_all(&[5, 0xff]).await };
+    assert!(methods.contains(&2), "{methods:?}");
+    stream.write_all(&[5, 2]).await?;
+    let mut secret = vec![0; wanted.len()];
+    stream.read_exact(&mut secret).await?;
+    let good = secret == wanted;
+    stream.write_all(&[1, u8::from(!good)]).await?;
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).await?;
+    let host = if head[3] == 1 {
+        stream.read_u32().await.map(std::net::Ipv4Addr::from)?.to_string()
+    } else {
+        let mut name = vec![0; usize::from(stream.read_u8().await?)];
+        stream.read_exact(&mut name).await?;
+        String::from_utf8_lossy(&name).into_owned()
+    };
+    let port = stream.read_u16().await?;
+    asked.lock().unwrap().push(host.clone());
+    let Ok(mut to) = TcpStream::connect((host.replace("far.example", "127.0.0.1"), port)).await else {
+        return stream.write_all(&[5, 5, 0, 1, 0, 0, 0, 0, 0, 0]).await;
+    };
+    stream.write_all(b"\x05\x00\x00\x03\x02me\x00\x01").await?;
+    copy_bidirectional(&mut stream, &mut to).await.map(drop)
+}
+
+#[test]
+fn a_socks_proxy_carries_tls_and_plain_http_and_resolves_names() {
+    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
+    let plain = Server::start(|asked| vec![Act::Send(good(asked, asked.path.as_bytes()))]);
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let all = asked.clone();
+    let proxy = serve(move |stream| {
+        let all = all.clone();
+        async move { drop(socks(stream, all, Some("\x01\x03who\x02pw")).await) }
+    });
+    let named = format!("socks5h://who:pw@{proxy}");
+    server.comes_true(through(&named));
+    let url = format!("http://far.example:{}/plain", plain.address.port());
+    let came = get_over(Loopback::new(1), &[url], &server.out(), through(&named), |_| ());
+    assert_eq!(came.file("plain"), b"/plain", "the request is as to the server itself");
+    assert!(!plain.requests()[0].headers.contains_key("proxy-authorization"));
+    let asked = asked.lock().unwrap().clone();
+    assert!(asked.contains(&"127.0.0.1".to_owned()) && asked.contains(&"far.example".to_owned()), "{asked:?}");
+}
+
+#[test]
+fn a_socks_proxy_that_refuses_is_told() {
+    let closed = "http://127.0.0.1:9/file".to_owned();
+    let folder = tempfile::tempdir().unwrap();
+    for (user, answers, wanted) in [("who:pw@", true, "refused"), ("who:no@", true, "user or password"), ("", false, "wants a user")] {
+        let proxy = serve(move |stream| async move {
+            drop(socks(stream, Arc::default(), answers.then_some("\x01\x03who\x02pw")).await);
+        });
+        let came =
+            get_over(Loopback::new(1), std::slice::from_ref(&closed), folder.path(), through(&format!("socks5://{user}{proxy}")), |_| ());
+        assert!(came.error().to_string().contains(wanted), "{}", came.error());
+    }
+    let http = Server::start(|asked| vec![Act::Send(good(asked, b"x"))]);
+    let came = get_over(Loopback::new(1), &[closed], folder.path(), through(&format!("socks5://{}", http.address)), |_| ());
+    assert!(came.error().exit_code() > 0 && !folder.path().join("file").exists(), "{}", came.error());
 }

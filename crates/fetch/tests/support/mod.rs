@@ -187,7 +187,7 @@ pub(crate) fn good_with(asked: &Asked, content: &[u8], headers: &str) -> Vec<u8>
 
 /// Links that are addresses of the loopback device: link i is 127.0.0.(2 + i).
 pub(crate) struct Loopback {
-    links: Vec<Link>,
+    pub(crate) links: Vec<Link>,
     /// Links over which nothing is answered.
     pub(crate) dead: Vec<usize>,
 }
