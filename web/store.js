@@ -15,6 +15,8 @@ export const store = {
   appRates: new Map(),
   policy: null,
   config: null,
+  /** Whether this session may change anything. */
+  mayChange: false,
   connection: 'connecting',
   retryIn: null,
 };
