@@ -80,7 +80,7 @@ function buildHeader() {
     down.show(sum(links, 'rx_bps'));
     up.show(sum(links, 'tx_bps'));
   });
-  on(['status'], () => put(facts, describe(store.status)));
+  on(['status', 'policy'], () => store.status && put(facts, describe(store.status)));
   on(['connection'], () => showConnection(state, banner));
 }
 
@@ -94,6 +94,7 @@ function describe(status) {
   const power = store.samples.at(-1)?.links.map((link) => link.power_w).filter((value) => typeof value === 'number') ?? [];
   const battery = status.battery && `${status.battery.plugged ? 'plugged in' : 'battery'} ${Math.round(status.battery.level * 100)} %`;
   return [
+    store.policy && !store.mayChange ? 'read only' : null,
     plural(status.flows, 'flow'),
     status.scheduler,
     power.length ? `links take ${watts(power.reduce((total, value) => total + value, 0))}` : null,

@@ -34,10 +34,11 @@ export function toast(text, failed = false, action = null) {
 
 /** Whether this session may change anything; says why not otherwise. */
 export function mayChange() {
-  if (store.config?.writable) return true;
-  toast(store.config ? 'You may look, but not change: this session reads only, or the configuration file cannot be written.'
-    : 'The configuration cannot be read, so nothing can be changed from here.', true);
-  return false;
+  const reason = !store.config ? 'The configuration cannot be read, so nothing can be changed from here.'
+    : !store.mayChange ? 'You may look, but not change: this session reads only.'
+      : store.config.writable ? null : `Braid cannot write ${store.config.path ?? 'its configuration'}, so nothing can be changed from here.`;
+  if (reason) toast(reason, true);
+  return !reason;
 }
 
 /** Shows what `edits` would do; applies them when told to. Resolves to whether they were applied. */

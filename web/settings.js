@@ -180,9 +180,9 @@ function file() {
   const node = h('section', { class: 'card', 'aria-labelledby': 'set-file' }, h('h2', { id: 'set-file', text: 'Configuration file' }), said, h('div', { class: 'row-actions' }, back, look));
   return { node, show: () => {
     const { config } = store;
-    back.disabled = !config?.can_undo;
+    back.disabled = !config?.can_undo || !store.mayChange;
     look.disabled = !config;
-    put(said, !config ? 'The configuration cannot be read.' : `${config.path ?? 'No file: the defaults are in force, and the first change makes one'}${config.writable ? ''
+    put(said, !config ? 'The configuration cannot be read.' : `${config.path ?? 'No file: the defaults are in force, and the first change makes one'}${store.mayChange ? (config.writable ? '' : '. Braid cannot write it.')
       : '. This session may look, but not change.'}`);
   } };
 }

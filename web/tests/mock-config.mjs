@@ -26,8 +26,8 @@ export class Config {
     return createHash('sha256').update(this.text(model)).digest('hex').slice(0, 16);
   }
 
-  view(writable) {
-    return { path: '/etc/braid/braid.toml', text: this.text(), revision: this.revision(), writable, can_undo: this.past.length > 0 };
+  view() {
+    return { path: '/etc/braid/braid.toml', text: this.text(), revision: this.revision(), writable: true, can_undo: this.past.length > 0 };
   }
 
   ruleFor(application) {
@@ -66,7 +66,7 @@ export class Config {
   undo() {
     if (!this.past.length) return { problem: [409, 'Nothing to undo', 'No change was applied since the start.'] };
     this.model = this.past.pop();
-    return this.view(true);
+    return this.view();
   }
 }
 

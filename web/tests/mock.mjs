@@ -247,7 +247,7 @@ class Mock {
     for await (const part of request) body += part;
     const sent = body ? JSON.parse(body) : {};
     if (request.method === 'POST') this.posted.push([url.pathname, sent]);
-    if (url.pathname === '/v1/session') {
+    if (request.method === 'POST' && url.pathname === '/v1/session') {
       if (sent.token !== this.token) return problem(401, 'Unauthorized', 'That is not the token; “braid ui” prints it.');
       return json({ message: 'signed in' }, 200, { 'set-cookie': `braid=${this.token}; HttpOnly; SameSite=Strict; Path=/` });
     }
@@ -272,9 +272,9 @@ class Mock {
   }
 
   reply(method, url, sent) {
-    const get = { '/v1/status': () => this.status(), '/v1/policy': () => this.config.policy(), '/v1/config': () => this.config.view(!this.readOnly),
-      '/v1/history': () => this.history(url.searchParams.get('resolution')), '/v1/gains': () => this.gains(Number(url.searchParams.get('days'))),
-      '/v1/tradeoff': () => this.tradeoff(), '/v1/notes': () => this.notes };
+    const get = { '/v1/status': () => this.status(), '/v1/policy': () => this.config.policy(), '/v1/config': () => this.config.view(),
+      '/v1/session': () => ({ may_change: !this.readOnly }), '/v1/history': () => this.history(url.searchParams.get('resolution')),
+      '/v1/gains': () => this.gains(Number(url.searchParams.get('days'))), '/v1/tradeoff': () => this.tradeoff(), '/v1/notes': () => this.notes };
     const post = { '/v1/explain': () => this.explain(), '/v1/config/preview': () => this.config.preview(sent), '/v1/config': () => this.apply(sent),
       '/v1/config/undo': () => this.config.undo(), '/v1/join': () => this.join(sent), '/v1/leave': () => this.leave(sent),
       '/v1/move': () => ({ message: '1 flow moved', warnings: [] }) };

@@ -9,8 +9,9 @@ use braid_model::{Affinity, Bytes, Direction, Family, FlowId, Joules, LinkIndex,
 use braid_platform::steering::{FlowRow, Learnt, Steering};
 
 use super::energy::LinkEnergy;
+use super::flows::progress_key;
 use super::link::Link;
-use super::{Core, progress_key, rules};
+use super::{Core, rules};
 use crate::chronicle::{Power, Pulse};
 
 /// What [`Core::flow_changes`] told last.

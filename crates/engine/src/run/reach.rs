@@ -35,8 +35,7 @@ pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), Run
     let files = Files::default();
     let network =
         netlink::snapshot(&files).map_err(|error| RunError::System { action: "read the network", source: io::Error::other(error) })?;
-    let learnt =
-        memory::folder(|name| std::env::var_os(name)).map(|folder| memory::Memory::open(&folder).recall().links).unwrap_or_default();
+    let learnt = memory::folder(|name| std::env::var_os(name)).map(|folder| memory::Memory::recall_from(&folder).links).unwrap_or_default();
     let general = resolvers::general(&files);
     let View { links, refused, .. } = View::of(&network, wanted, reverse_path::is_strict);
     let mut found = Vec::new();
