@@ -34,7 +34,8 @@ fn list(folder: &Path, prefix: &str, files: &mut Vec<(String, PathBuf)>) {
             if !matches!(name.as_str(), "tests" | "node_modules") && !name.starts_with('.') {
                 list(&path, &format!("{prefix}{name}/"), files);
             }
-        } else if ["html", "js", "css", "svg", "png", "ico", "woff2", "webmanifest"].iter().any(|kind| name.ends_with(&format!(".{kind}"))) {
+        } else if ["html", "js", "css", "svg", "png", "ico", "woff2", "webmanifest"].iter().any(|kind| name.ends_with(&format!(".{kind}")))
+        {
             files.push((format!("{prefix}{name}"), path));
         }
     }

@@ -12,7 +12,8 @@ use crate::client;
 pub(crate) fn open(command: &Ui) -> anyhow::Result<()> {
     let address: UiAddress = client::send(&command.daemon.socket, "/v1/ui", &())?;
     let mut out = io::stdout();
-    if !command.print && desktop() && Command::new("xdg-open").arg(&address.url).stdout(Stdio::null()).stderr(Stdio::null()).spawn().is_ok() {
+    if !command.print && desktop() && Command::new("xdg-open").arg(&address.url).stdout(Stdio::null()).stderr(Stdio::null()).spawn().is_ok()
+    {
         writeln!(out, "the page opens in your browser; if it does not, go to (within two minutes):")?;
     } else if !command.print {
         writeln!(out, "open this in a browser within two minutes:")?;

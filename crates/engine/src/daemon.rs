@@ -44,6 +44,8 @@ use crate::settings::{self, Settings};
 const EVENTS_AT_ONCE: usize = 2000;
 /// The heartbeat, and what else has its time.
 const TICK: Duration = Duration::from_millis(250);
+/// Listeners are told of applications at every so many seconds: what was learnt changes slowly, and is read from the kernel.
+const APPS_EVERY: u32 = 5;
 /// What failed is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
@@ -201,6 +203,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         desk,
         page,
         next_second: Time::ZERO,
+        tellings: 0,
         network,
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
@@ -252,6 +255,8 @@ struct Daemon<'a> {
     page: Option<String>,
     /// The chronicle is not written before.
     next_second: Time,
+    /// How often listeners were told.
+    tellings: u32,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
@@ -465,16 +470,18 @@ impl Daemon<'_> {
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
         self.desk.on_second(unix_ms(), links, self.core.power());
         if self.desk.heard() {
-            let rest = self.rest(time);
+            let apps = self.tellings.is_multiple_of(APPS_EVERY);
+            self.tellings = self.tellings.wrapping_add(1);
+            let rest = self.rest(time, apps);
             self.desk.tell(&self.core, time, rest);
         }
     }
 
-    fn rest(&mut self, time: Time) -> Rest {
+    fn rest(&mut self, time: Time, apps: bool) -> Rest {
         Rest {
             status: self.status(time),
             bonded: self.peers.flow_views(time, CARRIED_BY),
-            apps: self.core.applications(time),
+            apps: apps.then(|| self.core.applications(time)),
             peers: self.peers.views(&self.core.known_servers(time)),
         }
     }
@@ -683,7 +690,7 @@ impl Daemon<'_> {
         match request {
             Request::Status(answer) => drop(answer.send(Ok(self.status(time)))),
             Request::Subscribe(after, answer) => {
-                let rest = self.rest(time);
+                let rest = self.rest(time, true);
                 let _ = answer.send(Ok(Box::new(self.desk.first(&self.core, time, after, rest))));
             }
             Request::Flows(answer) => {
@@ -722,7 +729,12 @@ impl Daemon<'_> {
                 return true;
             }
             // The desk has answered these.
-            Request::Links(_) | Request::Apps(_) | Request::Policy(_) | Request::Tradeoff(_) | Request::Notes(..) | Request::History(..) => {}
+            Request::Links(_)
+            | Request::Apps(_)
+            | Request::Policy(_)
+            | Request::Tradeoff(_)
+            | Request::Notes(..)
+            | Request::History(..) => {}
             Request::Gains(..) | Request::Config(_) | Request::Preview(..) | Request::Apply(..) | Request::Undo(_) => {}
         }
         false

@@ -54,8 +54,8 @@ pub struct Rest {
     pub status: Status,
     /// Flows that peers carry.
     pub bonded: Vec<Flow>,
-    /// Applications.
-    pub apps: Vec<App>,
+    /// Applications; `None`: not looked at now.
+    pub apps: Option<Vec<App>>,
     /// Peers.
     pub peers: Vec<Peer>,
 }
@@ -122,7 +122,7 @@ impl Desk {
             None => self.chronicle.last_notes(FIRST_NOTES),
         };
         let (last_note, sample) = (self.chronicle.last_note(), self.sample.clone());
-        First { status: rest.status, flows, apps: rest.apps, peers: rest.peers, notes, last_note, sample }
+        First { status: rest.status, flows, apps: rest.apps.unwrap_or_default(), peers: rest.peers, notes, last_note, sample }
     }
 
     /// Once a second: takes in what every link does.
@@ -142,7 +142,7 @@ impl Desk {
         let update = Update {
             status: Some(rest.status),
             flows: Some(FlowChanges { full, ..flows }),
-            apps: fresh(&mut told.apps, rest.apps, |app| App { age_ms: None, confidence: None, ..app.clone() }),
+            apps: rest.apps.and_then(|apps| fresh(&mut told.apps, apps, |app| App { age_ms: None, confidence: None, ..app.clone() })),
             peers: fresh(&mut told.peers, rest.peers, Peer::clone),
             notes: self.new_notes(),
             sample: self.sample.clone(),

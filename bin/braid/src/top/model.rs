@@ -40,13 +40,8 @@ pub(super) enum Sort {
 }
 
 impl Sort {
-    pub(super) const ALL: [(Self, &'static str); 5] = [
-        (Self::Rate, "rate"),
-        (Self::Moved, "bytes"),
-        (Self::Age, "age"),
-        (Self::Application, "application"),
-        (Self::Link, "link"),
-    ];
+    pub(super) const ALL: [(Self, &'static str); 5] =
+        [(Self::Rate, "rate"), (Self::Moved, "bytes"), (Self::Age, "age"), (Self::Application, "application"), (Self::Link, "link")];
 
     pub(super) fn name(self) -> &'static str {
         Self::ALL.iter().find(|(sort, _)| *sort == self).map_or("", |(_, name)| name)

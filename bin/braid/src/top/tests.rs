@@ -29,7 +29,11 @@ fn model() -> Model {
         "battery": {"level": 0.62, "plugged": false}, "utility": 0.62, "warnings": []});
     model.hear("status", &status.to_string());
     let flows = |rx: u64| {
-        [flow(1, "/usr/bin/curl", "wlan0", 1000 * rx), flow(2, "<script>\x1b[2J", "lte0", 7), flow(3, "/usr/bin/firefox", "wlan0", 300 * rx)]
+        [
+            flow(1, "/usr/bin/curl", "wlan0", 1000 * rx),
+            flow(2, "<script>\x1b[2J", "lte0", 7),
+            flow(3, "/usr/bin/firefox", "wlan0", 300 * rx),
+        ]
     };
     model.hear("flows", &json!({"full": true, "put": flows(1), "gone": []}).to_string());
     model.hear("flows", &json!({"full": false, "put": [flows(2)[0], flows(2)[2], flow(4, "ssh", "eth0", 10)], "gone": []}).to_string());

@@ -139,7 +139,13 @@ fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let mut widths = vec![Constraint::Fill(2), Constraint::Fill(3), Constraint::Length(10), Constraint::Length(12), Constraint::Length(12)];
     let mut head = vec![Cell::from("APPLICATION"), Cell::from("REMOTE"), Cell::from("LINK"), right(Some("DOWN")), right(Some("UP"))];
     if wide {
-        widths.extend([Constraint::Length(10), Constraint::Length(10), Constraint::Length(8), Constraint::Length(9), Constraint::Length(7)]);
+        widths.extend([
+            Constraint::Length(10),
+            Constraint::Length(10),
+            Constraint::Length(8),
+            Constraint::Length(9),
+            Constraint::Length(7),
+        ]);
         head.extend([right(Some("RECEIVED")), right(Some("SENT")), right(Some("RTT")), Cell::from("CARRY"), right(Some("AGE"))]);
     }
     let table = Table::new(rows, widths)

@@ -159,7 +159,10 @@ mod tests {
         let mut days = Days::default();
         days.count(DAY_MS * 100, &[wlan.clone(), lte.clone()], &after, 1000);
         let gains = days.gains(DAY_MS * 100, 1);
-        assert_eq!(gains.links.iter().map(|link| (link.name.as_str(), link.rx_bytes)).collect::<Vec<_>>(), [("lte0", 1_000_000), ("wlan0", 3_000_000)]);
+        assert_eq!(
+            gains.links.iter().map(|link| (link.name.as_str(), link.rx_bytes)).collect::<Vec<_>>(),
+            [("lte0", 1_000_000), ("wlan0", 3_000_000)]
+        );
         assert_eq!(gains.energy_j, Compared { actual: Some(7.0), only_one: Some(4.0) });
         assert_eq!(gains.money, Some(Compared { actual: Some(0.002), only_one: Some(0.0) }));
         assert_eq!((gains.outage_bridged_s, gains.estimated), (0, true));

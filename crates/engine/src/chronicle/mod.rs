@@ -132,7 +132,8 @@ impl Chronicle {
     /// Flows were ended, since their link was dead and another was not.
     pub fn on_ended(&mut self, at_ms: u64, count: u64, link: &str) {
         self.days.today(at_ms).flows_ended += count;
-        let (flows, their) = if count == 1 { ("1 flow", "its program connects") } else { (&*format!("{count} flows"), "their programs connect") };
+        let (flows, their) =
+            if count == 1 { ("1 flow", "its program connects") } else { (&*format!("{count} flows"), "their programs connect") };
         self.note(at_ms, "flow", "info", format!("{flows} on {link} ended, so that {their} anew over a link that lives"));
     }
 
@@ -265,7 +266,11 @@ mod tests {
         }
         let rows = chronicle.rows();
         let mut next = Chronicle::default();
-        next.recall(rows.iter().map(|((kind, at), body)| (*kind, *at, body.as_str())).chain([("5m", 1, "{"), ("day", 2, "[]"), ("x", 3, "")]));
+        next.recall(rows.iter().map(|((kind, at), body)| (*kind, *at, body.as_str())).chain([
+            ("5m", 1, "{"),
+            ("day", 2, "[]"),
+            ("x", 3, ""),
+        ]));
         for resolution in [Resolution::FiveMinutes, Resolution::Hour] {
             let (had, has) = (chronicle.history(resolution, 0), next.history(resolution, 0));
             assert!(had == has && !has.samples.is_empty(), "{had:?} {has:?}");

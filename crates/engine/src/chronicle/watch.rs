@@ -89,9 +89,7 @@ fn changed(before: &Pulse, link: &Pulse, all: &[Pulse]) -> Option<News> {
             let text = format!("{name} has used up its allowance and gets no new flows{}", onto(link, all));
             Some(News::new("link", "warning", text))
         }
-        LinkState::Excluded => {
-            Some(News::new("link", "info", format!("{name} is not used any more{}", because(link.reason.as_deref()))))
-        }
+        LinkState::Excluded => Some(News::new("link", "info", format!("{name} is not used any more{}", because(link.reason.as_deref())))),
         LinkState::Unknown => None,
     }
 }
@@ -210,7 +208,10 @@ mod tests {
         let mut watched = Watched::default();
         let power = |plugged, saving| Power { plugged: Some(plugged), saving };
         assert_eq!(watched.on_second(&[], power(false, false)), [], "how it began is no news");
-        assert_eq!(texts(&watched.on_second(&[], power(false, true))), ["the battery is low: all flows take the link that needs least energy"]);
+        assert_eq!(
+            texts(&watched.on_second(&[], power(false, true))),
+            ["the battery is low: all flows take the link that needs least energy"]
+        );
         assert_eq!(watched.on_second(&[], power(true, false)).len(), 2);
     }
 }

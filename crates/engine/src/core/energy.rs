@@ -160,11 +160,21 @@ impl<S: Steering> Core<S> {
         self.params.as_ref()?.targets[direction as usize]
     }
 
+    /// What the living flows of each application have cost.
+    pub(super) fn living_energy(&self) -> BTreeMap<&AppId, EnergyMeter> {
+        let mut sums: BTreeMap<&AppId, EnergyMeter> = BTreeMap::new();
+        for row in &self.flows {
+            if let Some(progress) = self.progress.get(&progress_key(row)) {
+                sums.entry(&row.app).or_default().absorb(progress.energy);
+            }
+        }
+        sums
+    }
+
     /// What an application's flows have cost, ended and living.
-    pub(super) fn app_energy(&self, app: &AppId) -> Option<Joules> {
+    pub(super) fn app_energy(&self, app: &AppId, living: EnergyMeter) -> Option<Joules> {
         let mut sum = self.apps.get(app).map_or(EnergyMeter::default(), |met| met.traffic().energy);
-        let living = self.flows.iter().filter(|row| row.app == *app).filter_map(|row| self.progress.get(&progress_key(row)));
-        living.for_each(|progress| sum.absorb(progress.energy));
+        sum.absorb(living);
         sum.total()
     }
 }

@@ -3,16 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use braid_api::{App, AppEntry, Battery, Counters, ExcludeEntry, Flow, FlowChanges, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
+use braid_api::{
+    App, AppEntry, Battery, Counters, ExcludeEntry, Flow, FlowChanges, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status,
+};
+use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
 use braid_model::{Affinity, Bytes, Direction, Family, FlowId, Joules, LinkIndex, NetworkSnapshot, PerFamily, Role, Time};
-use braid_platform::steering::{FlowRow, Learnt, Steering};
+use braid_platform::steering::{AppId, FlowRow, Learnt, Steering};
 
 use super::energy::LinkEnergy;
 use super::flows::progress_key;
 use super::link::Link;
 use super::{Core, rules};
 use crate::chronicle::{Power, Pulse};
+
+/// What an application's living flows add up to.
+struct Living {
+    /// Those to one port.
+    flows: u64,
+    /// What all of them cost so far.
+    energy: EnergyMeter,
+}
 
 /// What [`Core::flow_changes`] told last.
 #[derive(Debug, Default)]
@@ -132,7 +143,15 @@ impl<S: Steering> Core<S> {
     /// `GET /v1/apps`.
     pub fn applications(&mut self, now: Time) -> Vec<App> {
         let learnt = self.steering.learnt().unwrap_or_default();
-        learnt.iter().map(|learnt| self.app_view(learnt, now)).collect()
+        // Flows are gone through once, not for each application.
+        let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
+        self.flows.iter().for_each(|row| *flows.entry((&row.app, row.remote.1)).or_default() += 1);
+        let living = self.living_energy();
+        let of = |learnt: &Learnt| Living {
+            flows: flows.get(&(&learnt.app, learnt.port)).copied().unwrap_or(0),
+            energy: living.get(&learnt.app).copied().unwrap_or_default(),
+        };
+        learnt.iter().map(|learnt| self.app_view(learnt, now, of(learnt))).collect()
     }
 
     /// What every link does, for the chronicle. `bonded` counts the flows that peers carry over a device.
@@ -187,7 +206,7 @@ impl<S: Steering> Core<S> {
         FlowChanges { full: false, put, gone }
     }
 
-    fn app_view(&self, learnt: &Learnt, now: Time) -> App {
+    fn app_view(&self, learnt: &Learnt, now: Time, living: Living) -> App {
         let met = self.apps.get(&learnt.app);
         let demand = braid_decide::demand::Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
         let rates = met.and_then(|met| met.traffic().mean_rates());
@@ -206,8 +225,8 @@ impl<S: Steering> Core<S> {
             rate_up_bps: rates.map(|rates| rates.1),
             max_rate_down_bps: highest(|traffic| traffic.max_down),
             max_rate_up_bps: highest(|traffic| traffic.max_up),
-            flows: self.flows.iter().filter(|row| row.app == learnt.app && row.remote.1 == learnt.port).count() as u64,
-            energy_j: self.app_energy(&learnt.app).map(Joules::get),
+            flows: living.flows,
+            energy_j: self.app_energy(&learnt.app, living.energy).map(Joules::get),
         }
     }
 

@@ -362,7 +362,9 @@ mod tests {
         for host in ["127.0.0.1:5759", "[::1]:5759", "[::1]", "localhost", "LOCALHOST:80", "10.0.0.1:5759", "router.lan:5759"] {
             assert!(keys.knows(host), "{host}");
         }
-        for host in ["", "evil.example", "evil.example:5759", "127.0.0.1.evil.example", "localhost.evil.example:1", "router.lan.evil", ":5759"] {
+        for host in
+            ["", "evil.example", "evil.example:5759", "127.0.0.1.evil.example", "localhost.evil.example:1", "router.lan.evil", ":5759"]
+        {
             assert!(!keys.knows(host), "{host}");
         }
         assert_eq!(keys.address("127.0.0.1:5759".parse().unwrap()), "http://127.0.0.1:5759/");
@@ -372,6 +374,9 @@ mod tests {
     #[test]
     fn the_group_is_found_by_its_name() {
         let groups = "root:x:0:\nbraider:x:7:\nbraid:x:990:ada\nbroken\n";
-        assert_eq!((group_number(groups, "braid"), group_number(groups, "nobody"), group_number("braid:x:?:", "braid")), (Some(990), None, None));
+        assert_eq!(
+            (group_number(groups, "braid"), group_number(groups, "nobody"), group_number("braid:x:?:", "braid")),
+            (Some(990), None, None)
+        );
     }
 }

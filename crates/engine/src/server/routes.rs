@@ -54,7 +54,10 @@ pub(super) fn router(api: Api) -> Router {
         .route("/v1/notes", get(notes))
         .route("/v1/gains", get(gains))
         .route("/v1/tradeoff", get(async |core: Core| ask(core, Request::Tradeoff).await))
-        .route("/v1/config", get(async |core: Core| ask(core, Request::Config).await).post(async |core: Core, body| order(core, body, Request::Apply).await))
+        .route(
+            "/v1/config",
+            get(async |core: Core| ask(core, Request::Config).await).post(async |core: Core, body| order(core, body, Request::Apply).await),
+        )
         .route("/v1/config/preview", post(async |core: Core, body| order(core, body, Request::Preview).await))
         .route("/v1/config/undo", post(async |core: Core| ask(core, Request::Undo).await))
         .route("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], DOCUMENT)))

@@ -141,9 +141,8 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
 
 fn tls(chain: &Path, key: &Path) -> Result<(Arc<ServerConfig>, String), UiError> {
     let bad = |path: &Path, reason: &dyn std::fmt::Display| UiError::Certificate { path: path.to_owned(), reason: reason.to_string() };
-    let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(chain)
-        .and_then(Iterator::collect)
-        .map_err(|error| bad(chain, &error))?;
+    let certificates: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_file_iter(chain).and_then(Iterator::collect).map_err(|error| bad(chain, &error))?;
     let first = certificates.first().ok_or_else(|| bad(chain, &"there is none in it"))?;
     let hash: Vec<String> = digest(&SHA256, first).as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, &error))?;
@@ -269,11 +268,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (chain, key) = (folder.path().join("c.pem"), folder.path().join("k.pem"));
         let open = || {
-            let options = UiOptions {
-                listen: "127.0.0.1:0".parse().unwrap(),
-                names: Vec::new(),
-                certificate: Some((chain.clone(), key.clone())),
-            };
+            let options =
+                UiOptions { listen: "127.0.0.1:0".parse().unwrap(), names: Vec::new(), certificate: Some((chain.clone(), key.clone())) };
             Door::open(&options, folder.path()).unwrap_err().to_string()
         };
         assert!(open().contains("c.pem"));

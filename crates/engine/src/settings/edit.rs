@@ -98,7 +98,11 @@ fn apply_one(document: &mut DocumentMut, edit: &Edit) -> Changes {
 }
 
 /// The table that the last part of `path` is a key of; tables on the way are made if `make`.
-fn reach<'a, 'p>(document: &'a mut DocumentMut, path: &'p [String], make: bool) -> Result<Option<(&'a mut dyn TableLike, &'p str)>, String> {
+fn reach<'a, 'p>(
+    document: &'a mut DocumentMut,
+    path: &'p [String],
+    make: bool,
+) -> Result<Option<(&'a mut dyn TableLike, &'p str)>, String> {
     let Some((key, way)) = path.split_last().filter(|_| path.len() <= DEEPEST) else {
         return Err(format!("path must have 1 to {DEEPEST} parts"));
     };
@@ -127,7 +131,8 @@ fn entries<'a>(document: &'a mut DocumentMut, name: &str, make: bool) -> Result<
         document.insert(name, Item::ArrayOfTables(ArrayOfTables::new()));
     }
     let written = document.get_mut(name).and_then(Item::as_array_of_tables_mut);
-    let entries = written.ok_or_else(|| format!("{name} is written as a value: write [[{name}]] entries in the file to change them here"))?;
+    let entries =
+        written.ok_or_else(|| format!("{name} is written as a value: write [[{name}]] entries in the file to change them here"))?;
     if entries.len() >= MOST_ENTRIES {
         return Err(format!("there are {MOST_ENTRIES} [[{name}]] entries: remove some"));
     }
@@ -213,7 +218,8 @@ fn take(table: &mut dyn TableLike, key: &str) -> Option<(String, String)> {
 
 /// Puts a comment above a key or the table of that name; what finds no place there is left.
 fn hang_above(table: &mut dyn TableLike, key: &str, comment: &mut String) {
-    let with = |old: Option<&toml_edit::RawString>, comment: &str| format!("{comment}{}", old.and_then(|old| old.as_str()).unwrap_or_default());
+    let with =
+        |old: Option<&toml_edit::RawString>, comment: &str| format!("{comment}{}", old.and_then(|old| old.as_str()).unwrap_or_default());
     let first = match table.get_mut(key) {
         Some(Item::Table(table)) if !table.is_dotted() && !table.is_implicit() => Some(table),
         Some(Item::ArrayOfTables(tables)) => tables.get_mut(0),
@@ -401,7 +407,11 @@ users = [0]
             document.get("app").and_then(Item::as_array_of_tables).map(|rules| rules.iter().map(name).collect()).unwrap_or_default()
         };
         let rule = json!({"match": {"name": "curl"}, "links": ["lte0"]});
-        for (at, order) in [(json!(0), ["curl", "firefox", "restic"]), (json!(1), ["firefox", "curl", "restic"]), (json!(null), ["firefox", "restic", "curl"])] {
+        for (at, order) in [
+            (json!(0), ["curl", "firefox", "restic"]),
+            (json!(1), ["firefox", "curl", "restic"]),
+            (json!(null), ["firefox", "restic", "curl"]),
+        ] {
             let (text, changes) = edited(json!([{"op": "app-add", "at": at, "value": rule}]));
             assert_eq!((names(&text), comments(&text)), (order.map(str::to_owned).to_vec(), comments(FILE)), "{text}");
             assert!(changes[0].contains("curl"), "{changes:?}");

@@ -15,8 +15,8 @@ use braid_engine::desk::{Desk, Moment, Rest};
 use braid_engine::server::{Api, Request, Server, Ui, UiOptions};
 use braid_engine::settings::Settings;
 use braid_model::{
-    Application, DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, RouteFacts, RouteKind, RuleAction,
-    RuleFacts, Time,
+    Application, DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, RouteFacts, RouteKind,
+    RuleAction, RuleFacts, Time,
 };
 use braid_platform::fake::FakeSteering;
 use braid_platform::steering::{AppId, ExeId, SteeringEvent};
@@ -29,7 +29,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 
 pub(crate) const FILE: &str = "# Mine.\nscheduler = \"round-robin\" # steady\n\n[[link]]\nname = \"wlan0\"\n";
-const NOW: Time = Time::from_nanos(1_000_000_000_000);
+pub(crate) const NOW: Time = Time::from_nanos(1_000_000_000_000);
 const UNIX_MS: u64 = 1_795_219_200_000;
 
 struct NoNames;
@@ -134,7 +134,7 @@ impl Mind {
     }
 
     fn rest(&mut self) -> Rest {
-        Rest { status: self.core.status(NOW), bonded: vec![], apps: self.core.applications(NOW), peers: vec![] }
+        Rest { status: self.core.status(NOW), bonded: vec![], apps: Some(self.core.applications(NOW)), peers: vec![] }
     }
 }
 
@@ -157,7 +157,11 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
                 let rest = mind.rest();
                 drop(answer.send(Ok(Box::new(mind.desk.first(&mind.core, NOW, after, rest)))));
             }
-            Request::Join(_, answer) | Request::Leave(_, answer) | Request::Move(_, answer) | Request::Reload(answer) | Request::Down(answer) => {
+            Request::Join(_, answer)
+            | Request::Leave(_, answer)
+            | Request::Move(_, answer)
+            | Request::Reload(answer)
+            | Request::Down(answer) => {
                 mind.commands += 1;
                 let _ = answer.send(done());
             }

@@ -18,9 +18,45 @@ const CASES: u32 = 10_000;
 
 /// Texts that mean something to somebody.
 const WORDS: [&str; 40] = [
-    "", "a", "scheduler", "operetta", "round-robin", "utility", "battery", "link", "app", "match", "name", "wlan0", "lte0", "wlan*", "role",
-    "backup", "metered", "cap", "10 GB", "reset_day", "links", "prefer", "class", "bulk", "carry", "bond", "weight", "measure", "every", "1 h",
-    "exclude", "kind:wired", "203.0.113.10", "::1", "<script>alert(1)</script>", "a\u{0}b", "\u{202e}\u{1b}[2J", "\"]\n[[app]]\n", "../../etc/passwd",
+    "",
+    "a",
+    "scheduler",
+    "operetta",
+    "round-robin",
+    "utility",
+    "battery",
+    "link",
+    "app",
+    "match",
+    "name",
+    "wlan0",
+    "lte0",
+    "wlan*",
+    "role",
+    "backup",
+    "metered",
+    "cap",
+    "10 GB",
+    "reset_day",
+    "links",
+    "prefer",
+    "class",
+    "bulk",
+    "carry",
+    "bond",
+    "weight",
+    "measure",
+    "every",
+    "1 h",
+    "exclude",
+    "kind:wired",
+    "203.0.113.10",
+    "::1",
+    "<script>alert(1)</script>",
+    "a\u{0}b",
+    "\u{202e}\u{1b}[2J",
+    "\"]\n[[app]]\n",
+    "../../etc/passwd",
     "18446744073709551616",
 ];
 
@@ -180,12 +216,18 @@ fn made_up(seed: u64, revision: &str, authorization: Option<&str>) -> Request<Fu
         3 => bytes = vec![b' '; 300_000],
         _ => {}
     }
-    let query: Vec<String> = operation["parameters"].as_array().into_iter().flatten().filter(|_| chance_of(seed)).map(|parameter| {
-        let value = Chance(seed ^ 7).like(&parameter["schema"], 3);
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let safe: String = text.bytes().take(200).map(|byte| format!("%{byte:02x}")).collect();
-        format!("{}={safe}", parameter["name"].as_str().unwrap())
-    }).collect();
+    let query: Vec<String> = operation["parameters"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|_| chance_of(seed))
+        .map(|parameter| {
+            let value = Chance(seed ^ 7).like(&parameter["schema"], 3);
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let safe: String = text.bytes().take(200).map(|byte| format!("%{byte:02x}")).collect();
+            format!("{}={safe}", parameter["name"].as_str().unwrap())
+        })
+        .collect();
     let mut target = path.clone();
     if chance.one_in(50) {
         target.push_str(chance.of(&["/", "x", "/..", "%00", "/%2e%2e/%2e%2e/etc/passwd"]));
@@ -195,7 +237,11 @@ fn made_up(seed: u64, revision: &str, authorization: Option<&str>) -> Request<Fu
     }
     let wanted = method.to_uppercase();
     let method = if chance.one_in(20) { chance.of(&["PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "BRAID"]) } else { &wanted };
-    let kind = if chance.one_in(30) { chance.of(&["text/plain", "application/json; charset=x", "multipart/form-data", ""]) } else { "application/json" };
+    let kind = if chance.one_in(30) {
+        chance.of(&["text/plain", "application/json; charset=x", "multipart/form-data", ""])
+    } else {
+        "application/json"
+    };
     let mut builder = Request::builder().method(Method::from_bytes(method.as_bytes()).unwrap()).uri(target);
     builder = builder.header("host", "localhost").header("content-type", kind);
     if chance.one_in(30) {
@@ -212,7 +258,12 @@ fn chance_of(seed: u64) -> bool {
 }
 
 /// Sends a case and judges the answer.
-async fn judged(fixture: &Fixture, client: &mut Option<Connection>, remote: bool, request: Request<Full<Bytes>>) -> Result<(), TestCaseError> {
+async fn judged(
+    fixture: &Fixture,
+    client: &mut Option<Connection>,
+    remote: bool,
+    request: Request<Full<Bytes>>,
+) -> Result<(), TestCaseError> {
     let what = format!("{request:?}");
     let (head_only, stream) = (*request.method() == Method::HEAD, request.uri().path() == "/v1/events");
     if client.as_ref().is_none_or(Connection::is_closed) {

@@ -22,8 +22,7 @@ pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
     loop {
         let mut length = libc::socklen_t::try_from(std::mem::size_of_val(groups.as_slice())).unwrap_or(0);
         // SAFETY: the buffer is writable for `length` bytes, and both live through the call.
-        let done =
-            unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERGROUPS, groups.as_mut_ptr().cast(), &raw mut length) };
+        let done = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERGROUPS, groups.as_mut_ptr().cast(), &raw mut length) };
         let count = length as usize / size_of::<libc::gid_t>();
         if done == 0 {
             groups.truncate(count);
