@@ -204,6 +204,44 @@ fn rules_pin_forbid_and_exclude_from_the_first_packet() {
 }
 
 #[test]
+fn names_are_compared_whole() {
+    in_world("rules by name", 2, || {
+        let rule = |name: &str, links| SteerRule {
+            matching: SteerMatch { name: Some(name.into()), ..Default::default() },
+            links: Some(LinkMask(links)),
+            ..Default::default()
+        };
+        // Cut to 15 bytes by the kernel.
+        let own = std::fs::read_to_string("/proc/self/comm").unwrap();
+        let own = own.trim_end();
+        assert!(own.len() > 8, "{own}");
+        let mut params = params(2);
+        params.rules =
+            vec![rule(&own[..8], 0), rule("pyth", 0), rule("python3000", 0), rule(own, 2), rule("python3", 2), rule("eightish", 2)];
+        let _steering = steering(&params);
+        for _ in 0..2 {
+            assert_eq!(fetch("203.0.113.10:80".parse().unwrap(), 1000), "10.77.1.2".parse::<IpAddr>().unwrap());
+        }
+        let script = r#"
+import socket
+def seen():
+    with socket.create_connection(("203.0.113.10", 80), 3) as s: return s.getsockname()[0]
+def call(name):
+    with open("/proc/self/comm", "w") as comm: comm.write(name)
+    return [seen(), seen()]
+print(seen(), *call("a-longer-name"), *call("eightish"), *call("python3"))
+"#;
+        let output = std::process::Command::new("/usr/bin/python3").args(["-c", script]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (one, other) = ("10.77.1.2", "10.77.0.2");
+        let seen: Vec<_> = text.split_whitespace().collect();
+        assert_eq!(seen.len(), 7, "{text}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(seen[1..3].contains(&other), "no rule has this name, so link 0 has its turn: {seen:?}");
+        assert!([&seen[..1], &seen[3..]].concat().iter().all(|addr| *addr == one), "{seen:?}");
+    });
+}
+
+#[test]
 fn affinity_keeps_flows_on_one_link_while_it_lives() {
     in_world("affinity", 2, || {
         use braid_model::Affinity;
