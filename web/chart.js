@@ -56,12 +56,12 @@ export class Chart {
 
   x(at) {
     const { from, to } = this.data;
-    return LEFT + (this.width - LEFT) * (at - from) / (to - from);
+    return LEFT + ((this.width - LEFT) * (at - from)) / (to - from);
   }
 
   nearest(x) {
     const { samples, from, to } = this.data;
-    const at = from + (x - LEFT) / (this.width - LEFT) * (to - from);
+    const at = from + ((x - LEFT) / (this.width - LEFT)) * (to - from);
     return samples.reduce((best, sample) => (!best || Math.abs(sample.at_ms - at) < Math.abs(best.at_ms - at) ? sample : best), null);
   }
 
@@ -72,17 +72,22 @@ export class Chart {
     const rows = [...sample.links, { name: 'Total', rx_bps: total(sample, 'rx_bps'), tx_bps: total(sample, 'tx_bps') }];
     if (!this.tip.firstChild) this.tip.append(h('p', { class: 'tip-time' }), h('div', { class: 'tip-rows' }));
     put(this.tip.firstChild, clock(sample.at_ms));
-    keyed(this.tip.lastChild, rows, (row) => row.name, (row) => {
-      const [down, up] = [h('span', { class: 'num' }), h('span', { class: 'num' })];
-      const swatch = h('span', { class: row.name === 'Total' ? 'swatch none' : `swatch link-${accent(row.name)}` });
-      return {
-        node: h('div', { class: 'tip-row' }, swatch, h('span', { class: 'tip-name', text: row.name }), down, up),
-        show: ({ rx_bps, tx_bps }) => {
-          put(down, `↓ ${rate(rx_bps)}`);
-          put(up, `↑ ${rate(tx_bps)}`);
-        },
-      };
-    });
+    keyed(
+      this.tip.lastChild,
+      rows,
+      (row) => row.name,
+      (row) => {
+        const [down, up] = [h('span', { class: 'num' }), h('span', { class: 'num' })];
+        const swatch = h('span', { class: row.name === 'Total' ? 'swatch none' : `swatch link-${accent(row.name)}` });
+        return {
+          node: h('div', { class: 'tip-row' }, swatch, h('span', { class: 'tip-name', text: row.name }), down, up),
+          show: ({ rx_bps, tx_bps }) => {
+            put(down, `↓ ${rate(rx_bps)}`);
+            put(up, `↑ ${rate(tx_bps)}`);
+          },
+        };
+      },
+    );
     const x = this.x(sample.at_ms);
     const room = this.tip.offsetWidth + 24;
     this.tip.style.left = `${x + room > this.width ? Math.max(x - room + 8, 4) : x + 14}px`;
@@ -123,8 +128,8 @@ export class Chart {
     const [down, up] = [Math.max(peak('rx_bps'), 10_000) * 1.08, Math.max(peak('tx_bps'), 5_000) * 1.15];
     const room = this.height - BOTTOM - TOP;
     const share = Math.min(Math.max(down / (down + up), 0.25), 0.82);
-    const perBit = Math.min(room * share / down, room * (1 - share) / up);
-    return { zero: TOP + room * share, perBit, down: room * share / perBit, up: room * (1 - share) / perBit };
+    const perBit = Math.min((room * share) / down, (room * (1 - share)) / up);
+    return { zero: TOP + room * share, perBit, down: (room * share) / perBit, up: (room * (1 - share)) / perBit };
   }
 
   grid(pen, { zero, perBit, down, up }) {
@@ -184,7 +189,9 @@ export class Chart {
       pen.strokeStyle = this.colours.paper;
       pen.lineWidth = 1;
       pen.stroke();
-      top.forEach((value, at) => { base[at] = value; });
+      top.forEach((value, at) => {
+        base[at] = value;
+      });
     }
   }
 
@@ -199,7 +206,9 @@ export class Chart {
 
   describe() {
     const last = this.data.samples.at(-1);
-    const words = last ? last.links.map((link) => `${link.name} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ') : NONE;
+    const words = last
+      ? last.links.map((link) => `${link.name} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ')
+      : NONE;
     this.canvas.setAttribute('aria-label', `${this.label}. Newest: ${words}. Left and right arrow keys read other moments.`);
   }
 }
