@@ -14,7 +14,8 @@ export class Chart {
     this.canvas = h('canvas', { class: 'plot', role: 'img', 'aria-label': label, tabindex: '0' });
     this.label = label;
     this.tip = h('div', { class: 'tip', hidden: true });
-    this.node = h('div', { class: 'chart' }, this.canvas, this.tip);
+    this.none = h('p', { class: 'chart-none', text: 'Nothing was recorded in this time yet', hidden: true });
+    this.node = h('div', { class: 'chart' }, this.canvas, this.tip, this.none);
     this.data = { samples: [], from: 0, to: 1, step: 1000 };
     this.pointed = null;
     this.observer = new ResizeObserver(() => this.draw());
@@ -33,6 +34,7 @@ export class Chart {
 
   show(samples, from, to, step) {
     this.data = { samples: samples.filter((sample) => sample.at_ms >= from - step && sample.at_ms <= to), from, to, step };
+    this.none.hidden = this.data.samples.length > 0;
     this.draw();
     this.explain();
   }
@@ -238,7 +240,8 @@ function runs(samples, step) {
     if (before && sample.at_ms - before.at_ms <= step * 3.5) found.at(-1).push(sample);
     else found.push([sample]);
   }
-  return found;
+  // A moment alone stands for the time before it, as all do.
+  return found.map((run) => (run.length > 1 ? run : [{ ...run[0], at_ms: run[0].at_ms - step }, run[0]]));
 }
 
 /** The next of 1, 2, 5 times a power of ten. */
