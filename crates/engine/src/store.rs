@@ -156,6 +156,11 @@ enum StoreError {
 }
 
 impl Store {
+    /// Whether there is one in `folder`.
+    pub(crate) fn exists(folder: &Path) -> bool {
+        folder.join(FILE).exists()
+    }
+
     /// Opens the store in `folder` (made with mode 0700 if there is none) and reads what it holds. Never fails: the texts say what
     /// went wrong and what becomes of it, for the log and `braid status`.
     pub fn open(folder: &Path) -> (Self, Learnt, Vec<String>) {

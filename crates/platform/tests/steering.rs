@@ -8,11 +8,14 @@ mod support {
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::time::Duration;
 
+use aya::maps::{HashMap, Map, MapData, loaded_maps};
 use braid_decide::connection::LinkMask;
 use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol};
+use braid_platform::linux::sys::abi;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::{SteerMatch, SteerRule, Steering, SteeringEvent};
+use braid_platform::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
 use support::steered::{LIMIT, beat, fetch, in_world, index_of, params, set, steering, tally};
 
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 10));
@@ -380,5 +383,111 @@ fn regression_more_prefixes_than_room_leave_what_they_cover_alone() {
             assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered");
             assert!(steering.warnings().is_empty());
         }
+    });
+}
+
+/// Waits for a segment of a flow to that port that nobody answers; whether it is the first one.
+fn suffering(steering: &mut impl Steering, port: u16) -> bool {
+    let begin = std::time::Instant::now();
+    loop {
+        let told = steering.events(1000).into_iter().find_map(|event| match event {
+            SteeringEvent::Suffering { connecting, remote, family: Family::V4, .. } if remote == (SERVER, port) => Some(connecting),
+            _ => None,
+        });
+        if let Some(connecting) = told {
+            return connecting;
+        }
+        assert!(begin.elapsed() < LIMIT, "nothing is told");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn answers_are_counted_and_their_absence_is_told() {
+    in_world("signs of life and death", 2, || {
+        let mut steering = steering(&SteerParams { usable: PerFamily { v4: LinkMask(1), v6: LinkMask(1) }, ..params(2) });
+        let mut stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
+        let signs = steering.signs(0, Family::V4).unwrap();
+        assert_eq!((signs.answered, signs.remote, signs.timeouts), (1, Some((SERVER, 80)), 0));
+        assert_eq!(steering.signs(0, Family::V6).unwrap().answered, 0);
+        // From here on the link is dark: what is sent reaches nobody.
+        support::world::ip("neigh replace 10.77.0.1 lladdr 02:00:00:00:00:99 dev link0 nud permanent");
+        stream.write_all(b"?").unwrap();
+        assert!(!suffering(&mut steering, 80));
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket.connect(&SocketAddr::new(SERVER, 81).into()).unwrap_err();
+        assert!(suffering(&mut steering, 81), "nobody answered the connection");
+        let signs = steering.signs(0, Family::V4).unwrap();
+        assert!(signs.answered == 1 && signs.timeouts >= 2, "{signs:?}");
+    });
+}
+
+/// An entry of the programs' map of TCP flows: `struct connection`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Connection {
+    flow: abi::Flow,
+    socket: u64,
+}
+
+// SAFETY: integers only, and no padding: the flow has none, and its size is a multiple of eight.
+unsafe impl aya::Pod for Connection {}
+
+/// That map, among those that this process holds.
+fn connections() -> HashMap<MapData, u64, Connection> {
+    let held = std::fs::read_dir("/proc/self/fdinfo").unwrap().filter_map(|entry| std::fs::read_to_string(entry.unwrap().path()).ok());
+    let held: Vec<u32> = held.filter_map(|info| info.lines().find_map(|line| line.strip_prefix("map_id:")?.trim().parse().ok())).collect();
+    let info = loaded_maps().filter_map(Result::ok).find(|map| map.name_as_str() == Some("connections") && held.contains(&map.id()));
+    let data = MapData::from_id(info.expect("the programs have such a map").id()).unwrap();
+    HashMap::try_from(Map::HashMap(data)).unwrap()
+}
+
+#[test]
+fn a_flow_whose_end_was_not_seen_ends_at_the_next_look() {
+    in_world("an end that nobody saw", 2, || {
+        let mut steering = steering(&params(2));
+        let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
+        let mut connections = connections();
+        let (id, entry) = connections.iter().next().expect("the flow is followed").unwrap();
+        connections.remove(&id).unwrap();
+        drop(stream);
+        connections.insert(id, entry, 0).unwrap();
+        // Its socket's memory may look the same for a while, as that of one whose connect has only just begun.
+        let begin = std::time::Instant::now();
+        while !steering.flows(now()).unwrap().is_empty() {
+            assert!(begin.elapsed() < LIMIT, "it lives on");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(connections.keys().count(), 0);
+        let board = steering.board().unwrap();
+        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        let ended = |event: &SteeringEvent| matches!(event, SteeringEvent::Ended(row) if row.id.0 == id);
+        assert_eq!(steering.events(100).iter().filter(|event| ended(event)).count(), 1);
+    });
+}
+
+#[test]
+fn more_connections_than_can_be_followed_are_steered_and_counted() {
+    in_world("a full map of connections", 2, || {
+        const MARKER: u32 = 2;
+        let mut steering = steering(&params(2));
+        let mut connections = connections();
+        // No flows, and of sockets that are nowhere.
+        let inserted = (1u64..).take_while(|number| {
+            let flow = abi::Flow { id: u64::MAX - number, flags: MARKER, ..Default::default() };
+            connections.insert(flow.id, Connection { flow, socket: 0 }, 0).is_ok()
+        });
+        assert!(inserted.count() >= 10_000);
+        let server = SocketAddr::new(SERVER, 80);
+        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered all the same");
+        let counters = steering.counters().unwrap();
+        assert_eq!((counters.untracked, counters.steered), (4, 0), "{counters:?}");
+        let board = steering.board().unwrap();
+        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        assert!(steering.flows(now()).unwrap().is_empty());
+        assert_eq!(connections.keys().count(), 0, "what stands for nobody is taken out");
+        fetch(server, 1000);
+        assert_eq!(steering.counters().unwrap().steered, 1);
     });
 }

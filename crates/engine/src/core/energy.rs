@@ -9,8 +9,10 @@ use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, target
 use braid_model::{Direction, Joules, LinkIndex, Power, Rate, Time};
 use braid_platform::steering::{AppId, SteerLink, Steering, SteeringError};
 
+use super::Core;
+use super::flows::progress_key;
 use super::link::Link;
-use super::{Core, coarse, progress_key, rate_of};
+use super::params::{coarse, rate_of};
 
 /// From this confidence on what the battery shows counts instead of a profile.
 const TRUSTED: f64 = 0.5;

@@ -6,8 +6,9 @@ use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, P
 use braid_platform::steering::{FlowRow, Learnt, Steering};
 
 use super::energy::LinkEnergy;
+use super::flows::progress_key;
 use super::link::Link;
-use super::{Core, progress_key, rules};
+use super::{Core, rules};
 
 impl<S: Steering> Core<S> {
     /// `GET /v1/status`.
