@@ -6,8 +6,9 @@
 pub mod user;
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -66,6 +67,19 @@ pub fn within(limit: Duration, what: &str, mut check: impl FnMut() -> bool) -> D
     begin.elapsed()
 }
 
+/// One exchange of HTTP: the status, and the body with its head before it.
+pub fn http(mut stream: impl Read + Write, what: &str, headers: &str, body: &str) -> (u16, String, String) {
+    let length = body.len();
+    let request = format!(
+        "{what} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), body.to_owned(), head.to_owned())
+}
+
 /// A running `braid up`. Dropped, it is asked to end, and killed if it does not; its log is shown if the test fails.
 pub struct Up<'a> {
     pub lab: &'a Lab,
@@ -88,10 +102,16 @@ impl<'a> Up<'a> {
     /// Starts it and waits until it answers.
     #[track_caller]
     pub fn start_with(lab: &'a Lab, config: &str, state_dir: &Path) -> Self {
+        Self::start_told(lab, config, state_dir, &[])
+    }
+
+    /// The same with more arguments.
+    #[track_caller]
+    pub fn start_told(lab: &'a Lab, config: &str, state_dir: &Path, more: &[&str]) -> Self {
         let home = lab.directory().join("braid");
         fs::create_dir_all(&home).unwrap();
         fs::write(home.join("braid.toml"), with_links(config)).unwrap();
-        let child = Self::command(lab, &home, state_dir).spawn().unwrap();
+        let child = Self::command(lab, &home, state_dir).args(more).spawn().unwrap();
         let mut up = Self { lab, child, home };
         eventually("braid up answers", || {
             let ended = up.child.try_wait().unwrap();
@@ -114,6 +134,12 @@ impl<'a> Up<'a> {
     pub fn braid(&self, arguments: &[&str]) -> Output {
         let mut command = self.lab.client().command(braid()).unwrap();
         command.args(arguments).env("BRAID_SOCKET", self.home.join("socket")).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// What the API answers to `METHOD /path`, over its socket: status and JSON.
+    pub fn api(&self, what: &str, body: &Value) -> (u16, Value) {
+        let answer = http(UnixStream::connect(self.home.join("socket")).unwrap(), what, "", &body.to_string());
+        (answer.0, serde_json::from_str(&answer.1).unwrap())
     }
 
     /// What `braid WHAT --json` prints, if it succeeds.
