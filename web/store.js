@@ -76,7 +76,7 @@ function takeFlows({ full, put: rows, gone }) {
 /** Bits per second since the last tick, smoothed over two; `null` while only one count is known. */
 function speed(bytes, before, seconds, smooth) {
   if (bytes === null || bytes === undefined || before === null || before === undefined || seconds === null) return null;
-  const raw = Math.max(bytes - before, 0) * 8 / seconds;
+  const raw = (Math.max(bytes - before, 0) * 8) / seconds;
   return smooth === null || smooth === undefined ? raw : (raw + smooth) / 2;
 }
 

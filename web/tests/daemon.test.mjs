@@ -27,16 +27,22 @@ const go = async (page, view) => {
 };
 
 const apply = (page) => page.getByRole('button', { name: 'Apply', exact: true }).click();
-const linkOfRow = (page, filter) => page.locator('.rows .tr:not([hidden])').filter({ hasText: filter }).locator('.c-link').allTextContents();
+const linkOfRow = (page, filter) =>
+  page.locator('.rows .tr:not([hidden])').filter({ hasText: filter }).locator('.c-link').allTextContents();
 
-for (const [width, height] of [[1440, 900], [360, 740]]) {
+for (const [width, height] of [
+  [1440, 900],
+  [360, 740],
+]) {
   test(`sees links and flows, at ${width} px`, { skip }, async () => {
     const flows = Array.from({ length: 6 }, () => lab.download());
     const page = await openPage(browser, lab.url, { width, height });
     for (const name of LINKS) await page.locator(`.link[data-link="${name}"]`).getByText('Up', { exact: true }).waitFor();
     await go(page, 'flows');
     await until('flows of curl', async () => (await linkOfRow(page, 'curl')).length >= 6);
-    await page.waitForFunction(() => [...document.querySelectorAll('.rows .c-down')].some((cell) => /[1-9].* [kM]bit/.test(cell.textContent)));
+    await page.waitForFunction(() =>
+      [...document.querySelectorAll('.rows .c-down')].some((cell) => /[1-9].* [kM]bit/.test(cell.textContent)),
+    );
     flows.forEach((flow) => flow.kill());
     assert.deepEqual(page.problems, []);
     await page.context().close();
@@ -103,7 +109,10 @@ test('a link is cut and its event is read', { skip }, async () => {
   const page = await openPage(browser, lab.url);
   await page.locator('.link[data-link="lab1"]').getByText('Up', { exact: true }).waitFor();
   lab.cut('lab1');
-  await page.locator('.link[data-link="lab1"]').getByText(/^(Down|Dead)$/).waitFor({ timeout: 60_000 });
+  await page
+    .locator('.link[data-link="lab1"]')
+    .getByText(/^(Down|Dead)$/)
+    .waitFor({ timeout: 60_000 });
   await go(page, 'events');
   await page.locator('.note-text').filter({ hasText: 'lab1' }).first().waitFor();
   flows.forEach((flow) => flow.kill());

@@ -1,4 +1,5 @@
-// A living daemon in a network namespace of its own: three links to a host that serves and relays. Run under `unshare --net --mount`, as root.
+// A living daemon in a network namespace of its own: three links to a host that serves and relays. Run it
+// under `unshare --net --mount`, as root.
 
 import { execFileSync, spawn } from 'node:child_process';
 import { createServer, connect } from 'node:net';
@@ -23,7 +24,8 @@ const DRIP = `require('http').createServer((request, response) => {
 }).listen(8000, '${SERVER}')`;
 
 export async function startLab(braid) {
-  if (execFileSync('ip', ['-o', 'link']).toString().trim().split('\n').length > 1) throw new Error('this namespace has links: start under unshare --net --mount');
+  if (execFileSync('ip', ['-o', 'link']).toString().trim().split('\n').length > 1)
+    throw new Error('this namespace has links: start under unshare --net --mount');
   const lab = new Lab(braid);
   try {
     await lab.start();
@@ -59,11 +61,27 @@ class Lab {
       ip('route', 'add', 'default', 'via', `10.77.${place}.1`, 'metric', String(10 + place));
     });
     this.run(...this.far(process.execPath, '-e', DRIP));
-    this.run(...this.far(this.braid, 'relay', '--listen', `${SERVER}:5757`, '--allow', `${SERVER}/32`, '--state-dir', join(this.folder, 'relay')));
+    this.run(
+      ...this.far(this.braid, 'relay', '--listen', `${SERVER}:5757`, '--allow', `${SERVER}/32`, '--state-dir', join(this.folder, 'relay')),
+    );
     writeFileSync(this.config, CONFIG);
-    const daemon = this.run(this.braid, ['up', '--config', this.config, '--state-dir', join(this.folder, 'state'), '--socket', this.socket]);
-    daemon.stderr.on('data', (data) => { this.log += data; });
-    await until('the daemon', () => daemon.exitCode === null && this.ask('status').includes('lab2'), () => this.log);
+    const daemon = this.run(this.braid, [
+      'up',
+      '--config',
+      this.config,
+      '--state-dir',
+      join(this.folder, 'state'),
+      '--socket',
+      this.socket,
+    ]);
+    daemon.stderr.on('data', (data) => {
+      this.log += data;
+    });
+    await until(
+      'the daemon',
+      () => daemon.exitCode === null && this.ask('status').includes('lab2'),
+      () => this.log,
+    );
     await this.door();
   }
 
@@ -125,7 +143,7 @@ const namespaceOf = (process) => execFileSync('readlink', [`/proc/${process}/ns/
 /** Waits for a condition; tells what was waited for. */
 export async function until(what, condition, more = () => '') {
   const end = Date.now() + PATIENCE_MS;
-  while (!await condition()) {
+  while (!(await condition())) {
     if (Date.now() > end) throw new Error(`${what}: not within a minute. ${more()}`);
     await sleep(100);
   }
