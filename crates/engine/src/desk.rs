@@ -39,6 +39,9 @@ struct Told {
     note: u64,
 }
 
+/// Puts a configuration in force.
+pub type Enforce<'a, S> = &'a mut dyn FnMut(&mut Core<S>, Config) -> Result<(), Problem>;
+
 /// The moment of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
@@ -77,7 +80,7 @@ impl Desk {
         core: &mut Core<S>,
         moment: Moment,
         relays: &dyn Fn() -> Vec<String>,
-        enforce: &mut dyn FnMut(&mut Core<S>, Config) -> Result<(), Problem>,
+        enforce: Enforce<'_, S>,
         request: Request,
     ) -> Option<Request> {
         let Moment { now, unix_ms } = moment;
