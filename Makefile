@@ -33,7 +33,7 @@ demo: build
 	$(TARGET)/release/braid-lab demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
 
 test: deps
-	$(CARGO) build --locked -p braid
+	# Builds the program too, which the laboratory's tests run; by itself it would want other features of its dependencies, and a build of each.
 	$(CARGO) test --workspace --exclude braid-lab --locked
 	# The laboratory's tests one after the other: each has links, servers and programs of its own to keep in time.
 	$(CARGO) test -p braid-lab --locked -- --test-threads=1

@@ -144,7 +144,7 @@ fn a_bond_carries_one_download_over_both_links() {
             break;
         }
         // The relay may have been reached a moment later than the proxy.
-        assert!(begin.elapsed() < Duration::from_secs(30), "{received:?}");
+        assert!(begin.elapsed() < LIMIT, "{received:?}");
     }
 }
 
@@ -185,7 +185,7 @@ fn a_socks_client_s_datagrams_get_their_answers() {
                     assert_eq!(buffer[..length], datagram);
                     return;
                 }
-                assert!(begin.elapsed() < Duration::from_secs(20), "no answer");
+                assert!(begin.elapsed() < LIMIT, "no answer");
             }
         })
         .unwrap();
