@@ -104,14 +104,14 @@ struct Came {
     seconds: Vec<f64>,
     /// Some were cut off.
     hung: bool,
-    /// Why it was not tried.
-    skipped: Option<String>,
+    /// Why it was not tried, or what it failed with.
+    without: Option<String>,
 }
 
 impl Came {
     fn told(&self, ideal: f64) -> String {
-        match (&self.skipped, self.hung) {
-            (Some(reason), _) => format!("skipped: {reason}"),
+        match (&self.without, self.hung) {
+            (Some(reason), _) => reason.clone(),
             (None, true) => format!("not ended after {} s", LIMIT.as_secs()),
             (None, false) => format!("{:.2} s ({:.3})", median(&self.seconds), ideal / median(&self.seconds)),
         }
@@ -136,13 +136,22 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
     for (turn, title) in TURNS {
         let ideal = ideal(turn, size);
-        let mut came = PROGRAMS.map(|program| Came { skipped: skipped(program, turn), ..Came::default() });
+        let mut came = PROGRAMS.map(|program| Came { without: skipped(program, turn), ..Came::default() });
         for _ in 0..repeat {
             for (program, came) in PROGRAMS.into_iter().zip(&mut came) {
-                if came.skipped.is_some() || (came.hung && program != Program::Braid) {
+                if came.without.is_some() || (came.hung && program != Program::Braid) {
                     continue;
                 }
-                let seconds = one(settings, turn, program, size)?;
+                let seconds = match one(settings, turn, program, size) {
+                    Ok(seconds) => seconds,
+                    // A peer that fails is told, and does not end the rest.
+                    Err(error) if program != Program::Braid => {
+                        progress(&format!("{title}: {} failed: {error:#}", program.name()));
+                        came.without = Some(format!("failed: {error:#}"));
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
                 progress(&format!("{title}: {} {seconds:.2} s, {:.3} of the ideal rate", program.name(), ideal / seconds));
                 raw.push(json!({ "case": title, "program": program.name(), "seconds": seconds, "ideal_s": ideal }));
                 came.hung |= seconds >= LIMIT.as_secs_f64();
@@ -161,8 +170,8 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
 /// Why a program is not tried in this case.
 fn skipped(program: Program, turn: Turn) -> Option<String> {
     match program.missing() {
-        Some(name) => Some(format!("{name} is not in PATH")),
-        None => (program == Program::Curl && turn != Turn::Nothing).then(|| "it uses one link, the one that turns".to_owned()),
+        Some(name) => Some(format!("skipped: {name} is not in PATH")),
+        None => (program == Program::Curl && turn != Turn::Nothing).then(|| "skipped: it uses one link, the one that turns".to_owned()),
     }
 }
 
@@ -174,7 +183,7 @@ fn judge(report: &mut Report, turn: Turn, title: &str, ideal: f64, came: &[Came;
         report.aim(format!("{title}: at least {SHARE} of the sum's payload"), measured.clone(), ideal / median(ours) >= SHARE);
     }
     report.aim(format!("{title}: at most {TIME} of the ideal time"), measured, median(ours) <= ideal * TIME);
-    let others = came.iter().skip(1).filter(|came| came.skipped.is_none()).map(|came| median(&came.seconds));
+    let others = came.iter().skip(1).filter(|came| came.without.is_none()).map(|came| median(&came.seconds));
     let best = others.fold(f64::INFINITY, f64::min);
     if best.is_finite() {
         let measured = format!("{:.2} s and {best:.2} s", median(ours));

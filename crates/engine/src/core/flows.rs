@@ -30,6 +30,8 @@ pub struct Stuck {
     pub remote: SocketAddr,
     /// The device it is bound to.
     pub link: LinkIndex,
+    /// Not since its link is dead, but since its destination belongs to a tunnel now.
+    pub tunnelled: bool,
 }
 
 impl Stuck {
@@ -40,6 +42,7 @@ impl Stuck {
             local: SocketAddr::new(row.local.0, row.local.1),
             remote: SocketAddr::new(row.remote.0, row.remote.1),
             link: row.link,
+            tunnelled: false,
         }
     }
 }

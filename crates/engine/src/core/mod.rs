@@ -45,6 +45,7 @@ pub use link::Link;
 use rules::Executables;
 pub use rules::Names;
 use slots::Slots;
+pub use views::SeenFlows;
 
 /// Why a link has no slot.
 const CROWDED: &str = "there are more links than the 32 that Braid can use at once: exclude one of them to use this one";
