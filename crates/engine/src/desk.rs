@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use braid_api::{App, Flow, FlowChanges, Note, Peer, Problem, Sample, Status};
+use braid_api::{App, Flow, FlowChanges, Peer, Problem, Sample, Status};
 use braid_model::Time;
 use braid_platform::steering::Steering;
 
@@ -36,8 +36,11 @@ struct Told {
     bonded: BTreeMap<u64, Flow>,
     apps: Vec<App>,
     peers: Vec<Peer>,
-    note: Option<u64>,
+    note: u64,
 }
+
+/// Puts a configuration in force.
+pub type Enforce<'a, S> = &'a mut dyn FnMut(&mut Core<S>, Config) -> Result<(), Problem>;
 
 /// The moment of a request.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +80,7 @@ impl Desk {
         core: &mut Core<S>,
         moment: Moment,
         relays: &dyn Fn() -> Vec<String>,
-        enforce: &mut dyn FnMut(&mut Core<S>, Config) -> Result<(), Problem>,
+        enforce: Enforce<'_, S>,
         request: Request,
     ) -> Option<Request> {
         let Moment { now, unix_ms } = moment;
@@ -129,12 +132,14 @@ impl Desk {
     pub fn on_second(&mut self, unix_ms: u64, links: Vec<Pulse>, power: Power) {
         self.sample = Some(self.chronicle.on_second(unix_ms, links, power));
         if !self.heard() {
-            self.told = Told::default();
+            // Whoever comes is told the notes up to now first.
+            self.told = Told { note: self.chronicle.last_note(), ..Told::default() };
         }
     }
 
     /// Once a second, while somebody listens: tells what has changed.
     pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
+        let notes = self.chronicle.notes_after(self.told.note);
         let told = &mut self.told;
         let full = told.flows.is_none();
         let mut flows = core.flow_changes(now, told.flows.get_or_insert_default());
@@ -144,22 +149,14 @@ impl Desk {
             flows: Some(FlowChanges { full, ..flows }),
             apps: rest.apps.and_then(|apps| fresh(&mut told.apps, apps, |app| App { age_ms: None, confidence: None, ..app.clone() })),
             peers: fresh(&mut told.peers, rest.peers, Peer::clone),
-            notes: self.new_notes(),
+            notes,
             sample: self.sample.clone(),
         };
-        if !self.feed.tell(update) {
+        if self.feed.tell(update) {
+            self.told.note = self.chronicle.last_note();
+        } else {
             // It was lost: everything is told anew.
-            self.told = Told::default();
-        }
-    }
-
-    /// The notes since the last time; none for those who have just come, since they were told.
-    fn new_notes(&mut self) -> Vec<Note> {
-        let last = self.chronicle.last_note();
-        let after = self.told.note.replace(last);
-        match after {
-            Some(after) => self.chronicle.notes_after(after),
-            None => self.chronicle.last_notes(FIRST_NOTES),
+            self.told = Told { note: self.told.note, ..Told::default() };
         }
     }
 }

@@ -7,7 +7,7 @@ mod view;
 
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ fn take_in(model: &mut Model, news: News) -> bool {
 }
 
 /// Listens for as long as there is somebody to tell, and begins again when the daemon was lost.
-fn hear(socket: &PathBuf, tell: &Sender<News>) {
+fn hear(socket: &Path, tell: &Sender<News>) {
     loop {
         let heard = client::listen(socket, "/v1/events", |name, data| match tell.send(News::Heard(name.to_owned(), data.to_owned())) {
             Ok(()) => ControlFlow::Continue(()),

@@ -27,7 +27,10 @@ struct Living {
 
 /// What [`Core::flow_changes`] told last.
 #[derive(Debug, Default)]
-pub struct SeenFlows(BTreeMap<(FlowId, SocketAddr), (Bytes, Bytes, LinkIndex, Option<u32>)>);
+pub struct SeenFlows(BTreeMap<(FlowId, SocketAddr), Mark>);
+
+/// What tells a flow that changed: bytes received and sent, link, segments sent again.
+type Mark = (Bytes, Bytes, LinkIndex, Option<u32>);
 
 /// The least address there is.
 const FIRST_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);

@@ -17,8 +17,8 @@ use tokio::sync::{broadcast, mpsc};
 
 /// The most listeners.
 const MOST: usize = 64;
-/// Frames that a listener may lag behind.
-const LAG: usize = 64;
+/// Seconds that a listener may lag behind; what is kept for it meanwhile is a few megabytes at most.
+const LAG: usize = 8;
 /// Updates that the API's thread may lag behind.
 const UPDATES: usize = 4;
 
@@ -88,10 +88,8 @@ impl Spreader {
     /// Does so. When it ends, so do the listeners' streams.
     pub async fn run(mut self) {
         while let Some(update) = self.updates.recv().await {
-            for frame in frames(&update) {
-                // Nobody listens any more.
-                let _ = self.frames.send(frame);
-            }
+            // Where it fails nobody listens any more.
+            frame(&update).map(|frame| self.frames.send(frame));
         }
     }
 }
@@ -112,12 +110,24 @@ pub(super) fn live() -> (Live, Feed, Spreader) {
     (live, Feed { updates: send, listeners }, Spreader { updates, frames })
 }
 
-/// Some messages, ready to be sent.
+/// A second's messages, ready to be sent.
 #[derive(Debug, Clone)]
 struct Frame {
-    /// Of a note.
-    note: Option<u64>,
-    text: Bytes,
+    /// Notes by their ids: those that a listener was told first are not told again.
+    notes: Arc<[(u64, Bytes)]>,
+    rest: Bytes,
+}
+
+impl Frame {
+    /// What is sent to one who knows the notes up to `last`.
+    fn after(self, last: u64) -> Bytes {
+        let mut notes = self.notes.iter().filter(|(id, _)| *id > last).peekable();
+        if notes.peek().is_none() {
+            return self.rest;
+        }
+        let all: Vec<&[u8]> = notes.map(|(_, text)| &**text).chain([&*self.rest]).collect();
+        all.concat().into()
+    }
 }
 
 /// One who listens; counted until dropped.
@@ -151,9 +161,9 @@ impl Listener {
             }
             loop {
                 // One that lags, or a daemon that ends, ends the stream.
-                let frame = listener.frames.recv().await.ok()?;
-                if frame.note.is_none_or(|note| note > last_note) {
-                    return Some((Ok(frame.text), (listener, None)));
+                let text = listener.frames.recv().await.ok()?.after(last_note);
+                if !text.is_empty() {
+                    return Some((Ok(text), (listener, None)));
                 }
             }
         });
@@ -182,7 +192,7 @@ fn opening(first: &First) -> Bytes {
     text.into()
 }
 
-fn frames(update: &Update) -> Vec<Frame> {
+fn frame(update: &Update) -> Option<Frame> {
     let mut text = Vec::new();
     if let Some(status) = &update.status {
         message(&mut text, "status", None, status);
@@ -202,10 +212,10 @@ fn frames(update: &Update) -> Vec<Frame> {
     let note = |note: &Note| {
         let mut text = Vec::new();
         message(&mut text, "note", Some(note.id), note);
-        Frame { note: Some(note.id), text: text.into() }
+        (note.id, text.into())
     };
-    let rest = (!text.is_empty()).then(|| Frame { note: None, text: text.into() });
-    update.notes.iter().map(note).chain(rest).collect()
+    let notes: Arc<[(u64, Bytes)]> = update.notes.iter().map(note).collect();
+    (!text.is_empty() || !notes.is_empty()).then(|| Frame { notes, rest: text.into() })
 }
 
 /// One message. JSON has no line breaks outside of texts, and none inside.
@@ -262,6 +272,11 @@ mod tests {
         }
         let ids = |told: &str| told.lines().filter_map(|line| line.strip_prefix("id: ")?.parse().ok()).collect::<Vec<u64>>();
         assert_eq!(told.map(|told| ids(&told)), [vec![8, 9], vec![9]]);
+        // More notes at once than a listener may lag behind.
+        assert!(feed.tell(Update { notes: (100..300).map(note).collect(), ..Update::default() }));
+        for body in &mut bodies {
+            assert_eq!(ids(&next(body).await.unwrap()).len(), 200);
+        }
         drop(feed);
         spread.await.unwrap();
         for mut body in bodies {
@@ -293,6 +308,6 @@ mod tests {
     #[test]
     fn a_second_in_which_nothing_happened_is_nothing() {
         let nothing = Update { flows: Some(FlowChanges::default()), ..Update::default() };
-        assert!(frames(&nothing).is_empty());
+        assert!(frame(&nothing).is_none());
     }
 }
