@@ -43,6 +43,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod answers;
 mod engine;
 mod file;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use braid_decide::midrr::FlowKey;
+use braid_decide::midrr::{FlowKey, LinkSet};
 use braid_model::{Bytes, Time};
 
 use crate::engine::{ENDLESS, Engine, Lane, Request};
@@ -13,12 +13,12 @@ use crate::spans::Span;
 use crate::types::{Action, Cause, FileId, LaneId, LinkId, RequestId, ServerId};
 
 /// The least that is worth a request of its own, and the least of a part taken over.
-const LEAST: u64 = 64 * 1024;
+pub(crate) const LEAST: u64 = 64 * 1024;
 const LEAST_STOLEN: u64 = 16 * 1024;
 /// The most that is asked for at once; miDRR knows no larger heads.
 const MOST: u64 = 16 * 1024 * 1024;
 /// Asked for first of a file, over a link of unknown rate.
-const FIRST: u64 = 256 * 1024;
+pub(crate) const FIRST: u64 = 256 * 1024;
 /// The shortest and the longest time that a request is to take.
 const SHORTEST: Duration = Duration::from_millis(300);
 const LONGEST: Duration = Duration::from_secs(4);
@@ -55,7 +55,7 @@ impl Engine {
         let mut next: Option<Time> = None;
         for (id, request) in &self.requests {
             // A request behind another on its connection waits for that one.
-            if self.lanes.get(&request.lane).is_some_and(|lane| lane.requests.first() != Some(id)) {
+            if self.lanes.get(&request.lane).is_some_and(|lane| lane.requests.first() != Some(id)) || self.excused(request) {
                 continue;
             }
             let patience = self.links[request.link.0].stall();
@@ -121,7 +121,8 @@ impl Engine {
         let mut silent = Vec::new();
         let mut next: Option<Time> = None;
         for (id, file) in self.files.iter_mut().filter(|(_, file)| waits(file)) {
-            if blocked(file) && !self.requests.values().any(|request| request.file == *id) {
+            let waits = |request: &Request| request.file == *id && request.at < file.limit();
+            if file.kept_whole() || blocked(file) && !self.requests.values().any(waits) {
                 file.progress = now;
             }
             let due = file.progress + patience;
@@ -238,22 +239,28 @@ impl Engine {
     /// Gives one file a range on a free place of `link`; false if there is nothing to give.
     fn give(&mut self, now: Time, link: LinkId) -> bool {
         let allowed = self.allowed(link);
-        let mut flows: Vec<(FlowKey, FileId)> = Vec::new();
-        for (id, file) in &self.files {
-            let size = self.head(now, link, *id, file, allowed);
-            if size.is_some() {
-                flows.push((file.flow, *id));
-            }
-            let _ = self.midrr.set_head(file.flow, size.map(Bytes::new));
-        }
+        let here = self.files.iter().filter(|(_, file)| file.setup.links.contains(link.0));
+        let heads: Vec<(FlowKey, FileId, Option<u64>)> =
+            here.map(|(id, file)| (file.flow, *id, self.head(now, link, *id, file, allowed))).collect();
+        heads.iter().for_each(|(_, id, size)| self.offer(*id, link, *size));
         let Some(grant) = self.midrr.next(link.0) else { return false };
-        let Some((_, file)) = flows.into_iter().find(|(flow, _)| *flow == grant.flow) else { return false };
+        let Some(file) = heads.into_iter().find(|(flow, _, _)| *flow == grant.flow).map(|(_, file, _)| file) else { return false };
         let Some((server, lane)) = self.door(now, link, &self.files[&file]) else { return false };
         match lane {
             Some(lane) => self.ask_next(now, lane, file, grant.size.get()),
             None => self.connect(now, link, server),
         }
         true
+    }
+
+    /// Tells miDRR what `file` would ask for on `link`. One that has something, but not here now, keeps what it was given so far.
+    fn offer(&mut self, id: FileId, link: LinkId, size: Option<u64>) {
+        let Some(file) = self.files.get(&id) else { return };
+        let all = file.setup.links;
+        let _ = match size {
+            None if file.open() > 0 => self.midrr.narrow(file.flow, LinkSet(all.0 & !(1 << link.0))),
+            _ => self.midrr.narrow(file.flow, all).and_then(|()| self.midrr.set_head(file.flow, size.map(Bytes::new))),
+        };
     }
 
     /// What `file` would ask for on `link`; `None`: nothing, or there is no way to its servers now.
@@ -269,6 +276,7 @@ impl Engine {
             Some(false) if of_file.any(|_| true) || !self.best(now, link, file) => return None,
             Some(false) if file.size.unwrap_or(ENDLESS) > allowed => return None,
             Some(false) => MOST,
+            Some(true) if file.doubt() => self.trial(now, link, id, file)?.size(),
             Some(true) => self.size(now, link, file)?,
         };
         self.door(now, link, file)?;
@@ -329,7 +337,7 @@ impl Engine {
 
     fn connect(&mut self, now: Time, link: LinkId, server: ServerId) {
         let lane = LaneId(self.fresh_id());
-        self.lanes.insert(lane, Lane { link, server, since: now, connected: false, depth: 1, requests: Vec::new() });
+        self.lanes.insert(lane, Lane { link, server, since: now, connected: false, depth: 1, requests: Vec::new(), once: false });
         self.reach.entry((link, server)).or_default();
         self.actions.push_back(Action::Connect { lane, link, server });
     }
@@ -349,6 +357,11 @@ impl Engine {
     /// Asks for the lowest free part of a file.
     fn ask_next(&mut self, now: Time, lane: LaneId, id: FileId, size: u64) {
         let Some(file) = self.files.get(&id) else { return };
+        if file.doubt() {
+            let link = self.lanes.get(&lane).map(|lane| lane.link);
+            let trial = link.and_then(|link| self.trial(now, link, id, file));
+            return trial.into_iter().for_each(|span| self.ask(now, lane, id, Some(span)));
+        }
         let span = match (file.ranged, file.free.first_below(file.limit())) {
             (Some(false), _) => None,
             (None, _) => Some(Span::raw(0, size)),
@@ -408,12 +421,14 @@ impl Engine {
         let lanes: Vec<(LaneId, ServerId)> = lanes.filter(|(_, lane)| ends(lane)).map(|(id, lane)| (*id, lane.server)).collect();
         let allowed = self.allowed(link);
         for (lane, server) in lanes {
-            for file in self.files.values() {
-                let fits = file.ranged == Some(true) && file.source_at(server).is_some();
-                let ready = file.active && file.ended.is_none() && file.setup.links.contains(link.0) && allowed >= LEAST_STOLEN;
-                let size = if fits && ready { self.size(now, link, file) } else { None };
-                let _ = self.midrr.set_head(file.flow, size.map(|size| Bytes::new(size.min(allowed))));
-            }
+            let fits = |file: &File| {
+                let ready = file.active && file.ended.is_none() && allowed >= LEAST_STOLEN;
+                ready && file.ranged == Some(true) && !file.doubt() && file.source_at(server).is_some()
+            };
+            let here = self.files.iter().filter(|(_, file)| file.setup.links.contains(link.0));
+            let size = |file: &File| self.size(now, link, file).filter(|_| fits(file)).map(|size| size.min(allowed));
+            let heads: Vec<(FileId, Option<u64>)> = here.map(|(id, file)| (*id, size(file))).collect();
+            heads.into_iter().for_each(|(id, size)| self.offer(id, link, size));
             let Some(grant) = self.midrr.next(link.0) else { continue };
             let file = self.files.iter().find(|(_, file)| file.flow == grant.flow).map(|(id, _)| *id);
             file.into_iter().for_each(|file| self.ask_next(now, lane, file, grant.size.get()));
@@ -449,7 +464,7 @@ impl Engine {
         for (id, victim) in &self.requests {
             let Some(file) = self.files.get(&victim.file) else { continue };
             let fits =
-                file.ranged == Some(true) && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
+                file.ranged == Some(true) && !file.doubt() && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
             if !fits || victim.link == link || victim.stalled || victim.whole || file.open() > 0 {
                 continue;
             }
@@ -479,7 +494,7 @@ impl Engine {
     }
 
     /// How fast a request goes on, in bytes per second: as it did, or by its share of its link.
-    fn pace(&self, now: Time, request: &Request) -> f64 {
+    pub(crate) fn pace(&self, now: Time, request: &Request) -> f64 {
         let on_link = self.requests.values().filter(|other| other.link == request.link).count().max(1);
         let link = self.links[request.link.0].rate(now).map_or(0.0, |rate| rate.bps() as f64 / 8.0 / on_link as f64);
         let own = request.meter.rate(now).map(|rate| rate.bps() as f64 / 8.0);
