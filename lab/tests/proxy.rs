@@ -214,3 +214,30 @@ fn a_socks_client_s_datagrams_get_their_answers() {
         })
         .unwrap();
 }
+
+/// Bytes that differ from place to place.
+fn content(size: usize) -> Vec<u8> {
+    (0..size as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
+}
+
+#[test]
+fn one_plain_download_comes_over_both_links() {
+    if !able() {
+        return;
+    }
+    let proxied = Proxied::new(&[], "", false);
+    let size = 12_000_000;
+    let (url, file) = proxied.web.publish("large", &content(size)).unwrap();
+    let to = proxied.home.join("got");
+    let head = proxied.home.join("head");
+    let received = proxied.received_during(|| {
+        let mut command = proxied.lab.client().command("curl").unwrap();
+        command.args(["-sS", "--max-time", "120", "--proxy", PROXY, "-D"]).arg(&head).arg("-o").arg(&to).arg(url);
+        assert!(command.stdin(Stdio::null()).status().unwrap().success());
+    });
+    assert_eq!(sha256(&to), sha256(&file));
+    let head = std::fs::read_to_string(head).unwrap().to_ascii_lowercase();
+    assert!(head.starts_with("http/1.1 200 ok") && head.contains(&format!("content-length: {size}")), "{head}");
+    assert!(received.iter().all(|bytes| *bytes > 1_500_000), "{received:?}");
+    assert!(received.iter().sum::<u64>() < size as u64 * 5 / 4, "little comes twice: {received:?}");
+}
