@@ -116,7 +116,7 @@ fn a_file_of_one_link_goes_on_undivided_while_it_is_alone() {
 }
 
 #[test]
-fn three_files_share_by_weight_and_preference() {
+fn regression_a_file_keeps_its_share_while_links_ask_that_it_may_not_use() {
     // The thesis's figure 4.5, as files that came with an answer: every one of them on a link that its row of Π has.
     let config = Config { lanes_first: 3, lanes_most: 3, ..Config::default() };
     let mut world = World::new(config, vec![SimLink::new(3.0, 20), SimLink::new(10.0, 20)], Manners::default());
