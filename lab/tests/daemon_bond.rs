@@ -8,9 +8,10 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use braid_lab::{Lab, LinkSpec, Web, mbps, ms};
+use braid_lab::{Lab, Web, ms};
 use braid_model::Bytes;
 use serde_json::Value;
+use support::user::two_links;
 use support::*;
 
 const CONFIG: &str = "[[app]]\nmatch = { name = \"curl\" }\ncarry = \"bond\"\n";
@@ -81,11 +82,6 @@ fn good_paths(up: &Up<'_>) -> usize {
     paths.iter().filter(|path| path["state"] == "good").count()
 }
 
-fn two_links() -> Lab {
-    let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
-    Lab::builder().link(wlan).link(LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30))).start().unwrap()
-}
-
 fn bond_flow(up: &Up<'_>) -> Option<Value> {
     up.flows().into_iter().find(|flow| flow["carry"] == "bond")
 }
@@ -110,7 +106,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (_relay, up) = bonded(&lab);
     let size = 20_000_000;
@@ -134,7 +130,7 @@ fn a_link_that_dies_in_a_download_costs_nothing_but_time() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (_relay, up) = bonded(&lab);
     let size = 15_000_000;
@@ -153,7 +149,7 @@ fn a_flow_is_moved_by_order() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (_relay, up) = bonded(&lab);
     let child = curl(&lab, &web.url(Bytes::new(12_000_000)).unwrap());
@@ -179,7 +175,7 @@ fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (relay, up) = bonded(&lab);
     let explain = |arguments: &[&str]| -> Value {
@@ -229,7 +225,7 @@ fn without_its_relay_a_program_goes_direct_and_back_again() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (relay, up) = bonded(&lab);
     drop(relay);
@@ -249,7 +245,7 @@ fn a_daemon_that_ends_resets_what_it_carried() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let _web = Web::start(&lab).unwrap();
     let relay = Relay::start(&lab);
     for signal in ["TERM", "KILL"] {
@@ -279,7 +275,7 @@ fn a_relay_lets_transfers_finish_when_it_is_told_to_end() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (mut relay, up) = bonded(&lab);
     let child = curl(&lab, &web.url(Bytes::new(10_000_000)).unwrap());
@@ -304,7 +300,7 @@ fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let state = lab.directory().join("relay/state");
     std::fs::create_dir_all(&state).unwrap();
@@ -329,7 +325,7 @@ fn datagrams_go_through_the_relay_too() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let _relay = Relay::start(&lab);
     let up = Up::start(&lab, "[[app]]\nmatch = { port = 4000 }\ncarry = \"duplicate\"\n");
     assert!(up.braid(&["join", &_relay.invite(), "--name", "home"]).status.success());

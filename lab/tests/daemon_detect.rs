@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use braid_lab::{Filter, Lab, LinkSpec, Watch, Web, mbps, ms};
 use braid_model::{Bytes, Protocol};
 use serde_json::Value;
+use support::user::two_links;
 use support::*;
 
 /// Where the lab's web server is asked for files.
@@ -49,11 +50,6 @@ impl Drop for Server<'_> {
             eprintln!("server:\n{}", std::fs::read_to_string(self.lab.directory().join("server/log")).unwrap_or_default());
         }
     }
-}
-
-fn two_links() -> Lab {
-    let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
-    Lab::builder().link(wlan).link(LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30))).start().unwrap()
 }
 
 /// Questions from now on, by link.
@@ -108,7 +104,7 @@ fn the_first_flow_goes_direct_and_later_ones_use_both_links() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, &[]);
     let up = Up::start(&lab, "");
@@ -154,7 +150,7 @@ fn servers_are_found_and_used_in_ipv6_too() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, &[]);
     let up = Up::start(&lab, "");
@@ -199,7 +195,7 @@ fn datagrams_go_straight_where_a_rule_says_so() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, &[]);
     let up = Up::start(&lab, "[[app]]\nmatch = { port = 4000 }\ncarry = \"duplicate\"\n");
@@ -231,7 +227,7 @@ fn nobody_is_asked_whom_policy_keeps_from_it() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let asked = questions(&lab);
     let none = vec![0; 2];
@@ -266,7 +262,7 @@ fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let server = Server::start(&lab, &[]);
     let state = lab.directory().join("braid/state");
@@ -302,7 +298,7 @@ fn a_server_that_goes_away_costs_a_second_once_and_is_used_again() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let server = Server::start(&lab, &[]);
     let up = Up::start(&lab, "");
@@ -324,7 +320,7 @@ fn what_a_tunnel_takes_over_is_bonded_no_more() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, &[]);
     let up = Up::start(&lab, "");
@@ -353,7 +349,7 @@ fn what_a_server_does_not_open_for_strangers_goes_direct() {
     if !able() {
         return;
     }
-    let lab = two_links();
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, &["--port", "443", "--port", "8000-8999"]);
     let up = Up::start(&lab, "");

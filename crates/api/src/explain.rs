@@ -113,6 +113,8 @@ pub struct Candidate {
     pub capacity_bps: Option<u64>,
     /// When it would be done with its load and the flow.
     pub finish_us: Option<u64>,
+    /// When the flow itself is expected to end on it, which maximum throughput compares: shorter flows do not wait for all of its load.
+    pub end_us: Option<u64>,
     /// Its virtual start time, under the round robins, in units of one flow on the fastest link.
     pub virtual_start: Option<f64>,
     /// The system's own order, least first.

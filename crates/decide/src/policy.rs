@@ -113,7 +113,7 @@ pub enum Scheduler {
     RoundRobin,
     /// Each link in proportion to its capacity.
     WeightedRoundRobin,
-    /// The link that finishes first.
+    /// The link on which the flow is expected to end first.
     #[default]
     MaxThroughput,
     /// The cheapest link, in energy and money, that meets a target throughput.

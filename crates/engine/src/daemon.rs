@@ -21,7 +21,7 @@ use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::give_back_memory;
-use braid_platform::linux::{measure, model, sockdiag, watch::ExeWatch};
+use braid_platform::linux::{measure, model, reverse_path, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -92,6 +92,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let result = runtime.block_on(live(options, config_path, config, &mut guardian));
     // Programs and maps went with the loop; rules and routes go now, whatever happened.
     let swept = netlink::sweep();
+    reverse_path::end_stranded();
     guardian.dismiss();
     drop(lock);
     // A thread may still wait for a disk that does not answer.
@@ -103,6 +104,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 pub fn sweep() -> anyhow::Result<String> {
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot sweep")?;
     let swept = netlink::sweep()?;
+    reverse_path::end_stranded();
     drop(lock);
     Ok(format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes))
 }

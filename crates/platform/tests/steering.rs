@@ -10,8 +10,10 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use aya::maps::{HashMap, Map, MapData, loaded_maps};
 use braid_decide::connection::LinkMask;
 use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol};
+use braid_platform::linux::sys::abi;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::{SteerMatch, SteerRule, Steering, SteeringEvent};
 use support::steered::{fetch, in_world, index_of, params, steering, tally};
@@ -372,6 +374,7 @@ fn regression_more_prefixes_than_room_leave_what_they_cover_alone() {
         };
         for first in [20, 30] {
             steering.set_prefixes(Family::V4, &full(first)).unwrap();
+            steering.heartbeat(now()).unwrap();
             assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1, "left alone");
             assert!(steering.warnings()[0].contains("70000"), "{:?}", steering.warnings());
         }
@@ -379,8 +382,82 @@ fn regression_more_prefixes_than_room_leave_what_they_cover_alone() {
         for first in [40, 50] {
             let map: Vec<_> = full(first).into_iter().take(60_000).collect();
             steering.set_prefixes(Family::V4, &map).unwrap();
+            // That took its time.
+            steering.heartbeat(now()).unwrap();
             assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered");
             assert!(steering.warnings().is_empty());
         }
+    });
+}
+
+/// An entry of the programs' map of TCP flows: `struct connection`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Connection {
+    flow: abi::Flow,
+    socket: u64,
+}
+
+// SAFETY: integers only, and no padding: the flow has none, and its size is a multiple of eight.
+unsafe impl aya::Pod for Connection {}
+
+/// That map, among those that this process holds.
+fn connections() -> HashMap<MapData, u64, Connection> {
+    let held = std::fs::read_dir("/proc/self/fdinfo").unwrap().filter_map(|entry| std::fs::read_to_string(entry.unwrap().path()).ok());
+    let held: Vec<u32> =
+        held.filter_map(|info| info.lines().find_map(|line| line.strip_prefix("map_id:")?.trim().parse().ok())).collect();
+    let info = loaded_maps().filter_map(Result::ok).find(|map| map.name_as_str() == Some("connections") && held.contains(&map.id()));
+    let data = MapData::from_id(info.expect("the programs have such a map").id()).unwrap();
+    HashMap::try_from(Map::HashMap(data)).unwrap()
+}
+
+#[test]
+fn a_flow_whose_end_was_not_seen_ends_at_the_next_look() {
+    in_world("an end that nobody saw", 2, || {
+        let mut steering = steering(&params(2));
+        let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
+        let mut connections = connections();
+        let (id, entry) = connections.iter().next().expect("the flow is followed").unwrap();
+        connections.remove(&id).unwrap();
+        drop(stream);
+        connections.insert(id, entry, 0).unwrap();
+        // Its socket's memory may look the same for a while, as that of one whose connect has only just begun.
+        let begin = std::time::Instant::now();
+        while !steering.flows(now()).unwrap().is_empty() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "it lives on");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(connections.keys().count(), 0);
+        let board = steering.board().unwrap();
+        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        let ended = |event: &SteeringEvent| matches!(event, SteeringEvent::Ended(row) if row.id.0 == id);
+        assert_eq!(steering.events(100).iter().filter(|event| ended(event)).count(), 1);
+    });
+}
+
+#[test]
+fn more_connections_than_can_be_followed_are_steered_and_counted() {
+    in_world("a full map of connections", 2, || {
+        const MARKER: u32 = 2;
+        let mut steering = steering(&params(2));
+        let mut connections = connections();
+        // No flows, and of sockets that are nowhere.
+        let inserted = (1u64..).take_while(|number| {
+            let flow = abi::Flow { id: u64::MAX - number, flags: MARKER, ..Default::default() };
+            connections.insert(flow.id, Connection { flow, socket: 0 }, 0).is_ok()
+        });
+        assert!(inserted.count() >= 10_000);
+        let server = SocketAddr::new(SERVER, 80);
+        steering.heartbeat(now()).unwrap();
+        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered all the same");
+        let counters = steering.counters().unwrap();
+        assert_eq!((counters.untracked, counters.steered), (4, 0), "{counters:?}");
+        let board = steering.board().unwrap();
+        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        assert!(steering.flows(now()).unwrap().is_empty());
+        assert_eq!(connections.keys().count(), 0, "what stands for nobody is taken out");
+        steering.heartbeat(now()).unwrap();
+        fetch(server, 1000);
+        assert_eq!(steering.counters().unwrap().steered, 1);
     });
 }

@@ -3,6 +3,8 @@
 // Every test program uses its own part of this, and is the world to it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod user;
+
 use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};

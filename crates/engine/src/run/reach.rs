@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use braid_model::{Family, PerFamily, Rate};
 use braid_platform::linux::netlink::{self, Files};
-use braid_platform::linux::resolvers;
+use braid_platform::linux::{resolvers, reverse_path};
 
-use super::{RunError, check_links, interface_names, links, memory, supervisor};
+use super::{RunError, check_links, interface_names, links, memory};
 use crate::store::{LinkKey, LinkRow};
 
 /// A link that reaches the Internet, as far as the system can tell.
@@ -43,7 +43,7 @@ pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), Run
     for facts in there.into_iter().filter(|facts| wanted.is_empty() || wanted.contains(&facts.name)) {
         let mut families = PerFamily { v4: facts.usable(Family::V4), v6: facts.usable(Family::V6) };
         let rank = links::metric(facts, Family::V4);
-        if families.v4 && rank != best && supervisor::is_filtered(&facts.name) && !links::has_source_rule(&network, facts) {
+        if families.v4 && rank != best && reverse_path::is_strict(&facts.name) && !links::has_source_rule(&network, facts) {
             families.v4 = false;
             refused.push(facts.name.clone());
         }
