@@ -48,8 +48,13 @@ pub async fn fetch(
     }
     let tls = Tls::new(options.cacert.as_deref(), options.http1)?;
     let (news_sender, news) = mpsc::channel(AHEAD);
-    let shared =
-        Shared { network, tls: Some(tls), throttle: Throttle::new(options.limit_rate), connect_timeout: options.connect_timeout, news: news_sender };
+    let shared = Shared {
+        network,
+        tls: Some(tls),
+        throttle: Throttle::new(options.limit_rate),
+        connect_timeout: options.connect_timeout,
+        news: news_sender,
+    };
     let mut run = Run::new(Arc::new(shared), options, tell)?;
     let order: Vec<usize> = downloads.into_iter().map(|download| run.add(download)).collect();
     run.work(news, stop).await;

@@ -404,8 +404,7 @@ unsafe impl aya::Pod for Connection {}
 /// That map, among those that this process holds.
 fn connections() -> HashMap<MapData, u64, Connection> {
     let held = std::fs::read_dir("/proc/self/fdinfo").unwrap().filter_map(|entry| std::fs::read_to_string(entry.unwrap().path()).ok());
-    let held: Vec<u32> =
-        held.filter_map(|info| info.lines().find_map(|line| line.strip_prefix("map_id:")?.trim().parse().ok())).collect();
+    let held: Vec<u32> = held.filter_map(|info| info.lines().find_map(|line| line.strip_prefix("map_id:")?.trim().parse().ok())).collect();
     let info = loaded_maps().filter_map(Result::ok).find(|map| map.name_as_str() == Some("connections") && held.contains(&map.id()));
     let data = MapData::from_id(info.expect("the programs have such a map").id()).unwrap();
     HashMap::try_from(Map::HashMap(data)).unwrap()

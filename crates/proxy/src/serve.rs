@@ -56,7 +56,11 @@ pub(crate) struct Shared {
 impl Proxy {
     /// A proxy for the clients that `access` lets in. To be called inside a tokio runtime.
     pub fn new(listener: TcpListener, access: Access, outbound: Arc<dyn Outbound>, bounds: Bounds) -> Self {
-        Self { listener, shared: Arc::new(Shared { access, outbound, splicer: Splicer::start(bounds.split), clients: Mutex::default() }), bounds }
+        Self {
+            listener,
+            shared: Arc::new(Shared { access, outbound, splicer: Splicer::start(bounds.split), clients: Mutex::default() }),
+            bounds,
+        }
     }
 
     /// Serves until the future is dropped; connections that run go on.

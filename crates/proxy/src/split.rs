@@ -31,7 +31,8 @@ impl Candidate {
             [b"negotiate".as_slice(), b"ntlm"].iter().any(|known| scheme.eq_ignore_ascii_case(known))
         };
         let plain = request.method() == Method::GET && request.body().is_end_stream();
-        let asked = headers.contains_key(RANGE) || headers.contains_key(UPGRADE) || headers.get_all(AUTHORIZATION).iter().any(of_connection);
+        let asked =
+            headers.contains_key(RANGE) || headers.contains_key(UPGRADE) || headers.get_all(AUTHORIZATION).iter().any(of_connection);
         (plain && !asked).then(|| Self { address: request.uri().clone(), headers: HeaderMap::new() })
     }
 

@@ -9,7 +9,7 @@ use crate::file::{Adopted, File};
 use crate::meter::Meter;
 use crate::plan::{FIRST, LEAST};
 use crate::spans::{Span, Spans};
-use crate::types::{Failure, FileId, FileSetup, LaneId, LinkId, RangeError, RequestId};
+use crate::types::{Cause, Failure, FileId, FileSetup, LaneId, LinkId, RangeError, RequestId};
 
 /// What an answer of unknown pace is taken to bring, in bytes per second.
 const PACE: f64 = 1e6;
@@ -89,7 +89,8 @@ impl Engine {
     /// Whether a file that may use one link only shares it with others: it is then asked for in ranges too, so that miDRR can regulate it.
     fn contended(&self, id: FileId, link: LinkId) -> bool {
         let here = |file: &File| file.active && file.ended.is_none() && file.setup.links.contains(link.0);
-        let alone = self.files.get(&id).is_some_and(|file| (0..self.links.len()).filter(|other| file.setup.links.contains(*other)).count() <= 1);
+        let alone =
+            self.files.get(&id).is_some_and(|file| (0..self.links.len()).filter(|other| file.setup.links.contains(*other)).count() <= 1);
         alone && self.files.iter().any(|(other, file)| *other != id && here(file))
     }
 
@@ -111,11 +112,11 @@ impl Engine {
         }
     }
 
-    /// There are no ranges that fit: everything is left to the first answer.
-    pub(crate) fn keep_whole(&mut self, now: Time, id: FileId) {
+    /// There are no ranges that fit, or not now (`hope`): everything is left to the first answer.
+    pub(crate) fn keep_whole(&mut self, now: Time, id: FileId, hope: bool) {
         let Some(file) = self.files.get_mut(&id) else { return };
         let Some(Adopted::Doubt(first)) = file.adopted else { return };
-        (file.adopted, file.ranged, file.free) = (Some(Adopted::Whole(first)), Some(false), Spans::default());
+        (file.adopted, file.ranged, file.free) = (Some(Adopted::Whole { first, hope }), Some(false), Spans::default());
         self.stop_all(now, id, Some(first));
         if let Some(file) = self.files.get_mut(&id) {
             file.free = Spans::default();
@@ -129,16 +130,16 @@ impl Engine {
     pub(crate) fn fail_adopted(&mut self, now: Time, id: FileId, request: RequestId, failure: Failure, barren: bool) -> bool {
         let Some(file) = self.files.get_mut(&id) else { return false };
         match (file.adopted, failure) {
-            (Some(Adopted::Whole(first)), _) if first == request => self.give_up(now, id, crate::types::Cause::Unjoinable),
+            (Some(Adopted::Whole { first, hope: false }), _) if first == request => self.give_up(now, id, Cause::Unjoinable),
             // What is left is asked for in ranges: nothing has shown that there are none.
-            (Some(Adopted::Doubt(first)), _) if first == request => {
-                file.adopted = Some(Adopted::Proven);
+            (Some(Adopted::Doubt(first) | Adopted::Whole { first, .. }), _) if first == request => {
+                (file.adopted, file.ranged, file.failures) = (Some(Adopted::Proven), Some(true), 0);
                 let rest = Span::raw(0, file.size.unwrap_or(0));
                 self.release(id, rest);
                 self.count_failure(now, id);
             }
             (Some(Adopted::Doubt(_)), Failure::Lost) | (None, _) => return false,
-            (Some(Adopted::Doubt(_)), _) => self.keep_whole(now, id),
+            (Some(Adopted::Doubt(_)), _) => self.keep_whole(now, id, matches!(failure, Failure::Refused { .. })),
             (Some(_), Failure::Lost | Failure::Refused { .. }) => return false,
             // Behind one address may stand several servers, of which some do not fit: it is asked again, for a while.
             (Some(_), _) if barren => self.count_failure(now, id),

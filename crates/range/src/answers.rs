@@ -223,6 +223,8 @@ impl Engine {
         if let Some(request) = self.requests.get_mut(&id) {
             (request.stalled, request.end) = (false, end);
         }
+        // Its head may have claimed what lies behind.
+        self.release(file_id, Span::raw(end, rest.end));
         self.dirty = true;
     }
 

@@ -446,7 +446,7 @@ impl Engine {
         let Some(file) = self.files.get_mut(&id) else { return };
         file.failures += 1;
         if file.failures >= self.config.tries && file.doubt() {
-            self.keep_whole(now, id);
+            self.keep_whole(now, id, true);
         } else if file.failures >= self.config.tries {
             self.give_up(now, id, Cause::Tries);
         }

@@ -39,8 +39,8 @@ pub(crate) struct File {
 pub(crate) enum Adopted {
     /// No other answer has shown yet that there are ranges that fit; this one goes on alone.
     Doubt(RequestId),
-    /// There are none: all comes by this one.
-    Whole(RequestId),
+    /// All comes by this one: there are none, or, where `hope`, the server does not bear another question now.
+    Whole { first: RequestId, hope: bool },
     /// There are; it is a file like any other.
     Proven,
 }
@@ -84,7 +84,7 @@ impl File {
 
     /// Whether all of it comes by the answer it came with.
     pub(crate) fn kept_whole(&self) -> bool {
-        matches!(self.adopted, Some(Adopted::Whole(_)))
+        matches!(self.adopted, Some(Adopted::Whole { .. }))
     }
 
     /// The place before which may be asked now.

@@ -33,7 +33,8 @@
 //! # How ranges are chosen
 //!
 //! - **Size**: what a lane brings in a third of the time that the file still takes over all links together, between 0.3 and 4 seconds: large
-//!   while much is left, so that requests cost little, and ever smaller towards the end, so that all links finish together.
+//!   while much is left, so that requests cost little, and ever smaller towards the end, so that all links finish together. Where files share
+//!   links, and where a reader wants a file in order, ranges are short throughout.
 //! - **File**: miDRR with the files' weights and links (Π), on every free place of a link.
 //! - **How many at once**: three requests a link at first; more for as long as that brings more, as on links with loss.
 //! - **End game**: a link with nothing left to ask for takes over the rear part of the range that would end last, so that both end at the

@@ -22,6 +22,8 @@ pub(crate) const FIRST: u64 = 256 * 1024;
 /// The shortest and the longest time that a request is to take.
 const SHORTEST: Duration = Duration::from_millis(300);
 const LONGEST: Duration = Duration::from_secs(4);
+/// The shortest time of one where a reader wants all in order.
+const READER: Duration = Duration::from_millis(250);
 /// What taking over must gain.
 const GAIN: Duration = Duration::from_millis(100);
 /// How often the end game is looked at again.
@@ -301,15 +303,33 @@ impl Engine {
             .filter_map(|other| self.links[other].rate(now))
             .map(|rate| rate.bps() as f64 / 8.0)
             .sum();
-        let shortest = SHORTEST.max(self.links[link.0].latency() * 3).as_secs_f64();
-        let time = (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64());
+        let latency = self.links[link.0].latency();
+        let shortest = SHORTEST.max(latency * 3).as_secs_f64();
+        let rival = |other: &File| other.flow != file.flow && other.active && other.setup.links.contains(link.0) && other.open() > 0;
+        let time = match file.setup.window {
+            // A reader gets nothing of what comes behind a gap: ranges beside each other are short.
+            Some(_) => READER.max(latency * 2).as_secs_f64(),
+            // Files that share links take turns soon, so that their shares are right over short times too.
+            None if self.files.values().any(rival) => shortest,
+            None => (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64().max(shortest)),
+        };
         // What was only heard of may be wrong by much.
         let most = if self.links[link.0].meter.rate(now).is_some() { MOST } else { FIRST * 4 };
         let mut size = ((share * time) as u64).clamp(LEAST, most);
         if let Some(window) = file.setup.window {
-            size = size.min((window.get() / 8).max(LEAST_STOLEN));
+            let turn = share * time * self.in_turn(now, link, time);
+            size = (turn as u64).clamp(LEAST_STOLEN, most).min((window.get() / 8).max(LEAST_STOLEN));
         }
         Some(if gap.size() < size + size / 3 { gap.size() } else { size }.min(MOST))
+    }
+
+    /// What part of a range a place of `link` should ask for so that its places end in turns: beside a full one that was asked for just now,
+    /// less. Otherwise all would wait for their next answers at the same time.
+    fn in_turn(&self, now: Time, link: LinkId, time: f64) -> f64 {
+        let places = self.links[link.0].places.max(1) as f64;
+        let beside = |request: &&Request| request.link == link && now.since(request.asked).as_secs_f64() < time / places / 2.0;
+        let beside = self.requests.values().filter(beside).count() as f64;
+        (1.0 - beside / places).max(1.0 / places)
     }
 
     /// A way to one of the file's servers over `link`: the one that is least busy, by an idle connection, else by leave to open one.
@@ -463,8 +483,11 @@ impl Engine {
         let mut best: Option<Theft> = None;
         for (id, victim) in &self.requests {
             let Some(file) = self.files.get(&victim.file) else { continue };
-            let fits =
-                file.ranged == Some(true) && !file.doubt() && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
+            let fits = file.ranged == Some(true)
+                && !file.doubt()
+                && file.ended.is_none()
+                && file.setup.links.contains(link.0)
+                && file.source_at(server).is_some();
             if !fits || victim.link == link || victim.stalled || victim.whole || file.open() > 0 {
                 continue;
             }

@@ -135,11 +135,22 @@ impl Splicer {
 
 /// What the run is told.
 enum Order {
-    Begin { number: u64, begun: Box<Begun>, url: url::Url, window: Bytes, pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>> },
+    Begin {
+        number: u64,
+        begun: Box<Begun>,
+        url: url::Url,
+        window: Bytes,
+        pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,
+    },
     /// The client took everything before that place.
-    Taken { number: u64, upto: Bytes },
+    Taken {
+        number: u64,
+        upto: Bytes,
+    },
     /// The client is gone.
-    Gone { number: u64 },
+    Gone {
+        number: u64,
+    },
 }
 
 /// What downloads may keep.
@@ -192,7 +203,10 @@ mod tests {
     #[test]
     fn what_can_be_joined_is_an_offer() {
         assert_eq!(offer(200, &GOOD), Some(1_000_000));
-        assert_eq!(offer(200, &[GOOD.as_slice(), &[("accept-ranges", "bytes"), ("content-encoding", "identity")]].concat()), Some(1_000_000));
+        assert_eq!(
+            offer(200, &[GOOD.as_slice(), &[("accept-ranges", "bytes"), ("content-encoding", "identity")]].concat()),
+            Some(1_000_000)
+        );
     }
 
     #[test]

@@ -100,8 +100,16 @@ struct Download {
 /// A connection's task, which ends with it.
 enum Lane {
     /// The one that a download came with, and how far it may be read.
-    First { task: AbortHandle, file: FileId, limit: watch::Sender<u64> },
-    Further { task: AbortHandle, server: ServerId, orders: mpsc::UnboundedSender<lane::Order> },
+    First {
+        task: AbortHandle,
+        file: FileId,
+        limit: watch::Sender<u64>,
+    },
+    Further {
+        task: AbortHandle,
+        server: ServerId,
+        orders: mpsc::UnboundedSender<lane::Order>,
+    },
 }
 
 impl Drop for Lane {
