@@ -160,6 +160,11 @@ fn one(settings: &Settings, size: Bytes, proxied: bool) -> Result<f64> {
     let output = command.arg(web.url(size)?).stdin(Stdio::null()).output().context("cannot run curl")?;
     let seconds = begin.elapsed().as_secs_f64();
     let told = String::from_utf8_lossy(&output.stdout);
+    let by_link: Vec<String> = (0..LINKS.len())
+        .map(|link| Ok((lab.counters(link)?.down.delivered_bytes.get() as f64 * 8.0 / seconds / 1e6, LINKS[link].1)))
+        .map(|found: Result<(f64, u64)>| found.map(|(rate, most)| format!("{rate:.2} of {most}")))
+        .collect::<Result<_>>()?;
+    progress(&format!("Mbit/s by link: {}", by_link.join(", ")));
     ensure!(output.status.success() && told == size.get().to_string(), "curl got {told} bytes of {size}, and ended with {}", output.status);
     Ok(seconds)
 }
