@@ -11,8 +11,6 @@ use crate::plan::{FIRST, LEAST};
 use crate::spans::{Span, Spans};
 use crate::types::{Cause, Failure, FileId, FileSetup, LaneId, LinkId, RangeError, RequestId};
 
-/// What an answer of unknown pace is taken to bring, in bytes per second.
-const PACE: f64 = 1e6;
 /// How far ahead of the answer the first range elsewhere begins, besides the round trips it takes.
 const AHEAD: Duration = Duration::from_millis(100);
 
@@ -75,14 +73,14 @@ impl Engine {
             return None;
         }
         let (size, limit) = (file.size?, file.limit());
+        // Of an answer whose pace is not known yet little is left to it: should it be fast, the next trial knows.
         let pace = self.pace(now, first);
-        let pace = if pace > 0.0 { pace } else { PACE };
         let ahead = if first.stalled { 0.0 } else { pace * (self.links[link.0].latency() * 2 + AHEAD).as_secs_f64() };
         let start = first.at.saturating_add((ahead as u64).max(if first.stalled { 0 } else { LEAST }));
         if start.saturating_add(2 * LEAST) > size.min(limit) {
             return None;
         }
-        let share = self.links[link.0].share(now).map_or(FIRST, |share| share as u64).clamp(LEAST, FIRST);
+        let share = self.links[link.0].share(now).map_or(LEAST, |share| (share / 4.0) as u64).clamp(LEAST, FIRST);
         Some(Span::raw(start, size.min(limit).min(start + share)))
     }
 

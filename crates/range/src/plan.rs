@@ -296,7 +296,8 @@ impl Engine {
     /// How much of `file` a place of `link` should ask for now; `None`: nothing is left to ask for.
     fn size(&self, now: Time, link: LinkId, file: &File) -> Option<u64> {
         let gap = file.free.first_below(file.limit())?;
-        let Some(share) = self.links[link.0].share(now) else { return Some(gap.size().min(FIRST)) };
+        let unknown = if file.setup.window.is_some() { LEAST } else { FIRST };
+        let Some(share) = self.links[link.0].share(now) else { return Some(gap.size().min(unknown)) };
         let open = file.open();
         let together: f64 = (0..self.links.len())
             .filter(|other| file.setup.links.contains(*other) && self.links[*other].usable(now))
@@ -308,7 +309,7 @@ impl Engine {
         let rival = |other: &File| other.flow != file.flow && other.active && other.setup.links.contains(link.0) && other.open() > 0;
         let time = match file.setup.window {
             // A reader gets nothing of what comes behind a gap: ranges beside each other are short.
-            Some(_) => READER.max(latency * 2).as_secs_f64(),
+            Some(_) => READER.max(latency * 4).as_secs_f64(),
             // Files that share links take turns soon, so that their shares are right over short times too.
             None if self.files.values().any(rival) => shortest,
             None => (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64().max(shortest)),

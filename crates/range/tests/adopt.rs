@@ -43,11 +43,12 @@ fn the_other_links_take_over_most_of_it() {
 }
 
 #[test]
-fn a_server_without_ranges_costs_one_question() {
+fn a_server_without_ranges_costs_a_question() {
     let (mut world, file) = one(two(), Manners { whole: true, ..Manners::default() }, 10 * MB, 1000);
     let time = world.run(LIMIT).as_secs_f64();
     assert!(world.done(file) && time < 4.01, "{time}");
-    assert_eq!((world.asked, moved(&world, 1)), (1, 0));
+    // The first one may be overtaken by the answer whose pace is not known yet.
+    assert!(world.asked <= 2 && moved(&world, 1) < 100_000, "{} questions, {} bytes", world.asked, moved(&world, 1));
 }
 
 #[test]

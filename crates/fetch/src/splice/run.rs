@@ -27,6 +27,8 @@ use crate::throttle::Throttle;
 const AHEAD: usize = 64;
 /// A connection that takes longer is given up.
 const CONNECT: Duration = Duration::from_secs(15);
+/// Requests at once on a link, at first: one more than for files, since ranges are shorter.
+const PLACES: usize = 4;
 /// What a range's request does not repeat of the first one's header: conditions that held, and what is said anew.
 const OWN: [HeaderName; 8] = [
     header::RANGE,
@@ -123,7 +125,7 @@ impl Drop for Lane {
 impl Run {
     fn new(news: mpsc::Sender<News>) -> Self {
         // Every download is under way when it comes: none can wait for others to end.
-        let engine = Engine::new(Config { files_at_once: usize::MAX, ..Config::default() });
+        let engine = Engine::new(Config { files_at_once: usize::MAX, lanes_first: PLACES, ..Config::default() });
         Self {
             engine,
             begin: Instant::now(),
