@@ -13,6 +13,8 @@ use crate::types::{Cause, Failure, FileId, FileSetup, LaneId, LinkId, RangeError
 
 /// How far ahead of the answer the first range elsewhere begins, besides the round trips it takes.
 const AHEAD: Duration = Duration::from_millis(100);
+/// An answer's first moments.
+const EARLY: Duration = Duration::from_millis(50);
 
 impl Engine {
     /// Takes on a file whose whole answer is under way over `link`, from its first byte, on a connection that is good for nothing else.
@@ -73,10 +75,12 @@ impl Engine {
             return None;
         }
         let (size, limit) = (file.size?, file.limit());
-        // Of an answer whose pace is not known yet little is left to it: should it be fast, the next trial knows.
-        let pace = self.pace(now, first);
-        let ahead = if first.stalled { 0.0 } else { pace * (self.links[link.0].latency() * 2 + AHEAD).as_secs_f64() };
-        let start = first.at.saturating_add((ahead as u64).max(if first.stalled { 0 } else { LEAST }));
+        // What it brought in its first moments says little of what it will: not much is left to it on that account.
+        let early = first.at as f64 / now.since(first.asked).max(EARLY).as_secs_f64();
+        let (pace, most) = Some(self.pace(now, first)).filter(|pace| *pace > 0.0).map_or((early, FIRST), |pace| (pace, u64::MAX));
+        let ahead = pace * (self.links[link.0].latency() * 2 + AHEAD).as_secs_f64();
+        let ahead = if first.stalled { 0 } else { (ahead as u64).clamp(LEAST, most) };
+        let start = first.at.saturating_add(ahead);
         if start.saturating_add(2 * LEAST) > size.min(limit) {
             return None;
         }

@@ -368,7 +368,7 @@ impl Engine {
         if self.files.values().filter(|file| file.active).count() > 2 || self.lanes.values().any(|lane| lane.link == link) {
             return;
         }
-        let waits = |file: &File| file.active && file.ranged.is_none() && file.setup.links.contains(link.0);
+        let waits = |file: &File| file.active && (file.ranged.is_none() || file.doubt()) && file.setup.links.contains(link.0);
         let door = self.files.values().filter(|file| waits(file)).find_map(|file| self.door(now, link, file));
         if let Some((server, None)) = door {
             self.connect(now, link, server);

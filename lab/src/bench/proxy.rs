@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,6 +39,8 @@ const STEP: Duration = Duration::from_millis(250);
 /// Of the plot.
 const BIN: Duration = Duration::from_millis(500);
 const PROXY: &str = "127.0.0.1:5758";
+/// Pictures on a page.
+const OBJECTS: usize = 100;
 /// How long one transfer may take.
 const LIMIT: &str = "60";
 
@@ -68,6 +70,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          (`braid_decide::fair`) over the links' payload. Furthest off: over any 5 s, from 3 s after each change, of what had come to curl.",
     );
     single(settings, &mut report)?;
+    pages(settings, &mut report)?;
     let long = Duration::from_secs(if settings.quick { 10 } else { 20 });
     let short = Duration::from_secs(if settings.quick { 9 } else { 12 });
     let weights = Sharing {
@@ -167,6 +170,56 @@ fn one(settings: &Settings, size: Bytes, proxied: bool) -> Result<f64> {
     progress(&format!("Mbit/s by link: {}", by_link.join(", ")));
     ensure!(output.status.success() && told == size.get().to_string(), "curl got {told} bytes of {size}, and ended with {}", output.status);
     Ok(seconds)
+}
+
+/// A browser loads a page of 100 pictures over HTTP and HTTPS.
+fn pages(settings: &Settings, report: &mut Report) -> Result<()> {
+    if Command::new("chromium").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        report.notes.push("The page in a browser was left out: there is no chromium here.".to_owned());
+        return Ok(());
+    }
+    let links = SHARED.iter().map(|name| LinkSpec::new(name).rate(mbps(10)).delay(ms(ROUND_TRIP / 2)));
+    let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
+    let web = Web::start(&lab)?;
+    let _proxy = Proxy::start(settings, &lab, "", "")?;
+    let mut page = String::from("<!doctype html><title>page</title><body>");
+    for number in 0..OBJECTS {
+        let picture = format!("<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'><!--{}--></svg>", "x".repeat(10_000));
+        web.publish(&format!("{number}.svg"), picture.as_bytes())?;
+        page += &format!("<img src='/{number}.svg'>");
+    }
+    // Counted once all have come or failed.
+    page += "<script>addEventListener('load', () => document.title = [...document.images].filter(i => i.naturalWidth > 0).length + ' pictures')\
+             </script>";
+    let (url, _) = web.publish("page.html", page.as_bytes())?;
+    let mut rows = Vec::new();
+    for url in [url.clone(), url.replace("http:", "https:")] {
+        let home = tempfile::tempdir_in(lab.directory())?;
+        let mut command = lab.client().command("chromium")?;
+        command.args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--ignore-certificate-errors",
+            "--dump-dom",
+        ]);
+        command.arg(format!("--user-data-dir={}", home.path().display())).arg(format!("--proxy-server=http://{PROXY}"));
+        let begin = Instant::now();
+        let output = command.arg(&url).env("HOME", home.path()).stdin(Stdio::null()).output().context("cannot run chromium")?;
+        let seconds = begin.elapsed().as_secs_f64();
+        let loaded = String::from_utf8_lossy(&output.stdout).contains(&format!("<title>{OBJECTS} pictures</title>"));
+        let scheme = url.split(':').next().unwrap_or_default().to_owned();
+        progress(&format!("a page over {scheme}: all there {loaded}, {seconds:.1} s"));
+        rows.push(vec![scheme.clone(), format!("{seconds:.1} s")]);
+        report.aim(
+            format!("a browser's page of {OBJECTS} pictures over {scheme}"),
+            if loaded { "all there" } else { "not all there" },
+            loaded,
+        );
+    }
+    report.table("A page in a headless browser, its start included:", "scheme | time", rows);
+    Ok(())
 }
 
 /// Runs three downloads, tells what came, and gives it as data.
