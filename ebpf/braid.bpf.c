@@ -140,7 +140,7 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 	int judgement;
 	__u32 bank;
 
-	now = acting(ctx, &bank);
+	now = acting(ctx, request, &bank);
 	if (!now)
 		return ALLOW;
 	request->protocol = ctx->protocol;
@@ -259,7 +259,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	*verdict = ALLOW;
 	if (!socket || ctx->protocol != IPPROTO_UDP)
 		return BRAID_NO_SLOT;
-	now = acting(ctx, &bank);
+	now = acting(ctx, request, &bank);
 	if (!now)
 		return BRAID_NO_SLOT;
 	*bank_in_force = now;

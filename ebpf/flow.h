@@ -123,8 +123,8 @@ BRAID_INLINE void unreserve(const struct request *request)
 BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, const struct request *request, __u64 id, __u32 flags)
 {
 	flow->id = id;
-	flow->started = bpf_ktime_get_ns();
-	flow->last = flow->started;
+	flow->started = request->time;
+	flow->last = request->time;
 	flow->demand = request->demand;
 	flow->reserved = flags & BRAID_FLOW_PENDING ? 0 : request->demand;
 	flow->rx = 0;

@@ -25,9 +25,17 @@ struct mm_struct {
 	struct file *exe_file;
 };
 
+struct cred {
+	struct {
+		__u32 val;
+	} uid;
+};
+
 struct task_struct {
 	struct task_struct *group_leader;
 	struct mm_struct *mm;
+	const struct cred *cred;
+	int tgid;
 	char comm[16];
 };
 

@@ -102,7 +102,7 @@ struct connection {
  * TCP flows by their sockets' cookies. Not in the sockets' own storage: to make one takes a connect four times as long as an entry
  * here, and its end as well. What a socket leaves behind that was never seen to end is found by the dump.
  */
-MAP(connections, BPF_MAP_TYPE_HASH, __u64, struct connection, BRAID_MAX_CONNECTIONS, 0);
+MAP(connections, BPF_MAP_TYPE_HASH, __u64, struct connection, BRAID_MAX_CONNECTIONS, BPF_F_NO_PREALLOC);
 
 /* Connected UDP's flows, and the marks of sockets that send unconnected datagrams. */
 struct {

@@ -89,7 +89,10 @@ export class Stream {
     const wait = this.wait;
     this.wait = Math.min(wait * 2, LONGEST_WAIT_MS);
     this.state('lost', wait / 1000);
-    const refused = await get('/v1/status').then(() => false, (failure) => failure.status === 401);
+    const refused = await get('/v1/status').then(
+      () => false,
+      (failure) => failure.status === 401,
+    );
     if (refused) this.state('refused');
     else this.retry = setTimeout(() => this.open(), wait);
   }

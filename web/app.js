@@ -20,12 +20,29 @@ const VIEWS = [
   ['peers', 'Relays', peers, 'M5 12a2 2 0 1 0 0-.01M19 6a2 2 0 1 0 0-.01M19 18a2 2 0 1 0 0-.01M7 11l10-5M7 13l10 5'],
   ['events', 'Events', events, 'M5 6h14M5 12h14M5 18h9'],
   ['gains', 'Gains', gains, 'M4 20V10m5.5 10V4M15 20v-7m5 7V8'],
-  ['settings', 'Settings', settings, 'M4 7h9m5 0h2M4 17h2m5 0h9M15.5 9.5a2.5 2.5 0 1 0 0-5 2.5 2.5 0 0 0 0 5zM8.500 19.500a2.500 2.500 0 1 0 0-5 2.500 2.500 0 0 0 0 5z'],
+  [
+    'settings',
+    'Settings',
+    settings,
+    'M4 7h9m5 0h2M4 17h2m5 0h9M15.5 9.5a2.5 2.5 0 1 0 0-5 2.5 2.5 0 0 0 0 5zM8.500 19.500a2.500 2.500 0 1 0 0-5 2.500 2.500 0 0 0 0 5z',
+  ],
 ];
 
-const TITLES = { now: 'Now', flows: 'Flows', apps: 'Applications', peers: 'Relays and paths', events: 'Events', gains: 'Gains', settings: 'Settings' };
+const TITLES = {
+  now: 'Now',
+  flows: 'Flows',
+  apps: 'Applications',
+  peers: 'Relays and paths',
+  events: 'Events',
+  gains: 'Gains',
+  settings: 'Settings',
+};
 
-const THEMES = [['auto', 'Like the system'], ['light', 'Light'], ['dark', 'Dark']];
+const THEMES = [
+  ['auto', 'Like the system'],
+  ['light', 'Light'],
+  ['dark', 'Dark'],
+];
 const THEME_ICONS = {
   auto: 'M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16',
   light: 'M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2m0 16v2M2 12h2m16 0h2M5 5l1.500 1.500m11 11L19 19M5 19l1.500-1.500m11-11L19 5',
@@ -49,38 +66,65 @@ function showView() {
 }
 
 function buildNav() {
-  document.getElementById('nav').append(h('ul', {}, VIEWS.map(([name, label, , path]) =>
-    h('li', {}, h('a', { href: `#/${name}`, 'data-view': name, title: TITLES[name] }, icon(path), h('span', { text: label }))))));
+  document.getElementById('nav').append(
+    h(
+      'ul',
+      {},
+      VIEWS.map(([name, label, , path]) =>
+        h('li', {}, h('a', { href: `#/${name}`, 'data-view': name, title: TITLES[name] }, icon(path), h('span', { text: label }))),
+      ),
+    ),
+  );
 }
 
 function logo() {
-  return s('svg', { viewBox: '0 0 32 32', class: 'logo', 'aria-hidden': 'true' },
+  return s(
+    'svg',
+    { viewBox: '0 0 32 32', class: 'logo', 'aria-hidden': 'true' },
     s('path', { d: 'M4 8c10 0 14 16 24 16', class: 'strand-a' }),
     s('path', { d: 'M4 24C14 24 18 8 28 8', class: 'strand-b' }),
-    s('path', { d: 'M4 16h24', class: 'strand-c' }));
+    s('path', { d: 'M4 16h24', class: 'strand-c' }),
+  );
 }
 
 function buildHeader() {
   const total = (arrow, label) => {
     const [number, unit] = [h('span', { class: 'figure', text: '–' }), h('span', { class: 'unit' })];
-    const node = h('div', { class: 'total' }, h('span', { class: 'arrow', 'aria-hidden': 'true', text: arrow }),
-      h('span', { class: 'hidden-visually', text: label }), number, unit);
+    const node = h(
+      'div',
+      { class: 'total' },
+      h('span', { class: 'arrow', 'aria-hidden': 'true', text: arrow }),
+      h('span', { class: 'hidden-visually', text: label }),
+      number,
+      unit,
+    );
     return { node, show: (bps) => rateParts(bps).forEach((text, place) => put([number, unit][place], text)) };
   };
   const [down, up] = [total('↓', 'receiving'), total('↑', 'sending')];
   const facts = h('p', { class: 'facts' });
-  const state = h('span', { class: 'live', 'data-state': 'connecting' }, h('span', { class: 'lamp' }), h('span', { class: 'live-text', text: 'Connecting' }));
+  const state = h(
+    'span',
+    { class: 'live', 'data-state': 'connecting' },
+    h('span', { class: 'lamp' }),
+    h('span', { class: 'live-text', text: 'Connecting' }),
+  );
   const banner = h('div', { class: 'banner', role: 'alert', hidden: true });
-  document.getElementById('top').append(
-    h('a', { class: 'brand', href: '#/now', 'aria-label': 'Braid, to the view Now' }, logo(), h('span', { text: 'Braid' })),
-    h('div', { class: 'totals' }, down.node, up.node), facts, state, themeButton());
+  document
+    .getElementById('top')
+    .append(
+      h('a', { class: 'brand', href: '#/now', 'aria-label': 'Braid, to the view Now' }, logo(), h('span', { text: 'Braid' })),
+      h('div', { class: 'totals' }, down.node, up.node),
+      facts,
+      state,
+      themeButton(),
+    );
   document.getElementById('top').after(banner);
   on(['samples'], () => {
     const links = store.samples.at(-1)?.links ?? [];
     down.show(sum(links, 'rx_bps'));
     up.show(sum(links, 'tx_bps'));
   });
-  on(['status'], () => put(facts, describe(store.status)));
+  on(['status', 'policy'], () => store.status && put(facts, describe(store.status)));
   on(['connection'], () => showConnection(state, banner));
 }
 
@@ -91,16 +135,23 @@ function sum(links, key) {
 }
 
 function describe(status) {
-  const power = store.samples.at(-1)?.links.map((link) => link.power_w).filter((value) => typeof value === 'number') ?? [];
+  const power =
+    store.samples
+      .at(-1)
+      ?.links.map((link) => link.power_w)
+      .filter((value) => typeof value === 'number') ?? [];
   const battery = status.battery && `${status.battery.plugged ? 'plugged in' : 'battery'} ${Math.round(status.battery.level * 100)} %`;
   return [
+    store.policy && !store.mayChange ? 'read only' : null,
     plural(status.flows, 'flow'),
     status.scheduler,
     power.length ? `links take ${watts(power.reduce((total, value) => total + value, 0))}` : null,
     battery,
     status.saving_power ? 'saving power' : null,
     `up ${duration(status.uptime_ms)}`,
-  ].filter(Boolean).join('  ·  ');
+  ]
+    .filter(Boolean)
+    .join('  ·  ');
 }
 
 const SAID = { connecting: 'Connecting', live: 'Live', lost: 'Offline', refused: 'Signed out' };
@@ -112,8 +163,10 @@ function showConnection(state, banner) {
   banner.hidden = store.connection !== 'lost';
   if (banner.hidden) clear(banner);
   else if (!banner.firstChild) {
-    banner.append(h('span', { text: 'The connection to Braid is lost; what you see is old. Trying again by itself.' }),
-      h('button', { type: 'button', class: 'quiet', text: 'Try now', onclick: () => stream.open() }));
+    banner.append(
+      h('span', { text: 'The connection to Braid is lost; what you see is old. Trying again by itself.' }),
+      h('button', { type: 'button', class: 'quiet', text: 'Try now', onclick: () => stream.open() }),
+    );
   }
   if (store.connection === 'refused') signIn();
 }
@@ -146,15 +199,21 @@ function signIn(problem) {
   end = null;
   clear(main);
   const token = h('input', { type: 'password', autocomplete: 'off', required: true });
-  const form = h('form', { class: 'card narrow' },
+  const form = h(
+    'form',
+    { class: 'card narrow' },
     h('h2', { text: 'Sign in' }),
     h('p', { text: 'This page needs Braid’s token. “braid ui” on the machine itself opens the page with it.' }),
     field('Token', token),
     problem && h('p', { class: 'problem', role: 'alert', text: problem }),
-    h('button', { class: 'primary', text: 'Sign in' }));
+    h('button', { class: 'primary', text: 'Sign in' }),
+  );
   form.addEventListener('submit', (event) => {
     event.preventDefault();
-    openSession(token.value.trim()).then(() => location.reload(), (failure) => signIn(failure.message));
+    openSession(token.value.trim()).then(
+      () => location.reload(),
+      (failure) => signIn(failure.message),
+    );
   });
   main.append(form);
   token.focus();
@@ -169,12 +228,18 @@ async function start() {
   });
   const token = takeToken();
   if (token) {
-    const problem = await openSession(token).then(() => null, (failure) => failure.message);
+    const problem = await openSession(token).then(
+      () => null,
+      (failure) => failure.message,
+    );
     if (problem) return signIn(problem);
   }
   on(['connection'], () => {
     if (store.connection !== 'live') return;
-    get('/v1/history?resolution=1s').then((answer) => prependSamples(answer.samples), () => {});
+    get('/v1/history?resolution=1s').then(
+      (answer) => prependSamples(answer.samples),
+      () => {},
+    );
     refreshPolicy().catch(() => {});
   });
   on(['notes'], () => {

@@ -10,7 +10,12 @@ const SHOWN = 300;
 const [WIDE, HIGH] = [120, 28];
 
 export function mount(root) {
-  const search = h('input', { type: 'search', placeholder: 'Filter: program, class…', 'aria-label': 'Filter applications', spellcheck: 'false' });
+  const search = h('input', {
+    type: 'search',
+    placeholder: 'Filter: program, class…',
+    'aria-label': 'Filter applications',
+    spellcheck: 'false',
+  });
   const said = h('p', { class: 'said' });
   const list = h('div', { class: 'apps', role: 'list' });
   const none = h('div', {});
@@ -21,8 +26,16 @@ export function mount(root) {
     const found = all.filter((app) => words.every((word) => `${app.application} ${app.name} ${app.class}`.toLowerCase().includes(word)));
     keyed(list, found.slice(0, SHOWN), (app) => app.application, card);
     put(said, found.length > SHOWN ? `${SHOWN} of ${count(found.length)}: filter to see others` : plural(found.length, 'application'));
-    none.replaceChildren(...(found.length ? [] : [empty(all.length ? 'No application fits the filter' : 'Nothing was learnt yet',
-      all.length ? null : 'After its first connections a program shows here, with what it usually moves.')]));
+    none.replaceChildren(
+      ...(found.length
+        ? []
+        : [
+            empty(
+              all.length ? 'No application fits the filter' : 'Nothing was learnt yet',
+              all.length ? null : 'After its first connections a program shows here, with what it usually moves.',
+            ),
+          ]),
+    );
   };
   search.addEventListener('input', show);
   show();
@@ -33,7 +46,14 @@ export function mount(root) {
 function grouped() {
   const found = new Map();
   for (const app of store.apps) {
-    const group = found.get(app.application) ?? { application: app.application, name: app.name, ports: [], flows: 0, samples: 0, energy_j: app.energy_j };
+    const group = found.get(app.application) ?? {
+      application: app.application,
+      name: app.name,
+      ports: [],
+      flows: 0,
+      samples: 0,
+      energy_j: app.energy_j,
+    };
     group.ports.push(app);
     group.flows += app.flows;
     group.samples += app.samples;
@@ -41,7 +61,11 @@ function grouped() {
   }
   for (const group of found.values()) {
     group.ports.sort((a, b) => b.samples - a.samples);
-    Object.assign(group, { class: group.ports[0].class, class_source: group.ports[0].class_source, demand_bytes: group.ports[0].demand_bytes });
+    Object.assign(group, {
+      class: group.ports[0].class,
+      class_source: group.ports[0].class_source,
+      demand_bytes: group.ports[0].demand_bytes,
+    });
   }
   return [...found.values()].sort((a, b) => b.flows - a.flows || b.samples - a.samples || (a.application < b.application ? -1 : 1));
 }
@@ -54,14 +78,31 @@ function card(first) {
   const choice = h('p', { class: 'choice' });
   const spark = sparkline();
   const name = h('h2', { class: 'app-name', text: tail(first.application) });
-  const button = h('button', { type: 'button', text: 'Choose…', 'aria-label': `Choose for ${tail(first.application)}`,
-    onclick: () => edit(app.application, app.name, learnt(app)) });
-  const node = h('article', { class: 'card app', role: 'listitem', 'data-app': first.application },
+  const button = h('button', {
+    type: 'button',
+    text: 'Choose…',
+    'aria-label': `Choose for ${tail(first.application)}`,
+    onclick: () => edit(app.application, app.name, learnt(app)),
+  });
+  const node = h(
+    'article',
+    { class: 'card app', role: 'listitem', 'data-app': first.application },
     h('div', { class: 'app-head' }, name, h('p', { class: 'path', title: first.application, text: first.application }), choice),
     h('div', { class: 'app-spark' }, spark.node),
-    h('dl', { class: 'app-facts' }, [['Class', kind], ['Usual flow', demand], ['Receiving', down], ['Sending', up], ['Flows', flows], ['Energy', energy]]
-      .map(([label, value]) => h('div', { class: 'fact' }, h('dt', { text: label }), value))),
-    button);
+    h(
+      'dl',
+      { class: 'app-facts' },
+      [
+        ['Class', kind],
+        ['Usual flow', demand],
+        ['Receiving', down],
+        ['Sending', up],
+        ['Flows', flows],
+        ['Energy', energy],
+      ].map(([label, value]) => h('div', { class: 'fact' }, h('dt', { text: label }), value)),
+    ),
+    button,
+  );
   const show = (now) => {
     app = now;
     const rates = store.appRates.get(app.application);
@@ -84,25 +125,59 @@ function sparkline() {
   const area = s('path', { class: 'spark-area' });
   const path = s('path', { class: 'spark-line' });
   const node = s('svg', { viewBox: `0 0 ${WIDE} ${HIGH}`, class: 'spark', preserveAspectRatio: 'none', role: 'img' }, area, path);
-  return { node, show: (values, app) => {
-    const peak = Math.max(...values, 1);
-    const step = WIDE / 149;
-    const points = values.map((value, at) => `${(WIDE - (values.length - 1 - at) * step).toFixed(1)},${(HIGH - 1 - value / peak * (HIGH - 3)).toFixed(1)}`);
-    const line = points.length > 1 ? `M${points.join('L')}` : '';
-    attr(path, 'd', line);
-    attr(area, 'd', line && `${line}V${HIGH}H${points[0].split(',')[0]}Z`);
-    attr(node, 'aria-label', values.length ? `Received in the last minutes by ${tail(app.application)}: at most ${rate(peak === 1 ? 0 : peak)}` : 'Nothing received');
-  } };
+  return {
+    node,
+    show: (values, app) => {
+      const peak = Math.max(...values, 1);
+      const step = WIDE / 149;
+      const points = values.map(
+        (value, at) => `${(WIDE - (values.length - 1 - at) * step).toFixed(1)},${(HIGH - 1 - (value / peak) * (HIGH - 3)).toFixed(1)}`,
+      );
+      const line = points.length > 1 ? `M${points.join('L')}` : '';
+      attr(path, 'd', line);
+      attr(area, 'd', line && `${line}V${HIGH}H${points[0].split(',')[0]}Z`);
+      attr(
+        node,
+        'aria-label',
+        values.length
+          ? `Received in the last minutes by ${tail(app.application)}: at most ${rate(peak === 1 ? 0 : peak)}`
+          : 'Nothing received',
+      );
+    },
+  };
 }
 
 /** What was learnt, by destination port. */
 function learnt(app) {
-  const row = (item) => h('tr', {}, h('th', { scope: 'row', text: item.port === null ? 'any' : String(item.port) }),
-    h('td', { class: 'num', text: bytes(item.demand_bytes) }), h('td', { class: 'num', text: percent(item.confidence, 0) }),
-    h('td', { class: 'num', text: count(item.samples) }), h('td', { class: 'num', text: rate(item.rate_down_bps) }),
-    h('td', { class: 'num', text: rate(item.rate_up_bps) }), h('td', { class: 'num', text: item.age_ms === null ? NONE : `${duration(item.age_ms)} ago` }));
+  const row = (item) =>
+    h(
+      'tr',
+      {},
+      h('th', { scope: 'row', text: item.port === null ? 'any' : String(item.port) }),
+      h('td', { class: 'num', text: bytes(item.demand_bytes) }),
+      h('td', { class: 'num', text: percent(item.confidence, 0) }),
+      h('td', { class: 'num', text: count(item.samples) }),
+      h('td', { class: 'num', text: rate(item.rate_down_bps) }),
+      h('td', { class: 'num', text: rate(item.rate_up_bps) }),
+      h('td', { class: 'num', text: item.age_ms === null ? NONE : `${duration(item.age_ms)} ago` }),
+    );
   const heads = ['Port', 'Usual flow', 'Sure', 'Learnt from', 'Receives', 'Sends', 'Last'];
-  return h('div', { class: 'scroll-x', tabindex: '0', role: 'region', 'aria-label': 'What was learnt' },
-    h('table', { class: 'plain' }, h('thead', {}, h('tr', {}, heads.map((text, place) => h('th', { scope: 'col', class: place ? 'num' : null, text })))),
-      h('tbody', {}, app.ports.slice(0, 20).map(row))));
+  return h(
+    'div',
+    { class: 'scroll-x', tabindex: '0', role: 'region', 'aria-label': 'What was learnt' },
+    h(
+      'table',
+      { class: 'plain' },
+      h(
+        'thead',
+        {},
+        h(
+          'tr',
+          {},
+          heads.map((text, place) => h('th', { scope: 'col', class: place ? 'num' : null, text })),
+        ),
+      ),
+      h('tbody', {}, app.ports.slice(0, 20).map(row)),
+    ),
+  );
 }

@@ -8,10 +8,17 @@ import { refreshPolicy } from './policy.js';
 /** Opens a dialog with a title and a close button; gives it. It leaves the page when closed, and the focus returns to where it was. */
 export function dialog(title, content, props = {}) {
   const id = fresh('dialog');
-  const box = h('dialog', { 'aria-labelledby': id, class: props.class },
-    h('header', {}, h('h2', { id, text: title }),
-      h('button', { type: 'button', class: 'quiet close', 'aria-label': 'Close', text: '×', onclick: () => box.close() })),
-    h('div', { class: 'dialog-body' }, content));
+  const box = h(
+    'dialog',
+    { 'aria-labelledby': id, class: props.class },
+    h(
+      'header',
+      {},
+      h('h2', { id, text: title }),
+      h('button', { type: 'button', class: 'quiet close', 'aria-label': 'Close', text: '×', onclick: () => box.close() }),
+    ),
+    h('div', { class: 'dialog-body' }, content),
+  );
   box.addEventListener('close', () => box.remove());
   box.addEventListener('pointerdown', (event) => event.target === box && box.close());
   document.body.append(box);
@@ -22,22 +29,37 @@ export function dialog(title, content, props = {}) {
 /** Says something shortly; a failure stays until it is closed. */
 export function toast(text, failed = false, action = null) {
   const close = () => node.remove();
-  const node = h('div', { class: failed ? 'toast failed' : 'toast' }, h('p', { text }),
-    action && h('button', { type: 'button', class: 'quiet', text: action[0], onclick: () => {
-      close();
-      action[1]();
-    } }),
-    h('button', { type: 'button', class: 'quiet close', 'aria-label': 'Dismiss', text: '×', onclick: close }));
+  const node = h(
+    'div',
+    { class: failed ? 'toast failed' : 'toast' },
+    h('p', { text }),
+    action &&
+      h('button', {
+        type: 'button',
+        class: 'quiet',
+        text: action[0],
+        onclick: () => {
+          close();
+          action[1]();
+        },
+      }),
+    h('button', { type: 'button', class: 'quiet close', 'aria-label': 'Dismiss', text: '×', onclick: close }),
+  );
   document.getElementById('toasts').append(node);
   if (!failed) setTimeout(close, action ? 15_000 : 6_000);
 }
 
 /** Whether this session may change anything; says why not otherwise. */
 export function mayChange() {
-  if (store.config?.writable) return true;
-  toast(store.config ? 'You may look, but not change: this session reads only, or the configuration file cannot be written.'
-    : 'The configuration cannot be read, so nothing can be changed from here.', true);
-  return false;
+  const reason = !store.config
+    ? 'The configuration cannot be read, so nothing can be changed from here.'
+    : !store.mayChange
+      ? 'You may look, but not change: this session reads only.'
+      : store.config.writable
+        ? null
+        : `Braid cannot write ${store.config.path ?? 'its configuration'}, so nothing can be changed from here.`;
+  if (reason) toast(reason, true);
+  return !reason;
 }
 
 /** Shows what `edits` would do; applies them when told to. Resolves to whether they were applied. */
@@ -56,18 +78,37 @@ export async function propose(edits) {
   }
   return new Promise((resolve) => {
     let applied = false;
-    const apply = h('button', { type: 'button', class: 'primary', text: 'Apply', onclick: async () => {
-      apply.disabled = true;
-      applied = await send(before.revision, edits);
-      box.close();
-    } });
-    const box = dialog('Apply this change?', [
-      h('ul', { class: 'changes' }, plan.changes.map((text) => h('li', { text }))),
-      plan.warnings.length ? h('ul', { class: 'warnings' }, plan.warnings.map((text) => h('li', { text }))) : null,
-      h('h3', { text: store.config.path ? `In ${store.config.path}` : 'In the configuration' }),
-      showDiff(before.text, plan.text),
-      h('div', { class: 'row-actions end' }, h('button', { type: 'button', text: 'Cancel', onclick: () => box.close() }), apply),
-    ], { class: 'preview' });
+    const apply = h('button', {
+      type: 'button',
+      class: 'primary',
+      text: 'Apply',
+      onclick: async () => {
+        apply.disabled = true;
+        applied = await send(before.revision, edits);
+        box.close();
+      },
+    });
+    const box = dialog(
+      'Apply this change?',
+      [
+        h(
+          'ul',
+          { class: 'changes' },
+          plan.changes.map((text) => h('li', { text })),
+        ),
+        plan.warnings.length
+          ? h(
+              'ul',
+              { class: 'warnings' },
+              plan.warnings.map((text) => h('li', { text })),
+            )
+          : null,
+        h('h3', { text: store.config.path ? `In ${store.config.path}` : 'In the configuration' }),
+        showDiff(before.text, plan.text),
+        h('div', { class: 'row-actions end' }, h('button', { type: 'button', text: 'Cancel', onclick: () => box.close() }), apply),
+      ],
+      { class: 'preview' },
+    );
     box.addEventListener('close', () => resolve(applied));
     apply.focus();
   });
@@ -111,7 +152,15 @@ export function showDiff(before, after) {
   const near = lines.map((_, at) => lines.slice(Math.max(at - CONTEXT, 0), at + CONTEXT + 1).some(([mark]) => mark !== ' '));
   const rows = [];
   lines.forEach(([mark, text], at) => {
-    if (near[at]) rows.push(h('div', { class: `line ${{ '+': 'added', '-': 'taken', ' ': 'kept' }[mark]}` }, h('span', { class: 'mark', text: mark }), text || ' '));
+    if (near[at])
+      rows.push(
+        h(
+          'div',
+          { class: `line ${{ '+': 'added', '-': 'taken', ' ': 'kept' }[mark]}` },
+          h('span', { class: 'mark', text: mark }),
+          text || ' ',
+        ),
+      );
     else if (near[at - 1]) rows.push(h('div', { class: 'line gap', text: '⋯' }));
   });
   return h('div', { class: 'diff', tabindex: '0', role: 'region', 'aria-label': 'Lines of the configuration that change' }, rows);

@@ -14,7 +14,8 @@ export class Chart {
     this.canvas = h('canvas', { class: 'plot', role: 'img', 'aria-label': label, tabindex: '0' });
     this.label = label;
     this.tip = h('div', { class: 'tip', hidden: true });
-    this.node = h('div', { class: 'chart' }, this.canvas, this.tip);
+    this.none = h('p', { class: 'chart-none', text: 'Nothing was recorded in this time yet', hidden: true });
+    this.node = h('div', { class: 'chart' }, this.canvas, this.tip, this.none);
     this.data = { samples: [], from: 0, to: 1, step: 1000 };
     this.pointed = null;
     this.observer = new ResizeObserver(() => this.draw());
@@ -33,6 +34,7 @@ export class Chart {
 
   show(samples, from, to, step) {
     this.data = { samples: samples.filter((sample) => sample.at_ms >= from - step && sample.at_ms <= to), from, to, step };
+    this.none.hidden = this.data.samples.length > 0;
     this.draw();
     this.explain();
   }
@@ -56,12 +58,12 @@ export class Chart {
 
   x(at) {
     const { from, to } = this.data;
-    return LEFT + (this.width - LEFT) * (at - from) / (to - from);
+    return LEFT + ((this.width - LEFT) * (at - from)) / (to - from);
   }
 
   nearest(x) {
     const { samples, from, to } = this.data;
-    const at = from + (x - LEFT) / (this.width - LEFT) * (to - from);
+    const at = from + ((x - LEFT) / (this.width - LEFT)) * (to - from);
     return samples.reduce((best, sample) => (!best || Math.abs(sample.at_ms - at) < Math.abs(best.at_ms - at) ? sample : best), null);
   }
 
@@ -72,17 +74,22 @@ export class Chart {
     const rows = [...sample.links, { name: 'Total', rx_bps: total(sample, 'rx_bps'), tx_bps: total(sample, 'tx_bps') }];
     if (!this.tip.firstChild) this.tip.append(h('p', { class: 'tip-time' }), h('div', { class: 'tip-rows' }));
     put(this.tip.firstChild, clock(sample.at_ms));
-    keyed(this.tip.lastChild, rows, (row) => row.name, (row) => {
-      const [down, up] = [h('span', { class: 'num' }), h('span', { class: 'num' })];
-      const swatch = h('span', { class: row.name === 'Total' ? 'swatch none' : `swatch link-${accent(row.name)}` });
-      return {
-        node: h('div', { class: 'tip-row' }, swatch, h('span', { class: 'tip-name', text: row.name }), down, up),
-        show: ({ rx_bps, tx_bps }) => {
-          put(down, `↓ ${rate(rx_bps)}`);
-          put(up, `↑ ${rate(tx_bps)}`);
-        },
-      };
-    });
+    keyed(
+      this.tip.lastChild,
+      rows,
+      (row) => row.name,
+      (row) => {
+        const [down, up] = [h('span', { class: 'num' }), h('span', { class: 'num' })];
+        const swatch = h('span', { class: row.name === 'Total' ? 'swatch none' : `swatch link-${accent(row.name)}` });
+        return {
+          node: h('div', { class: 'tip-row' }, swatch, h('span', { class: 'tip-name', text: row.name }), down, up),
+          show: ({ rx_bps, tx_bps }) => {
+            put(down, `↓ ${rate(rx_bps)}`);
+            put(up, `↑ ${rate(tx_bps)}`);
+          },
+        };
+      },
+    );
     const x = this.x(sample.at_ms);
     const room = this.tip.offsetWidth + 24;
     this.tip.style.left = `${x + room > this.width ? Math.max(x - room + 8, 4) : x + 14}px`;
@@ -123,8 +130,8 @@ export class Chart {
     const [down, up] = [Math.max(peak('rx_bps'), 10_000) * 1.08, Math.max(peak('tx_bps'), 5_000) * 1.15];
     const room = this.height - BOTTOM - TOP;
     const share = Math.min(Math.max(down / (down + up), 0.25), 0.82);
-    const perBit = Math.min(room * share / down, room * (1 - share) / up);
-    return { zero: TOP + room * share, perBit, down: room * share / perBit, up: room * (1 - share) / perBit };
+    const perBit = Math.min((room * share) / down, (room * (1 - share)) / up);
+    return { zero: TOP + room * share, perBit, down: (room * share) / perBit, up: (room * (1 - share)) / perBit };
   }
 
   grid(pen, { zero, perBit, down, up }) {
@@ -184,7 +191,9 @@ export class Chart {
       pen.strokeStyle = this.colours.paper;
       pen.lineWidth = 1;
       pen.stroke();
-      top.forEach((value, at) => { base[at] = value; });
+      top.forEach((value, at) => {
+        base[at] = value;
+      });
     }
   }
 
@@ -199,7 +208,9 @@ export class Chart {
 
   describe() {
     const last = this.data.samples.at(-1);
-    const words = last ? last.links.map((link) => `${link.name} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ') : NONE;
+    const words = last
+      ? last.links.map((link) => `${link.name} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ')
+      : NONE;
     this.canvas.setAttribute('aria-label', `${this.label}. Newest: ${words}. Left and right arrow keys read other moments.`);
   }
 }
@@ -229,7 +240,8 @@ function runs(samples, step) {
     if (before && sample.at_ms - before.at_ms <= step * 3.5) found.at(-1).push(sample);
     else found.push([sample]);
   }
-  return found;
+  // A moment alone stands for the time before it, as all do.
+  return found.map((run) => (run.length > 1 ? run : [{ ...run[0], at_ms: run[0].at_ms - step }, run[0]]));
 }
 
 /** The next of 1, 2, 5 times a power of ten. */

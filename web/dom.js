@@ -38,7 +38,7 @@ export function attr(node, name, value) {
   } else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, String(value));
 }
 
-/** Makes the children of `parent` those of `items`, one node a key; nodes live as long as their key. `make(item)` gives `{node, show(item)}`. */
+/** Makes the children of `parent` those of `items`, one node a key, which lives as long as its key. `make(item)` gives `{node, show(item)}`. */
 export function keyed(parent, items, key, make) {
   const old = parent.parts ?? (parent.parts = new Map());
   const now = new Map();
@@ -79,7 +79,11 @@ export function field(label, control, hint) {
 
 /** A `<select>` of `[value, label]` pairs. */
 export function select(options, value, props = {}) {
-  const node = h('select', props, options.map(([key, label]) => h('option', { value: key, text: label })));
+  const node = h(
+    'select',
+    props,
+    options.map(([key, label]) => h('option', { value: key, text: label })),
+  );
   node.value = value;
   return node;
 }

@@ -14,11 +14,23 @@ export function mount(root) {
   root.append(h('div', { class: 'tools' }, kind, h('label', { class: 'check' }, only, 'Warnings only'), said), list);
   const show = () => {
     const found = store.notes.filter((note) => (!kind.value || note.kind === kind.value) && (!only.checked || note.level === 'warning'));
-    found.sort((a, b) => b.id - a.id);
+    found.sort((a, b) => b.at_ms - a.at_ms || b.id - a.id);
     put(said, plural(found.length, 'event'));
-    const days = [...new Set(found.map((note) => day(note.at_ms)))].map((name) => ({ name, notes: found.filter((note) => day(note.at_ms) === name) }));
-    keyed(list, days.length ? days : [null], (item) => item?.name ?? '', (item) => (item ? oneDay(item)
-      : { node: empty('Nothing happened yet', 'Links that come and go, flows that had to move, relays and settings: all is told here.') }));
+    const days = [...new Set(found.map((note) => day(note.at_ms)))].map((name) => ({
+      name,
+      notes: found.filter((note) => day(note.at_ms) === name),
+    }));
+    keyed(
+      list,
+      days.length ? days : [null],
+      (item) => item?.name ?? '',
+      (item) =>
+        item
+          ? oneDay(item)
+          : {
+              node: empty('Nothing happened yet', 'Links that come and go, flows that had to move, relays and settings: all is told here.'),
+            },
+    );
   };
   kind.addEventListener('change', show);
   only.addEventListener('change', show);
@@ -29,10 +41,27 @@ export function mount(root) {
 function oneDay({ name }) {
   const rows = h('ol', { class: 'notes card flush' });
   const node = h('section', { 'aria-label': name }, h('h2', { class: 'section-title', text: name }), rows);
-  return { node, show: ({ notes }) => keyed(rows, notes, (note) => note.id, (note) => ({
-    node: h('li', { class: note.level === 'warning' ? 'note warning' : 'note', 'data-kind': note.kind },
-      h('time', { datetime: new Date(note.at_ms).toISOString(), text: clock(note.at_ms) }),
-      h('span', { class: 'note-kind', text: KINDS[note.kind] ?? note.kind }),
-      h('span', { class: 'note-text' }, note.level === 'warning' && h('span', { class: 'hidden-visually', text: 'Warning: ' }), note.text)),
-  })) };
+  return {
+    node,
+    show: ({ notes }) =>
+      keyed(
+        rows,
+        notes,
+        (note) => `${note.id} ${note.at_ms}`,
+        (note) => ({
+          node: h(
+            'li',
+            { class: note.level === 'warning' ? 'note warning' : 'note', 'data-kind': note.kind },
+            h('time', { datetime: new Date(note.at_ms).toISOString(), text: clock(note.at_ms) }),
+            h('span', { class: 'note-kind', text: KINDS[note.kind] ?? note.kind }),
+            h(
+              'span',
+              { class: 'note-text' },
+              note.level === 'warning' && h('span', { class: 'hidden-visually', text: 'Warning: ' }),
+              note.text,
+            ),
+          ),
+        }),
+      ),
+  };
 }

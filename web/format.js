@@ -32,6 +32,7 @@ export const bytes = (count) => (unknown(count) ? NONE : scaled(count, 1000, ['B
 
 export const rtt = (us) => {
   if (unknown(us)) return NONE;
+  if (us < 100) return `${us.toFixed(0)} µs`;
   return us < 100_000 ? `${(us / 1000).toFixed(1)} ms` : `${(us / 1000).toFixed(0)} ms`;
 };
 

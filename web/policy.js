@@ -3,11 +3,11 @@
 import { get } from './api.js';
 import { store, tell } from './store.js';
 
-/** Asks for the policy and the configuration again. */
+/** Asks again for the policy, the configuration, and what this session may do. */
 export async function refreshPolicy() {
-  const [policy, config] = await Promise.all([get('/v1/policy'), get('/v1/config').catch(() => null)]);
-  store.policy = policy;
-  store.config = config;
+  const optional = (path) => get(path).catch(() => null);
+  const [policy, config, session] = await Promise.all([get('/v1/policy'), optional('/v1/config'), optional('/v1/session')]);
+  Object.assign(store, { policy, config, mayChange: session?.may_change ?? false });
   tell('policy');
 }
 

@@ -15,6 +15,8 @@ export const store = {
   appRates: new Map(),
   policy: null,
   config: null,
+  /** Whether this session may change anything. */
+  mayChange: false,
   connection: 'connecting',
   retryIn: null,
 };
@@ -50,7 +52,8 @@ function takeFlows({ full, put: rows, gone }) {
   const at = performance.now();
   const seconds = lastTick === null ? null : Math.max((at - lastTick) / 1000, 0.2);
   lastTick = at;
-  const old = store.flows;
+  // A daemon that was started anew may give old numbers to new flows.
+  const old = full ? new Map() : store.flows;
   if (full) store.flows = new Map();
   const moved = new Set();
   for (const row of rows) {
@@ -73,7 +76,7 @@ function takeFlows({ full, put: rows, gone }) {
 /** Bits per second since the last tick, smoothed over two; `null` while only one count is known. */
 function speed(bytes, before, seconds, smooth) {
   if (bytes === null || bytes === undefined || before === null || before === undefined || seconds === null) return null;
-  const raw = Math.max(bytes - before, 0) * 8 / seconds;
+  const raw = (Math.max(bytes - before, 0) * 8) / seconds;
   return smooth === null || smooth === undefined ? raw : (raw + smooth) / 2;
 }
 
@@ -106,7 +109,7 @@ function push(rates, sum) {
 }
 
 function takeNote(note) {
-  if (store.notes.some((known) => known.id === note.id)) return;
+  if (store.notes.some((known) => known.id === note.id && known.at_ms === note.at_ms)) return;
   store.notes.push(note);
   if (store.notes.length > NOTES) store.notes.splice(0, store.notes.length - NOTES);
 }

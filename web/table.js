@@ -18,14 +18,22 @@ export class Table {
       return h('div', { role: 'columnheader', class: `c-${column.key}${column.num ? ' num' : ''}`, 'aria-colindex': place + 1 }, button);
     });
     this.spacer = h('div', { class: 'rows', role: 'rowgroup' });
-    this.body = h('div', { class: 'scroll', tabindex: '0', role: 'grid', 'aria-label': label, 'aria-colcount': columns.length },
-      h('div', { role: 'rowgroup', class: 'head' }, h('div', { role: 'row', class: 'tr', 'aria-rowindex': '1' }, this.heads)), this.spacer);
+    this.body = h(
+      'div',
+      { class: 'scroll', tabindex: '0', role: 'grid', 'aria-label': label, 'aria-colcount': columns.length },
+      h('div', { role: 'rowgroup', class: 'head' }, h('div', { role: 'row', class: 'tr', 'aria-rowindex': '1' }, this.heads)),
+      this.spacer,
+    );
     this.node = h('div', { class: 'table' }, this.body);
     this.body.addEventListener('scroll', () => this.plan(), { passive: true });
     this.body.addEventListener('keydown', (event) => this.keydown(event));
     this.body.addEventListener('click', (event) => this.click(event));
-    this.body.addEventListener('pointerenter', () => { this.held = true; });
-    this.body.addEventListener('pointerleave', () => { this.held = false; });
+    this.body.addEventListener('pointerenter', () => {
+      this.held = true;
+    });
+    this.body.addEventListener('pointerleave', () => {
+      this.held = false;
+    });
     this.body.addEventListener('focus', () => this.choose(Math.max(this.index(), 0)));
     this.observer = new ResizeObserver(() => this.plan());
     this.observer.observe(this.body);
@@ -78,8 +86,9 @@ export class Table {
   }
 
   markHeads() {
-    this.heads.forEach((head, place) => attr(head, 'aria-sort',
-      this.columns[place].key === this.order.key ? (this.order.down ? 'descending' : 'ascending') : null));
+    this.heads.forEach((head, place) =>
+      attr(head, 'aria-sort', this.columns[place].key === this.order.key ? (this.order.down ? 'descending' : 'ascending') : null),
+    );
   }
 
   plan() {
@@ -98,7 +107,7 @@ export class Table {
     while (this.pool.length < wanted) this.pool.push(this.makeRow());
     this.pool.forEach((slot, place) => {
       // A row stays in the same slot while it is scrolled past, so that only those that come into sight are written anew.
-      const at = this.first + (((place - this.first) % this.pool.length) + this.pool.length) % this.pool.length;
+      const at = this.first + ((((place - this.first) % this.pool.length) + this.pool.length) % this.pool.length);
       const row = at < this.first + wanted ? this.rows[at] : undefined;
       slot.node.hidden = !row;
       if (row && (slot.at !== at || slot.row !== row || slot.version !== this.version)) this.fill(slot, row, at);
@@ -114,8 +123,14 @@ export class Table {
   }
 
   makeRow() {
-    const cells = this.columns.map((column, place) => h('div', {
-      role: 'gridcell', class: `c-${column.key}${column.num ? ' num' : ''}`, 'aria-colindex': place + 1, 'data-label': column.label }));
+    const cells = this.columns.map((column, place) =>
+      h('div', {
+        role: 'gridcell',
+        class: `c-${column.key}${column.num ? ' num' : ''}`,
+        'aria-colindex': place + 1,
+        'data-label': column.label,
+      }),
+    );
     const node = h('div', { role: 'row', class: 'tr' }, cells);
     this.spacer.append(node);
     return { node, cells };
@@ -154,7 +169,9 @@ export class Table {
     if (event.target !== this.body) return;
     const page = Math.max(Math.floor(this.body.clientHeight / this.high) - 1, 1);
     const at = Math.max(this.index(), 0);
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: this.rows.length - 1 }[event.key];
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: this.rows.length - 1 }[
+      event.key
+    ];
     if (event.key === 'Enter' && this.index() >= 0) {
       event.preventDefault();
       this.open(this.rows[this.index()]);

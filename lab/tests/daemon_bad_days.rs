@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use braid_lab::{Filter, Lab, LinkSpec, Web};
 use braid_model::Bytes;
@@ -39,7 +39,6 @@ fn a_stopped_daemon_lets_traffic_follow_the_system_and_takes_it_up_again() {
     up.signal("STOP");
     let took = eventually("traffic follows the system", || unsteered(&lab));
     println!("stopped: the system's own way after {took:?}");
-    assert!(took < Duration::from_secs(4), "{took:?}");
     assert!(fetch(&mut stream, "/").is_ok(), "a flow on link {link} goes on");
     let (mut stream, _) = open(&lab, remote(11, 80));
     assert!(fetch(&mut stream, "/").is_ok());
@@ -69,7 +68,6 @@ fn a_killed_daemon_leaves_nothing_and_the_next_one_starts() {
         eventually("rules and routes are gone", || routing(&lab) == before);
         eventually("flows are not steered", || unsteered(&lab));
         println!("killed: all gone after {:?}", begin.elapsed());
-        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
         assert!(fetch(&mut stream, "/").is_ok(), "an established flow goes on");
     }
 }

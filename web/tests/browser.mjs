@@ -9,8 +9,13 @@ export const launch = () => chromium.launch({ executablePath: EXECUTABLE, args: 
 
 /** A page at `url` that fails the test at any error, refused resource or message to the console. */
 export async function openPage(browser, url, { width = 1440, height = 900, dark = false, clock = null } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme: dark ? 'dark' : 'light', timezoneId: 'Europe/Berlin', locale: 'en-GB',
-    reducedMotion: 'reduce' });
+  const context = await browser.newContext({
+    viewport: { width, height },
+    colorScheme: dark ? 'dark' : 'light',
+    timezoneId: 'Europe/Berlin',
+    locale: 'en-GB',
+    reducedMotion: 'reduce',
+  });
   const page = await context.newPage();
   page.problems = [];
   page.on('pageerror', (error) => page.problems.push(String(error)));

@@ -7,9 +7,17 @@ import { startMock } from './mock.mjs';
 
 const out = process.argv[2] ?? join(import.meta.dirname, '../../docs/screenshots');
 const ALL = ['now', 'flows', 'apps', 'peers', 'events', 'gains', 'settings'];
-const SIZES = [['wide', 1440, 900], ['phone', 360, 740]];
+const SIZES = [
+  ['wide', 1440, 900],
+  ['phone', 360, 740],
+];
 // What the documentation shows; `ALL=1` takes every view in every size and colour.
-const WANTED = { 'wide-light': ['now', 'flows', 'apps', 'settings', 'gains'], 'wide-dark': ['now'], 'phone-light': ['flows'], 'phone-dark': ['now'] };
+const WANTED = {
+  'wide-light': ['now', 'flows', 'apps', 'settings', 'gains'],
+  'wide-dark': ['now'],
+  'phone-light': ['flows'],
+  'phone-dark': ['now'],
+};
 
 await mkdir(out, { recursive: true });
 const mock = await startMock({ live: false, flows: 60 });
@@ -28,7 +36,9 @@ for (const [size, width, height] of SIZES) {
     }
     const colours = dark ? 'dark' : 'light';
     for (const view of process.env.ALL ? ALL : WANTED[`${size}-${colours}`]) {
-      await page.evaluate((name) => { location.hash = `#/${name}`; }, view);
+      await page.evaluate((name) => {
+        location.hash = `#/${name}`;
+      }, view);
       await page.waitForFunction((name) => document.querySelector('main').dataset.view === name, view);
       await page.clock.runFor(500);
       await page.waitForTimeout(300);

@@ -525,7 +525,7 @@ left to the system { user = 7 }
 
     #[test]
     fn an_explanation_shows_what_the_rule_saw() {
-        let seen = |link: &str, allowed, reason: Option<&str>, finish| {
+        let seen = |link: &str, allowed, reason: Option<&str>, finish: Option<u64>| {
             json!({"link": link, "allowed": allowed, "reason": reason, "load_bytes": 0, "capacity_bps": 8_000_000, "finish_us": finish, "end_us": finish.map(|time| time / 2),
                    "virtual_start": null, "rank": 0, "flows": 0})
         };

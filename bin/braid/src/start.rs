@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use braid_engine::daemon;
 use braid_engine::run::RunOptions;
+use braid_engine::server::UiOptions;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{self, Steering};
@@ -12,7 +13,9 @@ use crate::cli::{self, Steering};
 /// `braid up`.
 pub(crate) fn up(up: cli::Up, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    let options = daemon::Options { config: up.config, state_dir: Some(up.state_dir), socket: Some(up.daemon.socket) };
+    let certificate = up.ui_cert.zip(up.ui_key);
+    let ui = up.ui.map(|listen| UiOptions { listen, names: up.ui_name, certificate });
+    let options = daemon::Options { config: up.config, state_dir: Some(up.state_dir), socket: Some(up.daemon.socket), ui };
     daemon::run(&options)
 }
 

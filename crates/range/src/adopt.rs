@@ -71,7 +71,7 @@ impl Engine {
         let Some(Adopted::Doubt(first)) = file.adopted else { return None };
         let first = self.requests.get(&first)?;
         let others = self.requests.values().any(|other| other.file == id && !other.whole && !other.stalled);
-        if others || first.link == link && !self.contended(id, link) {
+        if others || first.link == link && !self.regulated(id, link) {
             return None;
         }
         let (size, limit) = (file.size?, file.limit());
@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// Whether a file that may use one link only shares it with others: it is then asked for in ranges too, so that miDRR can regulate it.
-    fn contended(&self, id: FileId, link: LinkId) -> bool {
+    fn regulated(&self, id: FileId, link: LinkId) -> bool {
         let here = |file: &File| file.active && file.ended.is_none() && file.setup.links.contains(link.0);
         let alone =
             self.files.get(&id).is_some_and(|file| (0..self.links.len()).filter(|other| file.setup.links.contains(*other)).count() <= 1);

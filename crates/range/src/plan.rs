@@ -267,7 +267,7 @@ impl Engine {
 
     /// What `file` would ask for on `link`; `None`: nothing, or there is no way to its servers now.
     fn head(&self, now: Time, link: LinkId, id: FileId, file: &File, allowed: u64) -> Option<u64> {
-        if !file.active || file.ended.is_some() || !file.setup.links.contains(link.0) || allowed < LEAST_STOLEN {
+        if !file.active || file.ended.is_some() || allowed < LEAST_STOLEN {
             return None;
         }
         let mut of_file = self.requests.values().filter(|request| request.file == id);
@@ -306,12 +306,11 @@ impl Engine {
             .sum();
         let latency = self.links[link.0].latency();
         let shortest = SHORTEST.max(latency * 3).as_secs_f64();
-        let rival = |other: &File| other.flow != file.flow && other.active && other.setup.links.contains(link.0) && other.open() > 0;
         let time = match file.setup.window {
             // A reader gets nothing of what comes behind a gap: ranges beside each other are short.
             Some(_) => READER.max(latency * 4).as_secs_f64(),
-            // Files that share links take turns soon, so that their shares are right over short times too.
-            None if self.files.values().any(rival) => shortest,
+            // Where files share links, what was asked for is what cannot be shared out anew.
+            None if self.contended() => shortest,
             None => (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64().max(shortest)),
         };
         // What was only heard of may be wrong by much.
@@ -331,6 +330,11 @@ impl Engine {
         let beside = |request: &&Request| request.link == link && now.since(request.asked).as_secs_f64() < time / places / 2.0;
         let beside = self.requests.values().filter(beside).count() as f64;
         (1.0 - beside / places).max(1.0 / places)
+    }
+
+    /// Whether several files have bytes to ask for.
+    fn contended(&self) -> bool {
+        self.files.values().filter(|file| file.active && file.ended.is_none() && file.open() > 0).count() > 1
     }
 
     /// A way to one of the file's servers over `link`: the one that is least busy, by an idle connection, else by leave to open one.

@@ -141,7 +141,9 @@ fn a_server_of_two_connections_is_given_two() {
 #[test]
 fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
-    (0..2).for_each(|_| drop(engine.add_link(LinkSetup::default()).unwrap()));
+    for _ in 0..2 {
+        engine.add_link(LinkSetup::default()).unwrap();
+    }
     let size = Bytes::new(900_000);
     let mut setup = FileSetup::new(vec![engine.add_server()]);
     (setup.size, setup.window) = (Some(size), Some(Bytes::new(1_000_000)));

@@ -68,10 +68,11 @@ pub(crate) struct Get {
     /// Take users and passwords from this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) netrc_file: Option<PathBuf>,
-    /// Send the cookies of this file (Netscape's form).
+    /// Send the cookies of this file (Netscape's form). Those that answers set are sent back while the run lasts in any case.
     #[arg(long, short = 'b', value_name = "FILE")]
     pub(crate) cookie: Option<PathBuf>,
-    /// Use this proxy (http://HOST:PORT); "" for none. Left out: as http_proxy, https_proxy and no_proxy say.
+    /// Use this proxy (http://HOST:PORT, or socks5://HOST:PORT, which resolves names); "" for none. Left out: as http_proxy, https_proxy,
+    /// all_proxy and no_proxy say.
     #[arg(long, short = 'x', value_name = "PROXY")]
     pub(crate) proxy: Option<String>,
     /// Trust the roots in this file (PEM) instead of the system's.

@@ -6,6 +6,7 @@ mod relay;
 mod sim;
 mod steering;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};
 pub(crate) use get::Get;
 pub(crate) use relay::{
-    Join, Leave, Limit, Move, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
+    Join, Leave, Move, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
 };
 pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
 pub(crate) use steering::{Proxy, Run, Steering};
@@ -53,6 +54,10 @@ pub(crate) enum Command {
     Flows(Query),
     /// Show what was learnt of applications.
     Apps(Query),
+    /// Show links, flows, applications and events as they change.
+    Top(Daemon),
+    /// Open the daemon's web page, or tell its address.
+    Ui(Ui),
     /// Show the policy in force.
     Policy(Query),
     /// Tell what is wrong in a configuration file, without applying it.
@@ -126,6 +131,28 @@ pub(crate) struct Up {
     pub(crate) state_dir: PathBuf,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
+    /// Serve the web page on this address, with TLS but on the loopback. Without an address: 127.0.0.1:5759.
+    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:5759")]
+    pub(crate) ui: Option<SocketAddr>,
+    /// Let browsers come to the page by this name, besides addresses and localhost; may be given several times.
+    #[arg(long, value_name = "NAME", requires = "ui")]
+    pub(crate) ui_name: Vec<String>,
+    /// The page's certificate chain (PEM). Left out: one of Braid's own, whose fingerprint is logged.
+    #[arg(long, value_name = "FILE", requires_all = ["ui", "ui_key"])]
+    pub(crate) ui_cert: Option<PathBuf>,
+    /// Its key (PEM).
+    #[arg(long, value_name = "FILE", requires = "ui_cert")]
+    pub(crate) ui_key: Option<PathBuf>,
+}
+
+/// Open the daemon's web page, or tell its address. The daemon must have been started with --ui.
+#[derive(Debug, Args)]
+pub(crate) struct Ui {
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// Print the address, and open nothing.
+    #[arg(long)]
+    pub(crate) print: bool,
 }
 
 #[derive(Debug, Args)]

@@ -275,6 +275,8 @@ impl Run {
                 self.requests.remove(&request);
                 self.engine.on_end(now, request);
             }
+            // The client has its cookies from the first answer.
+            News::Cookies { .. } => {}
             News::Elsewhere { request, from, to } => {
                 let reason = format!("a part of the file is said to be elsewhere, at {to}");
                 self.on_failed(now, request, Failure::NoRanges, FetchError::Protocol { url: from.to_string(), reason });
