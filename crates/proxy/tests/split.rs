@@ -167,12 +167,11 @@ fn comes_divided(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Clone + Send + Syn
 }
 
 /// Nothing can be had but by the first answer: it comes true by it, and whoever asked more has noticed that soon.
-fn comes_undivided(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Send + Sync + 'static) -> Server {
+fn comes_undivided(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Send + Sync + 'static) {
     let (server, got) = download(ranges);
     assert!(got.whole && got.body == content(SIZE), "a wrong byte");
     assert_eq!(server.requests().iter().filter(|asked| asked.range.is_none()).count(), 1, "never asked twice");
     assert!(parts(&server).len() <= 14, "{} questions", parts(&server).len());
-    server
 }
 
 /// The answer as it came is all there is: no other question is asked.
@@ -226,8 +225,7 @@ fn the_first_answer_s_head_is_the_client_s() {
 
 #[test]
 fn ranges_ignored() {
-    let server = comes_undivided(|asked, bytes| slowly(good(&Asked { range: None, ..asked.clone() }, bytes)));
-    assert_eq!(parts(&server).len(), 1);
+    comes_undivided(|asked, bytes| slowly(good(&Asked { range: None, ..asked.clone() }, bytes)));
 }
 
 #[test]
@@ -237,8 +235,7 @@ fn another_state_of_the_file() {
 
 #[test]
 fn another_state_where_if_range_is_known() {
-    let server = comes_undivided(|_, bytes| slowly(answer("200 OK", "ETag: \"two\"\r\n", &content_of(2, bytes.len()))));
-    assert_eq!(parts(&server).len(), 1);
+    comes_undivided(|_, bytes| slowly(answer("200 OK", "ETag: \"two\"\r\n", &content_of(2, bytes.len()))));
 }
 
 #[test]
