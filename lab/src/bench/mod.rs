@@ -10,6 +10,7 @@ mod footprint;
 mod get;
 mod mixes;
 mod overhead;
+mod proxy;
 mod report;
 mod schedulers;
 mod sockets;
@@ -56,6 +57,7 @@ const ALL: &[(&str, Bench)] = &[
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
     ("get", get::run),
+    ("proxy", proxy::run),
 ];
 
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there
