@@ -2,16 +2,23 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
+# Debian and Ubuntu releases that test-package tries; Ubuntu's need the package ubuntu-keyring.
+SUITES ?= bookworm trixie
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help deps build demo test bench check install uninstall
+.PHONY: help deps build demo test test-ui test-package bench check screenshots package book install uninstall
 
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
 	@echo "make test       all tests; those on real kernels need root"
+	@echo "make test-ui    tests of the web page in Chromium, against a mock daemon (installs Chromium and Node)"
 	@echo "make bench      measurements, with the figures the documentation quotes"
 	@echo "make check      formatting, lints and the purity of the pure crates"
+	@echo "make screenshots  pictures of the web page, to docs/screenshots"
+	@echo "make package    a .deb and a tarball, to $(TARGET)/package"
+	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
+	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make install    build, and install to $(PREFIX) (DESTDIR and PREFIX are honoured)"
 	@echo "make uninstall  remove what install installed; configuration and state stay"
 	@echo "make deps       install the Debian or Ubuntu packages all this needs"
@@ -30,6 +37,23 @@ test: deps
 	$(CARGO) test --workspace --exclude braid-lab --locked
 	# The laboratory's tests one after the other: each has links, servers and programs of its own to keep in time.
 	$(CARGO) test -p braid-lab --locked -- --test-threads=1
+
+test-ui:
+	web/tests/install-deps.sh
+	cd web/tests && npm test
+
+screenshots:
+	web/tests/install-deps.sh
+	cd web/tests && node screenshots.mjs
+
+package: build
+	packaging/build $(TARGET)/release/braid $(TARGET)/package
+
+test-package: package
+	$(SUDO) packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
+
+book: build
+	docs/book/build $(TARGET)/release/braid $(TARGET)/book
 
 bench: build
 	$(TARGET)/release/braid-lab bench --braid $(TARGET)/release/braid --out $(TARGET)/bench

@@ -8,9 +8,10 @@
  *   getpeername4/6, getsockname4/6, recvmsg4/6  show a redirected socket the addresses it asked for.
  *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon.
  *   sock_release  ends a flow: loads, demand, the event for the daemon.
- *   sockops       what connections suffer: SYNs and segments without an answer, handshakes answered. Where redirected ones come from.
+ *   state, retransmission  what connections suffer: handshakes answered, and where redirected ones come from; SYNs and segments
+ *                 without an answer. Not by `sockops`, which the kernel runs eight times a connection, at both ends, for one that counts.
  *   sent/received  count UDP, whose sockets have no counters of their own; on kernels without these tracepoints egress/ingress.
- *   flows         dumps the living flows and brings their reservations up to date.
+ *   connections, flows  dump the living flows, TCP's and UDP's, and bring their reservations up to date.
  *
  * Fail open: nothing is touched when the heartbeat is old, the destination unknown, or anything at all goes wrong.
  */
@@ -26,17 +27,19 @@ BRAID_INLINE int refuse(void)
 	return DENY;
 }
 
-/* Takes back what an earlier connect of this UDP socket was given. */
-BRAID_INLINE void forget(struct bpf_sock_addr *ctx, struct bpf_sock *socket, struct braid_flow *old, __u32 mark)
+/* Takes back what an earlier connect of this UDP socket was given. A function of its own, for the sake of the stack. */
+static __attribute__((noinline)) int forget(struct bpf_sock_addr *ctx, struct bpf_sock *socket, __u32 mark)
 {
+	struct braid_flow *old = bpf_sk_storage_get(&flows, socket, NULL, 0);
 	__u32 none = 0;
 
 	if (old) {
-		end_flow(socket, old);
+		end_flow(as_number(socket), old, old->id);
 		bpf_sk_storage_delete(&flows, socket);
 	}
 	if (is_ours(mark))
 		bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &none, sizeof(none));
+	return 0;
 }
 
 enum binding { BOUND, NOT_BOUND, ASTRAY };
@@ -68,7 +71,6 @@ BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 			   struct request *request)
 {
 	const struct braid_slot *slot;
-	struct braid_flow *flow;
 	enum binding binding;
 
 	if (choose(request, bank, 1))
@@ -80,13 +82,11 @@ BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 		request->strict |= binding == ASTRAY;
 		return not_steered(request);
 	}
-	flow = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!flow) {
+	if (follow(ctx, socket, now, request)) {
 		unreserve(request);
 		count(BRAID_COUNT_UNTRACKED);
 		return ALLOW;
 	}
-	fill(flow, now, request, bpf_get_socket_cookie(ctx), 0);
 	count(BRAID_COUNT_STEERED);
 	return ALLOW;
 }
@@ -136,22 +136,24 @@ BRAID_INLINE _Bool to_loopback(const struct request *request)
 BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *socket, struct request *request, _Bool was_turned)
 {
 	const struct braid_params *now;
-	struct braid_flow *old;
 	struct wishes wishes;
 	int judgement;
 	__u32 bank;
 
-	now = acting(ctx, &bank);
+	now = acting(ctx, request, &bank);
 	if (!now)
 		return ALLOW;
 	request->protocol = ctx->protocol;
 	request->port = bpf_ntohs((__u16)ctx->user_port);
-	old = bpf_sk_storage_get(&flows, socket, NULL, 0);
-	if (old && request->protocol == IPPROTO_TCP)
-		return ALLOW; /* a retry keeps its link */
-	read_wishes(socket, &wishes);
-	if (request->protocol == IPPROTO_UDP)
-		forget(ctx, socket, old, wishes.mark);
+	if (request->protocol == IPPROTO_TCP) {
+		if (read_tcp_wishes(socket, &wishes))
+			return ALLOW;
+		if (wishes.device && is_followed(ctx))
+			return ALLOW; /* a retry keeps its link */
+	} else {
+		read_wishes(socket, &wishes);
+		forget(ctx, socket, wishes.mark);
+	}
 	if (wishes.device || (wishes.locks & SOCK_BINDADDR_LOCK) || (wishes.mark && !is_ours(wishes.mark)) ||
 	    (request->protocol == IPPROTO_UDP && (wishes.locks & SOCK_BINDPORT_LOCK)) || !steerable(request)) {
 		count(BRAID_COUNT_LEFT);
@@ -257,7 +259,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	*verdict = ALLOW;
 	if (!socket || ctx->protocol != IPPROTO_UDP)
 		return BRAID_NO_SLOT;
-	now = acting(ctx, &bank);
+	now = acting(ctx, request, &bank);
 	if (!now)
 		return BRAID_NO_SLOT;
 	*bank_in_force = now;
@@ -298,7 +300,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		return BRAID_NO_SLOT;
 	}
 	if (flow)
-		release(flow);
+		release(flow, key.socket);
 	else
 		bpf_map_update_elem(&datagrams, &key, &no_flow, BPF_ANY);
 	flow = bpf_map_lookup_elem(&datagrams, &key);
@@ -561,7 +563,7 @@ int braid_ingress(struct __sk_buff *skb)
 
 /* ------------------------------------------------------------------ what connections suffer */
 
-BRAID_INLINE void note_answer(struct bpf_sock_ops *ctx, const struct braid_flow *flow)
+BRAID_INLINE void note_answer(const struct braid_flow *flow)
 {
 	__u32 key = flow->slot, v6 = flow->family == 6;
 	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
@@ -579,7 +581,7 @@ BRAID_INLINE void note_answer(struct bpf_sock_ops *ctx, const struct braid_flow 
 	}
 }
 
-BRAID_INLINE void note_timeout(struct bpf_sock_ops *ctx, const struct braid_flow *flow)
+BRAID_INLINE void note_timeout(const struct braid_flow *flow, __u32 detail)
 {
 	__u32 key = flow->slot;
 	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
@@ -590,37 +592,57 @@ BRAID_INLINE void note_timeout(struct bpf_sock_ops *ctx, const struct braid_flow
 	event = new_event(BRAID_EVENT_SUFFERING);
 	if (!event)
 		return;
-	event->detail = ctx->args[0];
-	if (ctx->state == TCP_SYN_SENT)
-		event->detail |= 1u << 31;
+	event->detail = detail;
 	event->row.flow = *flow;
 	bpf_ringbuf_submit(event, 0);
 }
 
-SEC("sockops")
-int braid_sockops(struct bpf_sock_ops *ctx)
+BRAID_INLINE const struct braid_flow *flow_of(struct sock *socket)
 {
-	struct bpf_sock *socket;
-	struct braid_flow *flow;
+	__u64 cookie = bpf_get_socket_cookie(socket);
+	struct connection *connection = bpf_map_lookup_elem(&connections, &cookie);
 
-	if (ctx->op != BPF_SOCK_OPS_TCP_CONNECT_CB && ctx->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ctx->op != BPF_SOCK_OPS_RTO_CB)
-		return 1;
-	socket = ctx->sk;
-	if (!socket)
-		return 1;
-	flow = bpf_sk_storage_get(&flows, socket, NULL, 0);
-	if (!flow) {
-		if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
-			note_source(ctx, socket);
-		return 1;
-	}
-	if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB)
-		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTO_CB_FLAG);
-	else if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB)
-		note_answer(ctx, flow);
+	return connection ? &connection->flow : NULL;
+}
+
+/* Arguments: the socket, its old state and its new one. */
+SEC("tp_btf/inet_sock_set_state")
+int braid_state(__u64 *ctx)
+{
+	struct sock *socket = (void *)ctx[0];
+	const struct braid_flow *flow;
+
+	if ((int)ctx[1] != TCP_SYN_SENT || (int)ctx[2] != TCP_ESTABLISHED || socket->sk_protocol != IPPROTO_TCP)
+		return 0;
+	flow = flow_of(socket);
+	if (flow)
+		note_answer(flow);
 	else
-		note_timeout(ctx, flow);
-	return 1;
+		note_source(socket);
+	return 0;
+}
+
+/*
+ * Arguments: the socket and the segment that it sends again. Only for want of an answer: timers that ran out are counted until
+ * something is acknowledged, and what they send is the first segment that is not. All else repairs a loss that answers have told of.
+ */
+SEC("tp_btf/tcp_retransmit_skb")
+int braid_retransmission(__u64 *ctx)
+{
+	struct sock *socket = (void *)ctx[0];
+	const struct tcp_sock *tcp = (const void *)socket;
+	const struct sk_buff *segment = (const void *)ctx[1];
+	const struct inet_connection_sock *connection = (const void *)socket;
+	__u32 timeouts = BPF_CORE_READ(connection, icsk_retransmits);
+	const struct tcp_skb_cb *control = (const void *)segment + bpf_core_field_offset(segment->cb);
+	const struct braid_flow *flow;
+
+	if (!timeouts || BPF_CORE_READ(control, seq) != BPF_CORE_READ(tcp, snd_una))
+		return 0;
+	flow = flow_of(socket);
+	if (flow)
+		note_timeout(flow, (timeouts - 1) | (socket->__sk_common.skc_state == TCP_SYN_SENT ? 1u << 31 : 0));
+	return 0;
 }
 
 /* ------------------------------------------------------------------ the dump */
@@ -638,10 +660,10 @@ BRAID_INLINE __u64 remaining(__u64 demand, __u64 moved)
 	return rest > moved ? rest : moved;
 }
 
-BRAID_INLINE void refresh(struct braid_flow *flow, __u64 moved, __u64 last, __u64 now)
+BRAID_INLINE void refresh(struct braid_flow *flow, __u64 id, __u64 moved, __u64 last, __u64 now)
 {
 	/* Signed: a datagram may pass meanwhile. */
-	weigh(flow, (__s64)(now - last) > (__s64)IDLE_NS ? 0 : remaining(flow->demand, moved), 0);
+	weigh(flow, id, (__s64)(now - last) > (__s64)IDLE_NS ? 0 : remaining(flow->demand, moved), 0);
 }
 
 BRAID_INLINE void apply_corrections(void)
@@ -677,7 +699,6 @@ int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 	struct braid_flow_row row = {};
 	struct braid_flow *flow = ctx->value;
 	struct sock *socket = ctx->sk;
-	__u64 moved;
 
 	if (!socket || !flow) {
 		apply_corrections();
@@ -688,22 +709,56 @@ int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 	row.read_at = bpf_ktime_get_ns();
 	row.rx = flow->rx;
 	row.tx = flow->tx;
-	if (flow->protocol == IPPROTO_TCP) {
-		read_tcp(socket, &row);
-		if (row.rx != flow->rx || row.tx != flow->tx)
-			flow->last = row.read_at;
-		flow->rx = row.rx;
-		flow->tx = row.tx;
-	}
-	if (flow->protocol == IPPROTO_TCP && row.state == TCP_CLOSE && row.read_at - flow->started > SETTLED_NS) {
-		/* Reset, refused or ended by force: its program has yet to close it, but it moves nothing any more. */
-		end_flow(socket, flow);
-		return 0;
-	}
-	moved = row.rx + row.tx;
-	refresh(flow, moved, flow->last, row.read_at);
+	refresh(flow, flow->id, row.rx + row.tx, flow->last, row.read_at);
 	row.flow = *flow;
 	read_local(socket, &row);
+	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
+	return 0;
+}
+
+struct bpf_iter__bpf_map_elem {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	void *key;
+	void *value;
+} __attribute__((preserve_access_index));
+
+/*
+ * TCP's. Sockets are read where they are without holding them: their memory may become another's meanwhile, which its cookie then
+ * tells. One that is gone without having been seen to go, or moves nothing any more (reset, refused, ended by force: its program has
+ * yet to close it), ends here.
+ */
+SEC("iter/bpf_map_elem")
+int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
+{
+	struct braid_flow_row row = {};
+	struct connection *connection = ctx->value;
+	struct braid_flow *flow;
+	struct sock *socket;
+	__u64 id;
+
+	if (!connection)
+		return 0;
+	socket = (void *)connection->socket;
+	flow = &connection->flow;
+	id = flow->id;
+	row.flow = *flow;
+	row.read_at = bpf_ktime_get_ns();
+	read_tcp(socket, &row);
+	read_local(socket, &row);
+	if (!is_socket(socket, id))
+		socket = NULL;
+	if (!socket || (row.state == TCP_CLOSE && row.read_at - flow->started > SETTLED_NS)) {
+		end_flow(socket, flow, id);
+		bpf_map_delete_elem(&connections, &id);
+		return 0;
+	}
+	if (row.rx != flow->rx || row.tx != flow->tx)
+		flow->last = row.read_at;
+	flow->rx = row.rx;
+	flow->tx = row.tx;
+	refresh(flow, id, row.rx + row.tx, flow->last, row.read_at);
+	row.flow.reserved = flow->reserved;
 	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
 	return 0;
 }

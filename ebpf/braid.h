@@ -10,6 +10,8 @@
 #define BRAID_MAX_RULES 64
 /* Redirected connections that wait for the daemon; its listeners' queues hold as many. */
 #define BRAID_MAX_ARRIVALS 4096
+/* TCP flows that are followed at a time: more than one address has ports for. */
+#define BRAID_MAX_CONNECTIONS 32768
 /* Redirected exchanges of datagrams at a time. */
 #define BRAID_MAX_EXCHANGES 8192
 #define BRAID_NO_SLOT 0xffffffffu

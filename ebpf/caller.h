@@ -8,6 +8,7 @@
 /* Who wants to reach what, and what was decided about it. */
 struct request {
 	struct braid_app_key app;
+	__u64 time; /* CLOCK_MONOTONIC, nanoseconds */
 	__u64 cgroup;
 	__u64 demand;
 	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
@@ -33,6 +34,32 @@ struct request {
 
 static const struct braid_flow no_flow;
 
+/* What of a word of text, its first byte in the lowest address, comes before its end. */
+BRAID_INLINE __u64 text_before_end(__u64 word)
+{
+	__u64 text = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? word : __builtin_bswap64(word);
+	/* The lowest bit is the highest of the first byte that is zero. */
+	__u64 zeroes = (text - 0x0101010101010101ull) & ~text & 0x8080808080808080ull;
+
+	if (zeroes)
+		text &= ((zeroes & -zeroes) >> 7) - 1;
+	return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? text : __builtin_bswap64(text);
+}
+
+/*
+ * The process's name. As text: before Linux 5.17 the kernel leaves the end of an earlier, longer name behind. In words, since a
+ * helper that copies text takes a connect a twentieth of its time.
+ */
+BRAID_INLINE void read_name(const struct task_struct *leader, struct braid_app_key *app)
+{
+	const __u64 *comm = (const __u64 *)leader->comm;
+	__u64 first = comm[0], second = comm[1], *name = (__u64 *)app->name;
+
+	name[0] = text_before_end(first);
+	/* Shorter than eight bytes: nothing follows. */
+	name[1] = name[0] == first && first >> (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 56 : 0) & 255 ? text_before_end(second) : 0;
+}
+
 /* A function of its own, as the next one too: what it needs of the stack's 512 bytes is free again after it. */
 static __attribute__((noinline)) int read_caller(struct request *request)
 {
@@ -40,29 +67,31 @@ static __attribute__((noinline)) int read_caller(struct request *request)
 	struct mm_struct *mm = task->mm;
 	struct file *file = mm ? mm->exe_file : NULL;
 	struct inode *inode = file ? file->f_inode : NULL;
-	struct task_struct *leader = task->group_leader;
 
 	if (inode) {
 		request->app.exe.inode = inode->i_ino;
 		request->app.exe.device = inode->i_sb->s_dev;
 	}
-	/* As text: before Linux 5.17 the kernel leaves the end of an earlier, longer name behind. */
-	bpf_probe_read_kernel_str(&request->app.name, sizeof(request->app.name), leader->comm);
+	read_name(task->group_leader, &request->app);
 	request->cgroup = bpf_get_current_cgroup_id();
-	request->user = (__u32)bpf_get_current_uid_gid();
-	request->process = bpf_get_current_pid_tgid() >> 32;
+	request->user = task->cred->uid.val;
+	request->process = task->tgid;
 	return 0;
 }
 
-/* The bank of parameters in force, or NULL where Braid must not act: no live daemon, another network namespace, the daemon itself. */
-BRAID_INLINE const struct braid_params *acting(struct bpf_sock_addr *ctx, __u32 *bank)
+/*
+ * The bank of parameters in force, and the time in the request; NULL where Braid must not act: no live daemon, another network
+ * namespace, the daemon itself.
+ */
+BRAID_INLINE const struct braid_params *acting(struct bpf_sock_addr *ctx, struct request *request, __u32 *bank)
 {
 	__u32 zero = 0;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
 	const struct braid_params *found;
 
+	request->time = bpf_ktime_get_ns();
 	/* Signed: a heartbeat between the two readings is a little in the future, not an age. */
-	if (!switches || (__s64)(bpf_ktime_get_ns() - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)
+	if (!switches || (__s64)(request->time - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)
 		return NULL;
 	*bank = switches->bank & 1;
 	found = bpf_map_lookup_elem(&params, bank);
@@ -132,6 +161,23 @@ static __attribute__((noinline)) int read_wishes(struct bpf_sock *socket, struct
 	wishes->device = socket->bound_dev_if | BPF_CORE_READ(inet, uc_index);
 	if (inet6)
 		wishes->device |= BPF_CORE_READ(inet6, ucast_oif);
+	return 0;
+}
+
+/* The same of a TCP socket, which the verifier lets us read as it is, without a call for each field. */
+static __attribute__((noinline)) int read_tcp_wishes(struct bpf_sock *socket, struct wishes *wishes)
+{
+	const struct inet_sock *inet = (const void *)bpf_skc_to_tcp_sock(socket);
+	struct ipv6_pinfo *inet6;
+
+	if (!inet)
+		return -1;
+	inet6 = inet->pinet6;
+	wishes->mark = socket->mark;
+	wishes->locks = BPF_CORE_READ_BITFIELD(&inet->sk, sk_userlocks);
+	wishes->device = socket->bound_dev_if | inet->uc_index;
+	if (inet6)
+		wishes->device |= inet6->ucast_oif;
 	return 0;
 }
 

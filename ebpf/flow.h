@@ -82,31 +82,37 @@ BRAID_INLINE void add_to_lane(__u32 slot, __u32 direction, __u64 load, __u32 flo
 	bpf_spin_unlock(&shared->lock);
 }
 
-/* Changes what a flow reserves, in the same step, unless it is none, or none any more: a dump may meet the end of a flow. */
-BRAID_INLINE void weigh(struct braid_flow *flow, __u64 weight, _Bool end)
+/*
+ * Changes what a flow reserves, in the same step, unless it is none, or none any more: a dump may meet the end of a flow, and another's
+ * beginning in the same place.
+ */
+BRAID_INLINE _Bool weigh(struct braid_flow *flow, __u64 id, __u64 weight, _Bool end)
 {
 	struct board *shared = the_board();
 	struct braid_lane *lane;
+	_Bool done = 0;
 
 	if (!shared)
-		return;
+		return 0;
 	lane = &shared->state.lanes[flow->slot & (BRAID_MAX_LINKS - 1)];
 	bpf_spin_lock(&shared->lock);
-	if (!(flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))) {
+	if (flow->id == id && !(flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))) {
 		lane->load[flow->direction & 1] += weight - flow->reserved;
 		flow->reserved = weight;
 		if (end) {
 			lane->flows--;
 			flow->flags |= BRAID_FLOW_MARKER;
 		}
+		done = 1;
 	}
 	bpf_spin_unlock(&shared->lock);
+	return done;
 }
 
 /* Takes a flow off its lane, once: it is no flow any more then. */
-BRAID_INLINE void release(struct braid_flow *flow)
+BRAID_INLINE _Bool release(struct braid_flow *flow, __u64 id)
 {
-	weigh(flow, 0, 1);
+	return weigh(flow, id, 0, 1);
 }
 
 BRAID_INLINE void unreserve(const struct request *request)
@@ -117,8 +123,8 @@ BRAID_INLINE void unreserve(const struct request *request)
 BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, const struct request *request, __u64 id, __u32 flags)
 {
 	flow->id = id;
-	flow->started = bpf_ktime_get_ns();
-	flow->last = flow->started;
+	flow->started = request->time;
+	flow->last = request->time;
 	flow->demand = request->demand;
 	flow->reserved = flags & BRAID_FLOW_PENDING ? 0 : request->demand;
 	flow->rx = 0;
@@ -138,6 +144,29 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 	flow->class_ = request->class_;
 	flow->scheduler = now->scheduler;
 	flow->rule = request->rule;
+}
+
+/* Whether this socket's flow is followed. A function of its own, as the next one too, for the sake of the stack's 512 bytes. */
+static __attribute__((noinline)) int is_followed(struct bpf_sock_addr *ctx)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+
+	return !!bpf_map_lookup_elem(&connections, &cookie);
+}
+
+/*
+ * Follows a TCP flow from here on; 0 if there is room. The socket's pointer is put where the kernel copies it, and so becomes a
+ * number.
+ */
+static __attribute__((noinline)) int follow(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now,
+					    const struct request *request)
+{
+	struct connection entry = {};
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+
+	fill(&entry.flow, now, request, cookie, 0);
+	entry.socket = (__u64)socket;
+	return bpf_map_update_elem(&connections, &cookie, &entry, BPF_ANY);
 }
 
 /* ------------------------------------------------------------------ the end of a flow */
@@ -210,25 +239,37 @@ BRAID_INLINE void learn(const struct braid_flow_row *row)
 	bpf_map_update_elem(&demands, &key, &first, BPF_ANY);
 }
 
-BRAID_INLINE void end_flow(const void *socket, struct braid_flow *flow)
+/* Whether at this address is the socket with this cookie: the kernel uses sockets' memory again, but never a cookie. */
+BRAID_INLINE _Bool is_socket(const struct sock *sk, __u64 cookie)
+{
+	return (__u64)BPF_CORE_READ(sk, __sk_common.skc_cookie.counter) == cookie;
+}
+
+/* Ends the flow with this id, unless it has ended; `socket` is NULL if there is none any more. */
+BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, __u64 id)
 {
 	struct braid_event *event;
 
 	if (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))
 		return;
-	socket = as_number(socket);
-	release(flow);
-	count(BRAID_COUNT_ENDED);
 	event = new_event(BRAID_EVENT_END);
 	if (event)
 		event->row.flow = *flow;
+	if (!release(flow, id)) {
+		if (event)
+			bpf_ringbuf_discard(event, BPF_RB_NO_WAKEUP);
+		return;
+	}
+	count(BRAID_COUNT_ENDED);
 	if (!event)
 		return;
-	event->row.rx = flow->rx;
-	event->row.tx = flow->tx;
+	event->row.flow.reserved = 0;
+	event->row.rx = event->row.flow.rx;
+	event->row.tx = event->row.flow.tx;
 	event->row.read_at = bpf_ktime_get_ns();
-	read_local(socket, &event->row);
-	if (flow->protocol == IPPROTO_TCP)
+	if (socket)
+		read_local(socket, &event->row);
+	if (socket && event->row.flow.protocol == IPPROTO_TCP)
 		read_tcp(socket, &event->row);
 	learn(&event->row);
 	submit_quietly(event);
@@ -237,10 +278,20 @@ BRAID_INLINE void end_flow(const void *socket, struct braid_flow *flow)
 SEC("cgroup/sock_release")
 int braid_release(struct bpf_sock *ctx)
 {
-	struct braid_flow *flow = bpf_sk_storage_get(&flows, ctx, NULL, 0);
+	if (ctx->protocol == IPPROTO_TCP) {
+		__u64 cookie = bpf_get_socket_cookie(ctx);
+		struct connection *connection = bpf_map_lookup_elem(&connections, &cookie);
 
-	if (flow)
-		end_flow(ctx, flow);
+		if (connection) {
+			end_flow(as_number(ctx), &connection->flow, cookie);
+			bpf_map_delete_elem(&connections, &cookie);
+		}
+	} else {
+		struct braid_flow *flow = bpf_sk_storage_get(&flows, ctx, NULL, 0);
+
+		if (flow)
+			end_flow(as_number(ctx), flow, flow->id);
+	}
 	part(ctx);
 	return ALLOW;
 }

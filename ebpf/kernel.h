@@ -25,9 +25,17 @@ struct mm_struct {
 	struct file *exe_file;
 };
 
+struct cred {
+	struct {
+		__u32 val;
+	} uid;
+};
+
 struct task_struct {
 	struct task_struct *group_leader;
 	struct mm_struct *mm;
+	const struct cred *cred;
+	int tgid;
 	char comm[16];
 };
 
@@ -38,6 +46,9 @@ struct sock_common {
 	unsigned short skc_family;
 	unsigned char skc_ipv6only : 1;
 	volatile unsigned char skc_state;
+	struct {
+		__s64 counter;
+	} skc_cookie;
 };
 
 struct sock {
@@ -54,6 +65,18 @@ struct inet_sock {
 	struct sock sk;
 	struct ipv6_pinfo *pinet6;
 	int uc_index;
+};
+
+struct inet_connection_sock {
+	__u8 icsk_retransmits;
+};
+
+struct sk_buff {
+	char cb[48];
+};
+
+struct tcp_skb_cb {
+	__u32 seq;
 };
 
 struct tcp_sock {

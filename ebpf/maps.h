@@ -21,6 +21,7 @@
 #define SO_MARK 36
 #define SOCK_BINDADDR_LOCK 4
 #define SOCK_BINDPORT_LOCK 8
+#define TCP_ESTABLISHED 1
 #define TCP_SYN_SENT 2
 #define TCP_CLOSE 7
 #define TCP_CLOSE_WAIT 8
@@ -91,6 +92,19 @@ MAP(datagrams, BPF_MAP_TYPE_LRU_HASH, struct braid_datagram_key, struct braid_fl
 MAP(signs, BPF_MAP_TYPE_ARRAY, __u32, struct braid_signs, BRAID_MAX_LINKS, 0);
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, BRAID_COUNTERS, 0);
 
+/* A TCP flow, and where in the kernel its socket is: a number, for probing reads that then compare cookies (`still_there`). */
+struct connection {
+	struct braid_flow flow;
+	__u64 socket;
+};
+
+/*
+ * TCP flows by their sockets' cookies. Not in the sockets' own storage: to make one takes a connect four times as long as an entry
+ * here, and its end as well. What a socket leaves behind that was never seen to end is found by the dump.
+ */
+MAP(connections, BPF_MAP_TYPE_HASH, __u64, struct connection, BRAID_MAX_CONNECTIONS, BPF_F_NO_PREALLOC);
+
+/* Connected UDP's flows, and the marks of sockets that send unconnected datagrams. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -6,8 +6,8 @@
  * Datagrams go the same way. Those of connected IPv6 sockets go to ::1, where the source port tells one socket from another; those
  * of unconnected ones to a prefix that the daemon makes the loopback's own by a route, since the kernel takes no IPv4 address there.
  *
- * An arrival is claimed by its handshake's source, which `sockops` notes before the first segment leaves: whoever else connects to
- * its address gets nothing.
+ * An arrival is claimed by its handshake's source, noted before the segment leaves that ends the handshake, and so before the daemon
+ * can accept it: whoever else connects to its address gets nothing.
  */
 #ifndef BRAID_REDIRECT_H
 #define BRAID_REDIRECT_H
@@ -257,12 +257,12 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 	return 1;
 }
 
-/* Notes whose segments may claim the arrival: called when a handshake begins. */
-BRAID_INLINE void note_source(struct bpf_sock_ops *ctx, struct bpf_sock *socket)
+/* Notes whose segments may claim the arrival: called when a handshake is answered. */
+BRAID_INLINE void note_source(struct sock *socket)
 {
 	struct disguise *own = bpf_sk_storage_get(&disguises, socket, NULL, 0);
 	struct braid_arrival *arrival;
-	__u32 port = ctx->local_port, address;
+	__u32 port, address;
 
 	if (!own)
 		return;
@@ -270,10 +270,11 @@ BRAID_INLINE void note_source(struct bpf_sock_ops *ctx, struct bpf_sock *socket)
 	if (!arrival)
 		return;
 	address = own->address;
+	port = socket->__sk_common.skc_num;
 	if (own->by_port)
 		bpf_map_update_elem(&sources6, &port, &address, BPF_ANY);
 	else
-		arrival->source = ctx->local_ip4;
+		arrival->source = socket->__sk_common.skc_rcv_saddr;
 	arrival->source_port = port;
 }
 

@@ -106,6 +106,19 @@ BRAID_INLINE __u64 braid_deadline(const struct braid_board_state *board, const s
 	return braid_max(latest, braid_duration(total, params->target[direction]));
 }
 
+/*
+ * What of a link's load counts before the end of a new flow: (load + min(load, flows * demand)) / 2; all of it when `whole`. `load` and
+ * `demand` are at most BRAID_LOAD_LIMIT. The product is made of two, so that what is above the limit shows, without a division.
+ */
+BRAID_INLINE __u64 braid_ahead(__u64 load, __u32 flows, __u64 demand, __u64 whole)
+{
+	__u64 low = (demand & ~0u) * flows, high = (demand >> 32) * flows + (low >> 32);
+	__u64 above = 1 ^ braid_is_zero(high >> 29);
+	__u64 shares = (high << 32 | (low & ~0u)) | -(above | whole);
+
+	return (load + braid_min(load, shares)) >> 1;
+}
+
 /* The best link so far; less is better, key by key, and the first one found wins ties. */
 struct braid_best {
 	__u64 tier, first, second;
@@ -131,10 +144,11 @@ BRAID_INLINE void braid_pick(struct braid_board_state *board, const struct braid
 {
 	struct braid_best best = { .tier = 2 };
 	__u32 mode = params->mode;
-	__u64 deadline = 0;
+	__u64 deadline = 0, targeted;
 
 	direction &= 1;
 	demand = braid_min(demand, BRAID_LOAD_LIMIT);
+	targeted = 1 ^ braid_is_zero(params->target[direction]);
 	if (mode == BRAID_CHEAPEST_IN_TIME && params->target[direction])
 		deadline = braid_deadline(board, params, allowed, direction, demand);
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
@@ -150,7 +164,8 @@ BRAID_INLINE void braid_pick(struct braid_board_state *board, const struct braid
 			braid_offer(board, &best, rest & 1, 0, braid_virtual_start(board, slot), link->step, slot);
 		} else {
 			__u64 load = braid_min(board->lanes[slot].load[direction], BRAID_LOAD_LIMIT);
-			__u64 finish = braid_duration(load + demand, link->rate[direction]);
+			__u64 ahead = braid_ahead(load, board->lanes[slot].flows, demand, targeted);
+			__u64 finish = braid_duration(ahead + demand, link->rate[direction]);
 			__u64 late = braid_less(deadline, finish);
 
 			braid_offer(board, &best, rest & 1, late, braid_select(late, finish, link->price), link->price & -late, slot);

@@ -203,12 +203,17 @@ impl Downloads {
         fs::create_dir_all(&home)?;
         let size = Bytes::new(total.get() / count as u64);
         let mut random = Random::new(seed);
-        let mut curls = Vec::new();
+        let mut published = Vec::new();
         for number in 0..count {
             let name = format!("{seed}-{number}");
             let content: Vec<u8> =
                 (0..size.get().div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(size.get() as usize).collect();
             let (url, original) = web.publish(&name, &content)?;
+            published.push((name, url, original));
+        }
+        // Making them takes a busy machine longer than downloading the first.
+        let mut curls = Vec::new();
+        for (name, url, original) in published {
             let (copy, log) = (home.join(&name), home.join(format!("{name}.log")));
             File::create(&copy)?;
             let mut command = lab.client().command("curl")?;

@@ -13,7 +13,7 @@ use crate::lab::Lab;
 use crate::sys;
 
 /// How long the daemon may take until all links are up.
-const START_LIMIT: Duration = Duration::from_secs(10);
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running daemon. Dropped, it is asked to end (SIGTERM) and killed if it does not within three seconds.
 #[derive(Debug)]

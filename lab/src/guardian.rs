@@ -3,7 +3,7 @@
 //! A small process waits for the lab's end of a pipe to close, kills whatever still runs in the lab's namespaces (they vanish with their
 //! last process) and removes the lab's directory. Killed together with the lab, it leaves that to the next lab's start.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -53,10 +53,16 @@ impl Home {
     /// Makes one, after cleaning up after dead labs of this user.
     pub(crate) fn new() -> Result<Self> {
         sweep(&std::env::temp_dir());
-        let directory = tempfile::Builder::new().prefix(PREFIX).tempdir().context("cannot make the lab's directory")?;
-        let lock = File::create(directory.path().join(LOCK))?;
-        lock.lock().context("cannot lock the lab's directory")?;
-        Ok(Self { directory: directory.keep(), _lock: lock })
+        loop {
+            let directory = tempfile::Builder::new().prefix(PREFIX).tempdir().context("cannot make the lab's directory")?;
+            let path = directory.path().join(LOCK);
+            let lock = File::create(&path)?;
+            lock.lock().context("cannot lock the lab's directory")?;
+            // Another lab that began just now may have taken this one for dead before it was locked, and have removed it.
+            if path.exists() {
+                return Ok(Self { directory: directory.keep(), _lock: lock });
+            }
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -108,19 +114,18 @@ fn sweep(parent: &Path) {
     let user = sys::effective_user();
     for entry in entries.flatten() {
         let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && entry.metadata().is_ok_and(|meta| meta.uid() == user);
-        if ours && is_dead(&entry.path()) {
+        // Held until all is removed: whoever waits for it sees then that it was taken for dead.
+        if let Some(_lock) = ours.then(|| dead(&entry.path())).flatten() {
             kill_marked(&entry.path());
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// A lab whose lock nobody holds is dead. One without a lock is being made, or was never one.
-fn is_dead(directory: &Path) -> bool {
-    match File::open(directory.join(LOCK)).map(|lock| lock.try_lock()) {
-        Ok(Ok(())) => true,
-        Ok(Err(TryLockError::WouldBlock | TryLockError::Error(_))) | Err(_) => false,
-    }
+/// The lock of a dead lab: one that nobody held. A directory without a lock is of one that is being made, or was never one.
+fn dead(directory: &Path) -> Option<File> {
+    let lock = File::open(directory.join(LOCK)).ok()?;
+    lock.try_lock().is_ok().then_some(lock)
 }
 
 fn kill_marked(directory: &Path) {

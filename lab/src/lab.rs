@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use braid_netem::Profile;
@@ -13,6 +14,9 @@ use crate::guardian::{Guardian, Home};
 use crate::namespace::Namespace;
 use crate::spec::{LinkSpec, Medium};
 use crate::sys;
+
+/// How long the kernel may take to take addresses up.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The last octets of the Internet's addresses: 203.0.113.N and 2001:db8:113::N (the same digits).
 const INTERNET: [u8; 22] = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 53];
@@ -91,10 +95,29 @@ impl Builder {
         self.make_devices(&client, &server, &between)?;
         client.ip(&self.client_addresses())?;
         server.ip(&self.server_addresses())?;
+        self.await_addresses(&client)?;
+        self.await_addresses(&server)?;
 
         let wires = self.wires();
         let air = if wires.is_empty() { None } else { Some(Air::start(&between, &wires, self.seed)?) };
         Ok(Lab { air, _guardian: guardian, client, server, between, links: self.links, home })
+    }
+
+    /// Waits until the kernel has done, in its own time, what the links' IPv6 addresses bring with them, and each has its link-local one.
+    fn await_addresses(&self, namespace: &Namespace) -> Result<()> {
+        // Below 1280 bytes there is no IPv6.
+        let expected = 2 * self.links.iter().filter(|link| self.ipv6 && link.mtu >= 1280).count();
+        let begin = Instant::now();
+        loop {
+            let output = namespace.command("ip")?.args(["-6", "route", "show", "table", "local"]).output().context("cannot run ip")?;
+            let routes = String::from_utf8_lossy(&output.stdout).into_owned();
+            let there = routes.lines().filter(|line| ["local fd77:", "local fe80:"].iter().any(|start| line.starts_with(start))).count();
+            if there >= expected {
+                return Ok(());
+            }
+            ensure!(begin.elapsed() < LIMIT, "after {LIMIT:?} the kernel has {there} of {expected} own addresses of the links:\n{routes}");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// No waiting for duplicate addresses, no router advertisements, ping for everyone.

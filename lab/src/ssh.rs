@@ -18,7 +18,7 @@ const HOST: u8 = 10;
 /// A session types so often.
 const EVERY: Duration = Duration::from_millis(100);
 /// How long server and session may take to be there.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// sshd on port 22 of 203.0.113.10. It ends with this value.
 #[derive(Debug)]

@@ -14,6 +14,9 @@ use braid_netem::Random;
 
 use crate::lab::Lab;
 
+/// How long nginx may take to begin.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// Files up to this size hold random bytes, larger ones zeros that take no room on the disk.
 const RANDOM_UP_TO: u64 = 4_000_000;
 
@@ -49,8 +52,8 @@ impl Web {
             if let Some(status) = web.nginx.try_wait()? {
                 bail!("nginx ended at once ({status}): {}", fs::read_to_string(home.join("start.log"))?.trim());
             }
-            if begin.elapsed() > Duration::from_secs(10) {
-                bail!("nginx does not answer after 10 s");
+            if begin.elapsed() > LIMIT {
+                bail!("nginx does not answer after {LIMIT:?}");
             }
             thread::sleep(Duration::from_millis(10));
         }

@@ -4,10 +4,9 @@ mod support;
 
 use std::fs;
 use std::net::UdpSocket;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use braid_lab::{Filter, Lab, LinkSpec, Responder, Web, ms};
+use braid_lab::{Filter, Lab, LinkSpec, Responder, Web};
 use braid_model::Bytes;
 use socket2::{Domain, Socket, Type};
 use support::*;
@@ -167,7 +166,7 @@ fn lookups_by_a_links_own_resolver_go_by_that_link() {
     assert!(up.link("lte0")["resolvers"].to_string().contains("203.0.113.53"));
     let watches = watch_all(&lab, Filter::to(Lab::internet(53)));
     let others = watch_all(&lab, Filter::to(Lab::internet(12)));
-    let dig = |server: &str| client(&lab, &format!("dig +short +time=2 +tries=1 @{server} n14.lab"));
+    let dig = |server: &str| client(&lab, &format!("dig +short +time=30 +tries=1 @{server} n14.lab"));
     for _ in 0..4 {
         assert_eq!(dig("203.0.113.12").trim(), "203.0.113.14");
     }
@@ -219,26 +218,30 @@ fn a_link_that_flaps_is_kept_out_until_it_stays() {
     }
     let lab = lab(2);
     let up = Up::start(&lab, EAGER);
-    let begin = Instant::now();
-    let mut seconds = Vec::new();
-    for second in 0..15 {
-        lab.carrier(1, second % 2 == 1).unwrap();
-        let mut flows = 0;
-        while begin.elapsed() < Duration::from_secs(second + 1) {
-            let local = locals(&lab, 1);
-            assert_eq!(local.len(), 1, "a flow finds no link");
-            flows += usize::from(local == ["10.77.1.2"]);
-            thread::sleep(ms(20));
-        }
-        seconds.push(flows);
+    let kept_out = || up.link("lte0")["reason"].to_string().contains("kept out until it stays");
+    // It goes and comes; a flow finds the other link always.
+    let flap = || {
+        lab.carrier(1, false).unwrap();
+        up.wait_state("lte0", "down");
+        assert_eq!(locals(&lab, 10), vec!["10.77.0.2"; 10]);
+        lab.carrier(1, true).unwrap();
+        eventually("its carrier is back", || up.state("lte0") != "down");
+    };
+    flap();
+    eventually("the first time it is trusted", || chosen_many(&lab, remote(10, 9), 4).contains(&1));
+    let mut flaps = 1;
+    // What was seen while it was kept out before and after: on a busy machine that may end meanwhile.
+    let mut seen = None;
+    while seen.is_none() {
+        assert!(flaps < 30, "it is trusted in spite of {flaps} deaths");
+        flap();
+        flaps += 1;
+        let found = kept_out().then(|| locals(&lab, 20));
+        seen = found.filter(|_| kept_out());
     }
-    println!("flows on the flapping link, by second: {seconds:?}");
-    assert!(seconds[1] > 5, "the first time it is trusted: {seconds:?}");
-    // A flow or two may come between the loss of the carrier and its news.
-    let trusted = seconds[7..].iter().filter(|flows| **flows > 5).count();
-    assert!(trusted <= 2, "in half of the last eight seconds it had its carrier: {seconds:?}");
-    lab.carrier(1, true).unwrap();
-    let took = within(Duration::from_secs(60), "it is trusted again", || chosen_many(&lab, remote(10, 9), 4).contains(&1));
+    println!("kept out after {flaps} deaths");
+    assert_eq!(seen, Some(vec!["10.77.0.2".to_owned(); 20]));
+    let took = within(2 * LIMIT, "it is trusted again", || chosen_many(&lab, remote(10, 9), 4).contains(&1));
     println!("used again {took:?} after it stays");
     up.wait_state("lte0", "up");
 }

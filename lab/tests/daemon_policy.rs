@@ -134,8 +134,8 @@ fn preferred_links_are_used_while_they_live() {
     up.wait_state("lte0", "dead");
     assert_eq!(chosen_many(&lab, remote(11, 9), 6), [0; 6]);
     lab.bright(1).unwrap();
-    up.wait_state("lte0", "up");
-    assert_eq!(chosen_many(&lab, remote(11, 9), 6), [1; 6]);
+    // On a busy machine the link may be judged dead for another moment.
+    eventually("it is used again", || chosen_many(&lab, remote(11, 9), 6) == [1; 6]);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 mod support;
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::time::Duration;
 
 use braid_lab::{Filter, Lab, Responder, Way, Web};
 use braid_model::{Bytes, Protocol as Transport};
@@ -66,7 +65,7 @@ fn datagrams_of_connected_sockets_use_every_link_and_come_back() {
         for (any, to) in [("0.0.0.0:0", remote(11, 7)), ("[::]:0", remote6(11, 7))] {
             let one = |_| {
                 let socket = UdpSocket::bind(any).unwrap();
-                socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                socket.set_read_timeout(Some(LIMIT)).unwrap();
                 socket.connect(to).unwrap();
                 let mut buffer = [0; 16];
                 for _ in 0..3 {
@@ -134,10 +133,10 @@ fn names_are_looked_up_by_anybody() {
 /// What a server on the client hears from `asker`, answered by `reply`; gives whom the asker hears.
 fn ask(lab: &Lab, asker: &str, service: &UdpSocket, to: &str) -> SocketAddr {
     let socket = lab.server().run(|| UdpSocket::bind(asker)).unwrap().unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
     socket.send_to(b"who?", to).unwrap();
     let mut buffer = [0; 16];
-    service.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    service.set_read_timeout(Some(LIMIT)).unwrap();
     let (_, from) = service.recv_from(&mut buffer).unwrap();
     assert_eq!(from, socket.local_addr().unwrap());
     service.send_to(b"me", from).unwrap();

@@ -14,11 +14,11 @@ fn able() -> bool {
     false
 }
 
-/// Waits until `check` holds; fails after ten seconds.
+/// Waits until `check` holds; fails after a minute.
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !check() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "never: {what}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "never: {what}");
         std::thread::sleep(ms(20));
     }
 }
@@ -34,6 +34,18 @@ fn least_round_trip(report: &str) -> f64 {
     figures.split('/').next().unwrap().parse().unwrap()
 }
 
+/// The least round trip of many lies in this span, in milliseconds: none is shorter, and as soon as the machine has time, one is no longer.
+#[track_caller]
+fn takes(lab: &Lab, target: &str, span: std::ops::Range<f64>) {
+    eventually(&format!("{target} answers within {span:?} ms"), || {
+        let (answered, report) = ping(lab, &["-c", "5", "-i", "0.05", "-W", "60", target]);
+        assert!(answered, "{report}");
+        let least = least_round_trip(&report);
+        assert!(least >= span.start, "{target}: {least} ms");
+        least < span.end
+    });
+}
+
 #[test]
 fn round_trips_take_twice_the_delay_in_both_families() {
     if !able() {
@@ -41,10 +53,7 @@ fn round_trips_take_twice_the_delay_in_both_families() {
     }
     let lab = Lab::builder().link(LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10))).start().unwrap();
     for target in ["203.0.113.10", "2001:db8:113::30", "10.77.0.1", "fd77::1"] {
-        let (answered, report) = ping(&lab, &["-c", "5", "-i", "0.05", target]);
-        assert!(answered, "{report}");
-        let least = least_round_trip(&report);
-        assert!((20.0..21.5).contains(&least), "{target}: {least} ms");
+        takes(&lab, target, 20.0..21.5);
     }
 }
 
@@ -54,16 +63,16 @@ fn a_dark_link_keeps_its_carrier_and_comes_back() {
         return;
     }
     let lab = Lab::builder().link(LinkSpec::new("wlan0")).start().unwrap();
-    let reach = || ping(&lab, &["-c", "1", "-W", "0.3", "203.0.113.10"]).0;
-    assert!(reach());
+    let reach = |patience: &str| ping(&lab, &["-c", "1", "-W", patience, "203.0.113.10"]).0;
+    assert!(reach("60"));
     let requests = lab.watch(0, Filter::to([203, 0, 113, 10])).unwrap();
     lab.dark(0).unwrap();
-    assert!(!reach());
-    assert_eq!(lab.watched(requests).packets, 1, "what enters a dark link is still seen");
+    assert!(!reach("0.3"));
+    eventually("what enters a dark link is still seen", || lab.watched(requests).packets == 1);
     let carrier = || lab.client().run(|| std::fs::read_to_string("/sys/class/net/wlan0/carrier")).unwrap();
     assert_eq!(carrier().unwrap().trim(), "1");
     lab.bright(0).unwrap();
-    assert!(reach());
+    assert!(reach("60"));
     assert!(lab.counters(0).unwrap().up.dark >= 1);
 }
 
@@ -81,7 +90,7 @@ fn carrier_goes_and_comes() {
     eventually("carrier lost", || carrier("wlan0") == "0");
     assert_eq!(carrier("lte0"), "1");
     lab.carrier(0, true).unwrap();
-    eventually("reachable again", || ping(&lab, &["-c", "1", "-W", "0.3", "10.77.0.1"]).0);
+    eventually("reachable again", || ping(&lab, &["-c", "1", "-W", "1", "10.77.0.1"]).0);
 }
 
 #[test]
@@ -93,7 +102,7 @@ fn packets_of_one_link_are_not_seen_on_another() {
     let target = [203, 0, 113, 11];
     let asked = [0, 1].map(|link| lab.watch(link, Filter::to(target)).unwrap());
     let answered = [0, 1].map(|link| lab.watch(link, Filter { source: Some(target.into()), ..Filter::default() }).unwrap());
-    assert!(ping(&lab, &["-c", "3", "-i", "0.05", "-I", "lte0", "203.0.113.11"]).0);
+    assert!(ping(&lab, &["-c", "3", "-i", "0.05", "-W", "60", "-I", "lte0", "203.0.113.11"]).0);
     assert_eq!(asked.map(|watch| lab.watched(watch).packets), [0, 3]);
     assert_eq!(answered.map(|watch| lab.watched(watch).packets), [0, 3]);
 }
@@ -104,8 +113,7 @@ fn a_profile_changes_while_the_link_runs() {
         return;
     }
     let lab = Lab::builder().link(LinkSpec::new("wlan0")).start().unwrap();
-    let round_trip = || least_round_trip(&ping(&lab, &["-c", "4", "-i", "0.05", "203.0.113.10"]).1);
-    assert!(round_trip() < 2.0);
+    takes(&lab, "203.0.113.10", 0.0..2.0);
     lab.set(0, Way::Down, |profile| profile.delay = ms(30)).unwrap();
-    assert!((30.0..32.0).contains(&round_trip()));
+    takes(&lab, "203.0.113.10", 30.0..32.0);
 }

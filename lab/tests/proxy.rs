@@ -4,25 +4,33 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::os::unix::fs::PermissionsExt;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use braid_lab::relay::Relay;
-use braid_lab::{Lab, LinkSpec, Web, mbps, ms};
+use braid_lab::{Lab, Web};
 use braid_model::Bytes;
+use support::user::{User, sha256};
 use support::*;
 
 const PROXY: &str = "127.0.0.1:5758";
 
-/// A lab of two links, and a proxy that an unprivileged user runs there.
+/// A proxy that an unprivileged user runs.
 struct Proxied {
     proxy: Option<Child>,
-    home: PathBuf,
     web: Web,
     _relay: Option<Relay>,
-    lab: Lab,
+    user: User,
+}
+
+impl Deref for Proxied {
+    type Target = User;
+
+    fn deref(&self) -> &User {
+        &self.user
+    }
 }
 
 impl Drop for Proxied {
@@ -37,30 +45,14 @@ impl Drop for Proxied {
 impl Proxied {
     /// With these arguments and this configuration.
     fn new(words: &[&str], config: &str, with_relay: bool) -> Self {
-        let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
-        let lte = LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30));
-        let lab = Lab::builder().link(wlan).link(lte).rp_filter(2).start().unwrap();
-        let home = tempfile::Builder::new().prefix("user").tempdir_in(lab.directory()).unwrap().keep();
-        for place in [lab.directory(), &home] {
-            std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        std::os::unix::fs::chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
-        std::fs::copy(braid(), home.join("braid")).unwrap();
-        std::fs::write(home.join("braid.toml"), config).unwrap();
-        let passwords = home.join("passwords");
-        std::fs::write(&passwords, "ann:one\nbob:two\n").unwrap();
-        std::fs::set_permissions(&passwords, std::fs::Permissions::from_mode(0o600)).unwrap();
-        std::os::unix::fs::chown(&passwords, Some(NOBODY), Some(NOBODY)).unwrap();
-        let web = Web::start(&lab).unwrap();
-        let relay = with_relay.then(|| Relay::start(&lab, &braid()).unwrap());
-        let mut proxied = Self { proxy: None, home, web, _relay: relay, lab };
-        if let Some(relay) = &proxied._relay {
-            let line = relay.invite(&proxied.lab).unwrap();
-            let joined = proxied.braid(&["join", "--user", &line, "--name", "home"]).output().unwrap();
-            assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
-        }
+        let user = User::new();
+        std::fs::write(user.home.join("braid.toml"), config).unwrap();
+        user.keep("passwords", "ann:one\nbob:two\n");
+        let web = Web::start(&user.lab).unwrap();
+        let relay = with_relay.then(|| user.join());
+        let mut proxied = Self { proxy: None, web, _relay: relay, user };
         let mut command = proxied.braid(&[&["proxy", "--config", "braid.toml"], words].concat());
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         while !line.contains("HTTP and SOCKS5 on") {
@@ -71,16 +63,6 @@ impl Proxied {
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         proxied.proxy = Some(child);
         proxied
-    }
-
-    /// A `braid` command of an unprivileged user.
-    fn braid(&self, words: &[&str]) -> Command {
-        let mut command = self.lab.client().command("setpriv").unwrap();
-        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--", "env", "-C"]).arg(&self.home);
-        command.arg(self.home.join("braid")).args(words);
-        command.env("HOME", &self.home).env("PATH", "/usr/bin:/bin").env_remove("XDG_STATE_HOME").env_remove("RUST_LOG");
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        command
     }
 
     /// Starts a curl through the proxy that writes to `to`.
@@ -99,17 +81,11 @@ impl Proxied {
 
     /// Bytes that came over each link meanwhile.
     fn received_during(&self, act: impl FnOnce()) -> [u64; 2] {
-        let received = || [0, 1].map(|link| self.lab.counters(link).unwrap().down.delivered_bytes.get());
-        let before = received();
+        let before = self.received();
         act();
-        let after = received();
+        let after = self.received();
         [0, 1].map(|link| after[link] - before[link])
     }
-}
-
-fn sha256(file: &Path) -> String {
-    let output = Command::new("sha256sum").arg(file).output().unwrap();
-    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Asks the daemon, over HTTP on its Unix socket.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use braid_api::Problem;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
-use hyper::{Method, Request, header};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -63,7 +64,55 @@ fn exchange<T: DeserializeOwned>(socket: &Path, method: Method, path: &str, body
     Err(serde_json::from_slice(&body).map_or_else(nonsense, ClientError::Problem))
 }
 
+/// Listens to `path` of the API, server-sent events, until it ends or `hear` (name, data) breaks off.
+pub(crate) fn listen(socket: &Path, path: &str, mut hear: impl FnMut(&str, &str) -> ControlFlow<()>) -> Result<(), ClientError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| ClientError::Connect { path: socket.into(), error })?;
+    let nonsense = |error: &dyn std::fmt::Display| ClientError::Nonsense { path: socket.into(), reason: error.to_string() };
+    runtime.block_on(async {
+        let begin = tokio::time::timeout(PATIENCE, ask(socket, Method::GET, path, Bytes::new())).await;
+        let answer = begin.unwrap_or_else(|_| Err(ClientError::Silent(socket.into())))?;
+        let status = answer.status();
+        let mut body = answer.into_body();
+        if status != 200 {
+            let body = body.collect().await.map_err(|error| nonsense(&error))?.to_bytes();
+            return Err(serde_json::from_slice(&body).map_or_else(|error| nonsense(&error), ClientError::Problem));
+        }
+        let mut text = Vec::new();
+        loop {
+            // There is something every second.
+            let frame = tokio::time::timeout(PATIENCE, body.frame()).await.map_err(|_| ClientError::Silent(socket.into()))?;
+            let Some(frame) = frame else { return Ok(()) };
+            text.extend_from_slice(&frame.map_err(|error| nonsense(&error))?.into_data().unwrap_or_default());
+            if messages(&mut text, &mut hear).is_break() {
+                return Ok(());
+            }
+        }
+    })
+}
+
+/// Takes the whole messages out of `text`.
+fn messages(text: &mut Vec<u8>, hear: &mut impl FnMut(&str, &str) -> ControlFlow<()>) -> ControlFlow<()> {
+    let mut begin = 0;
+    while let Some(length) = text[begin..].windows(2).position(|two| two == b"\n\n") {
+        let message = String::from_utf8_lossy(&text[begin..begin + length]);
+        let field = |name: &str| message.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        hear(field("event: "), field("data: "))?;
+        begin += length + 2;
+    }
+    text.drain(..begin);
+    ControlFlow::Continue(())
+}
+
 async fn talk(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<(u16, Bytes), ClientError> {
+    let answer = ask(socket, method, path, body).await?;
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await;
+    let body = body.map_err(|error| ClientError::Nonsense { path: socket.into(), reason: error.to_string() })?;
+    Ok((status, body.to_bytes()))
+}
+
+async fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, ClientError> {
     let nonsense = |error: &dyn std::fmt::Display| ClientError::Nonsense { path: socket.into(), reason: error.to_string() };
     let stream = UnixStream::connect(socket).await.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NobodyThere(socket.into()),
@@ -79,8 +128,28 @@ async fn talk(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(body))
         .map_err(|error| nonsense(&error))?;
-    let answer = sender.send_request(request).await.map_err(|error| nonsense(&error))?;
-    let status = answer.status().as_u16();
-    let body = answer.into_body().collect().await.map_err(|error| nonsense(&error))?;
-    Ok((status, body.to_bytes()))
+    sender.send_request(request).await.map_err(|error| nonsense(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_taken_whole_wherever_they_were_cut() {
+        let stream = "event: note\nid: 7\ndata: {\"a\":1}\n\nevent: status\ndata: ü\n\nevent: sample\ndata: x";
+        for cut in 0..stream.len() {
+            let (mut text, mut heard) = (Vec::new(), Vec::new());
+            for part in [&stream.as_bytes()[..cut], &stream.as_bytes()[cut..]] {
+                text.extend_from_slice(part);
+                let mut hear = |name: &str, data: &str| {
+                    heard.push(format!("{name} {data}"));
+                    ControlFlow::Continue(())
+                };
+                assert!(messages(&mut text, &mut hear).is_continue());
+            }
+            assert_eq!(heard, ["note {\"a\":1}", "status ü"]);
+            assert_eq!(text, b"event: sample\ndata: x");
+        }
+    }
 }

@@ -14,6 +14,8 @@ mod show;
 mod sim;
 mod start;
 mod table;
+mod top;
+mod ui;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -57,6 +59,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &Vec<Link>| show::links(page, links))?,
         Command::Flows(query) => show_facts(&query, "/v1/flows", |page, flows: &Vec<Flow>| show::flows(page, flows))?,
         Command::Apps(query) => show_facts(&query, "/v1/apps", |page, apps: &Vec<App>| show::apps(page, apps))?,
+        Command::Top(daemon) => top::run(&daemon.socket)?,
+        Command::Ui(command) => ui::open(&command)?,
         Command::Policy(query) => show_facts(&query, "/v1/policy", show::policy as Show<PolicyView>)?,
         Command::Check(check) => return check_file(&check),
         Command::Explain(explain) => {

@@ -12,7 +12,8 @@ use braid_proxy::{Access, Bounds, Credentials, Proxy};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{cli, start};
+use crate::cli::{self, Steering};
+use crate::start;
 
 /// How often what was learnt is kept.
 const KEEP: Duration = Duration::from_secs(300);
@@ -33,14 +34,8 @@ pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
     };
     let credentials = args.passwords.as_deref().map(Credentials::read).transpose()?.unwrap_or_default();
     let access = Access { networks: args.allow, credentials };
-    let options = ProxyOptions {
-        scheduler: args.scheduler.unwrap_or(policy.scheduler),
-        links: args.links,
-        policy,
-        carry: args.carry,
-        relay: args.relay,
-        reach: args.reach,
-    };
+    let Steering { scheduler, links, carry, relay } = args.steering;
+    let options = ProxyOptions { scheduler: scheduler.unwrap_or(policy.scheduler), links, policy, carry, relay, reach: args.reach };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(args.listen, access, options))
 }

@@ -360,7 +360,16 @@ fn shares(page: &mut Page<'_>, paths: &[Share]) -> io::Result<()> {
 }
 
 fn candidates(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {
-    let columns = [words("LINK"), words("MAY"), numbers("LOAD"), numbers("CAPACITY"), numbers("FINISH"), numbers("TURN"), words("WHY NOT")];
+    let columns = [
+        words("LINK"),
+        words("MAY"),
+        numbers("LOAD"),
+        numbers("CAPACITY"),
+        numbers("FINISH"),
+        numbers("END"),
+        numbers("TURN"),
+        words("WHY NOT"),
+    ];
     let row = |candidate: &Candidate| -> Vec<Cell> {
         let chosen = explained.link.as_ref() == Some(&candidate.link);
         let why_not = candidate.reason.clone().or_else(|| candidate.allowed.then(String::new));
@@ -370,6 +379,7 @@ fn candidates(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {
             cell(bytes(candidate.load_bytes)),
             cell(rate(candidate.capacity_bps)),
             cell(micros(candidate.finish_us)),
+            cell(micros(candidate.end_us)),
             cell(candidate.virtual_start.map(|turn| format!("{turn:.2}"))),
         ];
         row.extend(why_not.filter(|text| !text.is_empty()).map(|text| cell(Some(text))));
@@ -515,25 +525,25 @@ left to the system { user = 7 }
 
     #[test]
     fn an_explanation_shows_what_the_rule_saw() {
-        let seen = |link: &str, allowed, reason: Option<&str>, finish| {
-            json!({"link": link, "allowed": allowed, "reason": reason, "load_bytes": 0, "capacity_bps": 8_000_000, "finish_us": finish,
+        let seen = |link: &str, allowed, reason: Option<&str>, finish: Option<u64>| {
+            json!({"link": link, "allowed": allowed, "reason": reason, "load_bytes": 0, "capacity_bps": 8_000_000, "finish_us": finish, "end_us": finish.map(|time| time / 2),
                    "virtual_start": null, "rank": 0, "flows": 0})
         };
         let value = json!({
             "subject": "curl to 192.0.2.1:443", "outcome": "steered", "link": "wlan0", "runner_up": "eth0",
-            "reason": "It finishes first.", "rule": 2, "rule_text": "port = 443", "scheduler": "max-throughput", "class": "bulk",
+            "reason": "It ends first.", "rule": 2, "rule_text": "port = 443", "scheduler": "max-throughput", "class": "bulk",
             "affinity": "none", "demand_bytes": 1_000_000, "direction": "down",
             "candidates": [seen("wlan0", true, None, Some(1_000_000)), seen("wwan0", false, Some("backup"), None)],
         });
         let expected = "\
 curl to 192.0.2.1:443 goes over wlan0
-It finishes first.
+It ends first.
 rule       [[app]] entry 2 { port = 443 }
 expected   1.0 MB down, class bulk, scheduler max-throughput
 runner-up  eth0
-LINK   MAY  LOAD    CAPACITY  FINISH  TURN  WHY NOT
-wlan0  yes   0 B  8.0 Mbit/s   1.0 s     -
-wwan0  no    0 B  8.0 Mbit/s       -     -  backup
+LINK   MAY  LOAD    CAPACITY  FINISH     END  TURN  WHY NOT
+wlan0  yes   0 B  8.0 Mbit/s   1.0 s  500 ms     -
+wwan0  no    0 B  8.0 Mbit/s       -       -     -  backup
 ";
         assert_eq!(shown(value, explanation), expected);
     }

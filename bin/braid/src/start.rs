@@ -5,21 +5,25 @@ use std::process::ExitCode;
 
 use braid_engine::daemon;
 use braid_engine::run::RunOptions;
+use braid_engine::server::UiOptions;
 use tracing_subscriber::EnvFilter;
 
-use crate::cli;
+use crate::cli::{self, Steering};
 
 /// `braid up`.
 pub(crate) fn up(up: cli::Up, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    let options = daemon::Options { config: up.config, state_dir: Some(up.state_dir), socket: Some(up.daemon.socket) };
+    let certificate = up.ui_cert.zip(up.ui_key);
+    let ui = up.ui.map(|listen| UiOptions { listen, names: up.ui_name, certificate });
+    let options = daemon::Options { config: up.config, state_dir: Some(up.state_dir), socket: Some(up.daemon.socket), ui };
     daemon::run(&options)
 }
 
 /// `braid run`: exits with the command's own status.
 pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
-    let cli::Run { scheduler, links, carry, relay, command } = run;
-    let status = match braid_engine::run::main(RunOptions { scheduler, links, carry, relay, command }) {
+    let Steering { scheduler, links, carry, relay } = run.steering;
+    let options = RunOptions { scheduler: scheduler.unwrap_or_default(), links, carry, relay, command: run.command };
+    let status = match braid_engine::run::main(options) {
         Ok(status) => status,
         // As a shell would: 127 and 126 for a command that cannot be started, 125 for Braid's own troubles.
         Err(error) => {

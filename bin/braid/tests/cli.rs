@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use braid_api::{Accepted, Problem, Status};
-use braid_engine::server::{Request, Server};
+use braid_engine::server::{Api, Request, Server};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
@@ -53,7 +53,8 @@ impl FakeDaemon {
                 ready.send(()).unwrap();
                 let (send, receive) = mpsc::channel(4);
                 tokio::spawn(answer(receive));
-                server.serve(send, async { drop(ended.await) }).await.unwrap();
+                let (api, _feed, _spreader) = Api::new(send);
+                server.serve(api, async { drop(ended.await) }).await.unwrap();
             });
         });
         is_ready.recv().unwrap();

@@ -1,9 +1,10 @@
 //! `GET /v1/apps`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What is known of one application, towards one destination port.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct App {
     /// The executable's path, or the process's name where the path is not known.
     pub application: String,

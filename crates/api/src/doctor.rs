@@ -1,9 +1,10 @@
 //! What `braid doctor` finds.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What this system can and cannot do.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DoctorReport {
     /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
     pub schema_version: u32,
@@ -18,7 +19,7 @@ pub struct DoctorReport {
 }
 
 /// One thing looked at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Check {
     /// What was looked at, in one or two words.
     pub name: String,
@@ -37,7 +38,7 @@ pub struct Check {
 }
 
 /// How a thing stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// As it should be.

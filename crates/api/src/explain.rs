@@ -1,9 +1,10 @@
 //! `POST /v1/explain`: why a flow gets the link it gets.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What to explain: a live flow by `flow`, or a flow to come by program and destination.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExplainRequest {
     /// A live flow's id.
@@ -25,7 +26,7 @@ pub struct ExplainRequest {
 }
 
 /// What becomes of a flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// It gets a link.
@@ -39,7 +40,7 @@ pub enum Outcome {
 }
 
 /// Why a flow gets the link it gets.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
     /// The flow explained, in words: program and destination.
     pub subject: String,
@@ -76,7 +77,7 @@ pub struct Explanation {
 }
 
 /// One link's part in a flow that a peer carries.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Share {
     /// The link.
     pub link: String,
@@ -99,7 +100,7 @@ pub struct Share {
 }
 
 /// One link as the rule saw it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Candidate {
     /// The link.
     pub link: String,
@@ -113,6 +114,8 @@ pub struct Candidate {
     pub capacity_bps: Option<u64>,
     /// When it would be done with its load and the flow.
     pub finish_us: Option<u64>,
+    /// When the flow itself is expected to end on it, which maximum throughput compares: shorter flows do not wait for all of its load.
+    pub end_us: Option<u64>,
     /// Its virtual start time, under the round robins, in units of one flow on the fastest link.
     pub virtual_start: Option<f64>,
     /// The system's own order, least first.

@@ -1,9 +1,10 @@
 //! `GET /v1/flows`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One live connection or datagram exchange.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Flow {
     /// Names the flow while the daemon lives.
     pub id: u64,
@@ -68,7 +69,7 @@ pub struct Flow {
 }
 
 /// What a flow moved over one link.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkBytes {
     /// The link's device.
     pub link: String,

@@ -7,21 +7,26 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod config;
 mod doctor;
 mod explain;
 mod flow;
+mod live;
+pub mod openapi;
 mod peer;
 mod policy;
 mod problem;
 mod status;
 
 pub use app::App;
+pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress};
 pub use doctor::{Check, DoctorReport, Verdict};
 pub use explain::{Candidate, ExplainRequest, Explanation, Outcome, Share};
 pub use flow::{Flow, LinkBytes};
+pub use live::{Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint};
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, ExcludeEntry, LinkEntry, PolicyView};
-pub use problem::Problem;
+pub use problem::{Finding, Problem};
 pub use status::{Accepted, Battery, Counters, Link, Status};
 
 /// The version of these types: a client refuses a higher one.

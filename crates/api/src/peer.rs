@@ -1,9 +1,10 @@
 //! `GET /v1/peers` and `POST /v1/join`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A host that carries flows over several links.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Peer {
     /// What it is called here: a relay's name, which `relay` of an `[[app]]` entry may be; a server's address.
     pub name: String,
@@ -22,7 +23,7 @@ pub struct Peer {
 }
 
 /// One QUIC connection to a peer, over one link.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Path {
     /// The link's device.
     pub link: String,
@@ -47,7 +48,7 @@ pub struct Path {
 }
 
 /// What `POST /v1/join` takes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JoinRequest {
     /// The invitation.
     pub line: String,
@@ -57,14 +58,14 @@ pub struct JoinRequest {
 }
 
 /// What `POST /v1/leave` takes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LeaveRequest {
     /// The peer's name; a server's address, whose key is forgotten.
     pub name: String,
 }
 
 /// What `POST /v1/move` takes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveRequest {
     /// A flow's id, or an application's path or name.
     pub what: String,

@@ -1,9 +1,10 @@
 //! `GET /v1/policy`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The policy in force, each entry as text that reads like the configuration.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyView {
     /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
     pub schema_version: u32,
@@ -25,7 +26,7 @@ pub struct PolicyView {
 }
 
 /// One `[[link]]` entry.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkEntry {
     /// The conditions, `name = "wlan0"`.
     pub matches: String,
@@ -50,7 +51,7 @@ pub struct LinkEntry {
 }
 
 /// One `[[app]]` entry.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AppEntry {
     /// The conditions, `exe = "/usr/bin/curl", port = 443`.
     pub matches: String,
@@ -73,7 +74,7 @@ pub struct AppEntry {
 }
 
 /// One exclusion.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ExcludeEntry {
     /// The condition, `user = 1000`.
     pub matches: String,

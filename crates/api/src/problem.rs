@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Why a request failed; sent as `application/problem+json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Problem {
     /// The kind of problem; `about:blank` where the status says all.
     #[serde(rename = "type", default = "blank")]
@@ -17,6 +18,30 @@ pub struct Problem {
     /// This occurrence: the thing, the reason and the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+    /// What is wrong in a configuration that was refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
+}
+
+/// One thing found in a configuration, at its place.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Finding {
+    /// `error`, `warning`.
+    pub severity: String,
+    /// The file.
+    pub file: String,
+    /// The line, counted from 1.
+    pub line: u64,
+    /// The character in it, counted from 1.
+    pub column: u64,
+    /// The line itself.
+    pub excerpt: String,
+    /// What is wrong.
+    pub reason: String,
+    /// The nearest valid name.
+    pub nearest: Option<String>,
+    /// What to do.
+    pub remedy: Option<String>,
 }
 
 impl Problem {
@@ -25,7 +50,7 @@ impl Problem {
 
     /// A problem whose kind the status and `title` say.
     pub fn new(status: u16, title: &str, detail: impl Into<String>) -> Self {
-        Self { kind: blank(), title: title.to_owned(), status, detail: Some(detail.into()) }
+        Self { kind: blank(), title: title.to_owned(), status, detail: Some(detail.into()), findings: Vec::new() }
     }
 }
 

@@ -1,9 +1,10 @@
 //! `GET /v1/status` and `GET /v1/links`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The daemon at a glance.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
     pub schema_version: u32,
@@ -48,10 +49,13 @@ pub struct Status {
     /// What the user should know: a mode that had to be given up, a store that cannot be written, a reload that was refused.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// The web page's address, where the daemon serves one over TCP.
+    #[serde(default)]
+    pub ui: Option<String>,
 }
 
 /// What the machine runs on.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Battery {
     /// The charge of all batteries, 0 to 1.
     pub level: f64,
@@ -63,7 +67,7 @@ pub struct Battery {
 }
 
 /// What was met and what became of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Counters {
     /// Flows given a link by Braid.
@@ -85,7 +89,7 @@ pub struct Counters {
 }
 
 /// One link.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Link {
     /// The device's name.
     pub name: String,
@@ -184,7 +188,7 @@ pub struct Link {
 }
 
 /// The daemon took a command.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Accepted {
     /// What was done, for people.
     pub message: String,

@@ -296,23 +296,35 @@ impl Host {
         if let Some(at) = session.timer {
             self.timers.remove(&(at, Timer::Bond(id)));
         }
+        // A client would else wait for the bond's return.
+        let code = if self.server.is_some() { refusals::FORGOTTEN } else { 0 };
         for connection in session.connections {
-            self.close(now, ConnectionId(connection), reason);
+            self.close_with(now, ConnectionId(connection), code, reason);
         }
         // Those that still shake hands for it.
         let greeting: Vec<usize> = self.conns.iter().filter(|(_, conn)| conn.bond == Some(id)).map(|(at, _)| *at).collect();
-        greeting.into_iter().for_each(|at| self.close(now, ConnectionId(at), reason));
+        greeting.into_iter().for_each(|at| self.close_with(now, ConnectionId(at), code, reason));
         self.awake.remove(&id);
         self.events.push_back(HostEvent::Ended { bond: id, reason: reason.to_owned() });
     }
 
     /// Closes one connection, and its path with it.
     pub fn close(&mut self, now: Instant, id: ConnectionId, reason: &str) {
+        self.close_with(now, id, 0, reason);
+    }
+
+    fn close_with(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
         if let Some(conn) = self.conns.get_mut(&id.0) {
-            conn.connection.close(now, VarInt::from_u32(0), Bytes::copy_from_slice(reason.as_bytes()));
+            conn.farewell |= !conn.connection.is_closed();
+            conn.connection.close(now, VarInt::try_from(code).unwrap_or_default(), Bytes::copy_from_slice(reason.as_bytes()));
             self.touched.insert(id.0);
             self.lose(id.0, reason, false);
         }
+    }
+
+    /// Whether an end has still to be told to somebody: it waits its turn as any packet does.
+    pub fn has_farewells(&self) -> bool {
+        self.conns.values().any(|conn| conn.farewell)
     }
 
     /// What happened, oldest first.
@@ -431,6 +443,10 @@ impl Host {
                 matches!(reason, ConnectionError::Reset | ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_));
             let (bond, left) = (conn.bond, matches!(reason, ConnectionError::ApplicationClosed(_)));
             conn.another_key = is_another_key(&reason);
+            let ended = |close: &noq_proto::ApplicationClose| u64::from(close.error_code) == refusals::FORGOTTEN;
+            if self.server.is_none() && matches!(&reason, ConnectionError::ApplicationClosed(close) if ended(close)) {
+                conn.refused = Some(refusals::FORGOTTEN);
+            }
             self.lose(id, &reason.to_string(), forgotten);
             // A client that says goodbye on its last path does not come back.
             if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.is_alone(*bond)) {
@@ -549,7 +565,7 @@ impl Host {
                 sink(conn.link, &transmit, &self.buffer[..transmit.size]);
                 conn.spend(transmit.size);
                 self.buffer.clear();
-                sent = true;
+                (conn.farewell, sent) = (false, true);
             }
             any |= sent;
             if !sent || bond.is_none() {

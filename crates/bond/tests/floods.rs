@@ -177,6 +177,32 @@ impl Net {
     }
 }
 
+/// A client was told that its paths were gone, and waited for the server's return with all its flows.
+#[test]
+fn regression_a_client_is_told_that_the_server_has_ended_its_bond() {
+    let mut net = Net::new();
+    let client = net.client();
+    for path in 0..2 {
+        net.dial(client, 7, 1, path);
+        net.exchange();
+    }
+    assert_eq!((net.joined[&client], net.lost.get(&client)), (2, None));
+    let (bond, _) = net.server.bonds().next().unwrap();
+    net.server.end(net.now, bond, "enough");
+    net.exchange();
+    let (reason, code) = &net.lost[&client];
+    assert!(reason.contains("enough") && *code == Some(refusals::FORGOTTEN), "{reason}, {code:?}");
+    // The other way it is a farewell.
+    let other = net.client();
+    net.dial(other, 8, 1, 0);
+    net.exchange();
+    let mut id = [0; 16];
+    id[..2].copy_from_slice(&8u16.to_be_bytes());
+    net.clients[other].end(net.now, BondId(id), "done");
+    net.exchange();
+    assert!(net.told.iter().any(|event| matches!(event, HostEvent::Lost { refused: None, reason, .. } if reason.contains("done"))));
+}
+
 #[test]
 fn spoofed_handshakes_get_a_small_answer_and_no_memory() {
     let mut net = Net::new();

@@ -15,6 +15,9 @@ use tokio::task::JoinHandle;
 use crate::flow::{Flow, Slot};
 use crate::socket::UdpLink;
 
+/// How long goodbyes may take that wait for their turn.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// What a carrier's owner is told.
 #[derive(Debug)]
 pub enum Notice {
@@ -163,6 +166,18 @@ impl Carrier {
         Ok(Flow::new(self.clone(), bond, key, slot))
     }
 
+    /// Waits until everybody has been told of the ends that there were, but not for long: with the last handle goes what has not been sent.
+    pub(crate) async fn farewell(&self) {
+        let end = Instant::now() + FAREWELL;
+        let pending = || {
+            let inner = self.lock();
+            inner.host.has_farewells() || inner.sockets.values().any(|socket| socket.link.has_pending())
+        };
+        while pending() && Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -296,7 +311,7 @@ mod tests {
         let link = carrier.lock().sockets[&(0, false)].link.clone();
         link.park(other.local_addr().unwrap(), b"late");
         let mut buffer = [0; 16];
-        let came = tokio::time::timeout(Duration::from_secs(5), other.recv(&mut buffer)).await;
+        let came = tokio::time::timeout(Duration::from_secs(60), other.recv(&mut buffer)).await;
         assert_eq!(&buffer[..came.expect("it never left").unwrap()], b"late");
     }
 }

@@ -220,7 +220,7 @@ impl Keeper {
                         // The last handle is gone, and the bond with it.
                         let id = self.id();
                         self.carrier.with(|host, now| host.end(now, id, "not needed any more"));
-                        return;
+                        return self.carrier.farewell().await;
                     }
                     let now = links.borrow_and_update().clone();
                     self.on_links(now);
@@ -358,7 +358,9 @@ impl Keeper {
                 self.judge("");
             }
             Notice::Lost { connection, reason, refused, forgotten, another_key } => {
+                let mut lived = None;
                 if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
+                    lived = Some(attempt.joined);
                     let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
                     let pause = if forgotten { Duration::ZERO } else { pause };
                     (attempt.connection, attempt.path, attempt.joined) = (None, None, false);
@@ -366,8 +368,18 @@ impl Keeper {
                     attempt.due = Some(Instant::now() + if refused.is_some() || another_key { LONGEST_PAUSE } else { pause });
                 }
                 if refused == Some(refusals::FORGOTTEN) {
-                    self.told.send_replace(State::Connecting);
-                    self.begin_again("the peer has forgotten this bond", Duration::ZERO);
+                    match lived {
+                        Some(true) => {
+                            self.told.send_replace(State::Unreachable(reason));
+                            self.begin_again("the peer has ended this bond", FIRST_PAUSE);
+                        }
+                        Some(false) => {
+                            self.told.send_replace(State::Connecting);
+                            self.begin_again("the peer has forgotten this bond", Duration::ZERO);
+                        }
+                        // A path of the bond before.
+                        None => {}
+                    }
                 } else if refused.is_some_and(|code| code != refusals::BUSY) {
                     self.told.send_replace(State::Refused(reason));
                     self.begin_again("the peer turned this client away", LONGEST_PAUSE);
@@ -468,6 +480,9 @@ pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mar
         carrier.set_socket(number, None, ipv6);
     }
     carrier.with(|host, now| host.end(now, id, "asked, and answered"));
+    if answer != Answer::Silent {
+        tokio::spawn(async move { carrier.farewell().await });
+    }
     Ok(answer)
 }
 

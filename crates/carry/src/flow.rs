@@ -1,72 +1,94 @@
 //! One flow of a bond as a task uses it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use braid_bond::{BondId, Event, FlowKey, FlowPolicy, FlowView};
 use bytes::Bytes;
-use tokio::sync::Notify;
 
 use crate::carrier::Carrier;
 
 /// What a flow's tasks are told; kept for them beyond the flow's end.
 #[derive(Debug, Default)]
-pub(crate) struct Slot {
-    /// Bytes may have come, or their end.
-    readable: Notify,
-    /// There may be room, or the other end wants no more.
-    writable: Notify,
-    told: Mutex<Told>,
-}
+pub(crate) struct Slot(Mutex<Told>);
 
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default)]
 struct Told {
     opened: Option<u64>,
     reset: Option<u64>,
     stopped: Option<u64>,
     closed: bool,
+    /// Waits for bytes, or their end.
+    reader: Option<Waker>,
+    /// Waits for room, or until the other end wants no more.
+    writer: Option<Waker>,
+}
+
+/// Which way a task waits.
+#[derive(Debug, Clone, Copy)]
+enum Side {
+    Reading,
+    Writing,
 }
 
 impl Slot {
     pub(crate) fn on_event(&self, event: &Event) {
-        {
-            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            match event {
-                Event::Opened { code, .. } => told.opened = Some(*code),
-                Event::Reset { code, .. } => told.reset = Some(*code),
-                Event::Stopped { code, .. } => told.stopped = Some(*code),
-                _ => {}
-            }
-        }
+        let mut told = self.told();
         match event {
-            Event::Writable(_) | Event::Stopped { .. } => self.writable.notify_one(),
-            Event::Readable(_) => self.readable.notify_one(),
-            _ => self.wake(),
+            Event::Opened { code, .. } => told.opened = Some(*code),
+            Event::Reset { code, .. } => told.reset = Some(*code),
+            Event::Stopped { code, .. } => told.stopped = Some(*code),
+            _ => {}
         }
+        let reader = if matches!(event, Event::Writable(_) | Event::Stopped { .. }) { None } else { told.reader.take() };
+        let writer = if matches!(event, Event::Readable(_)) { None } else { told.writer.take() };
+        drop(told);
+        wake(reader, writer);
     }
 
     /// The bond is gone.
     pub(crate) fn end(&self, code: u64) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.reset.get_or_insert(code);
-        told.closed = true;
-        drop(told);
-        self.wake();
+        self.told().reset.get_or_insert(code);
+        self.close();
     }
 
     pub(crate) fn close(&self) {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
-        self.wake();
+        let mut told = self.told();
+        told.closed = true;
+        let (reader, writer) = (told.reader.take(), told.writer.take());
+        drop(told);
+        wake(reader, writer);
     }
 
-    fn wake(&self) {
-        self.readable.notify_one();
-        self.writable.notify_one();
+    /// Looks until there is something, woken by what is told to this side; one task waits on each.
+    fn poll<T>(&self, context: &Context<'_>, side: Side, look: impl Fn() -> Option<T>) -> Poll<T> {
+        if let Some(found) = look() {
+            return Poll::Ready(found);
+        }
+        {
+            let mut told = self.told();
+            let waker = match side {
+                Side::Reading => &mut told.reader,
+                Side::Writing => &mut told.writer,
+            };
+            match waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                None => *waker = Some(context.waker().clone()),
+            }
+        }
+        // What came in between woke nobody.
+        look().map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn told(&self) -> Told {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn wake(reader: Option<Waker>, writer: Option<Waker>) {
+    reader.into_iter().chain(writer).for_each(Waker::wake);
 }
 
 /// How a flow ended before its time: a Linux error number, or one of the protocol's codes.
@@ -74,7 +96,7 @@ impl Slot {
 #[error("the flow was reset with code {0}")]
 pub struct FlowEnd(pub u64);
 
-/// A flow. When its last handle is dropped, what was finished still arrives, and the rest is reset.
+/// A flow, of which one task reads and one writes. When its last handle is dropped, what was finished still arrives, and the rest is reset.
 #[derive(Clone)]
 pub struct Flow(Arc<Handle>);
 
@@ -113,15 +135,17 @@ impl Flow {
 
     /// Waits for the server's word on it.
     pub async fn opened(&self) -> Result<(), FlowEnd> {
-        loop {
-            let told = self.0.slot.told();
-            match (told.opened, told.reset) {
-                (Some(0), _) => return Ok(()),
-                (Some(code), _) | (None, Some(code)) => return Err(FlowEnd(code)),
-                (None, None) if told.closed => return Err(FlowEnd(libc::ECONNRESET as u64)),
-                (None, None) => self.0.slot.readable.notified().await,
-            }
-        }
+        poll_fn(|context| {
+            self.0.slot.poll(context, Side::Reading, || {
+                let told = self.0.slot.told();
+                match (told.opened, told.reset) {
+                    (Some(0), _) => Some(Ok(())),
+                    (Some(code), _) | (None, Some(code)) => Some(Err(FlowEnd(code))),
+                    (None, None) => told.closed.then_some(Err(FlowEnd(libc::ECONNRESET as u64))),
+                }
+            })
+        })
+        .await
     }
 
     /// Server: says how opening it went.
@@ -131,39 +155,39 @@ impl Flow {
 
     /// Next bytes in order; `None` at the end.
     pub async fn read(&self) -> Result<Option<Bytes>, FlowEnd> {
-        loop {
+        poll_fn(|context| self.poll_read(context)).await
+    }
+
+    pub(crate) fn poll_read(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, FlowEnd>> {
+        self.0.slot.poll(context, Side::Reading, || {
             let (data, finished) =
                 self.act(|bond, now, key| (bond.read(now, key, usize::MAX), bond.is_finished(key))).unwrap_or((None, true));
-            if let Some(data) = data {
-                return Ok(Some(data));
+            if data.is_some() {
+                return Some(Ok(data));
             }
             let told = self.0.slot.told();
-            if let Some(code) = told.reset {
-                return Err(FlowEnd(code));
+            match told.reset {
+                Some(code) => Some(Err(FlowEnd(code))),
+                None => (finished || told.closed).then_some(Ok(None)),
             }
-            if finished || told.closed {
-                return Ok(None);
-            }
-            self.0.slot.readable.notified().await;
-        }
+        })
     }
 
     /// Waits until it takes bytes; how many.
     pub async fn room(&self) -> Result<usize, FlowEnd> {
-        loop {
+        poll_fn(|context| self.poll_room(context)).await
+    }
+
+    pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<Result<usize, FlowEnd>> {
+        self.0.slot.poll(context, Side::Writing, || {
             let room = self.act(|bond, now, key| bond.writable(now, key)).unwrap_or(0);
             let told = self.0.slot.told();
-            if let Some(code) = told.stopped.or(told.reset.filter(|_| told.closed)) {
-                return Err(FlowEnd(code));
+            match told.stopped.or(told.reset.filter(|_| told.closed)) {
+                Some(code) => Some(Err(FlowEnd(code))),
+                None if told.closed => Some(Err(FlowEnd(libc::EPIPE as u64))),
+                None => (room > 0).then_some(Ok(room)),
             }
-            if told.closed {
-                return Err(FlowEnd(libc::EPIPE as u64));
-            }
-            if room > 0 {
-                return Ok(room);
-            }
-            self.0.slot.writable.notified().await;
-        }
+        })
     }
 
     /// Gives it bytes; no more than [`Self::room`] said.
@@ -196,16 +220,16 @@ impl Flow {
 
     /// Next message; an error once there will be none.
     pub async fn receive(&self) -> Result<Bytes, FlowEnd> {
-        loop {
-            if let Some(message) = self.act(|bond, _, key| bond.read_message(key)).flatten() {
-                return Ok(message);
-            }
-            let told = self.0.slot.told();
-            if told.reset.is_some() || told.closed {
-                return Err(FlowEnd(told.reset.unwrap_or(0)));
-            }
-            self.0.slot.readable.notified().await;
-        }
+        poll_fn(|context| {
+            self.0.slot.poll(context, Side::Reading, || {
+                if let Some(message) = self.act(|bond, _, key| bond.read_message(key)).flatten() {
+                    return Some(Ok(message));
+                }
+                let told = self.0.slot.told();
+                (told.reset.is_some() || told.closed).then_some(Err(FlowEnd(told.reset.unwrap_or(0))))
+            })
+        })
+        .await
     }
 
     /// Changes how it is treated, at both ends: this is how it is moved.

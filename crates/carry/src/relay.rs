@@ -234,17 +234,23 @@ impl Relay {
                 }
                 _ = flush.tick() => self.flush(),
             }
-            if until.is_some_and(|until| self.flows() == 0 || Instant::now() >= until) {
+            if until.is_some_and(|until| !self.is_busy() || Instant::now() >= until) {
                 break;
             }
         }
         let bonds: Vec<BondId> = self.owners.keys().copied().collect();
         self.carrier.with(|host, now| bonds.iter().for_each(|bond| host.end(now, *bond, "the relay is stopping")));
         self.flush();
+        self.carrier.farewell().await;
     }
 
     fn flows(&self) -> usize {
         Arc::strong_count(&self.open) - 1
+    }
+
+    /// Whether there are flows, or ends of flows whose last bytes are still on their way.
+    fn is_busy(&self) -> bool {
+        self.flows() > 0 || self.carrier.with(|host, _| host.bonds().any(|(_, bond)| bond.flows() > 0))
     }
 
     fn on_notice(&mut self, notice: Notice) {

@@ -143,7 +143,8 @@ impl UdpLink {
         }
     }
 
-    fn has_pending(&self) -> bool {
+    /// Whether something waits for the system.
+    pub(crate) fn has_pending(&self) -> bool {
         !self.pending.lock().unwrap_or_else(PoisonError::into_inner).queue.is_empty()
     }
 

@@ -1,6 +1,5 @@
 //! A flow as a stream of bytes that is read and written like a socket.
 
-use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,32 +9,24 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::flow::{Flow, FlowEnd};
 
-type Pending<T> = Pin<Box<dyn Future<Output = Result<T, FlowEnd>> + Send>>;
-
 /// A flow that is open. Its shutdown finishes it; dropped before, it is reset. A reset shows as the error that `read` or `write` would have
 /// given at the far end.
 pub struct FlowStream {
     flow: Flow,
     unread: Bytes,
-    reading: Option<Pending<Option<Bytes>>>,
-    room: Option<Pending<usize>>,
 }
 
 impl FlowStream {
     /// The flow, to be used by nobody else.
     pub fn new(flow: Flow) -> Self {
-        Self { flow, unread: Bytes::new(), reading: None, room: None }
+        Self { flow, unread: Bytes::new() }
     }
 }
 
 impl AsyncRead for FlowStream {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.unread.is_empty() {
-            let flow = self.flow.clone();
-            let reading = self.reading.get_or_insert_with(|| Box::pin(async move { flow.read().await }));
-            let read = ready!(reading.as_mut().poll(context));
-            self.reading = None;
-            match read {
+            match ready!(self.flow.poll_read(context)) {
                 Ok(Some(data)) => self.unread = data,
                 Ok(None) => return Poll::Ready(Ok(())),
                 Err(end) => return Poll::Ready(Err(error(end))),
@@ -49,15 +40,11 @@ impl AsyncRead for FlowStream {
 }
 
 impl AsyncWrite for FlowStream {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         if data.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let flow = self.flow.clone();
-        let room = self.room.get_or_insert_with(|| Box::pin(async move { flow.room().await }));
-        let found = ready!(room.as_mut().poll(context));
-        self.room = None;
-        let part = match found {
+        let part = match ready!(self.flow.poll_room(context)) {
             Ok(room) => room.min(data.len()),
             Err(end) => return Poll::Ready(Err(error(end))),
         };

@@ -17,6 +17,9 @@ use tokio::task::JoinHandle;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+/// How long anything that should happen may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 struct Server {
     address: SocketAddr,
     key: PublicKey,
@@ -54,8 +57,15 @@ fn link() -> Link {
     Link { number: 0, device: None, v4: Some(LOCALHOST), v6: None, backup: false }
 }
 
+/// What somebody says who does answer: on a busy machine a question may have to be asked again.
 async fn asked(to: SocketAddr, expect: Option<PublicKey>) -> Answer {
-    ask(to, &link(), expect, None).await.unwrap()
+    let begun = Instant::now();
+    loop {
+        let answer = ask(to, &link(), expect, None).await.unwrap();
+        if answer != Answer::Silent || begun.elapsed() > PATIENCE {
+            return answer;
+        }
+    }
 }
 
 #[tokio::test]
@@ -76,9 +86,8 @@ async fn a_relay_that_wants_to_know_its_clients_is_no_server() {
 #[tokio::test]
 async fn who_does_not_answer_gets_one_datagram() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    let begun = Instant::now();
-    assert_eq!(asked(silent.local_addr().unwrap(), None).await, Answer::Silent);
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    let answer = tokio::time::timeout(PATIENCE, ask(silent.local_addr().unwrap(), &link(), None, None)).await;
+    assert_eq!(answer.expect("it does not wait for ever").unwrap(), Answer::Silent);
     let mut buffer = [0; 2000];
     let size = silent.try_recv(&mut buffer).unwrap();
     assert_eq!(size, 1200, "QUIC's smallest");
@@ -97,7 +106,7 @@ async fn what_is_no_braid_is_not_taken_for_it() {
             let _ = other.send_to(&buffer[..size], from).await;
         }
     });
-    let answer = asked(to, None).await;
+    let answer = ask(to, &link(), None, None).await.unwrap();
     assert!(!matches!(answer, Answer::Runs(_)), "an echo: {answer:?}");
 }
 
@@ -139,7 +148,7 @@ async fn a_bond_to_a_server_with_another_key_never_comes_up() {
     let client = Client::start(peer, None, None).unwrap();
     client.set_links(vec![link()]);
     let mut state = client.state();
-    let settled = tokio::time::timeout(Duration::from_secs(10), state.wait_for(|state| *state != State::Connecting)).await;
+    let settled = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting)).await;
     assert_eq!(*settled.unwrap().unwrap(), State::AnotherKey);
 }
 
@@ -153,7 +162,7 @@ async fn one_source_has_sixteen_bonds_and_no_more() {
         let client = Client::start(peer, None, None).unwrap();
         client.set_links(vec![link()]);
         let mut state = client.state();
-        let settled = tokio::time::timeout(Duration::from_secs(10), state.wait_for(|state| *state != State::Connecting)).await;
+        let settled = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting)).await;
         let settled = settled.unwrap().unwrap().clone();
         match settled {
             State::Up if number < 16 => {}
@@ -167,7 +176,7 @@ async fn one_source_has_sixteen_bonds_and_no_more() {
     drop(clients.pop());
     let begun = Instant::now();
     while asked(server.address, None).await != Answer::Runs(server.key) {
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < PATIENCE);
     }
 }
 
@@ -189,7 +198,7 @@ async fn a_server_opens_nothing_of_others_and_looks_up_no_names() {
     ] {
         for carrier in [Kind::Stream, Kind::Messages] {
             let flow = client.open(Open { carrier, target: target.clone(), policy }).unwrap();
-            let opened = tokio::time::timeout(Duration::from_secs(10), flow.opened()).await.unwrap();
+            let opened = tokio::time::timeout(PATIENCE, flow.opened()).await.unwrap();
             assert_eq!(opened, Err(FlowEnd(code as u64)), "{target}");
         }
     }

@@ -7,8 +7,8 @@
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: their neighbours are reached, and answered, by the link whose address is used |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes win over the links' default routes |
 //! | 32765 | `oif DEVICE lookup T` | sockets bound to the link, where the main table has no default route by it: in IPv6 they would have no route |
-//! | 32765 | `fwmark MARK lookup T` | packets steered by mark |
 //! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` asks this rule too |
+//! | 32765 | `fwmark MARK lookup T` | packets steered by mark |
 //! | 32766 | `lookup main` | the system's own |
 //!
 //! They must come behind every foreign rule, so that VPNs keep precedence. A rule added without a priority (wg-quick, for one) is put in
@@ -82,13 +82,17 @@ pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> T
             continue;
         }
         plan.rules.push(RuleFacts { suppress_prefix_len: Some(0), ..rule(family, SPECIFIC_FIRST, MAIN) });
+        let mut rules_of_links = Vec::new();
         for (slot, facts) in &links {
             let others = links.iter().filter(|(other, _)| other != slot).flat_map(|(_, facts)| subnets(snapshot, facts, family));
             let others: Vec<IpNet> = others.collect();
             let subnets = subnets(snapshot, facts, family);
-            plan.rules.extend(rules(*slot, facts, family, &subnets, &others));
+            rules_of_links.extend(rules(*slot, facts, family, &subnets, &others));
             plan.routes.extend(routes(*slot, facts, family, &subnets));
         }
+        // A look-up walks them in this order. A TCP connect makes three by device, and its answer one or two by address.
+        rules_of_links.sort_by_key(|rule| (rule.output.is_none(), rule.source.is_none()));
+        plan.rules.extend(rules_of_links);
     }
     plan
 }
@@ -298,16 +302,16 @@ mod tests {
         let expected = [
             "32764 lookup 254 suppress 0",
             "32765 oif link2 lookup 47000",
-            "32765 mark b1d00001 lookup 47000",
-            "32765 from 10.0.0.2/32 lookup 47000",
             "32765 oif link5 lookup 47001",
-            "32765 mark b1d00002 lookup 47001",
+            "32765 from 10.0.0.2/32 lookup 47000",
             "32765 from 10.0.1.2/32 lookup 47001",
+            "32765 mark b1d00001 lookup 47000",
+            "32765 mark b1d00002 lookup 47001",
             "32764 lookup 254 suppress 0",
             "32765 oif link2 lookup 47000",
-            "32765 mark b1d00001 lookup 47000",
             "32765 from 2001:db8::2/128 lookup 47000",
             "32765 from 2001:db8::3/128 lookup 47000",
+            "32765 mark b1d00001 lookup 47000",
             "47000: 10.0.0.0/24 dev #2 src 10.0.0.2 metric 0",
             "47000: 0.0.0.0/0 via 10.0.0.1 dev #2 src 10.0.0.2 metric 102",
             "47001: 10.0.1.0/24 dev #5 src 10.0.1.2 metric 0",

@@ -98,6 +98,21 @@ pub fn target(utility: UtilityFunction, offers: &[Offer]) -> Option<Rate> {
     Some(if alpha >= 1.0 { sum } else { cheapest + others.scale(alpha) })
 }
 
+/// The rates at which links carry `target` together for the least price: the cheapest is filled first, then the next. That is the least
+/// that any split costs (OPERETTA's linear program without the integers: a fractional knapsack), in the order of `offers`.
+pub fn fill(target: Rate, offers: &[Offer]) -> Vec<Rate> {
+    let mut order: Vec<usize> = (0..offers.len()).collect();
+    order.sort_by_key(|index| (offers[*index].price, offers[*index].rank));
+    let mut left = target.bps();
+    let mut rates = vec![Rate::ZERO; offers.len()];
+    for index in order {
+        let taken = left.min(offers[index].rate.bps());
+        rates[index] = Rate::from_bps(taken);
+        left -= taken;
+    }
+    rates
+}
+
 /// What energy and money weigh against each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
@@ -163,6 +178,13 @@ mod tests {
             target(UtilityFunction::Fixed(0.0), &[Offer { rate: Rate::ZERO, price: 0, rank: 0 }, offers()[0]]),
             Some(Rate::from_mbps(10))
         );
+    }
+
+    #[test]
+    fn the_cheapest_links_are_filled_first() {
+        let mbps = |target| fill(Rate::from_mbps(target), &offers()).iter().map(|rate| rate.bps() / 1_000_000).collect::<Vec<_>>();
+        assert_eq!([0, 3, 12, 99].map(mbps), [vec![0, 0, 0], vec![0, 3, 0], vec![8, 4, 0], vec![10, 4, 6]]);
+        assert_eq!(fill(Rate::from_mbps(1), &[]), []);
     }
 
     #[test]

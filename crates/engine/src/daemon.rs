@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use braid_api::{Accepted, Problem};
+use braid_api::{Accepted, Problem, Status};
 use braid_decide::detection::Answer;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
@@ -21,26 +21,31 @@ use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::give_back_memory;
-use braid_platform::linux::{measure, model, sockdiag, watch::ExeWatch};
+use braid_platform::linux::{measure, model, reverse_path, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use crate::chronicle::Chronicle;
 use crate::config::{Config, ConfigErrors};
 use crate::core::{Core, Names, ProbeOrder, ServerNews, Stuck, Todo};
+use crate::desk::{Desk, Moment, Rest};
 use crate::guardian::Guardian;
 use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
-use crate::server::{DEFAULT_SOCKET, Request, Server};
+use crate::server::{Api, DEFAULT_SOCKET, Request, Server, Serving, Ui, UiOptions};
+use crate::settings::{self, Settings};
 
 /// Events taken from the kernel at a time, so that others get their turn.
 const EVENTS_AT_ONCE: usize = 2000;
 /// The heartbeat, and what else has its time.
 const TICK: Duration = Duration::from_millis(250);
+/// Listeners are told of applications at every so many seconds: what was learnt changes slowly, and is read from the kernel.
+const APPS_EVERY: u32 = 5;
 /// What failed is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
@@ -61,6 +66,8 @@ pub struct Options {
     pub state_dir: Option<PathBuf>,
     /// Where the API listens; `None`: [`DEFAULT_SOCKET`].
     pub socket: Option<PathBuf>,
+    /// Where it listens besides, with the web page; `None`: nowhere.
+    pub ui: Option<UiOptions>,
 }
 
 /// The default configuration file.
@@ -92,6 +99,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let result = runtime.block_on(live(options, config_path, config, &mut guardian));
     // Programs and maps went with the loop; rules and routes go now, whatever happened.
     let swept = netlink::sweep();
+    reverse_path::end_stranded();
     guardian.dismiss();
     drop(lock);
     // A thread may still wait for a disk that does not answer.
@@ -103,8 +111,14 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 pub fn sweep() -> anyhow::Result<String> {
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot sweep")?;
     let swept = netlink::sweep()?;
+    reverse_path::end_stranded();
     drop(lock);
     Ok(format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes))
+}
+
+/// Milliseconds of Unix time.
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Seconds of Unix time.
@@ -148,6 +162,11 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
     let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
     let server = Server::bind(&socket)?;
+    let ui = options.ui.as_ref().map(|ui| Ui::open(ui, &state_dir)).transpose()?;
+    let page = ui.as_ref().map(Ui::address);
+    if let Some(ui) = &ui {
+        tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "the web page: `braid ui` opens it");
+    }
     let mut steering = BpfSteering::attach(std::process::id())?;
     let redirect = steering.redirect().map_err(|error| tracing::warn!("no flow can be bonded: {error}")).ok().map(Arc::new);
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
@@ -172,13 +191,19 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     }
     let (peers, changes) = Peers::open(&state_dir);
     let (requests, inbox) = mpsc::channel(64);
-    let (stop_server, server_stopped) = oneshot::channel::<()>();
-    let serving = tokio::spawn(server.serve(requests, async move { drop(server_stopped.await) }));
+    let (api, feed, spreader) = Api::new(requests);
+    let serving = Serving::start(server, ui, api, spreader).context("cannot serve the API")?;
+    let mut chronicle = Chronicle::default();
+    chronicle.recall(memory.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
+    let desk = Desk::new(chronicle, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
     let mut daemon = Daemon {
         core,
         memory,
-        config_path,
+        desk,
+        page,
+        next_second: Time::ZERO,
+        tellings: 0,
         network,
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
@@ -212,11 +237,12 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     notify("STOPPING=1");
     // What has ended since the last tick is learnt too.
     daemon.take_events();
+    daemon.keep_history();
     daemon.memory.keep_last(&mut daemon.core, now(), unix());
     drop(events);
+    // With it the listeners' streams end.
     drop(daemon);
-    drop(stop_server);
-    let _ = tokio::time::timeout(Duration::from_secs(2), serving).await;
+    serving.end(Duration::from_secs(2)).await;
     tracing::info!("Braid is down");
     result
 }
@@ -224,7 +250,13 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
 struct Daemon<'a> {
     core: Core<BpfSteering>,
     memory: Memory,
-    config_path: Option<PathBuf>,
+    desk: Desk,
+    /// The web page's address.
+    page: Option<String>,
+    /// The chronicle is not written before.
+    next_second: Time,
+    /// How often listeners were told.
+    tellings: u32,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
@@ -269,7 +301,7 @@ impl Daemon<'_> {
         self.core.on_network(now(), (*network).clone())?;
         self.peers.keep_servers(|host| self.core.may_steer(host));
         self.memory.recognise(&mut self.core);
-        self.begin_allowances()
+        begin_allowances(&mut self.core)
     }
 
     /// Goes on in spite of an error: what failed is tried again, and meanwhile the system's own choice or the last policy holds, which is
@@ -285,16 +317,6 @@ impl Daemon<'_> {
             tracing::warn!("{text}");
         }
         None
-    }
-
-    /// Counts at once for links whose allowance has not begun to be counted: one that is used up already must get no flow meanwhile.
-    fn begin_allowances(&mut self) -> anyhow::Result<()> {
-        if self.core.all_links_mut().any(|link| link.rule.metered && link.allowance.is_none()) {
-            let counters = netlink::device_counters()?;
-            self.core.on_counters(now(), unix(), &counters);
-            self.core.tick(now())?;
-        }
-        Ok(())
     }
 
     /// The loop. Ends on a signal or `braid down`.
@@ -364,6 +386,7 @@ impl Daemon<'_> {
                 Some(arrival) = arrival => self.on_arrival(arrival),
                 _ = measure.tick() => self.measure(),
                 _ = flush.tick() => {
+                    self.keep_history();
                     self.memory.keep(&mut self.core, now(), unix());
                     self.keep_pins();
                     self.peers.sweep();
@@ -389,6 +412,10 @@ impl Daemon<'_> {
         match change {
             Change::Relay { name, ready } => {
                 tracing::info!(peer = name, ready, "a peer can be reached, or not any more");
+                match ready {
+                    true => self.note("peer", "info", format!("the relay {name} can be reached")),
+                    false => self.note("peer", "warning", format!("the relay {name} cannot be reached: new flows go direct")),
+                }
                 if ready {
                     self.peers.on_ready(&name);
                 }
@@ -396,8 +423,11 @@ impl Daemon<'_> {
             }
             Change::Answer { host, answer } => {
                 match answer {
-                    Answer::Runs(key) => tracing::info!(%host, key = key.short(), "a host runs Braid"),
-                    Answer::AnotherKey => warn_of_impostor(host),
+                    Answer::Runs(key) => {
+                        tracing::info!(%host, key = key.short(), "a host runs Braid");
+                        self.note("peer", "info", format!("{host} runs Braid: flows to it may use all links at once"));
+                    }
+                    Answer::AnotherKey => self.warn_of_impostor(host),
                     Answer::Silent | Answer::Unfinished | Answer::Elsewhere => {}
                 }
                 let done = self.core.on_answer(now(), host, answer);
@@ -407,12 +437,66 @@ impl Daemon<'_> {
             Change::Server { host, news } => {
                 tracing::info!(%host, ?news, "news of the bond to a server");
                 if news == ServerNews::AnotherKey {
-                    warn_of_impostor(host);
+                    self.warn_of_impostor(host);
                     self.peers.end_server(host);
                 }
                 self.core.on_server(now(), host, news)
             }
         }
+    }
+
+    fn warn_of_impostor(&mut self, host: std::net::IpAddr) {
+        let text = format!(
+            "{host} shows another key than before: it was set up anew, or somebody else answers in its place. Flows to it go direct; if it \
+             was set up anew, say \"braid leave {host}\""
+        );
+        tracing::warn!("{text}");
+        self.note("peer", "warning", text);
+    }
+
+    /// Writes down what happened, in plain words.
+    fn note(&mut self, kind: &str, level: &str, text: impl Into<String>) {
+        self.desk.chronicle.note(unix_ms(), kind, level, text);
+    }
+
+    /// Hands what was measured to the store.
+    fn keep_history(&mut self) {
+        self.memory.keep_history(self.desk.chronicle.rows());
+    }
+
+    /// Once a second: what every link does, and what listeners have not heard yet.
+    fn on_second(&mut self, time: Time) {
+        let bonded = self.peers.flows_by_device();
+        let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
+        self.desk.on_second(unix_ms(), links, self.core.power());
+        if self.desk.heard() {
+            let apps = self.tellings.is_multiple_of(APPS_EVERY);
+            self.tellings = self.tellings.wrapping_add(1);
+            let rest = self.rest(time, apps);
+            self.desk.tell(&self.core, time, rest);
+        }
+    }
+
+    fn rest(&mut self, time: Time, apps: bool) -> Rest {
+        Rest {
+            status: self.status(time),
+            bonded: self.peers.flow_views(time, CARRIED_BY),
+            apps: apps.then(|| self.core.applications(time)),
+            peers: self.peers.views(&self.core.known_servers(time)),
+        }
+    }
+
+    fn status(&mut self, time: Time) -> Status {
+        let mut status = self.core.status(time);
+        status.peers = self.peers.views(&self.core.known_servers(time));
+        // Those that nothing uses now are for `braid peers`.
+        status.peers.retain(|peer| peer.state != "idle");
+        status.config = self.desk.settings.path().map(|path| path.display().to_string());
+        status.warnings.extend(self.memory.trouble());
+        status.warnings.extend(self.config_trouble.clone());
+        status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
+        status.ui = self.page.clone();
+        status
     }
 
     /// Writes down which keys are pinned.
@@ -489,6 +573,12 @@ impl Daemon<'_> {
         }
         self.troubles.retain(|_, trouble| now().since(trouble.last) < AGAIN * 4);
         let started = now();
+        if started >= self.next_second {
+            // A second after the last was due, not after it was done; but no rush after a sleep.
+            let late = started.since(self.next_second) > TICK * 4;
+            self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
+            self.on_second(started);
+        }
         if started < self.next_look {
             return;
         }
@@ -515,8 +605,14 @@ impl Daemon<'_> {
         for order in probes {
             tokio::spawn(send_probe(order, self.probes.0.clone()));
         }
+        let mut ended: BTreeMap<LinkIndex, u64> = BTreeMap::new();
         for flow in stuck {
             end_stuck(&flow);
+            *ended.entry(flow.link).or_default() += u64::from(!flow.tunnelled);
+        }
+        for (link, count) in ended.into_iter().filter(|(_, count)| *count > 0) {
+            let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
+            self.desk.chronicle.on_ended(unix_ms(), count, &device);
         }
         questions.into_iter().for_each(|question| self.peers.ask(question));
     }
@@ -554,40 +650,49 @@ impl Daemon<'_> {
     }
 
     fn reload(&mut self) -> Result<Accepted, Problem> {
-        let Some(path) = self.config_path.clone() else {
+        let Some(path) = self.desk.settings.path().map(Path::to_owned) else {
             let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
             return Err(Problem::new(409, "No configuration file", detail));
         };
         let loaded = Config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
             tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
             self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
-            Problem::new(422, "Configuration refused", errors.to_string())
+            self.note("config", "warning", format!("{} was refused: the policy before it stays in force", path.display()));
+            settings::refused(&errors)
         })?;
         let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-        self.core.reconfigure(now(), loaded).map_err(|error| Problem::new(500, "Not applied", error.to_string()))?;
+        put_in_force(&mut self.core, &mut self.memory, loaded)?;
         self.config_trouble = None;
-        self.memory.recognise(&mut self.core);
-        self.begin_allowances().map_err(|error| Problem::new(500, "Not applied", error.to_string()))?;
         self.watch_executables();
+        self.note("config", "info", format!("{} was read again", path.display()));
         Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
     }
 
     /// Answers a client; true if it was told to end. A client that does not wait for its answer is none of our business.
     fn on_request(&mut self, request: Request) -> bool {
         let time = now();
+        let (changes, moment) = (matches!(request, Request::Apply(..) | Request::Undo(_)), Moment { now: time, unix_ms: unix_ms() });
+        let (peers, memory, trouble) = (&self.peers, &mut self.memory, &mut self.config_trouble);
+        let mut enforce = |core: &mut Core<BpfSteering>, config: Config| {
+            put_in_force(core, memory, config)?;
+            *trouble = None;
+            Ok(())
+        };
+        let rest = self.desk.answer(&mut self.core, moment, &|| peers.names(), &mut enforce, request);
+        if changes {
+            self.watch_executables();
+        }
+        rest.is_some_and(|request| self.on_other(request, time))
+    }
+
+    /// Answers what the desk cannot.
+    fn on_other(&mut self, request: Request, time: Time) -> bool {
         match request {
-            Request::Status(answer) => {
-                let mut status = self.core.status(time);
-                status.peers = self.peers.views(&self.core.known_servers(time));
-                // Those that nothing uses now are for `braid peers`.
-                status.peers.retain(|peer| peer.state != "idle");
-                status.config = self.config_path.as_ref().map(|path| path.display().to_string());
-                status.warnings.extend(self.memory.trouble());
-                status.warnings.extend(self.config_trouble.clone());
-                status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
-                let _ = answer.send(Ok(status));
+            Request::Status(answer) => drop(answer.send(Ok(self.status(time)))),
+            Request::Subscribe(after, answer) => {
+                let rest = self.rest(time, true);
+                let _ = answer.send(Ok(Box::new(self.desk.first(&self.core, time, after, rest))));
             }
-            Request::Links(answer) => drop(answer.send(Ok(self.core.links(time)))),
             Request::Flows(answer) => {
                 // What cannot be looked at now is told as it was.
                 let looked = self.core.look(time);
@@ -596,8 +701,6 @@ impl Daemon<'_> {
                 flows.extend(self.peers.flow_views(time, CARRIED_BY));
                 let _ = answer.send(Ok(flows));
             }
-            Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time)))),
-            Request::Policy(answer) => drop(answer.send(Ok(self.core.policy()))),
             Request::Explain(request, answer) => {
                 let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
                 let _ = answer.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
@@ -606,19 +709,60 @@ impl Daemon<'_> {
             Request::Join(request, answer) => {
                 let joined = self.peers.join(&request.line, request.name.as_deref());
                 self.peers.set_links(self.core.bond_links());
+                self.note_order("peer", &joined);
                 let _ = answer.send(joined);
             }
-            Request::Leave(request, answer) => drop(answer.send(self.leave(&request.name))),
-            Request::Move(request, answer) => drop(answer.send(self.peers.move_flows(&request))),
+            Request::Leave(request, answer) => {
+                let left = self.leave(&request.name);
+                self.note_order("peer", &left);
+                let _ = answer.send(left);
+            }
+            Request::Move(request, answer) => {
+                let moved = self.peers.move_flows(&request);
+                self.note_order("flow", &moved);
+                let _ = answer.send(moved);
+            }
             Request::Reload(answer) => drop(answer.send(self.reload())),
             Request::Down(answer) => {
                 let accepted = Accepted { message: "Braid goes down; flows go on as the system has them".to_owned(), warnings: Vec::new() };
                 let _ = answer.send(Ok(accepted));
                 return true;
             }
+            // The desk has answered these.
+            Request::Links(_)
+            | Request::Apps(_)
+            | Request::Policy(_)
+            | Request::Tradeoff(_)
+            | Request::Notes(..)
+            | Request::History(..) => {}
+            Request::Gains(..) | Request::Config(_) | Request::Preview(..) | Request::Apply(..) | Request::Undo(_) => {}
         }
         false
     }
+
+    fn note_order(&mut self, kind: &str, done: &Result<Accepted, Problem>) {
+        if let Ok(accepted) = done {
+            self.note(kind, "info", accepted.message.clone());
+        }
+    }
+}
+
+/// Puts a configuration in force for new flows.
+fn put_in_force(core: &mut Core<BpfSteering>, memory: &mut Memory, config: Config) -> Result<(), Problem> {
+    let failed = |error: &dyn std::fmt::Display| Problem::new(500, "Not applied", error.to_string());
+    core.reconfigure(now(), config).map_err(|error| failed(&error))?;
+    memory.recognise(core);
+    begin_allowances(core).map_err(|error| failed(&error))
+}
+
+/// Counts at once for links whose allowance has not begun to be counted: one that is used up already must get no flow meanwhile.
+fn begin_allowances(core: &mut Core<BpfSteering>) -> anyhow::Result<()> {
+    if core.all_links_mut().any(|link| link.rule.metered && link.allowance.is_none()) {
+        let counters = netlink::device_counters()?;
+        core.on_counters(now(), unix(), &counters);
+        core.tick(now())?;
+    }
+    Ok(())
 }
 
 /// Asks the battery now and then, on a thread of its own: some firmware takes its time. It ends with the receiver.
@@ -651,13 +795,6 @@ async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
         }
     };
     let _ = answers.send((order.link, order.family, outcome)).await;
-}
-
-fn warn_of_impostor(host: std::net::IpAddr) {
-    tracing::warn!(
-        "{host} shows another key than before: it was set up anew, or somebody else answers in its place. Flows to it go direct; if it \
-         was set up anew, say \"braid leave {host}\""
-    );
 }
 
 fn end_stuck(flow: &Stuck) {

@@ -1,4 +1,5 @@
-//! The guardian: a small process that outlives the daemon and takes its rules and routes down when it dies, however it dies.
+//! The guardian: a small process that outlives the daemon and takes its rules and routes down when it dies, however it dies. Connections
+//! that can hear no answer without them it ends, so that their programs connect anew.
 //!
 //! The BPF programs need no guardian: they are held by the daemon's descriptors and go with it.
 
@@ -6,8 +7,8 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use braid_platform::linux::netlink;
 use braid_platform::linux::sys::process::{FORWARDED, block_signals};
+use braid_platform::linux::{netlink, reverse_path};
 
 use crate::lock::{Lock, LockError, PATIENCE};
 
@@ -71,6 +72,7 @@ pub fn watch() -> anyhow::Result<()> {
         other => Some(other?),
     };
     let swept = netlink::sweep()?;
-    tracing::info!(?swept, "the daemon is gone; its rules and routes are taken down");
+    let ended = reverse_path::end_stranded();
+    tracing::info!(?swept, ended, "the daemon is gone; its rules and routes are taken down");
     Ok(())
 }

@@ -2,9 +2,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chronicle;
 pub mod config;
 pub mod core;
 pub mod daemon;
+pub mod desk;
 pub mod guardian;
 mod lock;
 mod memory;
@@ -14,4 +16,5 @@ pub mod profiles;
 pub mod proxy;
 pub mod run;
 pub mod server;
+pub mod settings;
 pub mod store;

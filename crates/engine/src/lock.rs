@@ -41,21 +41,24 @@ pub(crate) enum LockError {
 impl Lock {
     /// Takes the lock; waits for it until `patience` is over.
     pub(crate) fn take_within(patience: Duration) -> Result<Self, LockError> {
+        Self::take_name(NAME, patience)
+    }
+
+    fn take_name(name: &[u8], patience: Duration) -> Result<Self, LockError> {
         let end = Instant::now() + patience;
         loop {
-            match Self::take() {
+            match Self::try_name(name) {
                 Err(LockError::Held) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
                 other => return other,
             }
         }
     }
 
-    /// Takes the lock: an abstract Unix socket, whose names each network namespace has for itself.
-    pub(crate) fn take() -> Result<Self, LockError> {
-        let name = SocketAddr::from_abstract_name(NAME)?;
-        match UnixListener::bind_addr(&name) {
+    /// An abstract Unix socket, whose names each network namespace has for itself.
+    fn try_name(name: &[u8]) -> Result<Self, LockError> {
+        match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
             Ok(listener) => Ok(Self { _listener: listener }),
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(judge(sys::unix_listener_user(NAME), sys::own_user())),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(judge(sys::unix_listener_user(name), sys::own_user())),
             Err(error) => Err(error.into()),
         }
     }
@@ -82,13 +85,17 @@ mod tests {
 
     #[test]
     fn the_lock_is_had_once_at_a_time() {
-        let first = Lock::take().unwrap();
-        assert!(matches!(Lock::take(), Err(LockError::Held)));
-        let later = std::thread::spawn(|| Lock::take_within(Duration::from_secs(60)).unwrap());
+        // A name of this process's own: a daemon may run on this machine, and this test a second time.
+        let name = format!("braid test {}", std::process::id()).into_bytes();
+        let take = |patience| Lock::take_name(&name, patience);
+        let first = take(Duration::ZERO).unwrap();
+        assert!(matches!(take(Duration::ZERO), Err(LockError::Held)));
+        let theirs = name.clone();
+        let later = std::thread::spawn(move || Lock::take_name(&theirs, Duration::from_secs(60)).unwrap());
         std::thread::sleep(Duration::from_millis(20));
         drop(first);
         let second = later.join().unwrap();
-        assert!(matches!(Lock::take_within(Duration::ZERO), Err(LockError::Held)));
+        assert!(matches!(take(Duration::ZERO), Err(LockError::Held)));
         drop(second);
     }
 }

@@ -12,6 +12,7 @@ use braid_model::{Bytes, Rate, Time};
 use braid_platform::linux::process;
 use braid_platform::steering::{AppId, ExeId, Learnt, Steering};
 
+use crate::chronicle;
 use crate::core::Core;
 use crate::store::{self, AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
 
@@ -21,6 +22,9 @@ const RECALL_PATIENCE: Duration = Duration::from_millis(30);
 const SLOW: Duration = Duration::from_secs(5);
 /// How long the end waits for the disk.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The most rows of the chronicle that wait for a disk that does not answer: those of three days.
+const HISTORY_LIMIT: usize = 1000;
 
 /// The memory.
 pub(crate) struct Memory {
@@ -45,6 +49,7 @@ struct Fresh {
     apps: BTreeMap<AppKey, AppRow>,
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
+    history: chronicle::Rows,
 }
 
 impl Memory {
@@ -57,6 +62,19 @@ impl Memory {
         let recalled = None;
         let (store, fresh, recognised) = (Arc::new(Mutex::new(store)), Fresh::default(), BTreeSet::new());
         Self { folder: folder.to_owned(), store, recalled, learnt, fresh, warnings, written: Instant::now(), recognised }
+    }
+
+    /// What the chronicle of an earlier life wrote, once.
+    pub(crate) fn take_history(&mut self) -> BTreeMap<(String, u64), String> {
+        std::mem::take(&mut self.learnt.history)
+    }
+
+    /// Takes in what the chronicle wants kept, for the next [`keep`](Self::keep).
+    pub(crate) fn keep_history(&mut self, rows: chronicle::Rows) {
+        self.fresh.history.extend(rows);
+        while self.fresh.history.len() > HISTORY_LIMIT {
+            self.fresh.history.pop_first();
+        }
     }
 
     /// What the user should know.
@@ -148,6 +166,7 @@ impl Memory {
         fresh.apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
         fresh.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
         fresh.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
+        fresh.history.into_iter().for_each(|((kind, at), body)| store.put_history(kind, at, body));
         true
     }
 

@@ -280,6 +280,16 @@ impl Peers {
         flows.iter().map(|(id, carried)| self.flow_view(*id, carried, now, scheduler)).collect()
     }
 
+    /// How many flows that peers carry have used each device.
+    pub fn flows_by_device(&self) -> BTreeMap<String, u64> {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = BTreeMap::new();
+        for link in flows.values().filter_map(|carried| carried.flow.view()).flat_map(|view| view.by_link) {
+            *counts.entry(self.device(link.0)).or_default() += 1;
+        }
+        counts
+    }
+
     fn flow_view(&self, id: u64, carried: &Carried, now: Time, scheduler: &str) -> FlowView {
         let moved = carried.flow.view().map(|view| view.by_link).unwrap_or_default();
         let by_link: Vec<LinkBytes> =

@@ -1,35 +1,41 @@
-//! The HTTP API on a Unix socket.
+//! The HTTP API, on a Unix socket and, where asked for, over TCP.
 //!
-//! Anyone who can connect may read; only root and the daemon's own user may command, by the kernel's word on who connected.
-//! The server knows nothing of the daemon: it sends each [`Request`] over a channel and waits for the answer, so that all state
-//! stays in the one task that receives them.
+//! [`braid_api::openapi::OPERATIONS`] says what there is and who may call it; [`access`] holds everybody to it. The server lives on a thread
+//! of its own and knows nothing of the daemon: it sends each [`Request`] over a channel and waits for the answer, so that all state
+//! stays in the one task that receives them, and turning answers into text costs that task nothing.
 
 use std::future::Future;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::connect_info::Connected;
-use axum::extract::{ConnectInfo, Request as HttpRequest, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::serve::IncomingStream;
-use axum::{Json, Router};
+use braid_api::openapi::Needs;
 use braid_api::{
-    Accepted, App, ExplainRequest, Explanation, Flow, JoinRequest, LeaveRequest, Link, MoveRequest, Peer as PeerView, PolicyView, Problem,
-    Status,
+    Accepted, App, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Flow, Gains, History, JoinRequest, LeaveRequest,
+    Link, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
 };
 use braid_platform::linux::sys::process::own_user;
-use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
+mod access;
 mod connections;
+mod live;
 mod metrics;
+mod pages;
+mod routes;
+mod tcp;
 
+use access::{Client, Keys};
 use connections::Connections;
+pub use live::{Feed, First, Spreader, Update};
+use tcp::Door;
+pub use tcp::{UiError, UiOptions};
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/braid/braid.sock";
@@ -63,6 +69,24 @@ pub enum Request {
     Leave(LeaveRequest, Answer<Accepted>),
     /// `POST /v1/move`: carry flows over another link from now on.
     Move(MoveRequest, Answer<Accepted>),
+    /// `GET /v1/events`: what a listener is told first; the notes after the one of this id, else the last few.
+    Subscribe(Option<u64>, Answer<Box<First>>),
+    /// `GET /v1/notes`: those after the one of this id.
+    Notes(u64, Answer<Vec<Note>>),
+    /// `GET /v1/history`: the samples after a moment (milliseconds of Unix time).
+    History(Resolution, u64, Answer<History>),
+    /// `GET /v1/gains`: over so many days.
+    Gains(u32, Answer<Gains>),
+    /// `GET /v1/tradeoff`.
+    Tradeoff(Answer<Vec<TradeoffPoint>>),
+    /// `GET /v1/config`.
+    Config(Answer<ConfigView>),
+    /// `POST /v1/config/preview`: changes nothing.
+    Preview(ConfigChange, Answer<ConfigChanged>),
+    /// `POST /v1/config`.
+    Apply(ConfigChange, Answer<ConfigChanged>),
+    /// `POST /v1/config/undo`.
+    Undo(Answer<ConfigView>),
     /// `POST /v1/reload`: read the configuration again; a refused one leaves the running one in force (a problem, status 422).
     Reload(Answer<Accepted>),
     /// `POST /v1/down`: take everything down and end. The answer is sent before.
@@ -96,8 +120,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on `path` with mode 0660; makes its directory (0755) if there is none, and takes the place of a dead daemon's socket.
-    /// Call within a tokio runtime.
+    /// Listens on `path` with mode 0666, since everybody may read; makes its directory (0755) if there is none, and takes the place of a
+    /// dead daemon's socket.
     pub fn bind(path: &Path) -> Result<Self, ServeError> {
         let failed = |error| ServeError::Listen { path: path.to_owned(), error };
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -113,13 +137,124 @@ impl Server {
         Ok(Self { listener, file: SocketFile::of(path) })
     }
 
-    /// Answers clients out of `core` until `end` comes to pass; answers under way are finished.
-    pub async fn serve(self, core: mpsc::Sender<Request>, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    /// Answers clients until `end` comes to pass; answers under way are finished. Call within a tokio runtime.
+    pub async fn serve(self, api: Api, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let Self { listener, file } = self;
-        let service = router(core).into_make_service_with_connect_info::<Peer>();
-        let served = axum::serve(Connections::of(listener), service).with_graceful_shutdown(end).await;
+        listener.set_nonblocking(true)?;
+        let connections = Connections::of(tokio::net::UnixListener::from_std(listener)?, own_user());
+        let service = routes::router(api).into_make_service_with_connect_info::<Client>();
+        let served = axum::serve(connections, service).with_graceful_shutdown(end).await;
         drop(file);
         served
+    }
+}
+
+/// What the server answers out of.
+#[derive(Debug, Clone)]
+pub struct Api {
+    core: mpsc::Sender<Request>,
+    live: live::Live,
+    keys: Option<Arc<Keys>>,
+    /// The web page's address.
+    page: Option<String>,
+}
+
+impl Api {
+    /// An API that asks `core`; what happens comes by the [`Feed`], for as long as the [`Spreader`] is run.
+    pub fn new(core: mpsc::Sender<Request>) -> (Self, Feed, Spreader) {
+        let (live, feed, spreader) = live::live();
+        (Self { core, live, keys: None, page: None }, feed, spreader)
+    }
+}
+
+/// The API over TCP, not served yet.
+#[derive(Debug)]
+pub struct Ui {
+    door: Door,
+    keys: Arc<Keys>,
+}
+
+impl Ui {
+    /// Listens; tokens and the own certificate are kept in `folder`, which is made if there is none.
+    ///
+    /// # Errors
+    /// Where the address, the certificate or the directory will not do.
+    pub fn open(options: &UiOptions, folder: &Path) -> Result<Self, UiError> {
+        let failed = |error| UiError::State { path: folder.to_owned(), error };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        let keys = Keys::open(folder, options.names.clone(), options.tls()).map_err(failed)?;
+        Ok(Self { door: Door::open(options, folder)?, keys: keys.into() })
+    }
+
+    /// The page's address.
+    pub fn address(&self) -> String {
+        self.keys.address(self.door.address)
+    }
+
+    /// The SHA-256 of Braid's own certificate, where that is used.
+    pub fn fingerprint(&self) -> Option<&str> {
+        self.door.fingerprint.as_deref()
+    }
+
+    /// The token that allows everything, or reading only.
+    pub fn token(&self, may_change: bool) -> &str {
+        self.keys.token(if may_change { Needs::Changing } else { Needs::Reading })
+    }
+
+    /// Answers clients until `end` comes to pass. Call within a tokio runtime.
+    pub async fn serve(self, api: Api, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+        let api = api.with(&self);
+        let service = routes::router(api).into_make_service_with_connect_info::<Client>();
+        axum::serve(self.door.enter()?, service).with_graceful_shutdown(end).await
+    }
+}
+
+impl Api {
+    /// The same, with what TCP clients must show.
+    fn with(self, ui: &Ui) -> Self {
+        Self { keys: Some(ui.keys.clone()), page: Some(ui.address()), ..self }
+    }
+}
+
+/// Serves everything on a thread of its own; dropped, it is told to end.
+#[derive(Debug)]
+pub struct Serving {
+    end: Option<oneshot::Sender<()>>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Serving {
+    /// Begins to.
+    ///
+    /// # Errors
+    /// Where the system gives no thread or no runtime.
+    pub fn start(server: Server, ui: Option<Ui>, api: Api, spreader: Spreader) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let ((end, told), (done, ended)) = (oneshot::channel(), oneshot::channel());
+        let all = async move {
+            tokio::spawn(spreader.run());
+            let api = ui.as_ref().map_or(api.clone(), |ui| api.with(ui));
+            if let Some(ui) = ui {
+                // Ends with the runtime.
+                tokio::spawn(ui.serve(api.clone(), std::future::pending()));
+            }
+            if let Err(error) = server.serve(api, async move { drop(told.await) }).await {
+                tracing::warn!("the API is not served any more: {error}");
+            }
+        };
+        std::thread::Builder::new().name("api".to_owned()).spawn(move || {
+            runtime.block_on(all);
+            // Whoever still listens is not waited for.
+            runtime.shutdown_background();
+            let _ = done.send(());
+        })?;
+        Ok(Self { end: Some(end), ended })
+    }
+
+    /// Ends it; answers under way are finished within `patience`.
+    pub async fn end(mut self, patience: Duration) {
+        drop(self.end.take());
+        let _ = tokio::time::timeout(patience, self.ended).await;
     }
 }
 
@@ -140,7 +275,7 @@ fn bind_beside(path: &Path) -> io::Result<UnixListener> {
         let inside = PathBuf::from(format!("/proc/self/fd/{}/socket", open.as_raw_fd()));
         let listener = UnixListener::bind(&inside)?;
         let placed =
-            std::fs::set_permissions(&inside, std::fs::Permissions::from_mode(0o660)).and_then(|()| std::fs::rename(&inside, path));
+            std::fs::set_permissions(&inside, std::fs::Permissions::from_mode(0o666)).and_then(|()| std::fs::rename(&inside, path));
         if placed.is_err() {
             let _ = std::fs::remove_file(&inside);
         }
@@ -175,31 +310,6 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|data| (data.dev(), data.ino()))
 }
 
-/// Who connected, as the kernel tells.
-#[derive(Debug, Clone, Copy)]
-struct Peer {
-    user: Option<u32>,
-    own: u32,
-}
-
-impl Peer {
-    fn of(stream: &UnixStream, own: u32) -> Self {
-        Self { user: stream.peer_cred().ok().map(|cred| cred.uid()), own }
-    }
-
-    fn may_command(self) -> bool {
-        self.user.is_some_and(|user| user == 0 || user == self.own)
-    }
-}
-
-impl Connected<IncomingStream<'_, Connections>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Connections>) -> Self {
-        Self::of(stream.io().stream(), own_user())
-    }
-}
-
-type Core = State<mpsc::Sender<Request>>;
-
 /// A problem as a response.
 pub(crate) struct Refusal(pub(crate) Problem);
 
@@ -210,85 +320,11 @@ impl IntoResponse for Refusal {
     }
 }
 
-type Reply<T> = Result<Json<T>, Refusal>;
-
-fn router(core: mpsc::Sender<Request>) -> Router {
-    Router::new()
-        .route("/v1/status", get(async |core: Core| ask(core, Request::Status).await))
-        .route("/v1/links", get(async |core: Core| ask(core, Request::Links).await))
-        .route("/v1/flows", get(async |core: Core| ask(core, Request::Flows).await))
-        .route("/v1/apps", get(async |core: Core| ask(core, Request::Apps).await))
-        .route("/v1/policy", get(async |core: Core| ask(core, Request::Policy).await))
-        .route("/v1/peers", get(async |core: Core| ask(core, Request::Peers).await))
-        .route("/v1/explain", post(explain))
-        .route("/v1/join", post(async |core: Core, peer: ConnectInfo<Peer>, body| order(core, peer, body, Request::Join).await))
-        .route("/v1/leave", post(async |core: Core, peer: ConnectInfo<Peer>, body| order(core, peer, body, Request::Leave).await))
-        .route("/v1/move", post(async |core: Core, peer: ConnectInfo<Peer>, body| order(core, peer, body, Request::Move).await))
-        .route("/v1/reload", post(async |core: Core, peer: ConnectInfo<Peer>| command(core, peer, Request::Reload).await))
-        .route("/v1/down", post(async |core: Core, peer: ConnectInfo<Peer>| command(core, peer, Request::Down).await))
-        .route("/v1/metrics", get(prometheus))
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(core)
-}
-
-async fn ask<T>(State(core): Core, request: impl FnOnce(Answer<T>) -> Request) -> Reply<T> {
-    let (answer, wait) = oneshot::channel();
-    let ending = || Refusal(Problem::new(503, "Ending", "the daemon is ending: start it again with `braid up`"));
-    let exchange = async {
-        core.send(request(answer)).await.map_err(|_| ending())?;
-        wait.await.map_err(|_| ending())?.map_err(Refusal)
-    };
-    let detail = "the daemon does not answer: see its log, and restart it if that lasts (traffic goes on without it)";
-    tokio::time::timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(Refusal(Problem::new(504, "No answer", detail)))).map(Json)
-}
-
-async fn command<T>(core: Core, ConnectInfo(peer): ConnectInfo<Peer>, request: impl FnOnce(Answer<T>) -> Request) -> Reply<T> {
-    if !peer.may_command() {
-        let detail = "only root and the daemon's own user may do this: run the command with sudo";
-        return Err(Refusal(Problem::new(403, "Not allowed", detail)));
-    }
-    ask(core, request).await
-}
-
-async fn explain(core: Core, body: Result<Json<ExplainRequest>, axum::extract::rejection::JsonRejection>) -> Reply<Explanation> {
-    let Json(request) = body.map_err(|error| Refusal(Problem::new(400, "Not understood", error.body_text())))?;
-    ask(core, |answer| Request::Explain(request, answer)).await
-}
-
-/// A command that says something.
-async fn order<B>(
-    core: Core,
-    peer: ConnectInfo<Peer>,
-    body: Result<Json<B>, axum::extract::rejection::JsonRejection>,
-    request: impl FnOnce(B, Answer<Accepted>) -> Request,
-) -> Reply<Accepted> {
-    let Json(body) = body.map_err(|error| Refusal(Problem::new(400, "Not understood", error.body_text())))?;
-    command(core, peer, |answer| request(body, answer)).await
-}
-
-async fn prometheus(core: Core) -> Result<Response, Refusal> {
-    let Json(status) = ask(core, Request::Status).await?;
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status)).into_response())
-}
-
-async fn unknown(request: HttpRequest) -> Refusal {
-    let detail = format!(
-        "there is no {}: see /v1/status, links, flows, apps, peers, policy, explain, join, leave, move, reload, down, metrics",
-        request.uri().path()
-    );
-    Refusal(Problem::new(404, "Not found", detail))
-}
-
-async fn wrong_method(request: HttpRequest) -> Refusal {
-    let detail = format!("{} does not take {}: read with GET, command and explain with POST", request.uri().path(), request.method());
-    Refusal(Problem::new(405, "Wrong method", detail))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
 
     fn status() -> Status {
         serde_json::from_value(serde_json::json!({"schema_version": 1, "version": "v", "scheduler": "only-one", "links": [], "flows": 3}))
@@ -327,13 +363,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/braid.sock");
         let server = Server::bind(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
         assert!(matches!(Server::bind(&path), Err(ServeError::InUse(_))));
 
         let (send, receive) = mpsc::channel(4);
         let (stop, stopped) = oneshot::channel::<()>();
         let core = tokio::spawn(core(receive));
-        let served = tokio::spawn(server.serve(send, async move { drop(stopped.await) }));
+        let (api, _feed, _spreader) = Api::new(send);
+        let served = tokio::spawn(server.serve(api, async move { drop(stopped.await) }));
         for (head, body, code, content) in [
             ("GET /v1/status", "", "200", "\"flows\":3"),
             ("POST /v1/reload", "", "200", "done"),
@@ -371,12 +408,5 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         assert!(matches!(Server::bind(&path), Err(ServeError::NotASocket(_))));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-    }
-
-    #[test]
-    fn only_root_and_the_daemons_user_may_command() {
-        let peer = |user| Peer { user, own: 1000 };
-        assert!(peer(Some(0)).may_command() && peer(Some(1000)).may_command());
-        assert!(!peer(Some(1001)).may_command() && !peer(None).may_command());
     }
 }

@@ -3,7 +3,7 @@
 //! The store never stands in the way: a damaged file is moved aside, and where nothing can be written everything goes on in memory
 //! and is written later. What was stored before is never lost by that.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -96,11 +96,12 @@ struct Batch {
     classes: BTreeMap<(String, String), Option<String>>,
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
+    history: BTreeMap<(&'static str, u64), String>,
 }
 
 impl Batch {
     fn is_empty(&self) -> bool {
-        self.apps.is_empty() && self.classes.is_empty() && self.links.is_empty() && self.usage.is_empty()
+        self.apps.is_empty() && self.classes.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.history.is_empty()
     }
 
     /// Keeps the batch bounded while nothing can be written.
@@ -109,6 +110,9 @@ impl Batch {
         prune(&mut self.links, |row| row.updated);
         while self.classes.len() > ROW_LIMIT {
             self.classes.pop_first();
+        }
+        while self.history.len() > ROW_LIMIT {
+            self.history.pop_first();
         }
     }
 }
@@ -133,6 +137,8 @@ pub struct Learnt {
     pub links: BTreeMap<LinkKey, LinkRow>,
     /// Metered links' usage.
     pub usage: BTreeMap<LinkKey, UsageRow>,
+    /// What the [chronicle](crate::chronicle) wrote, by kind and moment.
+    pub history: BTreeMap<(String, u64), String>,
 }
 
 /// The store. Changes gather in memory until [`flush`](Self::flush).
@@ -156,6 +162,11 @@ enum StoreError {
 }
 
 impl Store {
+    /// Whether there is one in `folder`.
+    pub(crate) fn exists(folder: &Path) -> bool {
+        folder.join(FILE).exists()
+    }
+
     /// Opens the store in `folder` (made with mode 0700 if there is none) and reads what it holds. Never fails: the texts say what
     /// went wrong and what becomes of it, for the log and `braid status`.
     pub fn open(folder: &Path) -> (Self, Learnt, Vec<String>) {
@@ -193,6 +204,12 @@ impl Store {
     /// Remembers what a metered link used. Never pruned: there is one row per link and network.
     pub fn put_usage(&mut self, key: LinkKey, row: UsageRow) {
         self.pending.usage.insert(key, row);
+    }
+
+    /// Remembers a row of the chronicle.
+    pub fn put_history(&mut self, kind: &'static str, at: u64, body: String) {
+        self.pending.history.insert((kind, at), body);
+        self.pending.bound();
     }
 
     /// Writes what gathered, in one transaction. What cannot be written is kept for the next time.
@@ -315,10 +332,12 @@ fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     let have: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     match have {
-        SCHEMA => Ok(()),
+        // A version that does not know this table leaves it alone, so it is no new schema.
+        SCHEMA => Ok(connection.execute_batch(CREATE_HISTORY)?),
         0 => {
             let transaction = connection.transaction()?;
             transaction.execute_batch(CREATE)?;
+            transaction.execute_batch(CREATE_HISTORY)?;
             transaction.pragma_update(None, "user_version", SCHEMA)?;
             Ok(transaction.commit()?)
         }
@@ -334,6 +353,9 @@ const CREATE: &str = "
         updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;
     CREATE TABLE usage (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, used INTEGER NOT NULL, period INTEGER NOT NULL,
         updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;";
+
+const CREATE_HISTORY: &str = "
+    CREATE TABLE IF NOT EXISTS history (kind TEXT NOT NULL, at INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, at)) WITHOUT ROWID;";
 
 fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO app VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
@@ -359,6 +381,16 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
     )?;
     for (key, row) in &batch.usage {
         put.execute(params![key.name, key.kind, key.network, int(row.used), row.period, int(row.updated)])?;
+    }
+    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO history VALUES (?1, ?2, ?3)")?;
+    for ((kind, at), body) in &batch.history {
+        put.execute(params![kind, int(*at), body])?;
+    }
+    let mut prune = transaction.prepare_cached(
+        "DELETE FROM history WHERE kind = ?1 AND at < (SELECT at FROM history WHERE kind = ?1 ORDER BY at DESC LIMIT 1 OFFSET ?2)",
+    )?;
+    for kind in batch.history.keys().map(|(kind, _)| *kind).collect::<BTreeSet<_>>() {
+        prune.execute(params![kind, int(crate::chronicle::kept(kind).saturating_sub(1) as u64)])?;
     }
     bound_table(transaction, "app", "exe, name, port")?;
     bound_table(transaction, "link", "name, kind, network")
@@ -398,6 +430,11 @@ fn read_all(connection: &Connection) -> rusqlite::Result<Learnt> {
     let mut rows = select.query([])?;
     while let Some(row) = rows.next()? {
         learnt.usage.insert(link_key(row)?, UsageRow { used: uint(row, 3)?, period: row.get(4)?, updated: uint(row, 5)? });
+    }
+    let mut select = connection.prepare("SELECT * FROM history ORDER BY kind, at")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        learnt.history.insert((row.get(0)?, uint(row, 1)?), row.get(2)?);
     }
     Ok(learnt)
 }
@@ -464,6 +501,22 @@ mod tests {
         assert_eq!(schema_of(&folder), Some(SCHEMA));
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder), mode(&folder.join(FILE))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn the_chronicles_rows_are_kept_as_many_as_it_recalls_and_an_old_file_takes_them() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path());
+        Connection::open(folder.path().join(FILE)).unwrap().execute_batch("DROP TABLE history").unwrap();
+        let (mut store, ..) = Store::open(folder.path());
+        for at in 0..1000 {
+            store.put_history("5m", at, format!("{{{at}}}"));
+        }
+        store.put_history("day", 3, "x".into());
+        assert_eq!(store.flush(), None);
+        let history = Store::open(folder.path()).1.history;
+        assert_eq!(history.len(), crate::chronicle::kept("5m") + 1);
+        assert_eq!((history.keys().next().unwrap().1, &*history[&("day".to_owned(), 3)]), (712, "x"));
     }
 
     #[test]

@@ -1,8 +1,12 @@
-//! Cookies of a file in Netscape's form, as curl and browsers' add-ons write it.
+//! Cookies: of a file in Netscape's form, as curl and browsers' add-ons write it, and those that answers set while a run lasts.
 
 use std::net::IpAddr;
 
 use url::Url;
+
+/// What an answer may set: so many cookies in all, none with a name and value longer than this (RFC 6265 section 6.1).
+const MOST: usize = 300;
+const LONGEST: usize = 4096;
 
 /// Cookies that may be sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,6 +56,16 @@ impl Cookies {
         Ok(Self { all })
     }
 
+    /// Takes what an answer from `url` sets, one `Set-Cookie` (RFC 6265 section 5.2 and 5.3); what the host may not set is left out.
+    /// `unix`: seconds of Unix time now. A domain needs a dot; there is no list of public suffixes.
+    pub(crate) fn learn(&mut self, url: &Url, line: &str, unix: u64) {
+        let Some((cookie, expired)) = Cookie::set(url, line, unix) else { return };
+        self.all.retain(|old| (&old.host, &old.path, &old.name) != (&cookie.host, &cookie.path, &cookie.name));
+        if !expired && self.all.len() < MOST {
+            self.all.push(cookie);
+        }
+    }
+
     /// What is to be sent with a request, as the value of `Cookie` (RFC 6265 section 5.4); longest paths first.
     pub fn of(&self, url: &Url) -> Option<String> {
         let (host, path) = (url.host_str()?.to_ascii_lowercase(), url.path());
@@ -63,6 +77,47 @@ impl Cookies {
 }
 
 impl Cookie {
+    /// What a `Set-Cookie` of `url` says, and whether that is to be forgotten.
+    fn set(url: &Url, line: &str, unix: u64) -> Option<(Self, bool)> {
+        let host = url.host_str()?.to_ascii_lowercase();
+        let mut parts = line.split(';').map(str::trim);
+        let (name, value) = parts.next()?.split_once('=')?;
+        let (name, value) = (name.trim(), value.trim());
+        let plain = |byte: u8| (b' '..0x7f).contains(&byte);
+        if name.is_empty() || name.len() + value.len() > LONGEST || !line.bytes().all(plain) {
+            return None;
+        }
+        // The directory of what was asked for.
+        let directory = url.path().rsplit_once('/').map_or("/", |(front, _)| if front.is_empty() { "/" } else { front });
+        let mut cookie =
+            Self { below: false, path: directory.to_owned(), secure: false, name: name.to_owned(), value: value.to_owned(), host };
+        let (mut expires, mut age) = (None, None);
+        for (what, value) in parts.map(|part| part.split_once('=').unwrap_or((part, ""))) {
+            match (what.trim().to_ascii_lowercase().as_str(), value.trim()) {
+                ("domain", domain) if !domain.is_empty() => {
+                    let domain = domain.trim_start_matches('.').to_ascii_lowercase();
+                    let above = || domain.contains('.') && cookie.host.strip_suffix(&domain).is_some_and(|front| front.ends_with('.'));
+                    let named = cookie.host.parse::<IpAddr>().is_err();
+                    if cookie.host != domain && !(named && above()) {
+                        return None;
+                    }
+                    (cookie.below, cookie.host) = (named, domain);
+                }
+                ("path", path) if path.starts_with('/') => cookie.path = path.to_owned(),
+                ("secure", _) => cookie.secure = true,
+                ("expires", date) => expires = httpdate::parse_http_date(date).ok(),
+                ("max-age", seconds) => age = seconds.parse::<i64>().ok(),
+                _ => {}
+            }
+        }
+        if cookie.secure && url.scheme() != "https" {
+            return None;
+        }
+        let now = std::time::UNIX_EPOCH + std::time::Duration::from_secs(unix);
+        let expired = age.map_or(expires.is_some_and(|expires| expires <= now), |age| age <= 0);
+        Some((cookie, expired))
+    }
+
     fn fits(&self, host: &str, path: &str, tls: bool) -> bool {
         let below =
             || self.below && host.parse::<IpAddr>().is_err() && host.strip_suffix(&self.host).is_some_and(|front| front.ends_with('.'));
@@ -87,6 +142,38 @@ mod tests {
         assert_eq!(of("https://example.org/").as_deref(), Some("all=1; tls=3"));
         assert_eq!(of("http://www.example.org/deep").as_deref(), Some("all=1"));
         assert_eq!((of("http://badexample.org/"), of("http://org/")), (None, None));
+    }
+
+    #[test]
+    fn answers_set_cookies_for_their_own_hosts() {
+        let mut cookies = Cookies::default();
+        let mut set = |url: &str, line: &str| cookies.learn(&url.parse().unwrap(), line, 1000);
+        set("http://www.example.org/a/b", "here=1");
+        set("http://www.example.org/", "all=2; Domain=.example.org; Path=/; HttpOnly");
+        set("https://www.example.org/", "tls=3; secure; Max-Age=60");
+        for refused in ["other=1; Domain=example.net", "top=1; Domain=org", "s=1; Secure", "=1", "none", "c=a\u{7f}"] {
+            set("http://www.example.org/", refused);
+        }
+        set("http://192.0.2.1/", "ip=1; Domain=2.1");
+        let of = |url: &str| cookies.of(&url.parse().unwrap());
+        assert_eq!(of("http://www.example.org/a/c").as_deref(), Some("here=1; all=2"));
+        assert_eq!(of("http://deep.example.org/").as_deref(), Some("all=2"));
+        assert_eq!(of("https://www.example.org/").as_deref(), Some("all=2; tls=3"));
+        assert_eq!((of("http://example.net/"), of("http://192.0.2.1/")), (None, None));
+    }
+
+    #[test]
+    fn answers_replace_and_take_back_cookies_and_cannot_fill_memory() {
+        let url: Url = "http://h.example/".parse().unwrap();
+        let mut cookies = Cookies::default();
+        cookies.learn(&url, "a=1", 1000);
+        cookies.learn(&url, "a=2; Expires=Thu, 01 Jan 1970 01:00:00 GMT", 1000);
+        assert_eq!(cookies.of(&url).as_deref(), Some("a=2"));
+        cookies.learn(&url, "a=; Expires=Thu, 01 Jan 1970 00:00:01 GMT", 1000);
+        assert_eq!(cookies.of(&url), None);
+        (0..10_000).for_each(|number| cookies.learn(&url, &format!("c{number}=x"), 1000));
+        cookies.learn(&url, &format!("long={}", "x".repeat(5000)), 1000);
+        assert_eq!(cookies.all.len(), MOST);
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub enum FetchError {
     #[error("{0}")]
     Option(String),
     /// There is no link.
-    #[error("no link reaches the Internet{0}; `braid doctor` tells more")]
+    #[error("no link can be used{0}; `braid doctor` tells more")]
     NoLink(String),
     /// The name has no address.
     #[error("cannot resolve {host} over {link}: {reason}")]

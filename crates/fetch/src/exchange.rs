@@ -48,6 +48,11 @@ pub(crate) async fn run(
         }
     };
     let (parts, body) = answer.into_parts();
+    let set = parts.headers.get_all(header::SET_COOKIE).iter();
+    let lines: Vec<String> = set.filter_map(|line| Some(line.to_str().ok()?.to_owned())).collect();
+    if !lines.is_empty() {
+        shared.news.send(News::Cookies { url: exchange.asked.url.clone(), lines }).await.ok()?;
+    }
     let news = match judge(&exchange.asked, parts.status, &parts.headers) {
         Verdict::Body { head, validator } => News::Head { request, head, validator },
         Verdict::Empty => {

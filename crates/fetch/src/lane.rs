@@ -56,13 +56,41 @@ pub(crate) enum Order {
 /// What lanes tell.
 #[derive(Debug)]
 pub(crate) enum News {
-    Connected { lane: LaneId, depth: usize },
-    Lost { lane: LaneId, error: FetchError },
-    Head { request: RequestId, head: Head, validator: Option<Validator> },
-    Data { request: RequestId, bytes: Bytes },
-    End { request: RequestId },
-    Elsewhere { request: RequestId, from: Url, to: Url },
-    Failed { request: RequestId, failure: Failure, error: FetchError },
+    Connected {
+        lane: LaneId,
+        depth: usize,
+    },
+    Lost {
+        lane: LaneId,
+        error: FetchError,
+    },
+    Head {
+        request: RequestId,
+        head: Head,
+        validator: Option<Validator>,
+    },
+    Data {
+        request: RequestId,
+        bytes: Bytes,
+    },
+    End {
+        request: RequestId,
+    },
+    Elsewhere {
+        request: RequestId,
+        from: Url,
+        to: Url,
+    },
+    /// What an answer from `url` sets, before what else it says.
+    Cookies {
+        url: Url,
+        lines: Vec<String>,
+    },
+    Failed {
+        request: RequestId,
+        failure: Failure,
+        error: FetchError,
+    },
 }
 
 /// A connection that can be asked.
@@ -110,8 +138,8 @@ pub(crate) async fn run(shared: Arc<Shared>, lane: LaneId, link: usize, origin: 
                     Err(error) => return drop(shared.news.send(News::Lost { lane, error }).await),
                 };
                 let (stop, stopped) = oneshot::channel();
-                let exchange =
-                    Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy: origin.proxy.is_some() && !origin.tls };
+                let through_proxy = !origin.tls && origin.proxy.as_ref().is_some_and(|proxy| !proxy::is_socks(proxy));
+                let exchange = Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy };
                 let task = tokio::spawn(exchange::run(shared.clone(), connection, exchange, stopped));
                 works.push(Work { request, stop: Some(stop), task });
             }
@@ -168,15 +196,17 @@ async fn open(shared: &Shared, link: usize, origin: &Origin) -> Result<Connectio
 
 async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<Connection, FetchError> {
     let (host, port) = match &origin.proxy {
-        Some(proxy) => (proxy.host_str().unwrap_or(""), proxy.port_or_known_default().unwrap_or(80)),
+        Some(proxy) => (proxy.host_str().unwrap_or(""), proxy::port(proxy)),
         None => (origin.host.as_str(), origin.port),
     };
     let mut stream = shared.network.connect(link, host.trim_matches(['[', ']']), port).await?;
     let mut two = false;
+    match &origin.proxy {
+        Some(proxy) if proxy::is_socks(proxy) => stream = proxy::socks(stream, proxy, &origin.host, origin.port).await?,
+        Some(proxy) if origin.tls => stream = proxy::tunnel(stream, proxy, &origin.host, origin.port).await?,
+        _ => {}
+    }
     if origin.tls {
-        if let Some(proxy) = &origin.proxy {
-            stream = proxy::tunnel(stream, proxy, &origin.host, origin.port).await?;
-        }
         (stream, two) = shared.tls.wrap(&origin.host, stream).await?;
     }
     let broken = |error: hyper::Error| {

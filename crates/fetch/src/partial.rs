@@ -2,7 +2,8 @@
 //!
 //! The journal is a line of JSON (the file's size and its validators by address), then a line `START END` for each piece written, appended
 //! after the piece. A line that a sudden end cut short counts for nothing. What survives the program's death need not survive the
-//! machine's: a journal of an earlier boot counts for nothing either.
+//! machine's: a journal of an earlier boot counts for nothing either. The finished file does: it is on the disk before it gets its name, and
+//! is brought there while it comes, so that the end need not wait for all of it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,6 +11,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 
 use braid_model::Bytes;
 use braid_range::{Span, Spans};
@@ -21,6 +23,9 @@ use crate::error::FetchError;
 
 /// A longer journal is written anew.
 const LONG: u64 = 256 * 1024;
+
+/// So much is brought to the disk at once while a file comes.
+const STEP: u64 = 2 * 1024 * 1024;
 
 /// What is known of a file that is fetched.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -50,6 +55,34 @@ pub(crate) struct Partial {
     written: u64,
     knowledge: Knowledge,
     got: Spans,
+    /// Bytes written since the disk was last asked to have them all.
+    unsynced: u64,
+    syncing: Syncing,
+}
+
+/// A thread that waits for the disk; its file is open until it ends, which is waited for.
+#[derive(Debug, Default)]
+struct Syncing(Option<JoinHandle<()>>);
+
+impl Syncing {
+    /// Begins if nothing is under way; whether it did.
+    fn begin(&mut self, file: &File) -> bool {
+        if self.0.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return false;
+        }
+        let Ok(file) = file.try_clone() else { return false };
+        // What goes wrong shows when the file is finished.
+        self.0 = thread::Builder::new().name("sync".to_owned()).spawn(move || drop(file.sync_data())).ok();
+        self.0.is_some()
+    }
+}
+
+impl Drop for Syncing {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Partial {
@@ -76,6 +109,8 @@ impl Partial {
             written: 0,
             knowledge: Knowledge::default(),
             got: Spans::default(),
+            unsynced: 0,
+            syncing: Syncing::default(),
         };
         let left = if resume { partial.read_left() } else { None };
         match &left {
@@ -111,6 +146,10 @@ impl Partial {
     pub(crate) fn write(&mut self, at: Bytes, bytes: &[u8]) -> Result<(), FetchError> {
         self.data.write_all_at(bytes, at.get()).map_err(|error| unwritable(&self.data_path, &error))?;
         self.got.insert(Span::new(at, at + Bytes::new(bytes.len() as u64)));
+        self.unsynced += bytes.len() as u64;
+        if self.unsynced >= STEP && self.syncing.begin(&self.data) {
+            self.unsynced = 0;
+        }
         if self.written > LONG {
             return self.rewrite();
         }

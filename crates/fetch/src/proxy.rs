@@ -1,4 +1,7 @@
-//! HTTP proxies: which is used for what, and tunnels through them.
+//! HTTP and SOCKS proxies: which is used for what, and tunnels through them.
+
+use std::io;
+use std::net::IpAddr;
 
 use hyper::header::HeaderValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,7 +28,7 @@ impl Proxy {
     /// `all_proxy` and `no_proxy`.
     ///
     /// # Errors
-    /// A proxy that is no `http://HOST:PORT`.
+    /// A proxy that is neither `http://HOST:PORT` nor `socks5://HOST:PORT`.
     pub fn new(named: Option<&str>, environment: impl Fn(&str) -> Option<String>) -> Result<Self, FetchError> {
         let any = |names: &[&str]| names.iter().find_map(|name| environment(name)).filter(|value| !value.is_empty());
         let all = any(&["all_proxy", "ALL_PROXY"]);
@@ -56,18 +59,91 @@ fn parse(text: &str) -> Result<Url, FetchError> {
     let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let url: Url = full.parse().map_err(|error: url::ParseError| refused(error.to_string()))?;
     match url.scheme() {
-        "http" if url.host_str().is_some() => Ok(url),
-        other => Err(refused(format!("{other} proxies are not spoken to; name one as http://HOST:PORT"))),
+        "http" | "socks5" | "socks5h" if url.host_str().is_some_and(|host| !host.is_empty()) => Ok(url),
+        other => Err(refused(format!("{other} proxies are not spoken to; name one as http://HOST:PORT or socks5://HOST:PORT"))),
     }
+}
+
+/// Whether it speaks SOCKS, for which HTTP and TLS are all the same.
+pub(crate) fn is_socks(proxy: &Url) -> bool {
+    proxy.scheme() != "http"
+}
+
+/// Where it listens.
+pub(crate) fn port(proxy: &Url) -> u16 {
+    proxy.port_or_known_default().unwrap_or(1080)
 }
 
 /// Who asks, in the proxy's own address.
 pub(crate) fn authorization(proxy: &Url) -> Option<HeaderValue> {
-    if proxy.username().is_empty() {
-        return None;
-    }
+    if is_socks(proxy) { None } else { credentials(proxy)?.basic() }
+}
+
+fn credentials(proxy: &Url) -> Option<Credentials> {
     let plain = |text: &str| crate::files::decode(text);
-    Credentials { user: plain(proxy.username()), password: plain(proxy.password().unwrap_or("")) }.basic()
+    let user = Some(proxy.username()).filter(|user| !user.is_empty())?;
+    Some(Credentials { user: plain(user), password: plain(proxy.password().unwrap_or("")) })
+}
+
+/// Asks the SOCKS5 proxy at the other end of `stream` for a connection (RFC 1928, with user and password by RFC 1929). Names are its to
+/// resolve, whether its address says `socks5` or `socks5h`.
+pub(crate) async fn socks(mut stream: BoxStream, proxy: &Url, host: &str, port: u16) -> Result<BoxStream, FetchError> {
+    let spoken = speak_socks(&mut stream, credentials(proxy), host.trim_matches(['[', ']']), port).await;
+    let refused = |reason| FetchError::Proxy { proxy: proxy.host_str().unwrap_or("").to_owned(), reason };
+    spoken.map_err(|error| refused(error.to_string()))?.map_err(refused)?;
+    Ok(stream)
+}
+
+async fn speak_socks(stream: &mut BoxStream, who: Option<Credentials>, host: &str, port: u16) -> io::Result<Result<(), String>> {
+    stream.write_all(if who.is_some() { &[5, 2, 0, 2] } else { &[5, 1, 0] }).await?;
+    let mut chosen = [0; 2];
+    stream.read_exact(&mut chosen).await?;
+    match (chosen, who) {
+        ([5, 0], _) => {}
+        ([5, 2], Some(who)) => {
+            let (Ok(user), Ok(password)) = (u8::try_from(who.user.len()), u8::try_from(who.password.len())) else {
+                return Ok(Err("SOCKS takes no user or password longer than 255 bytes".to_owned()));
+            };
+            let secret = [&[1, user], who.user.as_bytes(), &[password], who.password.as_bytes()].concat();
+            stream.write_all(&secret).await?;
+            let mut answer = [0; 2];
+            stream.read_exact(&mut answer).await?;
+            if answer[1] != 0 {
+                return Ok(Err("it refuses this user or password".to_owned()));
+            }
+        }
+        ([5, _], _) => return Ok(Err("it wants a user and a password: name it as socks5://USER:PASSWORD@HOST:PORT".to_owned())),
+        _ => return Ok(Err("what answers there does not speak SOCKS5".to_owned())),
+    }
+    let target = match (host.parse(), u8::try_from(host.len())) {
+        (Ok(IpAddr::V4(address)), _) => [&[1], &address.octets()[..]].concat(),
+        (Ok(IpAddr::V6(address)), _) => [&[4], &address.octets()[..]].concat(),
+        (Err(_), Ok(length)) => [&[3, length], host.as_bytes()].concat(),
+        (Err(_), Err(_)) => return Ok(Err(format!("SOCKS takes no name as long as {host}"))),
+    };
+    stream.write_all(&[&[5, 1, 0], &target[..], &port.to_be_bytes()].concat()).await?;
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).await?;
+    if answer[1] != 0 {
+        let reason = match answer[1] {
+            2 => "its rules do not allow it",
+            3 | 4 => "it cannot reach the host",
+            5 => "the connection was refused",
+            6 => "it timed out",
+            8 => "it does not know this kind of address",
+            _ => "it failed",
+        };
+        return Ok(Err(format!("no connection to {host}:{port}: {reason}")));
+    }
+    // Its own address, of which only the length counts.
+    let length = match answer[3] {
+        1 => 4,
+        4 => 16,
+        3 => usize::from(stream.read_u8().await?),
+        _ => return Ok(Err("what answers there does not speak SOCKS5".to_owned())),
+    };
+    stream.read_exact(&mut vec![0; length + 2]).await?;
+    Ok(Ok(()))
 }
 
 /// Asks the proxy at the other end of `stream` for a tunnel (RFC 9110 section 9.3.6).

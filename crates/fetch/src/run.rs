@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use braid_decide::midrr::LinkSet;
 use braid_model::{Bytes, Rate, Time};
@@ -284,6 +284,10 @@ impl<T: FnMut(Event)> Run<T> {
             News::End { request } => {
                 self.requests.remove(&request);
                 self.engine.on_end(now, request);
+            }
+            News::Cookies { url, lines } => {
+                let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+                lines.iter().for_each(|line| self.options.cookies.learn(&url, line, unix));
             }
             News::Elsewhere { request, from, to } => self.on_elsewhere(now, request, &from, to),
             News::Failed { request, failure, error } => {

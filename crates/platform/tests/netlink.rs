@@ -18,13 +18,16 @@ use braid_platform::linux::netlink::{self, Files, Follower, Swept};
 use support::world::{Place, World, may_make_namespaces};
 use tokio::sync::watch;
 
+/// How long anything that should happen may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
 type News = watch::Receiver<Arc<NetworkSnapshot>>;
 
 /// Waits until the network is as `wanted`.
 fn until(news: &mut News, what: &str, wanted: impl Fn(&NetworkSnapshot) -> bool) -> Arc<NetworkSnapshot> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let found = runtime.block_on(async {
-        let found = tokio::time::timeout(Duration::from_secs(20), news.wait_for(|network| wanted(network))).await;
+        let found = tokio::time::timeout(LIMIT, news.wait_for(|network| wanted(network))).await;
         found.ok().map(|network| network.expect("the follower lives").clone())
     });
     found.unwrap_or_else(|| panic!("never seen: {what}; last: {:#?}", news.borrow().interfaces))
@@ -123,7 +126,7 @@ fn resolvers_that_a_router_advertises_are_followed() {
     let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
     // An advertisement counts only from a link-local address that is no longer tentative, and towards one.
     for (place, device) in [(&world.client, "link0"), (&world.server, "peer0")] {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + LIMIT;
         let words = ["-6", "addr", "show", "dev", device, "scope", "link", "-tentative"];
         let ready = || place.run(move || !Command::new("ip").args(words).output().unwrap().stdout.is_empty());
         while !ready() {
@@ -173,8 +176,7 @@ fn a_dropped_follower_ends_at_once() {
     assert!(has(&news.borrow(), "lo", |lo| lo.kind == LinkKind::Loopback));
     drop(follower);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let ended =
-        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), async { while news.changed().await.is_ok() {} }).await });
+    let ended = runtime.block_on(async { tokio::time::timeout(LIMIT, async { while news.changed().await.is_ok() {} }).await });
     assert!(ended.is_ok(), "the sender is gone with the thread");
 }
 
@@ -318,7 +320,7 @@ fn bound_sockets_and_replies_use_their_link_under_strict_filtering_and_a_sweep_l
             let answer = world.client.run(move || {
                 let socket = socket2::Socket::new(socket2::Domain::for_address(server), socket2::Type::STREAM, None).unwrap();
                 socket.bind(&SocketAddr::new(source, 0).into()).unwrap();
-                socket.connect_timeout(&server.into(), Duration::from_secs(5)).unwrap();
+                socket.connect_timeout(&server.into(), LIMIT).unwrap();
                 let mut text = String::new();
                 TcpStream::from(socket).read_to_string(&mut text).unwrap();
                 text

@@ -103,8 +103,8 @@ fn two_links_on_one_subnet_answer_their_neighbours_under_strict_filtering() {
     let second = other.run(|| TcpListener::bind("0.0.0.0:7000").unwrap());
     std::thread::spawn(move || second.incoming().for_each(drop));
     shape(&world.client);
-    assert_eq!(connect_by(&world.client, "link0", "10.77.0.1:7000").unwrap().ip().to_string(), "10.77.0.2");
-    assert_eq!(connect_by(&world.client, "link2", "10.77.0.1:7000").unwrap().ip().to_string(), "10.77.0.9");
+    assert_eq!(connect_at_last(&world.client, "link0", "10.77.0.1:7000").ip().to_string(), "10.77.0.2");
+    assert_eq!(connect_at_last(&world.client, "link2", "10.77.0.1:7000").ip().to_string(), "10.77.0.9");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Swept, Taking};
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, Straight, Way};
-use support::steered::{fetch, in_world, params, steering};
+use support::steered::{LIMIT, beat, fetch, in_world, params, set, steering};
 
 /// Two links, everything redirected.
 fn redirecting() -> SteerParams {
@@ -89,7 +89,7 @@ impl Drop for Taker {
 
 /// What the daemon's side says where this connection wanted to go.
 fn told(stream: &mut TcpStream) -> SocketAddr {
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut text = Vec::new();
     let mut byte = [0];
     while stream.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
@@ -103,7 +103,7 @@ fn addr(text: &str) -> SocketAddr {
 }
 
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let end = std::time::Instant::now() + Duration::from_secs(10);
+    let end = std::time::Instant::now() + LIMIT;
     while !condition() {
         assert!(std::time::Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(2));
@@ -127,7 +127,7 @@ fn programs_see_what_they_asked_for_in_both_families() {
             ("[2001:db8:113::10]:443", "fd77:0:0:0::2"),
             ("[::ffff:203.0.113.11]:8080", "::ffff:10.77.0.2"),
         ] {
-            let mut stream = TcpStream::connect_timeout(&addr(to), Duration::from_secs(5)).unwrap();
+            let mut stream = TcpStream::connect_timeout(&addr(to), LIMIT).unwrap();
             let original = SocketAddr::new(addr(to).ip().to_canonical(), addr(to).port());
             assert_eq!(told(&mut stream), original);
             assert_eq!(stream.peer_addr().unwrap(), addr(to));
@@ -176,7 +176,7 @@ fn an_unprivileged_user_is_redirected_and_its_children_see_the_same() {
         let taker = Taker::start(&mut steering);
         let script = r#"
 import os, socket, select, errno
-s = socket.create_connection(("203.0.113.10", 80), 5)
+s = socket.create_connection(("203.0.113.10", 80), 30)
 d = s.dup()
 r, w = os.pipe()
 if os.fork() == 0:
@@ -185,10 +185,10 @@ print(repr(s.getpeername()), os.read(r, 100).decode(), repr(d.getpeername()), s.
 s = socket.socket(socket.AF_INET6, socket.SOCK_STREAM); s.setblocking(False)
 e = s.connect_ex(("2001:db8:113::10", 80))
 assert e in (0, errno.EINPROGRESS), e
-select.select([], [s], [], 5)
+select.select([], [s], [], 30)
 assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 assert s.connect_ex(("2001:db8:113::10", 80)) in (0, errno.EISCONN)
-select.select([s], [], [], 5)
+select.select([s], [], [], 30)
 print(s.getpeername()[0], s.recv(100).decode().strip(), sep="|")
 "#;
         let text = as_nobody(script);
@@ -278,7 +278,7 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         let _ = socket.send_to(b"hello", "203.0.113.10:53");
         assert_eq!(steering.counters().unwrap().redirected, before + 1);
         params.straight = false;
-        steering.set_params(&params).unwrap();
+        set(&mut steering, &params);
         fetch(addr("203.0.113.10:80"), 1000);
         assert_eq!(told(&mut TcpStream::connect("203.0.113.10:53").unwrap()), addr("203.0.113.10:53"), "its rule asks for it");
         steering.set_servers(&servers, &[(servers[0], 53)]).unwrap();
@@ -309,7 +309,7 @@ fn without_a_ready_and_living_daemon_everything_goes_direct() {
         fetch(server, 1000);
         assert_eq!(kept.peer_addr().unwrap(), server, "what was redirected keeps its face");
         assert_eq!(told(&mut kept), server);
-        steering.heartbeat(now()).unwrap();
+        beat(&mut steering);
         drop(taker);
         fetch(server, 1000);
         assert_eq!(redirected(&mut steering), 2);
@@ -385,7 +385,6 @@ fn a_full_map_sends_the_rest_direct() {
         let server = addr("203.0.113.10:80");
         for _ in 0..4096 {
             drop(TcpStream::connect(server).unwrap());
-            steering.heartbeat(now()).unwrap();
         }
         assert_eq!(redirect.waiting(), 4096);
         fetch(server, 1000);
@@ -418,7 +417,7 @@ fn nobody_else_gets_anything_from_the_listener() {
             r#"
 import socket
 def bound(source, device=None):
-    s = socket.socket(); s.settimeout(3); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(source); return s
+    s = socket.socket(); s.settimeout(30); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(source); return s
 attempts = [bound(("0.0.0.0", 0)), bound(("127.0.0.9", {port}))]
 for s in attempts: s.connect(("{host}", {listener}))
 for where in ("{host}", "0.0.0.0"):
@@ -502,7 +501,7 @@ fn echo(
                 redirect.answer(&datagram.exchange, text.as_bytes()).unwrap();
             }
         };
-        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), work).await }).expect("every datagram arrives");
+        runtime.block_on(async { tokio::time::timeout(LIMIT, work).await }).expect("every datagram arrives");
         flows.into_iter().collect()
     })
 }
@@ -518,7 +517,7 @@ fn datagrams(what: &str, test: impl FnOnce(BpfSteering, Arc<Redirect>, tokio::ru
 }
 
 fn received(socket: &UdpSocket) -> (String, SocketAddr) {
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
     let mut buffer = [0; 2000];
     let (length, from) = socket.recv_from(&mut buffer).expect("an answer");
     (String::from_utf8_lossy(&buffer[..length]).into_owned(), from)
@@ -551,7 +550,7 @@ fn connected_datagrams_are_redirected_and_see_what_they_asked_for() {
         only_v6.connect(to).unwrap();
         only_v6.send(b"four").unwrap();
         assert_eq!(received(&only_v6), (format!("{to} four"), to));
-        let script = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)\ns.connect(('203.0.113.10', 53))\ns.send(b'five'); print(s.recvfrom(100), s.getpeername())";
+        let script = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(30)\ns.connect(('203.0.113.10', 53))\ns.send(b'five'); print(s.recvfrom(100), s.getpeername())";
         assert_eq!(as_nobody(script).trim(), "(b'203.0.113.10:53 five', ('203.0.113.10', 53)) ('203.0.113.10', 53)");
         let flows = echo.join().unwrap();
         assert_eq!(flows.len(), 5);

@@ -101,8 +101,30 @@ fn number(usual: u64) -> impl Strategy<Value = u64> {
 
 fn lane() -> impl Strategy<Value = Lane> {
     let pair = |usual| [number(usual), number(usual)];
-    (pair(100_000_000), pair(5_000_000), number(10), number(1 << 30), number(1 << 21), 0..6u32, 0..9u32)
+    let flows = prop_oneof![3 => 0..9u32, 1 => any::<u32>()];
+    (pair(100_000_000), pair(5_000_000), number(10), number(1 << 30), number(1 << 21), 0..6u32, flows)
         .prop_map(|(load, rate, price, tag, step, rank, flows)| Lane { load, rate, price, tag, step, rank, flows })
+}
+
+/// A number of up to so many bits, of any length, now and then a power of two.
+fn length(bits: u32) -> impl Strategy<Value = u64> {
+    let any = (any::<u64>(), 0..bits).prop_map(move |(number, less)| number >> (64 - bits + less));
+    prop_oneof![2 => any, 1 => (0..bits).prop_map(|bit| 1 << bit)]
+}
+
+/// Lanes of one rate and much the same load, and a demand: what decides is how much of each load counts before the flow, up to products
+/// of flows and demand above 64 bits.
+fn loads() -> impl Strategy<Value = (Vec<Lane>, u64)> {
+    (1..62u32).prop_flat_map(|bits| {
+        let load = move || (1 << (bits - 1))..=1u64 << bits;
+        let lane = (load(), load(), length(32)).prop_map(|(down, up, flows)| Lane {
+            load: [down, up],
+            rate: [1 << 30; 2],
+            flows: flows as u32,
+            ..Lane::default()
+        });
+        (prop::collection::vec(lane, MAX_LINKS), length(62))
+    })
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -116,8 +138,9 @@ fn case() -> impl Strategy<Value = Case> {
     let mask = || prop_oneof![3 => 0..16u32, 1 => any::<u32>()].prop_map(LinkMask);
     let policy = (mask(), prop::option::of(mask()), prop::option::of(mask()));
     let ways = (any::<bool>(), prop_oneof![Just(0), 1..100_000_000u64]);
-    (prop::collection::vec(lane(), MAX_LINKS), number(1 << 30), mode, mask(), ways, number(10_000_000), policy).prop_map(
-        |(lanes, virtual_time, mode, allowed, (up, other_target), demand, (backup, links, prefer))| Case {
+    let lanes = prop_oneof![2 => (prop::collection::vec(lane(), MAX_LINKS), number(10_000_000)), 1 => loads()];
+    (lanes, number(1 << 30), mode, mask(), ways, policy).prop_map(
+        |((lanes, demand), virtual_time, mode, allowed, (up, other_target), (backup, links, prefer))| Case {
             board: Board { virtual_time, lanes: lanes.try_into().expect("as many as asked for") },
             mode,
             request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: Bytes::new(demand) },

@@ -67,7 +67,10 @@ impl Engine {
         request.told = span.end;
         let old_end = request.end.min(file.size.unwrap_or(ENDLESS));
         request.end = old_end.min(span.end);
-        file.free.remove(request.rest());
+        // What a stalled one was to bring is free, or another's by now, until it brings something.
+        if !request.stalled {
+            file.free.remove(request.rest());
+        }
         if span.end < old_end {
             self.release(file_id, Span::raw(span.end, old_end));
         }

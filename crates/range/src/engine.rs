@@ -219,11 +219,8 @@ impl Engine {
                 file.faults[source.0] = 0;
             }
         }
-        let link = &mut self.links[lane.link.0];
-        // The handshakes took at least one round trip; the first answer tells better.
-        if link.latency.is_none() {
-            link.latency = Some(now.since(lane.since));
-        }
+        let took = now.since(lane.since);
+        self.links[lane.link.0].on_first_handshake(took, self.config.lanes_most);
         self.dirty = true;
     }
 
@@ -296,6 +293,11 @@ impl Engine {
         let file = self.files.get(&id)?;
         let requests = self.requests.values().filter(|request| request.file == id).count();
         Some(FileView { size: file.size.map(Bytes::new), got: file.got.count(), requests, ranged: file.ranged })
+    }
+
+    /// Whose a request is; `None` if it is not at work any more.
+    pub fn file_of(&self, id: RequestId) -> Option<FileId> {
+        self.requests.get(&id).map(|request| request.file)
     }
 
     /// What of a file is there.

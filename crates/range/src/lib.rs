@@ -33,9 +33,11 @@
 //! # How ranges are chosen
 //!
 //! - **Size**: what a lane brings in a third of the time that the file still takes over all links together, between 0.3 and 4 seconds: large
-//!   while much is left, so that requests cost little, and ever smaller towards the end, so that all links finish together.
+//!   while much is left, so that requests cost little, and ever smaller towards the end, so that all links finish together. Where several
+//!   files have bytes to ask for, always the least: what is asked for already cannot be shared out anew when links change.
 //! - **File**: miDRR with the files' weights and links (Π), on every free place of a link.
-//! - **How many at once**: three requests a link at first; more for as long as that brings more, as on links with loss.
+//! - **How many at once**: three requests a link at first, and one more for each 40 ms of its round trip, up to three; more for as long as that
+//!   brings more, as on links with loss.
 //! - **End game**: a link with nothing left to ask for takes over the rear part of the range that would end last, so that both end at the
 //!   same time; where that part is too small to be worth it, all that is left of the range is asked for a second time.
 //! - **Stalls**: a request that brings nothing for a while gives its range back; a link all of whose requests stall gets nothing new until it

@@ -13,6 +13,8 @@ const LATENCY: Duration = Duration::from_millis(100);
 const CLIMB: Duration = Duration::from_millis(1000);
 /// After a try that brought nothing, the next comes after this.
 const CLIMB_AGAIN: Duration = Duration::from_secs(10);
+/// A link gets one more request at first for each such part of its round trip: what loss leaves of a connection falls with that.
+const FARTHER: Duration = Duration::from_millis(40);
 /// What more requests must bring to be kept.
 const CLIMB_GAIN: f64 = 1.1;
 /// A silent link is tried again after this, then after twice as long, and so on.
@@ -26,6 +28,8 @@ pub(crate) struct Link {
     pub(crate) meter: Meter,
     /// From a question to its answer, smoothed.
     pub(crate) latency: Option<Duration>,
+    /// It was only guessed so far, from handshakes.
+    guessed: bool,
     pub(crate) moved: u64,
     pub(crate) twice: u64,
     /// Requests at once.
@@ -58,6 +62,7 @@ impl Link {
             up: true,
             meter: Meter::default(),
             latency: None,
+            guessed: true,
             moved: 0,
             twice: 0,
             places: config.lanes_first.clamp(1, config.lanes_most.max(1)),
@@ -76,7 +81,17 @@ impl Link {
     }
 
     pub(crate) fn on_latency(&mut self, sample: Duration) {
-        self.latency = Some(self.latency.map_or(sample, |old| (old * 7 + sample) / 8));
+        self.latency = Some(self.latency.filter(|_| !self.guessed).map_or(sample, |old| (old * 7 + sample) / 8));
+        self.guessed = false;
+    }
+
+    /// The first connection stands after so long: handshakes take a round trip or two, the name perhaps another.
+    pub(crate) fn on_first_handshake(&mut self, took: Duration, most: usize) {
+        if self.latency.is_none() {
+            self.latency = Some(took / 2);
+            let farther = (took.as_nanos() / 2 / FARTHER.as_nanos()).min(3) as usize;
+            self.places = (self.places + farther).min(most.max(1));
+        }
     }
 
     /// What it brings, measured or assumed.
@@ -117,7 +132,9 @@ impl Link {
             return;
         }
         let span = CLIMB.max(self.latency() * 8);
-        if now < self.climb.not_before || now.since(self.climb.since) < span {
+        // New connections are not judged by their beginning.
+        let due = if self.climb.before.is_some() { span * 2 } else { span };
+        if now < self.climb.not_before || now.since(self.climb.since) < due {
             return;
         }
         let Some(rate) = self.meter.rate_since(now, Time::from_nanos(now.as_nanos().saturating_sub(span.as_nanos() as u64))) else {

@@ -239,7 +239,8 @@ impl Engine {
     fn give(&mut self, now: Time, link: LinkId) -> bool {
         let allowed = self.allowed(link);
         let mut flows: Vec<(FlowKey, FileId)> = Vec::new();
-        for (id, file) in &self.files {
+        // Others keep theirs: a flow without a head would lose what it has saved up on the links that it may use.
+        for (id, file) in self.files.iter().filter(|(_, file)| file.setup.links.contains(link.0)) {
             let size = self.head(now, link, *id, file, allowed);
             if size.is_some() {
                 flows.push((file.flow, *id));
@@ -258,7 +259,7 @@ impl Engine {
 
     /// What `file` would ask for on `link`; `None`: nothing, or there is no way to its servers now.
     fn head(&self, now: Time, link: LinkId, id: FileId, file: &File, allowed: u64) -> Option<u64> {
-        if !file.active || file.ended.is_some() || !file.setup.links.contains(link.0) || allowed < LEAST_STOLEN {
+        if !file.active || file.ended.is_some() || allowed < LEAST_STOLEN {
             return None;
         }
         let mut of_file = self.requests.values().filter(|request| request.file == id);
@@ -294,7 +295,9 @@ impl Engine {
             .map(|rate| rate.bps() as f64 / 8.0)
             .sum();
         let shortest = SHORTEST.max(self.links[link.0].latency() * 3).as_secs_f64();
-        let time = (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64());
+        // Where files share links, what was asked for is what cannot be shared out anew.
+        let longest = if self.contended() { shortest } else { LONGEST.as_secs_f64().max(shortest) };
+        let time = (open as f64 / together.max(1.0) / 3.0).clamp(shortest, longest);
         // What was only heard of may be wrong by much.
         let most = if self.links[link.0].meter.rate(now).is_some() { MOST } else { FIRST * 4 };
         let mut size = ((share * time) as u64).clamp(LEAST, most);
@@ -302,6 +305,11 @@ impl Engine {
             size = size.min((window.get() / 8).max(LEAST_STOLEN));
         }
         Some(if gap.size() < size + size / 3 { gap.size() } else { size }.min(MOST))
+    }
+
+    /// Whether several files have bytes to ask for.
+    fn contended(&self) -> bool {
+        self.files.values().filter(|file| file.active && file.ended.is_none() && file.open() > 0).count() > 1
     }
 
     /// A way to one of the file's servers over `link`: the one that is least busy, by an idle connection, else by leave to open one.
@@ -408,9 +416,9 @@ impl Engine {
         let lanes: Vec<(LaneId, ServerId)> = lanes.filter(|(_, lane)| ends(lane)).map(|(id, lane)| (*id, lane.server)).collect();
         let allowed = self.allowed(link);
         for (lane, server) in lanes {
-            for file in self.files.values() {
+            for file in self.files.values().filter(|file| file.setup.links.contains(link.0)) {
                 let fits = file.ranged == Some(true) && file.source_at(server).is_some();
-                let ready = file.active && file.ended.is_none() && file.setup.links.contains(link.0) && allowed >= LEAST_STOLEN;
+                let ready = file.active && file.ended.is_none() && allowed >= LEAST_STOLEN;
                 let size = if fits && ready { self.size(now, link, file) } else { None };
                 let _ = self.midrr.set_head(file.flow, size.map(|size| Bytes::new(size.min(allowed))));
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
 use braid_model::{Bytes, Rate, Time};
-use braid_range::{Config, LinkSetup};
+use braid_range::{Action, Config, Engine, FileSetup, Head, LinkSetup, Span};
 use world::{Manners, SimLink, World};
 
 const MB: u64 = 1_000_000;
@@ -126,4 +126,52 @@ fn a_reader_in_order_gets_nearly_the_sum() {
     let ideal = 40.0 * 8.0 / 35.0;
     println!("{:.3} of the ideal", time / ideal);
     assert!(time < ideal / 0.9, "{time:.2} s of {ideal:.2} s");
+}
+
+#[test]
+fn regression_a_round_trip_of_seconds_is_borne() {
+    let (time, ideal, _) = one(MB, vec![SimLink::new(2.0, 3000), SimLink::new(2.0, 20)], Manners::default());
+    assert!(time < 3.0 * ideal, "{time:.2} s of {ideal:.2} s");
+}
+
+#[test]
+fn regression_the_late_head_of_a_stalled_request_takes_nothing_from_others() {
+    let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
+    let fast = LinkSetup { rate: Some(Rate::from_mbps(20)), ..LinkSetup::default() };
+    let links = [engine.add_link(fast).unwrap(), engine.add_link(LinkSetup::default()).unwrap()];
+    let server = engine.add_server();
+    let size = Bytes::new(4 * MB);
+    let file = engine.add_file(Time::ZERO, FileSetup { size: Some(size), ..FileSetup::new(vec![server]) }).unwrap();
+    let mut lanes = [None; 2];
+    while let Some(action) = engine.poll(Time::ZERO) {
+        let Action::Connect { lane, link, .. } = action else { panic!("{action:?}") };
+        lanes[link.0] = Some(lane);
+    }
+    let head = |span: Span| Head { size: Some(size), span: Some(span), joinable: true };
+    let asked = |engine: &mut Engine, now: Time| {
+        std::iter::from_fn(|| engine.poll(now)).find_map(|action| match action {
+            Action::Ask { request, span, .. } => Some((request, span.unwrap())),
+            _ => None,
+        })
+    };
+    engine.on_connected(Time::from_millis(10), lanes[0].unwrap(), 1);
+    let (first, long) = asked(&mut engine, Time::from_millis(10)).unwrap();
+    // It stalls, and the other link begins to bring the same, in smaller pieces.
+    let late = Time::from_millis(5000);
+    assert_eq!(asked(&mut engine, late), None);
+    assert!(!engine.link(late, links[0]).unwrap().used);
+    engine.on_connected(late, lanes[1].unwrap(), 1);
+    let mut next = asked(&mut engine, late);
+    assert!(next.unwrap().1.end() < long.end(), "{next:?} of {long:?}");
+    engine.on_head(late, first, head(long));
+    engine.on_data(late, first, Bytes::new(1));
+    let mut now = late;
+    while let Some((request, span)) = next {
+        now = now + Duration::from_millis(10);
+        engine.on_head(now, request, head(span));
+        engine.on_data(now, request, span.len());
+        engine.on_end(now, request);
+        next = asked(&mut engine, now);
+    }
+    assert_eq!(engine.got(file).unwrap().count(), size, "nothing is forgotten");
 }

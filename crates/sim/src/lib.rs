@@ -25,6 +25,8 @@
 //! connection on one link. A packet-oriented stream (to a server that runs Braid) is one TCP connection on each link, over which its
 //! chunks are spread by one of [`braid_decide::packet`]'s schedulers; or, with [`Scenario::bond`], a flow of the daemon's own bond: real
 //! QUIC over the same links, beside the same TCP.
+//!
+//! Downloads by byte range over several links ([`fetch_ranges`]) run [`braid_range`]'s engine over the same links and the same TCP.
 
 #![forbid(unsafe_code)]
 
@@ -41,6 +43,7 @@ pub mod math;
 mod operetta;
 mod pair;
 mod pipe;
+mod ranges;
 mod scenario;
 mod schedule;
 mod spread;
@@ -55,6 +58,7 @@ mod world;
 pub use bonded::Bonding;
 pub use operetta::{Aim, Operetta};
 pub use pair::{Pair, Quic};
+pub use ranges::{Fetched, Ranged, RangedFile, RangedLink, fetch_ranges};
 pub use scenario::{
     Battery, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Medium, Scenario,
     ScenarioError, Scheduling, ServerLink, ServerSpec,

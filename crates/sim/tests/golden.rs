@@ -68,7 +68,7 @@ fn the_hash_is_the_published_one() {
 fn a_seed_gives_the_same_bytes_everywhere_and_always() {
     // Whoever changes what the simulator does changes these, and says in the commit why.
     let found = [(1, Congestion::Cubic), (2, Congestion::Reno)].map(|(seed, congestion)| fnv(&text(seed, congestion)));
-    assert_eq!(found, [0x2f5f_e56d_16ab_b3b0, 0xa43f_8fd4_ad7e_c8cb], "{found:#x?}");
+    assert_eq!(found, [0x98d5_286b_63f3_73ea, 0x3c26_5dd1_f3b3_79a7], "{found:#x?}");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn measured(name: &str, series: &str) -> u64 {
 fn experiments_give_the_same_bytes_everywhere_and_always() {
     // As above; and whoever changes these generates docs/reproduction.md again.
     for (name, series, hash) in [
-        ("dnis-2", "maximum throughput", 0x7c6a_396f_4ab7_fb49),
+        ("dnis-2", "maximum throughput", 0xa9a9_7ea1_d415_3174),
         ("dbas-3b", "PO weighted round robin", 0xb056_7848_e465_0775),
         ("dbas-6", "bond, miDRR", 0xaeca_7025_7b0a_f3b9),
         ("operetta-3", "OPRTA-XPUT (α = 1)", 0xf4d4_b1e8_4fa5_bba6),

@@ -3,11 +3,16 @@
 // Every test program uses its own part of this, and is the world to it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod user;
+
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,8 +24,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 pub const NAMES: [&str; 3] = ["wlan0", "lte0", "eth0"];
 /// An unprivileged user.
 pub const NOBODY: u32 = 65534;
-/// How long anything that should happen may take on a busy machine, unless the test is about how long it takes.
-pub const LIMIT: Duration = Duration::from_secs(15);
+/// How long anything that should happen may take on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Whether labs can be made. In CI they must.
 pub fn able() -> bool {
@@ -62,6 +67,19 @@ pub fn within(limit: Duration, what: &str, mut check: impl FnMut() -> bool) -> D
     begin.elapsed()
 }
 
+/// One exchange of HTTP: the status, and the body with its head before it.
+pub fn http(mut stream: impl Read + Write, what: &str, headers: &str, body: &str) -> (u16, String, String) {
+    let length = body.len();
+    let request = format!(
+        "{what} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), body.to_owned(), head.to_owned())
+}
+
 /// A running `braid up`. Dropped, it is asked to end, and killed if it does not; its log is shown if the test fails.
 pub struct Up<'a> {
     pub lab: &'a Lab,
@@ -84,10 +102,16 @@ impl<'a> Up<'a> {
     /// Starts it and waits until it answers.
     #[track_caller]
     pub fn start_with(lab: &'a Lab, config: &str, state_dir: &Path) -> Self {
+        Self::start_told(lab, config, state_dir, &[])
+    }
+
+    /// The same with more arguments.
+    #[track_caller]
+    pub fn start_told(lab: &'a Lab, config: &str, state_dir: &Path, more: &[&str]) -> Self {
         let home = lab.directory().join("braid");
         fs::create_dir_all(&home).unwrap();
         fs::write(home.join("braid.toml"), with_links(config)).unwrap();
-        let child = Self::command(lab, &home, state_dir).spawn().unwrap();
+        let child = Self::command(lab, &home, state_dir).args(more).spawn().unwrap();
         let mut up = Self { lab, child, home };
         eventually("braid up answers", || {
             let ended = up.child.try_wait().unwrap();
@@ -110,6 +134,12 @@ impl<'a> Up<'a> {
     pub fn braid(&self, arguments: &[&str]) -> Output {
         let mut command = self.lab.client().command(braid()).unwrap();
         command.args(arguments).env("BRAID_SOCKET", self.home.join("socket")).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// What the API answers to `METHOD /path`, over its socket: status and JSON.
+    pub fn api(&self, what: &str, body: &Value) -> (u16, Value) {
+        let answer = http(UnixStream::connect(self.home.join("socket")).unwrap(), what, "", &body.to_string());
+        (answer.0, serde_json::from_str(&answer.1).unwrap())
     }
 
     /// What `braid WHAT --json` prints, if it succeeds.
@@ -182,7 +212,7 @@ impl Drop for Up<'_> {
             self.signal("TERM");
             self.signal("CONT");
             let begin = Instant::now();
-            while matches!(self.child.try_wait(), Ok(None)) && begin.elapsed() < Duration::from_secs(5) {
+            while matches!(self.child.try_wait(), Ok(None)) && begin.elapsed() < Duration::from_secs(20) {
                 thread::sleep(Duration::from_millis(10));
             }
         }
@@ -292,12 +322,43 @@ pub fn fetch(stream: &mut TcpStream, path: &str) -> io::Result<usize> {
 
 /// Sends a datagram to the echo server and waits for it to come back; `from` unconnected.
 pub fn echo(from: &UdpSocket, to: SocketAddr) -> io::Result<()> {
-    from.set_read_timeout(Some(Duration::from_secs(5)))?;
+    from.set_read_timeout(Some(LIMIT))?;
     from.send_to(b"hello", to)?;
     let mut buffer = [0; 64];
     let (length, by) = from.recv_from(&mut buffer)?;
     let same = by.ip().to_canonical() == to.ip().to_canonical() && by.port() == to.port() && &buffer[..length] == b"hello";
     if same { Ok(()) } else { Err(io::Error::other(format!("{to} was asked and {by} answered"))) }
+}
+
+/// Sends every datagram that comes to this place of the Internet back, until it is dropped.
+pub struct Echo {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Echo {
+    pub fn start(lab: &Lab, host: u8, port: u16) -> Self {
+        let socket = lab.server().run(|| UdpSocket::bind((Lab::internet(host), port)).unwrap()).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let work = move || {
+            let mut buffer = [0; 2000];
+            while !stopped.load(Ordering::Relaxed) {
+                if let Ok((size, from)) = socket.recv_from(&mut buffer) {
+                    let _ = socket.send_to(&buffer[..size], from);
+                }
+            }
+        };
+        Self { stop, thread: Some(thread::spawn(work)) }
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
 }
 
 /// Counts what enters each link for this destination.

@@ -1,11 +1,13 @@
 //! `braid get`: downloads over all links at once.
 
+mod advice;
 mod show;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use braid_engine::run::{Reachable, reachable, remember};
@@ -14,11 +16,13 @@ use braid_model::{Bytes, Rate};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::Get;
-use crate::client;
+use advice::Advice;
 use show::Show;
 
 /// What a link brought must come from so much to be remembered as its rate.
 const TELLING: Bytes = Bytes::new(1_000_000);
+/// A run that lasts so many seconds remembers rates while it goes on, so that its end need not wait for the disk.
+const REMEMBER: [f64; 2] = [2.0, 10.0];
 
 /// Runs it; the status is that of the first file that failed.
 pub(crate) fn run(get: Get) -> anyhow::Result<ExitCode> {
@@ -35,12 +39,14 @@ pub(crate) fn run(get: Get) -> anyhow::Result<ExitCode> {
 fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
     let downloads = downloads(get)?;
     let options = options(get)?;
-    let (links, known) = links(get, show)?;
+    let advice = Advice::ask(&get.daemon.socket, &downloads);
+    let (links, known) = links(get, &advice, show)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|error| FetchError::Option(format!("cannot start: {error}")))?;
     show.begin(&links);
     let mut last: Vec<LinkProgress> = Vec::new();
     let mut best: Vec<Rate> = vec![Rate::ZERO; links.len()];
+    let mut lessons: Vec<JoinHandle<()>> = Vec::new();
     let results = runtime.block_on(async {
         let stop = async {
             let (Ok(mut interrupt), Ok(mut end)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
@@ -54,6 +60,10 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
                     *best = (*best).max(link.rate_bps);
                 }
                 last.clone_from(&progress.links);
+                if REMEMBER.get(lessons.len()).is_some_and(|due| progress.seconds >= *due) {
+                    let (known, last, best) = (known.clone(), last.clone(), best.clone());
+                    lessons.push(thread::spawn(move || learn(&known, &last, &best)));
+                }
             }
             show.event(event);
         };
@@ -61,7 +71,10 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
     })?;
     // Tasks that still resolve names are not waited for.
     runtime.shutdown_background();
-    learn(&known, &last, &best);
+    if lessons.is_empty() {
+        learn(&known, &last, &best);
+    }
+    lessons.into_iter().for_each(|lesson| drop(lesson.join()));
     let failed = results.iter().find_map(|result| result.as_ref().err());
     Ok(failed.map_or(0, FetchError::exit_code))
 }
@@ -135,7 +148,7 @@ fn options(get: &Get) -> Result<Options, FetchError> {
 }
 
 /// The links to use, with what earlier runs and the daemon know of them.
-fn links(get: &Get, show: &mut Show) -> Result<(Vec<Link>, Vec<Reachable>), FetchError> {
+fn links(get: &Get, advice: &Advice, show: &mut Show) -> Result<(Vec<Link>, Vec<Reachable>), FetchError> {
     let (mut found, refused) = reachable(&get.links).map_err(|error| FetchError::NoLink(format!(" ({error})")))?;
     for name in refused {
         show.note(&format!(
@@ -143,26 +156,28 @@ fn links(get: &Get, show: &mut Show) -> Result<(Vec<Link>, Vec<Reachable>), Fetc
              or braid up"
         ));
     }
-    let daemon: Vec<braid_api::Link> = client::read(&get.daemon.socket, "/v1/links").unwrap_or_default();
-    let of = |name: &str| daemon.iter().find(|link| link.name == *name);
     let asked = |name: &String| get.links.contains(name);
-    let open = |link: &Reachable| of(&link.name).is_none_or(|view| matches!(view.state.as_str(), "up" | "unknown"));
-    // What the daemon keeps for later, or out, is used only where it is asked for, or where nothing else is left.
-    if found.iter().any(|link| open(link) || asked(&link.name)) {
-        found.retain(|link| open(link) || asked(&link.name));
+    let barred = |name: &str| advice.forbids(name).map(|rule| format!("the rule {rule} of the daemon's leaves it out"));
+    let barred = |name: &str| barred(name).or_else(|| advice.withholds(name));
+    let reasons: Vec<String> = found.iter().filter_map(|link| Some(format!("{}: {}", link.name, barred(&link.name)?))).collect();
+    found.retain(|link| asked(&link.name) || barred(&link.name).is_none());
+    if found.is_empty() && !reasons.is_empty() {
+        return Err(FetchError::NoLink(format!(" ({}; --link NAME uses one in spite of that)", reasons.join("; "))));
+    }
+    // What the daemon keeps for later, or calls dead, is used only where it is asked for, or where nothing else is left.
+    if found.iter().any(|link| advice.open(&link.name) || asked(&link.name)) {
+        found.retain(|link| advice.open(&link.name) || asked(&link.name));
     }
     let links = found.iter().map(|link| {
-        let view = of(&link.name);
         let limit = get.max_link.iter().find(|(name, _)| *name == link.name).map(|(_, amount)| *amount);
-        let left = view.and_then(|view| Some(Bytes::new(view.cap_bytes?).saturating_sub(Bytes::new(view.used_bytes.unwrap_or(0)))));
         let price = get.price.iter().find(|(name, _)| *name == link.name).map(|(_, price)| *price);
         Link {
             name: link.name.clone(),
             families: link.families,
             resolvers: link.resolvers.clone(),
-            rate: view.and_then(|view| view.capacity_down_bps).map(Rate::from_bps).or(link.rate),
-            allowance: [limit, left].into_iter().flatten().min(),
-            price_per_gb: price.or(view.and_then(|view| view.cost_per_gb)).unwrap_or(0.0),
+            rate: advice.rate(&link.name).or(link.rate),
+            allowance: [limit, advice.allowance(&link.name)].into_iter().flatten().min(),
+            price_per_gb: price.or(advice.price(&link.name)).unwrap_or(0.0),
         }
     });
     let links: Vec<Link> = links.collect();

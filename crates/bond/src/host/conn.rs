@@ -54,6 +54,8 @@ pub(super) struct Conn {
     pub(super) remote: SocketAddr,
     pub(super) timer: Option<Instant>,
     pub(super) refused: Option<u64>,
+    /// It was closed from here, and the other end has not been told yet.
+    pub(super) farewell: bool,
     pub(super) another_key: bool,
     /// Whether anything has come from the other end.
     pub(super) heard: bool,
@@ -105,6 +107,7 @@ impl Conn {
             remote,
             timer: None,
             refused: None,
+            farewell: false,
             another_key: false,
             heard: false,
             link_there: link,

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use braid_api::TradeoffPoint;
 use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::energy::{ByteCost, EnergyMeter, FittedPower, Profile, Technology};
 use braid_decide::policy::Scheduler;
-use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, target};
-use braid_model::{Direction, Joules, LinkIndex, Power, Rate, Time};
+use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, fill, target};
+use braid_model::{Direction, Family, Joules, LinkIndex, Power, Rate, Time};
 use braid_platform::steering::{AppId, SteerLink, Steering, SteeringError};
 
+use super::Core;
+use super::flows::progress_key;
 use super::link::Link;
-use super::{Core, coarse, progress_key, rate_of};
+use super::params::{coarse, rate_of};
 
 /// From this confidence on what the battery shows counts instead of a profile.
 const TRUSTED: f64 = 0.5;
@@ -112,6 +115,34 @@ impl<S: Steering> Core<S> {
         })
     }
 
+    /// `GET /v1/tradeoff`: what the links that may be given flows now could download together at each utility, and what that takes.
+    pub fn tradeoff(&self, now: Time) -> Vec<TradeoffPoint> {
+        let costs = self.byte_costs(now);
+        let dearest = costs.values().fold(Joules::ZERO, |dearest, cost| if cost.down > dearest { cost.down } else { dearest });
+        let usable = LinkMask(self.usable(Family::V4).0 | self.usable(Family::V6).0);
+        let normal = LinkMask(usable.0 & !self.waiting().0);
+        let mask = if normal == LinkMask(0) { usable } else { normal };
+        let links: Vec<&Link> = self.links.values().filter(|link| mask.contains(link.slot)).collect();
+        let offer = |link: &&Link| {
+            let energy = costs.get(&link.facts.index).map_or(dearest, |cost| cost.down);
+            let price = self.config.policy.weights.price(energy, link.rule.cost_per_gb);
+            Offer { rate: link.estimate(Direction::Down, now).rate, price, rank: link.facts.index.0 }
+        };
+        let offers: Vec<Offer> = links.iter().map(offer).collect();
+        let power = |rates: &[Rate]| {
+            let used = links.iter().zip(rates).filter(|(_, rate)| **rate > Rate::ZERO);
+            let watts = used.map(|(link, rate)| Some(costs.get(&link.facts.index)?.down.get() * rate.bps() as f64 / 8.0));
+            watts.sum::<Option<f64>>()
+        };
+        let point = |step: u32| {
+            let utility = f64::from(step) / 20.0;
+            let throughput = target(UtilityFunction::Fixed(utility), &offers);
+            let power_w = throughput.and_then(|throughput| power(&fill(throughput, &offers)));
+            TradeoffPoint { utility, throughput_bps: throughput.map(Rate::bps), power_w }
+        };
+        (0..=20).map(point).collect()
+    }
+
     fn utility(&self) -> UtilityFunction {
         self.config.policy.utility.now(self.supply.as_ref())
     }
@@ -129,11 +160,21 @@ impl<S: Steering> Core<S> {
         self.params.as_ref()?.targets[direction as usize]
     }
 
+    /// What the living flows of each application have cost.
+    pub(super) fn living_energy(&self) -> BTreeMap<&AppId, EnergyMeter> {
+        let mut sums: BTreeMap<&AppId, EnergyMeter> = BTreeMap::new();
+        for row in &self.flows {
+            if let Some(progress) = self.progress.get(&progress_key(row)) {
+                sums.entry(&row.app).or_default().absorb(progress.energy);
+            }
+        }
+        sums
+    }
+
     /// What an application's flows have cost, ended and living.
-    pub(super) fn app_energy(&self, app: &AppId) -> Option<Joules> {
+    pub(super) fn app_energy(&self, app: &AppId, living: EnergyMeter) -> Option<Joules> {
         let mut sum = self.apps.get(app).map_or(EnergyMeter::default(), |met| met.traffic().energy);
-        let living = self.flows.iter().filter(|row| row.app == *app).filter_map(|row| self.progress.get(&progress_key(row)));
-        living.for_each(|progress| sum.absorb(progress.energy));
+        sum.absorb(living);
         sum.total()
     }
 }

@@ -154,7 +154,7 @@ impl<S: Steering> Core<S> {
             affinity: Some(affinity_name(affinity).to_owned()),
             demand_bytes: Some(demand.get()),
             direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
-            candidates: self.candidates(now, family, &request, board),
+            candidates: self.candidates(now, family, mode, &request, board),
             peer: straight.then(|| question.destination.to_string()),
             paths: Vec::new(),
         }
@@ -218,7 +218,15 @@ impl<S: Steering> Core<S> {
                     Some(target) => {
                         format!("no link is done in time to reach {target}, and it is done first, in {:.3} s", seconds(finish))
                     }
-                    None => format!("with its load and this flow it is done first, in {:.3} s", seconds(finish)),
+                    None => {
+                        let (end, ahead) = (seconds(board.end(slot, request)), board.ahead(slot, request));
+                        let (flows, load) = (board.lanes[slot].flows, Bytes::new(board.lanes[slot].load[request.direction as usize]));
+                        format!(
+                            "it is expected to end first there, in {end:.3} s: {} of its own behind {ahead} of the link's load, {load} of {flows} flow{}",
+                            request.demand,
+                            if flows == 1 { "" } else { "s" }
+                        )
+                    }
                 }
             }
         };
@@ -233,7 +241,7 @@ impl<S: Steering> Core<S> {
         text
     }
 
-    fn candidates(&self, now: Time, family: Family, request: &Request, board: &Board) -> Vec<Candidate> {
+    fn candidates(&self, now: Time, family: Family, mode: Mode, request: &Request, board: &Board) -> Vec<Candidate> {
         let direction = request.direction as usize;
         let view = |link: &super::link::Link| {
             let allowed = request.allowed.contains(link.slot);
@@ -249,7 +257,8 @@ impl<S: Steering> Core<S> {
                 load_bytes: Some(lane.load[direction]),
                 capacity_bps: Some(link.estimate(request.direction, now).rate.bps()),
                 finish_us: never(board.finish(link.slot, request)),
-                virtual_start: matches!(self.config.policy.scheduler.mode(), Mode::VirtualStart)
+                end_us: (mode == Mode::CheapestInTime { target: None }).then(|| board.end(link.slot, request)).and_then(never),
+                virtual_start: (mode == Mode::VirtualStart)
                     .then(|| board.virtual_start(link.slot).saturating_sub(board.virtual_time) as f64 / f64::from(1 << 20)),
                 rank: Some(lane.rank).filter(|rank| *rank != u32::MAX),
                 flows: Some(u64::from(lane.flows)),

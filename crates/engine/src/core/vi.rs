@@ -7,8 +7,9 @@ use braid_decide::virtual_interface::{self as vi, Interface, WINDOW};
 use braid_model::{Bytes, Direction, Family, Power, Rate, Role, Time};
 use braid_platform::steering::Steering;
 
+use super::Core;
 use super::link::Link;
-use super::{Core, coarse, rate_of};
+use super::params::{coarse, rate_of};
 
 /// What a packet is taken to hold; it makes no difference to which link takes least energy.
 const PACKET: Bytes = Bytes::new(1500);

@@ -1,13 +1,39 @@
 //! What people and programs are told, in the API's words.
 
-use braid_api::{App, AppEntry, Battery, Counters, ExcludeEntry, Flow, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use braid_api::{
+    App, AppEntry, Battery, Counters, ExcludeEntry, Flow, FlowChanges, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status,
+};
+use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
-use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
-use braid_platform::steering::{FlowRow, Learnt, Steering};
+use braid_model::{Affinity, Bytes, Direction, Family, FlowId, Joules, LinkIndex, NetworkSnapshot, PerFamily, Role, Time};
+use braid_platform::steering::{AppId, FlowRow, Learnt, Steering};
 
 use super::energy::LinkEnergy;
+use super::flows::progress_key;
 use super::link::Link;
-use super::{Core, progress_key, rules};
+use super::{Core, rules};
+use crate::chronicle::{Power, Pulse};
+
+/// What an application's living flows add up to.
+struct Living {
+    /// Those to one port.
+    flows: u64,
+    /// What all of them cost so far.
+    energy: EnergyMeter,
+}
+
+/// What [`Core::flow_changes`] told last.
+#[derive(Debug, Default)]
+pub struct SeenFlows(BTreeMap<(FlowId, SocketAddr), Mark>);
+
+/// What tells a flow that changed: bytes received and sent, link, segments sent again.
+type Mark = (Bytes, Bytes, LinkIndex, Option<u32>);
+
+/// The least address there is.
+const FIRST_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 impl<S: Steering> Core<S> {
     /// `GET /v1/status`.
@@ -44,6 +70,7 @@ impl<S: Steering> Core<S> {
             target_down_bps: self.target_now(Direction::Down).map(|rate| rate.bps()),
             target_up_bps: self.target_now(Direction::Up).map(|rate| rate.bps()),
             warnings: self.warnings(),
+            ui: None,
         }
     }
 
@@ -119,10 +146,70 @@ impl<S: Steering> Core<S> {
     /// `GET /v1/apps`.
     pub fn applications(&mut self, now: Time) -> Vec<App> {
         let learnt = self.steering.learnt().unwrap_or_default();
-        learnt.iter().map(|learnt| self.app_view(learnt, now)).collect()
+        // Flows are gone through once, not for each application.
+        let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
+        self.flows.iter().for_each(|row| *flows.entry((&row.app, row.remote.1)).or_default() += 1);
+        let living = self.living_energy();
+        let of = |learnt: &Learnt| Living {
+            flows: flows.get(&(&learnt.app, learnt.port)).copied().unwrap_or(0),
+            energy: living.get(&learnt.app).copied().unwrap_or_default(),
+        };
+        learnt.iter().map(|learnt| self.app_view(learnt, now, of(learnt))).collect()
     }
 
-    fn app_view(&self, learnt: &Learnt, now: Time) -> App {
+    /// What every link does, for the chronicle. `bonded` counts the flows that peers carry over a device.
+    pub fn pulses(&self, now: Time, bonded: impl Fn(&str) -> u64) -> Vec<Pulse> {
+        let pulse = |link: &Link| Pulse {
+            index: link.facts.index,
+            name: link.facts.name.clone(),
+            state: link.state(),
+            reason: link.reason(),
+            usable: Family::ALL.iter().any(|family| link.usable(*family)),
+            rank: Family::ALL.iter().filter_map(|family| link.facts.gateways.get(*family).first()).map(|route| route.metric).min(),
+            device: link.device,
+            rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
+            loss: link.loss.rate(now),
+            energy: link.energy.total(),
+            cost: self.byte_cost(link, now),
+            money_per_gb: link.rule.cost_per_gb,
+            flows: self.flows.iter().filter(|row| row.link == link.facts.index).count() as u64,
+            bonded: bonded(&link.facts.name),
+        };
+        self.links.values().map(pulse).collect()
+    }
+
+    /// What the machine runs on and does about it.
+    pub fn power(&self) -> Power {
+        Power { plugged: self.supply.map(|supply| supply.plugged), saving: self.saves_power() }
+    }
+
+    /// What has changed among the flows since the last call with this `seen`; all of them if it is empty. A flow that only grew older
+    /// has not changed. `id`s of `gone` have no row left: one socket may speak with several hosts.
+    pub fn flow_changes(&self, now: Time, seen: &mut SeenFlows) -> FlowChanges {
+        let mut next = SeenFlows::default();
+        let mut changed = BTreeSet::new();
+        for row in &self.flows {
+            let (key, mark) = (progress_key(row), (row.rx, row.tx, row.link, row.retransmissions));
+            if seen.0.remove(&key) != Some(mark) {
+                changed.insert(key);
+            }
+            next.0.insert(key, mark);
+        }
+        let ended = std::mem::replace(seen, next).0;
+        let rest = |id: FlowId| seen.0.range((id, FIRST_ADDRESS)..).next().filter(|((other, _), _)| *other == id).map(|(key, _)| *key);
+        let mut gone = Vec::new();
+        for id in ended.into_keys().map(|(id, _)| id) {
+            match rest(id) {
+                Some(key) => drop(changed.insert(key)),
+                None if gone.last() != Some(&id.0) => gone.push(id.0),
+                None => {}
+            }
+        }
+        let put = self.flows.iter().filter(|row| changed.contains(&progress_key(row))).map(|row| self.flow_view(row, now)).collect();
+        FlowChanges { full: false, put, gone }
+    }
+
+    fn app_view(&self, learnt: &Learnt, now: Time, living: Living) -> App {
         let met = self.apps.get(&learnt.app);
         let demand = braid_decide::demand::Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
         let rates = met.and_then(|met| met.traffic().mean_rates());
@@ -141,8 +228,8 @@ impl<S: Steering> Core<S> {
             rate_up_bps: rates.map(|rates| rates.1),
             max_rate_down_bps: highest(|traffic| traffic.max_down),
             max_rate_up_bps: highest(|traffic| traffic.max_up),
-            flows: self.flows.iter().filter(|row| row.app == learnt.app && row.remote.1 == learnt.port).count() as u64,
-            energy_j: self.app_energy(&learnt.app).map(Joules::get),
+            flows: living.flows,
+            energy_j: self.app_energy(&learnt.app, living.energy).map(Joules::get),
         }
     }
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 use braid_decide::capacity::{self, Busy, Capacity};
 use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::policy::Admission;
-use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, PerFamily, Rate, Time};
+use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Rate, Time};
 
 use super::prefixes::Prefixes;
+use super::view::{Usable, View};
 use crate::store::{LinkKey, LinkRow};
 
 /// For how long a link where handshakes get no answer is given no new flows; doubled each time.
@@ -144,26 +145,20 @@ impl Links {
         filtered: impl Fn(&str) -> bool,
         taken: impl Fn(usize) -> bool,
     ) -> Vec<String> {
-        let links = among(network, wanted);
-        let indices: BTreeSet<LinkIndex> = links.iter().map(|facts| facts.index).collect();
+        let View { all, links, refused } = View::of(network, wanted, filtered);
+        let indices: BTreeSet<LinkIndex> = all.iter().map(|facts| facts.index).collect();
         for family in Family::ALL {
             *self.steered.get_mut(family) = Prefixes::new(steer(&indices, family));
         }
         self.resolvers.clear();
         self.usable = PerFamily::default();
         self.slots.iter_mut().for_each(|slot| slot.present = indices.contains(&slot.index));
-        let best = links.iter().filter(|facts| facts.usable(Family::V4)).filter_map(|facts| metric(facts, Family::V4)).min();
-        let mut refused = Vec::new();
-        for facts in links.iter().filter(|facts| wanted.is_empty() || wanted.contains(&facts.name)) {
+        for Usable { facts, ranks } in links {
             let Some(slot) = self.slot(now, facts, &taken) else { continue };
             self.slots[slot].facts.clone_from(facts);
             self.slots[slot].sources = PerFamily { v4: facts.source(Family::V4), v6: facts.source(Family::V6) };
             for family in Family::ALL {
-                let Some(rank) = metric(facts, family).filter(|_| facts.usable(family)) else { continue };
-                if family == Family::V4 && Some(rank) != best && filtered(&facts.name) && !has_source_rule(network, facts) {
-                    refused.push(facts.name.clone());
-                    continue;
-                }
+                let Some(rank) = *ranks.get(family) else { continue };
                 *self.slots[slot].ranks.get_mut(family) = rank;
                 self.usable.get_mut(family).insert(slot);
             }
@@ -245,32 +240,10 @@ impl Slot {
     }
 }
 
-/// The links among a network's interfaces: real devices, the virtual ones that were asked for, and in a container, which has no real
-/// ones, every virtual device with a way to the Internet.
-pub(super) fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFacts> {
-    let real = |facts: &LinkFacts| matches!(facts.kind, LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular);
-    let usable = |facts: &LinkFacts| Family::ALL.iter().any(|family| facts.usable(*family));
-    let container = !network.interfaces.iter().any(|facts| real(facts) && usable(facts));
-    let is_link =
-        |facts: &&LinkFacts| real(facts) || wanted.contains(&facts.name) || (container && facts.kind == LinkKind::Virtual && usable(facts));
-    network.interfaces.iter().filter(is_link).collect()
-}
-
-/// The metric of a link's best default route.
-pub(super) fn metric(facts: &LinkFacts, family: Family) -> Option<u32> {
-    facts.gateways.get(family).iter().map(|route| route.metric).min()
-}
-
-/// Whether a rule looks packets from the link's own address up apart, so that its answers pass the strictest reverse-path filter.
-pub(super) fn has_source_rule(network: &NetworkSnapshot, facts: &LinkFacts) -> bool {
-    let source = facts.source(Family::V4);
-    network.rules.iter().any(|rule| rule.source.is_some_and(|net| net.prefix_len() == 32 && Some(net.addr()) == source))
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use braid_model::DefaultRoute;
+    use braid_model::{DefaultRoute, LinkKind};
 
     /// Links named `link1`, `link2`, ... with metric and nominal speed of 100 Mbit/s times their number.
     pub(in crate::run) fn network(count: u32) -> NetworkSnapshot {

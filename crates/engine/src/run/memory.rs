@@ -28,6 +28,17 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// Reads what was learnt before, without making anything where nothing is.
+    pub(super) fn recall_from(folder: &Path) -> Learnt {
+        let (found, recalled) = mpsc::channel();
+        let folder = folder.to_owned();
+        std::thread::spawn(move || {
+            let learnt = if Store::exists(&folder) { Store::open(&folder).1 } else { Learnt::default() };
+            let _ = found.send(learnt);
+        });
+        recalled.recv_timeout(RECALL_PATIENCE).unwrap_or_default()
+    }
+
     /// Begins to read what was learnt before.
     pub(super) fn open(folder: &Path) -> Self {
         let (found, recalled) = mpsc::channel();
@@ -90,6 +101,16 @@ mod tests {
         let learnt = Memory::open(folder.path()).recall();
         let found = Lessons { apps: learnt.apps.into_iter().collect(), links: learnt.links.into_iter().collect() };
         assert_eq!(found, lessons());
+    }
+
+    #[test]
+    fn reading_makes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("none");
+        assert_eq!(Memory::recall_from(&home), Learnt::default());
+        assert!(!home.exists());
+        Memory::open(&home).keep(lessons());
+        assert_eq!(Memory::recall_from(&home).links.into_iter().collect::<Vec<_>>(), lessons().links);
     }
 
     #[test]

@@ -49,6 +49,7 @@ mod reach;
 pub mod relays;
 mod streams;
 mod supervisor;
+mod view;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

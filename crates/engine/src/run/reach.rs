@@ -3,11 +3,12 @@
 use std::io;
 use std::net::IpAddr;
 
-use braid_model::{Family, PerFamily, Rate};
+use braid_model::{PerFamily, Rate};
 use braid_platform::linux::netlink::{self, Files};
-use braid_platform::linux::resolvers;
+use braid_platform::linux::{resolvers, reverse_path};
 
-use super::{RunError, check_links, interface_names, links, memory, supervisor};
+use super::view::{Usable, View};
+use super::{RunError, check_links, interface_names, memory};
 use crate::store::{LinkKey, LinkRow};
 
 /// A link that reaches the Internet, as far as the system can tell.
@@ -34,28 +35,21 @@ pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), Run
     let files = Files::default();
     let network =
         netlink::snapshot(&files).map_err(|error| RunError::System { action: "read the network", source: io::Error::other(error) })?;
-    let learnt =
-        memory::folder(|name| std::env::var_os(name)).map(|folder| memory::Memory::open(&folder).recall().links).unwrap_or_default();
+    let learnt = memory::folder(|name| std::env::var_os(name)).map(|folder| memory::Memory::recall_from(&folder).links).unwrap_or_default();
     let general = resolvers::general(&files);
-    let there = links::among(&network, wanted);
-    let best = there.iter().filter(|facts| facts.usable(Family::V4)).filter_map(|facts| links::metric(facts, Family::V4)).min();
-    let (mut found, mut refused) = (Vec::new(), Vec::new());
-    for facts in there.into_iter().filter(|facts| wanted.is_empty() || wanted.contains(&facts.name)) {
-        let mut families = PerFamily { v4: facts.usable(Family::V4), v6: facts.usable(Family::V6) };
-        let rank = links::metric(facts, Family::V4);
-        if families.v4 && rank != best && supervisor::is_filtered(&facts.name) && !links::has_source_rule(&network, facts) {
-            families.v4 = false;
-            refused.push(facts.name.clone());
-        }
+    let View { links, refused, .. } = View::of(&network, wanted, reverse_path::is_strict);
+    let mut found = Vec::new();
+    for Usable { facts, ranks } in links {
+        let families = PerFamily { v4: ranks.v4.is_some(), v6: ranks.v6.is_some() };
         if !families.v4 && !families.v6 {
             continue;
         }
         let key = LinkKey::of(facts);
         let rate = learnt.get(&key).and_then(|row| row.capacity_down).map(Rate::from_bps);
         let own = if facts.resolvers.is_empty() { &general } else { &facts.resolvers };
-        found.push((rank, Reachable { name: facts.name.clone(), families, resolvers: own.clone(), rate, key }));
+        found.push((ranks, Reachable { name: facts.name.clone(), families, resolvers: own.clone(), rate, key }));
     }
-    found.sort_by_key(|(rank, link)| (rank.is_none(), *rank, link.name.clone()));
+    found.sort_by_key(|(ranks, link)| (ranks.v4.is_none(), ranks.v4.or(ranks.v6), link.name.clone()));
     Ok((found.into_iter().map(|(_, link)| link).collect(), refused))
 }
 

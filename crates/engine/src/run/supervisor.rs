@@ -14,8 +14,8 @@ use braid_decide::steer::{self, Verdict};
 use braid_model::{Family, NetworkSnapshot, PerFamily, Protocol, Time, printable};
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Scope, Socket};
-use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
+use braid_platform::linux::{reverse_path, sockdiag};
 
 use super::RunOptions;
 use super::carrying::Carrying;
@@ -337,7 +337,7 @@ impl Shared {
                 let map = steer::prefix_map(network, links, family);
                 map.into_iter().map(|(net, verdict)| (net, verdict == Verdict::Steer)).collect()
             },
-            is_filtered,
+            reverse_path::is_strict,
         );
         let links = links_of(&chooser);
         if let Some(bond) = self.bond.get() {
@@ -427,13 +427,4 @@ pub(super) fn follow(shared: &Shared) {
             }
         }
     });
-}
-
-/// Whether the kernel drops IPv4 packets on this device that do not come the way it would answer them.
-pub(super) fn is_filtered(device: &str) -> bool {
-    let value = |name: &str| {
-        let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter")).unwrap_or_default();
-        text.trim().parse::<u8>().unwrap_or(0)
-    };
-    value("all").max(value(device)) == 1
 }

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,34 +15,49 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::access::Client;
+
 /// The most connections at a time; further ones wait in the kernel's queue.
 const MOST: usize = 256;
+/// The most of those who may not change anything, so that they keep nobody out who may.
+const STRANGERS: usize = 192;
 /// A connection over which nothing has come or gone for so long is closed. Longer than any answer takes, shorter than
 /// clients wait.
-const IDLE: Duration = Duration::from_secs(6);
+pub(super) const IDLE: Duration = Duration::from_secs(6);
 
-/// Accepts clients.
+/// Accepts clients of the Unix socket.
 pub(super) struct Connections {
     listener: UnixListener,
-    free: std::sync::Arc<Semaphore>,
+    free: Arc<Semaphore>,
+    strangers: Arc<Semaphore>,
     idle: Duration,
+    own: u32,
 }
 
 impl Connections {
-    pub(super) fn of(listener: UnixListener) -> Self {
-        Self { listener, free: Semaphore::new(MOST).into(), idle: IDLE }
+    /// For a daemon of this user.
+    pub(super) fn of(listener: UnixListener, own: u32) -> Self {
+        Self { listener, free: Semaphore::new(MOST).into(), strangers: Semaphore::new(STRANGERS).into(), idle: IDLE, own }
     }
 }
 
 impl Listener for Connections {
-    type Io = Connection;
+    type Io = Connection<UnixStream>;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // The semaphore is never closed.
-        let place = self.free.clone().acquire_owned().await.ok();
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        (Connection { stream, idle: self.idle, silence: Box::pin(sleep(self.idle)), _place: place }, address)
+    async fn accept(&mut self) -> (Connection<UnixStream>, SocketAddr) {
+        loop {
+            // The semaphores are never closed.
+            let mut places: Vec<_> = self.free.clone().acquire_owned().await.into_iter().collect();
+            let (stream, address) = Listener::accept(&mut self.listener).await;
+            let client = Client::of(&stream, self.own);
+            if client != (Client::Local { may_change: true }) {
+                // One too many is let go at once.
+                let Ok(place) = self.strangers.clone().try_acquire_owned() else { continue };
+                places.push(place);
+            }
+            return (Connection::of(stream, client, self.idle, places), address);
+        }
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -50,16 +66,23 @@ impl Listener for Connections {
 }
 
 /// One client's connection.
-pub(super) struct Connection {
-    stream: UnixStream,
+pub(super) struct Connection<S> {
+    stream: S,
+    client: Client,
     idle: Duration,
     silence: Pin<Box<Sleep>>,
-    _place: Option<OwnedSemaphorePermit>,
+    _places: Vec<OwnedSemaphorePermit>,
 }
 
-impl Connection {
-    pub(super) fn stream(&self) -> &UnixStream {
-        &self.stream
+impl<S> Connection<S> {
+    /// A connection that ends when nothing moves for `idle`, and gives its places back then.
+    pub(super) fn of(stream: S, client: Client, idle: Duration, places: Vec<OwnedSemaphorePermit>) -> Self {
+        Self { stream, client, idle, silence: Box::pin(sleep(idle)), _places: places }
+    }
+
+    /// Who is at the other end.
+    pub(super) fn client(&self) -> Client {
+        self.client
     }
 
     /// Passes on what became of an attempt, unless nothing has moved for too long.
@@ -73,14 +96,14 @@ impl Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_read(context, buffer);
         self.heard(context, outcome)
     }
 }
 
-impl AsyncWrite for Connection {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.heard(context, outcome)
@@ -98,13 +121,14 @@ impl AsyncWrite for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use braid_platform::linux::sys::process::own_user;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
     async fn regression_silent_clients_keep_no_descriptors_and_nobody_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let mut connections = Connections::of(UnixListener::bind(&path).unwrap());
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
         connections.idle = Duration::from_millis(50);
         let mut clients = Vec::new();
         for _ in 0..MOST + 1 {
@@ -125,10 +149,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn those_who_may_only_read_keep_nobody_else_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        // For a daemon of another user, this process is a stranger unless it is root's.
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user().wrapping_add(1));
+        connections.strangers = Semaphore::new(1).into();
+        let _clients = [UnixStream::connect(&path).await.unwrap(), UnixStream::connect(&path).await.unwrap()];
+        let (first, _) = connections.accept().await;
+        let second = tokio::time::timeout(Duration::from_millis(50), connections.accept()).await;
+        assert_eq!(second.is_ok(), first.client() == Client::Local { may_change: true });
+    }
+
+    #[tokio::test]
     async fn regression_a_client_that_reads_nothing_is_let_go() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let mut connections = Connections::of(UnixListener::bind(&path).unwrap());
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
         connections.idle = Duration::from_millis(50);
         let _client = UnixStream::connect(&path).await.unwrap();
         let (mut connection, _) = connections.accept().await;

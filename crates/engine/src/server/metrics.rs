@@ -95,4 +95,25 @@ mod tests {
             assert!(!text.contains(absent), "{absent} in\n{text}");
         }
     }
+
+    #[test]
+    fn the_dashboard_names_metrics_that_there_are() {
+        let link = serde_json::json!({
+            "name": "wlan0", "state": "up", "kind": "wireless", "addresses": [], "capacity_down_bps": 1, "capacity_up_bps": 1, "rtt_us": 1,
+            "loss": 0.1, "rx_bytes": 1, "tx_bytes": 1, "flows": 1, "energy_j": 1.0, "used_bytes": 1,
+        });
+        let status: Status = serde_json::from_value(serde_json::json!({
+            "schema_version": 1, "version": "v", "scheduler": "only-one", "flows": 1, "links": [link], "uptime_ms": 1000,
+            "counters": {"steered": 1, "lost_events": 0}, "battery": {"level": 0.5, "plugged": true},
+        }))
+        .unwrap();
+        let text = text(&status);
+        let dashboard = include_str!("../../../../docs/grafana.json");
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let named: std::collections::BTreeSet<&str> = dashboard.split(|c| !is_name(c)).filter(|word| word.starts_with("braid_")).collect();
+        assert!(named.len() > 10, "{named:?}");
+        for name in named {
+            assert!(text.contains(&format!("# TYPE {name} ")), "there is no metric {name}");
+        }
+    }
 }

@@ -226,16 +226,22 @@ fn check(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
 }
 
-/// A program of `examples/`. Cargo builds them only with a full test run, so this asks for them.
+/// A program of `examples/`. Cargo builds them only with a full test run, so this asks for them: of the packages that `make test` builds
+/// together, since Cargo would build all dependencies anew for a selection that wants other features of them.
 fn example(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let directory = BUILT.get_or_init(|| {
         let own = std::env::current_exe().unwrap();
         let profile = own.parent().and_then(Path::parent).expect("tests stand in target/PROFILE/deps");
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--offline", "--package", env!("CARGO_PKG_NAME"), "--examples"]);
+        build.args(["build", "--quiet", "--offline", "--workspace", "--exclude", "braid-lab", "--example", "run", "--example", "peer"]);
         if profile.ends_with("release") {
             build.arg("--release");
+        }
+        // What `cargo test` tells of this package would have the build scripts of others run again, and all that depends on them be built.
+        let told = |name: &str| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|start| name.starts_with(start));
+        for (name, _) in std::env::vars_os().filter(|(name, _)| told(&name.to_string_lossy())) {
+            build.env_remove(name);
         }
         check(build.current_dir(env!("CARGO_MANIFEST_DIR")));
         profile.join("examples")

@@ -53,7 +53,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(handler: impl Fn(&Asked) -> Vec<Act> + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::start_at(Ipv4Addr::LOCALHOST, handler)
+    }
+
+    /// At another address of the loopback device.
+    pub(crate) fn start_at(host: Ipv4Addr, handler: impl Fn(&Asked) -> Vec<Act> + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind((host, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let (asked, sent, gone) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let (handler, open): (Arc<Handler>, _) = (Arc::new(handler), Arc::new(AtomicUsize::new(0)));
@@ -182,7 +187,7 @@ pub(crate) fn good_with(asked: &Asked, content: &[u8], headers: &str) -> Vec<u8>
 
 /// Links that are addresses of the loopback device: link i is 127.0.0.(2 + i).
 pub(crate) struct Loopback {
-    links: Vec<Link>,
+    pub(crate) links: Vec<Link>,
     /// Links over which nothing is answered.
     pub(crate) dead: Vec<usize>,
 }

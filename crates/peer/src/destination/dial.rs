@@ -230,9 +230,12 @@ mod tests {
         (listener, address)
     }
 
-    /// An address that nothing listens on.
-    fn closed() -> SocketAddr {
-        listener().1
+    /// A port that is closed as long as the socket lives: bound, so that nobody else gets it meanwhile, and not listening.
+    fn closed() -> (Socket, SocketAddr) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        (socket, address)
     }
 
     /// A listener whose queue is full, so that further attempts hear nothing.
@@ -287,7 +290,8 @@ mod tests {
 
     #[tokio::test]
     async fn failures_are_what_the_program_would_have_seen() {
-        assert_eq!(reason(dial_tcp(&closed().into(), &open()).await.unwrap_err()), Reason::Refused);
+        let (_closed, address) = closed();
+        assert_eq!(reason(dial_tcp(&address.into(), &open()).await.unwrap_err()), Reason::Refused);
         let nowhere: Address = "no-such-host.invalid:80".parse().unwrap();
         assert_eq!(reason(dial_tcp(&nowhere, &open()).await.unwrap_err()), Reason::NameNotFound);
         for (errno, reason) in [(libc::ENETUNREACH, Reason::NetworkUnreachable), (libc::EHOSTUNREACH, Reason::HostUnreachable)] {
@@ -310,12 +314,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_failure_starts_the_next_at_once_and_the_most_telling_is_reported() {
-        let (_listener, good) = listener();
-        assert_eq!(race(vec![closed(), closed(), good], TcpStream::connect).await.unwrap().peer_addr().unwrap(), good);
+        let ((_listener, good), (_first, one), (_second, other)) = (listener(), closed(), closed());
+        assert_eq!(race(vec![one, other, good], TcpStream::connect).await.unwrap().peer_addr().unwrap(), good);
         // The unspecified address with a broadcast one's: refused says more than what the system makes of that.
         let broadcast = SocketAddr::from((Ipv4Addr::BROADCAST, 9));
-        assert_eq!(race(vec![broadcast, closed()], TcpStream::connect).await.unwrap_err(), Reason::Refused);
-        assert_eq!(race(vec![closed(), broadcast], TcpStream::connect).await.unwrap_err(), Reason::Refused);
+        assert_eq!(race(vec![broadcast, one], TcpStream::connect).await.unwrap_err(), Reason::Refused);
+        assert_eq!(race(vec![one, broadcast], TcpStream::connect).await.unwrap_err(), Reason::Refused);
     }
 
     #[test]

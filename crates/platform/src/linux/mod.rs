@@ -9,6 +9,7 @@ pub mod netlink;
 pub mod probe;
 pub mod process;
 pub mod resolvers;
+pub mod reverse_path;
 pub mod seccomp;
 pub mod sockdiag;
 pub mod sys;

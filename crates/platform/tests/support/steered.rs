@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
-use braid_model::{Bytes, Family, LinkIndex, PerFamily, Rate};
+use braid_model::{Bytes, Family, LinkIndex, PerFamily, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::{SteerLink, SteerParams, Steering};
@@ -16,6 +16,9 @@ use super::world::{World, may_make_namespaces};
 
 /// The programs of one test act on one namespace, but all sit at the root of the cgroup hierarchy; one test at a time keeps it simple.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// How long an answer may take on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn index_of(name: &str) -> LinkIndex {
     let name = std::ffi::CString::new(name).unwrap();
@@ -61,8 +64,21 @@ pub fn steering(params: &SteerParams) -> BpfSteering {
     let map = |entries: &[(&str, bool)]| entries.iter().map(|(net, steer)| (net.parse().unwrap(), *steer)).collect::<Vec<_>>();
     steering.set_prefixes(Family::V4, &map(&[("0.0.0.0/0", true), ("10.77.0.0/16", false), ("127.0.0.0/8", false)])).unwrap();
     steering.set_prefixes(Family::V6, &map(&[("::/0", true), ("::1/128", false), ("fd77::/32", false)])).unwrap();
-    steering.heartbeat(now()).unwrap();
+    beat(&mut steering);
     steering
+}
+
+/// A heartbeat from an hour ahead: whatever else the machine does meanwhile, it grows old in no test. `set_params` brings one of its own
+/// moment, so this comes after it.
+pub fn beat(steering: &mut BpfSteering) {
+    steering.heartbeat(Time::from_nanos(now().as_nanos() + 3_600_000_000_000)).unwrap();
+}
+
+/// Puts these parameters in force, for as long as the test takes.
+#[allow(dead_code)]
+pub fn set(steering: &mut BpfSteering, params: &SteerParams) {
+    steering.set_params(params).unwrap();
+    beat(steering);
 }
 
 /// Source rules, as `decide::tables` plans them.
@@ -113,8 +129,8 @@ fn serve_udp(world: &World, port: u16) {
 
 /// Connects, moves one exchange, and says from where.
 pub fn fetch(to: SocketAddr, reply: usize) -> IpAddr {
-    let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+    let mut stream = TcpStream::connect_timeout(&to, LIMIT).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     let local = stream.local_addr().unwrap().ip().to_canonical();
     stream.write_all(b"?").unwrap();
     stream.read_exact(&mut vec![0; reply]).unwrap();

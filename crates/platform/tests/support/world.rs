@@ -55,7 +55,7 @@ impl Place {
 
     /// Waits until the kernel has done, in its own time, what IPv6 addresses of so many links bring with them.
     fn wait_for_addresses(&self, links: usize) {
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let there = move || {
             let output = Command::new("ip").args(["-6", "route", "show", "table", "local"]).output().expect("iproute2 is installed");
             let routes = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -134,6 +134,11 @@ impl Receiver {
         Ack { next: self.next, ranges, echo: self.echo }
     }
 
+    /// Every segment before this one is there.
+    pub(crate) fn in_order(&self) -> u32 {
+        self.next
+    }
+
     /// When a delayed acknowledgement is due.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.deadline

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Map, RingBuf};
 use aya::programs::{
-    BtfTracePoint, CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier, SockOps,
+    BtfTracePoint, CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier,
 };
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::LinkMask;
@@ -80,7 +80,7 @@ impl BpfSteering {
         let cgroup = opened.map_err(|error| no_cgroup(error.to_string()))?;
         // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
         let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
-        let ending = ["braid_release", "braid_sockops"];
+        let ending = ["braid_release", "braid_state", "braid_retransmission"];
         let showing = SHOW.into_iter();
         let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
         for name in ending.into_iter().chain(counting).chain(showing).chain(starting) {
@@ -107,13 +107,13 @@ impl BpfSteering {
         if !counts_calls {
             load_programs(&mut ebpf, &COUNT_PACKETS, &btf)?;
         }
-        let iterator = attach_iterator(&mut ebpf)?;
+        let iterators = [attach_iterator(&ebpf, "braid_connections")?, attach_iterator(&ebpf, "braid_flows")?];
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
         Ok(Self {
             ebpf,
-            iterator,
+            iterators,
             events,
             params: no_params(),
             bank: 0,
@@ -135,13 +135,15 @@ const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
 /// Show redirected sockets the addresses they asked for.
 const SHOW: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 10] = [
     "braid_release",
-    "braid_sockops",
+    "braid_state",
+    "braid_retransmission",
     "braid_sendmsg4",
     "braid_sendmsg6",
     "braid_connect4",
     "braid_connect6",
+    "braid_connections",
     "braid_flows",
     "braid_trial",
 ];
@@ -189,13 +191,18 @@ fn load_program(program: &mut Program, name: &'static str, btf: &Btf) -> Result<
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::CgroupSkb(program) => program.load(),
-        Program::SockOps(program) => program.load(),
         Program::SchedClassifier(program) => SchedClassifier::load(program),
         Program::BtfTracePoint(program) => {
-            let tracepoint = if name == "braid_sent" { "sock_send_length" } else { "sock_recv_length" };
+            let tracepoint = match name {
+                "braid_state" => "inet_sock_set_state",
+                "braid_retransmission" => "tcp_retransmit_skb",
+                "braid_sent" => "sock_send_length",
+                _ => "sock_recv_length",
+            };
             BtfTracePoint::load(program, tracepoint, btf)
         }
-        Program::Iter(program) => Iter::load(program, "bpf_sk_storage_map", btf),
+        Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
+        Program::Iter(program) => Iter::load(program, "bpf_map_elem", btf),
         _ => return Err(LoadError::Program { program: name, reason: "it is of no known kind".to_owned() }),
     };
     loaded.map_err(|error| LoadError::Program { program: name, reason: detail(&error) })
@@ -211,21 +218,23 @@ fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<
             let way = if name == "braid_egress" { CgroupSkbAttachType::Egress } else { CgroupSkbAttachType::Ingress };
             CgroupSkb::attach(program, cgroup, way, mode).map(drop)
         }
-        Program::SockOps(program) => SockOps::attach(program, cgroup, mode).map(drop),
         Program::BtfTracePoint(program) => BtfTracePoint::attach(program).map(drop),
         _ => return Err(LoadError::Program { program: name, reason: "it is attached to nothing".to_owned() }),
     };
     attached.map_err(|error| LoadError::Program { program: name, reason: detail(&error) })
 }
 
-fn attach_iterator(ebpf: &mut aya::Ebpf) -> Result<OwnedFd, LoadError> {
-    let refused = |reason: String| LoadError::Program { program: "braid_flows", reason };
-    let Some(Map::SkStorage(storage)) = ebpf.map("flows") else {
-        return Err(refused("the programs have no map flows".to_owned()));
+/// Attaches an iterator to the map that it walks.
+fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str) -> Result<OwnedFd, LoadError> {
+    let refused = |reason: String| LoadError::Program { program: name, reason };
+    let map = match (ebpf.map("flows"), ebpf.map("connections")) {
+        (Some(Map::SkStorage(map)), _) if name == "braid_flows" => map,
+        (_, Some(Map::HashMap(map))) => map,
+        _ => return Err(refused("the programs lack the map that it walks".to_owned())),
     };
-    let program = ebpf.program("braid_flows").and_then(|program| program.fd().ok());
+    let program = ebpf.program(name).and_then(|program| program.fd().ok());
     let program = program.ok_or_else(|| refused("it is not loaded".to_owned()))?;
-    sys::attach_iterator(program.as_fd(), storage.fd().as_fd()).map_err(|error| refused(error.to_string()))
+    sys::attach_iterator(program.as_fd(), map.fd().as_fd()).map_err(|error| refused(error.to_string()))
 }
 
 /// Whether the running kernel's version is this or later; false if it cannot be told.

@@ -36,7 +36,8 @@ const VERDICT_STEER: u8 = 1;
 pub struct BpfSteering {
     /// Owns programs, links and the maps that are not taken out below.
     ebpf: aya::Ebpf,
-    iterator: OwnedFd,
+    /// They walk the TCP flows, and those of connected UDP sockets.
+    iterators: [OwnedFd; 2],
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -116,11 +117,13 @@ impl BpfSteering {
         typed_map!(self, Array, "board", "read the loads").get(&0, LOCKED).map_err(failed("read the loads"))
     }
 
-    /// Walks the sockets' flows; the program brings their reservations up to date as it goes.
+    /// Walks the sockets' flows; the programs bring their reservations up to date as they go.
     fn walk_sockets(&mut self) -> Result<Vec<abi::FlowRow>, SteeringError> {
         let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
         let mut bytes = Vec::new();
-        sys::start_iterator(self.iterator.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
+        for iterator in &self.iterators {
+            sys::start_iterator(iterator.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
+        }
         Ok(bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect())
     }
 

@@ -11,15 +11,17 @@ mod follow;
 mod talk;
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use braid_decide::tables::{self, PROTOCOL};
-use braid_model::{Bytes, LinkIndex, NetworkSnapshot};
+use braid_model::{Bytes, LinkIndex, NetworkSnapshot, RouteFacts};
 
 pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, apply, own_loopback_prefix, sweep};
 pub use follow::{FollowError, Follower};
-use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
 use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use talk::Conversation;
 
 /// Whether a route is ours: by its mark and, since nobody assigns those numbers, by its table.
@@ -62,6 +64,19 @@ pub struct DumpError {
 pub fn snapshot(files: &Files) -> Result<NetworkSnapshot, DumpError> {
     let mut kernel = Conversation::open().map_err(|source| DumpError { what: "network", source })?;
     follow::take(&mut kernel, files, &advertised::Advertised::default())
+}
+
+/// The route by which the kernel sends from one of the machine's addresses to another host, by all its rules; `None`: it tells none.
+///
+/// # Errors
+/// `ENETUNREACH` and its like: there is no way.
+pub fn route_between(from: Ipv4Addr, to: Ipv4Addr) -> io::Result<Option<RouteFacts>> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = AddressFamily::Inet;
+    (request.header.source_prefix_length, request.header.destination_prefix_length) = (32, 32);
+    request.header.flags = RouteFlags::FibMatch;
+    request.attributes = vec![RouteAttribute::Source(RouteAddress::Inet(from)), RouteAttribute::Destination(RouteAddress::Inet(to))];
+    Conversation::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route)
 }
 
 /// Bytes received and sent by every device since it was made, in rising order of index. One short system call, no privilege.

@@ -57,6 +57,13 @@ impl Conversation {
         self.exchange(NetlinkPayload::InnerMessage(request), NLM_F_REQUEST | NLM_F_ACK | flags, |_| {}).map(|_| ())
     }
 
+    /// The one thing `request` asks for; `None` where `read` makes nothing of it.
+    pub(super) fn ask<T>(&mut self, request: RouteNetlinkMessage, read: impl Fn(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
+        let mut found = None;
+        self.exchange(NetlinkPayload::InnerMessage(request), NLM_F_REQUEST | NLM_F_ACK, |body| found = read(body))?;
+        Ok(found)
+    }
+
     /// Sends and reads up to the end of the answer. Tells whether the answer shows one moment (not `NLM_F_DUMP_INTR`).
     fn exchange(&mut self, payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, mut each: impl FnMut(&[u8])) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);

@@ -1,6 +1,7 @@
 //! All `unsafe` of the crate: system calls without a safe library, and layouts shared with the kernel's side.
 
 pub mod abi;
+pub mod access;
 pub mod bpf;
 pub mod datagram;
 pub mod process;

@@ -1,5 +1,6 @@
 //! Yap's thesis, chapters 3 and 4: fair queueing over several interfaces.
 
+mod http;
 mod midrr;
 mod overhead;
 mod pgps;
@@ -8,8 +9,8 @@ mod theorem;
 
 use crate::experiment::Experiment;
 
-pub(super) fn all() -> [&'static dyn Experiment; 6] {
-    [&preferences::Preferences, &pgps::Bounds, &theorem::Theorem, &midrr::Convergence, &overhead::FLOWS, &overhead::LINKS]
+pub(super) fn all() -> [&'static dyn Experiment; 7] {
+    [&preferences::Preferences, &pgps::Bounds, &theorem::Theorem, &midrr::Convergence, &overhead::FLOWS, &overhead::LINKS, &http::Http]
 }
 
 #[cfg(test)]
@@ -71,6 +72,7 @@ mod tests {
             ("thesis-4-5", 3_315_269_204_797_166_978),
             ("thesis-4-6", 3_796_134_032_034_868_444),
             ("thesis-4-7", 14_726_893_822_496_584_415),
+            ("thesis-4-8", 7_544_790_283_531_026_263),
         ];
         assert_eq!(hashes, wanted, "if this was meant to change, take the new values");
     }

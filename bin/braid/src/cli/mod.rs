@@ -1,0 +1,241 @@
+//! The command line.
+
+mod energy;
+mod get;
+mod relay;
+mod sim;
+mod steering;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use braid_engine::server::DEFAULT_SOCKET;
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};
+pub(crate) use get::Get;
+pub(crate) use relay::{
+    Join, Leave, Move, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
+};
+pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
+pub(crate) use steering::{Proxy, Run, Steering};
+
+/// Where state is kept unless told otherwise.
+pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/braid";
+
+/// All the networks around you, at once.
+///
+/// `braid up` (as root) gives every connection of this machine its link; `braid run -- COMMAND` does the same for one command with
+/// no privilege. `braid doctor` tells what this system can do.
+#[derive(Debug, Parser)]
+#[command(name = "braid", version, propagate_version = true, disable_help_subcommand = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Log more; twice: everything. RUST_LOG overrides it.
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start the daemon, in the foreground.
+    Up(Up),
+    /// Stop the daemon; without one, sweep what a dead one may have left.
+    Down(Daemon),
+    /// Read the configuration again and apply it to new flows.
+    Reload(Daemon),
+    /// Show the daemon and its links at a glance.
+    Status(Query),
+    /// Show links in detail.
+    Links(Query),
+    /// Show live flows.
+    Flows(Query),
+    /// Show what was learnt of applications.
+    Apps(Query),
+    /// Show links, flows, applications and events as they change.
+    Top(Daemon),
+    /// Open the daemon's web page, or tell its address.
+    Ui(Ui),
+    /// Show the policy in force.
+    Policy(Query),
+    /// Tell what is wrong in a configuration file, without applying it.
+    Check(Check),
+    /// Run one command over all links, with no privilege.
+    Run(Run),
+    /// Download files over all links at once, from any server, with no privilege.
+    Get(Box<Get>),
+    /// Tell why a flow gets the link it gets.
+    Explain(Explain),
+    /// List, serve and fetch profiles of the energy that interfaces need.
+    #[command(subcommand)]
+    Energy(Energy),
+    /// Simulate: the papers' experiments, and instances of one's own.
+    #[command(subcommand)]
+    Sim(Sim),
+    /// Bond with a relay from now on, by the line that its operator gave.
+    Join(Join),
+    /// Leave a relay, or forget a server and its key.
+    Leave(Leave),
+    /// List the relays and the servers that run Braid, and the paths to them.
+    Peers(Query),
+    /// Carry running bonded flows over another link.
+    Move(Move),
+    /// Run a relay, and decide who may use it and how much.
+    Relay(Box<Relay>),
+    /// Tell what this system can and cannot do, and the remedy.
+    Doctor(Doctor),
+    /// Write a completion script for a shell to standard output.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual page to standard output, or all manual pages to a directory.
+    Man {
+        /// The directory.
+        dir: Option<PathBuf>,
+    },
+    /// Carry what other devices ask for over all links, as an HTTP and SOCKS5 proxy.
+    Proxy(Box<Proxy>),
+    /// Take a dead daemon's rules down (started by the daemon).
+    #[command(hide = true)]
+    Guardian,
+}
+
+/// How the daemon is reached.
+#[derive(Debug, Args)]
+pub(crate) struct Daemon {
+    /// The daemon's socket.
+    #[arg(long, value_name = "PATH", env = "BRAID_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+}
+
+/// A question to the daemon.
+#[derive(Debug, Args)]
+pub(crate) struct Query {
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// The configuration file. Left out: /etc/braid/braid.toml where there is one, else the defaults.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where what is learnt is kept.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
+    pub(crate) state_dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// Serve the web page on this address, with TLS but on the loopback. Without an address: 127.0.0.1:5759.
+    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:5759")]
+    pub(crate) ui: Option<SocketAddr>,
+    /// Let browsers come to the page by this name, besides addresses and localhost; may be given several times.
+    #[arg(long, value_name = "NAME", requires = "ui")]
+    pub(crate) ui_name: Vec<String>,
+    /// The page's certificate chain (PEM). Left out: one of Braid's own, whose fingerprint is logged.
+    #[arg(long, value_name = "FILE", requires_all = ["ui", "ui_key"])]
+    pub(crate) ui_cert: Option<PathBuf>,
+    /// Its key (PEM).
+    #[arg(long, value_name = "FILE", requires = "ui_cert")]
+    pub(crate) ui_key: Option<PathBuf>,
+}
+
+/// Open the daemon's web page, or tell its address. The daemon must have been started with --ui.
+#[derive(Debug, Args)]
+pub(crate) struct Ui {
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// Print the address, and open nothing.
+    #[arg(long)]
+    pub(crate) print: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// The configuration file.
+    pub(crate) file: PathBuf,
+    /// The file is for another machine: programs, links and relays that this one does not have are warned of, not refused.
+    #[arg(long)]
+    pub(crate) portable: bool,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Tell why a flow gets the link it gets.
+///
+/// `braid explain 17` explains a live flow by its id (see `braid flows`); `braid explain curl 192.0.2.1:443` one to come.
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// A flow's id, or a program by path or name.
+    #[arg(value_name = "FLOW|PROGRAM")]
+    pub(crate) subject: String,
+    /// Where the program connects to: an address or name, with a port where it matters.
+    pub(crate) destination: Option<String>,
+    /// A UDP exchange instead of a TCP connection.
+    #[arg(long)]
+    pub(crate) udp: bool,
+    /// The program's user, by number.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) user: Option<u32>,
+    /// The program's control group.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cgroup: Option<String>,
+    #[command(flatten)]
+    pub(crate) query: Query,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Where what is learnt would be kept.
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
+    pub(crate) state_dir: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn span(text: &str) -> Result<Duration, String> {
+    let wanted = || format!("{text:?} is no span of time: write a whole number from 1 and s, min, h or d, as in 24h");
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit = match text[end..].trim() {
+        "s" => 1,
+        "min" | "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err(wanted()),
+    };
+    let seconds = text[..end].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).filter(|seconds| *seconds > 0);
+    let most = Duration::from_secs(366 * 86_400);
+    match seconds.map(Duration::from_secs) {
+        Some(span) if span > most => Err("an invitation is good for a year (366d) at most".to_owned()),
+        Some(span) => Ok(span),
+        None => Err(wanted()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn spans_of_time_are_read() {
+        assert_eq!(["90s", "15min", "24h", "7d"].map(|text| span(text).unwrap().as_secs()), [90, 900, 86_400, 604_800]);
+        for text in ["", "24", "h", "0h", "-1h", "1.5h", "99999999999999999999d", "367d", "1 week"] {
+            assert!(span(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! `braid top`: links, flows, applications, peers and events at a glance, as they change. It asks the API's `/v1/events` and nothing else.
+
+mod model;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::io::{self, IsTerminal};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use crate::client;
+use model::{Model, Press};
+
+/// The daemon is asked again after it was lost.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Something to take in.
+enum News {
+    Heard(String, String),
+    Lost(String),
+    Key(KeyEvent),
+    Resized,
+}
+
+/// Shows what happens until the user has seen enough.
+pub(crate) fn run(socket: &Path) -> anyhow::Result<()> {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        anyhow::bail!("braid top needs a terminal: use braid status, braid flows and the like in scripts");
+    }
+    // Where nobody answers now, an error says more than an empty screen.
+    client::listen(socket, "/v1/events", |_, _| ControlFlow::Break(()))?;
+    let (send, news) = mpsc::channel();
+    let (hearing, path) = (send.clone(), socket.to_owned());
+    std::thread::spawn(move || hear(&path, &hearing));
+    std::thread::spawn(move || read_keys(&send));
+    let mut terminal = ratatui::try_init()?;
+    let shown = show(&mut terminal, &news);
+    ratatui::try_restore()?;
+    shown
+}
+
+fn show(terminal: &mut ratatui::DefaultTerminal, news: &mpsc::Receiver<News>) -> anyhow::Result<()> {
+    let mut model = Model::default();
+    loop {
+        terminal.draw(|frame| view::draw(frame, &model))?;
+        let mut next = news.recv().ok();
+        // What waits is taken in before anything is drawn again.
+        while let Some(one) = next {
+            if !take_in(&mut model, one) {
+                return Ok(());
+            }
+            next = match news.recv_timeout(Duration::from_millis(10)) {
+                Ok(more) => Some(more),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            };
+        }
+    }
+}
+
+/// False to end.
+fn take_in(model: &mut Model, news: News) -> bool {
+    match news {
+        News::Heard(name, data) => model.hear(&name, &data),
+        News::Lost(why) => model.lose(why),
+        News::Key(key) => return press(key).is_none_or(|press| model.press(press)),
+        News::Resized => {}
+    }
+    true
+}
+
+/// Listens for as long as there is somebody to tell, and begins again when the daemon was lost.
+fn hear(socket: &Path, tell: &Sender<News>) {
+    loop {
+        let heard = client::listen(socket, "/v1/events", |name, data| match tell.send(News::Heard(name.to_owned(), data.to_owned())) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        });
+        let why = heard.map_or_else(|error| error.to_string(), |()| "the daemon has ended".to_owned());
+        if tell.send(News::Lost(why)).is_err() {
+            return;
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn read_keys(tell: &Sender<News>) {
+    while let Ok(event) = event::read() {
+        let news = match event {
+            Event::Key(key) if key.kind != KeyEventKind::Release => News::Key(key),
+            Event::Resize(..) => News::Resized,
+            _ => continue,
+        };
+        if tell.send(news).is_err() {
+            return;
+        }
+    }
+}
+
+fn press(key: KeyEvent) -> Option<Press> {
+    Some(match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Press::Interrupt,
+        KeyCode::Char(c) => Press::Char(c),
+        KeyCode::Enter => Press::Enter,
+        KeyCode::Esc => Press::Escape,
+        KeyCode::Backspace => Press::Backspace,
+        KeyCode::Tab | KeyCode::Right => Press::NextView,
+        KeyCode::BackTab | KeyCode::Left => Press::PreviousView,
+        KeyCode::Up => Press::Move(-1),
+        KeyCode::Down => Press::Move(1),
+        KeyCode::PageUp => Press::Move(-20),
+        KeyCode::PageDown => Press::Move(20),
+        KeyCode::Home => Press::First,
+        KeyCode::End => Press::Last,
+        _ => return None,
+    })
+}

@@ -1,0 +1,141 @@
+//! What a terminal shows, line by line, at several sizes.
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use serde_json::{Value, json};
+
+use super::model::{Model, Press};
+use super::view::draw;
+
+fn link(name: &str, state: &str, down: u64) -> Value {
+    json!({
+        "name": name, "state": state, "kind": "wired", "addresses": [], "capacity_down_bps": 20_000_000, "capacity_up_bps": 5_000_000,
+        "rtt_us": 20_500, "loss": 0.012, "rx_bytes": down, "tx_bytes": 1000, "flows": 2,
+    })
+}
+
+fn flow(id: u64, application: &str, link: &str, rx: u64) -> Value {
+    json!({
+        "id": id, "application": application, "protocol": "tcp", "local": null, "remote": format!("203.0.113.{id}:443"), "link": link,
+        "carry": "direct", "scheduler": "max-throughput", "rx_bytes": rx, "tx_bytes": 500, "rtt_us": 20_000, "age_ms": 61_000,
+    })
+}
+
+/// A daemon with three links, four flows and an event, heard for two seconds.
+fn model() -> Model {
+    let mut model = Model::default();
+    let links = [link("wlan0", "up", 9), link("lte0", "dead", 1), link("eth0", "backup", 0)];
+    let status = json!({"schema_version": 1, "version": "0.1.0", "scheduler": "operetta", "links": links, "flows": 4, "uptime_ms": 125_000,
+        "battery": {"level": 0.62, "plugged": false}, "utility": 0.62, "warnings": []});
+    model.hear("status", &status.to_string());
+    let flows = |rx: u64| {
+        [
+            flow(1, "/usr/bin/curl", "wlan0", 1000 * rx),
+            flow(2, "<script>\x1b[2J", "lte0", 7),
+            flow(3, "/usr/bin/firefox", "wlan0", 300 * rx),
+        ]
+    };
+    model.hear("flows", &json!({"full": true, "put": flows(1), "gone": []}).to_string());
+    model.hear("flows", &json!({"full": false, "put": [flows(2)[0], flows(2)[2], flow(4, "ssh", "eth0", 10)], "gone": []}).to_string());
+    for second in 0..12u64 {
+        let link = |name: &str, rx: u64| json!({"name": name, "rx_bps": rx, "tx_bps": 1000, "rtt_us": null, "loss": null, "power_w": 0.25});
+        let links = [link("wlan0", second * 1_000_000), link("lte0", 0), link("eth0", 500_000)];
+        model.hear("sample", &json!({"at_ms": 1_000_000 + second * 1000, "links": links}).to_string());
+    }
+    for (id, level, text) in [(1, "info", "wlan0 is up"), (2, "warning", "lte0 went dark (no answer): 2 flows bound to it wait")] {
+        model.hear("note", &json!({"id": id, "at_ms": 1_000_000, "kind": "link", "level": level, "text": text}).to_string());
+    }
+    let app = json!({"application": "/usr/bin/curl", "name": "curl", "port": 443, "class": "bulk", "class_source": null, "demand_bytes": 1_500_000,
+        "samples": 3, "confidence": 0.5, "age_ms": 1, "rate_down_bps": 8_000_000, "rate_up_bps": null, "max_rate_down_bps": null,
+        "max_rate_up_bps": null, "flows": 1});
+    model.hear("apps", &json!([app]).to_string());
+    let path = json!({"link": "wlan0", "state": "good", "rtt_us": 20_000, "cwnd": 1, "rate_bps": 9_000_000, "loss": 0.0, "queued": 0});
+    model.hear("peers", &json!([{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]).to_string());
+    model
+}
+
+fn screen(model: &Model, width: u16, height: u16) -> String {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| draw(frame, model)).unwrap();
+    let buffer = terminal.backend().buffer();
+    let line = |y: u16| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+    (0..height).map(|y| line(y) + "\n").collect()
+}
+
+/// Compares with what is checked in.
+fn assert_shows(name: &str, shown: &str) {
+    let path = format!("{}/src/top/screens/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("BRAID_WRITE_SCREENS").is_some() {
+        std::fs::write(&path, shown).unwrap();
+    }
+    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(shown == wanted, "{name} differs (BRAID_WRITE_SCREENS=1 writes it):\n{shown}\nis not\n{wanted}");
+}
+
+#[test]
+fn every_view_is_as_it_was_seen() {
+    let mut model = model();
+    for view in ["flows", "apps", "peers", "events"] {
+        assert_shows(view, &screen(&model, 120, 16));
+        assert!(model.press(Press::NextView));
+    }
+    assert_shows("small", &screen(&model, 60, 10));
+    model.lose("no braid answers".to_owned());
+    assert_shows("lost", &screen(&model, 80, 12));
+    assert_shows("waiting", &screen(&Model::default(), 40, 4));
+}
+
+#[test]
+fn no_size_is_too_small_and_no_name_steers_the_terminal() {
+    let mut model = model();
+    for (width, height) in [(1, 1), (3, 2), (20, 3), (40, 5), (300, 100)] {
+        for _ in 0..4 {
+            let shown = screen(&model, width, height);
+            assert!(!shown.contains('\x1b'), "{shown:?}");
+            model.press(Press::NextView);
+        }
+    }
+}
+
+#[test]
+fn flows_are_filtered_sorted_and_walked_through() {
+    let mut model = model();
+    let order = |model: &Model| model.shown_flows().iter().map(|live| live.flow.id).collect::<Vec<_>>();
+    assert_eq!(order(&model), [1, 3, 4, 2], "what moves most stands first");
+    model.press(Press::Char('r'));
+    assert_eq!(order(&model), [2, 4, 3, 1]);
+    model.press(Press::Char('r'));
+    for expected in [vec![1, 3, 4, 2], vec![1, 2, 3, 4], vec![1, 3, 2, 4], vec![4, 2, 1, 3]] {
+        model.press(Press::Char('s'));
+        assert_eq!(order(&model), expected, "{:?}", model.sort);
+    }
+    model.press(Press::Char('/'));
+    for c in "FireQ".chars() {
+        assert!(model.press(Press::Char(c)), "letters do not command while one types");
+    }
+    model.press(Press::Backspace);
+    assert_eq!((order(&model), model.typing), (vec![3], true));
+    model.press(Press::Enter);
+    assert!(model.press(Press::Escape), "the first Esc clears the filter");
+    assert_eq!(order(&model).len(), 4);
+    model.press(Press::Last);
+    model.press(Press::Move(5));
+    assert_eq!(model.selected, 3);
+    model.press(Press::Move(-9));
+    assert_eq!(model.selected, 0);
+    assert!(!model.press(Press::Escape) && !model.press(Press::Char('q')) && !model.press(Press::Interrupt));
+}
+
+#[test]
+fn flows_that_ended_go_and_rates_are_of_the_last_second() {
+    let mut model = model();
+    let down = |model: &Model, id: u64| model.flows.values().find(|live| live.flow.id == id).map(|live| live.down);
+    assert_eq!((down(&model, 1), down(&model, 2), down(&model, 4)), (Some(Some(1000)), Some(Some(0)), Some(None)));
+    model.hear("flows", &json!({"full": false, "put": [], "gone": [1]}).to_string());
+    assert_eq!((down(&model, 1), down(&model, 3)), (None, Some(Some(0))));
+    model.hear("flows", &json!({"full": true, "put": [flow(9, "x", "eth0", 1)], "gone": []}).to_string());
+    assert_eq!(model.flows.len(), 1);
+    model.hear("flows", "nonsense");
+    model.hear("from the future", "{}");
+    assert_eq!(model.flows.len(), 1);
+}

@@ -1,0 +1,298 @@
+//! What `braid top` shows: a function of what it knows and of the terminal's size.
+
+use braid_api::Link;
+use braid_model::{Bytes, Rate, printable};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+
+use super::model::{Live, Model, View};
+use crate::table::{UNKNOWN, age, micros, percent};
+
+/// Steps of a curve.
+const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// The narrowest terminal with all columns.
+const WIDE: u16 = 100;
+
+/// Draws everything.
+pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
+    let links = model.status.as_ref().map_or(0, |status| status.links.len());
+    let warnings = u16::from(model.lost.is_some() || model.status.as_ref().is_some_and(|status| !status.warnings.is_empty()));
+    // A small terminal still has room for what is below.
+    let most = (frame.area().height / 2).max(2);
+    let link_rows = u16::try_from(links + 1).unwrap_or(u16::MAX).min(most);
+    let parts = [Constraint::Length(1), Constraint::Length(warnings), Constraint::Length(link_rows), Constraint::Length(1)];
+    let [head, warning, top, tabs] = Layout::vertical(parts).areas::<4>(frame.area());
+    let used = 2 + warnings + link_rows;
+    let below = Rect { y: used, height: frame.area().height.saturating_sub(used + 1), ..frame.area() };
+    let foot = Rect { y: frame.area().height.saturating_sub(1), height: 1.min(frame.area().height), ..frame.area() };
+    frame.render_widget(headline(model), head);
+    draw_warning(frame, model, warning);
+    draw_links(frame, model, top);
+    frame.render_widget(tab_line(model), tabs);
+    match model.view {
+        View::Flows => draw_flows(frame, model, below),
+        View::Apps => draw_apps(frame, model, below),
+        View::Peers => draw_peers(frame, model, below),
+        View::Events => draw_events(frame, model, below),
+    }
+    frame.render_widget(keys(model), foot);
+}
+
+fn headline(model: &Model) -> Line<'static> {
+    let Some(status) = &model.status else { return Line::from("braid: waiting for the daemon") };
+    let plural = if status.flows == 1 { "" } else { "s" };
+    let mut text = format!("  {}, {} flow{plural}", status.scheduler, status.flows);
+    if let Some(up) = age(status.uptime_ms) {
+        text.push_str(&format!(", up {up}"));
+    }
+    if let Some(battery) = &status.battery {
+        let state = if battery.plugged { "plugged in" } else { "on battery" };
+        text.push_str(&format!(", battery {:.0} % {state}", battery.level * 100.0));
+    }
+    if status.saving_power {
+        text.push_str(", saving power");
+    }
+    if let Some(utility) = status.utility {
+        text.push_str(&format!(", utility {utility:.2}"));
+    }
+    Line::from(vec![format!("braid {}", printable(&status.version)).bold(), printable(&text).into()])
+}
+
+fn draw_warning(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let first = model.status.as_ref().and_then(|status| status.warnings.first());
+    let text = match (&model.lost, first) {
+        (Some(lost), _) => format!("not up to date: {}", printable(lost)),
+        (None, Some(warning)) => format!("warning: {}", printable(warning)),
+        (None, None) => return,
+    };
+    frame.render_widget(Paragraph::new(text).style(Style::new().fg(Color::Yellow)), area);
+}
+
+/// A column of the links' table, the most important first: title, width, how to fill it.
+type LinkColumn = (&'static str, u16, fn(&Model, &Link) -> Cell<'static>);
+
+const LINK_COLUMNS: [LinkColumn; 9] = [
+    ("LINK", 10, |_, link| Cell::from(printable(&link.name))),
+    ("STATE", 8, |_, link| Cell::from(link.state.clone()).style(state_style(&link.state))),
+    ("DOWN", 12, |model, link| rate(model.sample(&link.name).and_then(|sample| sample.rx_bps).or(link.rate_down_bps))),
+    ("UP", 12, |model, link| rate(model.sample(&link.name).and_then(|sample| sample.tx_bps).or(link.rate_up_bps))),
+    ("RTT", 8, |_, link| right(micros(link.rtt_us))),
+    ("FLOWS", 5, |_, link| right(Some(link.flows))),
+    ("LOSS", 6, |_, link| right(percent(link.loss))),
+    ("CAPACITY", 12, |_, link| rate(link.capacity_down_bps)),
+    ("POWER", 8, |model, link| right(model.sample(&link.name).and_then(|sample| sample.power_w).map(|watts| format!("{watts:.2} W")))),
+];
+
+fn draw_links(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let Some(status) = &model.status else { return };
+    // A column is there as a whole or not at all: half a number is a wrong one.
+    let mut left = area.width;
+    let fits = |(_, width, _): &&LinkColumn| {
+        let taken = width + 1;
+        let fits = left >= taken;
+        left = if fits { left - taken } else { 0 };
+        fits
+    };
+    let columns: Vec<&LinkColumn> = LINK_COLUMNS.iter().take_while(fits).collect();
+    let curve = if columns.len() == LINK_COLUMNS.len() { usize::from(left).min(60) } else { 0 };
+    let most = status.links.iter().flat_map(|link| model.curve(&link.name, curve)).max().unwrap_or(0);
+    let row = |link: &Link| {
+        let cells = columns.iter().map(|(_, _, cell)| cell(model, link));
+        Row::new(cells.chain([Cell::from(sparkline(&model.curve(&link.name, curve), most))]))
+    };
+    let title = |(title, _, _): &&LinkColumn| if matches!(*title, "LINK" | "STATE") { Cell::from(*title) } else { right(Some(title)) };
+    let last = if curve >= 12 { "LAST MINUTES" } else { "" };
+    let titles = Row::new(columns.iter().map(title).chain([Cell::from(last)])).style(Style::new().add_modifier(Modifier::BOLD));
+    let widths = columns.iter().map(|(_, width, _)| Constraint::Length(*width)).chain([Constraint::Min(0)]);
+    frame.render_widget(Table::new(status.links.iter().map(row), widths).header(titles).column_spacing(1), area);
+}
+
+fn rate(bps: Option<u64>) -> Cell<'static> {
+    right(bps.map(|bps| Rate::from_bps(bps).to_string()))
+}
+
+fn tab_line(model: &Model) -> Line<'static> {
+    let mut spans = Vec::new();
+    for (view, name) in View::ALL {
+        let style = if view == model.view { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
+        spans.push(Span::styled(format!(" {name} "), style));
+        spans.push(" ".into());
+    }
+    if model.typing || !model.filter.is_empty() {
+        let cursor = if model.typing { "_" } else { "" };
+        spans.push(Span::styled(format!("filter: {}{cursor}", printable(&model.filter)), Style::new().fg(Color::Cyan)));
+    }
+    Line::from(spans)
+}
+
+fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let flows = model.shown_flows();
+    let wide = area.width >= WIDE;
+    // Only what can be seen is made into text: there may be thousands.
+    let height = usize::from(area.height.saturating_sub(1)).max(1);
+    let selected = model.selected.min(flows.len().saturating_sub(1));
+    let begin = selected.saturating_sub(height - 1);
+    let rows = flows.iter().skip(begin).take(height).map(|live| flow_row(live, wide));
+    let mut widths = vec![Constraint::Fill(2), Constraint::Fill(3), Constraint::Length(10), Constraint::Length(12), Constraint::Length(12)];
+    let mut head = vec![Cell::from("APPLICATION"), Cell::from("REMOTE"), Cell::from("LINK"), right(Some("DOWN")), right(Some("UP"))];
+    if wide {
+        widths.extend([
+            Constraint::Length(10),
+            Constraint::Length(10),
+            Constraint::Length(8),
+            Constraint::Length(9),
+            Constraint::Length(7),
+        ]);
+        head.extend([right(Some("RECEIVED")), right(Some("SENT")), right(Some("RTT")), Cell::from("CARRY"), right(Some("AGE"))]);
+    }
+    let table = Table::new(rows, widths)
+        .header(Row::new(head).style(Style::new().add_modifier(Modifier::BOLD)))
+        .column_spacing(1)
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::default().with_selected((!flows.is_empty()).then_some(selected - begin));
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+fn flow_row(live: &Live, wide: bool) -> Row<'static> {
+    let flow = &live.flow;
+    let rate = |bytes: Option<u64>| rate(bytes.map(|bytes| bytes.saturating_mul(8)));
+    let size = |bytes: Option<u64>| right(bytes.map(|bytes| Bytes::new(bytes).to_string()));
+    let program = flow.application.rsplit('/').next().unwrap_or(&flow.application);
+    let remote = format!("{} {}", flow.protocol, flow.remote);
+    let mut cells = vec![
+        Cell::from(printable(program)),
+        Cell::from(printable(&remote)),
+        Cell::from(printable(&flow.link)),
+        rate(live.down),
+        rate(live.up),
+    ];
+    if wide {
+        let carry = Cell::from(printable(&flow.carry));
+        cells.extend([size(flow.rx_bytes), size(flow.tx_bytes), right(micros(flow.rtt_us)), carry, right(short_age(flow.age_ms))]);
+    }
+    Row::new(cells)
+}
+
+fn draw_apps(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let apps = model.shown_apps();
+    let row = |app: &&braid_api::App| {
+        Row::new([
+            Cell::from(printable(&app.application)),
+            right(app.port),
+            Cell::from(app.class.clone()),
+            right(app.demand_bytes.map(|bytes| Bytes::new(bytes).to_string())),
+            right(percent(app.confidence)),
+            rate(app.rate_down_bps),
+            rate(app.rate_up_bps),
+            right(Some(app.flows)),
+        ])
+    };
+    let head = Row::new([
+        Cell::from("APPLICATION"),
+        right(Some("PORT")),
+        Cell::from("CLASS"),
+        right(Some("DEMAND")),
+        right(Some("SURE")),
+        right(Some("DOWN")),
+        right(Some("UP")),
+        right(Some("FLOWS")),
+    ]);
+    let widths = [
+        Constraint::Fill(1),
+        Constraint::Length(5),
+        Constraint::Length(12),
+        Constraint::Length(10),
+        Constraint::Length(6),
+        Constraint::Length(12),
+        Constraint::Length(12),
+        Constraint::Length(5),
+    ];
+    scrolled(frame, model, area, apps.iter().map(row).collect(), &widths, head);
+}
+
+fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let mut rows = Vec::new();
+    for peer in &model.peers {
+        let reason = peer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let name = Cell::from(printable(&format!("{} {}", peer.kind, peer.name)));
+        rows.push(Row::new([name, Cell::from(printable(&format!("{}{reason}", peer.state)))]));
+        for path in &peer.paths {
+            let facts = [
+                Some(path.state.clone()),
+                path.rate_bps.map(|bps| Rate::from_bps(bps).to_string()),
+                micros(path.rtt_us),
+                percent(path.loss).map(|loss| format!("loss {loss}")),
+            ];
+            let facts: Vec<String> = facts.into_iter().flatten().collect();
+            rows.push(Row::new([Cell::from(printable(&format!("  {}", path.link))), Cell::from(printable(&facts.join(", ")))]));
+        }
+    }
+    if rows.is_empty() {
+        rows.push(Row::new([Cell::from("none: braid join LINE"), Cell::from("")]));
+    }
+    scrolled(frame, model, area, rows, &[Constraint::Length(24), Constraint::Fill(1)], Row::new(["PEER", "STATE"]));
+}
+
+fn draw_events(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let now = model.samples.back().map(|sample| sample.at_ms);
+    let row = |note: &braid_api::Note| {
+        let ago = short_age(now.and_then(|now| now.checked_sub(note.at_ms))).map(|age| format!("{age} ago"));
+        let style = if note.level == "warning" { Style::new().fg(Color::Yellow) } else { Style::new() };
+        Row::new([right(ago), Cell::from(printable(&note.text))]).style(style)
+    };
+    // The newest stands first.
+    let rows = model.notes.iter().rev().map(row).collect();
+    scrolled(frame, model, area, rows, &[Constraint::Length(12), Constraint::Fill(1)], Row::new([right(Some("WHEN")), Cell::from("WHAT")]));
+}
+
+fn scrolled(frame: &mut Frame<'_>, model: &Model, area: Rect, rows: Vec<Row<'static>>, widths: &[Constraint], head: Row<'static>) {
+    let selected = model.selected.min(rows.len().saturating_sub(1));
+    let table = Table::new(rows, widths.to_vec())
+        .header(head.style(Style::new().add_modifier(Modifier::BOLD)))
+        .column_spacing(1)
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    frame.render_stateful_widget(table, area, &mut TableState::default().with_selected(Some(selected)));
+}
+
+fn keys(model: &Model) -> Line<'static> {
+    let order = if model.reversed { ", reversed" } else { "" };
+    let text = match model.typing {
+        true => "type to filter, Enter to keep, Esc to clear".to_owned(),
+        false => format!("q quit  Tab view  ↑↓ move  / filter  s sort ({}{order})  r reverse", model.sort.name()),
+    };
+    Line::from(text).style(Style::new().add_modifier(Modifier::DIM))
+}
+
+fn state_style(state: &str) -> Style {
+    match state {
+        "up" => Style::new().fg(Color::Green),
+        "dead" | "down" => Style::new().fg(Color::Red),
+        "excluded" => Style::new().add_modifier(Modifier::DIM),
+        _ => Style::new().fg(Color::Yellow),
+    }
+}
+
+/// A curve on the scale of all of them; nothing at all is a gap.
+fn sparkline(values: &[u64], most: u64) -> String {
+    let step = |value: u64| STEPS[(value as f64 / most.max(1) as f64 * (STEPS.len() - 1) as f64) as usize % STEPS.len()];
+    values.iter().map(|value| if *value == 0 { ' ' } else { step(*value) }).collect()
+}
+
+/// An age in its largest unit.
+fn short_age(ms: Option<u64>) -> Option<String> {
+    let seconds = ms? / 1000;
+    Some(match seconds {
+        0..=99 => format!("{seconds} s"),
+        100..=5999 => format!("{} min", seconds / 60),
+        6000..=172_799 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    })
+}
+
+fn right(text: Option<impl std::fmt::Display>) -> Cell<'static> {
+    let text = text.map_or_else(|| UNKNOWN.to_owned(), |text| text.to_string());
+    Cell::from(Line::from(text).right_aligned())
+}

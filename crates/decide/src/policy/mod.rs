@@ -1,0 +1,321 @@
+//! What the user decided: which scheduler, which links are what, and which application may use which links (the papers' Π).
+//!
+//! Plain types and pure questions to them. The configuration file is read into them by the engine; the BPF program asks the same
+//! questions at `connect` ([`first_match`](Policy::first_match), [`admit`]) and a test holds the two together.
+
+mod apps;
+mod links;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use braid_model::{Affinity, Bytes, Class, LinkFacts, LinkKind};
+use serde::{Deserialize, Serialize};
+
+use crate::connection::{LinkMask, Mode};
+use crate::tradeoff::{UtilityRule, Weights};
+use crate::virtual_interface::MAXDIFF;
+
+pub use apps::{AppMatcher, AppRule, Carry, Client, ClientMatcher, Exclusions, NAME_LIMIT, Subject};
+pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, Pattern, ProbeMode, ProbeTarget};
+
+/// The most rules that are looked at for a flow: exclusions and `[[app]]` entries together.
+pub const MAX_RULES: usize = 64;
+
+/// Everything the user decided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// How links are chosen.
+    pub scheduler: Scheduler,
+    /// What of a program stays on one link; `None`: by class ([`affinity`](Self::affinity)).
+    pub affinity: Option<Affinity>,
+    /// What a flow of an unknown application is expected to move.
+    pub default_demand: Bytes,
+    /// How much throughput is worth its price, for [`Scheduler::Operetta`].
+    pub utility: UtilityRule,
+    /// What energy and money weigh in the price.
+    pub weights: Weights,
+    /// How much shorter another link's round trip must be before [`Scheduler::Handover`] moves to it.
+    pub maxdiff: Duration,
+    /// On a low battery all flows take the link that needs least energy (`virtual_interface::saves_power`).
+    pub power_saving: bool,
+    /// What is said of links; the first entry that matches a device counts.
+    pub links: Vec<LinkRule>,
+    /// What is said of applications; the first entry that matches a flow counts.
+    pub apps: Vec<AppRule>,
+    /// Flows that are left to the system.
+    pub exclude: Exclusions,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            scheduler: Scheduler::default(),
+            affinity: None,
+            default_demand: Bytes::new(1_000_000),
+            utility: UtilityRule::default(),
+            weights: Weights::default(),
+            maxdiff: MAXDIFF,
+            power_saving: false,
+            links: Vec::new(),
+            apps: Vec::new(),
+            exclude: Exclusions::default(),
+        }
+    }
+}
+
+impl Policy {
+    /// The index of the first `[[app]]` entry all of whose conditions hold.
+    pub fn first_match(&self, subject: &Subject<'_>) -> Option<usize> {
+        self.apps.iter().position(|rule| rule.matcher.matches(subject))
+    }
+
+    /// Whether the flow is left to the system by `[exclude]`; asked before any rule.
+    pub fn excludes(&self, subject: &Subject<'_>) -> bool {
+        self.exclude.matchers().iter().any(|matcher| matcher.matches(subject))
+    }
+
+    /// The `[[link]]` entry that speaks of a device: the first that matches.
+    pub fn link_rule(&self, device: &LinkFacts) -> Option<&LinkRule> {
+        self.links.iter().find(|rule| rule.matcher.matches(device))
+    }
+
+    /// Whether a device counts as a link at all, usable or not.
+    ///
+    /// Wired, wireless and cellular devices do. VPNs and virtual devices do when an entry singles them out by kind, hardware
+    /// address or a name pattern with at least one letter (a bare `*` or an address prefix does not). Loopback never does.
+    pub fn is_link(&self, device: &LinkFacts) -> bool {
+        match device.kind {
+            LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular => true,
+            LinkKind::Vpn | LinkKind::Virtual => self.link_rule(device).is_some_and(|rule| rule.matcher.singles_out()),
+            LinkKind::Loopback => false,
+        }
+    }
+
+    /// What of a program stays on one link: its rule says, else the policy, else its class (browsers: destination).
+    pub fn affinity(&self, rule: Option<&AppRule>, class: Class) -> Affinity {
+        rule.and_then(|rule| rule.affinity).or(self.affinity).unwrap_or(match class {
+            Class::Browser => Affinity::Destination,
+            Class::Unclassified | Class::RealTime | Class::Bulk => Affinity::None,
+        })
+    }
+}
+
+/// How the link of a new connection is chosen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheduler {
+    /// The system's own choice.
+    OnlyOne,
+    /// Each link in its turn.
+    RoundRobin,
+    /// Each link in proportion to its capacity.
+    WeightedRoundRobin,
+    /// The link on which the flow is expected to end first.
+    #[default]
+    MaxThroughput,
+    /// The cheapest link, in energy and money, that meets a target throughput.
+    Operetta,
+    /// Each link in inverse proportion to its round-trip time ([`virtual_interface::shares`](crate::virtual_interface::shares)).
+    RttShare,
+    /// All on the link with the shortest round trip, left only for one that is shorter by more than `maxdiff`
+    /// ([`virtual_interface::Handover`](crate::virtual_interface::Handover)).
+    Handover,
+}
+
+impl Scheduler {
+    /// Every scheduler, in the order of their numbers.
+    pub const ALL: [Self; 7] =
+        [Self::OnlyOne, Self::RoundRobin, Self::WeightedRoundRobin, Self::MaxThroughput, Self::Operetta, Self::RttShare, Self::Handover];
+
+    /// Whether it spreads flows over all links for speed, rather than keep to the few that are best by another measure.
+    pub const fn spreads(self) -> bool {
+        matches!(self, Self::RoundRobin | Self::WeightedRoundRobin | Self::MaxThroughput | Self::RttShare)
+    }
+
+    /// The name in configuration and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OnlyOne => "only-one",
+            Self::RoundRobin => "round-robin",
+            Self::WeightedRoundRobin => "weighted-round-robin",
+            Self::MaxThroughput => "max-throughput",
+            Self::Operetta => "operetta",
+            Self::RttShare => "rtt-share",
+            Self::Handover => "handover",
+        }
+    }
+
+    /// The rule that carries it out; Operetta's still needs its target ([`target`](crate::tradeoff::target)).
+    pub const fn mode(self) -> Mode {
+        match self {
+            Self::OnlyOne | Self::Handover => Mode::OnlyOne,
+            Self::RoundRobin | Self::WeightedRoundRobin | Self::RttShare => Mode::VirtualStart,
+            Self::MaxThroughput | Self::Operetta => Mode::CheapestInTime { target: None },
+        }
+    }
+
+    /// Whether the steps of virtual time follow the links' weights ([`steps`](crate::connection::steps)): their capacities, or shares.
+    pub const fn weighted(self) -> bool {
+        matches!(self, Self::WeightedRoundRobin | Self::RttShare)
+    }
+
+    /// Whether it needs what only the daemon knows: a policy, round-trip times.
+    pub const fn needs_daemon(self) -> bool {
+        matches!(self, Self::Operetta | Self::RttShare | Self::Handover)
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A text that names nothing of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {wanted}")]
+pub struct NotUnderstood {
+    text: String,
+    wanted: &'static str,
+}
+
+impl FromStr for Scheduler {
+    type Err = NotUnderstood;
+    fn from_str(text: &str) -> Result<Self, NotUnderstood> {
+        let wanted = "a scheduler: write only-one, round-robin, weighted-round-robin, max-throughput, operetta, rtt-share or handover";
+        Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| NotUnderstood { text: text.to_owned(), wanted })
+    }
+}
+
+/// Which links a flow may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// One of these; never empty.
+    Use(LinkMask),
+    /// None, and its rule is strict: the flow must fail.
+    Deny,
+    /// None: the system decides.
+    LeaveAlone,
+}
+
+/// Which links a flow may use, by its rule and the links' state.
+///
+/// `usable` are the links alive in the flow's family, with allowance left and not excluded; `backup` those whose role is backup;
+/// `links` and `prefer` the masks of the rule's selectors, `None` where the rule has none. Backup links serve while no normal
+/// link of the remaining set does; a preferred backup link counts as preferred.
+pub fn admit(usable: LinkMask, backup: LinkMask, links: Option<LinkMask>, prefer: Option<LinkMask>) -> Admission {
+    let mut pool = usable.0;
+    if let Some(links) = links {
+        pool &= links.0;
+        if pool == 0 {
+            return Admission::Deny;
+        }
+    }
+    if let Some(prefer) = prefer.filter(|prefer| pool & prefer.0 != 0) {
+        pool &= prefer.0;
+    }
+    let normal = pool & !backup.0;
+    match if normal != 0 { normal } else { pool } {
+        0 => Admission::LeaveAlone,
+        mask => Admission::Use(LinkMask(mask)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::apps::tests::curl;
+    use super::links::tests::{device, named};
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_first_matching_entry_decides() {
+        let rule = |matcher, weight| AppRule { matcher, weight, ..AppRule::default() };
+        let by_port = AppMatcher { port: Some(443), ..AppMatcher::default() };
+        let by_name = AppMatcher { name: Some("curl".into()), ..AppMatcher::default() };
+        let other = AppMatcher { port: Some(22), ..AppMatcher::default() };
+        let policy = Policy { apps: vec![rule(other, 1.0), rule(by_name, 2.0), rule(by_port, 3.0)], ..Policy::default() };
+        assert_eq!(policy.first_match(&curl()), Some(1));
+        assert_eq!(policy.first_match(&Subject { name: "wget", ..curl() }), Some(2));
+        assert_eq!(policy.first_match(&Subject { name: "wget", port: 80, ..curl() }), None);
+    }
+
+    #[test]
+    fn any_exclusion_excludes() {
+        let exclude = Exclusions { users: vec![7], names: vec!["curl".into()], ..Exclusions::default() };
+        let policy = Policy { exclude, ..Policy::default() };
+        assert!(policy.excludes(&curl()));
+        assert!(policy.excludes(&Subject { name: "x", user: Some(7), ..curl() }));
+        assert!(!policy.excludes(&Subject { name: "x", ..curl() }));
+    }
+
+    #[test]
+    fn virtual_devices_are_links_only_when_singled_out() {
+        let policy = |matcher| Policy { links: vec![LinkRule { matcher, ..LinkRule::default() }], ..Policy::default() };
+        let bridge = device("docker0", LinkKind::Virtual);
+        assert!(!Policy::default().is_link(&bridge));
+        assert!(!policy(named("*")).is_link(&bridge));
+        assert!(!policy(LinkMatcher { address: Some("10.0.0.0/8".parse().unwrap()), ..LinkMatcher::default() }).is_link(&bridge));
+        assert!(policy(named("docker*")).is_link(&bridge));
+        assert!(policy(LinkMatcher { kind: Some(LinkKind::Virtual), ..LinkMatcher::default() }).is_link(&bridge));
+        assert!(!policy(named("lo")).is_link(&device("lo", LinkKind::Loopback)));
+        assert!(Policy::default().is_link(&device("eth0", LinkKind::Wired)));
+    }
+
+    #[test]
+    fn browsers_keep_their_link_per_destination_unless_told_otherwise() {
+        let mut policy = Policy::default();
+        assert_eq!(policy.affinity(None, Class::Browser), Affinity::Destination);
+        assert_eq!(policy.affinity(None, Class::Bulk), Affinity::None);
+        policy.affinity = Some(Affinity::None);
+        assert_eq!(policy.affinity(None, Class::Browser), Affinity::None);
+        let rule = AppRule { affinity: Some(Affinity::Application), ..AppRule::default() };
+        assert_eq!(policy.affinity(Some(&rule), Class::Browser), Affinity::Application);
+    }
+
+    #[test]
+    fn schedulers_are_read_as_they_are_written() {
+        for scheduler in Scheduler::ALL {
+            assert_eq!(scheduler.to_string().parse(), Ok(scheduler));
+        }
+        assert!("fastest".parse::<Scheduler>().unwrap_err().to_string().contains("max-throughput"));
+    }
+
+    #[test]
+    fn a_strict_rule_denies_and_no_rule_leaves_alone() {
+        let (none, first, second) = (LinkMask(0), LinkMask(1), LinkMask(2));
+        assert_eq!(admit(first, none, Some(second), None), Admission::Deny);
+        assert_eq!(admit(first, none, None, Some(second)), Admission::Use(first));
+        assert_eq!(admit(none, none, None, None), Admission::LeaveAlone);
+        assert_eq!(admit(LinkMask(3), second, None, None), Admission::Use(first));
+        assert_eq!(admit(second, second, None, None), Admission::Use(second));
+        assert_eq!(admit(LinkMask(3), second, None, Some(second)), Admission::Use(second));
+        assert_eq!(admit(none, none, Some(first), Some(first)), Admission::Deny);
+    }
+
+    proptest! {
+        #[test]
+        fn admission_keeps_to_the_rule(
+            usable: u32, backup: u32, links in prop::option::of(any::<u32>()), prefer in prop::option::of(any::<u32>()),
+        ) {
+            let pool = usable & links.unwrap_or(u32::MAX);
+            match admit(LinkMask(usable), LinkMask(backup), links.map(LinkMask), prefer.map(LinkMask)) {
+                Admission::Use(LinkMask(mask)) => {
+                    prop_assert!(mask != 0 && mask & !pool == 0);
+                    if prefer.is_some_and(|prefer| pool & prefer != 0) {
+                        prop_assert_eq!(mask & !prefer.unwrap(), 0);
+                    }
+                    // Normal and backup links are never mixed, and backup links serve only for want of normal ones.
+                    prop_assert!(mask & backup == 0 || mask & !backup == 0);
+                    if mask & backup != 0 && prefer.is_none() {
+                        prop_assert_eq!(pool & !backup, 0);
+                    }
+                }
+                Admission::Deny => prop_assert!(links.is_some() && pool == 0),
+                Admission::LeaveAlone => prop_assert!(links.is_none() && usable == 0),
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Samples at four resolutions, each in a ring of its own.
+
+use std::collections::VecDeque;
+
+use braid_api::{History, LinkSample, Resolution, Sample};
+
+use super::Rows;
+
+/// Name in the store where it is kept there, span of one sample, how many are kept.
+const LEVELS: [(&str, u64, usize); 4] = [("", 1_000, 300), ("", 10_000, 360), ("5m", 300_000, 288), ("1h", 3_600_000, 720)];
+
+/// How many rows of a kind are kept.
+pub(super) fn kept(kind: &str) -> usize {
+    LEVELS.iter().find(|(name, ..)| *name == kind).map_or(0, |(_, _, keep)| *keep)
+}
+
+/// The rings.
+#[derive(Debug, Default)]
+pub(super) struct Rings([Ring; 4]);
+
+#[derive(Debug, Default)]
+struct Ring {
+    samples: VecDeque<Sample>,
+    open: Option<Span>,
+    /// How many of the last are not stored yet.
+    fresh: usize,
+}
+
+/// What is gathered for one coarse sample.
+#[derive(Debug)]
+struct Span {
+    number: u64,
+    links: Vec<Sums>,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    name: String,
+    rx: Mean,
+    tx: Mean,
+    rtt: Mean,
+    loss: Mean,
+    power: Mean,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Mean {
+    sum: f64,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, value: Option<f64>) {
+        if let Some(value) = value {
+            self.sum += value;
+            self.count += 1;
+        }
+    }
+
+    fn get(self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / f64::from(self.count))
+    }
+}
+
+impl Rings {
+    /// Takes in the sample of a second.
+    pub(super) fn push(&mut self, sample: &Sample) {
+        for (ring, (_, span_ms, keep)) in self.0.iter_mut().zip(LEVELS) {
+            if span_ms == 1_000 {
+                ring.put(sample.clone(), keep);
+            } else {
+                ring.gather(sample, span_ms, keep);
+            }
+        }
+    }
+
+    pub(super) fn history(&self, resolution: Resolution, since_ms: u64) -> History {
+        let level = resolution as usize;
+        let samples = self.0[level].samples.iter().filter(|sample| sample.at_ms > since_ms || since_ms == 0).cloned().collect();
+        History { resolution_ms: LEVELS[level].1, samples }
+    }
+
+    /// Takes up a stored sample; they come in their order.
+    pub(super) fn recall(&mut self, kind: &str, body: &str) {
+        let Some(level) = LEVELS.iter().position(|(name, ..)| !name.is_empty() && *name == kind) else { return };
+        let Ok(sample) = serde_json::from_str::<Sample>(body) else { return };
+        let ring = &mut self.0[level];
+        if ring.samples.back().is_none_or(|last| last.at_ms < sample.at_ms) {
+            ring.put(sample, LEVELS[level].2);
+            ring.fresh = 0;
+        }
+    }
+
+    /// Samples that are not stored yet and should be.
+    pub(super) fn rows(&mut self) -> Rows {
+        let mut rows = Rows::new();
+        for (ring, (kind, ..)) in self.0.iter_mut().zip(LEVELS).filter(|(_, (kind, ..))| !kind.is_empty()) {
+            let fresh = std::mem::take(&mut ring.fresh).min(ring.samples.len());
+            for sample in ring.samples.iter().skip(ring.samples.len() - fresh) {
+                // Numbers and texts can always be written.
+                rows.insert((kind, sample.at_ms), serde_json::to_string(sample).unwrap_or_default());
+            }
+        }
+        rows
+    }
+}
+
+impl Ring {
+    fn put(&mut self, sample: Sample, keep: usize) {
+        if self.samples.len() >= keep {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(sample);
+        self.fresh += 1;
+    }
+
+    fn gather(&mut self, sample: &Sample, span_ms: u64, keep: usize) {
+        // A moment on the edge belongs to the span that it ends.
+        let number = sample.at_ms.saturating_sub(1) / span_ms;
+        if let Some(full) = self.open.take_if(|open| open.number != number) {
+            self.put(full.mean(span_ms), keep);
+        }
+        let open = self.open.get_or_insert(Span { number, links: Vec::new() });
+        for link in &sample.links {
+            let at = open.links.iter().position(|sums| sums.name == link.name).unwrap_or_else(|| {
+                open.links.push(Sums { name: link.name.clone(), ..Sums::default() });
+                open.links.len() - 1
+            });
+            open.links[at].add(link);
+        }
+        // Devices that come and go under new names must not fill the memory.
+        open.links.truncate(braid_decide::connection::MAX_LINKS);
+    }
+}
+
+impl Span {
+    fn mean(self, span_ms: u64) -> Sample {
+        Sample { at_ms: (self.number + 1) * span_ms, links: self.links.into_iter().map(Sums::mean).collect() }
+    }
+}
+
+impl Sums {
+    fn add(&mut self, link: &LinkSample) {
+        let number = |value: Option<u64>| value.map(|value| value as f64);
+        self.rx.add(number(link.rx_bps));
+        self.tx.add(number(link.tx_bps));
+        self.rtt.add(number(link.rtt_us));
+        self.loss.add(link.loss);
+        self.power.add(link.power_w);
+    }
+
+    fn mean(self) -> LinkSample {
+        let whole = |mean: Mean| mean.get().map(|value| value.round() as u64);
+        LinkSample {
+            name: self.name,
+            rx_bps: whole(self.rx),
+            tx_bps: whole(self.tx),
+            rtt_us: whole(self.rtt),
+            loss: self.loss.get(),
+            power_w: self.power.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(at_ms: u64, rx: Option<u64>) -> Sample {
+        Sample { at_ms, links: vec![LinkSample { name: "wlan0".into(), rx_bps: rx, ..LinkSample::default() }] }
+    }
+
+    #[test]
+    fn coarse_samples_are_means_of_what_is_known_and_the_rings_are_bounded() {
+        let mut rings = Rings::default();
+        for second in 1..=10_000u64 {
+            rings.push(&sample(second * 1000, second.is_multiple_of(2).then_some(100)));
+        }
+        let lens: Vec<_> = rings.0.iter().map(|ring| ring.samples.len()).collect();
+        assert_eq!(lens, [300, 360, 33, 2]);
+        let ten = rings.history(Resolution::TenSeconds, 9_980_000);
+        assert_eq!((ten.resolution_ms, ten.samples), (10_000, vec![sample(9_990_000, Some(100))]));
+        assert_eq!(rings.history(Resolution::Second, 9_999_000).samples, [sample(10_000_000, Some(100))]);
+        rings.push(&sample(20_000_000, None));
+        rings.push(&sample(30_000_000, None));
+        assert_eq!(rings.history(Resolution::TenSeconds, 19_999_000).samples, [sample(20_000_000, None)], "unknown stays unknown");
+    }
+
+    #[test]
+    fn links_of_ever_new_names_do_not_fill_the_memory() {
+        let mut rings = Rings::default();
+        for second in 1..=299u64 {
+            let link = LinkSample { name: format!("ppp{second}"), ..LinkSample::default() };
+            rings.push(&Sample { at_ms: second * 1000, links: vec![link] });
+        }
+        assert!(rings.0[2].open.as_ref().unwrap().links.len() <= 32);
+    }
+}

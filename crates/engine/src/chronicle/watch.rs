@@ -1,0 +1,217 @@
+//! Turns what links and the battery do into words.
+
+use std::collections::BTreeMap;
+
+use braid_model::{LinkIndex, LinkState};
+
+use super::{Power, Pulse};
+
+/// What was seen last.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    links: BTreeMap<LinkIndex, Pulse>,
+    power: Option<Power>,
+}
+
+/// Something worth a note.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct News {
+    pub(super) kind: &'static str,
+    pub(super) level: &'static str,
+    pub(super) text: String,
+    /// Flows that go on over another link.
+    pub(super) moved: u64,
+}
+
+impl News {
+    fn new(kind: &'static str, level: &'static str, text: String) -> Self {
+        Self { kind, level, text, moved: 0 }
+    }
+}
+
+impl Watched {
+    pub(super) fn on_second(&mut self, links: &[Pulse], power: Power) -> Vec<News> {
+        let mut news = Vec::new();
+        for link in links {
+            news.extend(self.links.get(&link.index).map_or_else(|| met(link), |before| changed(before, link, links)));
+        }
+        for (index, gone) in &self.links {
+            if lives(gone.state) && !links.iter().any(|link| link.index == *index) {
+                let after = Pulse { state: LinkState::Down, usable: false, ..gone.clone() };
+                news.push(fell(gone, &after, "was removed", links));
+            }
+        }
+        self.links = links.iter().map(|link| (link.index, link.clone())).collect();
+        let before = self.power.replace(power);
+        news.extend(before.map(|before| of_power(before, power)).unwrap_or_default());
+        news
+    }
+}
+
+fn met(link: &Pulse) -> Option<News> {
+    let text = match link.state {
+        LinkState::Up => format!("{} is up", link.name),
+        LinkState::Backup => format!("{} is up, as a backup", link.name),
+        LinkState::Capped => format!("{} is there, and its allowance is used up", link.name),
+        // It is judged within seconds; nothing is to be said of what is not used.
+        LinkState::Unknown | LinkState::Excluded | LinkState::Down | LinkState::Dead => return None,
+    };
+    Some(News::new("link", "info", text))
+}
+
+fn lives(state: LinkState) -> bool {
+    matches!(state, LinkState::Up | LinkState::Backup)
+}
+
+fn changed(before: &Pulse, link: &Pulse, all: &[Pulse]) -> Option<News> {
+    if before.state == link.state {
+        return None;
+    }
+    let name = &link.name;
+    match link.state {
+        LinkState::Up | LinkState::Backup if lives(before.state) => {
+            let role = if link.state == LinkState::Backup { "a backup" } else { "used like the others" };
+            Some(News::new("link", "info", format!("{name} is {role} from now on")))
+        }
+        LinkState::Up | LinkState::Backup => {
+            let again = if matches!(before.state, LinkState::Dead | LinkState::Down) { " again" } else { "" };
+            let role = if link.state == LinkState::Backup { ", as a backup" } else { "" };
+            Some(News::new("link", "info", format!("{name} is up{again}{role}")))
+        }
+        LinkState::Dead if before.state == LinkState::Down => None,
+        LinkState::Down if before.state == LinkState::Dead => {
+            Some(News::new("link", "info", format!("{name} went down{}", because(link.reason.as_deref()))))
+        }
+        LinkState::Dead => Some(fell(link, link, "went dark", all)),
+        LinkState::Down if before.state == LinkState::Excluded => None,
+        LinkState::Down => Some(fell(link, link, "went down", all)),
+        LinkState::Capped => {
+            let text = format!("{name} has used up its allowance and gets no new flows{}", onto(link, all));
+            Some(News::new("link", "warning", text))
+        }
+        LinkState::Excluded => Some(News::new("link", "info", format!("{name} is not used any more{}", because(link.reason.as_deref())))),
+        LinkState::Unknown => None,
+    }
+}
+
+/// A link went. `flows` holds what it carried.
+fn fell(flows: &Pulse, link: &Pulse, how: &str, all: &[Pulse]) -> News {
+    let others: Vec<&str> = all.iter().filter(|other| other.usable && other.index != link.index).map(|other| other.name.as_str()).collect();
+    let mut text = format!("{} {how}{}", link.name, because(link.reason.as_deref()));
+    let moved = if others.is_empty() { 0 } else { flows.bonded };
+    let mut parts = Vec::new();
+    if moved > 0 {
+        parts.push(format!("{} {} on over {}", count(moved), if moved == 1 { "goes" } else { "go" }, list(&others)));
+    }
+    if flows.flows > 0 {
+        parts.push(format!("{} bound to it {}", count(flows.flows), if flows.flows == 1 { "waits" } else { "wait" }));
+    }
+    if !others.is_empty() {
+        parts.push(format!("new flows take {}", list(&others)));
+    } else {
+        parts.push("no other link can be used".to_owned());
+    }
+    text.push_str(&format!(": {}", parts.join(", ")));
+    News { kind: "link", level: "warning", text, moved }
+}
+
+fn because(reason: Option<&str>) -> String {
+    reason.map(|reason| format!(" ({reason})")).unwrap_or_default()
+}
+
+fn onto(link: &Pulse, all: &[Pulse]) -> String {
+    let others: Vec<&str> = all.iter().filter(|other| other.usable && other.index != link.index).map(|other| other.name.as_str()).collect();
+    if others.is_empty() { String::new() } else { format!(": they take {}", list(&others)) }
+}
+
+fn count(flows: u64) -> String {
+    if flows == 1 { "1 flow".to_owned() } else { format!("{flows} flows") }
+}
+
+fn list(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [most @ .., last] => format!("{} and {last}", most.join(", ")),
+    }
+}
+
+fn of_power(before: Power, after: Power) -> Vec<News> {
+    let mut news = Vec::new();
+    match (before.plugged, after.plugged) {
+        (Some(true), Some(false)) => news.push(News::new("battery", "info", "the machine runs on its battery".to_owned())),
+        (Some(false), Some(true)) => news.push(News::new("battery", "info", "the machine is plugged in".to_owned())),
+        _ => {}
+    }
+    match (before.saving, after.saving) {
+        (false, true) => {
+            let text = "the battery is low: all flows take the link that needs least energy".to_owned();
+            news.push(News::new("battery", "warning", text));
+        }
+        (true, false) => news.push(News::new("battery", "info", "power is saved no more: flows are spread as configured".to_owned())),
+        _ => {}
+    }
+    news
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::pulse;
+    use super::*;
+
+    fn texts(news: &[News]) -> Vec<&str> {
+        news.iter().map(|news| news.text.as_str()).collect()
+    }
+
+    #[test]
+    fn a_link_that_dies_and_comes_back_is_told_with_what_becomes_of_its_flows() {
+        let mut watched = Watched::default();
+        let (wlan, lte) = (Pulse { flows: 3, bonded: 12, ..pulse(1, "wlan0") }, pulse(2, "lte0"));
+        assert_eq!(texts(&watched.on_second(&[wlan.clone(), lte.clone()], Power::default())), ["wlan0 is up", "lte0 is up"]);
+        assert_eq!(watched.on_second(&[wlan.clone(), lte.clone()], Power::default()), []);
+        let dead = Pulse { state: LinkState::Dead, usable: false, reason: Some("nothing answers".into()), ..wlan.clone() };
+        let news = watched.on_second(&[dead.clone(), lte.clone()], Power::default());
+        let text = "wlan0 went dark (nothing answers): 12 flows go on over lte0, 3 flows bound to it wait, new flows take lte0";
+        assert_eq!(news, [News { kind: "link", level: "warning", text: text.into(), moved: 12 }]);
+        assert_eq!(texts(&watched.on_second(&[wlan, lte], Power::default())), ["wlan0 is up again"]);
+    }
+
+    #[test]
+    fn other_ends_are_told_in_their_words() {
+        let told = |before: LinkState, after: LinkState, others: &[Pulse]| {
+            let mut watched = Watched::default();
+            let at = |state| Pulse { state, usable: lives(state), ..pulse(1, "wlan0") };
+            watched.on_second(&[&[at(before)], others].concat(), Power::default());
+            watched.on_second(&[&[at(after)], others].concat(), Power::default()).pop().map(|news| news.text)
+        };
+        use LinkState::*;
+        let others = [pulse(2, "lte0"), pulse(3, "eth0"), pulse(4, "eth1")];
+        for (before, after, text) in [
+            (Up, Capped, Some("wlan0 has used up its allowance and gets no new flows: they take lte0, eth0 and eth1")),
+            (Up, Down, Some("wlan0 went down: new flows take lte0, eth0 and eth1")),
+            (Up, Excluded, Some("wlan0 is not used any more")),
+            (Up, Backup, Some("wlan0 is a backup from now on")),
+            (Unknown, Up, Some("wlan0 is up")),
+            (Up, Unknown, None),
+            (Down, Dead, None),
+        ] {
+            assert_eq!(told(before, after, &others).as_deref(), text, "{before:?} {after:?}");
+        }
+        assert_eq!(told(Up, Down, &[]).as_deref(), Some("wlan0 went down: no other link can be used"));
+        let mut watched = Watched::default();
+        watched.on_second(&[pulse(1, "wlan0"), pulse(2, "lte0")], Power::default());
+        assert_eq!(texts(&watched.on_second(&[pulse(1, "wlan0")], Power::default())), ["lte0 was removed: new flows take wlan0"]);
+    }
+
+    #[test]
+    fn the_battery_is_told_of_when_it_changes() {
+        let mut watched = Watched::default();
+        let power = |plugged, saving| Power { plugged: Some(plugged), saving };
+        assert_eq!(watched.on_second(&[], power(false, false)), [], "how it began is no news");
+        assert_eq!(
+            texts(&watched.on_second(&[], power(false, true))),
+            ["the battery is low: all flows take the link that needs least energy"]
+        );
+        assert_eq!(watched.on_second(&[], power(true, false)).len(), 2);
+    }
+}

@@ -1,0 +1,98 @@
+//! What bonds are told: the links they may use, and what the policy says of a flow.
+
+use braid_decide::connection::LinkMask;
+use braid_decide::policy::{AppRule, LinkSelector};
+use braid_model::{Class, Family, Role, Time};
+use braid_platform::steering::{RedirectedFlow, Steering, SteeringError};
+use ipnet::IpNet;
+
+use super::{Core, Link, rules};
+
+/// A link as bonds see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BondLink {
+    /// Its slot, which is also its number in bonds.
+    pub slot: usize,
+    /// Its device.
+    pub device: String,
+    /// Its address, where IPv4 is alive on it.
+    pub v4: Option<std::net::IpAddr>,
+    /// Its address, where IPv6 is alive on it.
+    pub v6: Option<std::net::IpAddr>,
+    /// Only while no other is good.
+    pub backup: bool,
+    /// Its bytes are counted.
+    pub metered: bool,
+}
+
+/// How a connection is to be carried to a peer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BondPolicy {
+    /// φ.
+    pub weight: f64,
+    /// Π: slots, one bit each.
+    pub links: u64,
+    /// Each packet over two links.
+    pub duplicate: bool,
+    /// Before others.
+    pub urgent: bool,
+    /// The only peer that may carry it.
+    pub relay: Option<String>,
+}
+
+impl<S: Steering> Core<S> {
+    /// A peer can be reached from now on, or cannot: connections whose rule asks for it are turned to the daemon, or go direct. Those that
+    /// run are not touched.
+    pub fn set_peer_ready(&mut self, now: Time, name: &str, ready: bool) -> Result<(), SteeringError> {
+        let changed = if ready { self.peers.insert(name.to_owned()) } else { self.peers.remove(name) };
+        if changed { self.update_params(now) } else { Ok(()) }
+    }
+
+    /// The links that bonds may use now, by slot.
+    pub fn bond_links(&self) -> Vec<BondLink> {
+        let usable = Family::ALL.map(|family| (family, self.usable(family)));
+        let address = |link: &Link, wanted: Family| {
+            let found = link.facts.addresses.iter().map(IpNet::addr).find(|address| address.is_ipv6() == (wanted == Family::V6));
+            found.filter(|_| usable.iter().any(|(family, mask)| *family == wanted && mask.contains(link.slot)))
+        };
+        let view = |link: &Link| BondLink {
+            slot: link.slot,
+            device: link.facts.name.clone(),
+            v4: address(link, Family::V4),
+            v6: address(link, Family::V6),
+            backup: link.rule.role == Role::Backup,
+            metered: link.rule.metered,
+        };
+        self.links.values().filter(|link| link.refused.is_none() && link.rule.role != Role::Excluded).map(view).collect()
+    }
+
+    /// What the policy says of a redirected connection: φ, Π as slots, whether it is to be duplicated, and the relay it must use.
+    pub fn bond_policy(&self, flow: &RedirectedFlow) -> BondPolicy {
+        let rule = self.rule_of(flow);
+        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
+        let allowed = rule.and_then(|rule| rule.links.as_deref().map(mask));
+        let preferred = rule.filter(|rule| !rule.prefer.is_empty()).map(|rule| mask(&rule.prefer));
+        let usable: Vec<usize> = Family::ALL.iter().flat_map(|family| self.usable(*family).slots().collect::<Vec<_>>()).collect();
+        let bits = |mask: LinkMask| mask.slots().fold(0u64, |bits, slot| bits | 1 << slot);
+        let preferred = preferred.filter(|mask| usable.iter().any(|slot| mask.contains(*slot)));
+        BondPolicy {
+            weight: rule.map_or(1.0, |rule| rule.weight),
+            links: preferred.or(allowed).map_or(u64::MAX, bits),
+            duplicate: self.is_duplicated(rule, flow.class == Class::RealTime),
+            urgent: flow.class == Class::RealTime,
+            relay: rule.and_then(|rule| rule.relay.clone()),
+        }
+    }
+
+    /// The application of a redirected connection, for people.
+    pub fn application_of(&self, flow: &RedirectedFlow) -> String {
+        self.apps.name(&flow.app)
+    }
+
+    /// The `[[app]]` entry that a redirected connection matched; `None` where none did, or where the policy has become shorter since.
+    pub fn rule_of(&self, flow: &RedirectedFlow) -> Option<&AppRule> {
+        let exclusions = rules::exclusions(&self.config.policy);
+        self.config.policy.apps.get(usize::from(flow.rule?).checked_sub(exclusions)?)
+    }
+}

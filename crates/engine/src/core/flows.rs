@@ -1,0 +1,230 @@
+//! Living flows: what they move, what that teaches, and which of them are stuck.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use braid_decide::capacity::Busy;
+use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_decide::health::Suffering;
+use braid_model::{Bytes, Class, Family, FlowId, LinkIndex, Protocol, Time};
+use braid_platform::steering::{FlowRow, Steering, SteeringError, SteeringEvent};
+
+use super::{Core, rules};
+
+/// Ended flows remembered for people to look at.
+const RECENT: usize = 256;
+/// A flow that moved nothing for this long does not count as being in progress.
+const IN_PROGRESS: Duration = Duration::from_secs(2);
+
+/// A flow to be ended because its link is dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stuck {
+    /// The flow.
+    pub id: FlowId,
+    /// Its transport.
+    pub protocol: Protocol,
+    /// This end.
+    pub local: SocketAddr,
+    /// The other end.
+    pub remote: SocketAddr,
+    /// The device it is bound to.
+    pub link: LinkIndex,
+    /// Not since its link is dead, but since its destination belongs to a tunnel now.
+    pub tunnelled: bool,
+}
+
+impl Stuck {
+    pub(super) fn of(row: &FlowRow) -> Self {
+        Self {
+            id: row.id,
+            protocol: row.protocol,
+            local: SocketAddr::new(row.local.0, row.local.1),
+            remote: SocketAddr::new(row.remote.0, row.remote.1),
+            link: row.link,
+            tunnelled: false,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Progress {
+    rx: Bytes,
+    tx: Bytes,
+    grown: Time,
+    /// Received something since the look before.
+    receiving: bool,
+    retransmissions: u32,
+    segments: u32,
+    pub(super) energy: EnergyMeter,
+}
+
+impl<S: Steering> Core<S> {
+    /// Events from the kernel.
+    ///
+    /// All are taken in, also when one fails; the first error is returned.
+    pub fn on_events(&mut self, now: Time, events: Vec<SteeringEvent>) -> Result<(), SteeringError> {
+        let mut first = Ok(());
+        for event in events {
+            let taken = self.on_event(now, event);
+            first = first.and(taken);
+        }
+        first
+    }
+
+    fn on_event(&mut self, now: Time, event: SteeringEvent) -> Result<(), SteeringError> {
+        match event {
+            SteeringEvent::Ended(row) => {
+                self.consider(now, &row);
+                self.on_ended(&row)?;
+            }
+            SteeringEvent::NewApp { app, process, cgroup, class } => {
+                let (application, cgroup) = self.names.application(&app, process, cgroup);
+                self.apps.meet(app.clone(), application, cgroup, class, now);
+                if let Some(met) = self.apps.get(&app).filter(|met| met.class != class) {
+                    self.steering.set_class(&app, met.class)?;
+                }
+            }
+            SteeringEvent::Suffering { link, family, connecting, .. } => {
+                if let Some(link) = self.links.get_mut(&link) {
+                    let kind = if connecting { Suffering::NoAnswer } else { Suffering::Timeout };
+                    link.health.get_mut(family).on_suffering(now, kind);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn on_ended(&mut self, row: &FlowRow) -> Result<(), SteeringError> {
+        let before = self.progress.remove(&progress_key(row));
+        let cost = self.links.get(&row.link).and_then(|link| self.byte_cost(link, row.read_at));
+        let energy = advance(before.as_ref(), row, row.read_at, cost).energy;
+        self.ending.remove(&row.id);
+        if let Some(link) = self.links.get_mut(&row.link) {
+            link.ended[0] += row.rx;
+            link.ended[1] += row.tx;
+        }
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(row.clone());
+        self.apps.ended(row, energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
+    }
+
+    /// Looks at the living flows: loads, progress, estimates. To be called several times a second while there are any.
+    pub fn look(&mut self, now: Time) -> Result<(), SteeringError> {
+        self.flows = self.steering.flows(now)?;
+        let flows = std::mem::take(&mut self.flows);
+        flows.iter().for_each(|row| self.consider(now, row));
+        self.flows = flows;
+        let looked = std::mem::replace(&mut self.looked, now);
+        let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
+        for link in self.links.values_mut() {
+            link.living = [Bytes::ZERO; 2];
+        }
+        let mut progress = BTreeMap::new();
+        let costs = self.byte_costs(now);
+        for row in &self.flows {
+            let before = self.progress.get(&progress_key(row));
+            let next = advance(before, row, now, costs.get(&row.link).copied());
+            let (received, waiting) = moved.entry((row.link, row.family)).or_default();
+            *received |= next.receiving;
+            *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > Bytes::ZERO;
+            if let Some(link) = self.links.get_mut(&row.link) {
+                link.living[0] += row.rx;
+                link.living[1] += row.tx;
+                link.learn(now, before.map(|before| (before.retransmissions, before.segments)), row);
+            }
+            progress.insert(progress_key(row), next);
+        }
+        self.progress = progress;
+        for ((index, family), (received, waiting)) in moved {
+            if let Some(link) = self.links.get_mut(&index) {
+                let health = link.health.get_mut(family);
+                if received {
+                    health.on_progress(now, looked);
+                } else if waiting {
+                    health.on_suffering(now, Suffering::Stall);
+                }
+            }
+        }
+        self.judge(now)
+    }
+
+    /// Flows on a link that has been dead for longer than the grace, while another link could carry them.
+    pub(super) fn find_stuck(&mut self, now: Time) {
+        let Some(grace) = self.config.destroy_stuck_after else { return };
+        let exclusions = rules::exclusions(&self.config.policy);
+        for row in &self.flows {
+            let since = match self.dead_since.get(&(row.link, row.family)) {
+                Some(since) => *since,
+                // The device is gone altogether.
+                None if !self.links.contains_key(&row.link) => row.read_at.min(now),
+                None => continue,
+            };
+            let pinned = row.rule.and_then(|rule| self.config.policy.apps.get(usize::from(rule).checked_sub(exclusions)?));
+            let pinned = pinned.is_some_and(|rule| rule.links.is_some());
+            let elsewhere = self.usable(row.family).slots().any(|slot| slot != row.slot);
+            let due = now.since(since) >= grace && self.links.get(&row.link).is_none_or(|link| !link.usable(row.family));
+            if due && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp && self.ending.insert(row.id) {
+                self.todo.stuck.push(Stuck::of(row));
+            }
+        }
+    }
+
+    /// Whether there are living flows, so that they must be looked at often.
+    pub fn flows_in_progress(&self) -> bool {
+        !self.flows.is_empty()
+    }
+
+    /// How busy each link has been since the last look, by direction.
+    pub(super) fn busy(&self, now: Time) -> BTreeMap<LinkIndex, [Busy; 2]> {
+        let mut busy: BTreeMap<LinkIndex, [Busy; 2]> = BTreeMap::new();
+        let mut remotes: BTreeSet<(LinkIndex, IpAddr)> = BTreeSet::new();
+        for row in &self.flows {
+            let Some(progress) = self.progress.get(&progress_key(row)) else { continue };
+            if now.since(progress.grown) > Duration::from_millis(600) {
+                continue;
+            }
+            if self.apps.get(&row.app).map_or(row.class, |met| met.class) == Class::RealTime {
+                // It sends at its own pace, whatever the link could carry.
+                continue;
+            }
+            let fresh = remotes.insert((row.link, row.remote.0));
+            let least = self.links.get(&row.link).and_then(|link| link.rtt.least());
+            let entry = &mut busy.entry(row.link).or_default()[row.direction as usize];
+            entry.flows += 1;
+            entry.destinations += u32::from(fresh);
+            // It was there for the whole interval and had more to move than it has moved.
+            entry.backlogged |= now.since(row.started) > Duration::from_millis(600);
+            let rtt = row.rtt_us.map(|micros| Duration::from_micros(micros.into()));
+            entry.queued |= matches!((rtt, least), (Some(rtt), Some(least)) if rtt > least * 6 / 5 + Duration::from_millis(2));
+        }
+        busy
+    }
+}
+
+pub(super) fn progress_key(row: &FlowRow) -> (FlowId, SocketAddr) {
+    (row.id, SocketAddr::new(row.remote.0, row.remote.1))
+}
+
+fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<ByteCost>) -> Progress {
+    let receiving = before.is_some_and(|before| row.rx > before.rx) || (before.is_none() && row.rx > Bytes::ZERO);
+    let sending = before.is_some_and(|before| row.tx > before.tx);
+    let grown = match before {
+        Some(before) if !receiving && !sending => before.grown,
+        _ => now,
+    };
+    let (rx, tx) = before.map_or((Bytes::ZERO, Bytes::ZERO), |before| (before.rx, before.tx));
+    let mut energy = before.map_or(EnergyMeter::default(), |before| before.energy);
+    energy.count(cost, row.rx.saturating_sub(rx), row.tx.saturating_sub(tx));
+    Progress {
+        rx: row.rx,
+        tx: row.tx,
+        grown,
+        receiving,
+        retransmissions: row.retransmissions.unwrap_or(0),
+        segments: row.segments_out.unwrap_or(0),
+        energy,
+    }
+}

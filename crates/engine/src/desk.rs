@@ -1,0 +1,185 @@
+//! Answers clients out of the [`Core`], and keeps what only they need: the chronicle, the configuration's text, and what listeners were told.
+//!
+//! What needs more of the system than the core (peers, the end of the daemon) is left to the daemon.
+
+use std::collections::BTreeMap;
+
+use braid_api::{App, Flow, FlowChanges, Peer, Problem, Sample, Status};
+use braid_model::Time;
+use braid_platform::steering::Steering;
+
+use crate::chronicle::{Chronicle, Power, Pulse};
+use crate::config::{Config, World};
+use crate::core::{Core, SeenFlows};
+use crate::server::{Feed, First, Request, Update};
+use crate::settings::Settings;
+
+/// Notes that a listener is told first.
+const FIRST_NOTES: usize = 100;
+
+/// The desk.
+#[derive(Debug)]
+pub struct Desk {
+    /// What happened and was measured.
+    pub chronicle: Chronicle,
+    /// The configuration's file.
+    pub settings: Settings,
+    feed: Feed,
+    sample: Option<Sample>,
+    told: Told,
+}
+
+/// What listeners know.
+#[derive(Debug, Default)]
+struct Told {
+    flows: Option<SeenFlows>,
+    bonded: BTreeMap<u64, Flow>,
+    apps: Vec<App>,
+    peers: Vec<Peer>,
+    note: u64,
+}
+
+/// Puts a configuration in force.
+pub type Enforce<'a, S> = &'a mut dyn FnMut(&mut Core<S>, Config) -> Result<(), Problem>;
+
+/// The moment of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// By the clock that never goes back.
+    pub now: Time,
+    /// Milliseconds of Unix time.
+    pub unix_ms: u64,
+}
+
+/// What the desk is told of, besides the core, once a second while somebody listens.
+pub struct Rest {
+    /// The daemon at a glance.
+    pub status: Status,
+    /// Flows that peers carry.
+    pub bonded: Vec<Flow>,
+    /// Applications; `None`: not looked at now.
+    pub apps: Option<Vec<App>>,
+    /// Peers.
+    pub peers: Vec<Peer>,
+}
+
+impl Desk {
+    /// A desk that tells `feed`.
+    pub fn new(chronicle: Chronicle, settings: Settings, feed: Feed) -> Self {
+        Self { chronicle, settings, feed, sample: None, told: Told::default() }
+    }
+
+    /// Whether anybody listens.
+    pub fn heard(&self) -> bool {
+        self.feed.heard()
+    }
+
+    /// Answers what it can, and gives the rest back. `relays` are those that were joined; `enforce` puts a configuration in force.
+    pub fn answer<S: Steering>(
+        &mut self,
+        core: &mut Core<S>,
+        moment: Moment,
+        relays: &dyn Fn() -> Vec<String>,
+        enforce: Enforce<'_, S>,
+        request: Request,
+    ) -> Option<Request> {
+        let Moment { now, unix_ms } = moment;
+        let world = || World { relays: Some(relays()), ..World::here(true) };
+        // A client that does not wait for its answer is none of our business.
+        match request {
+            Request::Links(answer) => drop(answer.send(Ok(core.links(now)))),
+            Request::Apps(answer) => drop(answer.send(Ok(core.applications(now)))),
+            Request::Policy(answer) => drop(answer.send(Ok(core.policy()))),
+            Request::Tradeoff(answer) => drop(answer.send(Ok(core.tradeoff(now)))),
+            Request::Notes(after, answer) => drop(answer.send(Ok(self.chronicle.notes_after(after)))),
+            Request::History(resolution, since_ms, answer) => drop(answer.send(Ok(self.chronicle.history(resolution, since_ms)))),
+            Request::Gains(days, answer) => drop(answer.send(Ok(self.chronicle.gains(unix_ms, days)))),
+            Request::Config(answer) => drop(answer.send(self.settings.view())),
+            Request::Preview(change, answer) => drop(answer.send(self.settings.preview(&change, &world()))),
+            Request::Apply(change, answer) => {
+                let applied = self.settings.apply(&change, &world(), |config| enforce(core, config));
+                if let Ok(changed) = &applied {
+                    let text = format!("the configuration was changed: {}", changed.changes.join("; "));
+                    self.chronicle.note(unix_ms, "config", "info", text);
+                }
+                let _ = answer.send(applied);
+            }
+            Request::Undo(answer) => {
+                let undone = self.settings.undo(&world(), |config| enforce(core, config));
+                if undone.is_ok() {
+                    self.chronicle.note(unix_ms, "config", "info", "the last change of the configuration was taken back");
+                }
+                let _ = answer.send(undone);
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    /// What a listener is told first: the notes after `after`, else the last few.
+    pub fn first<S: Steering>(&self, core: &Core<S>, now: Time, after: Option<u64>, rest: Rest) -> First {
+        let mut flows = core.flows(now);
+        flows.extend(rest.bonded);
+        let notes = match after {
+            Some(after) => self.chronicle.notes_after(after),
+            None => self.chronicle.last_notes(FIRST_NOTES),
+        };
+        let (last_note, sample) = (self.chronicle.last_note(), self.sample.clone());
+        First { status: rest.status, flows, apps: rest.apps.unwrap_or_default(), peers: rest.peers, notes, last_note, sample }
+    }
+
+    /// Once a second: takes in what every link does.
+    pub fn on_second(&mut self, unix_ms: u64, links: Vec<Pulse>, power: Power) {
+        self.sample = Some(self.chronicle.on_second(unix_ms, links, power));
+        if !self.heard() {
+            // Whoever comes is told the notes up to now first.
+            self.told = Told { note: self.chronicle.last_note(), ..Told::default() };
+        }
+    }
+
+    /// Once a second, while somebody listens: tells what has changed.
+    pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
+        let notes = self.chronicle.notes_after(self.told.note);
+        let told = &mut self.told;
+        let full = told.flows.is_none();
+        let mut flows = core.flow_changes(now, told.flows.get_or_insert_default());
+        changes(&mut told.bonded, rest.bonded, &mut flows);
+        let update = Update {
+            status: Some(rest.status),
+            flows: Some(FlowChanges { full, ..flows }),
+            apps: rest.apps.and_then(|apps| fresh(&mut told.apps, apps, |app| App { age_ms: None, confidence: None, ..app.clone() })),
+            peers: fresh(&mut told.peers, rest.peers, Peer::clone),
+            notes,
+            sample: self.sample.clone(),
+        };
+        if self.feed.tell(update) {
+            self.told.note = self.chronicle.last_note();
+        } else {
+            // It was lost: everything is told anew.
+            self.told = Told { note: self.told.note, ..Told::default() };
+        }
+    }
+}
+
+/// What has changed among flows that peers carry.
+fn changes(known: &mut BTreeMap<u64, Flow>, flows: Vec<Flow>, into: &mut FlowChanges) {
+    let mut next = BTreeMap::new();
+    for flow in flows {
+        let mark = Flow { age_ms: None, ..flow.clone() };
+        if known.remove(&flow.id).as_ref() != Some(&mark) {
+            into.put.push(flow);
+        }
+        next.insert(mark.id, mark);
+    }
+    into.gone.extend(std::mem::replace(known, next).into_keys());
+}
+
+/// `now`, if it differs from what was told; `mark` takes away what changes all the time.
+fn fresh<T: PartialEq>(told: &mut Vec<T>, now: Vec<T>, mark: impl Fn(&T) -> T) -> Option<Vec<T>> {
+    let marks: Vec<T> = now.iter().map(mark).collect();
+    if *told == marks {
+        return None;
+    }
+    *told = marks;
+    Some(now)
+}

@@ -1,0 +1,214 @@
+//! What each path does.
+
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, Extension, Query, Request as HttpRequest, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::IncomingStream;
+use axum::{Json, Router, extract::connect_info::Connected, middleware};
+use braid_api::openapi::{Needs, OPERATIONS};
+use braid_api::{Accepted, Explanation, Problem, Resolution, Session, SessionRequest, UiAddress};
+use serde::Deserialize;
+use tokio::sync::oneshot;
+
+use super::access::{Client, May, guard};
+use super::connections::Connections;
+use super::tcp::Entrance;
+use super::{Answer, Api, PATIENCE, Refusal, Request, metrics, pages};
+
+/// The largest body taken.
+const LARGEST: usize = 256 << 10;
+/// The document that [`braid_api::openapi::document`] makes, as it is checked in.
+const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
+
+type Core = State<Api>;
+type Reply<T> = Result<Json<T>, Refusal>;
+type Body<T> = Result<Json<T>, JsonRejection>;
+type Asked<T> = Result<Query<T>, QueryRejection>;
+
+impl Connected<IncomingStream<'_, Connections>> for Client {
+    fn connect_info(stream: IncomingStream<'_, Connections>) -> Self {
+        stream.io().client()
+    }
+}
+
+impl Connected<IncomingStream<'_, Entrance>> for Client {
+    fn connect_info(stream: IncomingStream<'_, Entrance>) -> Self {
+        stream.io().client()
+    }
+}
+
+/// Everything, behind the [`guard`].
+pub(super) fn router(api: Api) -> Router {
+    Router::new()
+        .route("/v1/status", get(async |core: Core| ask(core, Request::Status).await))
+        .route("/v1/links", get(async |core: Core| ask(core, Request::Links).await))
+        .route("/v1/flows", get(async |core: Core| ask(core, Request::Flows).await))
+        .route("/v1/apps", get(async |core: Core| ask(core, Request::Apps).await))
+        .route("/v1/policy", get(async |core: Core| ask(core, Request::Policy).await))
+        .route("/v1/peers", get(async |core: Core| ask(core, Request::Peers).await))
+        .route("/v1/metrics", get(prometheus))
+        .route("/v1/events", get(events))
+        .route("/v1/history", get(history))
+        .route("/v1/notes", get(notes))
+        .route("/v1/gains", get(gains))
+        .route("/v1/tradeoff", get(async |core: Core| ask(core, Request::Tradeoff).await))
+        .route(
+            "/v1/config",
+            get(async |core: Core| ask(core, Request::Config).await).post(async |core: Core, body| order(core, body, Request::Apply).await),
+        )
+        .route("/v1/config/preview", post(async |core: Core, body| order(core, body, Request::Preview).await))
+        .route("/v1/config/undo", post(async |core: Core| ask(core, Request::Undo).await))
+        .route("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], DOCUMENT)))
+        .route("/v1/session", get(who).post(session))
+        .route("/v1/ui", post(ui))
+        .route("/v1/explain", post(async |core: Core, body| order::<_, Explanation>(core, body, Request::Explain).await))
+        .route("/v1/join", post(async |core: Core, body| order::<_, Accepted>(core, body, Request::Join).await))
+        .route("/v1/leave", post(async |core: Core, body| order::<_, Accepted>(core, body, Request::Leave).await))
+        .route("/v1/move", post(async |core: Core, body| order::<_, Accepted>(core, body, Request::Move).await))
+        .route("/v1/reload", post(async |core: Core| ask(core, Request::Reload).await))
+        .route("/v1/down", post(async |core: Core| ask(core, Request::Down).await))
+        .fallback(elsewhere)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(LARGEST))
+        .layer(middleware::from_fn_with_state(api.clone(), guard))
+        .with_state(api)
+}
+
+async fn exchange<T>(api: &Api, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, Refusal> {
+    let (answer, wait) = oneshot::channel();
+    let ending = || Refusal(Problem::new(503, "Ending", "the daemon is ending: start it again with `braid up`"));
+    let exchange = async {
+        api.core.send(request(answer)).await.map_err(|_| ending())?;
+        wait.await.map_err(|_| ending())?.map_err(Refusal)
+    };
+    let detail = "the daemon does not answer: see its log, and restart it if that lasts (traffic goes on without it)";
+    tokio::time::timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(Refusal(Problem::new(504, "No answer", detail))))
+}
+
+async fn ask<T>(State(api): Core, request: impl FnOnce(Answer<T>) -> Request) -> Reply<T> {
+    exchange(&api, request).await.map(Json)
+}
+
+/// Something that is said, not only asked.
+async fn order<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, Answer<T>) -> Request) -> Reply<T> {
+    let body = said(body)?;
+    ask(core, |answer| request(body, answer)).await
+}
+
+/// Reads a body.
+fn said<T>(body: Body<T>) -> Result<T, Refusal> {
+    body.map(|Json(said)| said).map_err(|error| match error.status().as_u16() {
+        413 => Refusal(Problem::new(413, "Too much", format!("the body is larger than {LARGEST} bytes"))),
+        415 => Refusal(Problem::new(415, "Not JSON", "send JSON, and say so: `Content-Type: application/json`")),
+        _ => not_understood(&error.body_text()),
+    })
+}
+
+fn not_understood(why: &str) -> Refusal {
+    Refusal(Problem::new(400, "Not understood", why))
+}
+
+/// Reads what stands behind `?`.
+fn asked<T>(query: Asked<T>) -> Result<T, Refusal> {
+    query.map(|Query(asked)| asked).map_err(|error| not_understood(&error.body_text()))
+}
+
+async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
+    let status = exchange(&api, Request::Status).await?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status)).into_response())
+}
+
+async fn events(State(api): Core, headers: HeaderMap) -> Result<Response, Refusal> {
+    let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.trim().parse().ok());
+    let crowded = "too many programs listen already: close some pages of Braid's";
+    // Before the first is told, so that nothing falls between the two.
+    let listener = api.live.listen().ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
+    let first = exchange(&api, |answer| Request::Subscribe(after, answer)).await?;
+    Ok(listener.stream(&first))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HistoryQuery {
+    #[serde(default)]
+    resolution: Resolution,
+    #[serde(default)]
+    since_ms: u64,
+}
+
+async fn history(core: Core, query: Asked<HistoryQuery>) -> Reply<braid_api::History> {
+    let HistoryQuery { resolution, since_ms } = asked(query)?;
+    ask(core, |answer| Request::History(resolution, since_ms, answer)).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NotesQuery {
+    #[serde(default)]
+    since: u64,
+}
+
+async fn notes(core: Core, query: Asked<NotesQuery>) -> Reply<Vec<braid_api::Note>> {
+    let NotesQuery { since } = asked(query)?;
+    ask(core, |answer| Request::Notes(since, answer)).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GainsQuery {
+    days: Option<u32>,
+}
+
+async fn gains(core: Core, query: Asked<GainsQuery>) -> Reply<braid_api::Gains> {
+    let days = asked(query)?.days.unwrap_or(30);
+    if days > 400 {
+        return Err(not_understood("days is over 400, and no more are kept"));
+    }
+    ask(core, |answer| Request::Gains(days, answer)).await
+}
+
+async fn who(Extension(May(needs)): Extension<May>) -> Json<Session> {
+    Json(Session { may_change: needs == Needs::Changing })
+}
+
+/// A token becomes a cookie, which scripts cannot read.
+async fn session(State(api): Core, body: Body<SessionRequest>) -> Result<Response, Refusal> {
+    let request = said(body)?;
+    let Some(keys) = &api.keys else {
+        return Err(Refusal(Problem::new(409, "No tokens", "the daemon was started without --ui: it knows no tokens")));
+    };
+    let wrong = || Refusal(Problem::new(401, "Not a token", "this is not a token of this daemon: open the page by `braid ui`"));
+    let (needs, cookie): (Needs, HeaderValue) = keys.begin(&request.token).ok_or_else(wrong)?;
+    Ok(([(header::SET_COOKIE, cookie)], Json(Session { may_change: needs == Needs::Changing })).into_response())
+}
+
+/// The page's address with a ticket for what whoever asks may do.
+async fn ui(State(api): Core, Extension(May(needs)): Extension<May>) -> Reply<UiAddress> {
+    let (Some(keys), Some(page)) = (&api.keys, &api.page) else {
+        let detail = "the daemon serves no page: start it with `braid up --ui`";
+        return Err(Refusal(Problem::new(409, "No page", detail)));
+    };
+    let ticket = keys.ticket(needs).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;
+    Ok(Json(UiAddress { url: format!("{page}#token={ticket}"), may_change: needs == Needs::Changing }))
+}
+
+/// The page's files, or nothing.
+async fn elsewhere(request: HttpRequest) -> Response {
+    let path = request.uri().path();
+    if matches!(request.method().as_str(), "GET" | "HEAD")
+        && let Some(page) = pages::page(path, request.headers())
+    {
+        return page;
+    }
+    let mut known: Vec<&str> = OPERATIONS.iter().map(|operation| operation.path).collect();
+    known.sort();
+    known.dedup();
+    Refusal(Problem::new(404, "Not found", format!("there is no {path}: see {}", known.join(", ")))).into_response()
+}
+
+async fn wrong_method(request: HttpRequest) -> Refusal {
+    let detail = format!("{} does not take {}: read with GET, command and explain with POST", request.uri().path(), request.method());
+    Refusal(Problem::new(405, "Wrong method", detail))
+}

@@ -1,0 +1,141 @@
+//! The configuration file: read whole, replaced whole, with its owner and mode kept.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use braid_platform::linux::sys::access::may_write;
+use braid_platform::linux::sys::process::own_user;
+
+/// The largest file read.
+const LARGEST: u64 = 1 << 20;
+/// A new file's mode.
+const MODE: u32 = 0o644;
+
+/// What stands at `path`; empty if there is nothing.
+///
+/// # Errors
+/// Those of reading; `InvalidData` where it is too large or no text.
+pub(super) fn read(path: &Path) -> io::Result<String> {
+    match std::fs::metadata(path) {
+        Ok(data) if data.len() > LARGEST => Err(io::Error::new(io::ErrorKind::InvalidData, "it is larger than 1 MiB")),
+        Ok(_) => std::fs::read_to_string(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether [`Staged`] would work, as far as can be told without trying.
+pub(super) fn writable(path: &Path) -> bool {
+    let place = place(path);
+    let Some(folder) = place.parent() else { return false };
+    let ours = std::fs::metadata(&place).map_or(true, |data| data.uid() == own_user());
+    // The first change makes the directory too.
+    let folder = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+    ours && may_write(folder)
+}
+
+/// A new text beside the file, which takes its place at [`commit`](Self::commit); dropped before, it is gone.
+pub(super) struct Staged {
+    place: PathBuf,
+    beside: PathBuf,
+}
+
+impl Staged {
+    /// Writes `text` down, as far as the disk.
+    ///
+    /// # Errors
+    /// Those of writing, and of keeping the file's owner.
+    pub(super) fn new(path: &Path, text: &str) -> io::Result<Self> {
+        let place = place(path);
+        let folder = place.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder)?;
+        let name = place.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy().into_owned();
+        let beside = folder.join(format!(".{name}.{}-new", std::process::id()));
+        // Left by a process of the same number that was killed.
+        let _ = std::fs::remove_file(&beside);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        let staged = Self { place, beside };
+        if let Ok(old) = std::fs::metadata(&staged.place) {
+            let new = file.metadata()?;
+            if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
+                fchown(&file, Some(old.uid()), Some(old.gid()))?;
+            }
+            file.set_permissions(std::fs::Permissions::from_mode(old.mode() & 0o7777))?;
+        } else {
+            file.set_permissions(std::fs::Permissions::from_mode(MODE))?;
+        }
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        Ok(staged)
+    }
+
+    /// Puts it in the file's place, at once for whoever reads.
+    ///
+    /// # Errors
+    /// Those of renaming.
+    pub(super) fn commit(self) -> io::Result<()> {
+        std::fs::rename(&self.beside, &self.place)?;
+        let folder = self.place.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // The text is safe; only its name might still be the old one after a power cut.
+        let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        Ok(())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.beside);
+    }
+}
+
+/// The file itself, where `path` is a link to it.
+fn place(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_keeps_its_mode_and_links_to_it_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("real.toml"), folder.path().join("braid.toml"));
+        std::fs::write(&file, "a").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let dropped = Staged::new(&link, "b").unwrap();
+        assert_eq!(read(&link).unwrap(), "a");
+        drop(dropped);
+        Staged::new(&link, "b").unwrap().commit().unwrap();
+        assert_eq!((read(&file).unwrap(), std::fs::metadata(&file).unwrap().mode() & 0o777), ("b".to_owned(), 0o640));
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside it");
+    }
+
+    #[test]
+    fn regression_another_owner_stays_the_owner() {
+        if own_user() != 0 {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("braid.toml");
+        std::fs::write(&file, "a").unwrap();
+        std::os::unix::fs::chown(&file, Some(0), Some(12345)).unwrap();
+        Staged::new(&file, "b").unwrap().commit().unwrap();
+        assert_eq!((std::fs::metadata(&file).unwrap().gid(), read(&file).unwrap()), (12345, "b".to_owned()));
+    }
+
+    #[test]
+    fn a_new_file_is_made_with_its_folder_and_a_large_one_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("etc/braid/braid.toml");
+        assert!(read(&path).unwrap().is_empty() && writable(&path));
+        Staged::new(&path, "x").unwrap().commit().unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, MODE);
+        File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
+        assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,50 @@
+//! What an edit changes, in words.
+
+use toml_edit::{Item, Table};
+
+/// A key is set; `None` if that changes nothing.
+pub(super) fn set(subject: &str, was: Option<&str>, is: &str) -> Option<String> {
+    let subject = subject.trim_start_matches(": ");
+    match was {
+        Some(was) if was == is => None,
+        Some(was) => Some(format!("{subject} becomes {is} (was {was})")),
+        None => Some(format!("{subject} is set to {is}")),
+    }
+}
+
+/// A key is removed.
+pub(super) fn unset(subject: &str, was: &str) -> String {
+    format!("{subject} is left to its default (was {was})")
+}
+
+/// A rule, by its place and what it matches.
+pub(super) fn rule(index: usize, table: &Table) -> String {
+    format!("rule {} ({})", index + 1, matches(table))
+}
+
+/// A rule is added.
+pub(super) fn added(index: usize, table: &Table) -> String {
+    let rest: Vec<String> = table.iter().filter(|(key, _)| *key != "match").map(|(key, item)| format!("{key} = {}", plain(item))).collect();
+    let rest = if rest.is_empty() { String::new() } else { format!(": {}", rest.join(", ")) };
+    format!("rule {} is added for {}{rest}", index + 1, matches(table))
+}
+
+/// A rule is removed.
+pub(super) fn removed(index: usize, table: &Table) -> String {
+    format!("{} is removed", rule(index, table))
+}
+
+/// A rule is put elsewhere.
+pub(super) fn moved(index: usize, to: usize, table: &Table) -> String {
+    format!("{} becomes rule {}", rule(index, table), to + 1)
+}
+
+fn matches(table: &Table) -> String {
+    let Some(matcher) = table.get("match").and_then(Item::as_table_like) else { return "all flows".to_owned() };
+    let parts: Vec<String> = matcher.iter().map(|(key, item)| format!("{key} = {}", plain(item))).collect();
+    parts.join(", ")
+}
+
+fn plain(item: &Item) -> String {
+    item.as_value().map(|value| value.clone().decorated("", "").to_string()).unwrap_or_else(|| item.to_string().trim().to_owned())
+}

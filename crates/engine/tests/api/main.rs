@@ -1,0 +1,205 @@
+//! The API from outside: over its Unix socket and over TCP, as clients, browsers and those who mean harm see it.
+
+mod fixture;
+mod hostile;
+
+use std::future::Future;
+use std::time::Duration;
+
+use braid_api::FlowChanges;
+use braid_api::openapi::{Needs, OPERATIONS};
+use braid_engine::core::SeenFlows;
+use braid_model::{Bytes, FlowId};
+use fixture::{FILE, Fixture, NOW, request};
+use http_body_util::BodyExt;
+use serde_json::json;
+
+/// Runs a test in a runtime of its own.
+fn in_runtime<T>(test: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, test)
+}
+
+#[test]
+fn there_is_what_is_declared_and_nothing_else() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.local().await;
+        for operation in OPERATIONS.iter().filter(|operation| operation.path != "/v1/events") {
+            let answer = client.ask(&format!("{} {}", operation.method, operation.path), &[], "").await;
+            assert!(![404, 405].contains(&answer.status) && answer.status < 500, "{}: {answer:?}", operation.path);
+            let other = if operation.method == "GET" { "POST" } else { "GET" };
+            if !OPERATIONS.iter().any(|known| known.path == operation.path && known.method == other) {
+                assert_eq!(client.ask(&format!("{other} {}", operation.path), &[], "").await.status, 405, "{}", operation.path);
+            }
+        }
+        let unknown = client.ask("GET /v1/nonsense", &[], "").await;
+        assert!(unknown.status == 404 && unknown.json()["detail"].as_str().unwrap().contains("/v1/status"));
+        let document = client.ask("GET /v1/openapi.json", &[], "").await;
+        assert_eq!(document.json(), braid_api::openapi::document());
+    });
+}
+
+#[test]
+fn over_tcp_a_token_decides() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.remote().await;
+        let bearer = fixture.tokens.clone().map(|token| format!("Bearer {token}"));
+        for operation in OPERATIONS.iter().filter(|operation| operation.path != "/v1/events") {
+            let what = format!("{} {}", operation.method, operation.path);
+            let none = client.ask(&what, &[], "").await;
+            let wrong = client.ask(&what, &[("authorization", "Bearer x")], "").await;
+            let reading = client.ask(&what, &[("authorization", &bearer[1])], "").await;
+            let barred = |status: u16| [401, 403].contains(&status);
+            match operation.needs {
+                Needs::Nothing => assert!(!barred(none.status), "{what}: {none:?}"),
+                Needs::Reading => assert!(none.status == 401 && wrong.status == 401 && !barred(reading.status), "{what}: {reading:?}"),
+                Needs::Changing => assert!(none.status == 401 && wrong.status == 401 && reading.status == 403, "{what}: {reading:?}"),
+            }
+        }
+        assert_eq!((fixture.mind.borrow().commands, fixture.text().as_str()), (0, FILE), "nobody was allowed to");
+        let down = client.ask("POST /v1/down", &[("authorization", &bearer[0])], "").await;
+        assert_eq!((down.status, fixture.mind.borrow().commands), (200, 1));
+    });
+}
+
+#[test]
+fn browsers_are_kept_in_bounds() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.remote().await;
+        let page = client.ask("GET /", &[("accept-encoding", "gzip")], "").await;
+        assert_eq!((page.status, page.header("content-encoding"), page.header("x-content-type-options")), (200, "gzip", "nosniff"));
+        let policy = page.header("content-security-policy");
+        assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe") && policy.contains("frame-ancestors 'none'"));
+        let rebound = client.ask("GET /v1/status", &[("host", "evil.example")], "").await;
+        assert_eq!((rebound.status, rebound.header("content-type")), (421, "application/problem+json"));
+        let token = json!({"token": fixture.tokens[0]}).to_string();
+        let own = format!("http://{}", fixture.address);
+        let host = fixture.address.to_string();
+        for (origin, site, status) in [
+            (Some("https://evil.example"), "cross-site", 403),
+            (Some("null"), "cross-site", 403),
+            (None, "cross-site", 403),
+            (None, "same-site", 403),
+            (Some("http://localhost:1"), "same-origin", 403),
+            (Some(own.as_str()), "same-origin", 200),
+        ] {
+            let mut headers = vec![("host", host.as_str()), ("sec-fetch-site", site)];
+            headers.extend(origin.map(|origin| ("origin", origin)));
+            assert_eq!(client.ask("POST /v1/session", &headers, &token).await.status, status, "{origin:?} {site}");
+        }
+        let session = client.ask("POST /v1/session", &[], &token).await;
+        let cookie = session.header("set-cookie").split(';').next().unwrap().to_owned();
+        assert_eq!(session.json(), json!({"may_change": true}));
+        let status = client.ask("GET /v1/status", &[("cookie", &cookie)], "").await;
+        assert_eq!((status.status, status.header("cache-control")), (200, "no-store"));
+        assert_eq!(client.ask("POST /v1/reload", &[("cookie", &cookie)], "").await.status, 200);
+        assert_eq!(client.ask("POST /v1/session", &[], "{\"token\":\"guess\"}").await.status, 401);
+    });
+}
+
+#[test]
+fn the_page_is_found_by_whoever_may_connect() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.remote().await;
+        for (token, may_change) in fixture.tokens.iter().zip([true, false]) {
+            let answer = client.ask("POST /v1/ui", &[("authorization", &format!("Bearer {token}"))], "").await.json();
+            let ticket = answer["url"].as_str().unwrap().strip_prefix(&format!("http://{}/#token=", fixture.address)).unwrap();
+            let body = json!({"token": ticket}).to_string();
+            let sessions = [client.ask("POST /v1/session", &[], &body).await, client.ask("POST /v1/session", &[], &body).await];
+            assert_eq!((sessions[0].json(), sessions[1].status), (json!({"may_change": may_change}), 401), "it is good for one");
+        }
+        let over_unix = fixture.local().await.ask("POST /v1/ui", &[], "").await;
+        assert_eq!(over_unix.status, 409, "this server was not told of the other");
+    });
+}
+
+#[test]
+fn a_change_is_previewed_applied_written_and_taken_back() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.local().await;
+        let config = client.ask("GET /v1/config", &[], "").await.json();
+        assert_eq!((config["text"].as_str(), config["can_undo"].as_bool()), (Some(FILE), Some(false)));
+        let change =
+            json!({"revision": config["revision"], "edits": [{"op": "set", "path": ["scheduler"], "value": "operetta"}]}).to_string();
+        let preview = client.ask("POST /v1/config/preview", &[], &change).await.json();
+        assert_eq!(preview["changes"], json!(["scheduler becomes \"operetta\" (was \"round-robin\")"]));
+        assert_eq!(fixture.text(), FILE);
+        let applied = client.ask("POST /v1/config", &[], &change).await;
+        assert_eq!((applied.status, fixture.text()), (200, FILE.replace("round-robin", "operetta")));
+        assert_eq!(client.ask("GET /v1/policy", &[], "").await.json()["scheduler"], "operetta");
+        assert_eq!(client.ask("POST /v1/config", &[], &change).await.status, 409, "the text is another now");
+        let revision = applied.json()["revision"].clone();
+        let wrong = json!({"revision": revision, "edits": [{"op": "set", "path": ["scheduler"], "value": "opereta"}]}).to_string();
+        let refused = client.ask("POST /v1/config", &[], &wrong).await;
+        let finding = &refused.json()["findings"][0];
+        assert_eq!((refused.status, &finding["line"], &finding["nearest"]), (422, &json!(2), &json!("operetta")));
+        let undone = client.ask("POST /v1/config/undo", &[], "").await;
+        assert_eq!((undone.status, fixture.text().as_str()), (200, FILE));
+        assert_eq!(client.ask("GET /v1/policy", &[], "").await.json()["scheduler"], "round-robin");
+        let notes: Vec<String> = fixture.mind.borrow().notes().into_iter().map(|note| note.text).collect();
+        assert!(notes[0].contains("scheduler becomes") && notes[1].contains("taken back"), "{notes:?}");
+    });
+}
+
+#[test]
+fn listeners_are_told_of_flows_that_changed_and_of_no_other() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mind = &mut *fixture.mind.borrow_mut();
+        let mut seen = SeenFlows::default();
+        let first = mind.core.flow_changes(NOW, &mut seen);
+        let id = first.put[0].id;
+        assert_eq!((first.put.len(), first.put[0].name.as_deref()), (1, Some("<script>")));
+        let later = NOW + Duration::from_secs(1);
+        mind.core.look(later).unwrap();
+        assert_eq!(mind.core.flow_changes(later, &mut seen), FlowChanges::default(), "it has only grown older");
+        mind.core.steering().transfer(FlowId(id), Bytes::new(1000), Bytes::ZERO);
+        mind.core.look(later).unwrap();
+        assert_eq!(mind.core.flow_changes(later, &mut seen).put[0].rx_bytes, Some(1000));
+        mind.core.steering().close(later, FlowId(id));
+        mind.core.look(later).unwrap();
+        let last = mind.core.flow_changes(later, &mut seen);
+        assert_eq!((last.put.len(), last.gone), (0, vec![id]));
+    });
+}
+
+#[test]
+fn what_happens_is_heard_and_looked_back_on() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        fixture.mind.borrow_mut().second();
+        let (head, mut body) = fixture.local().await.begin(request("GET /v1/events", &[], "")).await.unwrap().into_parts();
+        assert_eq!(head.headers["content-type"], "text/event-stream");
+        let mut told = String::new();
+        while !told.contains("event: sample") {
+            told.push_str(std::str::from_utf8(&body.frame().await.unwrap().unwrap().into_data().unwrap()).unwrap());
+        }
+        assert!(told.contains("event: status") && told.contains("\"full\":true") && told.contains("<script>"), "{told}");
+        fixture.mind.borrow_mut().lose_link();
+        fixture.mind.borrow_mut().second();
+        while !told.contains("lte0 was removed") {
+            told.push_str(std::str::from_utf8(&body.frame().await.unwrap().unwrap().into_data().unwrap()).unwrap());
+        }
+        let mut client = fixture.local().await;
+        let history = client.ask("GET /v1/history?resolution=1s&since_ms=0", &[], "").await.json();
+        assert_eq!((&history["resolution_ms"], history["samples"].as_array().unwrap().len()), (&json!(1000), 2));
+        assert_eq!(client.ask("GET /v1/history?resolution=2s", &[], "").await.status, 400);
+        let notes = client.ask("GET /v1/notes", &[], "").await.json();
+        let last = notes.as_array().unwrap().last().unwrap()["id"].as_u64().unwrap();
+        assert_eq!(client.ask(&format!("GET /v1/notes?since={last}"), &[], "").await.json(), json!([]));
+        let gains = client.ask("GET /v1/gains?days=7", &[], "").await.json();
+        assert_eq!((&gains["estimated"], &gains["days"]), (&json!(true), &json!(7)));
+        let tradeoff = client.ask("GET /v1/tradeoff", &[], "").await.json();
+        let points = tradeoff.as_array().unwrap();
+        assert_eq!((points.len(), &points[0]["utility"], &points[20]["utility"]), (21, &json!(0.0), &json!(1.0)));
+        let bps = |point: usize| points[point]["throughput_bps"].as_u64();
+        assert_eq!((bps(0), bps(10), bps(20)), (Some(100_000_000), Some(150_000_000), Some(200_000_000)));
+        // Both links alike: 81.16 J a gigabyte, at 25 MB/s.
+        assert!((points[20]["power_w"].as_f64().unwrap() - 2.03).abs() < 0.01, "{tradeoff}");
+    });
+}

@@ -1,0 +1,252 @@
+//! Servers that run Braid: who is asked, and what becomes of the answers.
+
+use std::time::Duration;
+
+use braid_decide::detection::{Answer, FRESH};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, Scheduler};
+use braid_engine::config::Config;
+use braid_engine::core::ServerNews;
+use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts};
+use braid_peer::keys::PublicKey;
+use braid_platform::fake::{FakeSteering, Steered};
+use braid_platform::steering::{AppId, ExeId, RedirectedFlow};
+
+use super::world::*;
+
+impl World {
+    /// A program has a flow to `to` that is answered; closed at once if `short`.
+    fn spoken_with(&mut self, name: &str, to: (&str, u16), short: bool) {
+        let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: name.to_owned() };
+        let now = self.now;
+        let Steered::To(_, id) = self.core.steering().connect(now, &app, 1000, (to.0.parse().unwrap(), to.1)) else { return };
+        self.core.steering().transfer(id, Bytes::new(100), Bytes::new(100));
+        if short {
+            self.core.steering().close(now, id);
+        }
+        self.run(Duration::from_millis(300));
+    }
+
+    fn asked(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.questions).into_iter().map(|question| question.host.to_string()).collect()
+    }
+
+    fn answer(&mut self, answer: Answer<PublicKey>) {
+        self.core.on_answer(self.now, SERVER, answer).unwrap();
+    }
+
+    fn is_redirected(&mut self, name: &str) -> bool {
+        matches!(self.connect(name, 5), Steered::Redirected)
+    }
+}
+
+fn named(name: &str) -> AppRule {
+    AppRule { matcher: AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() }, ..AppRule::default() }
+}
+
+const KEY: [u8; 32] = [7; 32];
+
+/// A world whose server is known to run Braid.
+fn straight(config: Config) -> World {
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.core.steering().set_redirect_ready(true);
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    assert_eq!(world.asked(), ["203.0.113.10"]);
+    world.answer(Answer::Runs(KEY.into()));
+    world
+}
+
+#[test]
+fn a_host_is_asked_once_beside_its_first_flow_over_the_same_link() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let Steered::To(slot, id) = world.connect("test", 5) else { panic!() };
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.asked(), Vec::<String>::new(), "it has not answered the flow itself");
+    let now = world.now;
+    world.core.steering().answer(now, id);
+    world.run(Duration::from_millis(500));
+    let [question] = &std::mem::take(&mut world.questions)[..] else { panic!("{:?}", world.questions) };
+    assert_eq!((question.host, question.expect, question.link.slot), (SERVER, None, slot));
+    for short in [false, true] {
+        world.spoken_with("test", ("203.0.113.10", 80), short);
+    }
+    assert_eq!(world.asked(), Vec::<String>::new());
+    world.spoken_with("test", ("203.0.113.11", 80), true);
+    assert_eq!(world.asked(), ["203.0.113.11"], "also when the flow is over before it is looked at");
+    world.answer(Answer::Silent);
+    world.run(Duration::from_secs(60));
+    world.spoken_with("test", ("203.0.113.10", 80), false);
+    assert_eq!(world.asked(), Vec::<String>::new());
+    assert!(!world.is_redirected("test"));
+}
+
+#[test]
+fn nobody_is_asked_whose_answer_would_not_be_used() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.exclude.names = vec!["excluded".to_owned()];
+    config.policy.apps = vec![
+        AppRule { carry: Carry::Direct, ..named("direct") },
+        AppRule { relay: Some("home".to_owned()), ..named("relayed") },
+        AppRule { links: only(&["lte0"]), ..named("pinned") },
+        AppRule { prefer: only(&["lte0"]).unwrap(), ..named("preferring") },
+        AppRule { carry: Carry::Bond, ..named("bonded") },
+    ];
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    for name in ["excluded", "direct", "relayed", "pinned", "preferring"] {
+        world.spoken_with(name, ("203.0.113.10", 443), false);
+        assert_eq!(world.asked(), Vec::<String>::new(), "{name}");
+    }
+    for private in ["10.1.2.3", "192.168.7.7", "172.16.1.1", "100.64.1.1", "169.254.1.1"] {
+        world.spoken_with("test", (private, 443), false);
+    }
+    world.spoken_with("test", ("203.0.113.10", 53), false);
+    world.spoken_with("test", ("203.0.113.10", 853), false);
+    assert_eq!(world.asked(), Vec::<String>::new());
+    world.spoken_with("bonded", ("203.0.113.10", 443), false);
+    assert_eq!(world.asked(), ["203.0.113.10"]);
+    for scheduler in [Scheduler::OnlyOne, Scheduler::Operetta, Scheduler::Handover] {
+        config.policy.scheduler = scheduler;
+        let mut world = World::new(config.clone());
+        world.run(Duration::from_secs(1));
+        world.spoken_with("test", ("203.0.113.10", 443), false);
+        assert_eq!(world.asked(), Vec::<String>::new(), "{scheduler}");
+        world.spoken_with("bonded", ("203.0.113.10", 443), false);
+        assert_eq!(world.asked(), ["203.0.113.10"], "{scheduler}");
+    }
+    config.detect = false;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.spoken_with("bonded", ("203.0.113.10", 443), false);
+    assert_eq!(world.asked(), Vec::<String>::new());
+}
+
+#[test]
+fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.apps = vec![
+        AppRule { carry: Carry::Direct, ..named("direct") },
+        AppRule { relay: Some("home".to_owned()), ..named("relayed") },
+        AppRule { carry: Carry::Bond, ..named("bonded") },
+    ];
+    let mut world = straight(config.clone());
+    let which = |world: &mut World| ["test", "bonded", "direct", "relayed"].map(|name| world.is_redirected(name));
+    assert_eq!(which(&mut world), [true, true, false, false]);
+    for (news, there) in [(ServerNews::Lost, false), (ServerNews::Reached, true), (ServerNews::AnotherKey, false)] {
+        world.core.on_server(world.now, SERVER, news).unwrap();
+        assert_eq!(which(&mut world), [there, there, false, false], "{news:?}");
+    }
+    let now = world.now;
+    let warnings = world.core.status(now).warnings;
+    assert!(warnings.iter().any(|text| text.contains("203.0.113.10") && text.contains("braid leave")), "{warnings:?}");
+    assert!(world.core.forget_server(now, SERVER).unwrap());
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    assert_eq!(world.questions[0].expect, None);
+    world.answer(Answer::Runs([8; 32].into()));
+    assert_eq!(which(&mut world), [true, true, false, false]);
+    // One link is left: there is nothing to bond.
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(which(&mut world), [false; 4]);
+    world.devices[0].carrier = true;
+    world.set_network();
+    config.detect = false;
+    world.core.reconfigure(world.now, config).unwrap();
+    assert_eq!(which(&mut world), [false; 4]);
+}
+
+#[test]
+fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let Steered::To(_, id) = world.connect("test", 5) else { panic!() };
+    let now = world.now;
+    world.core.steering().transfer(id, Bytes::new(100), Bytes::new(100));
+    let mut tunnel = facts(9, "wg0");
+    (tunnel.gateways, tunnel.addresses) = (PerFamily::default(), vec![]);
+    let mut network = network(&world.devices);
+    network.interfaces.push(tunnel);
+    network.routes.push(RouteFacts {
+        destination: "203.0.113.0/24".parse().unwrap(),
+        hops: vec![NextHop { device: LinkIndex(9), gateway: None, dead: false }],
+        ..network.routes[0].clone()
+    });
+    world.core.on_network(now, network).unwrap();
+    world.core.steering().close(now, id);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.asked(), Vec::<String>::new());
+    world.core.recall_servers(world.now, [(SERVER, KEY.into(), Duration::ZERO)]).unwrap();
+    let flow = RedirectedFlow {
+        id: FlowId(1),
+        remote: (SERVER, 443).into(),
+        app: AppId { exe: ExeId { device: 1, inode: 1 }, name: "test".into() },
+        process: 1,
+        user: 1,
+        cgroup: 1,
+        class: Class::Unclassified,
+        rule: None,
+        direction: Direction::Down,
+        demand: Bytes::ZERO,
+        started: world.now,
+    };
+    assert_eq!(world.core.server_of(world.now, &flow), None);
+    world.set_network();
+    assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
+}
+
+#[test]
+fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    assert!(world.is_redirected("test"));
+    world.now = world.now + FRESH;
+    world.run(Duration::from_secs(1));
+    assert!(!world.is_redirected("test"));
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    assert_eq!(world.questions[0].expect, Some(KEY.into()));
+    let mut later = World::new(config(Scheduler::RoundRobin));
+    let pins: Vec<_> = world.core.pinned_servers().map(|(host, key, _)| (host, key, Duration::from_secs(60))).collect();
+    later.core.recall_servers(later.now, pins).unwrap();
+    later.run(Duration::from_secs(1));
+    later.core.steering().set_redirect_ready(true);
+    assert!(later.is_redirected("test"), "the next life begins with what this one knew");
+}
+
+#[test]
+fn a_service_that_is_shut_goes_direct_and_the_others_do_not() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    world.core.on_server(world.now, SERVER, ServerNews::Shut(443)).unwrap();
+    assert!(!world.is_redirected("test"));
+    let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "test".to_owned() };
+    let now = world.now;
+    assert_eq!(world.core.steering().connect(now, &app, 1000, (SERVER, 80)), Steered::Redirected);
+    world.run(Duration::from_secs(601));
+    assert!(world.is_redirected("test"), "it may be open by now");
+    world.core.on_server(world.now, SERVER, ServerNews::Elsewhere).unwrap();
+    assert!(!world.is_redirected("test"));
+}
+
+#[test]
+fn without_the_keys_of_before_nobody_is_trusted() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    world.core.distrust_servers("servers.json cannot be read".to_owned());
+    world.core.recall_servers(world.now, []).unwrap();
+    assert!(!world.is_redirected("test"));
+    world.spoken_with("test", ("203.0.113.11", 443), false);
+    assert_eq!(world.asked(), Vec::<String>::new());
+    let now = world.now;
+    assert!(world.core.status(now).warnings.iter().any(|text| text.contains("servers.json")));
+}
+
+#[test]
+fn a_kernel_that_cannot_be_told_of_a_server_is_told_again() {
+    let mut world = World::with(FakeSteering::chaos(1_000_000), config(Scheduler::RoundRobin));
+    world.core.on_answer(world.now, SERVER, Answer::Silent).unwrap();
+    world.core.recall_servers(world.now, [(SERVER, KEY.into(), Duration::ZERO)]).unwrap();
+    assert_eq!(world.core.steering().servers(), [SERVER]);
+    world.core.steering().set_chaos(Some(1));
+    assert!(world.core.on_server(world.now, SERVER, ServerNews::Lost).is_err());
+    world.core.steering().set_chaos(None);
+    world.run(Duration::from_secs(2));
+    assert!(world.core.steering().servers().is_empty());
+}

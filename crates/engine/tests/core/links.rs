@@ -1,0 +1,173 @@
+//! Links come, die, return and fill up.
+
+use std::time::Duration;
+
+use braid_decide::health::Outcome;
+use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
+use braid_engine::config::Config;
+use braid_model::{Bytes, FlowId, LinkIndex, Role};
+use braid_platform::fake::Steered;
+
+use super::world::*;
+
+#[test]
+fn both_links_are_used_and_shown() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+    assert_eq!((world.state("wlan0"), world.state("lte0")), ("up".to_owned(), "up".to_owned()));
+    let now = world.now;
+    let status = world.core.status(now);
+    assert_eq!((status.schema_version, status.scheduler.as_str(), status.links.len()), (1, "round-robin", 2));
+}
+
+#[test]
+fn an_idle_link_that_goes_dark_is_left_within_a_second_and_used_again_within_two() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.probe = ProbeMode::Eager;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(3));
+    world.answering.insert(LinkIndex(1), false);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["lte0"]);
+    assert_eq!(world.state("wlan0"), "dead");
+    world.answering.insert(LinkIndex(1), true);
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+}
+
+#[test]
+fn a_stall_is_noticed_within_a_second_without_eager_probes() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let flows: Vec<FlowId> =
+        (0..2).filter_map(|_| if let Steered::To(_, id) = world.connect("bulk", 8) { Some(id) } else { None }).collect();
+    for _ in 0..20 {
+        flows.iter().for_each(|id| world.core.steering().transfer(*id, Bytes::new(100_000), Bytes::new(100)));
+        world.run(Duration::from_millis(100));
+    }
+    world.answering.insert(LinkIndex(1), false);
+    for _ in 0..10 {
+        // The flow on the other link goes on.
+        world.core.steering().transfer(flows[1], Bytes::new(100_000), Bytes::new(100));
+        world.run(Duration::from_millis(100));
+    }
+    assert_eq!(world.state("wlan0"), "dead");
+    assert_eq!(world.used(), ["lte0"]);
+}
+
+#[test]
+fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not() {
+    let mut config = config(Scheduler::OnlyOne);
+    config.probe = ProbeMode::Eager;
+    config.destroy_stuck_after = Some(Duration::from_secs(2));
+    config.policy.apps = vec![AppRule {
+        matcher: AppMatcher { exe: Some("/usr/bin/curl".into()), ..AppMatcher::default() },
+        links: only(&["wlan0"]),
+        ..AppRule::default()
+    }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, free) = world.connect("free", 9) else { panic!() };
+    let Steered::To(0, _pinned) = world.connect("curl", 7) else { panic!() };
+    world.run(Duration::from_secs(1));
+    world.answering.insert(LinkIndex(1), false);
+    let mut ended = Vec::new();
+    for _ in 0..50 {
+        world.run(Duration::from_millis(10));
+        assert!(world.core.todo().stuck.is_empty() || world.state("wlan0") == "dead");
+    }
+    for step in 0..500 {
+        let end = world.now + Duration::from_millis(10);
+        world.core.tick(end).unwrap();
+        if step % 25 == 0 {
+            world.core.look(end).unwrap();
+        }
+        world.now = end;
+        let todo = world.core.todo();
+        ended.extend(todo.stuck.iter().map(|stuck| stuck.id));
+        for order in todo.probes {
+            world
+                .core
+                .on_probe(end, order.link, order.family, if order.link.0 == 1 { Outcome::Silent } else { Outcome::Alive { rtt: RTT } })
+                .unwrap();
+        }
+    }
+    assert_eq!(ended, [free], "once, and the pinned one never");
+}
+
+#[test]
+fn if_every_link_is_judged_dead_all_are_treated_as_up() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.probe = ProbeMode::Eager;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.answering = [(LinkIndex(1), false), (LinkIndex(2), false)].into();
+    world.run(Duration::from_secs(2));
+    assert_eq!((world.state("wlan0"), world.state("lte0")), ("dead".to_owned(), "dead".to_owned()));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+    let now = world.now;
+    assert!(world.core.status(now).warnings.iter().any(|warning| warning.contains("treated as up")));
+}
+
+#[test]
+fn a_backup_link_serves_only_while_no_other_does() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.links = vec![LinkRule { role: Role::Backup, ..link_rule("lte0") }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["wlan0"]);
+    assert_eq!(world.state("lte0"), "backup");
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(world.used(), ["lte0"]);
+}
+
+#[test]
+fn a_capped_link_is_given_no_more_flows_until_its_month_ends() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.links = vec![LinkRule { metered: true, cap: Some(Bytes::new(1_000_000)), ..link_rule("lte0") }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    let counters = |lte: u64| [(LinkIndex(1), Bytes::ZERO, Bytes::ZERO), (LinkIndex(2), Bytes::new(lte), Bytes::ZERO)];
+    world.core.on_counters(world.now, UNIX, &counters(5_000_000));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0", "lte0"], "what the device carried before does not count");
+    world.core.on_counters(world.now, UNIX + 1, &counters(6_000_000));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0"]);
+    assert_eq!(world.state("lte0"), "capped");
+    world.core.on_counters(world.now, UNIX + 40 * 86_400, &counters(6_000_100));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+}
+
+#[test]
+fn two_links_with_one_address_are_refused_with_the_reason() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.devices[1].addresses = world.devices[0].addresses.clone();
+    world.set_network();
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0"]);
+    let now = world.now;
+    let lte = world.core.links(now).into_iter().find(|link| link.name == "lte0").unwrap();
+    assert_eq!(lte.state, "excluded");
+    assert!(lte.reason.unwrap().contains("10.0.1.2"));
+}
+
+#[test]
+fn a_link_beyond_the_thirty_second_is_shown_with_the_reason() {
+    let mut world = World::new(Config::default());
+    world.devices = (1..=33).map(|number| facts(number, &format!("eth{number}"))).collect();
+    world.set_network();
+    let links = world.core.links(world.now);
+    assert_eq!(links.len(), 33);
+    let last = links.iter().find(|link| link.name == "eth33").unwrap();
+    assert_eq!((last.state.as_str(), last.flows), ("excluded", 0));
+    assert!(last.reason.as_ref().unwrap().contains("more links than the 32"), "{last:?}");
+    assert!(links.iter().filter(|link| link.name != "eth33").all(|link| link.state != "excluded"));
+    world.devices.remove(0);
+    world.set_network();
+    let links = world.core.links(world.now);
+    assert!(links.len() == 32 && links.iter().all(|link| link.state != "excluded"), "it has the slot of one that is gone");
+}

@@ -1,0 +1,377 @@
+//! TLS, HTTP/2, and proxies in between.
+
+mod support;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use braid_fetch::{Options, Proxy};
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::StreamBody;
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response, Version};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use support::{Act, Came, Loopback, Server, content, get_over, good, quick};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+const SIZE: usize = 3_000_000;
+
+/// The file.
+fn file() -> &'static [u8] {
+    static FILE: OnceLock<Vec<u8>> = OnceLock::new();
+    FILE.get_or_init(|| content(SIZE))
+}
+
+/// How a server of these tests behaves.
+#[derive(Debug, Clone, Copy)]
+struct Manners {
+    /// It offers HTTP/2.
+    two: bool,
+    /// Streams at once on a connection of HTTP/2.
+    streams: u32,
+    /// Every second answer breaks off in the middle.
+    breaks: bool,
+    /// A connection is told to end (GOAWAY, or `Connection: close`) after so many answers.
+    answers: usize,
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Self { two: true, streams: 100, breaks: false, answers: usize::MAX }
+    }
+}
+
+/// What a server saw: the version and the range of each request, and how many connections there were.
+#[derive(Debug, Default)]
+struct Seen {
+    requests: Mutex<Vec<(Version, String)>>,
+    connections: AtomicUsize,
+}
+
+impl Seen {
+    fn versions(&self) -> Vec<Version> {
+        self.requests.lock().unwrap().iter().map(|(version, _)| *version).collect()
+    }
+}
+
+/// An HTTPS server on a thread of its own, which ends with the test's process.
+struct Secure {
+    address: SocketAddr,
+    seen: Arc<Seen>,
+    root: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Secure {
+    fn start(manners: Manners, names: &[&str]) -> Self {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let own = rcgen::generate_simple_self_signed(names).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("root.pem");
+        std::fs::write(&root, own.cert.pem()).unwrap();
+        let chain = vec![CertificateDer::from(own.cert.der().to_vec())];
+        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let mut config = builder.with_no_client_auth().with_single_cert(chain, key).unwrap();
+        config.alpn_protocols = if manners.two { vec![b"h2".to_vec(), b"http/1.1".to_vec()] } else { vec![b"http/1.1".to_vec()] };
+        let (acceptor, seen) = (TlsAcceptor::from(Arc::new(config)), Arc::new(Seen::default()));
+        let there = seen.clone();
+        let address = serve(move |stream| connection(stream, acceptor.clone(), there.clone(), manners));
+        Self { address, seen, root, folder }
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}/file", self.address)
+    }
+
+    fn get(&self, options: Options) -> Came {
+        let options = Options { cacert: Some(self.root.clone()), ..options };
+        get_over(Loopback::new(3), &[self.url()], &self.out(), options, |_| ())
+    }
+
+    /// Fetches it and demands the true file.
+    fn comes_true(&self, options: Options) -> Came {
+        let came = self.get(options);
+        assert!(came.file("file") == file(), "a wrong byte");
+        came
+    }
+
+    fn out(&self) -> PathBuf {
+        let out = self.folder.path().join("out");
+        std::fs::create_dir_all(&out).unwrap();
+        out
+    }
+}
+
+/// Serves connections on a free port of the loopback device, on a thread of its own.
+fn serve<F>(handler: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::from_std(listener).unwrap();
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(handler(stream));
+            }
+        });
+    });
+    address
+}
+
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>, manners: Manners) {
+    let Ok(stream) = acceptor.accept(stream).await else { return };
+    seen.connections.fetch_add(1, Ordering::SeqCst);
+    let two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let (count, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(tokio::sync::Notify::new()));
+    let end = ended.clone();
+    let service = service_fn(move |request| {
+        let (seen, count, end) = (seen.clone(), count.clone(), end.clone());
+        async move {
+            if count.fetch_add(1, Ordering::SeqCst) + 1 == manners.answers {
+                end.notify_one();
+            }
+            Ok::<_, Infallible>(answer(&request, &seen, manners))
+        }
+    });
+    let io = TokioIo::new(stream);
+    if two {
+        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let connection = builder.max_concurrent_streams(manners.streams).serve_connection(io, service);
+        tokio::pin!(connection);
+        tokio::select! {
+            _ = &mut connection => return,
+            () = ended.notified() => connection.as_mut().graceful_shutdown(),
+        }
+        let _ = connection.await;
+    } else {
+        let connection = hyper::server::conn::http1::Builder::new().serve_connection(io, service);
+        tokio::pin!(connection);
+        tokio::select! {
+            _ = &mut connection => return,
+            () = ended.notified() => connection.as_mut().graceful_shutdown(),
+        }
+        let _ = connection.await;
+    }
+}
+
+type Pieces = StreamBody<std::pin::Pin<Box<dyn futures_util::Stream<Item = Result<Frame<Bytes>, std::io::Error>> + Send>>>;
+
+/// The range that was asked for, in pieces with a little time between, so that every link has its part.
+fn answer(request: &Request<Incoming>, seen: &Seen, manners: Manners) -> Response<Pieces> {
+    let range = request.headers().get("range").and_then(|range| range.to_str().ok()).unwrap_or("bytes=0-").to_owned();
+    let number = {
+        let mut requests = seen.requests.lock().unwrap();
+        requests.push((request.version(), range.clone()));
+        requests.len()
+    };
+    let (first, last) = range.trim_start_matches("bytes=").split_once('-').unwrap();
+    let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap_or(SIZE - 1).min(SIZE - 1));
+    let body = &file()[first..=last];
+    let breaks = manners.breaks && number.is_multiple_of(2);
+    let mut pieces: Vec<Option<Bytes>> = body.chunks(20_000).map(|piece| Some(Bytes::from_static(piece))).collect();
+    if breaks {
+        pieces.truncate(pieces.len() / 2);
+        pieces.push(None);
+    }
+    let pieces = stream::unfold(pieces.into_iter(), |mut pieces| async move {
+        let piece = pieces.next()?;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        Some((piece.map(Frame::data).ok_or_else(|| std::io::Error::other("broken off")), pieces))
+    });
+    let response = Response::builder().status(206).header("etag", "\"one\"").header("content-length", body.len());
+    response.header("content-range", format!("bytes {first}-{last}/{SIZE}")).body(StreamBody::new(Box::pin(pieces) as _)).unwrap()
+}
+
+#[test]
+fn http_2_is_spoken_where_it_is_offered() {
+    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
+    let came = server.comes_true(quick());
+    assert!(server.seen.versions().iter().all(|version| *version == Version::HTTP_2), "{:?}", server.seen);
+    assert!(server.seen.connections.load(Ordering::SeqCst) < server.seen.versions().len(), "connections are used again");
+    let brought = &came.results[0].as_ref().unwrap().links;
+    assert!(brought.values().all(|bytes| bytes.get() > 0), "{brought:?}");
+}
+
+#[test]
+fn http_1_1_is_spoken_where_http_2_is_not_offered_or_not_wanted() {
+    let old = Secure::start(Manners { two: false, ..Manners::default() }, &["127.0.0.1"]);
+    old.comes_true(quick());
+    let new = Secure::start(Manners::default(), &["127.0.0.1"]);
+    new.comes_true(Options { http1: true, ..quick() });
+    for server in [old, new] {
+        assert!(server.seen.versions().iter().all(|version| *version == Version::HTTP_11), "{:?}", server.seen);
+    }
+}
+
+#[test]
+fn one_stream_at_a_time_is_enough() {
+    Secure::start(Manners { streams: 1, ..Manners::default() }, &["127.0.0.1"]).comes_true(quick());
+}
+
+#[test]
+fn streams_that_break_off_are_gone_on_with() {
+    for two in [true, false] {
+        Secure::start(Manners { two, breaks: true, ..Manners::default() }, &["127.0.0.1"]).comes_true(Options { tries: 50, ..quick() });
+    }
+}
+
+#[test]
+fn connections_that_the_server_ends_are_opened_again() {
+    for two in [true, false] {
+        let server = Secure::start(Manners { two, answers: 2, ..Manners::default() }, &["127.0.0.1"]);
+        server.comes_true(Options { tries: 50, ..quick() });
+        assert!(server.seen.connections.load(Ordering::SeqCst) > 3, "{:?}", server.seen);
+    }
+}
+
+#[test]
+fn a_certificate_of_another_host_or_of_nobodys_is_refused() {
+    let other = Secure::start(Manners::default(), &["other.example"]);
+    let came = other.get(Options { tries: 2, ..quick() });
+    assert_eq!((came.error().exit_code(), came.error().to_string().contains("127.0.0.1")), (60, true), "{}", came.error());
+    let own = Secure::start(Manners::default(), &["127.0.0.1"]);
+    let came = get_over(Loopback::new(1), &[own.url()], &own.out(), Options { tries: 2, ..quick() }, |_| ());
+    assert_eq!(came.error().exit_code(), 60, "{}", came.error());
+    assert!(own.seen.versions().is_empty() && other.seen.versions().is_empty(), "nothing was asked");
+}
+
+/// The head of what a client sends, up to the empty line.
+async fn head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&head).into_owned()
+}
+
+fn through(proxy: &str) -> Options {
+    Options { proxy: Proxy::new(Some(proxy), |_| None).unwrap(), tries: 3, ..quick() }
+}
+
+#[test]
+fn tls_goes_through_an_http_proxy() {
+    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let all = asked.clone();
+    let proxy = serve(move |mut stream| {
+        let all = all.clone();
+        async move {
+            let head = head(&mut stream).await;
+            let target = head.split(' ').nth(1).unwrap_or("").to_owned();
+            all.lock().unwrap().push(head);
+            if let Ok(mut to) = TcpStream::connect(target).await {
+                let _ = stream.write_all(b"HTTP/1.1 200 Connection established\r\nX-Proxy: yes\r\n\r\n").await;
+                let _ = copy_bidirectional(&mut stream, &mut to).await;
+            }
+        }
+    });
+    server.comes_true(through(&format!("http://who:pw@{proxy}")));
+    let heads = asked.lock().unwrap().clone();
+    let wanted = format!("CONNECT {} HTTP/1.1\r\n", server.address);
+    assert!(heads.len() >= 3 && heads.iter().all(|head| head.starts_with(&wanted)), "every link has a tunnel: {heads:?}");
+    assert!(heads.iter().all(|head| head.contains("Proxy-Authorization: Basic d2hvOnB3\r\n") && !head.contains("Range")), "{heads:?}");
+    assert!(server.seen.versions().iter().all(|version| *version == Version::HTTP_2));
+}
+
+#[test]
+fn a_proxy_that_gives_no_tunnel_is_told() {
+    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
+    for (answer, wanted) in [
+        ("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "407"),
+        ("SSH-2.0-OpenSSH_9.6\r\n\r\n", "SSH-2.0"),
+        ("HTTP/1.1 200 OK\r\n", "proxy"),
+    ] {
+        let proxy = serve(move |mut stream| async move {
+            head(&mut stream).await;
+            let _ = stream.write_all(answer.as_bytes()).await;
+        });
+        let came = get_over(Loopback::new(2), &[server.url()], &server.out(), through(&proxy.to_string()), |_| ());
+        assert!(came.error().to_string().to_lowercase().contains(&wanted.to_lowercase()), "{answer:?}: {}", came.error());
+        assert!(!Path::new(&server.out()).join("file").exists());
+    }
+}
+
+/// A SOCKS5 proxy for one user, which answers with a name as its own address; what it was asked for goes into `asked`.
+async fn socks(mut stream: TcpStream, asked: Arc<Mutex<Vec<String>>>, wanted: Option<&str>) -> std::io::Result<()> {
+    let [_, count] = stream.read_u16().await?.to_be_bytes();
+    let mut methods = vec![0; usize::from(count)];
+    stream.read_exact(&mut methods).await?;
+    let Some(wanted) = wanted.map(str::as_bytes) else { return stream.write_all(&[5, 0xff]).await };
+    assert!(methods.contains(&2), "{methods:?}");
+    stream.write_all(&[5, 2]).await?;
+    let mut secret = vec![0; wanted.len()];
+    stream.read_exact(&mut secret).await?;
+    let good = secret == wanted;
+    stream.write_all(&[1, u8::from(!good)]).await?;
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).await?;
+    let host = if head[3] == 1 {
+        stream.read_u32().await.map(std::net::Ipv4Addr::from)?.to_string()
+    } else {
+        let mut name = vec![0; usize::from(stream.read_u8().await?)];
+        stream.read_exact(&mut name).await?;
+        String::from_utf8_lossy(&name).into_owned()
+    };
+    let port = stream.read_u16().await?;
+    asked.lock().unwrap().push(host.clone());
+    let Ok(mut to) = TcpStream::connect((host.replace("far.example", "127.0.0.1"), port)).await else {
+        return stream.write_all(&[5, 5, 0, 1, 0, 0, 0, 0, 0, 0]).await;
+    };
+    stream.write_all(b"\x05\x00\x00\x03\x02me\x00\x01").await?;
+    copy_bidirectional(&mut stream, &mut to).await.map(drop)
+}
+
+#[test]
+fn a_socks_proxy_carries_tls_and_plain_http_and_resolves_names() {
+    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
+    let plain = Server::start(|asked| vec![Act::Send(good(asked, asked.path.as_bytes()))]);
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let all = asked.clone();
+    let proxy = serve(move |stream| {
+        let all = all.clone();
+        async move { drop(socks(stream, all, Some("\x01\x03who\x02pw")).await) }
+    });
+    let named = format!("socks5h://who:pw@{proxy}");
+    server.comes_true(through(&named));
+    let url = format!("http://far.example:{}/plain", plain.address.port());
+    let came = get_over(Loopback::new(1), &[url], &server.out(), through(&named), |_| ());
+    assert_eq!(came.file("plain"), b"/plain", "the request is as to the server itself");
+    assert!(!plain.requests()[0].headers.contains_key("proxy-authorization"));
+    let asked = asked.lock().unwrap().clone();
+    assert!(asked.contains(&"127.0.0.1".to_owned()) && asked.contains(&"far.example".to_owned()), "{asked:?}");
+}
+
+#[test]
+fn a_socks_proxy_that_refuses_is_told() {
+    let closed = "http://127.0.0.1:9/file".to_owned();
+    let folder = tempfile::tempdir().unwrap();
+    for (user, answers, wanted) in [("who:pw@", true, "refused"), ("who:no@", true, "user or password"), ("", false, "wants a user")] {
+        let proxy = serve(move |stream| async move {
+            drop(socks(stream, Arc::default(), answers.then_some("\x01\x03who\x02pw")).await);
+        });
+        let came =
+            get_over(Loopback::new(1), std::slice::from_ref(&closed), folder.path(), through(&format!("socks5://{user}{proxy}")), |_| ());
+        assert!(came.error().to_string().contains(wanted), "{}", came.error());
+    }
+    let http = Server::start(|asked| vec![Act::Send(good(asked, b"x"))]);
+    let came = get_over(Loopback::new(1), &[closed], folder.path(), through(&format!("socks5://{}", http.address)), |_| ());
+    assert!(came.error().exit_code() > 0 && !folder.path().join("file").exists(), "{}", came.error());
+}

@@ -1,0 +1,443 @@
+//! Downloads by byte range over several links (thesis, 4.4.2): [`braid_range`]'s engine, plain HTTP servers, TCP by the segment between them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use braid_decide::midrr::LinkSet;
+use braid_model::{Bytes, Rate, Time};
+use braid_netem::{Link, Packet, Profile};
+use braid_range::{Action, Config, Engine, FileId, FileSetup, Head, LaneId, LinkSetup, RangeError, RequestId, Span};
+
+use crate::tcp::{Ack, Answer, HANDSHAKE, HANDSHAKE_WAIT, HEADERS, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
+
+/// A request's payload, and the head of an answer.
+const REQUEST: u64 = 300;
+const HEAD: u64 = 250;
+/// What is left of an answer that nobody wants is read to its end up to this size; else the connection is opened anew.
+const WORTH_READING: u64 = 32 * 1024;
+
+/// A link of a download: its ways towards the client and away from it.
+#[derive(Debug, Clone)]
+pub struct RangedLink {
+    /// Towards the client.
+    pub down: Profile,
+    /// Away from it.
+    pub up: Profile,
+    /// When its rate towards the client becomes another, in order.
+    pub changes: Vec<(Time, Rate)>,
+}
+
+/// A file to fetch.
+#[derive(Debug, Clone)]
+pub struct RangedFile {
+    /// Its size, which the first answer tells.
+    pub size: Bytes,
+    /// Its weight φ.
+    pub weight: f64,
+    /// The links it may use, its row of Π.
+    pub links: LinkSet,
+}
+
+/// Files fetched side by side from one server that speaks HTTP/1.1.
+#[derive(Debug, Clone)]
+pub struct Ranged {
+    /// The links.
+    pub links: Vec<RangedLink>,
+    /// The files.
+    pub files: Vec<RangedFile>,
+    /// What the engine is told.
+    pub config: Config,
+    /// How connections' ends behave.
+    pub tcp: TcpConfig,
+    /// Round trips until a connection can be asked: 1 for TCP, 2 with TLS 1.3.
+    pub round_trips: u32,
+    /// How long it lasts at most.
+    pub duration: Duration,
+    /// Bytes are summed up over spans of this length.
+    pub bin: Duration,
+    /// Seed of the links' losses.
+    pub seed: u64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetched {
+    /// By file and span of time: bytes that were kept.
+    pub bins: Vec<Vec<Bytes>>,
+    /// By file: when all of it was there.
+    pub ended: Vec<Option<Time>>,
+    /// By link: bytes of answers' bodies, and those of them that came twice.
+    pub moved: Vec<(Bytes, Bytes)>,
+    /// How many ranges were asked for.
+    pub requests: usize,
+}
+
+impl Fetched {
+    /// The mean rate of a file from one span of time up to another.
+    pub fn rate(&self, file: usize, bin: Duration, from: usize, to: usize) -> Rate {
+        let sum = self.bins[file][from..to].iter().fold(Bytes::ZERO, |sum, bytes| sum + *bytes);
+        sum.per(bin * (to - from) as u32)
+    }
+}
+
+/// Fetches the files.
+///
+/// # Errors
+/// Too many links or files, or a weight that is no positive number.
+pub fn fetch_ranges(ranged: &Ranged) -> Result<Fetched, RangeError> {
+    let mut engine = Engine::new(ranged.config);
+    for _ in &ranged.links {
+        engine.add_link(LinkSetup::default())?;
+    }
+    let server = engine.add_server();
+    let mut ids = Vec::new();
+    for file in &ranged.files {
+        let setup = FileSetup { weight: file.weight, links: file.links, ..FileSetup::new(vec![server]) };
+        ids.push(engine.add_file(Time::ZERO, setup)?);
+    }
+    let spans = ranged.duration.as_nanos().div_ceil(ranged.bin.as_nanos().max(1)) as usize;
+    let way = |profile: &Profile, number: usize| Link::new(profile.clone(), ranged.seed.wrapping_add(number as u64), Time::ZERO);
+    let mut world = World {
+        ranged,
+        engine,
+        ids,
+        now: Time::ZERO,
+        down: ranged.links.iter().enumerate().map(|(number, link)| way(&link.down, 2 * number)).collect(),
+        up: ranged.links.iter().enumerate().map(|(number, link)| way(&link.up, 2 * number + 1)).collect(),
+        changed: vec![0; ranged.links.len()],
+        lanes: BTreeMap::new(),
+        fetched: Fetched {
+            bins: vec![vec![Bytes::ZERO; spans]; ranged.files.len()],
+            ended: vec![None; ranged.files.len()],
+            moved: Vec::new(),
+            requests: 0,
+        },
+    };
+    world.run();
+    Ok(world.fetched)
+}
+
+/// What travels: of which lane, and of its which connection.
+#[derive(Debug)]
+struct Parcel {
+    lane: LaneId,
+    epoch: u32,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Open,
+    Opened,
+    Request(Span),
+    Data(Segment, Time),
+    Ack(Ack),
+}
+
+impl Packet for Parcel {
+    fn size(&self) -> Bytes {
+        match &self.what {
+            What::Open | What::Opened => Bytes::new(u64::from(HANDSHAKE)),
+            What::Request(_) => HEADERS + Bytes::new(REQUEST),
+            What::Data(segment, _) => HEADERS + Bytes::new(u64::from(segment.size)),
+            What::Ack(_) => HEADERS,
+        }
+    }
+}
+
+/// A lane and its connection as it is now: both ends.
+#[derive(Debug)]
+struct Lane {
+    link: usize,
+    epoch: u32,
+    /// When the handshake is repeated; `None`: the connection stands.
+    handshake: Option<Time>,
+    /// Round trips that the handshakes have taken.
+    trips: u32,
+    /// Asked for before it stands again.
+    waiting: VecDeque<Span>,
+    /// The server's end, and what it has yet to send.
+    sender: Sender,
+    backlog: u64,
+    /// The client's end: the segments' sizes, from the first that has not come in order.
+    receiver: Receiver,
+    sizes: VecDeque<u16>,
+    came: u32,
+    /// Answers in their order: whose (nobody's: read and thrown away), what is left of the head, what of the body.
+    answers: VecDeque<(Option<RequestId>, u64, u64)>,
+}
+
+struct World<'a> {
+    ranged: &'a Ranged,
+    engine: Engine,
+    ids: Vec<FileId>,
+    now: Time,
+    down: Vec<Link<Parcel>>,
+    up: Vec<Link<Parcel>>,
+    changed: Vec<usize>,
+    lanes: BTreeMap<LaneId, Lane>,
+    fetched: Fetched,
+}
+
+impl World<'_> {
+    fn run(&mut self) {
+        let end = Time::ZERO + self.ranged.duration;
+        self.act();
+        while let Some(due) = self.next_event().filter(|due| *due < end) {
+            self.now = self.now.max(due);
+            self.change();
+            for link in 0..self.ranged.links.len() {
+                while let Some(parcel) = self.up[link].pop(self.now) {
+                    self.at_server(parcel);
+                }
+                while let Some(parcel) = self.down[link].pop(self.now) {
+                    self.at_client(parcel);
+                }
+            }
+            self.timers();
+            self.act();
+            if self.fetched.ended.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        let view = |link| self.engine.link(self.now, braid_range::LinkId(link)).map(|view| (view.moved, view.twice)).unwrap_or_default();
+        self.fetched.moved = (0..self.ranged.links.len()).map(view).collect();
+    }
+
+    fn next_event(&self) -> Option<Time> {
+        let links = self.down.iter().chain(&self.up).filter_map(Link::poll_timeout);
+        let lanes = self.lanes.values().flat_map(|lane| [lane.handshake, lane.sender.deadline(), lane.receiver.deadline()]).flatten();
+        let changes = self.ranged.links.iter().zip(&self.changed).filter_map(|(link, done)| link.changes.get(*done)).map(|(at, _)| *at);
+        links.chain(lanes).chain(changes).chain(self.engine.poll_timeout()).min()
+    }
+
+    fn change(&mut self) {
+        for (number, link) in self.ranged.links.iter().enumerate() {
+            while let Some((at, rate)) = link.changes.get(self.changed[number]).filter(|(at, _)| *at <= self.now) {
+                debug_assert!(*at <= self.now);
+                self.changed[number] += 1;
+                let profile = Profile { rate: (*rate).into(), ..self.down[number].profile().clone() };
+                self.down[number].configure(self.now, profile);
+            }
+        }
+    }
+
+    fn timers(&mut self) {
+        let due = |at: Option<Time>, now: Time| at.is_some_and(|at| at <= now);
+        let ids: Vec<LaneId> = self.lanes.keys().copied().collect();
+        for id in ids {
+            let now = self.now;
+            let Some(lane) = self.lanes.get_mut(&id) else { continue };
+            if due(lane.handshake, now) {
+                self.open(id);
+                continue;
+            }
+            if due(lane.sender.deadline(), now) {
+                lane.sender.on_timeout(now);
+            }
+            if due(lane.receiver.deadline(), now)
+                && let Some(ack) = lane.receiver.take_ack()
+            {
+                let (link, epoch) = (lane.link, lane.epoch);
+                self.up[link].push(now, Parcel { lane: id, epoch, what: What::Ack(ack) });
+            }
+            self.send(id);
+        }
+    }
+
+    /// Does what the engine wants.
+    fn act(&mut self) {
+        while let Some(action) = self.engine.poll(self.now) {
+            match action {
+                Action::Connect { lane, link, .. } => {
+                    self.lanes.insert(lane, Lane::new(link.0, &self.ranged.tcp));
+                    self.open(lane);
+                }
+                Action::Ask { request, lane, file, span, .. } => self.ask(request, lane, file, span),
+                Action::Stop { request } => self.stop(request),
+                Action::Close { lane } => drop(self.lanes.remove(&lane)),
+                Action::Done { file, .. } => {
+                    if let Some(place) = self.ids.iter().position(|id| *id == file) {
+                        self.fetched.ended[place] = Some(self.now);
+                    }
+                }
+                Action::Restart { .. } | Action::GiveUp { .. } => {}
+            }
+        }
+    }
+
+    /// Sends a handshake's first packet, again if need be.
+    fn open(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.get_mut(&id) else { return };
+        lane.handshake = Some(self.now + HANDSHAKE_WAIT);
+        self.up[lane.link].push(self.now, Parcel { lane: id, epoch: lane.epoch, what: What::Open });
+    }
+
+    fn ask(&mut self, request: RequestId, id: LaneId, file: FileId, span: Option<Span>) {
+        self.fetched.requests += 1;
+        let size = self.ids.iter().position(|known| *known == file).map_or(Bytes::ZERO, |place| self.ranged.files[place].size);
+        let span = span.unwrap_or(Span::new(Bytes::ZERO, size));
+        let span = Span::new(span.start().min(size), span.end().min(size));
+        let Some(lane) = self.lanes.get_mut(&id) else { return };
+        lane.answers.push_back((Some(request), HEAD, span.len().get()));
+        if lane.handshake.is_some() {
+            lane.waiting.push_back(span);
+        } else {
+            self.up[lane.link].push(self.now, Parcel { lane: id, epoch: lane.epoch, what: What::Request(span) });
+        }
+    }
+
+    fn stop(&mut self, request: RequestId) {
+        let of = |lane: &Lane| lane.answers.iter().position(|(whose, ..)| *whose == Some(request));
+        let Some((id, place)) = self.lanes.iter().find_map(|(id, lane)| Some((*id, of(lane)?))) else { return };
+        let Some(lane) = self.lanes.get_mut(&id) else { return };
+        let (whose, _, rest) = &mut lane.answers[place];
+        if *rest <= WORTH_READING {
+            *whose = None;
+            return;
+        }
+        *lane = Lane { epoch: lane.epoch + 1, ..Lane::new(lane.link, &self.ranged.tcp) };
+        self.open(id);
+    }
+
+    fn at_server(&mut self, parcel: Parcel) {
+        let Some(lane) = self.lanes.get_mut(&parcel.lane).filter(|lane| lane.epoch == parcel.epoch) else { return };
+        match parcel.what {
+            What::Open => {
+                let opened = Parcel { lane: parcel.lane, epoch: parcel.epoch, what: What::Opened };
+                self.down[lane.link].push(self.now, opened);
+            }
+            What::Request(span) => lane.backlog += HEAD + span.len().get(),
+            What::Ack(ack) => lane.sender.on_ack(self.now, &ack),
+            What::Opened | What::Data(..) => {}
+        }
+        self.send(parcel.lane);
+    }
+
+    /// The server sends what its window lets it.
+    fn send(&mut self, id: LaneId) {
+        let Some(lane) = self.lanes.get_mut(&id) else { return };
+        loop {
+            let segment = match lane.sender.next(self.now) {
+                Sending::Again(segment) => segment,
+                Sending::Room if lane.backlog > 0 => {
+                    let size = lane.backlog.min(SEGMENT.get());
+                    lane.backlog -= size;
+                    lane.sizes.push_back(size as u16);
+                    lane.sender.send(self.now, 0, size as u16)
+                }
+                Sending::Room | Sending::Full => return,
+            };
+            self.down[lane.link].push(self.now, Parcel { lane: id, epoch: lane.epoch, what: What::Data(segment, self.now) });
+        }
+    }
+
+    fn at_client(&mut self, parcel: Parcel) {
+        let (id, epoch) = (parcel.lane, parcel.epoch);
+        let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.epoch == epoch) else { return };
+        match parcel.what {
+            What::Opened if lane.handshake.is_some() && lane.trips + 1 < self.ranged.round_trips => {
+                lane.trips += 1;
+                self.open(id);
+            }
+            What::Opened if lane.handshake.take().is_some() => {
+                let link = lane.link;
+                for span in std::mem::take(&mut lane.waiting) {
+                    self.up[link].push(self.now, Parcel { lane: id, epoch, what: What::Request(span) });
+                }
+                self.engine.on_connected(self.now, id, 1);
+            }
+            What::Data(segment, sent) => {
+                let (_, answer) = lane.receiver.on_segment(self.now, segment.number, sent);
+                let in_order = lane.receiver.in_order();
+                let mut bytes = 0;
+                while lane.came < in_order {
+                    lane.came += 1;
+                    bytes += u64::from(lane.sizes.pop_front().unwrap_or(0));
+                }
+                if answer == Answer::Now
+                    && let Some(ack) = lane.receiver.take_ack()
+                {
+                    self.up[lane.link].push(self.now, Parcel { lane: id, epoch, what: What::Ack(ack) });
+                }
+                self.read(id, epoch, bytes);
+            }
+            What::Open | What::Opened | What::Request(_) | What::Ack(_) => {}
+        }
+        self.act();
+    }
+
+    /// The client reads the next `bytes` of a connection.
+    fn read(&mut self, id: LaneId, epoch: u32, mut bytes: u64) {
+        while bytes > 0 {
+            // What the engine does about an answer may end its connection.
+            let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.epoch == epoch) else { return };
+            let Some((request, head, rest)) = lane.answers.front_mut() else { return };
+            let request = *request;
+            if *head > 0 {
+                let part = bytes.min(*head);
+                (*head, bytes) = (*head - part, bytes - part);
+                if *head == 0
+                    && let Some(request) = request
+                {
+                    let rest = *rest;
+                    self.on_head(request, rest);
+                }
+                continue;
+            }
+            let part = bytes.min(*rest);
+            (*rest, bytes) = (*rest - part, bytes - part);
+            let ended = *rest == 0;
+            if ended {
+                lane.answers.pop_front();
+            }
+            if let Some(request) = request {
+                self.on_body(request, part, ended);
+            }
+        }
+    }
+
+    fn on_head(&mut self, request: RequestId, rest: u64) {
+        let (Some(at), Some(file)) = (self.engine.place(request), self.file_of(request)) else { return };
+        let span = Span::new(at, at + Bytes::new(rest));
+        let head = Head { size: Some(self.ranged.files[file].size), span: Some(span), joinable: true };
+        self.engine.on_head(self.now, request, head);
+        self.act();
+    }
+
+    fn on_body(&mut self, request: RequestId, part: u64, ended: bool) {
+        let Some(file) = self.file_of(request) else { return };
+        let fresh = self.engine.on_data(self.now, request, Bytes::new(part));
+        let span = (self.now.as_nanos() / self.ranged.bin.as_nanos().max(1) as u64) as usize;
+        if let Some(bin) = self.fetched.bins[file].get_mut(span) {
+            *bin = fresh.iter().fold(*bin, |sum, span| sum + span.len());
+        }
+        if ended {
+            self.engine.on_end(self.now, request);
+        }
+        self.act();
+    }
+
+    fn file_of(&self, request: RequestId) -> Option<usize> {
+        let file = self.engine.file_of(request)?;
+        self.ids.iter().position(|id| *id == file)
+    }
+}
+
+impl Lane {
+    fn new(link: usize, tcp: &TcpConfig) -> Self {
+        Self {
+            link,
+            epoch: 0,
+            handshake: Some(Time::ZERO),
+            trips: 0,
+            waiting: VecDeque::new(),
+            sender: Sender::new(tcp),
+            backlog: 0,
+            receiver: Receiver::new(tcp),
+            sizes: VecDeque::new(),
+            came: 0,
+            answers: VecDeque::new(),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+// The only door to the daemon: requests, problems, and the stream of events.
+
+/** A request that failed, with the server's own words where it had any. */
+export class Failure extends Error {
+  constructor(status, title, detail) {
+    super(detail || title);
+    this.status = status;
+    this.title = title;
+  }
+}
+
+async function ask(method, path, body) {
+  const options = { method, headers: { accept: 'application/json' }, credentials: 'same-origin', cache: 'no-store' };
+  if (body !== undefined) {
+    options.headers['content-type'] = 'application/json';
+    options.body = JSON.stringify(body);
+  }
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch {
+    throw new Failure(0, 'No connection', 'Braid does not answer: is the daemon running?');
+  }
+  const text = await answer.text();
+  let value = null;
+  try {
+    value = text ? JSON.parse(text) : null;
+  } catch {
+    if (answer.ok) throw new Failure(answer.status, 'Unreadable answer', `${path} gave something that is not JSON`);
+  }
+  if (answer.ok) return value;
+  throw new Failure(answer.status, value?.title ?? answer.statusText, value?.detail ?? `${path}: HTTP status ${answer.status}`);
+}
+
+export const get = (path) => ask('GET', path);
+export const post = (path, body) => ask('POST', path, body ?? {});
+
+/** Trades a token for the session's cookie. */
+export const openSession = (token) => post('/v1/session', { token });
+
+/** The token that `braid ui` put behind `#`, taken out of the address so that no history keeps it; `null` without one. */
+export function takeToken() {
+  const found = /^#token=([A-Za-z0-9._~+/=-]+)$/.exec(location.hash);
+  if (!found) return null;
+  history.replaceState(null, '', location.pathname);
+  return decodeURIComponent(found[1]);
+}
+
+const NAMES = ['status', 'flows', 'apps', 'peers', 'note', 'sample'];
+const SILENCE_MS = 6_000;
+const LONGEST_WAIT_MS = 10_000;
+
+/** Listens to the daemon's events until the page goes: `on(name, data)` for each, `state(what, secondsToNextTry)` for the connection. */
+export class Stream {
+  constructor(on, state) {
+    this.on = on;
+    this.state = state;
+    this.wait = 500;
+    this.watch = setInterval(() => this.check(), 1000);
+    this.open();
+  }
+
+  open() {
+    clearTimeout(this.retry);
+    this.source?.close();
+    this.heard = performance.now();
+    this.source = new EventSource('/v1/events');
+    for (const name of NAMES) {
+      this.source.addEventListener(name, (message) => {
+        this.heard = performance.now();
+        if (this.wait !== 500 || !this.live) this.state('live');
+        this.live = true;
+        this.wait = 500;
+        this.on(name, JSON.parse(message.data));
+      });
+    }
+    this.source.onerror = () => this.lost();
+  }
+
+  /** The browser tells of a closed socket only; a daemon that hangs, or a laptop that slept, is noticed here. */
+  check() {
+    if (this.live && performance.now() - this.heard > SILENCE_MS) this.lost();
+  }
+
+  async lost() {
+    this.source.close();
+    clearTimeout(this.retry);
+    this.live = false;
+    const wait = this.wait;
+    this.wait = Math.min(wait * 2, LONGEST_WAIT_MS);
+    this.state('lost', wait / 1000);
+    const refused = await get('/v1/status').then(
+      () => false,
+      (failure) => failure.status === 401,
+    );
+    if (refused) this.state('refused');
+    else this.retry = setTimeout(() => this.open(), wait);
+  }
+
+  stop() {
+    clearInterval(this.watch);
+    clearTimeout(this.retry);
+    this.source.close();
+  }
+}

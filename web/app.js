@@ -1,0 +1,259 @@
+// The frame of the page: session, connection, header, navigation. Each view is a module with `mount(root)`, which gives what ends it.
+
+import { Stream, get, openSession, takeToken } from './api.js';
+import { attr, clear, field, h, icon, put, s } from './dom.js';
+import { duration, plural, rateParts, watts } from './format.js';
+import { refreshPolicy } from './policy.js';
+import { on, prependSamples, store, take, tell } from './store.js';
+import * as apps from './apps.js';
+import * as events from './events.js';
+import * as flows from './flows.js';
+import * as gains from './gains.js';
+import * as now from './now.js';
+import * as peers from './peers.js';
+import * as settings from './settings.js';
+
+const VIEWS = [
+  ['now', 'Now', now, 'M3 12h4l3-8 4 16 3-8h4'],
+  ['flows', 'Flows', flows, 'M4 7h13m0 0-4-4m4 4-4 4M20 17H7m0 0 4-4m-4 4 4 4'],
+  ['apps', 'Apps', apps, 'M4 4h6v6H4zM14 4h6v6h-6zM4 14h6v6H4zM14 14h6v6h-6z'],
+  ['peers', 'Relays', peers, 'M5 12a2 2 0 1 0 0-.01M19 6a2 2 0 1 0 0-.01M19 18a2 2 0 1 0 0-.01M7 11l10-5M7 13l10 5'],
+  ['events', 'Events', events, 'M5 6h14M5 12h14M5 18h9'],
+  ['gains', 'Gains', gains, 'M4 20V10m5.5 10V4M15 20v-7m5 7V8'],
+  [
+    'settings',
+    'Settings',
+    settings,
+    'M4 7h9m5 0h2M4 17h2m5 0h9M15.5 9.5a2.5 2.5 0 1 0 0-5 2.5 2.5 0 0 0 0 5zM8.500 19.500a2.500 2.500 0 1 0 0-5 2.500 2.500 0 0 0 0 5z',
+  ],
+];
+
+const TITLES = {
+  now: 'Now',
+  flows: 'Flows',
+  apps: 'Applications',
+  peers: 'Relays and paths',
+  events: 'Events',
+  gains: 'Gains',
+  settings: 'Settings',
+};
+
+const THEMES = [
+  ['auto', 'Like the system'],
+  ['light', 'Light'],
+  ['dark', 'Dark'],
+];
+const THEME_ICONS = {
+  auto: 'M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16',
+  light: 'M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2m0 16v2M2 12h2m16 0h2M5 5l1.500 1.500m11 11L19 19M5 19l1.500-1.500m11-11L19 5',
+  dark: 'M20 14A8 8 0 1 1 10 4a6.500 6.500 0 0 0 10 10z',
+};
+
+const main = document.getElementById('main');
+let end = null;
+
+function showView() {
+  const wanted = location.hash.replace(/^#\/?/, '').split('?')[0] || 'now';
+  const [name, , view] = VIEWS.find(([key]) => key === wanted) ?? VIEWS[0];
+  end?.();
+  clear(main);
+  main.dataset.view = name;
+  document.title = `${TITLES[name]} · Braid`;
+  for (const link of document.querySelectorAll('#nav a')) attr(link, 'aria-current', link.dataset.view === name ? 'page' : null);
+  main.append(h('h1', { class: 'hidden-visually', text: TITLES[name] }));
+  end = view.mount(main);
+  window.scrollTo(0, 0);
+}
+
+function buildNav() {
+  document.getElementById('nav').append(
+    h(
+      'ul',
+      {},
+      VIEWS.map(([name, label, , path]) =>
+        h('li', {}, h('a', { href: `#/${name}`, 'data-view': name, title: TITLES[name] }, icon(path), h('span', { text: label }))),
+      ),
+    ),
+  );
+}
+
+function logo() {
+  return s(
+    'svg',
+    { viewBox: '0 0 32 32', class: 'logo', 'aria-hidden': 'true' },
+    s('path', { d: 'M4 8c10 0 14 16 24 16', class: 'strand-a' }),
+    s('path', { d: 'M4 24C14 24 18 8 28 8', class: 'strand-b' }),
+    s('path', { d: 'M4 16h24', class: 'strand-c' }),
+  );
+}
+
+function buildHeader() {
+  const total = (arrow, label) => {
+    const [number, unit] = [h('span', { class: 'figure', text: '–' }), h('span', { class: 'unit' })];
+    const node = h(
+      'div',
+      { class: 'total' },
+      h('span', { class: 'arrow', 'aria-hidden': 'true', text: arrow }),
+      h('span', { class: 'hidden-visually', text: label }),
+      number,
+      unit,
+    );
+    return { node, show: (bps) => rateParts(bps).forEach((text, place) => put([number, unit][place], text)) };
+  };
+  const [down, up] = [total('↓', 'receiving'), total('↑', 'sending')];
+  const facts = h('p', { class: 'facts' });
+  const state = h(
+    'span',
+    { class: 'live', 'data-state': 'connecting' },
+    h('span', { class: 'lamp' }),
+    h('span', { class: 'live-text', text: 'Connecting' }),
+  );
+  const banner = h('div', { class: 'banner', role: 'alert', hidden: true });
+  document
+    .getElementById('top')
+    .append(
+      h('a', { class: 'brand', href: '#/now', 'aria-label': 'Braid, to the view Now' }, logo(), h('span', { text: 'Braid' })),
+      h('div', { class: 'totals' }, down.node, up.node),
+      facts,
+      state,
+      themeButton(),
+    );
+  document.getElementById('top').after(banner);
+  on(['samples'], () => {
+    const links = store.samples.at(-1)?.links ?? [];
+    down.show(sum(links, 'rx_bps'));
+    up.show(sum(links, 'tx_bps'));
+  });
+  on(['status', 'policy'], () => store.status && put(facts, describe(store.status)));
+  on(['connection'], () => showConnection(state, banner));
+}
+
+/** The sum of what is known; `null` where nothing is. */
+function sum(links, key) {
+  const known = links.map((link) => link[key]).filter((value) => value !== null && value !== undefined);
+  return known.length ? known.reduce((total, value) => total + value, 0) : null;
+}
+
+function describe(status) {
+  const power =
+    store.samples
+      .at(-1)
+      ?.links.map((link) => link.power_w)
+      .filter((value) => typeof value === 'number') ?? [];
+  const battery = status.battery && `${status.battery.plugged ? 'plugged in' : 'battery'} ${Math.round(status.battery.level * 100)} %`;
+  return [
+    store.policy && !store.mayChange ? 'read only' : null,
+    plural(status.flows, 'flow'),
+    status.scheduler,
+    power.length ? `links take ${watts(power.reduce((total, value) => total + value, 0))}` : null,
+    battery,
+    status.saving_power ? 'saving power' : null,
+    `up ${duration(status.uptime_ms)}`,
+  ]
+    .filter(Boolean)
+    .join('  ·  ');
+}
+
+const SAID = { connecting: 'Connecting', live: 'Live', lost: 'Offline', refused: 'Signed out' };
+
+function showConnection(state, banner) {
+  state.dataset.state = store.connection;
+  put(state.lastChild, SAID[store.connection]);
+  document.body.classList.toggle('stale', store.connection === 'lost');
+  banner.hidden = store.connection !== 'lost';
+  if (banner.hidden) clear(banner);
+  else if (!banner.firstChild) {
+    banner.append(
+      h('span', { text: 'The connection to Braid is lost; what you see is old. Trying again by itself.' }),
+      h('button', { type: 'button', class: 'quiet', text: 'Try now', onclick: () => stream.open() }),
+    );
+  }
+  if (store.connection === 'refused') signIn();
+}
+
+function themeButton() {
+  const button = h('button', { type: 'button', class: 'quiet theme' });
+  const show = () => {
+    const [name, label] = THEMES.find(([key]) => key === (localStorage.getItem('braid-theme') ?? 'auto')) ?? THEMES[0];
+    if (name === 'auto') delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = name;
+    button.replaceChildren(icon(THEME_ICONS[name]));
+    button.setAttribute('aria-label', `Colours: ${label.toLowerCase()}. Change.`);
+    button.title = `Colours: ${label.toLowerCase()}`;
+    tell('theme');
+  };
+  button.addEventListener('click', () => {
+    const names = THEMES.map(([key]) => key);
+    localStorage.setItem('braid-theme', names[(names.indexOf(localStorage.getItem('braid-theme') ?? 'auto') + 1) % names.length]);
+    show();
+  });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => tell('theme'));
+  show();
+  return button;
+}
+
+let stream;
+
+function signIn(problem) {
+  end?.();
+  end = null;
+  clear(main);
+  const token = h('input', { type: 'password', autocomplete: 'off', required: true });
+  const form = h(
+    'form',
+    { class: 'card narrow' },
+    h('h2', { text: 'Sign in' }),
+    h('p', { text: 'This page needs Braid’s token. “braid ui” on the machine itself opens the page with it.' }),
+    field('Token', token),
+    problem && h('p', { class: 'problem', role: 'alert', text: problem }),
+    h('button', { class: 'primary', text: 'Sign in' }),
+  );
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    openSession(token.value.trim()).then(
+      () => location.reload(),
+      (failure) => signIn(failure.message),
+    );
+  });
+  main.append(form);
+  token.focus();
+}
+
+async function start() {
+  buildNav();
+  buildHeader();
+  document.querySelector('.skip').addEventListener('click', (event) => {
+    event.preventDefault();
+    main.focus();
+  });
+  const token = takeToken();
+  if (token) {
+    const problem = await openSession(token).then(
+      () => null,
+      (failure) => failure.message,
+    );
+    if (problem) return signIn(problem);
+  }
+  on(['connection'], () => {
+    if (store.connection !== 'live') return;
+    get('/v1/history?resolution=1s').then(
+      (answer) => prependSamples(answer.samples),
+      () => {},
+    );
+    refreshPolicy().catch(() => {});
+  });
+  on(['notes'], () => {
+    const { kind, level } = store.notes.at(-1);
+    if (level === 'warning') put(document.getElementById('announce'), store.notes.at(-1).text);
+    if (kind === 'config') refreshPolicy().catch(() => {});
+  });
+  stream = new Stream(take, (state, seconds) => {
+    store.connection = state;
+    store.retryIn = seconds ?? null;
+    tell('connection');
+  });
+  addEventListener('hashchange', showView);
+  showView();
+}
+
+start();

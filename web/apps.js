@@ -1,0 +1,183 @@
+// The view Applications: what was learnt of programs, and what the user chose for them.
+
+import { attr, empty, h, keyed, put, s } from './dom.js';
+import { NONE, bytes, count, duration, joules, percent, plural, rate, tail } from './format.js';
+import { ruleOf, ruleWords } from './policy.js';
+import { edit } from './rules.js';
+import { on, store } from './store.js';
+
+const SHOWN = 300;
+const [WIDE, HIGH] = [120, 28];
+
+export function mount(root) {
+  const search = h('input', {
+    type: 'search',
+    placeholder: 'Filter: program, class…',
+    'aria-label': 'Filter applications',
+    spellcheck: 'false',
+  });
+  const said = h('p', { class: 'said' });
+  const list = h('div', { class: 'apps', role: 'list' });
+  const none = h('div', {});
+  root.append(h('div', { class: 'tools' }, search, said), list, none);
+  const show = () => {
+    const all = grouped();
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = all.filter((app) => words.every((word) => `${app.application} ${app.name} ${app.class}`.toLowerCase().includes(word)));
+    keyed(list, found.slice(0, SHOWN), (app) => app.application, card);
+    put(said, found.length > SHOWN ? `${SHOWN} of ${count(found.length)}: filter to see others` : plural(found.length, 'application'));
+    none.replaceChildren(
+      ...(found.length
+        ? []
+        : [
+            empty(
+              all.length ? 'No application fits the filter' : 'Nothing was learnt yet',
+              all.length ? null : 'After its first connections a program shows here, with what it usually moves.',
+            ),
+          ]),
+    );
+  };
+  search.addEventListener('input', show);
+  show();
+  return on(['apps', 'policy', 'flows'], show);
+}
+
+/** One entry a program, its ports within, busiest first. */
+function grouped() {
+  const found = new Map();
+  for (const app of store.apps) {
+    const group = found.get(app.application) ?? {
+      application: app.application,
+      name: app.name,
+      ports: [],
+      flows: 0,
+      samples: 0,
+      energy_j: app.energy_j,
+    };
+    group.ports.push(app);
+    group.flows += app.flows;
+    group.samples += app.samples;
+    found.set(app.application, group);
+  }
+  for (const group of found.values()) {
+    group.ports.sort((a, b) => b.samples - a.samples);
+    Object.assign(group, {
+      class: group.ports[0].class,
+      class_source: group.ports[0].class_source,
+      demand_bytes: group.ports[0].demand_bytes,
+    });
+  }
+  return [...found.values()].sort((a, b) => b.flows - a.flows || b.samples - a.samples || (a.application < b.application ? -1 : 1));
+}
+
+const SOURCES = { user: 'your choice', executable: 'known program', port: 'by port', pattern: 'by behaviour' };
+
+function card(first) {
+  let app = first;
+  const [kind, demand, energy, down, up, flows] = Array.from({ length: 6 }, () => h('dd'));
+  const choice = h('p', { class: 'choice' });
+  const spark = sparkline();
+  const name = h('h2', { class: 'app-name', text: tail(first.application) });
+  const button = h('button', {
+    type: 'button',
+    text: 'Choose…',
+    'aria-label': `Choose for ${tail(first.application)}`,
+    onclick: () => edit(app.application, app.name, learnt(app)),
+  });
+  const node = h(
+    'article',
+    { class: 'card app', role: 'listitem', 'data-app': first.application },
+    h('div', { class: 'app-head' }, name, h('p', { class: 'path', title: first.application, text: first.application }), choice),
+    h('div', { class: 'app-spark' }, spark.node),
+    h(
+      'dl',
+      { class: 'app-facts' },
+      [
+        ['Class', kind],
+        ['Usual flow', demand],
+        ['Receiving', down],
+        ['Sending', up],
+        ['Flows', flows],
+        ['Energy', energy],
+      ].map(([label, value]) => h('div', { class: 'fact' }, h('dt', { text: label }), value)),
+    ),
+    button,
+  );
+  const show = (now) => {
+    app = now;
+    const rates = store.appRates.get(app.application);
+    put(kind, app.class);
+    attr(kind, 'title', SOURCES[app.class_source]);
+    put(demand, bytes(app.demand_bytes));
+    put(flows, count(app.flows));
+    put(energy, joules(app.energy_j));
+    put(down, rates ? rate(rates.down.at(-1)) : app.flows ? NONE : rate(0));
+    put(up, rates ? rate(rates.up.at(-1)) : app.flows ? NONE : rate(0));
+    spark.show(rates?.down ?? [], app);
+    const at = ruleOf(app.application, app.name);
+    put(choice, at < 0 ? 'Braid chooses' : `Your rule: ${ruleWords(store.policy.apps[at])}`);
+    choice.classList.toggle('own', at >= 0);
+  };
+  return { node, show };
+}
+
+function sparkline() {
+  const area = s('path', { class: 'spark-area' });
+  const path = s('path', { class: 'spark-line' });
+  const node = s('svg', { viewBox: `0 0 ${WIDE} ${HIGH}`, class: 'spark', preserveAspectRatio: 'none', role: 'img' }, area, path);
+  return {
+    node,
+    show: (values, app) => {
+      const peak = Math.max(...values, 1);
+      const step = WIDE / 149;
+      const points = values.map(
+        (value, at) => `${(WIDE - (values.length - 1 - at) * step).toFixed(1)},${(HIGH - 1 - (value / peak) * (HIGH - 3)).toFixed(1)}`,
+      );
+      const line = points.length > 1 ? `M${points.join('L')}` : '';
+      attr(path, 'd', line);
+      attr(area, 'd', line && `${line}V${HIGH}H${points[0].split(',')[0]}Z`);
+      attr(
+        node,
+        'aria-label',
+        values.length
+          ? `Received in the last minutes by ${tail(app.application)}: at most ${rate(peak === 1 ? 0 : peak)}`
+          : 'Nothing received',
+      );
+    },
+  };
+}
+
+/** What was learnt, by destination port. */
+function learnt(app) {
+  const row = (item) =>
+    h(
+      'tr',
+      {},
+      h('th', { scope: 'row', text: item.port === null ? 'any' : String(item.port) }),
+      h('td', { class: 'num', text: bytes(item.demand_bytes) }),
+      h('td', { class: 'num', text: percent(item.confidence, 0) }),
+      h('td', { class: 'num', text: count(item.samples) }),
+      h('td', { class: 'num', text: rate(item.rate_down_bps) }),
+      h('td', { class: 'num', text: rate(item.rate_up_bps) }),
+      h('td', { class: 'num', text: item.age_ms === null ? NONE : `${duration(item.age_ms)} ago` }),
+    );
+  const heads = ['Port', 'Usual flow', 'Sure', 'Learnt from', 'Receives', 'Sends', 'Last'];
+  return h(
+    'div',
+    { class: 'scroll-x', tabindex: '0', role: 'region', 'aria-label': 'What was learnt' },
+    h(
+      'table',
+      { class: 'plain' },
+      h(
+        'thead',
+        {},
+        h(
+          'tr',
+          {},
+          heads.map((text, place) => h('th', { scope: 'col', class: place ? 'num' : null, text })),
+        ),
+      ),
+      h('tbody', {}, app.ports.slice(0, 20).map(row)),
+    ),
+  );
+}

@@ -1,0 +1,193 @@
+// Dialogs, and the one way a setting changes: preview in plain words with the file's lines, apply, undo.
+
+import { post } from './api.js';
+import { fresh, h } from './dom.js';
+import { store } from './store.js';
+import { refreshPolicy } from './policy.js';
+
+/** Opens a dialog with a title and a close button; gives it. It leaves the page when closed, and the focus returns to where it was. */
+export function dialog(title, content, props = {}) {
+  const id = fresh('dialog');
+  const box = h(
+    'dialog',
+    { 'aria-labelledby': id, class: props.class },
+    h(
+      'header',
+      {},
+      h('h2', { id, text: title }),
+      h('button', { type: 'button', class: 'quiet close', 'aria-label': 'Close', text: '×', onclick: () => box.close() }),
+    ),
+    h('div', { class: 'dialog-body' }, content),
+  );
+  box.addEventListener('close', () => box.remove());
+  box.addEventListener('pointerdown', (event) => event.target === box && box.close());
+  document.body.append(box);
+  box.showModal();
+  return box;
+}
+
+/** Says something shortly; a failure stays until it is closed. */
+export function toast(text, failed = false, action = null) {
+  const close = () => node.remove();
+  const node = h(
+    'div',
+    { class: failed ? 'toast failed' : 'toast' },
+    h('p', { text }),
+    action &&
+      h('button', {
+        type: 'button',
+        class: 'quiet',
+        text: action[0],
+        onclick: () => {
+          close();
+          action[1]();
+        },
+      }),
+    h('button', { type: 'button', class: 'quiet close', 'aria-label': 'Dismiss', text: '×', onclick: close }),
+  );
+  document.getElementById('toasts').append(node);
+  if (!failed) setTimeout(close, action ? 15_000 : 6_000);
+}
+
+/** Whether this session may change anything; says why not otherwise. */
+export function mayChange() {
+  const reason = !store.config
+    ? 'The configuration cannot be read, so nothing can be changed from here.'
+    : !store.mayChange
+      ? 'You may look, but not change: this session reads only.'
+      : store.config.writable
+        ? null
+        : `Braid cannot write ${store.config.path ?? 'its configuration'}, so nothing can be changed from here.`;
+  if (reason) toast(reason, true);
+  return !reason;
+}
+
+/** Shows what `edits` would do; applies them when told to. Resolves to whether they were applied. */
+export async function propose(edits) {
+  if (!mayChange()) return false;
+  const before = store.config;
+  let plan;
+  try {
+    plan = await post('/v1/config/preview', { revision: before.revision, edits });
+  } catch (failure) {
+    return refused(failure);
+  }
+  if (plan.text === before.text) {
+    toast('Nothing to change: it is so already.');
+    return false;
+  }
+  return new Promise((resolve) => {
+    let applied = false;
+    const apply = h('button', {
+      type: 'button',
+      class: 'primary',
+      text: 'Apply',
+      onclick: async () => {
+        apply.disabled = true;
+        applied = await send(before.revision, edits);
+        box.close();
+      },
+    });
+    const box = dialog(
+      'Apply this change?',
+      [
+        h(
+          'ul',
+          { class: 'changes' },
+          plan.changes.map((text) => h('li', { text })),
+        ),
+        plan.warnings.length
+          ? h(
+              'ul',
+              { class: 'warnings' },
+              plan.warnings.map((text) => h('li', { text })),
+            )
+          : null,
+        h('h3', { text: store.config.path ? `In ${store.config.path}` : 'In the configuration' }),
+        showDiff(before.text, plan.text),
+        h('div', { class: 'row-actions end' }, h('button', { type: 'button', text: 'Cancel', onclick: () => box.close() }), apply),
+      ],
+      { class: 'preview' },
+    );
+    box.addEventListener('close', () => resolve(applied));
+    apply.focus();
+  });
+}
+
+async function send(revision, edits) {
+  try {
+    const done = await post('/v1/config', { revision, edits });
+    await refreshPolicy();
+    toast(done.changes.length === 1 ? `Applied: ${done.changes[0]}` : `${done.changes.length} changes applied`, false, ['Undo', undo]);
+    return true;
+  } catch (failure) {
+    return refused(failure);
+  }
+}
+
+/** Takes the last applied change back. */
+export async function undo() {
+  try {
+    await post('/v1/config/undo');
+    await refreshPolicy();
+    toast('The last change is undone');
+  } catch (failure) {
+    refused(failure);
+  }
+}
+
+function refused(failure) {
+  if (failure.status === 409) {
+    refreshPolicy().catch(() => {});
+    toast('The configuration was changed elsewhere meanwhile; it was read again. Look, and try once more.', true);
+  } else toast(failure.message, true);
+  return false;
+}
+
+const CONTEXT = 3;
+
+/** The lines that differ with some around them, as `diff -u` shows them. */
+export function showDiff(before, after) {
+  const lines = diff(before.split('\n'), after.split('\n'));
+  const near = lines.map((_, at) => lines.slice(Math.max(at - CONTEXT, 0), at + CONTEXT + 1).some(([mark]) => mark !== ' '));
+  const rows = [];
+  lines.forEach(([mark, text], at) => {
+    if (near[at])
+      rows.push(
+        h(
+          'div',
+          { class: `line ${{ '+': 'added', '-': 'taken', ' ': 'kept' }[mark]}` },
+          h('span', { class: 'mark', text: mark }),
+          text || ' ',
+        ),
+      );
+    else if (near[at - 1]) rows.push(h('div', { class: 'line gap', text: '⋯' }));
+  });
+  return h('div', { class: 'diff', tabindex: '0', role: 'region', 'aria-label': 'Lines of the configuration that change' }, rows);
+}
+
+/** `[mark, line]` for the shortest way from one text to the other; equal ends are set aside first. */
+function diff(a, b) {
+  let start = 0;
+  while (start < a.length && start < b.length && a[start] === b[start]) start += 1;
+  let end = 0;
+  while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end += 1;
+  const [x, y] = [a.slice(start, a.length - end), b.slice(start, b.length - end)];
+  const table = Array.from({ length: x.length + 1 }, () => new Uint32Array(y.length + 1));
+  for (let i = x.length - 1; i >= 0; i -= 1) {
+    for (let j = y.length - 1; j >= 0; j -= 1) {
+      table[i][j] = x[i] === y[j] ? table[i + 1][j + 1] + 1 : Math.max(table[i + 1][j], table[i][j + 1]);
+    }
+  }
+  const found = a.slice(0, start).map((text) => [' ', text]);
+  let [i, j] = [0, 0];
+  while (i < x.length || j < y.length) {
+    if (i < x.length && j < y.length && x[i] === y[j]) {
+      found.push([' ', x[i]]);
+      i += 1;
+      j += 1;
+    } else if (i < x.length && (j === y.length || table[i + 1][j] >= table[i][j + 1])) found.push(['-', x[i++]]);
+    else found.push(['+', y[j++]]);
+  }
+  return [...found, ...a.slice(a.length - end).map((text) => [' ', text])];
+}

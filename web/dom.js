@@ -1,0 +1,99 @@
+// Making and changing the page. Text from outside enters only as text nodes and attributes: no markup is ever parsed.
+
+const SVG = 'http://www.w3.org/2000/svg';
+
+/** An element: `props` holds attributes, `class`, `text`, and listeners as `onclick`; children are nodes, texts, or nothing. */
+export function h(tag, props = {}, ...children) {
+  return fill(document.createElement(tag), props, children);
+}
+
+/** The same in SVG. */
+export function s(tag, props = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), props, children);
+}
+
+function fill(node, props, children) {
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === 'text') node.textContent = value;
+    else if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
+    else if (name === 'value' || name === 'checked' || name === 'selected') node[name] = value;
+    else if (value === true) node.setAttribute(name, '');
+    else node.setAttribute(name === 'className' ? 'class' : name, value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+/** Writes a text only if it is another one, so that nothing is laid out for nothing. */
+export function put(node, text) {
+  const value = String(text);
+  if (node.textContent !== value) node.textContent = value;
+}
+
+/** Sets or takes away an attribute, only if it changes. */
+export function attr(node, name, value) {
+  if (value === null || value === undefined || value === false) {
+    if (node.hasAttribute(name)) node.removeAttribute(name);
+  } else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, String(value));
+}
+
+/** Makes the children of `parent` those of `items`, one node a key, which lives as long as its key. `make(item)` gives `{node, show(item)}`. */
+export function keyed(parent, items, key, make) {
+  const old = parent.parts ?? (parent.parts = new Map());
+  const now = new Map();
+  let place = parent.firstChild;
+  for (const item of items) {
+    const name = key(item);
+    if (now.has(name)) continue;
+    const part = old.get(name) ?? make(item);
+    part.show?.(item);
+    now.set(name, part);
+    if (part.node === place) place = place.nextSibling;
+    else parent.insertBefore(part.node, place);
+  }
+  parent.parts = now;
+  for (const [name, part] of old) if (now.get(name) !== part) part.node.remove();
+}
+
+export function clear(node) {
+  node.replaceChildren();
+  node.parts = undefined;
+}
+
+let serial = 0;
+
+/** An id that no other element has. */
+export function fresh(word) {
+  serial += 1;
+  return `${word}-${serial}`;
+}
+
+/** A control with its label, and a hint below where there is one. */
+export function field(label, control, hint) {
+  control.id ||= fresh('field');
+  const note = hint && h('span', { class: 'hint', id: `${control.id}-hint`, text: hint });
+  if (note) control.setAttribute('aria-describedby', note.id);
+  return h('div', { class: 'field' }, h('label', { for: control.id, text: label }), control, note);
+}
+
+/** A `<select>` of `[value, label]` pairs. */
+export function select(options, value, props = {}) {
+  const node = h(
+    'select',
+    props,
+    options.map(([key, label]) => h('option', { value: key, text: label })),
+  );
+  node.value = value;
+  return node;
+}
+
+/** One of the page's own icons: paths of a 24 px grid. */
+export function icon(path) {
+  return s('svg', { viewBox: '0 0 24 24', class: 'icon', 'aria-hidden': 'true' }, s('path', { d: path }));
+}
+
+/** What says that there is nothing to show, and why. */
+export function empty(title, text) {
+  return h('div', { class: 'empty' }, h('p', { class: 'empty-title', text: title }), text && h('p', { text }));
+}

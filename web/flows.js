@@ -1,0 +1,246 @@
+// The view Flows: every live connection and exchange of datagrams.
+
+import { post } from './api.js';
+import { edit } from './rules.js';
+import { dialog, toast } from './change.js';
+import { attr, clear, h, put, select } from './dom.js';
+import { NONE, bytes, count, duration, plural, rate, rtt, tail } from './format.js';
+import { Table } from './table.js';
+import { accent, on, store } from './store.js';
+
+const age = (flow) => (flow.born === null ? null : performance.now() - flow.born);
+const both = (flow) => (flow.down === null && flow.up === null ? null : (flow.down ?? 0) + (flow.up ?? 0));
+const linksOf = (flow) => (flow.by_link?.length ? flow.by_link.map((item) => item.link) : [flow.link]);
+
+const COLUMNS = [
+  {
+    key: 'app',
+    label: 'Application',
+    sort: (flow) => tail(flow.application).toLowerCase(),
+    cell: (flow, node) => {
+      put(node, tail(flow.application));
+      attr(node, 'title', flow.application);
+    },
+  },
+  { key: 'remote', label: 'Destination', sort: (flow) => flow.remote, text: (flow) => flow.remote },
+  { key: 'link', label: 'Link', sort: (flow) => linksOf(flow).join(' '), cell: linkCell },
+  { key: 'down', label: 'Receiving', num: true, sort: (flow) => flow.down, text: (flow) => rate(flow.down) },
+  { key: 'up', label: 'Sending', num: true, sort: (flow) => flow.up, text: (flow) => rate(flow.up) },
+  {
+    key: 'moved',
+    label: 'Moved',
+    num: true,
+    sort: (flow) => (flow.rx_bytes === null && flow.tx_bytes === null ? null : flow.rx_bytes + flow.tx_bytes),
+    text: (flow) => (flow.rx_bytes === null && flow.tx_bytes === null ? NONE : bytes(flow.rx_bytes + flow.tx_bytes)),
+  },
+  { key: 'rtt', label: 'Round trip', num: true, sort: (flow) => flow.rtt_us, text: (flow) => rtt(flow.rtt_us) },
+  { key: 'class', label: 'Class', sort: (flow) => flow.class, text: (flow) => flow.class ?? NONE },
+  {
+    key: 'carry',
+    label: 'Carried',
+    sort: (flow) => flow.carry + (flow.peer ?? ''),
+    text: (flow) => (flow.peer ? `${flow.carry}, ${flow.peer}` : flow.carry),
+  },
+  { key: 'age', label: 'Age', num: true, sort: age, text: (flow) => duration(age(flow)) },
+];
+
+function linkCell(flow, node) {
+  const names = linksOf(flow);
+  const text = names.join('\u0000');
+  if (node.shown === text) return;
+  node.shown = text;
+  node.replaceChildren(...names.map((name) => h('span', { class: `tag link-${accent(name)}` }, h('span', { class: 'swatch' }), name)));
+}
+
+export function mount(root) {
+  const search = h('input', {
+    type: 'search',
+    placeholder: 'Filter: program, address, link…',
+    'aria-label': 'Filter flows',
+    spellcheck: 'false',
+  });
+  const link = select([['', 'All links']], '', { 'aria-label': 'Link' });
+  const carry = select(
+    [
+      ['', 'Any carriage'],
+      ['direct', 'Direct'],
+      ['bond', 'Over several links'],
+    ],
+    '',
+    { 'aria-label': 'How carried' },
+  );
+  const said = h('p', { class: 'said' });
+  const none = h('p', { class: 'no-rows', hidden: true });
+  const table = new Table({ label: 'Flows', columns: COLUMNS, key: (flow) => flow.id, open: openFlow, sort: { key: 'down', down: true } });
+  table.node.classList.add('flows');
+  root.append(h('div', { class: 'tools' }, search, link, carry, said), h('div', { class: 'card flush' }, table.node, none));
+  const show = () => {
+    const all = [...store.flows.values()];
+    const test = passes(search.value, link.value, carry.value);
+    const rows = all.filter(test);
+    table.show(rows);
+    put(said, rows.length === all.length ? plural(all.length, 'flow') : `${count(rows.length)} of ${plural(all.length, 'flow')}`);
+    none.hidden = rows.length > 0;
+    put(none, all.length ? 'No flow fits the filter.' : 'No flow lives now. As soon as a program connects, it shows here.');
+  };
+  const showLinks = () => {
+    const names = (store.status?.links ?? []).map((item) => item.name);
+    if (link.names === names.join('\u0000')) return;
+    link.names = names.join('\u0000');
+    const chosen = link.value;
+    link.replaceChildren(h('option', { value: '', text: 'All links' }), ...names.map((name) => h('option', { value: name, text: name })));
+    link.value = names.includes(chosen) ? chosen : '';
+  };
+  for (const [node, name] of [
+    [search, 'input'],
+    [link, 'change'],
+    [carry, 'change'],
+  ]) {
+    node.addEventListener(name, () => {
+      table.reorder();
+      show();
+    });
+  }
+  showLinks();
+  show();
+  const ends = [on(['flows'], show), on(['status'], showLinks), () => table.end()];
+  return () => ends.forEach((end) => end());
+}
+
+/** All words must occur in what the row says of itself. */
+function passes(text, link, carry) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  return (flow) =>
+    (!link || linksOf(flow).includes(link)) &&
+    (!carry || (carry === 'direct') === (flow.carry === 'direct')) &&
+    (!words.length || words.every((word) => told(flow).includes(word)));
+}
+
+const told = (flow) =>
+  `${flow.application} ${flow.name ?? ''} ${flow.remote} ${flow.protocol} ${linksOf(flow).join(' ')} ${flow.class ?? ''} ${
+    flow.carry
+  } ${flow.peer ?? ''} ${flow.pid ?? ''}`.toLowerCase();
+
+function openFlow(flow) {
+  const why = h('div', { class: 'why' }, h('p', { class: 'hint', text: 'Asking why…' }));
+  const facts = [
+    ['Program', flow.application],
+    ['Process', [flow.name, flow.pid && `number ${flow.pid}`].filter(Boolean).join(', ') || NONE],
+    ['From', flow.local ?? NONE],
+    ['To', flow.remote],
+    ['Protocol', flow.protocol.toUpperCase()],
+    ['Link', linksOf(flow).join(', ')],
+    ['Carried', flow.peer ? `${flow.carry}, by ${flow.peer}` : flow.carry],
+    ['Scheduler', flow.scheduler],
+    ['Received', bytes(flow.rx_bytes)],
+    ['Sent', bytes(flow.tx_bytes)],
+    ['Expected to move', bytes(flow.demand_bytes)],
+    ['Sent again', flow.retransmissions === null || flow.retransmissions === undefined ? NONE : plural(flow.retransmissions, 'segment')],
+    ['Rule', flow.rule ? `the ${ordinal(flow.rule)} of the rules` : 'none matched'],
+  ];
+  const actions = h(
+    'div',
+    { class: 'row-actions' },
+    h('button', {
+      type: 'button',
+      text: 'Choose for this program…',
+      onclick: () => {
+        box.close();
+        edit(flow.application, flow.name);
+      },
+    }),
+  );
+  const box = dialog(`${tail(flow.application)} → ${flow.remote}`, [
+    h(
+      'dl',
+      { class: 'facts-list' },
+      facts.map(([name, text]) => [h('dt', { text: name }), h('dd', { text })]),
+    ),
+    flow.by_link?.length ? shares(flow) : null,
+    h('h3', { text: 'Why this link' }),
+    why,
+    actions,
+    flow.carry !== 'direct' ? moveForm(flow) : null,
+  ]);
+  post('/v1/explain', { flow: flow.id }).then(
+    (answer) => explain(why, answer),
+    (failure) => put(why, failure.message),
+  );
+}
+
+const ordinal = (place) => ['first', 'second', 'third'][place - 1] ?? `${place}th`;
+
+function shares(flow) {
+  const all = flow.by_link.reduce((sum, item) => sum + item.rx_bytes + item.tx_bytes, 0) || 1;
+  return h(
+    'div',
+    { class: 'shares' },
+    flow.by_link.map((item) => {
+      const bar = h('span', { class: 'bar' });
+      bar.style.width = `${((item.rx_bytes + item.tx_bytes) / all) * 100}%`;
+      return h(
+        'div',
+        { class: `share link-${accent(item.link)}` },
+        h('span', { text: item.link }),
+        h('span', { class: 'track' }, bar),
+        h('span', { class: 'num', text: bytes(item.rx_bytes + item.tx_bytes) }),
+      );
+    }),
+  );
+}
+
+function explain(why, answer) {
+  clear(why);
+  why.append(h('p', { text: answer.reason }));
+  if (!answer.candidates?.length) return;
+  const row = (item) =>
+    h(
+      'tr',
+      {},
+      h('th', { scope: 'row', text: item.link }),
+      h('td', { class: 'num', text: rate(item.capacity_bps) }),
+      h('td', { class: 'num', text: bytes(item.load_bytes) }),
+      h('td', { class: 'num', text: item.finish_us === null ? NONE : `${(item.finish_us / 1e6).toFixed(2)} s` }),
+      h('td', { text: item.allowed ? (item.link === answer.link ? 'chosen' : '') : (item.reason ?? 'not allowed') }),
+    );
+  why.append(
+    h(
+      'div',
+      { class: 'scroll-x', tabindex: '0', role: 'region', 'aria-label': 'Links considered' },
+      h(
+        'table',
+        { class: 'plain' },
+        h(
+          'thead',
+          {},
+          h(
+            'tr',
+            {},
+            ['Link', 'Capacity', 'Load', 'Would end in', ''].map((text, place) =>
+              text ? h('th', { scope: 'col', class: place && place < 4 ? 'num' : null, text }) : h('td'),
+            ),
+          ),
+        ),
+        h('tbody', {}, answer.candidates.map(row)),
+      ),
+    ),
+  );
+}
+
+/** A flow that a relay carries may be put on another link while it runs. */
+function moveForm(flow) {
+  const to = select([['', 'All links'], ...(store.status?.links ?? []).map((link) => [link.name, link.name])], '', {
+    'aria-label': 'Carry over',
+  });
+  const button = h('button', {
+    type: 'button',
+    text: 'Move',
+    onclick: () => {
+      post('/v1/move', { what: String(flow.id), to: to.value || null }).then(
+        (answer) => toast(answer.message),
+        (failure) => toast(failure.message, true),
+      );
+    },
+  });
+  return h('div', { class: 'row-actions' }, h('span', { text: 'Carry it over' }), to, button);
+}

@@ -1,0 +1,202 @@
+// The view Now: what every link does at this moment, and did lately.
+
+import { get } from './api.js';
+import { Chart } from './chart.js';
+import { attr, empty, h, keyed, put } from './dom.js';
+import { NONE, bytes, count, joules, loss, number, rate, rateParts, rtt, state, watts } from './format.js';
+import { accent, now, on, store } from './store.js';
+
+const RANGES = [
+  ['5 min', 300e3, '1s', 1e3],
+  ['1 h', 3600e3, '10s', 10e3],
+  ['24 h', 86400e3, '5m', 300e3],
+  ['30 d', 30 * 86400e3, '1h', 3600e3],
+];
+
+export function mount(root) {
+  const chart = new Chart('Throughput of each link over time');
+  let range = RANGES[0];
+  let old = [];
+  const draw = () => {
+    const [, span, , step] = range;
+    const samples = range === RANGES[0] ? store.samples : old;
+    const to = samples.at(-1)?.at_ms ?? now();
+    chart.show(samples, to - span, to, step);
+  };
+  const load = () =>
+    range !== RANGES[0] &&
+    get(`/v1/history?resolution=${range[2]}&since_ms=${now() - range[1]}`).then(
+      (answer) => {
+        old = answer.samples;
+        draw();
+      },
+      () => {},
+    );
+  const buttons = RANGES.map((item) =>
+    h('button', {
+      type: 'button',
+      text: item[0],
+      'aria-pressed': String(item === range),
+      onclick: () => {
+        range = item;
+        old = [];
+        buttons.forEach((button, place) => attr(button, 'aria-pressed', String(RANGES[place] === range)));
+        draw();
+        load();
+      },
+    }),
+  );
+  const links = h('div', { class: 'links' });
+  const warnings = h('ul', { class: 'warnings', hidden: true });
+  root.append(
+    warnings,
+    h(
+      'section',
+      { class: 'card', 'aria-labelledby': 'throughput' },
+      h(
+        'div',
+        { class: 'card-head' },
+        h('h2', { id: 'throughput', text: 'Throughput' }),
+        h('p', { class: 'legend', text: 'received above the line, sent below' }),
+        h('div', { class: 'segmented', role: 'group', 'aria-label': 'Span of time' }, buttons),
+      ),
+      chart.node,
+    ),
+    h('section', { 'aria-labelledby': 'links-title' }, h('h2', { id: 'links-title', class: 'section-title', text: 'Links' }), links),
+  );
+  const showLinks = () => {
+    const found = store.status?.links ?? [];
+    keyed(
+      links,
+      found.length ? found : [null],
+      (link) => link?.name ?? '',
+      (link) => (link ? card(link) : nothing()),
+    );
+    const said = store.status?.warnings ?? [];
+    warnings.hidden = !said.length;
+    keyed(
+      warnings,
+      said,
+      (text) => text,
+      (text) => ({ node: h('li', { text }) }),
+    );
+  };
+  draw();
+  showLinks();
+  const timer = setInterval(load, 10_000);
+  const ends = [
+    on(['samples'], () => range === RANGES[0] && draw()),
+    on(['status'], showLinks),
+    () => clearInterval(timer),
+    () => chart.end(),
+  ];
+  return () => ends.forEach((end) => end());
+}
+
+function nothing() {
+  return {
+    node: empty(
+      store.status ? 'No links' : 'Waiting for Braid',
+      store.status ? 'No interface of this machine has a default route.' : 'The first figures come within a second.',
+    ),
+  };
+}
+
+const KINDS = { wired: 'Wired', wireless: 'Wi-Fi', cellular: 'Cellular', vpn: 'VPN', virtual: 'Virtual' };
+
+function fact(label, title) {
+  const value = h('dd', { text: NONE });
+  return { node: h('div', { class: 'fact', title }, h('dt', { text: label }), value), value };
+}
+
+function gauge(arrow, word) {
+  const [figure, unit, of] = [h('span', { class: 'figure' }), h('span', { class: 'unit' }), h('span', { class: 'of' })];
+  const bar = h('span', { class: 'bar' });
+  const node = h(
+    'div',
+    { class: 'gauge' },
+    h(
+      'p',
+      {},
+      h('span', { class: 'arrow', 'aria-hidden': 'true', text: arrow }),
+      h('span', { class: 'hidden-visually', text: word }),
+      figure,
+      unit,
+      of,
+    ),
+    h('div', { class: 'track' }, bar),
+  );
+  return {
+    node,
+    show: (bps, capacity) => {
+      const [text, word] = rateParts(bps);
+      put(figure, text);
+      put(unit, word);
+      put(of, capacity ? `of ${rate(capacity)}` : 'capacity not known yet');
+      bar.style.width = `${capacity && bps ? Math.min((bps / capacity) * 100, 100) : 0}%`;
+    },
+  };
+}
+
+function card(first) {
+  const [down, up] = [gauge('↓', 'receives'), gauge('↑', 'sends')];
+  const facts = {
+    rtt: fact('Round trip'),
+    loss: fact('Loss', 'Share of segments sent again'),
+    cost: fact('Cost', 'Money for a gigabyte'),
+    flows: fact('Flows'),
+    power: fact('Power', 'What its traffic takes now, beyond idling'),
+    energy: fact('Energy', 'Taken by its traffic since Braid started'),
+    received: fact('Received', 'Since Braid started'),
+    sent: fact('Sent', 'Since Braid started'),
+  };
+  const [pill, reason] = [h('span', { class: 'pill' }), h('p', { class: 'reason' })];
+  const allowance = h(
+    'div',
+    { class: 'allowance', hidden: true },
+    h('span', { class: 'track' }, h('span', { class: 'bar' })),
+    h('span', { class: 'hint' }),
+  );
+  const node = h(
+    'article',
+    { class: `card link link-${accent(first.name)}`, 'aria-label': `Link ${first.name}`, 'data-link': first.name },
+    h(
+      'div',
+      { class: 'link-head' },
+      h('h3', { text: first.name }),
+      h('span', { class: 'kind', text: KINDS[first.kind] ?? first.kind }),
+      pill,
+    ),
+    reason,
+    h('div', { class: 'gauges' }, down.node, up.node),
+    h(
+      'dl',
+      { class: 'fact-grid' },
+      Object.values(facts).map((item) => item.node),
+    ),
+    allowance,
+  );
+  const show = (link) => {
+    const sample = store.samples.at(-1)?.links.find((item) => item.name === link.name);
+    const [word, tone] = state(link.state);
+    put(pill, word);
+    attr(pill, 'data-tone', tone);
+    put(reason, link.reason ?? '');
+    down.show(link.rate_down_bps ?? sample?.rx_bps, link.capacity_down_bps);
+    up.show(link.rate_up_bps ?? sample?.tx_bps, link.capacity_up_bps);
+    put(facts.rtt.value, rtt(link.rtt_us));
+    put(facts.loss.value, loss(link.loss));
+    put(facts.cost.value, link.cost_per_gb === null || link.cost_per_gb === undefined ? NONE : `${number(link.cost_per_gb)} / GB`);
+    put(facts.power.value, watts(sample?.power_w));
+    put(facts.energy.value, joules(link.energy_j));
+    put(facts.flows.value, count(link.flows));
+    put(facts.received.value, bytes(link.rx_bytes));
+    put(facts.sent.value, bytes(link.tx_bytes));
+    allowance.hidden = !link.cap_bytes;
+    if (link.cap_bytes) {
+      allowance.firstChild.firstChild.style.width = `${Math.min(((link.used_bytes ?? 0) / link.cap_bytes) * 100, 100)}%`;
+      put(allowance.lastChild, `${bytes(link.used_bytes)} of ${bytes(link.cap_bytes)} this month`);
+    }
+  };
+  return { node, show };
+}

@@ -1,0 +1,53 @@
+// What the policy says, in a shape that forms can show.
+
+import { get } from './api.js';
+import { store, tell } from './store.js';
+
+/** Asks again for the policy, the configuration, and what this session may do. */
+export async function refreshPolicy() {
+  const optional = (path) => get(path).catch(() => null);
+  const [policy, config, session] = await Promise.all([get('/v1/policy'), optional('/v1/config'), optional('/v1/session')]);
+  Object.assign(store, { policy, config, mayChange: session?.may_change ?? false });
+  tell('policy');
+}
+
+/** `exe = "/usr/bin/curl", port = 443` as `{exe: '/usr/bin/curl', port: 443}`; `null` where it reads otherwise. */
+export function readConditions(text) {
+  const found = {};
+  const entry = /\s*([a-z_]+)\s*=\s*("(?:[^"\\]|\\.)*"|-?\d+|true|false)\s*(,|$)/y;
+  while (entry.lastIndex < text.length) {
+    const match = entry.exec(text);
+    if (!match) return null;
+    try {
+      found[match[1]] = JSON.parse(match[2]);
+    } catch {
+      return null;
+    }
+    if (match[3] === '') break;
+  }
+  return found;
+}
+
+/** The place of the rule for just this program; -1 without one. */
+export function ruleOf(application, name) {
+  return (store.policy?.apps ?? []).findIndex(({ matches }) => {
+    const conditions = readConditions(matches);
+    if (!conditions || Object.keys(conditions).length !== 1) return false;
+    return conditions.exe === application || (!application.startsWith('/') && conditions.name === (name ?? application));
+  });
+}
+
+const CARRIES = { direct: 'over one link each', bond: 'over several links at once', duplicate: 'each packet over several links' };
+
+/** What a rule asks for, in plain words. */
+export function ruleWords(rule) {
+  const words = [];
+  if (rule.links) words.push(`only ${rule.links.join(', ')}`);
+  if (rule.prefer.length) words.push(`rather ${rule.prefer.join(', ')}`);
+  if (CARRIES[rule.carry]) words.push(CARRIES[rule.carry]);
+  if (rule.relay) words.push(`by ${rule.relay}`);
+  if (rule.class) words.push(`as ${rule.class}`);
+  if (rule.affinity) words.push(rule.affinity === 'none' ? 'flows spread freely' : `one link for each ${rule.affinity}`);
+  if (rule.weight !== 1) words.push(`weight ${rule.weight}`);
+  return words.join('; ') || 'nothing special';
+}

@@ -1,0 +1,374 @@
+// The view Settings. Each form leads to one preview; nothing changes before it is applied there.
+
+import { propose, mayChange, dialog, undo } from './change.js';
+import { attr, empty, field, h, keyed, put, select } from './dom.js';
+import { NONE, state } from './format.js';
+import { joinForm, leave } from './peers.js';
+import { readConditions, ruleWords } from './policy.js';
+import { editRule } from './rules.js';
+import { accent, on, store } from './store.js';
+import { tradeoff } from './tradeoff.js';
+
+const SCHEDULERS = [
+  ['max-throughput', 'Fastest', 'Each flow goes where it ends soonest'],
+  ['operetta', 'Thrifty', 'The cheapest link that still keeps up, in energy and money'],
+  ['weighted-round-robin', 'By capacity', 'Links take turns in proportion to their capacity'],
+  ['round-robin', 'Turn by turn', 'Each link in its turn, whatever its speed'],
+  ['rtt-share', 'By round trip', 'Quicker links get more flows'],
+  ['handover', 'Hand over', 'All on the quickest link, left only for a clearly better one'],
+  ['only-one', 'One link', 'The system’s own choice; Braid only watches'],
+];
+
+export function mount(root) {
+  const parts = [schedulers(), tradeoff(), links(), rules(), relays(), file()];
+  root.append(
+    h(
+      'div',
+      { class: 'settings' },
+      parts.map((part) => part.node),
+    ),
+  );
+  const show = () => parts.forEach((part) => part.show());
+  show();
+  const off = on(['policy', 'status', 'peers'], show);
+  return () => {
+    off();
+    parts.forEach((part) => part.end?.());
+  };
+}
+
+function schedulers() {
+  const items = SCHEDULERS.map(([value, label, hint]) => {
+    const radio = h('input', { type: 'radio', name: 'scheduler', value });
+    return [
+      radio,
+      h('label', { class: 'radio' }, radio, h('span', {}, h('b', { text: label }), h('small', { text: hint }), h('code', { text: value }))),
+    ];
+  });
+  const button = h('button', {
+    type: 'button',
+    class: 'primary',
+    text: 'Preview…',
+    disabled: true,
+    onclick: async () => {
+      const { value } = chosen();
+      if (!(await propose([{ op: 'set', path: ['scheduler'], value }]))) reset();
+    },
+  });
+  const chosen = () => items.find(([radio]) => radio.checked)?.[0] ?? {};
+  let now = null;
+  const reset = () =>
+    items.forEach(([radio]) => {
+      radio.checked = radio.value === now;
+    }) ?? mark();
+  const mark = () => {
+    button.disabled = !chosen().value || chosen().value === now;
+  };
+  items.forEach(([radio]) => radio.addEventListener('change', mark));
+  const node = h(
+    'section',
+    { class: 'card', 'aria-labelledby': 'set-scheduler' },
+    h('h2', { id: 'set-scheduler', text: 'How links are chosen' }),
+    h(
+      'div',
+      { class: 'radios schedulers', role: 'radiogroup', 'aria-labelledby': 'set-scheduler' },
+      items.map(([, label]) => label),
+    ),
+    h('div', { class: 'row-actions end' }, button),
+  );
+  return {
+    node,
+    show: () => {
+      const current = store.policy?.scheduler ?? store.status?.scheduler ?? null;
+      if (current === now) return;
+      now = current;
+      reset();
+      mark();
+    },
+  };
+}
+
+const ROLES = [
+  ['normal', 'In use'],
+  ['backup', 'Backup'],
+  ['excluded', 'Never used'],
+];
+
+function links() {
+  const list = h('div', { class: 'link-settings' });
+  const node = h('section', { class: 'card', 'aria-labelledby': 'set-links' }, h('h2', { id: 'set-links', text: 'Links' }), list);
+  return {
+    node,
+    show: () => {
+      const found = store.status?.links ?? [];
+      keyed(
+        list,
+        found.length ? found : [null],
+        (link) => link?.name ?? '',
+        (link) => (link ? linkRow(link) : { node: empty('No links') }),
+      );
+    },
+  };
+}
+
+const entryOf = (name) => store.policy?.links.find((entry) => entry.devices.includes(name)) ?? {};
+
+function linkRow(first) {
+  const [summary, pill] = [h('span', { class: 'choice' }), h('span', { class: 'pill' })];
+  const node = h(
+    'div',
+    { class: `link-setting link-${accent(first.name)}`, 'data-link': first.name },
+    h('span', { class: 'swatch' }),
+    h('b', { text: first.name }),
+    pill,
+    summary,
+    h('button', {
+      type: 'button',
+      text: 'Change…',
+      'aria-label': `Change link ${first.name}`,
+      onclick: () => mayChange() && editLink(first.name),
+    }),
+  );
+  return {
+    node,
+    show: (link) => {
+      const entry = entryOf(link.name);
+      const [word, tone] = state(link.state);
+      put(pill, word);
+      attr(pill, 'data-tone', tone);
+      const role = ROLES.find(([key]) => key === (link.role ?? entry.role))?.[1] ?? NONE;
+      put(
+        summary,
+        [
+          role,
+          entry.priority ? `priority ${entry.priority}` : null,
+          entry.metered ? 'metered' : null,
+          entry.cap_bytes ? `${amount(entry.cap_bytes)} a month` : null,
+          entry.cost_per_gb ? `${entry.cost_per_gb} / GB` : null,
+        ]
+          .filter(Boolean)
+          .join(' · '),
+      );
+    },
+  };
+}
+
+/** An amount of data as the configuration writes it. */
+function amount(bytes) {
+  for (const [unit, size] of [
+    ['TB', 1e12],
+    ['GB', 1e9],
+    ['MB', 1e6],
+    ['kB', 1e3],
+  ]) {
+    if (bytes >= size && Number.isInteger((bytes / size) * 1000)) return `${bytes / size} ${unit}`;
+  }
+  return `${bytes} B`;
+}
+
+function editLink(name) {
+  const entry = { role: 'normal', priority: 0, metered: false, cap_bytes: null, reset_day: null, cost_per_gb: null, ...entryOf(name) };
+  const text = (value, props) =>
+    h('input', { value: value === null || value === undefined ? '' : String(value), spellcheck: 'false', ...props });
+  const inputs = {
+    role: select(ROLES, entry.role),
+    priority: text(entry.priority, { type: 'number', min: '0', max: '255', step: '1' }),
+    metered: h('input', { type: 'checkbox', checked: entry.metered }),
+    cap: text(entry.cap_bytes ? amount(entry.cap_bytes) : '', { placeholder: '10 GB' }),
+    reset_day: text(entry.reset_day, { type: 'number', min: '1', max: '31', step: '1', placeholder: '1' }),
+    cost_per_gb: text(entry.cost_per_gb, { type: 'number', min: '0', step: 'any', placeholder: 'free' }),
+  };
+  const form = h(
+    'form',
+    {},
+    h(
+      'div',
+      { class: 'form-grid' },
+      field('Role', inputs.role, 'A backup is used while no other link lives'),
+      field('Priority', inputs.priority, '0 is used first'),
+      field('Monthly allowance', inputs.cap, 'Empty: none'),
+      field('Counted anew on day', inputs.reset_day),
+      field('Cost of a gigabyte', inputs.cost_per_gb, 'In any one unit of money'),
+    ),
+    h('label', { class: 'check' }, inputs.metered, 'Count its traffic (metered)'),
+    h(
+      'div',
+      { class: 'row-actions end' },
+      h('button', { type: 'button', text: 'Cancel', onclick: () => box.close() }),
+      h('button', { class: 'primary', text: 'Preview…' }),
+    ),
+  );
+  const box = dialog(`Link ${name}`, form);
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    box.close();
+    propose([linkEdit(name, entry, inputs)]);
+  });
+}
+
+function linkEdit(name, entry, inputs) {
+  const number = (input) => (input.value.trim() === '' ? null : Number(input.value));
+  const wanted = {
+    role: inputs.role.value,
+    priority: number(inputs.priority) ?? 0,
+    metered: inputs.metered.checked,
+    cap: inputs.cap.value.trim() || null,
+    reset_day: number(inputs.reset_day),
+    cost_per_gb: number(inputs.cost_per_gb),
+  };
+  const had = { ...entry, cap: entry.cap_bytes ? amount(entry.cap_bytes) : null };
+  const [set, unset] = [{}, []];
+  for (const [key, value] of Object.entries(wanted)) {
+    if (value === (had[key] ?? null)) continue;
+    if (value === null) unset.push(key);
+    else set[key] = value;
+  }
+  return unset.length ? { op: 'link', name, set, unset } : { op: 'link', name, set };
+}
+
+function rules() {
+  const list = h('ol', { class: 'rules' });
+  const none = h('p', { class: 'hint', text: 'No rules: Braid chooses for every program. Rules are also made under Apps.' });
+  const node = h(
+    'section',
+    { class: 'card', 'aria-labelledby': 'set-rules' },
+    h(
+      'div',
+      { class: 'card-head' },
+      h('h2', { id: 'set-rules', text: 'Rules' }),
+      h('p', { class: 'legend', text: 'the first that fits decides' }),
+      h('button', { type: 'button', text: 'Add a rule…', onclick: () => mayChange() && editRule(-1) }),
+    ),
+    list,
+    none,
+  );
+  return {
+    node,
+    show: () => {
+      const found = (store.policy?.apps ?? []).map((rule, index) => ({ rule, index, last: index === store.policy.apps.length - 1 }));
+      none.hidden = found.length > 0;
+      keyed(list, found, (item) => `${item.index} ${item.last} ${JSON.stringify(item.rule)}`, ruleRow);
+    },
+  };
+}
+
+function ruleRow({ rule, index, last }) {
+  const move = (to, arrow, word) =>
+    h('button', {
+      type: 'button',
+      class: 'quiet',
+      text: arrow,
+      'aria-label': `Move rule ${index + 1} ${word}`,
+      disabled: to < 0 || (last && to > index),
+      onclick: () => propose([{ op: 'app-move', index, to }]),
+    });
+  const conditions = readConditions(rule.matches);
+  const words = conditions
+    ? Object.entries(conditions).map(([key, value]) => [h('span', { class: 'cond', text: key }), ` ${value} `])
+    : rule.matches;
+  return {
+    node: h(
+      'li',
+      { class: 'rule' },
+      h('span', { class: 'rule-number', text: String(index + 1) }),
+      h(
+        'span',
+        { class: 'rule-text' },
+        h('span', { class: 'rule-match' }, words),
+        h('span', { class: 'rule-words', text: ruleWords(rule) }),
+      ),
+      h(
+        'span',
+        { class: 'rule-actions' },
+        move(index - 1, '↑', 'up'),
+        move(index + 1, '↓', 'down'),
+        h('button', {
+          type: 'button',
+          text: 'Edit…',
+          'aria-label': `Edit rule ${index + 1}`,
+          onclick: () => mayChange() && editRule(index),
+        }),
+      ),
+    ),
+  };
+}
+
+function relays() {
+  const list = h('div', { class: 'link-settings' });
+  const form = joinForm();
+  form.classList.remove('card');
+  const node = h('section', { class: 'card', 'aria-labelledby': 'set-relays' }, h('h2', { id: 'set-relays', text: 'Relays' }), list, form);
+  return {
+    node,
+    show: () =>
+      keyed(
+        list,
+        store.peers,
+        (peer) => peer.name,
+        (peer) => {
+          const pill = h('span', { class: 'pill' });
+          return {
+            node: h(
+              'div',
+              { class: 'link-setting' },
+              h('b', { text: peer.name }),
+              pill,
+              h('span', { class: 'choice', text: peer.address }),
+              h('button', {
+                type: 'button',
+                class: 'danger',
+                text: peer.kind === 'server' ? 'Forget…' : 'Leave…',
+                'aria-label': `Leave ${peer.name}`,
+                onclick: () => leave(peer.name, peer.kind),
+              }),
+            ),
+            show: (now) => {
+              const [word, tone] = state(now.state);
+              put(pill, word);
+              attr(pill, 'data-tone', tone);
+            },
+          };
+        },
+      ),
+  };
+}
+
+function file() {
+  const said = h('p', {});
+  const back = h('button', { type: 'button', text: 'Undo the last change', onclick: undo });
+  const look = h('button', {
+    type: 'button',
+    text: 'Show the file',
+    onclick: () =>
+      dialog(
+        'Configuration',
+        store.config.text.trim()
+          ? h('pre', { class: 'code-block', tabindex: '0', text: store.config.text })
+          : empty('The file is empty', 'Defaults are in force.'),
+        { class: 'wide' },
+      ),
+  });
+  const node = h(
+    'section',
+    { class: 'card', 'aria-labelledby': 'set-file' },
+    h('h2', { id: 'set-file', text: 'Configuration file' }),
+    said,
+    h('div', { class: 'row-actions' }, back, look),
+  );
+  return {
+    node,
+    show: () => {
+      const { config } = store;
+      back.disabled = !config?.can_undo || !store.mayChange;
+      look.disabled = !config;
+      put(
+        said,
+        !config
+          ? 'The configuration cannot be read.'
+          : `${config.path ?? 'No file: the defaults are in force, and the first change makes one'}${
+              store.mayChange ? (config.writable ? '' : '. Braid cannot write it.') : '. This session may look, but not change.'
+            }`,
+      );
+    },
+  };
+}

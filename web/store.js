@@ -1,0 +1,143 @@
+// What the page knows of the daemon. Views read it and are told what changed; nobody else writes it.
+
+const SAMPLES = 330;
+const NOTES = 1_000;
+const APP_HISTORY = 150;
+
+export const store = {
+  status: null,
+  flows: new Map(),
+  apps: [],
+  peers: [],
+  notes: [],
+  samples: [],
+  /** Rates of the last minutes by application, newest last: `{down: [bit/s], up: [bit/s]}`. */
+  appRates: new Map(),
+  policy: null,
+  config: null,
+  /** Whether this session may change anything. */
+  mayChange: false,
+  connection: 'connecting',
+  retryIn: null,
+};
+
+const listeners = new Map();
+
+/** Calls `listener` after every change of one of `names`; gives what ends that. */
+export function on(names, listener) {
+  for (const name of names) listeners.set(name, (listeners.get(name) ?? new Set()).add(listener));
+  return () => names.forEach((name) => listeners.get(name).delete(listener));
+}
+
+export function tell(name) {
+  for (const listener of [...(listeners.get(name) ?? [])]) listener(name);
+}
+
+/** The newest moment the daemon spoke of, in Unix milliseconds: the page's clock, whatever this device's says. */
+export const now = () => store.samples.at(-1)?.at_ms ?? Date.now();
+
+/** Takes one event of the stream. */
+export function take(name, data) {
+  if (name === 'flows') takeFlows(data);
+  else if (name === 'note') takeNote(data);
+  else if (name === 'sample') takeSample(data);
+  else store[name] = data;
+  if (name === 'status') nameLinks(data.links);
+  tell(name === 'note' ? 'notes' : name === 'sample' ? 'samples' : name);
+}
+
+let lastTick = null;
+
+function takeFlows({ full, put: rows, gone }) {
+  const at = performance.now();
+  const seconds = lastTick === null ? null : Math.max((at - lastTick) / 1000, 0.2);
+  lastTick = at;
+  // A daemon that was started anew may give old numbers to new flows.
+  const old = full ? new Map() : store.flows;
+  if (full) store.flows = new Map();
+  const moved = new Set();
+  for (const row of rows) {
+    const before = old.get(row.id);
+    row.down = speed(row.rx_bytes, before?.rx_bytes, seconds, before?.down);
+    row.up = speed(row.tx_bytes, before?.tx_bytes, seconds, before?.up);
+    row.born = row.age_ms === null || row.age_ms === undefined ? null : (before?.born ?? at - row.age_ms);
+    store.flows.set(row.id, row);
+    moved.add(row.id);
+  }
+  for (const id of gone ?? []) store.flows.delete(id);
+  for (const flow of store.flows.values()) {
+    if (moved.has(flow.id)) continue;
+    if (flow.down) flow.down = flow.down < 500 ? 0 : flow.down / 2;
+    if (flow.up) flow.up = flow.up < 500 ? 0 : flow.up / 2;
+  }
+  sumApps();
+}
+
+/** Bits per second since the last tick, smoothed over two; `null` while only one count is known. */
+function speed(bytes, before, seconds, smooth) {
+  if (bytes === null || bytes === undefined || before === null || before === undefined || seconds === null) return null;
+  const raw = (Math.max(bytes - before, 0) * 8) / seconds;
+  return smooth === null || smooth === undefined ? raw : (raw + smooth) / 2;
+}
+
+function sumApps() {
+  const sums = new Map();
+  for (const flow of store.flows.values()) {
+    const sum = sums.get(flow.application) ?? { down: 0, up: 0 };
+    sum.down += flow.down ?? 0;
+    sum.up += flow.up ?? 0;
+    sums.set(flow.application, sum);
+  }
+  for (const [name, sum] of sums) {
+    if (!store.appRates.has(name)) store.appRates.set(name, { down: [], up: [] });
+    push(store.appRates.get(name), sum);
+  }
+  for (const [name, rates] of store.appRates) {
+    if (sums.has(name)) continue;
+    push(rates, { down: 0, up: 0 });
+    if (rates.down.every((value) => value === 0)) store.appRates.delete(name);
+  }
+}
+
+function push(rates, sum) {
+  rates.down.push(sum.down);
+  rates.up.push(sum.up);
+  if (rates.down.length > APP_HISTORY) {
+    rates.down.shift();
+    rates.up.shift();
+  }
+}
+
+function takeNote(note) {
+  if (store.notes.some((known) => known.id === note.id && known.at_ms === note.at_ms)) return;
+  store.notes.push(note);
+  if (store.notes.length > NOTES) store.notes.splice(0, store.notes.length - NOTES);
+}
+
+function takeSample(sample) {
+  if (sample.at_ms <= (store.samples.at(-1)?.at_ms ?? 0)) return;
+  store.samples.push(sample);
+  if (store.samples.length > SAMPLES) store.samples.splice(0, store.samples.length - SAMPLES);
+}
+
+/** Puts what the daemon remembers before what was heard since. */
+export function prependSamples(samples) {
+  const first = store.samples[0]?.at_ms ?? Infinity;
+  store.samples = [...samples.filter((sample) => sample.at_ms < first), ...store.samples].slice(-SAMPLES);
+  tell('samples');
+}
+
+/** The number of colours that links are told apart by. */
+export const ACCENTS = 8;
+
+const accents = new Map();
+
+function nameLinks(links) {
+  for (const link of links) if (!accents.has(link.name)) accents.set(link.name, accents.size);
+}
+
+/** A link's colour: the same one while the page lives, in the order of the devices' numbers. */
+export function accent(name) {
+  if (!accents.has(name)) accents.set(name, accents.size);
+  return accents.get(name) % ACCENTS;
+}

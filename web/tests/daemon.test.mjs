@@ -1,0 +1,121 @@
+// The page and the living daemon together: what a user does, in a lab. Needs root and BRAID, the program; see `make test-ui`.
+
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { after, before, test } from 'node:test';
+import { launch, openPage } from './browser.mjs';
+import { LINKS, startLab, until } from './lab.mjs';
+
+const { BRAID } = process.env;
+const skip = BRAID ? false : 'BRAID names no program';
+
+let browser;
+let lab;
+before(async () => {
+  if (skip) return;
+  lab = await startLab(BRAID);
+  browser = await launch();
+});
+after(async () => {
+  await browser?.close();
+  await lab?.stop();
+});
+
+const go = async (page, view) => {
+  await page.locator(`#nav a[data-view="${view}"]`).click();
+  await page.locator(`main[data-view="${view}"]`).waitFor();
+};
+
+const apply = (page) => page.getByRole('button', { name: 'Apply', exact: true }).click();
+const linkOfRow = (page, filter) =>
+  page.locator('.rows .tr:not([hidden])').filter({ hasText: filter }).locator('.c-link').allTextContents();
+
+for (const [width, height] of [
+  [1440, 900],
+  [360, 740],
+]) {
+  test(`sees links and flows, at ${width} px`, { skip }, async () => {
+    const flows = Array.from({ length: 6 }, () => lab.download());
+    const page = await openPage(browser, lab.url, { width, height });
+    for (const name of LINKS) await page.locator(`.link[data-link="${name}"]`).getByText('Up', { exact: true }).waitFor();
+    await go(page, 'flows');
+    await until('flows of curl', async () => (await linkOfRow(page, 'curl')).length >= 6);
+    await page.waitForFunction(() =>
+      [...document.querySelectorAll('.rows .c-down')].some((cell) => /[1-9].* [kM]bit/.test(cell.textContent)),
+    );
+    flows.forEach((flow) => flow.kill());
+    assert.deepEqual(page.problems, []);
+    await page.context().close();
+  });
+}
+
+test('pins an application to a link, new flows obey, and it is undone', { skip }, async () => {
+  const first = lab.download();
+  const page = await openPage(browser, `${lab.url}/#/flows`);
+  await until('the first flow', async () => (await linkOfRow(page, 'curl')).length > 0);
+  await page.locator('.rows .tr:not([hidden])').filter({ hasText: 'curl' }).first().click();
+  await page.getByRole('button', { name: 'Choose for this program…' }).click();
+  await page.getByText('Only these').click();
+  await page.locator('.checks').getByText('lab2').click();
+  await page.locator('dialog').getByRole('button', { name: 'Preview…' }).click();
+  await page.locator('.line.added').getByText('links = ["lab2"]').waitFor();
+  await apply(page);
+  await page.getByRole('button', { name: 'Undo', exact: true }).waitFor();
+  assert.match(readFileSync(lab.config, 'utf8'), /name = "lab0" {3}# kept[\s\S]*links = \["lab2"\]/);
+  first.kill();
+  await until('the first flow to end', async () => (await linkOfRow(page, 'curl')).length === 0);
+  const later = [lab.download(), lab.download(), lab.download()];
+  await until('three new flows', async () => (await linkOfRow(page, 'curl')).length === 3);
+  assert.deepEqual(await linkOfRow(page, 'curl'), ['lab2', 'lab2', 'lab2']);
+  await page.getByRole('button', { name: 'Undo', exact: true }).click();
+  await page.getByText('The last change is undone').waitFor();
+  assert.doesNotMatch(readFileSync(lab.config, 'utf8'), /lab2"\]/);
+  later.forEach((flow) => flow.kill());
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test('drags α', { skip }, async () => {
+  const page = await openPage(browser, `${lab.url}/#/settings`);
+  const slider = page.getByLabel('What throughput is worth');
+  await slider.scrollIntoViewIfNeeded();
+  await page.getByLabel('α follows').selectOption('fixed');
+  const box = await slider.boundingBox();
+  await page.mouse.move(box.x + box.width - 8, box.y + box.height / 2);
+  await page.mouse.down();
+  await page.mouse.move(box.x + box.width / 2, box.y + box.height / 2, { steps: 5 });
+  assert.match(await slider.getAttribute('aria-valuetext'), /^50 %: /);
+  await page.mouse.up();
+  await page.getByRole('region', { name: 'Speed against energy' }).getByRole('button', { name: 'Preview…' }).click();
+  await apply(page);
+  await page.locator('.facts').getByText('operetta').waitFor();
+  assert.match(readFileSync(lab.config, 'utf8'), /scheduler = "operetta"[\s\S]*utility = 0\.5/);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test('joins a relay', { skip }, async () => {
+  const page = await openPage(browser, `${lab.url}/#/peers`);
+  await page.getByLabel('Invitation').fill(lab.invitation());
+  await page.getByLabel('Call it').fill('lab');
+  await page.getByRole('button', { name: 'Join' }).click();
+  await page.locator('[data-peer="lab"]').getByText('Good').nth(2).waitFor({ timeout: 60_000 });
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test('a link is cut and its event is read', { skip }, async () => {
+  const flows = Array.from({ length: 6 }, () => lab.download());
+  const page = await openPage(browser, lab.url);
+  await page.locator('.link[data-link="lab1"]').getByText('Up', { exact: true }).waitFor();
+  lab.cut('lab1');
+  await page
+    .locator('.link[data-link="lab1"]')
+    .getByText(/^(Down|Dead)$/)
+    .waitFor({ timeout: 60_000 });
+  await go(page, 'events');
+  await page.locator('.note-text').filter({ hasText: 'lab1' }).first().waitFor();
+  flows.forEach((flow) => flow.kill());
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});

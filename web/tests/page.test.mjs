@@ -1,0 +1,482 @@
+// What a person does with the page, in a real browser against the mock.
+
+import assert from 'node:assert/strict';
+import { gzipSync } from 'node:zlib';
+import { readFile, readdir } from 'node:fs/promises';
+import { after, before, describe, test } from 'node:test';
+import { createRequire } from 'node:module';
+import { join } from 'node:path';
+import { launch, openPage } from './browser.mjs';
+import { startMock } from './mock.mjs';
+
+const WEB = join(import.meta.dirname, '..');
+const AXE = createRequire(import.meta.url).resolve('axe-core/axe.min.js');
+const VIEWS = ['now', 'flows', 'apps', 'peers', 'events', 'gains', 'settings'];
+
+let browser;
+before(async () => {
+  browser = await launch();
+});
+after(() => browser.close());
+
+/** Runs `body(page, mock)` on a page of its own; no error of the page may be left. */
+async function visit(options, body) {
+  const mock = await startMock(options);
+  const page = await openPage(browser, mock.url + (options.path ?? ''), options);
+  try {
+    await body(page, mock);
+    assert.deepEqual(
+      page.problems.filter((text) => !options.expected?.test(text)),
+      [],
+    );
+  } finally {
+    await page.context().close();
+    await mock.stop();
+  }
+}
+
+const go = async (page, view) => {
+  await page.locator(`#nav a[data-view="${view}"]`).click();
+  await page.locator(`main[data-view="${view}"]`).waitFor();
+};
+
+const apply = (page) => page.getByRole('button', { name: 'Apply', exact: true }).click();
+
+describe('what a user does', () => {
+  test('sees three links and live flows', () =>
+    visit({}, async (page) => {
+      await page.locator('.link').nth(2).waitFor();
+      assert.deepEqual(await page.locator('.link h3').allTextContents(), ['eth0', 'wlan0', 'wwan0']);
+      assert.match(await page.locator('.link').first().innerText(), /Mbit\/s[\s\S]*of 48\.0 Mbit\/s[\s\S]*11\.8 ms/);
+      const total = page.locator('.total .figure').first();
+      const first = await total.textContent();
+      await page.waitForFunction((text) => document.querySelector('.total .figure').textContent !== text, first);
+      await go(page, 'flows');
+      await page.locator('.rows .tr:not([hidden])').first().waitFor();
+      await page.getByLabel('Filter flows').fill('firefox wlan0');
+      await page.waitForFunction(() => /^\d+ of 42 flows$/.test(document.querySelector('.said').textContent));
+      const rows = await page.locator('.rows .tr:not([hidden])').allInnerTexts();
+      assert.ok(rows.length > 0 && rows.every((row) => /firefox[\s\S]*wlan0/.test(row)), rows.join());
+    }));
+
+  test('sorts flows and asks why one has its link', () =>
+    visit({ live: false }, async (page) => {
+      await go(page, 'flows');
+      await page.getByRole('button', { name: 'Application' }).click();
+      const names = await page
+        .locator('.rows .tr:not([hidden])')
+        .evaluateAll((rows) =>
+          rows
+            .sort((a, b) => a.getAttribute('aria-rowindex') - b.getAttribute('aria-rowindex'))
+            .map((row) => row.firstChild.textContent.toLowerCase()),
+        );
+      assert.deepEqual(names, [...names].sort());
+      assert.equal(await page.locator('[role=columnheader]').first().getAttribute('aria-sort'), 'ascending');
+      await page.locator('.rows .tr:not([hidden])').first().click();
+      await page.getByText('eth0 would end it first').waitFor();
+    }));
+
+  test('pins an application to a link, sees new flows obey, and undoes it', () =>
+    visit({}, async (page, mock) => {
+      await go(page, 'apps');
+      await page.getByRole('button', { name: 'Choose for curl' }).click();
+      await page.getByText('Only these').click();
+      await page.locator('.checks').getByText('wwan0').click();
+      await page.getByRole('button', { name: 'Preview…' }).click();
+      await page.locator('.changes').getByText('/usr/bin/curl').waitFor();
+      assert.match(
+        (await page.locator('.line.added').allInnerTexts()).join('\n'),
+        /match = \{ exe = "\/usr\/bin\/curl" \}[\s\S]*links = \["wwan0"\]/,
+      );
+      assert.equal(mock.config.past.length, 0, 'a preview changes nothing');
+      await apply(page);
+      await page.locator('[data-app="/usr/bin/curl"] .choice.own').getByText('Your rule: only wwan0').waitFor();
+      const newest = mock.nextFlow;
+      let flow;
+      for (let tries = 0; tries < 500 && flow?.application !== '/usr/bin/curl'; tries += 1) flow = mock.openFlow();
+      assert.ok(flow.id >= newest && flow.link === 'wwan0');
+      await page.getByRole('button', { name: 'Choose for curl' }).click();
+      await page.locator('.checks').getByText('wwan0').click();
+      await page.getByRole('button', { name: 'Preview…' }).click();
+      assert.equal(
+        await page
+          .locator('.checks input')
+          .first()
+          .evaluate((box) => box.validationMessage),
+        'Choose at least one link, or “Any link”.',
+      );
+      await page.keyboard.press('Escape');
+      await page.getByRole('button', { name: 'Undo', exact: true }).click();
+      await page.locator('[data-app="/usr/bin/curl"] .choice').getByText('Braid chooses').waitFor();
+      assert.equal(mock.config.model.apps.length, 2);
+    }));
+
+  test('drags α and sees throughput and power before letting go', () =>
+    visit({ live: false }, async (page, mock) => {
+      await go(page, 'settings');
+      const slider = page.getByLabel('What throughput is worth');
+      const speed = page.locator('.tradeoff-facts dd').first();
+      await page.waitForFunction(() => document.querySelector('.tradeoff-facts dd').textContent === '77.4 Mbit/s');
+      await slider.scrollIntoViewIfNeeded();
+      const box = await slider.boundingBox();
+      await page.mouse.move(box.x + box.width * 0.6, box.y + box.height / 2);
+      await page.mouse.down();
+      await page.mouse.move(box.x + 4, box.y + box.height / 2, { steps: 8 });
+      assert.equal(await speed.textContent(), '48.0 Mbit/s', 'told while the button is still down');
+      await page.mouse.up();
+      assert.equal(mock.posted.length, 0, 'nothing was sent');
+      await page.getByRole('region', { name: 'Speed against energy' }).getByRole('button', { name: 'Preview…' }).click();
+      await page.locator('.changes').getByText('utility: 0.6 becomes 0').waitFor();
+      await apply(page);
+      await page.locator('.facts').getByText('operetta').waitFor();
+      assert.equal(mock.config.model.utility, 0);
+    }));
+
+  test('changes the scheduler, a link and the order of rules', () =>
+    visit({ live: false }, async (page, mock) => {
+      await go(page, 'settings');
+      await page.getByText('Turn by turn').click();
+      await page.getByRole('region', { name: 'How links are chosen' }).getByRole('button', { name: 'Preview…' }).click();
+      await apply(page);
+      await page.getByText('Applied: scheduler').waitFor();
+      await page.getByRole('button', { name: 'Change link wlan0' }).click();
+      await page.getByLabel('Role').selectOption('backup');
+      await page.getByLabel('Monthly allowance').fill('5 GB');
+      await page.getByRole('button', { name: 'Preview…' }).last().click();
+      await apply(page);
+      await page.locator('.link-setting[data-link="wlan0"]').getByText('Backup · 5 GB a month').waitFor();
+      await page.getByRole('button', { name: 'Move rule 2 up' }).click();
+      await apply(page);
+      await page.locator('.rule').first().getByText('10.20.0.0/16').waitFor();
+      assert.deepEqual(mock.config.model.links[1], { name: 'wlan0', role: 'backup', cap: '5 GB' });
+      assert.equal(mock.config.model.scheduler, 'round-robin');
+    }));
+
+  test('writes, edits and removes a rule', () =>
+    visit({ live: false }, async (page, mock) => {
+      await go(page, 'settings');
+      await page.getByRole('button', { name: 'Add a rule…' }).click();
+      await page.getByLabel('Destination port').fill('25');
+      await page.getByLabel('Class').selectOption('bulk');
+      await page.locator('dialog').getByRole('button', { name: 'Preview…' }).click();
+      await apply(page);
+      await page.locator('.rule').nth(2).waitFor();
+      assert.deepEqual(mock.config.model.apps[0], { match: { port: 25 }, class: 'bulk' });
+      await page.getByRole('button', { name: 'Edit rule 1' }).click();
+      await page.getByLabel('Class').selectOption('');
+      await page.getByLabel('Carried').selectOption('bond');
+      await page.locator('dialog').getByRole('button', { name: 'Preview…' }).click();
+      await apply(page);
+      await page.locator('.rule').first().getByText('over several links at once').waitFor();
+      assert.deepEqual(mock.config.model.apps[0], { match: { port: 25 }, carry: 'bond' });
+      await page.getByRole('button', { name: 'Edit rule 1' }).click();
+      await page.getByRole('button', { name: 'Remove this rule…' }).click();
+      await apply(page);
+      await page.waitForFunction(() => document.querySelectorAll('.rule').length === 2);
+    }));
+
+  test('joins a relay by its invitation, and leaves it', () =>
+    visit({ live: false, expected: /422/ }, async (page) => {
+      await go(page, 'peers');
+      await page.getByLabel('Invitation').fill('hello');
+      await page.getByRole('button', { name: 'Join' }).click();
+      await page.getByRole('alert').getByText('An invitation begins with').waitFor();
+      await page.getByLabel('Invitation').fill('braid1-abcdef');
+      await page.getByLabel('Call it').fill('boat');
+      await page.getByRole('button', { name: 'Join' }).click();
+      await page.locator('[data-peer="boat"] tbody tr').nth(2).waitFor();
+      await page.locator('[data-peer="boat"]').getByRole('button', { name: 'Leave…' }).click();
+      await page.locator('dialog').getByRole('button', { name: 'Leave' }).click();
+      await page.locator('[data-peer="boat"]').waitFor({ state: 'detached' });
+    }));
+
+  test('reads in plain words that a link died', () =>
+    visit({}, async (page, mock) => {
+      const card = page.locator('.link[data-link="wwan0"]');
+      await card.getByText('Up', { exact: true }).waitFor();
+      mock.kill('wwan0');
+      await card.getByText('Dead').waitFor();
+      assert.equal(
+        await card.locator('.fact').filter({ hasText: 'Round trip' }).locator('dd').textContent(),
+        '–',
+        'what is not known is not 0',
+      );
+      assert.match(await page.locator('#announce').textContent(), /wwan0 went dark; \d+ flows moved to eth0, 3 ended/);
+      await go(page, 'events');
+      await page.locator('.note.warning').getByText('wwan0 went dark').waitFor();
+    }));
+});
+
+describe('when things go wrong', () => {
+  test('a refused change says why and changes nothing', () =>
+    visit({ live: false, expected: /422/ }, async (page, mock) => {
+      await go(page, 'settings');
+      await page.getByRole('button', { name: 'Change link eth0' }).click();
+      await page.getByLabel('Monthly allowance').fill('lots');
+      await page.getByRole('button', { name: 'Preview…' }).last().click();
+      await page.locator('.toast.failed').getByText('"lots" is not an amount of data').waitFor();
+      assert.equal(mock.config.past.length, 0);
+    }));
+
+  test('a file that was changed meanwhile is not overwritten', () =>
+    visit({ live: false, expected: /409/ }, async (page, mock) => {
+      await go(page, 'settings');
+      await page.getByRole('button', { name: 'Move rule 2 up' }).waitFor();
+      mock.config.model.scheduler = 'handover';
+      await page.getByRole('button', { name: 'Move rule 2 up' }).click();
+      await page.locator('.toast.failed').getByText('changed elsewhere meanwhile').waitFor();
+      assert.equal(mock.config.model.apps[0].match.name, 'backup-tool');
+    }));
+
+  test('a read-only session looks and does not change', () =>
+    visit({ live: false, readOnly: true }, async (page, mock) => {
+      await go(page, 'settings');
+      await page.getByText('This session may look, but not change.').waitFor();
+      await page.getByRole('button', { name: 'Change link eth0' }).click();
+      await page.locator('.toast.failed').getByText('You may look, but not change').waitFor();
+      assert.equal(mock.posted.length, 0);
+    }));
+
+  test('a lost connection is shown, and found again', () =>
+    visit({ expected: /ERR_|Failed to load/ }, async (page, mock) => {
+      await page.locator('.live[data-state="live"]').waitFor();
+      await mock.stop();
+      await page.getByText('The connection to Braid is lost').waitFor();
+      assert.equal(await page.locator('.live').getAttribute('data-state'), 'lost');
+      const again = await startMock({ port: mock.port });
+      await page.locator('.live[data-state="live"]').waitFor();
+      await page.getByText('The connection to Braid is lost').waitFor({ state: 'hidden' });
+      mock.stop = again.stop;
+    }));
+
+  test('the token signs in and leaves the address', () =>
+    visit({ live: false, token: 'secret-1', path: '/#token=secret-1' }, async (page) => {
+      await page.locator('.link').first().waitFor();
+      assert.equal(new URL(page.url()).hash, '');
+    }));
+
+  test('without the token one is asked for', () =>
+    visit({ live: false, token: 'secret-1', expected: /401/ }, async (page) => {
+      await page.getByLabel('Token').fill('wrong');
+      await page.getByRole('button', { name: 'Sign in' }).click();
+      await page.getByText('That is not the token').waitFor();
+      await page.getByLabel('Token').fill('secret-1');
+      await page.getByRole('button', { name: 'Sign in' }).click();
+      await page.locator('.link').first().waitFor();
+    }));
+
+  test('hostile names are shown, not run', () =>
+    visit({ flows: 200 }, async (page, mock) => {
+      mock.note('flow', 'warning', '<img src=x onerror="document.title=\'run\'"> ended');
+      await go(page, 'flows');
+      await page.getByLabel('Filter flows').fill('onerror');
+      await page.locator('.rows .tr:not([hidden])').first().getByText('<img src=x onerror=alert(1)>').waitFor();
+      await go(page, 'events');
+      await page.locator('.note-text').getByText('<img src=x onerror="document.title').waitFor();
+      assert.equal(await page.locator('main img, main script').count(), 0);
+      for (const name of (await readdir(WEB)).filter((file) => file.endsWith('.js'))) {
+        assert.doesNotMatch(await readFile(join(WEB, name), 'utf8'), /innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(/, name);
+      }
+    }));
+});
+
+describe('for everyone', () => {
+  for (const [width, height] of [
+    [1440, 900],
+    [360, 740],
+  ]) {
+    for (const dark of [false, true]) {
+      test(`axe finds nothing serious at ${width} px, ${dark ? 'dark' : 'light'}, and nothing is cut off`, () =>
+        visit({ live: false, width, height, dark }, async (page) => {
+          for (const view of VIEWS) {
+            await go(page, view);
+            await examine(page, `${view}`);
+            const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+            assert.ok(wide <= 0, `${view} is ${wide} px too wide`);
+          }
+          await page.getByRole('button', { name: 'Edit rule 1' }).click();
+          await examine(page, 'the dialog of a rule');
+          await page.getByLabel('Class').selectOption('browser');
+          await page.locator('dialog').getByRole('button', { name: 'Preview…' }).click();
+          await page.locator('.changes').waitFor();
+          await examine(page, 'the preview');
+        }));
+    }
+  }
+
+  test('the keyboard alone is enough', () =>
+    visit({ live: false }, async (page) => {
+      await go(page, 'flows');
+      await page.locator('.scroll').focus();
+      for (const key of ['ArrowDown', 'ArrowDown', 'End', 'Home', 'ArrowDown']) await page.keyboard.press(key);
+      const active = page.locator('.rows .tr.active');
+      await active.waitFor();
+      assert.equal(await active.getAttribute('aria-rowindex'), '3');
+      assert.equal(await page.locator('.scroll').getAttribute('aria-activedescendant'), await active.getAttribute('id'));
+      await page.keyboard.press('Enter');
+      await page.locator('dialog[open]').waitFor();
+      await page.keyboard.press('Escape');
+      await page.locator('dialog').waitFor({ state: 'detached' });
+      assert.ok(await page.evaluate(() => document.activeElement.classList.contains('scroll')), 'the focus is where it was');
+      await go(page, 'now');
+      await page.locator('.plot').focus();
+      await page.keyboard.press('ArrowLeft');
+      await page.locator('.tip').getByText('Total').waitFor();
+    }));
+
+  test('colours follow the system and the switch', () =>
+    visit({ live: false, dark: true }, async (page) => {
+      const paper = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+      assert.equal(await paper(), 'rgb(13, 17, 23)');
+      await page.locator('.theme').click();
+      assert.equal(await paper(), 'rgb(245, 246, 248)');
+      await page.reload();
+      await page.locator('.link').first().waitFor();
+      assert.equal(await paper(), 'rgb(245, 246, 248)', 'and stay');
+    }));
+
+  test('what is not known is a dash, and quantities read well', () =>
+    visit({ live: false }, async (page) => {
+      const said = await page.evaluate(async () => {
+        const { rate, bytes, rtt, loss, watts, joules, duration } = await import('/assets/format.js');
+        return [
+          rate(null),
+          bytes(undefined),
+          rtt(null),
+          loss(null),
+          watts(null),
+          joules(null),
+          duration(null),
+          rate(0),
+          rate(999),
+          rate(999_999),
+          rate(12_345_678),
+          bytes(1.5e9),
+          rtt(11_840),
+          rtt(42),
+          rtt(250_000),
+          loss(0.0061),
+          watts(0.31),
+          watts(2.5),
+          duration(3_725_000),
+        ];
+      });
+      assert.deepEqual(said, [
+        '–',
+        '–',
+        '–',
+        '–',
+        '–',
+        '–',
+        '–',
+        '0 bit/s',
+        '999 bit/s',
+        '1.00 Mbit/s',
+        '12.3 Mbit/s',
+        '1.50 GB',
+        '11.8 ms',
+        '42 µs',
+        '250 ms',
+        '0.61 %',
+        '310 mW',
+        '2.50 W',
+        '1 h 2 min',
+      ]);
+    }));
+
+  test('nothing jumps while figures change', () =>
+    visit({}, async (page) => {
+      await page.locator('.link').nth(2).waitFor();
+      await page.evaluate(() => {
+        window.jumps = 0;
+        new PerformanceObserver((list) =>
+          list.getEntries().forEach((entry) => {
+            window.jumps += entry.value;
+          }),
+        ).observe({ type: 'layout-shift' });
+      });
+      await page.waitForTimeout(4_500);
+      assert.ok((await page.evaluate(() => window.jumps)) < 0.01);
+    }));
+});
+
+describe('weight and speed', () => {
+  test('the page is light', async () => {
+    const files = (await readdir(WEB)).filter((name) => /\.(html|js|css|svg)$/.test(name));
+    const sizes = await Promise.all(files.map(async (name) => gzipSync(await readFile(join(WEB, name))).length));
+    const total = sizes.reduce((sum, size) => sum + size, 0);
+    console.log(`page: ${total} bytes compressed in ${files.length} files`);
+    assert.ok(total < 60_000, `${total} bytes`);
+  });
+
+  test('5,000 flows scroll at more than 30 frames a second', () =>
+    visit({ flows: 5000 }, async (page, mock) => {
+      await go(page, 'flows');
+      await page.locator('.rows .tr:not([hidden])').first().waitFor();
+      for (const flow of mock.flows.values()) flow.appetite = Math.max(flow.appetite, 0.03);
+      const still = await openPage(browser, 'about:blank');
+      await still.evaluate(() => {
+        const box = document.body.appendChild(document.createElement('div'));
+        Object.assign(box.style, { height: '800px', overflow: 'auto' });
+        box.className = 'scroll';
+        for (let row = 0; row < 5000; row += 1) box.appendChild(document.createElement('div')).textContent = `row ${row} of plain text`;
+      });
+      // Others may be using the machine: where plain text does not move smoothly either, the page's own time for a frame is the measure.
+      const fits = ({ rows, plain, work }) => rows > 30 || (plain < 45 && work < 16);
+      const client = await page.context().newCDPSession(page);
+      await client.send('Performance.enable');
+      const runs = [];
+      while (runs.length < 3 && !runs.some(fits)) {
+        const before = await worked(client);
+        const rows = await scrolled(page);
+        runs.push({ rows, work: ((await worked(client)) - before) / (rows * 3), plain: await scrolled(still) });
+      }
+      const told = runs.map(
+        ({ rows, plain, work }) => `${rows.toFixed(1)} (${work.toFixed(1)} ms of work each; plain text ${plain.toFixed(1)})`,
+      );
+      console.log(`frames a second: ${told.join(', ')}`);
+      assert.ok(runs.some(fits), told.join());
+      await still.context().close();
+      assert.ok((await page.locator('.rows .tr').count()) < 80, 'only rows in sight exist');
+      assert.equal(await page.locator('.scroll').getAttribute('aria-rowcount'), '5001');
+    }));
+});
+
+/** Milliseconds of the processor that the page's main thread has used since `client` asked for figures. */
+async function worked(client) {
+  const { metrics } = await client.send('Performance.getMetrics');
+  return metrics.find(({ name }) => name === 'ThreadTime').value * 1000;
+}
+
+/** Frames a second while the box of rows is scrolled for three seconds. */
+const scrolled = (page) =>
+  page.evaluate(
+    () =>
+      new Promise((resolve) => {
+        const box = document.querySelector('.scroll');
+        const start = performance.now();
+        let frames = 0;
+        const frame = (now) => {
+          frames += 1;
+          box.scrollTop += 120;
+          if (now - start < 3000) requestAnimationFrame(frame);
+          else resolve(frames / ((now - start) / 1000));
+        };
+        requestAnimationFrame(frame);
+      }),
+  );
+
+async function examine(page, where) {
+  if (!(await page.evaluate(() => 'axe' in window))) await page.evaluate(await readFile(AXE, 'utf8'));
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
+  const serious = violations
+    .filter(({ impact }) => ['serious', 'critical'].includes(impact))
+    .map(
+      ({ id, nodes }) =>
+        `${id}: ${nodes
+          .slice(0, 3)
+          .map((node) => `${node.target} ${node.failureSummary}`)
+          .join('; ')}`,
+    );
+  assert.deepEqual(serious, [], where);
+}

@@ -1,0 +1,152 @@
+// How much throughput is worth its price: the slider, and what the live model expects at each of its points.
+
+import { get } from './api.js';
+import { propose } from './change.js';
+import { attr, field, h, put, s, select } from './dom.js';
+import { NONE, rate, watts } from './format.js';
+import { store } from './store.js';
+
+const [WIDE, HIGH, PAD] = [640, 150, 6];
+const MODES = [
+  ['fixed', 'always what the slider says'],
+  ['battery', 'the battery’s level'],
+  ['match-default', 'as fast as the system’s own choice, for less'],
+];
+const REFRESH_MS = 10_000;
+
+export function tradeoff() {
+  let points = [];
+  let touched = false;
+  const mode = select(MODES, 'fixed');
+  const slider = h('input', { type: 'range', min: '0', max: '1', step: '0.05', value: '1', class: 'slider' });
+  const [speed, power, price] = [h('dd', { text: NONE }), h('dd', { text: NONE }), h('dd', { text: NONE })];
+  const plot = curves();
+  const note = h('p', { class: 'hint' });
+  const button = h('button', {
+    type: 'button',
+    class: 'primary',
+    text: 'Preview…',
+    disabled: true,
+    onclick: async () => {
+      const value = mode.value === 'fixed' ? Number(slider.value) : mode.value;
+      const edits = [{ op: 'set', path: ['utility'], value }];
+      if (store.policy?.scheduler !== 'operetta') edits.unshift({ op: 'set', path: ['scheduler'], value: 'operetta' });
+      touched = false;
+      if (!(await propose(edits))) show();
+    },
+  });
+  const read = () => {
+    const at = Number(slider.value);
+    const point = points.find((item) => Math.abs(item.utility - at) < 0.001);
+    put(speed, rate(point?.throughput_bps));
+    put(power, watts(point?.power_w));
+    const joule = point?.throughput_bps && typeof point.power_w === 'number' ? (point.power_w / point.throughput_bps) * 8e9 : null;
+    put(price, joule === null ? NONE : `${joule.toFixed(0)} J / GB`);
+    plot.mark(at, point);
+    attr(slider, 'aria-valuetext', `${Math.round(at * 100)} %: ${rate(point?.throughput_bps)}, ${watts(point?.power_w)}`);
+    slider.disabled = mode.value !== 'fixed';
+  };
+  const touch = () => {
+    touched = true;
+    button.disabled = false;
+    read();
+  };
+  slider.addEventListener('input', touch);
+  mode.addEventListener('change', touch);
+  const load = () =>
+    get('/v1/tradeoff').then(
+      (answer) => {
+        points = answer;
+        plot.show(points);
+        read();
+      },
+      () => {},
+    );
+  const show = () => {
+    put(
+      note,
+      store.policy && store.policy.scheduler !== 'operetta'
+        ? 'In force with the scheduler “Thrifty” (operetta) only; applying switches to it.'
+        : '',
+    );
+    if (touched) return;
+    const text = store.policy?.utility ?? '';
+    mode.value = text.startsWith('match') ? 'match-default' : text.startsWith('battery') ? 'battery' : 'fixed';
+    slider.value = String(store.status?.utility ?? (Number.isFinite(Number(text)) && text !== '' ? Number(text) : 1));
+    button.disabled = true;
+    read();
+  };
+  load();
+  const timer = setInterval(load, REFRESH_MS);
+  const fact = (label, value, kind) => h('div', { class: `fact ${kind}` }, h('dt', { text: label }), value);
+  const node = h(
+    'section',
+    { class: 'card', 'aria-labelledby': 'set-utility' },
+    h('h2', { id: 'set-utility', text: 'Speed against energy' }),
+    h(
+      'dl',
+      { class: 'tradeoff-facts', 'aria-live': 'off' },
+      fact('Expected throughput', speed, 'is-speed'),
+      fact('Expected power', power, 'is-power'),
+      fact('Energy', price, ''),
+    ),
+    h(
+      'div',
+      { class: 'tradeoff' },
+      plot.node,
+      h('label', { class: 'hidden-visually', for: 'alpha', text: 'What throughput is worth (utility α)' }),
+      slider,
+      h('p', { class: 'ends' }, h('span', { text: 'least energy' }), h('span', { text: 'most throughput' })),
+    ),
+    h('div', { class: 'form-grid' }, field('α follows', mode)),
+    note,
+    h('div', { class: 'row-actions end' }, button),
+  );
+  slider.id = 'alpha';
+  return { node, show, end: () => clearInterval(timer) };
+}
+
+/** Two curves over α, each to its own greatest value, and where the slider stands. */
+function curves() {
+  const [speed, power] = [s('path', { class: 'curve speed' }), s('path', { class: 'curve power' })];
+  const line = s('line', { class: 'curve-at', y1: 0, y2: HIGH });
+  // Lines of no length with round ends stay round however the picture is stretched.
+  const [onSpeed, onPower] = [s('path', { class: 'curve-dot speed' }), s('path', { class: 'curve-dot power' })];
+  const grid = [0.25, 0.5, 0.75, 1].map((share) => s('line', { class: 'curve-grid', x1: PAD, x2: WIDE - PAD, y1: y(share), y2: y(share) }));
+  const node = s(
+    'svg',
+    { viewBox: `0 0 ${WIDE} ${HIGH}`, class: 'curves', 'aria-hidden': 'true', preserveAspectRatio: 'none' },
+    grid,
+    line,
+    speed,
+    power,
+    onSpeed,
+    onPower,
+  );
+  let peaks = [0, 0];
+  const peak = (points, key) => Math.max(0, ...points.map((point) => point[key]).filter((value) => typeof value === 'number'));
+  const path = (points, key, most) => {
+    const known = points.filter((point) => typeof point[key] === 'number' && most > 0);
+    return known.length > 1 ? `M${known.map((point) => `${x(point.utility)},${y(point[key] / most)}`).join('L')}` : '';
+  };
+  const dot = (node, at, value, most) => {
+    attr(node, 'd', typeof value === 'number' && most > 0 ? `M${x(at)},${y(value / most)}h0.01` : null);
+  };
+  return {
+    node,
+    show: (points) => {
+      peaks = [peak(points, 'throughput_bps'), peak(points, 'power_w')];
+      attr(speed, 'd', path(points, 'throughput_bps', peaks[0]));
+      attr(power, 'd', path(points, 'power_w', peaks[1]));
+    },
+    mark: (at, point) => {
+      attr(line, 'x1', x(at));
+      attr(line, 'x2', x(at));
+      dot(onSpeed, at, point?.throughput_bps, peaks[0]);
+      dot(onPower, at, point?.power_w, peaks[1]);
+    },
+  };
+}
+
+const x = (utility) => PAD + utility * (WIDE - 2 * PAD);
+const y = (share) => HIGH - PAD - share * (HIGH - 2 * PAD);
