@@ -83,8 +83,8 @@ pub fn any_seed() -> u64 {
     Random::new(since.as_nanos() as u64).up_to(999_999)
 }
 
-/// Does it, in a lab of its own. As root.
-pub fn run(braid: &Path, plan: Plan) -> Result<Outcome> {
+/// Does it, in a lab of its own. As root. `done` is told of the first phase when it is over, and how many deaths there were.
+pub fn run(braid: &Path, plan: Plan, done: impl FnOnce(usize, &Phase) -> Result<()>) -> Result<Outcome> {
     let links = LINKS.iter().map(|(name, rate, round_trip)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*round_trip) / 2));
     let lab = links.fold(Lab::builder().seed(plan.seed), |builder, link| builder.link(link)).start()?;
     let (web, ssh) = (Web::start(&lab)?, Ssh::start(&lab)?);
@@ -101,6 +101,7 @@ pub fn run(braid: &Path, plan: Plan) -> Result<Outcome> {
         let end = Instant::now() + plan.churn;
         world.watch(downloads, |world| world.churn(end), &mut failures)?
     };
+    done(world.deaths, &churned)?;
     await_paths(&lab, &daemon)?;
     let dark = {
         let downloads = Downloads::begin(&lab, &web, plan.downloads, carried_in(AROUND_DARK * 2), plan.seed + 1)?;

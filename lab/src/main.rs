@@ -46,7 +46,7 @@ enum Action {
         /// Where the results are written; those of benchmarks that are not run now stay.
         #[arg(long, default_value = "bench")]
         out: PathBuf,
-        /// Fewer and shorter runs: to see that all works, not for figures.
+        /// Fewer and shorter runs: to see that all works, not for figures. What of a run that is cut off was finished stays in NAME.part.md.
         #[arg(long)]
         quick: bool,
         /// Repeats what was left to chance in an earlier run, which told its seed [default: another each time]
@@ -113,7 +113,7 @@ fn demonstrate(braid: Option<PathBuf>, schedulers: &[String], out: &std::path::P
 fn prove(braid: Option<PathBuf>, names: &[String], out: &std::path::Path, (quick, seed): (bool, u64)) -> Result<()> {
     let braid =
         find(braid)?.context("the braid program was not found: build it (cargo build --release -p braid), or name it by --braid")?;
-    for report in bench::run(&bench::Settings { braid, quick, seed }, names, out)? {
+    for report in bench::run(&bench::Settings { braid, quick, seed, out: out.to_owned() }, names)? {
         println!("{}", report.markdown());
     }
     println!("{}", out.join("bench.md").display());

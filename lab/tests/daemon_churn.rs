@@ -19,7 +19,7 @@ fn downloads_and_an_ssh_session_survive_links_that_die_at_random_and_all_at_once
     let seed = given.unwrap_or_else(any_seed);
     println!("{SEED}={seed} repeats this");
     let plan = Plan { seed, downloads: 20, churn: Duration::from_secs(8), dark: Duration::from_secs(4) };
-    let outcome = run(&braid(), plan).unwrap();
+    let outcome = run(&braid(), plan, |_, _| Ok(())).unwrap();
     let [churned, dark] = outcome.phases;
     println!("{} deaths: {churned}\nall dark: {dark}", outcome.deaths);
     assert!(outcome.failures.is_empty(), "seed {seed}: {:?}", outcome.failures);

@@ -1,6 +1,6 @@
 //! What a bond makes of its links, in tables: real QUIC over emulated links, in virtual time.
 //!
-//! `cargo run --release -p braid-bond --example bond [sums|cuts|pairs|short|churn|messages|urgent|fair|rules|cost]...`; with no word, all.
+//! `cargo run --release -p braid-bond --example bond [sums|where|simult|cuts|pairs|short|churn|messages|urgent|fair|rules|cost]...`; with no word, all.
 
 #[path = "../tests/quic/mod.rs"]
 mod quic;
@@ -9,8 +9,10 @@ use quic::scenes::{self, DOWN, UP};
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let tables: [(&str, fn()); 10] = [
+    let tables: [(&str, fn()); 12] = [
         ("sums", sums),
+        ("where", account),
+        ("simult", simult),
         ("cuts", cuts),
         ("pairs", pairs),
         ("short", short),
@@ -34,6 +36,30 @@ fn sums() {
             let specs = scenes::lossy(&specs, loss);
             let [down, up] = [DOWN, UP].map(|side| scenes::share(&specs, 1, side, 20.0));
             println!("| {name} | {:.0} % | {down:.3} | {up:.3} |", loss * 100.0);
+        }
+    }
+}
+
+fn account() {
+    println!("\n| links, 10 s | | share | used | payload of it | twice |\n|---|---|---|---|---|---|");
+    for (name, specs) in scenes::link_sets() {
+        let sum: f64 = specs.iter().map(|spec| spec.mbps).sum();
+        for (way, side) in [("download", DOWN), ("upload", UP)] {
+            let Some(account) = scenes::account(&specs, 1, side, (sum * 1.25e6) as usize) else { continue };
+            let used: Vec<String> = account.used.iter().map(|used| format!("{used:.3}")).collect();
+            let share = 10.0 / account.took.as_secs_f64();
+            println!("| {name} | {way} | {share:.3} | {} | {:.4} | {:.4} |", used.join(" "), account.payload, account.twice);
+        }
+    }
+}
+
+fn simult() {
+    println!("\n| links (one way) | | took | allowed | used |\n|---|---|---|---|---|");
+    for (specs, limit) in scenes::simult() {
+        for (way, side) in [("download", DOWN), ("upload", UP)] {
+            let Some(account) = scenes::account(&specs, 1, side, 16 << 20) else { continue };
+            let used: Vec<String> = account.used.iter().map(|used| format!("{used:.3}")).collect();
+            println!("| {} | {way} | {:.2} s | {limit:.2} s | {} |", name(&specs), account.took.as_secs_f64(), used.join(" "));
         }
     }
 }

@@ -28,6 +28,9 @@ use crate::controller::{Gauge, Radio};
 use crate::hello::{BondId, Hello, Secret, VERSION};
 use crate::{Bond, Event, Limits, PathId, Side};
 
+/// Bytes of a connection's id, which each packet to this host begins with. Ids are random and no two of a host are the same; nobody gets in by
+/// guessing one.
+const CONNECTION_ID: usize = 4;
 /// A bond whose links are all gone is kept this long.
 const IDLE: Duration = Duration::from_secs(90);
 /// Datagrams of one call, so that the system can be given them at once.
@@ -178,7 +181,7 @@ impl Host {
     fn new(mut config: EndpointConfig, seed: [u8; 32], server: Option<Arc<ServerConfig>>, now: Instant) -> Self {
         config.rng_seed(Some(seed));
         // Ids that another run of this host gave out must look like its own, or it would not answer them with a reset.
-        config.cid_generator(Arc::new(|| Box::new(RandomConnectionIdGenerator::new(8))));
+        config.cid_generator(Arc::new(|| Box::new(RandomConnectionIdGenerator::new(CONNECTION_ID))));
         Self {
             endpoint: Endpoint::new(Arc::new(config), server.clone(), true),
             epoch: now,
@@ -244,7 +247,7 @@ impl Host {
         let (secret, joins) = (session.secret, session.established);
         let gauge = Arc::new(Gauge::default());
         let mut config = ClientConfig::new(tls);
-        let mut settings = transport(Radio::factory(gauge.clone()));
+        let mut settings = transport(Radio::factory(gauge.clone()), remote);
         if let Some(rtt) = self.first_rtt {
             settings.initial_rtt(rtt);
         }

@@ -17,7 +17,7 @@ mod sockets;
 mod stats;
 mod whole;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -33,6 +33,19 @@ pub struct Settings {
     pub quick: bool,
     /// What is left to chance follows from it.
     pub seed: u64,
+    /// Where results are kept, and what of a run that is cut off was finished.
+    pub out: PathBuf,
+}
+
+impl Settings {
+    /// Keeps what was measured so far: should the rest never be, it is in `NAME.part.md` and `NAME.part.json`.
+    fn keep(&self, report: &Report) -> Result<()> {
+        report.save_part(&self.out, &self.command(&report.name))
+    }
+
+    fn command(&self, name: &str) -> String {
+        format!("braid-lab bench{} {name}", if self.quick { " --quick" } else { "" })
+    }
 }
 
 /// A benchmark.
@@ -60,9 +73,10 @@ const ALL: &[(&str, Bench)] = &[
     ("proxy", proxy::run),
 ];
 
-/// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to `out`; what was measured there
-/// before and is not measured now stays in them. Gives the reports.
-pub fn run(settings: &Settings, names: &[String], out: &Path) -> Result<Vec<Report>> {
+/// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to the directory of the settings;
+/// what was measured there before and is not measured now stays in them. Gives the reports.
+pub fn run(settings: &Settings, names: &[String]) -> Result<Vec<Report>> {
+    let out = settings.out.as_path();
     let known: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(&name.as_str())) {
         bail!("there is no benchmark {unknown:?}: there are {}", known.join(", "));
@@ -75,7 +89,7 @@ pub fn run(settings: &Settings, names: &[String], out: &Path) -> Result<Vec<Repo
         let begin = Instant::now();
         let mut report = bench(settings).with_context(|| format!("the benchmark {name} failed"))?;
         eprintln!("{name}: {:.0} s", begin.elapsed().as_secs_f64());
-        report.command = format!("braid-lab bench{} {name}", if settings.quick { " --quick" } else { "" });
+        report.command = settings.command(name);
         report.save(out)?;
         report::assemble(out, &known, &machine())?;
         reports.push(report);

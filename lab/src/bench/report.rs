@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -86,6 +86,22 @@ impl Report {
         self.aims.push(Aim { aim: aim.into(), measured: measured.into(), met });
     }
 
+    /// Adds a row to the table with this caption, which is made with this head if it is not there.
+    pub fn row(&mut self, caption: &str, head: &str, row: Vec<String>) {
+        match self.tables.iter_mut().find(|table| table.caption == caption) {
+            Some(table) => table.rows.push(row),
+            None => self.table(caption, head, vec![row]),
+        }
+    }
+
+    /// Adds a single measurement to the others.
+    pub fn measured(&mut self, raw: Value) {
+        match &mut self.raw {
+            Value::Array(all) => all.push(raw),
+            other => *other = Value::Array(vec![raw]),
+        }
+    }
+
     /// Adds a table; `head` is the columns' names with `|` between them.
     pub fn table(&mut self, caption: impl Into<String>, head: &str, rows: Vec<Vec<String>>) {
         let head = head.split('|').map(|name| name.trim().to_owned()).collect();
@@ -126,7 +142,27 @@ impl Report {
             fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
         }
         let path = directory.join(format!("{}.json", self.name));
-        fs::write(&path, serde_json::to_string_pretty(self)?).with_context(|| format!("cannot write {}", path.display()))
+        fs::write(&path, serde_json::to_string_pretty(self)?).with_context(|| format!("cannot write {}", path.display()))?;
+        // What is complete needs no part.
+        for part in self.parts(directory) {
+            let _ = fs::remove_file(part);
+        }
+        Ok(())
+    }
+
+    /// Keeps in `directory` what of a run by `command` is finished, until all of it is saved.
+    pub fn save_part(&self, directory: &Path, command: &str) -> Result<()> {
+        let mut part = Self { command: command.to_owned(), ..self.clone() };
+        part.notes.push("The run had not ended when this was written.".to_owned());
+        let contents = [part.markdown(), serde_json::to_string_pretty(&part)?];
+        for (path, content) in self.parts(directory).into_iter().zip(contents) {
+            fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    fn parts(&self, directory: &Path) -> [PathBuf; 2] {
+        ["md", "json"].map(|kind| directory.join(format!("{}.part.{kind}", self.name)))
     }
 
     /// What was kept under this name, if anything was.
@@ -171,6 +207,23 @@ mod tests {
         assert!(text.contains("| who | took |\n| --- | --- |\n| hare | 9 |\n"), "{text}");
         assert!(text.contains("\n![The course](race-course.svg)\n"), "{text}");
         assert!(text.contains("| under 5 | 9 | **not met** |\n\n- The hare slept.\n"), "{text}");
+    }
+
+    #[test]
+    fn a_run_that_is_cut_off_leaves_what_was_finished_and_a_whole_one_no_part() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut report = report("race");
+        report.row("Seconds:", "who | took", vec!["tortoise".to_owned(), "99".to_owned()]);
+        report.measured(serde_json::json!(9));
+        report.measured(serde_json::json!(99));
+        report.save_part(directory.path(), "braid-lab bench race").unwrap();
+        let text = fs::read_to_string(directory.path().join("race.part.md")).unwrap();
+        assert!(text.contains("| hare | 9 |\n| tortoise | 99 |\n") && text.contains("had not ended"), "{text}");
+        assert!(Report::load(directory.path(), "race").is_none());
+        report.save(directory.path()).unwrap();
+        assert_eq!(Report::load(directory.path(), "race"), Some(report.clone()));
+        assert_eq!(report.raw, serde_json::json!([9, 99]));
+        assert!(!directory.path().join("race.part.md").exists() && !directory.path().join("race.part.json").exists());
     }
 
     #[test]

@@ -46,7 +46,8 @@ impl Gauge {
 
     /// The rate at which the path would deliver if it were kept busy, random loss taken off; zero before the first sample.
     ///
-    /// A thin flow does not lower it, so it may be old; it is never more than what was once measured.
+    /// A thin flow does not lower it, so it may be old. But for the beginning, where it is what this round trip's window brings, it is never more
+    /// than what was once measured.
     pub fn delivery_rate(&self) -> Rate {
         rate(self.delivery.load(Ordering::Relaxed))
     }

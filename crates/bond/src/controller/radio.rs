@@ -24,11 +24,16 @@ const MIN_RTT_SPAN: Duration = Duration::from_secs(10);
 /// How fast the beginning goes: the least gain with which a sender whose rate follows its samples doubles it each round (BBR).
 const START_GAIN: f64 = 2.77;
 
+/// The beginning's window goes out so many times a round trip at least, whatever rate the round before has shown, which was half of it; shorter
+/// round trips than this, in seconds, need no such haste.
+const START_PACE: f64 = 2.0;
+const START_TRIP: f64 = 0.05;
+
 /// How much faster each step of a probe goes than what was delivered before.
 const STEPS: [f64; 4] = [1.1, 1.25, 1.5, 2.0];
 
 /// The rate of calm rounds. What is lost in them we have not caused.
-const CALM_GAIN: f64 = 0.85;
+const CALM_GAIN: f64 = 0.9;
 
 /// How much faster than our share a burst goes.
 const BURST_GAIN: f64 = 4.0;
@@ -38,6 +43,8 @@ const MOST_LUMP: f64 = 0.05;
 
 /// More loss than this where the queue was long means that the buffer is full, however short.
 const CROWDED: f64 = 0.02;
+/// A queue that so many packets make is no full buffer: on slow links packets often wait for one of their own.
+const CROWDED_PACKETS: f64 = 1.5;
 
 /// More loss than this is nobody's noise, and is not made up for.
 const MOST_RANDOM_LOSS: f64 = 0.15;
@@ -60,6 +67,9 @@ const THIN_PACKETS: f64 = 10.0;
 /// Packets in flight from the beginning (RFC 9002, 7.2), and at least.
 const INITIAL_PACKETS: u64 = 10;
 const LEAST_PACKETS: f64 = 4.0;
+/// They leave in any case, spread over a round trip, but without a rival over no shorter one than this, in seconds: on a slow and short way they
+/// would be the queue.
+const LEAST_TRIP: f64 = 0.05;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
@@ -135,6 +145,9 @@ pub struct Radio {
     thin: bool,
     /// When `budget` was last counted.
     counted: Instant,
+    /// Bytes acknowledged since a moment, and the rate in bytes a second of the stretch before it.
+    stretch: (Instant, f64),
+    lately: f64,
     /// Bytes acknowledged at once, at most.
     lumps: Greatest<16>,
     window: f64,
@@ -187,6 +200,8 @@ impl Radio {
             full: false,
             thin: true,
             counted: now,
+            stretch: (now, 0.0),
+            lately: 0.0,
             lumps: Greatest::new(),
             window: mtu * INITIAL_PACKETS as f64,
             pacing: None,
@@ -280,10 +295,15 @@ impl Radio {
             Phase::Repay { .. } => rate.max(share) * 0.5,
             _ => (rate * self.gain()).max(share),
         } * made_up;
-        let slow = LEAST_PACKETS * self.mtu / self.srtt.clamp(0.001, 1.0);
+        let slow = LEAST_PACKETS * self.mtu / self.srtt.clamp(if self.rival.is_present() { SHORT } else { LEAST_TRIP }, 1.0);
         // Who has little to send, such as acknowledgements, never showed what the link can carry: what there is must not wait for that.
         let free = if self.thin { THIN_PACKETS * self.mtu / base.clamp(0.001, 1.0) } else { 0.0 };
-        self.pacing = Some(pacing.max(slow).max(free));
+        // Its rate is known a round trip later only, and the window grows meanwhile.
+        let start = match self.phase {
+            Phase::Start { .. } => START_PACE * self.window / self.srtt.max(START_TRIP),
+            _ => 0.0,
+        };
+        self.pacing = Some(pacing.max(slow).max(free).max(start));
         let lumps = self.lumps.get().min(rate * MOST_LUMP);
         let room =
             (rate * made_up * (base * self.window_gain() + 0.01)).max(share * made_up * 1.25 * self.srtt.clamp(base, 6.0 * base + 0.02));
@@ -324,7 +344,11 @@ impl Radio {
     fn show(&self) {
         let min_rtt = self.min_rtt.get();
         let min_rtt = if min_rtt.is_finite() { min_rtt } else { 0.0 };
-        self.gauge.set(self.open_window(), self.pacing.unwrap_or(0.0), self.rate(), min_rtt, self.queue());
+        // In the beginning a round shows half of what the next one brings, and what is shown is compared with other paths.
+        let grown = (self.window - INITIAL_PACKETS as f64 * self.mtu).max(0.0);
+        let starting = matches!(self.phase, Phase::Start { .. }) && self.rate() > 0.0;
+        let rate = if starting { self.rate().max(grown / self.srtt.max(START_TRIP)) } else { self.rate() };
+        self.gauge.set(self.open_window(), self.pacing.unwrap_or(0.0), rate, min_rtt, self.queue());
     }
 
     /// Counts what might have been sent up to `now`.
@@ -400,12 +424,25 @@ impl Radio {
         }
     }
 
+    /// The rate of acknowledgements over the latest quarter of a round trip: while a queue grows it is the path's capacity.
+    fn measure_lately(&mut self, now: Instant, acked: f64) {
+        let span = now.saturating_duration_since(self.stretch.0).as_secs_f64();
+        self.stretch.1 += acked;
+        if self.stretch.1 == 0.0 || span > 2.0 * self.srtt.max(MOST_LUMP) {
+            self.stretch = (now, 0.0);
+        } else if span >= (0.25 * self.srtt).max(START_TRIP) && self.stretch.1 >= 12.0 * self.mtu {
+            self.lately = self.stretch.1 / span;
+            self.stretch = (now, 0.0);
+        }
+    }
+
     fn acknowledge(&mut self, now: Instant, sent: Instant, bytes: u64, pn: u64) {
+        let used = 2.0 * self.flight.in_flight() as f64 >= self.window;
         self.flight.acknowledge(pn, sent, bytes);
         self.batch += bytes as f64;
         self.batch_newest = self.batch_newest.max(pn);
         self.batch_rtt = self.batch_rtt.min(now.saturating_duration_since(sent).as_secs_f64());
-        if let Phase::Start { .. } = self.phase {
+        if matches!(self.phase, Phase::Start { .. }) && used {
             self.window += bytes as f64;
         }
     }
@@ -470,6 +507,7 @@ impl Controller for Radio {
         let rtt = std::mem::replace(&mut self.batch_rtt, f64::INFINITY);
         let acked = std::mem::take(&mut self.batch);
         self.lumps.raise(acked);
+        self.measure_lately(now, acked);
         if rtt.is_finite() && rtt > 0.0 {
             self.srtt = if self.srtt > 0.0 { 0.875 * self.srtt + 0.125 * rtt } else { rtt };
             let step = (rtt - self.last_rtt).abs();
@@ -495,9 +533,17 @@ impl Controller for Radio {
         if self.newest_queue() > self.full_queue() {
             match self.phase {
                 Phase::Up { .. } | Phase::Wait { .. } => self.phase = Phase::Down { rounds: 0 },
-                Phase::Start { .. } => self.phase = Phase::Drain { rounds: 0 },
+                Phase::Start { .. } => {
+                    // The queue stands since less than a round, whose rate says too little.
+                    self.rates.raise(self.lately);
+                    self.phase = Phase::Drain { rounds: 0 };
+                }
                 _ => {}
             }
+        }
+        if matches!(self.phase, Phase::Drain { .. }) && self.flight.in_flight() as f64 <= self.rates.get() * self.min_rtt.get() {
+            // What is under way is what the path holds: going on until a round shows that would leave it empty.
+            self.phase = Phase::Cruise { rounds: 1 };
         }
         self.steer();
         self.gauge.set_in_flight(self.flight.in_flight());
@@ -517,7 +563,7 @@ impl Controller for Radio {
     }
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, _now: Instant) {
-        let crowded = self.crowd.lose(pn, f64::from(lost_bytes), self.min_rtt.get(), 0.001 + 0.5 * self.packet_time());
+        let crowded = self.crowd.lose(pn, f64::from(lost_bytes), self.min_rtt.get(), 0.001 + CROWDED_PACKETS * self.packet_time());
         self.flight.lose(pn, u64::from(lost_bytes), !crowded);
         if let Some(burst) = &mut self.burst {
             burst.lose(pn);
@@ -543,7 +589,7 @@ impl Controller for Radio {
         let mut metrics = ControllerMetrics::default();
         metrics.congestion_window = self.window();
         metrics.pacing_rate = self.pacing.map(|rate| if rate as u64 as f64 >= FAST { UNPACED } else { rate as u64 });
-        metrics.send_quantum = self.pacing.map(|rate| ((rate * 0.001) as u64).clamp(2 * self.mtu as u64, 65_536));
+        metrics.send_quantum = self.pacing.map(|rate| ((rate * 0.001) as u64).min(65_536).max(2 * self.mtu as u64));
         metrics.bandwidth_estimate = (self.rate() > 0.0).then(|| (self.rate() * 8.0) as u64);
         metrics
     }
@@ -594,6 +640,47 @@ mod tests {
         radio.on_packet_sent(now, 1200, 20);
         radio.on_packet_sent(now, 1200, 21);
         assert_eq!(radio.window(), 12_000);
+    }
+
+    /// The rate that a round shows is what the window before let through: pacing by it alone, the beginning took two round trips to double.
+    #[test]
+    fn regression_the_beginning_doubles_every_round_trip() {
+        let (mut radio, _, start) = controller();
+        let trip = Duration::from_millis(100);
+        let mut flying: Vec<(Instant, u64)> = Vec::new();
+        let (mut now, mut next, mut credit) = (start, 0, 0.0);
+        let mut sent = Vec::new();
+        for _ in 0..5 {
+            let before = next;
+            for _ in 0..100 {
+                now += trip / 100;
+                let due = flying.iter().take_while(|(at, _)| *at + trip <= now).count();
+                for (at, pn) in flying.drain(..due) {
+                    radio.acknowledge(now, at, 1200, pn);
+                }
+                radio.on_end_acks(now, flying.len() as u64 * 1200, false, None);
+                credit = (credit + radio.pacing.unwrap_or(1e6) * 0.001).min(24_000.0);
+                while credit >= 1200.0 && (flying.len() as u64 + 1) * 1200 <= radio.window() {
+                    radio.on_packet_sent(now, 1200, next);
+                    flying.push((now, next));
+                    (next, credit) = (next + 1, credit - 1200.0);
+                }
+            }
+            sent.push(next - before);
+        }
+        assert!(sent.windows(2).all(|pair| pair[1] as f64 >= 1.8 * pair[0] as f64), "{sent:?}");
+    }
+
+    /// Two datagrams of the largest size are more than the largest quantum.
+    #[test]
+    fn regression_a_huge_mtu_has_a_quantum() {
+        let (mut radio, _, now) = controller();
+        radio.on_packet_sent(now, 1200, 0);
+        radio.acknowledge(now + Duration::from_millis(20), now, 1200, 0);
+        radio.on_end_acks(now + Duration::from_millis(20), 0, false, None);
+        radio.rates.raise(1e6);
+        radio.on_mtu_update(60_000);
+        assert_eq!(radio.metrics().send_quantum, Some(120_000));
     }
 
     /// The sender of acknowledgements tried to measure a rival's link with a burst, which its few packets did not make: the window was

@@ -108,7 +108,7 @@ impl Host {
         let gauge = Arc::new(Gauge::default());
         let config = self.server.as_ref().map(|config| {
             let mut config = ServerConfig::clone(config);
-            config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()))));
+            config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()), remote)));
             Arc::new(config)
         });
         match self.endpoint.accept(incoming, now, &mut self.buffer, config) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use braid_model::{Bytes as Amount, Time};
 use bytes::{Bytes, BytesMut};
 use noq_proto::congestion::ControllerFactory;
-use noq_proto::{Connection, ConnectionHandle, IdleTimeout, StreamId, TransportConfig, VarInt};
+use noq_proto::{Connection, ConnectionHandle, IdleTimeout, MtuDiscoveryConfig, StreamId, TransportConfig, VarInt};
 
 use super::{BATCH, IDLE};
 use crate::controller::Gauge;
@@ -34,6 +34,10 @@ const CATCH_UP: Duration = Duration::from_millis(6);
 /// Datagrams are cut off a buffer of this size; small ones have one of their own, so that none keeps much more than itself.
 const SCRATCH: usize = 16 << 10;
 const SMALL: usize = 512;
+
+/// The largest UDP payload in an Ethernet's packet of 1,500 bytes, over IPv4 and over IPv6: larger ones are not tried.
+const LARGEST_V4: u16 = 1472;
+const LARGEST_V6: u16 = 1452;
 
 pub(super) struct Conn {
     pub(super) connection: Connection,
@@ -216,9 +220,12 @@ impl Conn {
     }
 }
 
-pub(super) fn transport(controllers: Arc<dyn ControllerFactory + Send + Sync>) -> TransportConfig {
+pub(super) fn transport(controllers: Arc<dyn ControllerFactory + Send + Sync>, remote: SocketAddr) -> TransportConfig {
     let mut config = TransportConfig::default();
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.upper_bound(if remote.ip().to_canonical().is_ipv4() { LARGEST_V4 } else { LARGEST_V6 });
     config
+        .mtu_discovery_config(Some(discovery))
         .congestion_controller_factory(controllers)
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
         .max_concurrent_uni_streams(VarInt::from_u32(0))

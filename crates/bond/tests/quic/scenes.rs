@@ -35,6 +35,52 @@ pub fn share(specs: &[Spec], seed: u64, side: usize, seconds: f64) -> f64 {
     took.map_or(0.0, |took| seconds / took.as_secs_f64())
 }
 
+/// Where the links' time and bytes went in one transfer.
+#[derive(Debug, Clone)]
+pub struct Account {
+    pub took: Duration,
+    /// What each link carried, headers and repetitions included, of what it could have carried meanwhile.
+    pub used: Vec<f64>,
+    /// Payload, the flow's bytes, of all that was carried.
+    pub payload: f64,
+    /// Bytes of the flow that arrived a second time, of all.
+    pub twice: f64,
+}
+
+/// Accounts for a transfer of `size` bytes by `side`; `None` if it takes more than a minute.
+pub fn account(specs: &[Spec], seed: u64, side: usize, size: usize) -> Option<Account> {
+    let mut world = World::up(specs, seed);
+    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    let carried = |world: &World| (0..specs.len()).map(|link| world.delivered(link, side) as f64).collect::<Vec<_>>();
+    let (start, before) = (world.now, carried(&world));
+    world.send(side, flow, size);
+    // The flow is gone once it is read to its end, and with it what it counted.
+    let mut arrived = 0;
+    let done = world.run(Duration::from_secs(60), |world| {
+        arrived = arrived.max((0..specs.len()).map(|link| world.arrived(1 - side, flow, link as u8)).sum());
+        world.received(1 - side, flow) == size
+    });
+    let took = world.now - start;
+    let moved: Vec<f64> = carried(&world).iter().zip(&before).map(|(after, before)| after - before).collect();
+    let used = moved.iter().zip(specs).map(|(moved, spec)| moved * 8e-6 / spec.mbps / took.as_secs_f64()).collect();
+    let whole = size as f64;
+    done.then(|| Account { took, used, payload: whole / moved.iter().sum::<f64>(), twice: arrived as f64 / whole - 1.0 })
+}
+
+/// The links of the kernel's own test of multipath TCP (`simult_flows.sh`), and how many seconds 16 MiB may take over them.
+pub fn simult() -> Vec<([Spec; 2], f64)> {
+    let pairs = [[(10.0, 1), (10.0, 1)], [(10.0, 1), (10.0, 50)], [(30.0, 1), (10.0, 1)], [(30.0, 1), (10.0, 50)], [(30.0, 50), (10.0, 1)]];
+    let limit = |sum: f64| f64::from(16 << 20) * 8e-6 / sum * 10.0 / 9.0 + 0.45;
+    pairs
+        .map(|pair| {
+            (
+                pair.map(|(mbps, delay)| Spec { queue: ((mbps * 12_500.0) as u64).max(64_000), ..Spec::new(mbps, delay) }),
+                limit(pair[0].0 + pair[1].0),
+            )
+        })
+        .into()
+}
+
 /// The rate of a download by `scheduling`, as a share of the links' sum, and what part of it each link carried first; a link's share of
 /// the weights is its share of the sum.
 pub fn scheduled(specs: &[Spec], seed: u64, scheduling: Scheduling, size: usize) -> (f64, Vec<f64>) {

@@ -107,7 +107,9 @@ fn capacities(lab: &Lab, probes: &[Origin], span: Duration) -> Result<Vec<f64>> 
         ensure!(rate > 0.0, "nothing came");
         Ok(rate)
     };
-    probes.iter().map(|probe| one(probe).context("cannot measure a link alone")).collect()
+    let rates = probes.iter().map(|probe| one(probe).context("cannot measure a link alone")).collect::<Result<Vec<_>>>()?;
+    progress(&format!("the links alone: {:.2?} Mbit/s", rates.iter().map(|bps| bps / 1e6).collect::<Vec<_>>()));
+    Ok(rates)
 }
 
 /// Mean bits per second.

@@ -1,6 +1,7 @@
 //! Few long flows: what a bond is for, since whole connections cannot be divided (DBAS, fig. 6).
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -104,8 +105,15 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     );
     let (seeds, span) = if settings.quick { (1, Duration::from_secs(15)) } else { (3, Duration::from_secs(20)) };
     let labs: Vec<([u64; 2], u64)> = PAIRS.iter().flat_map(|rates| (0..seeds).map(|number| (*rates, settings.seed + number))).collect();
+    let part = Mutex::new(report.clone());
+    let keep = |found: &Found| -> Result<()> {
+        let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+        let row = [found.case.title(), found.way.name().to_owned(), found.seed.to_string(), format!("{:.2}", found.goodput)];
+        part.row("Single runs:", "links and load | by | seed | goodput, Mbit/s", row.to_vec());
+        settings.keep(&part)
+    };
     let found: Vec<Result<Vec<Found>>> = thread::scope(|scope| {
-        let runs: Vec<_> = labs.iter().map(|(rates, seed)| scope.spawn(move || one_lab(settings, *rates, *seed, span))).collect();
+        let runs: Vec<_> = labs.iter().map(|(rates, seed)| scope.spawn(|| one_lab(settings, *rates, *seed, span, keep))).collect();
         runs.into_iter().map(|run| run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
     let found: Vec<_> = found.into_iter().collect::<Result<Vec<_>>>()?.concat();
@@ -128,7 +136,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     Ok(report)
 }
 
-fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration) -> Result<Vec<Found>> {
+fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration, keep: impl Fn(&Found) -> Result<()>) -> Result<Vec<Found>> {
     let links = ["wlan0", "lte0"].iter().zip(rates).map(|(name, rate)| LinkSpec::new(name).rate(mbps(rate)).delay(ms(25)));
     let lab = links.fold(Lab::builder().rp_filter(2).seed(seed), |builder, link| builder.link(link)).start()?;
     let web = Web::start(&lab)?;
@@ -151,7 +159,9 @@ fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration) -> R
             let goodput = Bytes::new(bytes).per(span).bps() as f64 / 1e6;
             progress(&format!("{}, seed {seed}, {}: {goodput:.2} Mbit/s", case.title(), way.name()));
             let course = (0..rates.len()).map(|link| Ok(course(&lab.samples(link)?, began, frame::Way::Down))).collect::<Result<_>>()?;
-            found.push(Found { case, way, seed, goodput, course });
+            let one = Found { case, way, seed, goodput, course };
+            keep(&one)?;
+            found.push(one);
         }
     }
     for link in 0..rates.len() {

@@ -53,7 +53,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     );
     let span = Duration::from_secs(if settings.quick { 2 } else { 6 });
     let step = if settings.quick { 5 } else { 1 };
-    let (mut rows, mut raw) = (Vec::new(), Vec::new());
+    let caption = format!("Transfers of {} s:", span.as_secs());
     for pair in PAIRS.iter().step_by(step) {
         let ways = one(settings, pair, span).with_context(|| title(pair))?;
         for (direction, rates) in ["download", "upload"].into_iter().zip(ways) {
@@ -61,13 +61,12 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
             let ratio = rates[0] / best;
             let row = [title(pair), direction.to_owned(), format!("{:.2}", rates[0]), format!("{best:.2}"), format!("{ratio:.3}")];
             progress(&row.join(", "));
-            rows.push(row.to_vec());
+            report.row(&caption, "links | | both | the better one | both / better", row.to_vec());
             report.aim(format!("{}, {direction}: {AIM} of the better link", title(pair)), format!("{ratio:.3}"), ratio >= AIM);
-            raw.push(json!({ "links": title(pair), "direction": direction, "both_mbps": rates[0], "first_mbps": rates[1], "second_mbps": rates[2] }));
+            report.measured(json!({ "links": title(pair), "direction": direction, "both_mbps": rates[0], "first_mbps": rates[1], "second_mbps": rates[2] }));
         }
+        settings.keep(&report)?;
     }
-    report.table(format!("Transfers of {} s:", span.as_secs()), "links | | both | the better one | both / better", rows);
-    report.raw = json!(raw);
     Ok(report)
 }
 

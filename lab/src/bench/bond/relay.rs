@@ -53,41 +53,36 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     progress(&format!("{} flows after {took:.1} s: relay {:.1} MB, daemon {:.1} MB", MANY.0, busy[0], busy[1]));
     thread::sleep(Duration::from_secs(3));
     let emptied = memory()?;
+    remember(&mut report, "resident with no flow", idle, "MB");
+    remember(&mut report, &format!("resident with {} flows", MANY.0), busy, "MB");
+    remember(&mut report, "resident after their end", emptied, "MB");
+    report.aim(format!("{} flows at the relay under {} MB", MANY.0, MANY.1), format!("{:.1} MB", busy[0]), busy[0] < MANY.1);
+    settings.keep(&report)?;
     web.file(braid_model::Bytes::new(1000))?;
     let before = spent(&bonded)?;
     let churn = churn(&lab, if settings.quick { 10 } else { 20 }, FRESH)?;
     let after = spent(&bonded)?;
     let churned = memory()?;
-    // Others, for in these the memory of many flows is free to be used again, and would hide what is never given back.
-    drop(bonded);
-    let fresh = Bonded::start(settings, &lab)?;
-    let memory = || -> Result<[f64; 2]> { Ok([resident(fresh.relay.pid())?.0, resident(fresh.daemon.pid())?.0]) };
-    let (steady, looks) = watch(&lab, if settings.quick { 30 } else { 600 }, memory)?;
-    let [relay, daemon] = [0, 1].map(|who| grown(&looks.iter().map(|look| look[who]).collect::<Vec<_>>()));
     let cost = |who: usize| (after[who] - before[who]) * 1e6 / churn.times.len().max(1) as f64;
     progress(&format!("{:.0} new flows a second, {} failed", churn.rate, churn.failed));
-    let row = |what: &str, figures: [f64; 2], unit: &str| {
-        let [relay, daemon] = figures.map(|figure| format!("{figure:.1} {unit}"));
-        vec![what.to_owned(), relay, daemon]
-    };
-    let rows = vec![
-        row("resident with no flow", idle, "MB"),
-        row(&format!("resident with {} flows", MANY.0), busy, "MB"),
-        row("resident after their end", emptied, "MB"),
-        row("resident after the new flows", churned, "MB"),
-        row("CPU of one new flow", [cost(0), cost(1)], "µs"),
-    ];
-    report.table("Memory in megabytes (10^6):", "what | relay | daemon", rows);
+    remember(&mut report, "resident after the new flows", churned, "MB");
+    remember(&mut report, "CPU of one new flow", [cost(0), cost(1)], "µs");
     let times = [median(&churn.times), quantile(&churn.times, 0.99), worst(&churn.times)].map(|time| format!("{:.1} ms", time * 1e3));
-    let rows = vec![[format!("{:.0}/s", churn.rate), churn.failed.to_string()].into_iter().chain(times.clone()).collect()];
-    report.table("New flows:", "made | failed | time: median | 99 % | worst", rows);
-    report.aim(format!("{} flows at the relay under {} MB", MANY.0, MANY.1), format!("{:.1} MB", busy[0]), busy[0] < MANY.1);
+    let row = [format!("{:.0}/s", churn.rate), churn.failed.to_string()].into_iter().chain(times.clone()).collect();
+    report.row("New flows:", "made | failed | time: median | 99 % | worst", row);
     let met = churn.failed == 0 && churn.rate >= 0.99 * f64::from(FRESH) && quantile(&churn.times, 0.99) < 1.0;
     report.aim(
         format!("{FRESH} new flows a second, none lost, 99 % within a second"),
         format!("{:.0}/s, {} lost, 99 % within {}", churn.rate, churn.failed, times[1]),
         met,
     );
+    settings.keep(&report)?;
+    // Others, for in these the memory of many flows is free to be used again, and would hide what is never given back.
+    drop(bonded);
+    let fresh = Bonded::start(settings, &lab)?;
+    let memory = || -> Result<[f64; 2]> { Ok([resident(fresh.relay.pid())?.0, resident(fresh.daemon.pid())?.0]) };
+    let (steady, looks) = watch(&lab, if settings.quick { 30 } else { 600 }, memory)?;
+    let [relay, daemon] = [0, 1].map(|who| grown(&looks.iter().map(|look| look[who]).collect::<Vec<_>>()));
     let grown = |(from, to): (f64, f64)| to <= from * (1.0 + GROWTH.0) + GROWTH.1;
     let told = |who: &str, (from, to): (f64, f64)| format!("{who} {from:.1} to {to:.1} MB");
     report.aim(
@@ -101,6 +96,12 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         "failed": churn.failed, "errors": churn.errors, "cpu_us": [cost(0), cost(1)],
     });
     Ok(report)
+}
+
+/// Adds what the relay's and the daemon's figures are.
+fn remember(report: &mut Report, what: &str, figures: [f64; 2], unit: &str) {
+    let [relay, daemon] = figures.map(|figure| format!("{figure:.1} {unit}"));
+    report.row("Memory in megabytes (10^6):", "what | relay | daemon", vec![what.to_owned(), relay, daemon]);
 }
 
 /// A server that sends a byte over every connection and keeps it, for as long as the lab lives.

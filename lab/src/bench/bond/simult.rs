@@ -30,20 +30,23 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
          its own, so that nothing is known of the links; the upload comes after the download, from an end that has sent nothing yet.",
     );
     let count = if settings.quick { 1 } else { 5 };
-    let (mut rows, mut raw) = (Vec::new(), Vec::new());
+    let caption = format!("{count} times each:");
     for case in &CASES {
         let runs = (0..count).map(|seed| one(settings, case, seed).with_context(|| title(case))).collect::<Result<Vec<_>>>()?;
         for (way, direction) in DIRECTIONS.iter().enumerate() {
             let took: Vec<f64> = runs.iter().map(|run| run[way]).collect();
             let (what, limit) = (format!("{}, {direction}", title(case)), limit(case));
             progress(&format!("{what}: {took:.2?} s, at most {limit:.2}"));
-            rows.push(vec![title(case), (*direction).to_owned(), shown(median(&took)), shown(worst(&took)), shown(limit)]);
+            report.row(
+                &caption,
+                "links (one way) | | median | worst | allowed",
+                vec![title(case), (*direction).to_owned(), shown(median(&took)), shown(worst(&took)), shown(limit)],
+            );
             report.aim(format!("{what}: within {}, every time", shown(limit)), shown(worst(&took)), worst(&took) <= limit);
-            raw.push(json!({ "case": title(case), "direction": direction, "seconds": took, "limit": limit }));
+            report.measured(json!({ "case": title(case), "direction": direction, "seconds": took, "limit": limit }));
         }
+        settings.keep(&report)?;
     }
-    report.table(format!("{count} times each:"), "links (one way) | | median | worst | allowed", rows);
-    report.raw = json!(raw);
     Ok(report)
 }
 
