@@ -114,8 +114,8 @@ BRAID_INLINE void set_remote4(struct request *request, __u32 addr)
 	request->family = 4;
 }
 
-/* Whether the kernel's own choice for the destination is a link; what is unknown is not. */
-BRAID_INLINE _Bool steerable(const struct request *request)
+/* Whether the kernel's own choice for the destination is a link; what is unknown is not. A function of its own, for the sake of the stack. */
+static __attribute__((noinline)) int steerable(const struct request *request)
 {
 	__u8 *verdict;
 
