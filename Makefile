@@ -12,7 +12,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
 	@echo "make test       all tests; those on real kernels need root"
-	@echo "make test-ui    tests of the web page in Chromium, against a mock daemon (installs Chromium and Node)"
+	@echo "make test-ui    tests of the web page in Chromium, against a mock and a real daemon (installs Chromium and Node)"
 	@echo "make bench      measurements, with the figures the documentation quotes"
 	@echo "make check      formatting, lints and the purity of the pure crates"
 	@echo "make screenshots  pictures of the web page, to docs/screenshots"
@@ -33,14 +33,17 @@ demo: build
 	$(TARGET)/release/braid-lab demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
 
 test: deps
-	$(CARGO) build --locked -p braid
+	# Builds the program too, which the laboratory's tests run; by itself it would want other features of its dependencies, and a build of each.
 	$(CARGO) test --workspace --exclude braid-lab --locked
 	# The laboratory's tests one after the other: each has links, servers and programs of its own to keep in time.
 	$(CARGO) test -p braid-lab --locked -- --test-threads=1
 
 test-ui:
 	web/tests/install-deps.sh
+	$(CARGO) build --locked -p braid
 	cd web/tests && npm test
+	# The same page from the living daemon, in a laboratory of its own.
+	$(SUDO) unshare --net --mount env BRAID=$(abspath $(TARGET))/debug/braid node --test web/tests/daemon.test.mjs
 
 screenshots:
 	web/tests/install-deps.sh

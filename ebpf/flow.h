@@ -14,30 +14,55 @@ BRAID_INLINE void affinity_key(const struct request *request, struct braid_affin
 		__builtin_memset(key->remote, 0, sizeof(key->remote));
 }
 
-/* Chooses request->slot and, if asked to, reserves the demand on it: one step under one lock. */
-__attribute__((noinline)) int choose(struct request *request, __u32 bank, __u32 reserve)
+/*
+ * The slot that affinity holds the request to, BRAID_NO_SLOT without one. This and `keep_held` are global, and apart from `pick`: all of
+ * it in one frame, below those of sendmsg, would be more stack than a program may have.
+ */
+__attribute__((noinline)) int held_slot(struct request *request, __u32 bank)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	struct braid_affinity_value *held;
 	struct braid_affinity_key key;
-	__u32 zero = 0, slot = BRAID_NO_SLOT;
+	__u32 slot;
+
+	if (!request || !now)
+		return BRAID_NO_SLOT;
+	affinity_key(request, &key);
+	held = bpf_map_lookup_elem(&affinities, &key);
+	if (!held)
+		return BRAID_NO_SLOT;
+	slot = held->slot & (BRAID_MAX_LINKS - 1);
+	if (!(request->allowed & (1u << slot)) || now->slots[slot].ifindex != held->ifindex)
+		return BRAID_NO_SLOT;
+	held->used = bpf_ktime_get_ns();
+	return slot;
+}
+
+/* Holds what comes after the request, by its affinity, to the slot it got. */
+__attribute__((noinline)) int keep_held(struct request *request, __u32 bank)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	struct braid_affinity_value held = {};
+	struct braid_affinity_key key;
+
+	if (!request || !now)
+		return -1;
+	affinity_key(request, &key);
+	held.slot = request->slot;
+	held.ifindex = now->slots[request->slot & (BRAID_MAX_LINKS - 1)].ifindex;
+	held.used = bpf_ktime_get_ns();
+	return bpf_map_update_elem(&affinities, &key, &held, BPF_ANY);
+}
+
+/* Sets request->slot, to `slot` unless that is BRAID_NO_SLOT, and, if asked to, reserves the demand on it: one step under one lock. */
+__attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 reserve, __u32 slot)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	__u32 zero = 0;
 	struct board *shared = bpf_map_lookup_elem(&board, &zero);
 
 	if (!request || !now || !shared)
 		return -1;
-	if (request->affinity != BRAID_AFFINITY_NONE) {
-		struct braid_affinity_value *held;
-
-		affinity_key(request, &key);
-		held = bpf_map_lookup_elem(&affinities, &key);
-		if (held) {
-			__u32 old = held->slot & (BRAID_MAX_LINKS - 1);
-
-			if ((request->allowed & (1u << old)) && now->slots[old].ifindex == held->ifindex) {
-				slot = old;
-				held->used = bpf_ktime_get_ns();
-			}
-		}
-	}
 	bpf_spin_lock(&shared->lock);
 	if (slot != BRAID_NO_SLOT)
 		shared->state.winner = slot;
@@ -47,13 +72,20 @@ __attribute__((noinline)) int choose(struct request *request, __u32 bank, __u32 
 		braid_commit(&shared->state, now, request->direction, request->demand);
 	request->slot = shared->state.winner & (BRAID_MAX_LINKS - 1);
 	bpf_spin_unlock(&shared->lock);
-	if (request->affinity != BRAID_AFFINITY_NONE && slot == BRAID_NO_SLOT) {
-		struct braid_affinity_value held = { .slot = request->slot };
+	return 0;
+}
 
-		held.ifindex = now->slots[request->slot & (BRAID_MAX_LINKS - 1)].ifindex;
-		held.used = bpf_ktime_get_ns();
-		bpf_map_update_elem(&affinities, &key, &held, BPF_ANY);
-	}
+/* Chooses request->slot and, if asked to, reserves the demand on it. */
+BRAID_INLINE int choose(struct request *request, __u32 bank, __u32 reserve)
+{
+	__u32 slot = BRAID_NO_SLOT;
+
+	if (request->affinity != BRAID_AFFINITY_NONE)
+		slot = held_slot(request, bank);
+	if (pick(request, bank, reserve, slot))
+		return -1;
+	if (request->affinity != BRAID_AFFINITY_NONE && slot == BRAID_NO_SLOT)
+		keep_held(request, bank);
 	return 0;
 }
 

@@ -5,7 +5,7 @@
 
 #include "caller.h"
 
-/* Global, like `judge` and `choose` below: walked by the verifier once, not once for every rule there may be. */
+/* Global, like `judge` and `pick` below: walked by the verifier once, not once for every rule there may be. */
 __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 {
 	const struct braid_rule *rule = bpf_map_lookup_elem(&rules, &key);
@@ -182,7 +182,7 @@ BRAID_INLINE __u32 with_source(const struct braid_params *now, const struct requ
 /*
  * Judges a request by policy: GO_ON with `request->allowed`, or what else to do with it.
  *
- * This function and `choose` are global, so that the verifier walks each of them once, not once for every way that leads there.
+ * This function and `pick` are global, so that the verifier walks each of them once, not once for every way that leads there.
  */
 __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 {

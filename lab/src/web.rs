@@ -139,6 +139,7 @@ http {{
     tcp_nopush on;
     keepalive_timeout 30s;
     default_type application/octet-stream;
+    types {{ text/html html; image/svg+xml svg; }}
     client_body_temp_path {home}/body;
     proxy_temp_path {home}/proxy;
     fastcgi_temp_path {home}/fastcgi;

@@ -94,6 +94,30 @@ test('drags α', { skip }, async () => {
   await page.context().close();
 });
 
+test('comes by the address that braid ui prints, and may change things', { skip }, async () => {
+  const page = await openPage(browser, lab.page());
+  await page.locator('.link[data-link="lab0"]').waitFor();
+  assert.equal(new URL(page.url()).hash, '', 'the ticket has left the address');
+  await page.reload();
+  await go(page, 'settings');
+  await page.getByText('Turn by turn').click();
+  await page.getByRole('region', { name: 'How links are chosen' }).getByRole('button', { name: 'Preview…' }).click();
+  await apply(page);
+  await page.locator('.facts').getByText('round-robin').waitFor();
+  assert.match(readFileSync(lab.config, 'utf8'), /scheduler = "round-robin"/);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test('a stranger sees nothing', { skip }, async () => {
+  const page = await openPage(browser, new URL('/', lab.page()).href);
+  await page.getByLabel('Token').fill('guessed');
+  await page.getByRole('button', { name: 'Sign in' }).click();
+  await page.getByRole('alert').waitFor();
+  assert.equal(await page.locator('.link').count(), 0);
+  await page.context().close();
+});
+
 test('joins a relay', { skip }, async () => {
   const page = await openPage(browser, `${lab.url}/#/peers`);
   await page.getByLabel('Invitation').fill(lab.invitation());

@@ -73,6 +73,7 @@ class Lab {
       join(this.folder, 'state'),
       '--socket',
       this.socket,
+      '--ui',
     ]);
     daemon.stderr.on('data', (data) => {
       this.log += data;
@@ -111,6 +112,11 @@ class Lab {
     } catch {
       return '';
     }
+  }
+
+  /** Where the page is over TCP, with a ticket that is good once. */
+  page() {
+    return this.ask('ui', '--print').trim();
   }
 
   /** A download that does not end. */

@@ -16,7 +16,7 @@ use braid_carry::{Flow, FlowStream};
 use braid_decide::policy::{AppRule, Carry, Client, Policy, Scheduler, Subject};
 use braid_peer::address::{Address, Host};
 use braid_peer::destination::{self, DialError, dial_by, resolve};
-use braid_proxy::{Connection, Datagrams, Origin, Outbound, Pending};
+use braid_proxy::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
 use bytes::Bytes;
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
@@ -69,6 +69,7 @@ struct Inner {
     flows: OwnFlows,
     policy: Policy,
     carry: Carry,
+    scheduler: Scheduler,
     exe: PathBuf,
     user: u32,
     /// What clients of this machine may reach, and those from elsewhere.
@@ -81,6 +82,12 @@ struct Ruled {
     application: String,
     rule: Option<AppRule>,
     excluded: bool,
+}
+
+impl Ruled {
+    fn ruling<'a>(&'a self, policy: &'a Policy) -> Ruling<'a> {
+        Ruling { application: &self.application, policy, rule: self.rule.as_ref() }
+    }
 }
 
 impl ProxyFlows {
@@ -105,6 +112,7 @@ impl ProxyFlows {
             flows,
             policy: options.policy,
             carry: options.carry,
+            scheduler: options.scheduler,
             exe: std::env::current_exe().unwrap_or_default(),
             user: braid_platform::linux::sys::process::own_user(),
             here: destination::Policy::relay(everything, Vec::new()),
@@ -145,18 +153,38 @@ impl Inner {
         if origin.client.ip().to_canonical().is_loopback() { &self.here } else { &self.elsewhere }
     }
 
-    async fn open(&self, origin: &Origin, remote: SocketAddr) -> io::Result<Box<dyn Connection>> {
+    async fn open(&self, origin: &Origin, remote: SocketAddr) -> io::Result<Opened> {
         let ruled = self.rule(origin, remote);
         if ruled.excluded {
-            return Ok(Box::new(tokio::net::TcpStream::connect(remote).await?));
+            return Ok(Opened { stream: Box::new(tokio::net::TcpStream::connect(remote).await?), way: None });
         }
-        let ruling = Ruling { application: &ruled.application, policy: &self.policy, rule: ruled.rule.as_ref() };
+        let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
             && let Some(flow) = self.flows.bond(Carrier::Stream, remote, ruling).await
         {
-            return Ok(Box::new(FlowStream::new(flow)));
+            return Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None });
         }
-        let stream = self.flows.connect(remote, ruling).await?;
+        let (stream, link) = self.flows.connect(remote, ruling).await?;
+        stream.set_nodelay(true)?;
+        Ok(Opened { stream: Box::new(stream), way: link.map(|link| Way { link, remote }) })
+    }
+
+    /// How a download may be divided: over the links that its rule allows, unless it is to be carried over one, or the scheduler keeps to
+    /// few links for their price or steadiness.
+    fn share(&self, origin: &Origin, way: Way) -> Option<Share> {
+        let ruled = self.rule(origin, way.remote);
+        let carry = ruled.rule.as_ref().map_or(Carry::Auto, |rule| rule.carry);
+        if ruled.excluded || !self.scheduler.spreads() || matches!(carry, Carry::Direct | Carry::Duplicate) {
+            return None;
+        }
+        let links = self.flows.divided(way.remote, ruled.ruling(&self.policy));
+        let weight = ruled.rule.as_ref().map_or(1.0, |rule| rule.weight);
+        links.iter().any(|(link, _)| *link == way.link).then_some(Share { links, weight })
+    }
+
+    async fn open_by(&self, origin: &Origin, way: Way) -> io::Result<Box<dyn Connection>> {
+        let ruled = self.rule(origin, way.remote);
+        let stream = self.flows.connect_by(way.link, way.remote, ruled.ruling(&self.policy)).await?;
         stream.set_nodelay(true)?;
         Ok(Box::new(stream))
     }
@@ -169,7 +197,7 @@ impl Inner {
             socket.connect(remote).await?;
             return Ok(Exchange::Direct(Arc::new(socket)));
         }
-        let ruling = Ruling { application: &ruled.application, policy: &self.policy, rule: ruled.rule.as_ref() };
+        let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
             && let Some(flow) = self.flows.bond(Carrier::Messages, remote, ruling).await
         {
@@ -180,7 +208,7 @@ impl Inner {
 }
 
 impl Outbound for ProxyFlows {
-    fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Box<dyn Connection>, DialError>> {
+    fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>> {
         Box::pin(async move {
             dial_by(target, self.0.reach(origin), |remote| {
                 let (inner, origin) = (self.0.clone(), origin.clone());
@@ -188,6 +216,14 @@ impl Outbound for ProxyFlows {
             })
             .await
         })
+    }
+
+    fn share(&self, origin: &Origin, way: Way) -> Option<Share> {
+        self.0.share(origin, way)
+    }
+
+    fn connect_by<'a>(&'a self, origin: &'a Origin, way: Way) -> Pending<'a, io::Result<Box<dyn Connection>>> {
+        Box::pin(self.0.open_by(origin, way))
     }
 
     fn datagrams<'a>(&'a self, origin: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>> {

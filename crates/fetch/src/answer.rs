@@ -56,6 +56,8 @@ impl Validator {
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub(crate) url: Url,
+    /// The request's target word for word, where the address says it otherwise.
+    pub(crate) target: Option<Uri>,
     /// `None`: the whole file.
     pub(crate) span: Option<Span>,
     /// The state of the file that what came so far is of.
@@ -114,7 +116,7 @@ fn whole(asked: &Asked, headers: &HeaderMap) -> Verdict {
         return changed(asked, format!("it was {} before", expected.value()));
     }
     let validator = Validator::of(headers);
-    let head = Head { size: length(headers).map(Bytes::new), span: None, joinable: validator.is_some() };
+    let head = Head { size: content_length(headers).map(Bytes::new), span: None, joinable: validator.is_some() };
     Verdict::Body { head, validator }
 }
 
@@ -134,8 +136,8 @@ fn part(asked: &Asked, headers: &HeaderMap) -> Verdict {
     if span.start() != wanted.start() || span.end() > Bytes::new(size) || span.is_empty() {
         return wrong(format!("the server sends another range ({said}) than it was asked for ({}-)", wanted.start().get()));
     }
-    if length(headers).is_some_and(|length| length != span.len().get()) {
-        return wrong(format!("the server's range ({said}) and its length ({}) do not fit", length(headers).unwrap_or(0)));
+    if content_length(headers).is_some_and(|length| length != span.len().get()) {
+        return wrong(format!("the server's range ({said}) and its length ({}) do not fit", content_length(headers).unwrap_or(0)));
     }
     if let Some(verdict) = compressed(asked, headers) {
         return verdict;
@@ -217,7 +219,8 @@ fn content_range(said: &str) -> Option<(Span, Option<u64>)> {
     Some((Span::new(Bytes::new(first), Bytes::new(end)), size))
 }
 
-fn length(headers: &HeaderMap) -> Option<u64> {
+/// What `Content-Length` says.
+pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
     number(text(headers, header::CONTENT_LENGTH)?)
 }
 
@@ -227,7 +230,8 @@ fn number(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+/// A header's first value, where it is text.
+pub(crate) fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
@@ -241,7 +245,7 @@ mod tests {
 
     fn asked(from: u64, to: u64) -> Asked {
         let span = Some(Span::new(Bytes::new(from), Bytes::new(to)));
-        Asked { url: "http://host/a/file?q#f".parse().unwrap(), span, expected: None, encoded: false }
+        Asked { url: "http://host/a/file?q#f".parse().unwrap(), target: None, span, expected: None, encoded: false }
     }
 
     const FULL: [(&str, &str); 3] = [("content-range", "bytes 0-9/100"), ("content-length", "10"), ("etag", "\"a\"")];

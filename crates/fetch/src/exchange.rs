@@ -107,7 +107,10 @@ fn build(exchange: &Exchange, version: Version) -> Result<Request<Empty<Bytes>>,
     let _ = plain.set_password(None);
     let origin_form = version == Version::HTTP_11 && !exchange.through_proxy;
     let target = if origin_form { plain[url::Position::BeforePath..].to_owned() } else { plain.to_string() };
-    let uri: Uri = target.parse().map_err(|error: hyper::http::uri::InvalidUri| error.to_string())?;
+    let uri: Uri = match &exchange.asked.target {
+        Some(target) => target.clone(),
+        None => target.parse().map_err(|error: hyper::http::uri::InvalidUri| error.to_string())?,
+    };
     let mut request = Request::builder().method(Method::GET).uri(uri).version(version);
     if version == Version::HTTP_11 && !exchange.headers.contains_key(header::HOST) {
         request = request.header(header::HOST, &plain[url::Position::BeforeHost..url::Position::AfterPort]);

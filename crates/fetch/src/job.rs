@@ -139,7 +139,7 @@ impl Job {
         let there = &self.sources[source];
         let headers = headers(there, options);
         let encoded = options.headers.iter().any(|(name, _)| *name == header::ACCEPT_ENCODING);
-        (Asked { url: there.url.clone(), span, expected: there.validator.clone(), encoded }, headers)
+        (Asked { url: there.url.clone(), target: None, span, expected: there.validator.clone(), encoded }, headers)
     }
 
     /// An answer of a source is of the state that `validator` names.

@@ -41,7 +41,8 @@ pub(crate) struct Origin {
 /// What all lanes share.
 pub(crate) struct Shared {
     pub(crate) network: Arc<dyn Network>,
-    pub(crate) tls: Tls,
+    /// `None`: where no server of TLS is asked.
+    pub(crate) tls: Option<Tls>,
     pub(crate) throttle: Throttle,
     pub(crate) connect_timeout: Duration,
     pub(crate) news: mpsc::Sender<News>,
@@ -207,7 +208,8 @@ async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<Connecti
         _ => {}
     }
     if origin.tls {
-        (stream, two) = shared.tls.wrap(&origin.host, stream).await?;
+        let none = || FetchError::Tls { host: origin.host.clone(), reason: "there is none here".to_owned() };
+        (stream, two) = shared.tls.as_ref().ok_or_else(none)?.wrap(&origin.host, stream).await?;
     }
     let broken = |error: hyper::Error| {
         let link = shared.network.links()[link].name.clone();

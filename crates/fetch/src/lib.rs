@@ -27,6 +27,7 @@ mod options;
 mod partial;
 mod proxy;
 mod run;
+pub mod splice;
 mod throttle;
 mod tls;
 

@@ -48,8 +48,13 @@ pub async fn fetch(
     }
     let tls = Tls::new(options.cacert.as_deref(), options.http1)?;
     let (news_sender, news) = mpsc::channel(AHEAD);
-    let shared =
-        Shared { network, tls, throttle: Throttle::new(options.limit_rate), connect_timeout: options.connect_timeout, news: news_sender };
+    let shared = Shared {
+        network,
+        tls: Some(tls),
+        throttle: Throttle::new(options.limit_rate),
+        connect_timeout: options.connect_timeout,
+        news: news_sender,
+    };
     let mut run = Run::new(Arc::new(shared), options, tell)?;
     let order: Vec<usize> = downloads.into_iter().map(|download| run.add(download)).collect();
     run.work(news, stop).await;
@@ -358,7 +363,7 @@ impl<T: FnMut(Event)> Run<T> {
             self.jobs[index].by_link[link.0] += span.len();
             match self.jobs[index].write(span.start(), piece) {
                 Ok(None) => {}
-                Ok(Some(out)) => self.engine.on_taken(file, out),
+                Ok(Some(out)) => self.engine.on_taken(now, file, out),
                 Err(error) => return self.drop_file(file, error),
             }
         }

@@ -4,9 +4,10 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use braid_fetch::FetchError;
-use support::{Act, Asked, Came, Server, answer, content, content_of, get, good, good_with};
+use braid_fetch::{FetchError, Options};
+use support::{Act, Asked, Came, Loopback, Server, answer, content, content_of, get, get_over, good, good_with, quick};
 
 const SIZE: usize = 3_000_000;
 
@@ -282,7 +283,7 @@ fn few_connections() {
             return send(answer("503 Service Unavailable", "", b"too many"));
         }
         // The place is free again a little before the answer, which no test of this size can tell.
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         busy.fetch_sub(1, Ordering::SeqCst);
         send(good(asked, bytes))
     });
@@ -388,8 +389,12 @@ fn one_link_drips() {
 
 #[test]
 fn everything_hangs() {
-    let error = fails("", |_, _| vec![Act::Hang]);
-    assert!([28, 56].contains(&error.exit_code()), "{error}");
+    let server = Server::start(|_| vec![Act::Hang]);
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { patience: Duration::from_secs(2), ..quick() };
+    let came = get_over(Loopback::new(3), &[server.url("/file")], folder.path(), options, |_| ());
+    assert!([28, 56].contains(&came.error().exit_code()), "{}", came.error());
+    assert!(!folder.path().join("file").exists());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use braid_fetch::splice::SpliceError;
 use braid_peer::address::Address;
 use braid_peer::destination::DialError;
 use http_body_util::BodyExt;
@@ -16,13 +17,22 @@ use tokio::io::copy_bidirectional;
 use tokio::sync::oneshot;
 
 use crate::headers::pass_on;
-use crate::http::{Answer, plain, unreachable};
-use crate::outbound::{Origin, Outbound};
+use crate::http::{Answer, BodyError, plain, unreachable};
+use crate::outbound::{Opened, Origin, Outbound, Way};
 use crate::patience::Patient;
+use crate::serve::Shared;
+use crate::split::Candidate;
 
 /// The connection that a client's requests go on with, as long as they go to one server.
 #[derive(Default)]
-pub(crate) struct Upstream(Mutex<Option<(Address, SendRequest<Patient>)>>);
+pub(crate) struct Upstream(Mutex<Option<Kept>>);
+
+/// A server's connection.
+struct Kept {
+    target: Address,
+    way: Option<Way>,
+    sender: SendRequest<Patient>,
+}
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
@@ -53,11 +63,13 @@ impl Upstream {
         mut request: Request<Incoming>,
         origin: &Origin,
         target: &Address,
-        outbound: &Arc<dyn Outbound>,
+        shared: &Shared,
     ) -> Result<Answer, ForwardError> {
         let client = hyper::upgrade::on(&mut request);
+        let mut candidate = Candidate::of(&request);
         let (onward, upgrades) = outgoing(request)?;
-        let mut response = self.send(onward, origin, target, outbound).await?;
+        candidate.iter_mut().for_each(|candidate| candidate.headers.clone_from(onward.headers()));
+        let (mut response, way) = self.send(onward, origin, target, &shared.outbound).await?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades {
             let server = hyper::upgrade::on(&mut response);
             tokio::spawn(async move {
@@ -72,7 +84,15 @@ impl Upstream {
         pass_on(&mut parts.headers, parts.status == StatusCode::SWITCHING_PROTOCOLS);
         parts.version = Version::HTTP_11;
         parts.extensions.clear();
-        Ok(Response::from_parts(parts, body.boxed_unsync()))
+        let whole = |body: Incoming| body.map_err(BodyError::from).boxed_unsync();
+        let body = match candidate.zip(way) {
+            Some((candidate, way)) => match candidate.splice(&shared.splicer, &shared.outbound, (origin, target, way), &parts, body) {
+                Ok(spliced) => spliced.map_err(broken_off).boxed_unsync(),
+                Err(body) => whole(body),
+            },
+            None => whole(body),
+        };
+        Ok(Response::from_parts(parts, body))
     }
 
     /// Over the connection that is there, or a new one. One that the server has closed meanwhile costs nothing but the attempt.
@@ -82,15 +102,15 @@ impl Upstream {
         origin: &Origin,
         target: &Address,
         outbound: &Arc<dyn Outbound>,
-    ) -> Result<Response<Incoming>, ForwardError> {
+    ) -> Result<(Response<Incoming>, Option<Way>), ForwardError> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((_, mut sender)) = kept.filter(|(to, sender)| to == target && !sender.is_closed())
+        if let Some(Kept { way, mut sender, .. }) = kept.filter(|kept| kept.target == *target && !kept.sender.is_closed())
             && sender.ready().await.is_ok()
         {
             match sender.try_send_request(request).await {
                 Ok(response) => {
-                    self.keep(target, sender);
-                    return Ok(response);
+                    self.keep(target, way, sender);
+                    return Ok((response, way));
                 }
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
@@ -98,7 +118,7 @@ impl Upstream {
                 },
             }
         }
-        let stream = outbound.connect(origin, target).await?;
+        let Opened { stream, way } = outbound.connect(origin, target).await?;
         let broken = |error| ForwardError::Broken(target.clone(), error);
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         tokio::spawn(async move {
@@ -107,13 +127,19 @@ impl Upstream {
             }
         });
         let response = sender.send_request(request).await.map_err(broken)?;
-        self.keep(target, sender);
-        Ok(response)
+        self.keep(target, way, sender);
+        Ok((response, way))
     }
 
-    fn keep(&self, target: &Address, sender: SendRequest<Patient>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((target.clone(), sender));
+    fn keep(&self, target: &Address, way: Option<Way>, sender: SendRequest<Patient>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Kept { target: target.clone(), way, sender });
     }
+}
+
+/// A divided download that cannot be gone on with: the client sees its connection break, the log says why.
+fn broken_off(error: SpliceError) -> BodyError {
+    tracing::warn!("{error}");
+    error.into()
 }
 
 /// The request as its server is to see it, and whether it asks to change the protocol.

@@ -26,7 +26,10 @@ use crate::pac;
 use crate::serve::{GREETING, Shared};
 
 /// What answers are made of.
-pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
+pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, BodyError>>;
+
+/// Why a body ends too early.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io::Result<()> {
     let here = stream.local_addr()?;
@@ -66,7 +69,7 @@ impl Session {
         if tunnel {
             return self.tunnel(request, &origin, &target).await;
         }
-        match self.upstream.forward(request, &origin, &target, &self.shared.outbound).await {
+        match self.upstream.forward(request, &origin, &target, &self.shared).await {
             Ok(answer) => answer,
             Err(error) => error.answer(),
         }
@@ -105,7 +108,7 @@ impl Session {
 
     async fn tunnel(&self, request: Request<Incoming>, origin: &Origin, target: &Address) -> Answer {
         let mut onward = match self.shared.outbound.connect(origin, target).await {
-            Ok(onward) => onward,
+            Ok(opened) => opened.stream,
             Err(error) => return unreachable(&error),
         };
         tokio::spawn(async move {
@@ -163,7 +166,7 @@ pub(crate) fn plain(status: StatusCode, text: &str) -> Answer {
     answer
 }
 
-fn whole(bytes: impl Into<Bytes>) -> UnsyncBoxBody<Bytes, hyper::Error> {
+fn whole(bytes: impl Into<Bytes>) -> UnsyncBoxBody<Bytes, BodyError> {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 

@@ -4,6 +4,9 @@
 //! their upgrades; SOCKS5 (RFC 1928): `CONNECT` and `UDP ASSOCIATE`, with or without a password (RFC 1929). What is asked for is
 //! opened by an [`Outbound`], which knows links and policy; nothing here does.
 //!
+//! A plain HTTP download that is worth it comes in ranges over several links, as the [`Outbound`] allows ([`braid_fetch::splice`]); the
+//! client sees the answer that the server gave first.
+//!
 //! Whoever connects is hostile: what it may send before it is known is bounded in size and time, and so are its connections.
 
 mod access;
@@ -16,8 +19,10 @@ mod pac;
 mod patience;
 mod serve;
 mod socks;
+mod split;
 mod wire;
 
 pub use access::{Access, Credentials, CredentialsError};
-pub use outbound::{Connection, Datagrams, Origin, Outbound, Pending};
+pub use braid_fetch::splice::Bounds as SplitBounds;
+pub use outbound::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
 pub use serve::{Bounds, Proxy};

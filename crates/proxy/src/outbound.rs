@@ -27,6 +27,32 @@ pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
+/// Over which link a connection goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// The link's place, which it keeps while it is there.
+    pub link: usize,
+    /// Where the connection leads.
+    pub remote: SocketAddr,
+}
+
+/// A connection that was asked for.
+pub struct Opened {
+    /// The connection.
+    pub stream: Box<dyn Connection>,
+    /// Its one link; `None`: it has several, or nobody knows.
+    pub way: Option<Way>,
+}
+
+/// How a download may be divided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Share {
+    /// The links that it may use, each by its place and its name: a row of the interface preferences Π.
+    pub links: Vec<(usize, String)>,
+    /// Its weight φ among downloads.
+    pub weight: f64,
+}
+
 /// Datagrams of one client to any target, and the answers.
 pub trait Datagrams: Send + Sync {
     /// Sends one; what cannot be sent is lost, as datagrams are.
@@ -38,7 +64,15 @@ pub trait Datagrams: Send + Sync {
 /// Opens what clients ask for. Policy, links and what may not be reached are its business.
 pub trait Outbound: Send + Sync + 'static {
     /// Opens a connection.
-    fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Box<dyn Connection>, DialError>>;
+    fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>>;
+    /// How a download that goes this way may be divided; `None`: it is to go on as it is.
+    fn share(&self, _origin: &Origin, _way: Way) -> Option<Share> {
+        None
+    }
+    /// Opens a further connection this way, for a part of a download.
+    fn connect_by<'a>(&'a self, _origin: &'a Origin, _way: Way) -> Pending<'a, io::Result<Box<dyn Connection>>> {
+        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
+    }
     /// Begins an exchange of datagrams.
     fn datagrams<'a>(&'a self, origin: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>>;
 }

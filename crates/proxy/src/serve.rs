@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use braid_fetch::splice::{self, Splicer};
 use socket2::SockRef;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -27,11 +28,13 @@ pub struct Bounds {
     pub connections: usize,
     /// Connections of one client's address.
     pub of_one: usize,
+    /// What downloads that are divided among links may keep.
+    pub split: splice::Bounds,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { connections: 8192, of_one: 4096 }
+        Self { connections: 8192, of_one: 4096, split: splice::Bounds::default() }
     }
 }
 
@@ -46,13 +49,18 @@ pub struct Proxy {
 pub(crate) struct Shared {
     pub(crate) access: Access,
     pub(crate) outbound: Arc<dyn Outbound>,
+    pub(crate) splicer: Splicer,
     clients: Mutex<BTreeMap<IpAddr, usize>>,
 }
 
 impl Proxy {
-    /// A proxy for the clients that `access` lets in.
+    /// A proxy for the clients that `access` lets in. To be called inside a tokio runtime.
     pub fn new(listener: TcpListener, access: Access, outbound: Arc<dyn Outbound>, bounds: Bounds) -> Self {
-        Self { listener, shared: Arc::new(Shared { access, outbound, clients: Mutex::default() }), bounds }
+        Self {
+            listener,
+            shared: Arc::new(Shared { access, outbound, splicer: Splicer::start(bounds.split), clients: Mutex::default() }),
+            bounds,
+        }
     }
 
     /// Serves until the future is dropped; connections that run go on.

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::associate;
-use crate::outbound::Origin;
+use crate::outbound::{Opened, Origin};
 use crate::serve::{GREETING, Shared, join};
 use crate::wire::{self, Command, Malformed, Parsed, Reply};
 
@@ -38,7 +38,7 @@ pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Sha
 
 async fn connect(mut talk: Talk, origin: Origin, target: Address, shared: &Shared) -> io::Result<()> {
     match shared.outbound.connect(&origin, &target).await {
-        Ok(mut onward) => {
+        Ok(Opened { stream: mut onward, .. }) => {
             talk.stream.write_all(&wire::reply(Reply::Succeeded, NOWHERE)).await?;
             // What the client has said already.
             onward.write_all(&talk.came).await?;

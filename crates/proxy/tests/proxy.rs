@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use braid_peer::address::Address;
 use braid_peer::destination::{DialError, Policy, dial_tcp, resolve};
-use braid_proxy::{Access, Bounds, Connection, Credentials, Datagrams, Origin, Outbound, Pending, Proxy};
+use braid_proxy::{Access, Bounds, Credentials, Datagrams, Opened, Origin, Outbound, Pending, Proxy};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -25,9 +25,9 @@ struct Direct {
 }
 
 impl Outbound for Direct {
-    fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Box<dyn Connection>, DialError>> {
+    fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>> {
         let _ = self.origins.send(origin.clone());
-        Box::pin(async { Ok(Box::new(dial_tcp(target, &self.policy).await?) as Box<dyn Connection>) })
+        Box::pin(async { Ok(Opened { stream: Box::new(dial_tcp(target, &self.policy).await?), way: None }) })
     }
 
     fn datagrams<'a>(&'a self, _: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>> {
@@ -458,7 +458,7 @@ async fn ipv6_clients_and_servers() {
 
 #[tokio::test]
 async fn there_are_as_many_connections_as_there_may_be() {
-    let bounds = Bounds { connections: 3, of_one: 2 };
+    let bounds = Bounds { connections: 3, of_one: 2, ..Bounds::default() };
     let running = proxy_with(Credentials::default(), bounds, "127.0.0.1:0").await;
     let ask = "GET /proxy.pac HTTP/1.1\r\nHost: x\r\n\r\n";
     let mut kept = Vec::new();

@@ -29,6 +29,9 @@ impl Engine {
         if file.size.is_some() && head.size.is_some_and(|size| Some(size.get()) != file.size) {
             return self.fail_request(now, id, Failure::Source);
         }
+        if file.adopted.is_some() && (head.span.is_none() || !head.joinable) {
+            return self.fail_request(now, id, Failure::NoRanges);
+        }
         match head.span {
             Some(span) if span.start != at || span.is_empty() => self.fail_request(now, id, Failure::NoRanges),
             Some(span) => self.on_range(now, id, span, head),
@@ -63,6 +66,8 @@ impl Engine {
         }
         file.ranged = Some(true);
         file.joinable = head.joinable;
+        self.prove(now, file_id, span.start);
+        let Some(file) = self.files.get_mut(&file_id) else { return };
         let request = self.requests.get_mut(&id).unwrap_or_else(|| unreachable!("looked up above"));
         request.told = span.end;
         let old_end = request.end.min(file.size.unwrap_or(ENDLESS));
@@ -183,6 +188,10 @@ impl Engine {
         if request.at < request.told {
             self.actions.push_back(Action::Stop { request: id });
         }
+        if self.lanes.get(&request.lane).is_some_and(|lane| lane.once) {
+            self.lanes.remove(&request.lane);
+            self.actions.push_back(Action::Close { lane: request.lane });
+        }
     }
 
     /// Bytes nobody brings any more are free again.
@@ -199,7 +208,12 @@ impl Engine {
     /// A stalled request goes on: it keeps what nobody else has taken meanwhile, from its place on without a gap.
     fn revive(&mut self, id: RequestId) {
         let Some(request) = self.requests.get(&id) else { return };
-        let (file_id, rest) = (request.file, request.rest());
+        let (file_id, rest, whole) = (request.file, request.rest(), request.whole);
+        if whole {
+            // Nothing of it was free for others.
+            self.requests.get_mut(&id).into_iter().for_each(|request| request.stalled = false);
+            return;
+        }
         let others: Spans = self
             .requests
             .iter()
@@ -212,6 +226,8 @@ impl Engine {
         if let Some(request) = self.requests.get_mut(&id) {
             (request.stalled, request.end) = (false, end);
         }
+        // Its head may have claimed what lies behind.
+        self.release(file_id, Span::raw(end, rest.end));
         self.dirty = true;
     }
 

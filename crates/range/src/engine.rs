@@ -1,6 +1,6 @@
 //! The engine: what is at work, and what happened to it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use braid_decide::midrr::{Flags, Midrr};
@@ -29,7 +29,7 @@ pub(crate) const ENDLESS: u64 = u64::MAX / 2;
 pub struct Engine {
     pub(crate) config: Config,
     pub(crate) links: Vec<Link>,
-    servers: usize,
+    servers: BTreeSet<ServerId>,
     pub(crate) files: BTreeMap<FileId, File>,
     pub(crate) lanes: BTreeMap<LaneId, Lane>,
     pub(crate) requests: BTreeMap<RequestId, Request>,
@@ -53,6 +53,8 @@ pub(crate) struct Lane {
     /// How many requests may overlap on it.
     pub(crate) depth: usize,
     pub(crate) requests: Vec<RequestId>,
+    /// It goes with its first request.
+    pub(crate) once: bool,
 }
 
 /// One request at work.
@@ -115,7 +117,7 @@ impl Engine {
         Self {
             config,
             links: Vec::new(),
-            servers: 0,
+            servers: BTreeSet::new(),
             files: BTreeMap::new(),
             lanes: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -156,8 +158,19 @@ impl Engine {
 
     /// Adds a server.
     pub fn add_server(&mut self) -> ServerId {
-        self.servers += 1;
-        ServerId(self.servers - 1)
+        let free = (0..).map(ServerId).find(|id| !self.servers.contains(id)).unwrap_or(ServerId(usize::MAX));
+        self.servers.insert(free);
+        free
+    }
+
+    /// Forgets a server that no file comes from, with its connections. Its name may be another's afterwards.
+    pub fn remove_server(&mut self, now: Time, id: ServerId) {
+        if self.files.values().any(|file| file.setup.sources.contains(&id)) || !self.servers.remove(&id) {
+            return;
+        }
+        let lanes: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| lane.server == id).map(|(id, _)| *id).collect();
+        lanes.into_iter().for_each(|lane| self.close(now, lane));
+        self.reach.retain(|(_, server), _| *server != id);
     }
 
     /// Adds a file.
@@ -168,7 +181,7 @@ impl Engine {
         if setup.sources.is_empty() {
             return Err(RangeError::NoSource);
         }
-        if let Some(unknown) = setup.sources.iter().find(|server| server.0 >= self.servers) {
+        if let Some(unknown) = setup.sources.iter().find(|server| !self.servers.contains(server)) {
             return Err(RangeError::UnknownServer(*unknown));
         }
         let flow = self.midrr.add_flow(setup.weight, setup.links)?;
@@ -191,7 +204,7 @@ impl Engine {
     /// A source turned out to be another server (a redirection).
     pub fn move_source(&mut self, id: FileId, source: SourceId, server: ServerId) {
         if let Some(file) = self.files.get_mut(&id)
-            && server.0 < self.servers
+            && self.servers.contains(&server)
             && let Some(place) = file.setup.sources.get_mut(source.0)
         {
             *place = server;
@@ -200,11 +213,13 @@ impl Engine {
     }
 
     /// The reader took everything before `upto`: for files with a window.
-    pub fn on_taken(&mut self, id: FileId, upto: Bytes) {
-        if let Some(file) = self.files.get_mut(&id) {
-            file.taken = file.taken.max(upto.get());
-            self.dirty = true;
-        }
+    pub fn on_taken(&mut self, now: Time, id: FileId, upto: Bytes) {
+        let Some(file) = self.files.get_mut(&id) else { return };
+        let before = file.limit();
+        file.taken = file.taken.max(upto.get());
+        self.dirty = true;
+        // What waited for the reader is not to blame for its silence.
+        self.requests.values_mut().filter(|request| request.file == id && request.at >= before).for_each(|request| request.heard = now);
     }
 
     /// A connection stands; `depth` requests may overlap on it.
@@ -357,6 +372,9 @@ impl Engine {
         self.finish_request(now, id);
         let server = self.lanes.get(&lane).map(|lane| lane.server);
         let several = self.files.get(&file_id).is_some_and(|file| file.sources().count() > 1);
+        if self.fail_adopted(now, file_id, id, failure, barren) {
+            return;
+        }
         match failure {
             Failure::Moved => return,
             Failure::Changed => return self.give_up(now, file_id, Cause::Changed),
@@ -429,7 +447,9 @@ impl Engine {
     pub(crate) fn count_failure(&mut self, now: Time, id: FileId) {
         let Some(file) = self.files.get_mut(&id) else { return };
         file.failures += 1;
-        if file.failures >= self.config.tries {
+        if file.failures >= self.config.tries && file.doubt() {
+            self.keep_whole(now, id, true);
+        } else if file.failures >= self.config.tries {
             self.give_up(now, id, Cause::Tries);
         }
     }

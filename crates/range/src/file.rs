@@ -4,7 +4,7 @@ use braid_decide::midrr::FlowKey;
 use braid_model::Time;
 
 use crate::spans::{Span, Spans};
-use crate::types::{Cause, FileSetup, ServerId, SourceId};
+use crate::types::{Cause, FileSetup, RequestId, ServerId, SourceId};
 
 #[derive(Debug)]
 pub(crate) struct File {
@@ -30,6 +30,19 @@ pub(crate) struct File {
     /// How often it was begun anew, since it comes in one piece.
     pub(crate) restarts: u32,
     pub(crate) ended: Option<Result<(), Cause>>,
+    /// The answer that it came with ([`crate::Engine::adopt`]).
+    pub(crate) adopted: Option<Adopted>,
+}
+
+/// A file that came with an answer of all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Adopted {
+    /// No other answer has shown yet that there are ranges that fit; this one goes on alone.
+    Doubt(RequestId),
+    /// All comes by this one: there are none, or, where `hope`, the server does not bear another question now.
+    Whole { first: RequestId, hope: bool },
+    /// There are; it is a file like any other.
+    Proven,
 }
 
 impl File {
@@ -50,6 +63,7 @@ impl File {
             failures: 0,
             restarts: 0,
             ended: None,
+            adopted: None,
             setup,
         };
         if let Some(size) = size {
@@ -61,6 +75,16 @@ impl File {
 
     pub(crate) fn done(&self) -> bool {
         self.size.is_some_and(|size| self.got.count().get() >= size)
+    }
+
+    /// Whether it came with an answer, and no other has shown yet that there are ranges.
+    pub(crate) fn doubt(&self) -> bool {
+        matches!(self.adopted, Some(Adopted::Doubt(_)))
+    }
+
+    /// Whether all of it comes by the answer it came with.
+    pub(crate) fn kept_whole(&self) -> bool {
+        matches!(self.adopted, Some(Adopted::Whole { .. }))
     }
 
     /// The place before which may be asked now.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use braid_decide::midrr::FlowKey;
+use braid_decide::midrr::{FlowKey, LinkSet};
 use braid_model::{Bytes, Time};
 
 use crate::engine::{ENDLESS, Engine, Lane, Request};
@@ -13,15 +13,17 @@ use crate::spans::Span;
 use crate::types::{Action, Cause, FileId, LaneId, LinkId, RequestId, ServerId};
 
 /// The least that is worth a request of its own, and the least of a part taken over.
-const LEAST: u64 = 64 * 1024;
+pub(crate) const LEAST: u64 = 64 * 1024;
 const LEAST_STOLEN: u64 = 16 * 1024;
 /// The most that is asked for at once; miDRR knows no larger heads.
 const MOST: u64 = 16 * 1024 * 1024;
 /// Asked for first of a file, over a link of unknown rate.
-const FIRST: u64 = 256 * 1024;
+pub(crate) const FIRST: u64 = 256 * 1024;
 /// The shortest and the longest time that a request is to take.
 const SHORTEST: Duration = Duration::from_millis(300);
 const LONGEST: Duration = Duration::from_secs(4);
+/// The shortest time of one where a reader wants all in order.
+const READER: Duration = Duration::from_millis(250);
 /// What taking over must gain.
 const GAIN: Duration = Duration::from_millis(100);
 /// How often the end game is looked at again.
@@ -55,7 +57,7 @@ impl Engine {
         let mut next: Option<Time> = None;
         for (id, request) in &self.requests {
             // A request behind another on its connection waits for that one.
-            if self.lanes.get(&request.lane).is_some_and(|lane| lane.requests.first() != Some(id)) {
+            if self.lanes.get(&request.lane).is_some_and(|lane| lane.requests.first() != Some(id)) || self.excused(request) {
                 continue;
             }
             let patience = self.links[request.link.0].stall();
@@ -121,7 +123,8 @@ impl Engine {
         let mut silent = Vec::new();
         let mut next: Option<Time> = None;
         for (id, file) in self.files.iter_mut().filter(|(_, file)| waits(file)) {
-            if blocked(file) && !self.requests.values().any(|request| request.file == *id) {
+            let waits = |request: &Request| request.file == *id && request.at < file.limit();
+            if file.kept_whole() || blocked(file) && !self.requests.values().any(waits) {
                 file.progress = now;
             }
             let due = file.progress + patience;
@@ -238,23 +241,28 @@ impl Engine {
     /// Gives one file a range on a free place of `link`; false if there is nothing to give.
     fn give(&mut self, now: Time, link: LinkId) -> bool {
         let allowed = self.allowed(link);
-        let mut flows: Vec<(FlowKey, FileId)> = Vec::new();
-        // Others keep theirs: a flow without a head would lose what it has saved up on the links that it may use.
-        for (id, file) in self.files.iter().filter(|(_, file)| file.setup.links.contains(link.0)) {
-            let size = self.head(now, link, *id, file, allowed);
-            if size.is_some() {
-                flows.push((file.flow, *id));
-            }
-            let _ = self.midrr.set_head(file.flow, size.map(Bytes::new));
-        }
+        let here = self.files.iter().filter(|(_, file)| file.setup.links.contains(link.0));
+        let heads: Vec<(FlowKey, FileId, Option<u64>)> =
+            here.map(|(id, file)| (file.flow, *id, self.head(now, link, *id, file, allowed))).collect();
+        heads.iter().for_each(|(_, id, size)| self.offer(*id, link, *size));
         let Some(grant) = self.midrr.next(link.0) else { return false };
-        let Some((_, file)) = flows.into_iter().find(|(flow, _)| *flow == grant.flow) else { return false };
+        let Some(file) = heads.into_iter().find(|(flow, _, _)| *flow == grant.flow).map(|(_, file, _)| file) else { return false };
         let Some((server, lane)) = self.door(now, link, &self.files[&file]) else { return false };
         match lane {
             Some(lane) => self.ask_next(now, lane, file, grant.size.get()),
             None => self.connect(now, link, server),
         }
         true
+    }
+
+    /// Tells miDRR what `file` would ask for on `link`. One that has something, but not here now, keeps what it was given so far.
+    fn offer(&mut self, id: FileId, link: LinkId, size: Option<u64>) {
+        let Some(file) = self.files.get(&id) else { return };
+        let all = file.setup.links;
+        let _ = match size {
+            None if file.open() > 0 => self.midrr.narrow(file.flow, LinkSet(all.0 & !(1 << link.0))),
+            _ => self.midrr.narrow(file.flow, all).and_then(|()| self.midrr.set_head(file.flow, size.map(Bytes::new))),
+        };
     }
 
     /// What `file` would ask for on `link`; `None`: nothing, or there is no way to its servers now.
@@ -270,6 +278,7 @@ impl Engine {
             Some(false) if of_file.any(|_| true) || !self.best(now, link, file) => return None,
             Some(false) if file.size.unwrap_or(ENDLESS) > allowed => return None,
             Some(false) => MOST,
+            Some(true) if file.doubt() => self.trial(now, link, id, file)?.size(),
             Some(true) => self.size(now, link, file)?,
         };
         self.door(now, link, file)?;
@@ -287,24 +296,40 @@ impl Engine {
     /// How much of `file` a place of `link` should ask for now; `None`: nothing is left to ask for.
     fn size(&self, now: Time, link: LinkId, file: &File) -> Option<u64> {
         let gap = file.free.first_below(file.limit())?;
-        let Some(share) = self.links[link.0].share(now) else { return Some(gap.size().min(FIRST)) };
+        let unknown = if file.setup.window.is_some() { LEAST } else { FIRST };
+        let Some(share) = self.links[link.0].share(now) else { return Some(gap.size().min(unknown)) };
         let open = file.open();
         let together: f64 = (0..self.links.len())
             .filter(|other| file.setup.links.contains(*other) && self.links[*other].usable(now))
             .filter_map(|other| self.links[other].rate(now))
             .map(|rate| rate.bps() as f64 / 8.0)
             .sum();
-        let shortest = SHORTEST.max(self.links[link.0].latency() * 3).as_secs_f64();
-        // Where files share links, what was asked for is what cannot be shared out anew.
-        let longest = if self.contended() { shortest } else { LONGEST.as_secs_f64().max(shortest) };
-        let time = (open as f64 / together.max(1.0) / 3.0).clamp(shortest, longest);
+        let latency = self.links[link.0].latency();
+        let shortest = SHORTEST.max(latency * 3).as_secs_f64();
+        let time = match file.setup.window {
+            // A reader gets nothing of what comes behind a gap: ranges beside each other are short.
+            Some(_) => READER.max(latency * 4).as_secs_f64(),
+            // Where files share links, what was asked for is what cannot be shared out anew.
+            None if self.contended() => shortest,
+            None => (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64().max(shortest)),
+        };
         // What was only heard of may be wrong by much.
         let most = if self.links[link.0].meter.rate(now).is_some() { MOST } else { FIRST * 4 };
         let mut size = ((share * time) as u64).clamp(LEAST, most);
         if let Some(window) = file.setup.window {
-            size = size.min((window.get() / 8).max(LEAST_STOLEN));
+            let turn = share * time * self.in_turn(now, link, time);
+            size = (turn as u64).clamp(LEAST_STOLEN, most).min((window.get() / 8).max(LEAST_STOLEN));
         }
         Some(if gap.size() < size + size / 3 { gap.size() } else { size }.min(MOST))
+    }
+
+    /// What part of a range a place of `link` should ask for so that its places end in turns: beside a full one that was asked for just now,
+    /// less. Otherwise all would wait for their next answers at the same time.
+    fn in_turn(&self, now: Time, link: LinkId, time: f64) -> f64 {
+        let places = self.links[link.0].places.max(1) as f64;
+        let beside = |request: &&Request| request.link == link && now.since(request.asked).as_secs_f64() < time / places / 2.0;
+        let beside = self.requests.values().filter(beside).count() as f64;
+        (1.0 - beside / places).max(1.0 / places)
     }
 
     /// Whether several files have bytes to ask for.
@@ -337,7 +362,7 @@ impl Engine {
 
     fn connect(&mut self, now: Time, link: LinkId, server: ServerId) {
         let lane = LaneId(self.fresh_id());
-        self.lanes.insert(lane, Lane { link, server, since: now, connected: false, depth: 1, requests: Vec::new() });
+        self.lanes.insert(lane, Lane { link, server, since: now, connected: false, depth: 1, requests: Vec::new(), once: false });
         self.reach.entry((link, server)).or_default();
         self.actions.push_back(Action::Connect { lane, link, server });
     }
@@ -347,7 +372,7 @@ impl Engine {
         if self.files.values().filter(|file| file.active).count() > 2 || self.lanes.values().any(|lane| lane.link == link) {
             return;
         }
-        let waits = |file: &File| file.active && file.ranged.is_none() && file.setup.links.contains(link.0);
+        let waits = |file: &File| file.active && (file.ranged.is_none() || file.doubt()) && file.setup.links.contains(link.0);
         let door = self.files.values().filter(|file| waits(file)).find_map(|file| self.door(now, link, file));
         if let Some((server, None)) = door {
             self.connect(now, link, server);
@@ -357,6 +382,11 @@ impl Engine {
     /// Asks for the lowest free part of a file.
     fn ask_next(&mut self, now: Time, lane: LaneId, id: FileId, size: u64) {
         let Some(file) = self.files.get(&id) else { return };
+        if file.doubt() {
+            let link = self.lanes.get(&lane).map(|lane| lane.link);
+            let trial = link.and_then(|link| self.trial(now, link, id, file));
+            return trial.into_iter().for_each(|span| self.ask(now, lane, id, Some(span)));
+        }
         let span = match (file.ranged, file.free.first_below(file.limit())) {
             (Some(false), _) => None,
             (None, _) => Some(Span::raw(0, size)),
@@ -416,12 +446,14 @@ impl Engine {
         let lanes: Vec<(LaneId, ServerId)> = lanes.filter(|(_, lane)| ends(lane)).map(|(id, lane)| (*id, lane.server)).collect();
         let allowed = self.allowed(link);
         for (lane, server) in lanes {
-            for file in self.files.values().filter(|file| file.setup.links.contains(link.0)) {
-                let fits = file.ranged == Some(true) && file.source_at(server).is_some();
+            let fits = |file: &File| {
                 let ready = file.active && file.ended.is_none() && allowed >= LEAST_STOLEN;
-                let size = if fits && ready { self.size(now, link, file) } else { None };
-                let _ = self.midrr.set_head(file.flow, size.map(|size| Bytes::new(size.min(allowed))));
-            }
+                ready && file.ranged == Some(true) && !file.doubt() && file.source_at(server).is_some()
+            };
+            let here = self.files.iter().filter(|(_, file)| file.setup.links.contains(link.0));
+            let size = |file: &File| self.size(now, link, file).filter(|_| fits(file)).map(|size| size.min(allowed));
+            let heads: Vec<(FileId, Option<u64>)> = here.map(|(id, file)| (*id, size(file))).collect();
+            heads.into_iter().for_each(|(id, size)| self.offer(id, link, size));
             let Some(grant) = self.midrr.next(link.0) else { continue };
             let file = self.files.iter().find(|(_, file)| file.flow == grant.flow).map(|(id, _)| *id);
             file.into_iter().for_each(|file| self.ask_next(now, lane, file, grant.size.get()));
@@ -456,8 +488,11 @@ impl Engine {
         let mut best: Option<Theft> = None;
         for (id, victim) in &self.requests {
             let Some(file) = self.files.get(&victim.file) else { continue };
-            let fits =
-                file.ranged == Some(true) && file.ended.is_none() && file.setup.links.contains(link.0) && file.source_at(server).is_some();
+            let fits = file.ranged == Some(true)
+                && !file.doubt()
+                && file.ended.is_none()
+                && file.setup.links.contains(link.0)
+                && file.source_at(server).is_some();
             if !fits || victim.link == link || victim.stalled || victim.whole || file.open() > 0 {
                 continue;
             }
@@ -487,7 +522,7 @@ impl Engine {
     }
 
     /// How fast a request goes on, in bytes per second: as it did, or by its share of its link.
-    fn pace(&self, now: Time, request: &Request) -> f64 {
+    pub(crate) fn pace(&self, now: Time, request: &Request) -> f64 {
         let on_link = self.requests.values().filter(|other| other.link == request.link).count().max(1);
         let link = self.links[request.link.0].rate(now).map_or(0.0, |rate| rate.bps() as f64 / 8.0 / on_link as f64);
         let own = request.meter.rate(now).map(|rate| rate.bps() as f64 / 8.0);

@@ -228,6 +228,12 @@ pub enum RangeError {
     /// As miDRR says.
     #[error(transparent)]
     Midrr(#[from] MidrrError),
+    /// An answer that is under way tells how much it brings.
+    #[error("a file whose answer is under way cannot be taken on without its size")]
+    NoSize,
+    /// A link that was never added.
+    #[error("link {0:?} is not known: add it first")]
+    UnknownLink(LinkId),
     /// Nowhere to fetch it from.
     #[error("a file without a source cannot be fetched: name at least one server")]
     NoSource,

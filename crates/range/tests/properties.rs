@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
 use braid_model::{Bytes, Rate, Time};
-use braid_range::{Action, Cause, Config, LinkSetup, Span, Spans};
+use braid_range::{Action, Cause, Config, Engine, FileSetup, Head, LinkSetup, RequestId, Span, Spans};
 use proptest::prelude::*;
 use world::{Manners, SimLink, World};
 
@@ -136,4 +136,52 @@ fn a_server_of_two_connections_is_given_two() {
     let file = world.add(10_000_000, |_| ());
     let time = world.run(LIMIT);
     assert!(world.done(file) && time < Duration::from_secs(5), "{time:?}");
+}
+
+#[test]
+fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
+    let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
+    for _ in 0..2 {
+        engine.add_link(LinkSetup::default()).unwrap();
+    }
+    let size = Bytes::new(900_000);
+    let mut setup = FileSetup::new(vec![engine.add_server()]);
+    (setup.size, setup.window) = (Some(size), Some(Bytes::new(1_000_000)));
+    let file = engine.add_file(Time::ZERO, setup).unwrap();
+    let mut asked: Vec<(RequestId, Span)> = Vec::new();
+    let step = |engine: &mut Engine, now: Time, asked: &mut Vec<(RequestId, Span)>| {
+        while let Some(action) = engine.poll(now) {
+            match action {
+                Action::Connect { lane, .. } => engine.on_connected(now, lane, 1),
+                Action::Ask { request, span: Some(span), .. } => asked.push((request, span)),
+                Action::Stop { request } => asked.retain(|(other, _)| *other != request),
+                _ => {}
+            }
+        }
+    };
+    let head = |span| Head { size: Some(size), span: Some(span), joinable: true };
+    step(&mut engine, Time::ZERO, &mut asked);
+    let [(slow, first), (quick, second)] = asked[..] else { panic!("{asked:?}") };
+    asked.clear();
+    // The second link answers; what the first was to bring is free when nothing has come of it for a while.
+    let half = Bytes::new(second.len().get() / 2);
+    engine.on_head(Time::from_millis(500), quick, head(second));
+    engine.on_data(Time::from_millis(500), quick, half);
+    step(&mut engine, Time::from_millis(900), &mut asked);
+    engine.on_data(Time::from_millis(1000), quick, second.len().saturating_sub(half));
+    engine.on_end(Time::from_millis(1000), quick);
+    step(&mut engine, Time::from_millis(1000), &mut asked);
+    assert!(asked.iter().any(|(_, span)| span.start() == first.start() && span.end() < first.end()), "part of it is asked for: {asked:?}");
+    engine.on_head(Time::from_millis(1100), slow, head(first));
+    engine.on_data(Time::from_millis(1100), slow, Bytes::new(1));
+    for turn in 0..100 {
+        let now = Time::from_millis(1200 + 100 * turn);
+        step(&mut engine, now, &mut asked);
+        for (request, span) in std::mem::take(&mut asked) {
+            engine.on_head(now, request, head(span));
+            engine.on_data(now, request, span.len());
+            engine.on_end(now, request);
+        }
+    }
+    assert_eq!(engine.got(file), Some(&Spans::of(Span::new(Bytes::ZERO, size))));
 }

@@ -10,6 +10,7 @@ mod footprint;
 mod get;
 mod mixes;
 mod overhead;
+mod proxy;
 mod report;
 mod schedulers;
 mod sockets;
@@ -69,6 +70,7 @@ const ALL: &[(&str, Bench)] = &[
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
     ("get", get::run),
+    ("proxy", proxy::run),
 ];
 
 /// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to the directory of the settings;

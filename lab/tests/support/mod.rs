@@ -3,6 +3,7 @@
 // Every test program uses its own part of this, and is the world to it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod proxied;
 pub mod user;
 
 use std::fs::{self, File};

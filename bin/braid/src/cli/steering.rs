@@ -13,7 +13,8 @@ use ipnet::IpNet;
 /// Its connections are heard by a seccomp filter, which no privilege is needed for; in return programs that gain privilege when
 /// started (sudo, su) do not. Exits with the command's own status. What it learns of links and programs is kept for the next run in
 /// ~/.local/state/braid. With --relay or --carry bond, TCP connections and connected UDP sockets use all links at once, through a relay that
-/// was joined with "braid join --user"; while it does not answer, they go direct.
+/// was joined with "braid join --user"; while it does not answer, they go direct. A daemon that runs leaves the command's connections alone, and
+/// "braid flows" does not list them.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     #[command(flatten)]

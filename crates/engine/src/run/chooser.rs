@@ -123,6 +123,16 @@ impl Chooser {
         self.links.index(slot)
     }
 
+    /// The slot of a device.
+    pub(super) fn slot(&self, link: LinkIndex) -> Option<usize> {
+        self.links.slot_of(link)
+    }
+
+    /// The names of these links, by slot.
+    pub(super) fn names(&self, links: LinkMask) -> Vec<(usize, String)> {
+        links.slots().filter_map(|slot| Some((slot, self.links.name(slot)?.to_owned()))).collect()
+    }
+
     /// Takes a stream back that could not be put on its link.
     pub(super) fn withdraw(&mut self, now: Time, inode: u64) {
         self.streams.withdraw(inode);

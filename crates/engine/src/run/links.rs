@@ -121,6 +121,16 @@ impl Links {
         self.slots.get(slot).map(|slot| slot.index)
     }
 
+    /// The slot of a device.
+    pub(super) fn slot_of(&self, index: LinkIndex) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.present && slot.index == index)
+    }
+
+    /// The name of the device in `slot`.
+    pub(super) fn name(&self, slot: usize) -> Option<&str> {
+        self.slots.get(slot).map(|slot| slot.facts.name.as_str())
+    }
+
     /// The system's order of preference in `family` by slot, least first.
     pub(super) fn ranks(&self, family: Family) -> impl Iterator<Item = u32> {
         self.slots.iter().map(move |slot| *slot.ranks.get(family))

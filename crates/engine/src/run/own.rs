@@ -125,13 +125,13 @@ impl OwnFlows {
         None
     }
 
-    /// Connects to `remote` over the link that is best for it.
+    /// Connects to `remote` over the link that is best for it, and gives that link's slot where it was bound to one.
     ///
     /// # Errors
     /// What `connect` says; `ENETUNREACH` if its rule admits no link that can be used.
-    pub async fn connect(&self, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<TcpStream> {
+    pub async fn connect(&self, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<(TcpStream, Option<usize>)> {
         let socket = own(remote, socket2::Type::STREAM)?;
-        {
+        let slot = {
             let (now, inode) = (self.0.choice.now(), socket.inode());
             let mut chooser = self.0.choice.chooser();
             let allowed = match chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
@@ -140,15 +140,46 @@ impl OwnFlows {
                 Admission::LeaveAlone => None,
             };
             let link = allowed.and_then(|allowed| chooser.stream_over(now, inode, remote, ruling.application, allowed));
-            if let Some(link) = link
-                && let Err(error) = socket.bind(link)
-            {
-                chooser.withdraw(now, inode);
-                // A link that its rule insists on, or none.
-                if ruling.rule.is_some_and(|rule| rule.links.is_some()) {
-                    return Err(error);
+            match link.map(|link| (link, socket.bind(link))) {
+                Some((_, Err(error))) => {
+                    chooser.withdraw(now, inode);
+                    // A link that its rule insists on, or none.
+                    if ruling.rule.is_some_and(|rule| rule.links.is_some()) {
+                        return Err(error);
+                    }
+                    None
                 }
+                Some((link, Ok(()))) => chooser.slot(link),
+                None => None,
             }
+        };
+        Ok((finish(socket, remote).await?, slot))
+    }
+
+    /// The links that one download from `remote` may be divided among, by slot and name.
+    pub fn divided(&self, remote: SocketAddr, ruling: Ruling<'_>) -> Vec<(usize, String)> {
+        let chooser = self.0.choice.chooser();
+        match chooser.admitted(self.0.choice.now(), remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+            Admission::Use(allowed) => chooser.names(allowed),
+            Admission::Deny | Admission::LeaveAlone => Vec::new(),
+        }
+    }
+
+    /// Connects to `remote` over the link in this slot.
+    ///
+    /// # Errors
+    /// What `connect` says; `ENETUNREACH` if its rule does not admit that link now.
+    pub async fn connect_by(&self, slot: usize, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<TcpStream> {
+        let socket = own(remote, socket2::Type::STREAM)?;
+        {
+            let (now, inode) = (self.0.choice.now(), socket.inode());
+            let mut chooser = self.0.choice.chooser();
+            let admission = chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts));
+            let allowed = matches!(admission, Admission::Use(allowed) if allowed.contains(slot));
+            let only = LinkMask(if allowed { 1 << slot } else { 0 });
+            let link = chooser.stream_over(now, inode, remote, ruling.application, only);
+            let link = link.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))?;
+            socket.bind(link).inspect_err(|_| chooser.withdraw(now, inode))?;
         }
         finish(socket, remote).await
     }

@@ -194,6 +194,14 @@ fn what_happens_is_heard_and_looked_back_on() {
         assert_eq!(client.ask(&format!("GET /v1/notes?since={last}"), &[], "").await.json(), json!([]));
         let gains = client.ask("GET /v1/gains?days=7", &[], "").await.json();
         assert_eq!((&gains["estimated"], &gains["days"]), (&json!(true), &json!(7)));
+    });
+}
+
+#[test]
+fn the_tradeoff_is_of_the_links_present() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.local().await;
         let tradeoff = client.ask("GET /v1/tradeoff", &[], "").await.json();
         let points = tradeoff.as_array().unwrap();
         assert_eq!((points.len(), &points[0]["utility"], &points[20]["utility"]), (21, &json!(0.0), &json!(1.0)));

@@ -1,7 +1,7 @@
 //! Links and servers for the engine in virtual time: requests of a link share its rate, each bounded by what one connection gets through.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use braid_model::{Bytes, Rate, Time};
@@ -92,6 +92,8 @@ pub(crate) struct World {
     pub readers: BTreeMap<FileId, (Rate, f64, u64)>,
     pub asked: usize,
     pub most_lanes: usize,
+    /// Answers that files came with: their connections are read only as far as the window reaches.
+    adopted: BTreeSet<RequestId>,
 }
 
 impl World {
@@ -115,6 +117,7 @@ impl World {
             readers: BTreeMap::new(),
             asked: 0,
             most_lanes: 0,
+            adopted: BTreeSet::new(),
         }
     }
 
@@ -126,6 +129,21 @@ impl World {
         self.sizes.insert(id, size);
         self.kept.insert(id, got);
         id
+    }
+
+    /// A file whose whole answer is under way over `link`, for a reader with this window.
+    pub(crate) fn adopt(&mut self, size: u64, link: usize, window: u64, change: impl FnOnce(&mut FileSetup)) -> FileId {
+        let mut setup = FileSetup::new(vec![self.server]);
+        (setup.size, setup.window) = (Some(Bytes::new(size)), Some(Bytes::new(window)));
+        change(&mut setup);
+        let (file, lane, request) = self.engine.adopt(self.now, LinkId(link), setup).unwrap();
+        let span = Span::new(Bytes::ZERO, Bytes::new(size));
+        let flow = Flow { request, file, span, whole: true, at: 0, begins: self.now, head: true, carry: 0.0 };
+        self.lanes.insert(lane, SimLane { link, ready: self.now, told: true, flows: vec![flow] });
+        self.adopted.insert(request);
+        self.sizes.insert(file, size);
+        self.kept.insert(file, Spans::default());
+        file
     }
 
     /// Runs until every file has ended, at most to `limit`. Gives the time of the last end.
@@ -243,7 +261,11 @@ impl World {
         let Some(lane) = self.lanes.get_mut(&id) else { return 1 };
         let Some(flow) = lane.flows.first_mut().filter(|flow| flow.request == request) else { return 1 };
         flow.carry += share;
-        let count = (flow.carry as u64).min(flow.span.end().get() - flow.at);
+        let mut count = (flow.carry as u64).min(flow.span.end().get() - flow.at);
+        if self.adopted.contains(&request) {
+            count = count.min(self.engine.limit(file).get().saturating_sub(flow.at));
+            flow.carry = flow.carry.min(count as f64 + share);
+        }
         flow.carry -= count as f64;
         let came = Span::new(Bytes::new(flow.at), Bytes::new(flow.at + count));
         flow.at += count;
@@ -280,7 +302,7 @@ impl World {
         for (file, (rate, taken, _)) in &mut self.readers {
             let there = self.kept[file].contiguous(Bytes::ZERO).get() as f64;
             *taken = (*taken + rate.bps() as f64 / 8.0 * STEP.as_secs_f64()).min(there);
-            self.engine.on_taken(*file, Bytes::new(*taken as u64));
+            self.engine.on_taken(self.now, *file, Bytes::new(*taken as u64));
         }
     }
 

@@ -67,7 +67,7 @@ fn judge(results: Results, samples: &Samples) -> Results {
             format!("up to {known:.0} %, at {known_at} a second"),
             gain_judgement(known, 130.0),
             format!(
-                "{} Known demands make it no better by the definition used: up to {exact:.0} % at {exact_at} a second, and at {last} a second \
+                "{} With known demands it is, by the definition used, up to {exact:.0} % at {exact_at} a second, and at {last} a second \
                  {exact_last:+.0} % against {learnt_last:+.0} % with learnt ones. Maximum throughput gives IF2 more connections, the small ones, \
                  and some of these end late (see below). Counted until 99 % have arrived, known demands give {exact_99:+.0} % at 1 a second and \
                  learnt ones {learnt_99:+.0} %. Where weighted round robin keeps both links busy in proportion, as it does on average, little is \

@@ -55,7 +55,8 @@ static NARROW_CO: About = About {
     setting: "IF1 has 2 Mbit/s, IF2 x, the server's link 6 Mbit/s. Small connections move 22.38 kB, 13 a second; large ones 0.285 MB, \
               1 a second; both are Poisson processes. Chosen here, since the paper does not say: sizes are exponentially distributed, \
               the round trip is 50 ms, queues hold 50 packets (ns-2's default; longer ones are tried in a table), connections are opened for 60 s, and TCP is CUBIC. \
-              Demand is learnt by eq. 1 from a first guess of 0.1 MB; capacities are known. The paper does not define throughput \
+              Demand is learnt by eq. 1 from a first guess of 0.1 MB; capacities are known. Maximum throughput is the daemon's rule: the interface on which the connection \
+              itself should end first, which is the paper's where demands are equal. The paper does not define throughput \
               either. Here it is all payload over the time until the last connection that was opened has ended. Counted within the \
               60 s instead, as the second chart does, nearly every scheduler fills both links, since Table I's load of 4.6 Mbit/s is \
               above their sum; round robin could then not be below a single interface, as the paper found it. The definition was \

@@ -1,0 +1,79 @@
+//! What the client gets.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use braid_model::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::sync::mpsc;
+
+use super::{Order, Share};
+
+/// What a client took is told in steps of this, in bytes.
+const STEP: u64 = 64 * 1024;
+
+/// Why a download ends before its end, once part of it was handed on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the download cannot be gone on with: {0}")]
+pub struct SpliceError(pub(crate) String);
+
+/// A download's bytes in order, wherever they came from. Dropped before its end, it ends all that was under way for it.
+pub struct Spliced {
+    number: u64,
+    size: u64,
+    out: u64,
+    told: u64,
+    pieces: mpsc::UnboundedReceiver<Result<bytes::Bytes, SpliceError>>,
+    orders: mpsc::UnboundedSender<Order>,
+    _memory: Share,
+}
+
+impl Spliced {
+    pub(super) fn new(
+        number: u64,
+        size: Bytes,
+        pieces: mpsc::UnboundedReceiver<Result<bytes::Bytes, SpliceError>>,
+        orders: mpsc::UnboundedSender<Order>,
+        memory: Share,
+    ) -> Self {
+        Self { number, size: size.get(), out: 0, told: 0, pieces, orders, _memory: memory }
+    }
+}
+
+impl Drop for Spliced {
+    fn drop(&mut self) {
+        // Nobody hears it where the run has ended.
+        let _ = self.orders.send(Order::Gone { number: self.number });
+    }
+}
+
+impl Body for Spliced {
+    type Data = bytes::Bytes;
+    type Error = SpliceError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<bytes::Bytes>, SpliceError>>> {
+        if self.out >= self.size {
+            return Poll::Ready(None);
+        }
+        match std::task::ready!(self.pieces.poll_recv(context)) {
+            Some(Ok(piece)) => {
+                self.out += piece.len() as u64;
+                if self.out - self.told >= STEP || self.pieces.is_empty() {
+                    self.told = self.out;
+                    let _ = self.orders.send(Order::Taken { number: self.number, upto: Bytes::new(self.out) });
+                }
+                Poll::Ready(Some(Ok(Frame::data(piece))))
+            }
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None => Poll::Ready(Some(Err(SpliceError("what fetches it has ended".to_owned())))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.out >= self.size
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.size.saturating_sub(self.out))
+    }
+}

@@ -1,0 +1,389 @@
+//! The run: one engine for all downloads, its decisions carried out, and what comes put in order.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use braid_decide::midrr::LinkSet;
+use braid_model::{Bytes, Time};
+use braid_range::{Action, Cause, Config, Engine, Failure, FileId, FileSetup, LaneId, LinkId, LinkSetup, RequestId, ServerId, Span};
+use http_body_util::BodyExt;
+use hyper::Uri;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderMap, HeaderName};
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use url::Url;
+
+use super::{Begun, Order, SpliceError};
+use crate::answer::{Asked, Validator};
+use crate::error::FetchError;
+use crate::exchange::reason;
+use crate::lane::{self, News, Origin, Shared};
+use crate::throttle::Throttle;
+
+/// Pieces that connections may have read and the run not yet taken.
+const AHEAD: usize = 64;
+/// A connection that takes longer is given up.
+const CONNECT: Duration = Duration::from_secs(15);
+/// Requests at once on a link, at first: one more than for files, since ranges are shorter.
+const PLACES: usize = 4;
+/// What a range's request does not repeat of the first one's header: conditions that held, and what is said anew.
+const OWN: [HeaderName; 8] = [
+    header::RANGE,
+    header::IF_RANGE,
+    header::IF_MATCH,
+    header::IF_NONE_MATCH,
+    header::IF_MODIFIED_SINCE,
+    header::IF_UNMODIFIED_SINCE,
+    header::EXPECT,
+    header::CONTENT_LENGTH,
+];
+
+/// Works until nobody can order anything any more.
+pub(super) async fn work(mut orders: mpsc::UnboundedReceiver<Order>) {
+    let (sender, mut news) = mpsc::channel(AHEAD);
+    let mut run = Run::new(sender);
+    loop {
+        run.pump();
+        let due = run.engine.poll_timeout().map_or(Duration::from_secs(3600), |due| due.since(run.now()));
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(order) => run.on_order(order),
+                None => return,
+            },
+            Some(first) = news.recv() => {
+                run.on_news(first);
+                while let Ok(next) = news.try_recv() {
+                    // What an answer's head changes is done before its body is kept.
+                    run.pump();
+                    run.on_news(next);
+                }
+            }
+            () = tokio::time::sleep(due) => {}
+        }
+    }
+}
+
+struct Run {
+    engine: Engine,
+    begin: Instant,
+    news: mpsc::Sender<News>,
+    links: usize,
+    servers: BTreeMap<ServerId, Server>,
+    downloads: BTreeMap<FileId, Download>,
+    files: BTreeMap<u64, FileId>,
+    lanes: BTreeMap<LaneId, Lane>,
+    requests: BTreeMap<RequestId, (FileId, LaneId)>,
+}
+
+/// Where downloads of one name come from.
+struct Server {
+    name: String,
+    shared: Arc<Shared>,
+    origin: Origin,
+}
+
+struct Download {
+    number: u64,
+    server: ServerId,
+    url: Url,
+    target: Uri,
+    headers: HeaderMap,
+    validator: Validator,
+    pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,
+    /// Bytes that came before their turn, by place.
+    waiting: BTreeMap<u64, bytes::Bytes>,
+    out: u64,
+    trouble: Option<FetchError>,
+}
+
+/// A connection's task, which ends with it.
+enum Lane {
+    /// The one that a download came with, and how far it may be read.
+    First {
+        task: AbortHandle,
+        file: FileId,
+        limit: watch::Sender<u64>,
+    },
+    Further {
+        task: AbortHandle,
+        server: ServerId,
+        orders: mpsc::UnboundedSender<lane::Order>,
+    },
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        match self {
+            Self::First { task, .. } | Self::Further { task, .. } => task.abort(),
+        }
+    }
+}
+
+impl Run {
+    fn new(news: mpsc::Sender<News>) -> Self {
+        // Every download is under way when it comes: none can wait for others to end.
+        let engine = Engine::new(Config { files_at_once: usize::MAX, lanes_first: PLACES, ..Config::default() });
+        Self {
+            engine,
+            begin: Instant::now(),
+            news,
+            links: 0,
+            servers: BTreeMap::new(),
+            downloads: BTreeMap::new(),
+            files: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            requests: BTreeMap::new(),
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::ZERO + self.begin.elapsed()
+    }
+
+    fn on_order(&mut self, order: Order) {
+        match order {
+            Order::Begin { number, begun, url, window, pieces } => self.begin(number, *begun, url, window, pieces),
+            Order::Taken { number, upto } => {
+                if let Some(file) = self.files.get(&number) {
+                    self.engine.on_taken(self.now(), *file, upto);
+                    self.tell_limit(*file);
+                }
+            }
+            Order::Gone { number } => {
+                if let Some(file) = self.files.get(&number) {
+                    self.forget(*file);
+                }
+            }
+        }
+    }
+
+    fn begin(
+        &mut self,
+        number: u64,
+        begun: Begun,
+        url: Url,
+        window: Bytes,
+        pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,
+    ) {
+        let Begun { name, network, links, link, weight, address, mut headers, offer, body } = begun;
+        let server = self.server(name, network, &url);
+        OWN.iter().for_each(|name| drop(headers.remove(name)));
+        let target = address.path_and_query().map_or("/", |path| path.as_str()).parse().unwrap_or(Uri::from_static("/"));
+        let now = self.now();
+        let mut setup = FileSetup::new(vec![server]);
+        (setup.weight, setup.size, setup.window) = (weight, Some(offer.size), Some(window));
+        setup.links = links.iter().copied().chain([link]).collect::<LinkSet>();
+        let adopted = self.know_links(&setup).and_then(|()| self.engine.adopt(now, LinkId(link), setup).map_err(|error| error.to_string()));
+        let (file, lane, request) = match adopted {
+            Ok(adopted) => adopted,
+            Err(error) => {
+                let _ = pieces.send(Err(SpliceError(error)));
+                return self.clean(server);
+            }
+        };
+        let (limit, readable) = watch::channel(self.engine.limit(file).get());
+        let host = url.host_str().unwrap_or("").to_owned();
+        let task = tokio::spawn(read(body, request, host, self.news.clone(), readable)).abort_handle();
+        self.lanes.insert(lane, Lane::First { task, file, limit });
+        self.requests.insert(request, (file, lane));
+        self.files.insert(number, file);
+        let (validator, waiting) = (offer.validator, BTreeMap::new());
+        let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, trouble: None };
+        self.downloads.insert(file, download);
+    }
+
+    /// The server of that name.
+    fn server(&mut self, name: String, network: Arc<dyn crate::network::Network>, url: &Url) -> ServerId {
+        if let Some((id, _)) = self.servers.iter().find(|(_, server)| server.name == name) {
+            return *id;
+        }
+        let shared = Shared { network, tls: None, throttle: Throttle::new(None), connect_timeout: CONNECT, news: self.news.clone() };
+        let (host, port) = (url.host_str().unwrap_or("").to_owned(), url.port_or_known_default().unwrap_or(80));
+        let origin = Origin { tls: false, host, port, proxy: None };
+        let id = self.engine.add_server();
+        self.servers.insert(id, Server { name, shared: Arc::new(shared), origin });
+        id
+    }
+
+    /// The engine numbers links from 0 on; here they have places of their own, of which those before the highest may be empty.
+    fn know_links(&mut self, setup: &FileSetup) -> Result<(), String> {
+        let needed = setup.links.iter().max().map_or(0, |highest| highest + 1);
+        while self.links < needed {
+            self.engine.add_link(LinkSetup::default()).map_err(|error| error.to_string())?;
+            self.links += 1;
+        }
+        Ok(())
+    }
+
+    /// Does all that the engine wants done now.
+    fn pump(&mut self) {
+        let now = self.now();
+        while let Some(action) = self.engine.poll(now) {
+            self.act(action);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Connect { lane, link, server } => {
+                let Some(there) = self.servers.get(&server) else { return };
+                let (orders, receiver) = mpsc::unbounded_channel();
+                let task = tokio::spawn(lane::run(there.shared.clone(), lane, link.0, there.origin.clone(), receiver)).abort_handle();
+                self.lanes.insert(lane, Lane::Further { task, server, orders });
+            }
+            Action::Ask { request, lane, file, span, .. } => self.ask(request, lane, file, span),
+            Action::Stop { request } => match self.requests.remove(&request).map(|(_, lane)| (lane, self.lanes.get(&lane))) {
+                Some((_, Some(Lane::Further { orders, .. }))) => drop(orders.send(lane::Order::Stop(request))),
+                Some((lane, Some(Lane::First { .. }))) => drop(self.lanes.remove(&lane)),
+                _ => {}
+            },
+            Action::Close { lane } => {
+                self.lanes.remove(&lane);
+                self.requests.retain(|_, (_, of)| *of != lane);
+            }
+            Action::Done { file, .. } => self.forget(file),
+            Action::GiveUp { file, cause } => self.give_up(file, cause),
+            // Only for files that come without validators, and these have one.
+            Action::Restart { .. } => {}
+        }
+    }
+
+    fn ask(&mut self, request: RequestId, lane: LaneId, file: FileId, span: Option<Span>) {
+        let (Some(Lane::Further { orders, .. }), Some(download)) = (self.lanes.get(&lane), self.downloads.get(&file)) else { return };
+        self.requests.insert(request, (file, lane));
+        let asked = Asked {
+            url: download.url.clone(),
+            target: Some(download.target.clone()),
+            span,
+            expected: Some(download.validator.clone()),
+            encoded: false,
+        };
+        let _ = orders.send(lane::Order::Ask { request, asked: Box::new(asked), headers: download.headers.clone() });
+    }
+
+    fn on_news(&mut self, news: News) {
+        let now = self.now();
+        match news {
+            News::Connected { lane, depth } => self.engine.on_connected(now, lane, depth),
+            News::Lost { lane, error } => self.on_lost(now, lane, error),
+            News::Head { request, head, .. } => self.engine.on_head(now, request, head),
+            News::Data { request, bytes } => self.on_data(now, request, bytes),
+            News::End { request } => {
+                self.requests.remove(&request);
+                self.engine.on_end(now, request);
+            }
+            // The client has its cookies from the first answer.
+            News::Cookies { .. } => {}
+            News::Elsewhere { request, from, to } => {
+                let reason = format!("a part of the file is said to be elsewhere, at {to}");
+                self.on_failed(now, request, Failure::NoRanges, FetchError::Protocol { url: from.to_string(), reason });
+            }
+            News::Failed { request, failure, error } => self.on_failed(now, request, failure, error),
+        }
+    }
+
+    fn on_failed(&mut self, now: Time, request: RequestId, failure: Failure, error: FetchError) {
+        let download = self.requests.remove(&request).and_then(|(file, _)| self.downloads.get_mut(&file));
+        download.into_iter().for_each(|download| download.trouble = Some(error.clone()));
+        self.engine.on_failed(now, request, failure);
+    }
+
+    fn on_lost(&mut self, now: Time, lane: LaneId, error: FetchError) {
+        if let Some(Lane::Further { server, .. }) = self.lanes.remove(&lane).as_ref() {
+            let here = self.downloads.values_mut().filter(|download| download.server == *server);
+            here.for_each(|download| download.trouble = Some(error.clone()));
+        }
+        self.requests.retain(|_, (_, of)| *of != lane);
+        self.engine.on_lane_lost(now, lane);
+    }
+
+    fn on_data(&mut self, now: Time, request: RequestId, bytes: bytes::Bytes) {
+        let (Some((file, _)), Some(at)) = (self.requests.get(&request).copied(), self.engine.place(request)) else { return };
+        let fresh = self.engine.on_data(now, request, Bytes::new(bytes.len() as u64));
+        let Some(download) = self.downloads.get_mut(&file) else { return };
+        for span in fresh {
+            let from = (span.start().get() - at.get()) as usize;
+            download.keep(span.start().get(), bytes.slice(from..from + span.len().get() as usize));
+        }
+    }
+
+    /// A first answer may be read further.
+    fn tell_limit(&self, file: FileId) {
+        let upto = self.engine.limit(file).get();
+        for lane in self.lanes.values() {
+            if let Lane::First { file: of, limit, .. } = lane
+                && *of == file
+            {
+                limit.send_replace(upto);
+            }
+        }
+    }
+
+    fn give_up(&mut self, file: FileId, cause: Cause) {
+        if let Some(download) = self.downloads.get_mut(&file) {
+            let why = match (download.trouble.take(), cause) {
+                (Some(trouble), _) => trouble.to_string(),
+                (None, Cause::Unjoinable) => format!("{}: the transfer broke, and there are no ranges to go on with", download.url),
+                (None, _) => format!("{}: nothing comes any more", download.url),
+            };
+            let _ = download.pieces.send(Err(SpliceError(why)));
+        }
+        self.forget(file);
+    }
+
+    /// Ends all that is under way for a download.
+    fn forget(&mut self, file: FileId) {
+        let Some(download) = self.downloads.remove(&file) else { return };
+        self.files.remove(&download.number);
+        self.engine.remove_file(self.now(), file);
+        self.clean(download.server);
+    }
+
+    /// Forgets a server that nothing comes from any more.
+    fn clean(&mut self, server: ServerId) {
+        if !self.downloads.values().any(|download| download.server == server) {
+            self.engine.remove_server(self.now(), server);
+            self.servers.remove(&server);
+        }
+    }
+}
+
+impl Download {
+    /// Takes bytes at their place, and hands on what stands in order.
+    fn keep(&mut self, at: u64, bytes: bytes::Bytes) {
+        self.waiting.insert(at, bytes);
+        while let Some(next) = self.waiting.remove(&self.out) {
+            self.out += next.len() as u64;
+            // Whether the client is there yet shows otherwise.
+            let _ = self.pieces.send(Ok(next));
+        }
+    }
+}
+
+/// Reads a first answer, as far as it may be.
+async fn read(mut body: Incoming, request: RequestId, host: String, news: mpsc::Sender<News>, mut limit: watch::Receiver<u64>) {
+    let mut at = 0;
+    let last = loop {
+        if limit.wait_for(|limit| at < *limit).await.is_err() {
+            return;
+        }
+        match body.frame().await {
+            Some(Ok(frame)) => {
+                let Ok(bytes) = frame.into_data() else { continue };
+                at += bytes.len() as u64;
+                if !bytes.is_empty() && news.send(News::Data { request, bytes }).await.is_err() {
+                    return;
+                }
+            }
+            Some(Err(error)) => {
+                let error = FetchError::Broken { host, link: "the first link".to_owned(), reason: reason(&error) };
+                break News::Failed { request, failure: Failure::Lost, error };
+            }
+            None => break News::End { request },
+        }
+    };
+    let _ = news.send(last).await;
+}

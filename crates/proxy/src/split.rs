@@ -1,0 +1,93 @@
+//! Downloads that are divided among links: which they are, and how their parts are asked for.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use braid_fetch::splice::{Begun, Offer, Spliced, Splicer};
+use braid_fetch::{BoxStream, FetchError, Link, Network};
+use braid_model::PerFamily;
+use braid_peer::address::Address;
+use hyper::body::{Body, Incoming};
+use hyper::header::{AUTHORIZATION, HeaderMap, RANGE, UPGRADE};
+use hyper::http::response::Parts;
+use hyper::{Method, Request, Uri};
+
+use crate::outbound::{Origin, Outbound, Share, Way};
+
+/// A request whose answer may be divided, as its server sees it.
+pub(crate) struct Candidate {
+    address: Uri,
+    pub(crate) headers: HeaderMap,
+}
+
+impl Candidate {
+    /// Whether the answer to this request may be divided: it reads a whole file, and asking again for parts of it changes nothing.
+    pub(crate) fn of(request: &Request<Incoming>) -> Option<Self> {
+        let headers = request.headers();
+        // These prove who asks to one connection, not by each request.
+        let of_connection = |value: &hyper::header::HeaderValue| {
+            let scheme = value.as_bytes().split(|byte| *byte == b' ').next().unwrap_or_default();
+            [b"negotiate".as_slice(), b"ntlm"].iter().any(|known| scheme.eq_ignore_ascii_case(known))
+        };
+        let plain = request.method() == Method::GET && request.body().is_end_stream();
+        let asked =
+            headers.contains_key(RANGE) || headers.contains_key(UPGRADE) || headers.get_all(AUTHORIZATION).iter().any(of_connection);
+        (plain && !asked).then(|| Self { address: request.uri().clone(), headers: HeaderMap::new() })
+    }
+
+    /// What is to be handed on instead of the body, where the answer is worth it and may be divided; else the body.
+    pub(crate) fn splice(
+        self,
+        splicer: &Splicer,
+        outbound: &Arc<dyn Outbound>,
+        (origin, target, way): (&Origin, &Address, Way),
+        parts: &Parts,
+        body: Incoming,
+    ) -> Result<Spliced, Incoming> {
+        let Some(offer) = Offer::of(parts.status, &parts.headers) else { return Err(body) };
+        let Some(Share { links, weight }) = outbound.share(origin, way) else { return Err(body) };
+        let highest = links.iter().map(|(link, _)| link + 1).max().unwrap_or(0).max(way.link + 1);
+        let mut named = vec![Link { families: PerFamily { v4: true, v6: true }, ..Link::default() }; highest];
+        for (link, name) in &links {
+            named[*link].name.clone_from(name);
+        }
+        let links = links.into_iter().map(|(link, _)| link).collect();
+        let name = format!("{} {:?} {target} {}", origin.client.ip(), origin.user, way.remote);
+        let network = Arc::new(Ways { outbound: outbound.clone(), origin: origin.clone(), way, links: named });
+        let Self { address, headers } = self;
+        let begun = Begun { name, network, links, link: way.link, weight, address, headers, offer, body };
+        splicer.splice(begun).map_err(|begun| begun.body)
+    }
+}
+
+/// Further connections to where a first one leads, over any link.
+struct Ways {
+    outbound: Arc<dyn Outbound>,
+    origin: Origin,
+    way: Way,
+    links: Vec<Link>,
+}
+
+impl Network for Ways {
+    fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    fn connect<'a>(
+        &'a self,
+        link: usize,
+        host: &'a str,
+        port: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<BoxStream, FetchError>> + Send + 'a>> {
+        Box::pin(async move {
+            let opened = self.outbound.connect_by(&self.origin, Way { link, ..self.way }).await;
+            let told = |error: std::io::Error| FetchError::Connect {
+                host: format!("{host}:{port}"),
+                link: self.links[link].name.clone(),
+                reason: error.to_string(),
+            };
+            Ok(Box::new(opened.map_err(told)?) as BoxStream)
+        })
+    }
+}
