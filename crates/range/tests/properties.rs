@@ -141,9 +141,8 @@ fn a_server_of_two_connections_is_given_two() {
 #[test]
 fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
-    for _ in 0..2 {
-        engine.add_link(LinkSetup::default()).unwrap();
-    }
+    engine.add_link(LinkSetup { rate: Some(Rate::from_mbps(8)), ..LinkSetup::default() }).unwrap();
+    engine.add_link(LinkSetup::default()).unwrap();
     let size = Bytes::new(900_000);
     let mut setup = FileSetup::new(vec![engine.add_server()]);
     (setup.size, setup.window) = (Some(size), Some(Bytes::new(1_000_000)));
@@ -165,7 +164,7 @@ fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     asked.clear();
     // The second link answers; what the first was to bring is free when nothing has come of it for a while.
     let half = Bytes::new(second.len().get() / 2);
-    engine.on_head(Time::from_millis(500), quick, head(second));
+    engine.on_head(Time::from_millis(50), quick, head(second));
     engine.on_data(Time::from_millis(500), quick, half);
     step(&mut engine, Time::from_millis(900), &mut asked);
     engine.on_data(Time::from_millis(1000), quick, second.len().saturating_sub(half));
