@@ -354,7 +354,8 @@ async fn a_relay_that_is_told_to_stop_lets_flows_end_and_takes_no_new_ones() {
 /// A relay that was told to stop ended a bond as soon as it had taken all bytes in, be they delivered or not.
 #[tokio::test]
 async fn regression_a_relay_that_stops_delivers_what_it_has_taken_first() {
-    const SIZE: usize = 6_000_000;
+    // More than a flow is given credit for at first, less than that and what an end keeps at least until it is acknowledged.
+    const SIZE: usize = 640_000;
     let mut relay = TestRelay::start().await;
     let client = client(&relay).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
