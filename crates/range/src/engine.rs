@@ -402,7 +402,8 @@ impl Engine {
                 let Some(server) = server else { return self.count_failure(now, file_id) };
                 let at_work =
                     self.lanes.values().filter(|lane| (lane.link, lane.server) == (link, server) && !lane.requests.is_empty()).count();
-                let elsewhere = self.requests.values().any(|other| other.file == file_id && other.head);
+                // Those under way may be why, and an attempt has failed only when they have too.
+                let elsewhere = self.requests.values().any(|other| other.file == file_id);
                 let reach = self.reach.entry((link, server)).or_default();
                 reach.limit = Some(at_work.max(1));
                 if at_work == 0 {
