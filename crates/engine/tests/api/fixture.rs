@@ -14,10 +14,7 @@ use braid_engine::core::{Core, Names};
 use braid_engine::desk::{Desk, Moment, Rest};
 use braid_engine::server::{Api, Request, Server, Ui, UiOptions};
 use braid_engine::settings::Settings;
-use braid_model::{
-    Application, DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, RouteFacts, RouteKind,
-    RuleAction, RuleFacts, Time,
-};
+use braid_model::{Application, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
 use braid_platform::fake::FakeSteering;
 use braid_platform::steering::{AppId, ExeId, SteeringEvent};
 use http_body_util::{BodyExt, Full};
@@ -27,6 +24,8 @@ use hyper_util::rt::TokioIo;
 use tempfile::TempDir;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
+
+use crate::network;
 
 pub(crate) const FILE: &str = "# Mine.\nscheduler = \"round-robin\" # steady\n\n[[link]]\nname = \"wlan0\"\n";
 pub(crate) const NOW: Time = Time::from_nanos(1_000_000_000_000);
@@ -75,7 +74,7 @@ impl Fixture {
         let (requests, inbox) = mpsc::channel(64);
         let (api, feed, spreader) = Api::new(requests);
         let mut core = Core::new(FakeSteering::default(), Box::new(NoNames), Config::default(), NOW).unwrap();
-        core.on_network(NOW, network(&["wlan0", "lte0"])).unwrap();
+        core.on_network(NOW, links(&["wlan0", "lte0"])).unwrap();
         for link in [1, 2] {
             let alive = Outcome::Alive { rtt: Duration::from_millis(20) };
             core.on_probe(NOW, LinkIndex(link), Family::V4, alive).unwrap();
@@ -126,7 +125,7 @@ impl Mind {
 
     /// A link goes.
     pub(crate) fn lose_link(&mut self) {
-        self.core.on_network(NOW, network(&["wlan0"])).unwrap();
+        self.core.on_network(NOW, links(&["wlan0"])).unwrap();
     }
 
     pub(crate) fn notes(&self) -> Vec<Note> {
@@ -170,50 +169,9 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
     }
 }
 
-fn network(devices: &[&str]) -> NetworkSnapshot {
-    let facts = |(index, name): (usize, &&str)| {
-        let index = index as u32 + 1;
-        let route = DefaultRoute { gateway: Some(format!("10.0.{index}.1").parse().unwrap()), metric: 100 + index };
-        LinkFacts {
-            index: LinkIndex(index),
-            name: (*name).to_owned(),
-            kind: LinkKind::Wired,
-            mac: None,
-            mtu: 1500,
-            carrier: true,
-            nominal: None,
-            addresses: vec![format!("10.0.{index}.2/24").parse().unwrap()],
-            gateways: PerFamily { v4: vec![route], v6: vec![] },
-            resolvers: vec![],
-        }
-    };
-    let interfaces: Vec<LinkFacts> = devices.iter().enumerate().map(facts).collect();
-    let route = |device: &LinkFacts| RouteFacts {
-        table: 254,
-        destination: "0.0.0.0/0".parse().unwrap(),
-        kind: RouteKind::Unicast,
-        metric: device.gateways.v4[0].metric,
-        hops: vec![NextHop { device: device.index, gateway: device.gateways.v4[0].gateway, dead: false }],
-        source: None,
-        conditional: false,
-        ours: false,
-    };
-    let main = RuleFacts {
-        family: Family::V4,
-        priority: 32766,
-        source: None,
-        destination: None,
-        mark: None,
-        input: None,
-        output: None,
-        conditional: false,
-        invert: false,
-        action: RuleAction::Table(254),
-        suppress_prefix_len: None,
-        suppress_group: false,
-        ours: false,
-    };
-    NetworkSnapshot { routes: interfaces.iter().map(route).collect(), interfaces, rules: vec![main] }
+fn links(names: &[&str]) -> NetworkSnapshot {
+    let devices: Vec<LinkFacts> = (1..).zip(names).map(|(index, name)| network::facts(index, name)).collect();
+    network::network(&devices)
 }
 
 /// A connection to the API.

@@ -2,6 +2,8 @@
 
 mod fixture;
 mod hostile;
+#[path = "../support/network.rs"]
+mod network;
 
 use std::future::Future;
 use std::time::Duration;

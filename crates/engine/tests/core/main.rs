@@ -4,5 +4,7 @@ mod detect;
 mod energy;
 mod faults;
 mod links;
+#[path = "../support/network.rs"]
+mod network;
 mod policy;
 mod world;

@@ -10,12 +10,11 @@ use braid_decide::policy::{LinkMatcher, LinkRule, LinkSelector, Pattern, Policy,
 use braid_decide::tradeoff::Supply;
 use braid_engine::config::Config;
 use braid_engine::core::{Core, Names, Question};
-use braid_model::{
-    Application, Bytes, DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, Power, RouteFacts,
-    RouteKind, RuleAction, RuleFacts, Time,
-};
+use braid_model::{Application, Bytes, Family, LinkFacts, LinkIndex, Power, Time};
 use braid_platform::fake::{FakeSteering, Steered};
 use braid_platform::steering::{AppId, ExeId, Steering};
+
+pub(crate) use crate::network::{facts, network};
 
 pub(crate) const RTT: Duration = Duration::from_millis(20);
 pub(crate) const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 10));
@@ -37,56 +36,6 @@ impl Names for FakeNames {
     fn model(&mut self, device: &str) -> Option<String> {
         (device == "wlan0").then(|| "Intel 82559".to_owned())
     }
-}
-
-pub(crate) fn facts(index: u32, name: &str) -> LinkFacts {
-    let route = DefaultRoute { gateway: Some(format!("10.0.{index}.1").parse().unwrap()), metric: 100 + index };
-    LinkFacts {
-        index: LinkIndex(index),
-        name: name.to_owned(),
-        kind: LinkKind::Wired,
-        mac: None,
-        mtu: 1500,
-        carrier: true,
-        nominal: None,
-        addresses: vec![format!("10.0.{index}.2/24").parse().unwrap()],
-        gateways: PerFamily { v4: vec![route], v6: vec![] },
-        resolvers: vec![],
-    }
-}
-
-pub(crate) fn main_rule() -> RuleFacts {
-    RuleFacts {
-        family: Family::V4,
-        priority: 32766,
-        source: None,
-        destination: None,
-        mark: None,
-        input: None,
-        output: None,
-        conditional: false,
-        invert: false,
-        action: RuleAction::Table(254),
-        suppress_prefix_len: None,
-        suppress_group: false,
-        ours: false,
-    }
-}
-
-pub(crate) fn network(devices: &[LinkFacts]) -> NetworkSnapshot {
-    let routes = devices.iter().flat_map(|device| {
-        device.gateways.v4.iter().map(|route| RouteFacts {
-            table: 254,
-            destination: "0.0.0.0/0".parse().unwrap(),
-            kind: RouteKind::Unicast,
-            metric: route.metric,
-            hops: vec![NextHop { device: device.index, gateway: route.gateway, dead: false }],
-            source: None,
-            conditional: false,
-            ours: false,
-        })
-    });
-    NetworkSnapshot { interfaces: devices.to_vec(), routes: routes.collect(), rules: vec![main_rule()] }
 }
 
 /// A core with two links, on a clock of the test's own.
