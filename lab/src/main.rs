@@ -37,7 +37,7 @@ enum Action {
     },
     /// Measures what Braid promises; as root. Writes bench.md and bench.json.
     Bench {
-        /// The benchmarks: whole-connections, mixes, overhead, decision, cut, footprint, schedulers, bond, bond-few, bond-cut,
+        /// The benchmarks: whole-connections, mixes, overhead, calls, decision, cut, footprint, schedulers, bond, bond-few, bond-cut,
         /// bond-simult, bond-matrix, bond-churn, bond-fair, bond-speed, bond-relay, get, proxy [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]

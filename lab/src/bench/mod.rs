@@ -4,6 +4,7 @@
 //! ratio wherever there is something to compare with.
 
 mod bond;
+mod calls;
 mod cut;
 mod decision;
 mod footprint;
@@ -56,6 +57,7 @@ const ALL: &[(&str, Bench)] = &[
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
+    ("calls", calls::run),
     ("decision", decision::run),
     ("cut", cut::run),
     ("footprint", footprint::run),

@@ -1,6 +1,5 @@
 //! What Braid costs where there is nothing to gain: links without limits.
 
-use std::net::{SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,8 +10,7 @@ use serde_json::{Value, json};
 
 use super::decision::programs;
 use super::report::Report;
-use super::sockets::{accept_and_drop, connect, swallow_datagrams};
-use super::stats::{Mean, median, quantile};
+use super::stats::{Mean, Pairs, median};
 use super::{Settings, progress};
 use crate::daemon::Daemon;
 use crate::lab::Lab;
@@ -32,9 +30,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
         "Client and server joined by veth pairs without limits or emulator; the daemon is started (max-throughput) for one half of each \
          pair and stopped for the other, in changing order, four seconds before anything is measured. Goodput: 10 parallel iperf3 streams, \
          the mean of three runs of 2 s. CPU: /proc/stat of the whole machine over \
-         the transfer, by gigabyte received; the kernel's share is system, irq and softirq. Connect: one non-blocking connect() to a \
-         listening socket, timed in the process that calls it; its life: socket(), connect() and close(). Datagram: sendto() of 100 bytes by an \
-         unconnected socket. Ratios are taken pair by pair, with 95 % confidence intervals of their means. Braid's own: the same ten streams \
+         the transfer, by gigabyte received; the kernel's share is system, irq and softirq. Ratios are taken pair by pair, with 95 % confidence intervals of their means. Braid's own: the same ten streams \
          with the daemon up and the kernel counting how long each of its programs runs (BPF_ENABLE_STATS, which itself costs some 20 ns a \
          run), and the time its threads ran (schedstat), of all the CPU that the machine used meanwhile: what the noise of the pairs cannot \
          hide.",
@@ -55,37 +51,9 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     }
     let own = own(settings)?;
     raw["own"] = tell_own(&own, &mut report);
-    let calls = calls(settings)?;
-    raw["calls"] = tell_calls(&calls, &mut report);
     report.raw = raw;
-    let others = programs()?.values().filter(|program| program.name == "braid_connect4").count();
-    if others > 0 {
-        report
-            .notes
-            .push(format!("{others} other daemons ran on the machine in other namespaces; their programs met these connections too."));
-    }
+    note_other_daemons(&mut report)?;
     Ok(report)
-}
-
-/// A row of measurements without and with Braid, pair by pair.
-#[derive(Debug, Default)]
-struct Pairs {
-    without: Vec<f64>,
-    with: Vec<f64>,
-}
-
-impl Pairs {
-    fn push(&mut self, with: bool, value: f64) {
-        if with { &mut self.with } else { &mut self.without }.push(value);
-    }
-
-    fn ratio(&self) -> Mean {
-        Mean::of_ratios(&self.with, &self.without)
-    }
-
-    fn json(&self) -> Value {
-        json!({ "without": self.without, "with": self.with, "ratio": self.ratio() })
-    }
 }
 
 /// Goodput in Gbit/s, and CPU seconds by gigabyte.
@@ -102,7 +70,7 @@ fn streams(settings: &Settings, links: usize, pairs: usize) -> Result<Streams> {
     let mut streams = Streams::default();
     for pair in 0..pairs {
         for with in [pair % 2 == 0, pair % 2 != 0] {
-            let daemon = daemon(&lab, settings, with)?;
+            let daemon = daemon(&lab, settings, with, settle(settings))?;
             let before = cpu()?;
             let (runs, seconds) = if settings.quick { (1, 1) } else { RUNS };
             let (mut goodput, mut gigabytes) = (0.0, 0.0);
@@ -125,10 +93,26 @@ fn streams(settings: &Settings, links: usize, pairs: usize) -> Result<Streams> {
     Ok(streams)
 }
 
-fn daemon(lab: &Lab, settings: &Settings, with: bool) -> Result<Option<Daemon>> {
+fn settle(settings: &Settings) -> Duration {
+    if settings.quick { SETTLE / 8 } else { SETTLE }
+}
+
+/// The daemon if asked for, and the machine at rest.
+pub(super) fn daemon(lab: &Lab, settings: &Settings, with: bool, settle: Duration) -> Result<Option<Daemon>> {
     let daemon = if with { Some(Daemon::start(lab, &settings.braid, "max-throughput", "")?) } else { None };
-    thread::sleep(if settings.quick { SETTLE / 8 } else { SETTLE });
+    thread::sleep(settle);
     Ok(daemon)
+}
+
+/// Says which daemons were not part of the measurement.
+pub(super) fn note_other_daemons(report: &mut Report) -> Result<()> {
+    let others = programs()?.values().filter(|program| program.name == "braid_connect4").count();
+    if others > 0 {
+        report
+            .notes
+            .push(format!("{others} other daemons ran on the machine in other namespaces; their programs met these connections too."));
+    }
+    Ok(())
 }
 
 fn tell_streams(streams: &Streams, links: usize, report: &mut Report) -> Value {
@@ -136,7 +120,7 @@ fn tell_streams(streams: &Streams, links: usize, report: &mut Report) -> Value {
         let (low, high) = pairs.ratio().interval();
         let figure = |values: &[f64]| format!("{:.3}", Mean::of(values).mean);
         let interval = format!("{:.3} ({low:.3} to {high:.3})", pairs.ratio().mean);
-        vec![what.to_owned(), figure(&pairs.without), figure(&pairs.with), interval, format!("{:.3}", median(&ratios(pairs)))]
+        vec![what.to_owned(), figure(&pairs.without), figure(&pairs.with), interval, format!("{:.3}", median(&pairs.ratios()))]
     };
     let rows = vec![
         row("goodput, Gbit/s", &streams.goodput),
@@ -170,7 +154,7 @@ fn own(settings: &Settings) -> Result<Own> {
     let lab = LINKS[..1].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let _server = Server::start(&lab)?;
     let foreign = programs()?;
-    let daemon = daemon(&lab, settings, true)?.context("the daemon was asked for")?;
+    let daemon = daemon(&lab, settings, true, settle(settings))?.context("the daemon was asked for")?;
     let _counting = enable_stats(Stats::RunTime).context("the kernel does not count BPF run times (BPF_ENABLE_STATS, Linux 5.8)")?;
     let in_programs = || -> Result<f64> {
         let ours = programs()?.into_iter().filter(|(id, _)| !foreign.contains_key(id));
@@ -202,11 +186,7 @@ fn tell_own(own: &Own, report: &mut Report) -> Value {
     json!({ "programs_s": own.programs, "daemon_s": own.daemon, "machine_s": own.all })
 }
 
-fn ratios(pairs: &Pairs) -> Vec<f64> {
-    pairs.with.iter().zip(&pairs.without).map(|(with, without)| with / without).collect()
-}
-
-fn interval(mean: &Mean) -> String {
+pub(super) fn interval(mean: &Mean) -> String {
     format!("{:.3} ± {:.3}", mean.mean, mean.half_width)
 }
 
@@ -273,78 +253,6 @@ fn parse_cpu(stat: &str) -> Option<Cpu> {
     Some(Cpu { all: user / 100.0 + kernel, kernel })
 }
 
-/// Microseconds by call.
-#[derive(Debug, Default)]
-struct Calls {
-    connect: [Vec<f64>; 2],
-    life: Pairs,
-    datagram: Pairs,
-    connect_medians: Pairs,
-}
-
-fn calls(settings: &Settings) -> Result<Calls> {
-    let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
-    let listener = accept_and_drop(&lab, 9000)?;
-    let swallower = swallow_datagrams(&lab, 9001)?;
-    let (pairs, batch) = if settings.quick { (2, 500) } else { (20, 500) };
-    let mut calls = Calls::default();
-    for pair in 0..pairs {
-        for with in [pair % 2 == 0, pair % 2 != 0] {
-            let daemon = daemon(&lab, settings, with)?;
-            let (connects, life) = lab.client().run(|| time_connects(listener, batch))??;
-            let datagram = lab.client().run(|| time_datagrams(swallower, 10 * batch))??;
-            drop(daemon);
-            calls.connect_medians.push(with, median(&connects));
-            calls.connect[usize::from(with)].extend(connects);
-            calls.life.push(with, life);
-            calls.datagram.push(with, datagram);
-        }
-    }
-    progress(&format!("{} connects a side", calls.connect[0].len()));
-    Ok(calls)
-}
-
-/// Microseconds: of each connect(), and the mean of a connection's whole life.
-fn time_connects(to: SocketAddr, count: usize) -> std::io::Result<(Vec<f64>, f64)> {
-    // Caches and the other end's thread awake first.
-    (0..50).try_for_each(|_| connect(to).map(drop))?;
-    let begin = Instant::now();
-    let times = (0..count).map(|_| connect(to).map(|(took, _)| took.as_secs_f64() * 1e6)).collect::<std::io::Result<_>>()?;
-    Ok((times, begin.elapsed().as_secs_f64() * 1e6 / count as f64))
-}
-
-/// The median microseconds of one sendto().
-fn time_datagrams(to: SocketAddr, count: usize) -> std::io::Result<f64> {
-    let socket = UdpSocket::bind(("0.0.0.0", 0))?;
-    let mut times = Vec::with_capacity(count);
-    for _ in 0..count {
-        let begin = Instant::now();
-        socket.send_to(&[0; 100], to)?;
-        times.push(begin.elapsed().as_secs_f64() * 1e6);
-    }
-    Ok(median(&times))
-}
-
-fn tell_calls(calls: &Calls, report: &mut Report) -> Value {
-    let [without, with] = &calls.connect;
-    let row = |what: &str, without: f64, with: f64| {
-        vec![what.to_owned(), format!("{without:.2} µs"), format!("{with:.2} µs"), format!("{:+.2} µs", with - without)]
-    };
-    let middle = |pairs: &Pairs| (median(&pairs.without), median(&pairs.with));
-    let (life, datagram) = (middle(&calls.life), middle(&calls.datagram));
-    let rows = vec![
-        row(&format!("connect(), median of {}", without.len()), median(without), median(with)),
-        row("connect(), 95th percentile", quantile(without, 0.95), quantile(with, 0.95)),
-        row("a connection's life (median of the batches' means)", life.0, life.1),
-        row("sendto(), unconnected (median of the batches' medians)", datagram.0, datagram.1),
-    ];
-    report.table("Two links; what one call takes:", "what | without | with | more", rows);
-    let more = median(with) - median(without);
-    report.aim("a connect takes at most 2 µs more (median)", format!("{more:+.2} µs of {:.2}", median(without)), more <= 2.0);
-    report.aim("the cost of an unconnected datagram is stated", format!("{:+.2} µs of {:.2}", datagram.1 - datagram.0, datagram.0), true);
-    json!({ "connect_median_us": calls.connect_medians.json(), "life_us": calls.life.json(), "datagram_us": calls.datagram.json() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -366,16 +274,6 @@ mod tests {
             assert!(begin.elapsed() < Duration::from_secs(10), "this thread has run for 10 s, and it does not show");
         }
         assert!(thread_time(u32::MAX).is_err());
-    }
-
-    #[test]
-    fn pairs_keep_their_sides_apart() {
-        let mut pairs = Pairs::default();
-        for (with, value) in [(true, 9.0), (false, 10.0), (false, 20.0), (true, 19.0)] {
-            pairs.push(with, value);
-        }
-        assert_eq!(ratios(&pairs), [0.9, 0.95]);
-        assert!((pairs.ratio().mean - 0.925).abs() < 1e-12);
     }
 
     #[test]

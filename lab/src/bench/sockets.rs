@@ -36,8 +36,8 @@ pub(super) fn link_of(local: IpAddr) -> Option<usize> {
     }
 }
 
-/// A server at port `port` of 203.0.113.10 that accepts connections and drops them, for as long as the lab lives.
-pub(super) fn accept_and_drop(lab: &Lab, port: u16) -> Result<SocketAddr> {
+/// A socket that listens at port `port` of 203.0.113.10, and its address.
+pub(super) fn listener(lab: &Lab, port: u16) -> Result<(Socket, SocketAddr)> {
     let to: SocketAddr = (Lab::internet(10), port).into();
     let socket = lab.server().run(|| -> io::Result<Socket> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
@@ -45,6 +45,12 @@ pub(super) fn accept_and_drop(lab: &Lab, port: u16) -> Result<SocketAddr> {
         socket.listen(4096)?;
         Ok(socket)
     })??;
+    Ok((socket, to))
+}
+
+/// A server there that accepts connections and drops them, for as long as the lab lives.
+pub(super) fn accept_and_drop(lab: &Lab, port: u16) -> Result<SocketAddr> {
+    let (socket, to) = listener(lab, port)?;
     thread::spawn(move || while socket.accept().is_ok() {});
     Ok(to)
 }

@@ -1,6 +1,7 @@
 //! What a row of measurements comes to.
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
 /// Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom.
 const STUDENT: [f64; 30] = [
@@ -45,6 +46,37 @@ impl Mean {
     /// The confidence interval's ends.
     pub(super) fn interval(&self) -> (f64, f64) {
         (self.mean - self.half_width, self.mean + self.half_width)
+    }
+}
+
+/// A row of measurements without and with Braid, pair by pair.
+#[derive(Debug, Default)]
+pub(super) struct Pairs {
+    pub(super) without: Vec<f64>,
+    pub(super) with: Vec<f64>,
+}
+
+impl Pairs {
+    pub(super) fn push(&mut self, with: bool, value: f64) {
+        if with { &mut self.with } else { &mut self.without }.push(value);
+    }
+
+    pub(super) fn ratios(&self) -> Vec<f64> {
+        self.with.iter().zip(&self.without).map(|(with, without)| with / without).collect()
+    }
+
+    /// The mean of the ratios.
+    pub(super) fn ratio(&self) -> Mean {
+        Mean::of(&self.ratios())
+    }
+
+    /// What the side with Braid takes more, pair by pair.
+    pub(super) fn more(&self) -> Mean {
+        Mean::of(&self.with.iter().zip(&self.without).map(|(with, without)| with - without).collect::<Vec<_>>())
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({ "without": self.without, "with": self.with, "ratio": self.ratio() })
     }
 }
 
@@ -99,5 +131,16 @@ mod tests {
         assert_eq!((median(&values), worst(&values), quantile(&values, 0.99), quantile(&values, 0.0)), (3.0, 5.0, 5.0, 1.0));
         assert_eq!(median(&[1.0, 2.0]), 1.0);
         assert_eq!((median(&[]), worst(&[])), (0.0, 0.0));
+    }
+
+    #[test]
+    fn pairs_keep_their_sides_apart() {
+        let mut pairs = Pairs::default();
+        for (with, value) in [(true, 9.0), (false, 10.0), (false, 20.0), (true, 19.0)] {
+            pairs.push(with, value);
+        }
+        assert_eq!(pairs.ratios(), [0.9, 0.95]);
+        assert!((pairs.ratio().mean - 0.925).abs() < 1e-12);
+        assert_eq!(pairs.more().mean, -1.0);
     }
 }
