@@ -16,8 +16,9 @@ use braid_netem::{Loss, Profile, RateSource, Trace};
 use support::{Controllers, Source, World, bdp, bottleneck};
 
 fn main() {
-    let (words, traces): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|word| ["alone", "loss", "slow", "beside", "sweep", "watch", "late", "lone"].contains(&word.as_str()));
+    let (words, traces): (Vec<String>, Vec<String>) = std::env::args()
+        .skip(1)
+        .partition(|word| ["alone", "loss", "slow", "beside", "sweep", "watch", "late", "lone"].contains(&word.as_str()));
     let wanted = |word: &str| {
         words.iter().any(|w| w == word) || (words.is_empty() && traces.is_empty() && word != "watch" && word != "late" && word != "lone")
     };
