@@ -232,7 +232,7 @@ async function start() {
   on(['connection'], () => {
     if (store.connection !== 'live') return;
     get('/v1/history?resolution=1s').then(
-      (answer) => prependSamples(answer.samples),
+      (answer) => prependSamples('samples', answer.samples),
       () => {},
     );
     refreshPolicy().catch(() => {});

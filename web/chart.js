@@ -7,10 +7,18 @@ import { accent, on } from './store.js';
 const LEFT = 64;
 const BOTTOM = 22;
 const TOP = 8;
+/** The row of the tip that sums up; no link or application is called so. */
+const TOTAL = '\u0000';
 
-/** A chart of `[{at_ms, links: [{name, rx_bps, tx_bps}]}]`. `show(samples, from, to, step)`: Unix milliseconds. */
+const LINKS = { tint: (name) => `link-${accent(name)}` };
+
+/**
+ * A chart of `[{at_ms, links: [{name, rx_bps, tx_bps}]}]`. `show(samples, from, to, step)`: Unix milliseconds. What is stacked need not be
+ * links: `tint(name)` gives a name's colour, which is a class and a custom property; `title(name)` how it is called.
+ */
 export class Chart {
-  constructor(label) {
+  constructor(label, { tint, title = (name) => name } = LINKS) {
+    Object.assign(this, { tint, title });
     this.canvas = h('canvas', { class: 'plot', role: 'img', 'aria-label': label, tabindex: '0' });
     this.label = label;
     this.tip = h('div', { class: 'tip', hidden: true });
@@ -71,7 +79,8 @@ export class Chart {
     const sample = this.pointed === null ? null : this.nearest(this.pointed);
     this.tip.hidden = !sample;
     if (!sample) return;
-    const rows = [...sample.links, { name: 'Total', rx_bps: total(sample, 'rx_bps'), tx_bps: total(sample, 'tx_bps') }];
+    const all = { name: TOTAL, rx_bps: total(sample, 'rx_bps') ?? 0, tx_bps: total(sample, 'tx_bps') ?? 0 };
+    const rows = sample.links.length === 1 ? sample.links : [...sample.links, all];
     if (!this.tip.firstChild) this.tip.append(h('p', { class: 'tip-time' }), h('div', { class: 'tip-rows' }));
     put(this.tip.firstChild, clock(sample.at_ms));
     keyed(
@@ -80,9 +89,10 @@ export class Chart {
       (row) => row.name,
       (row) => {
         const [down, up] = [h('span', { class: 'num' }), h('span', { class: 'num' })];
-        const swatch = h('span', { class: row.name === 'Total' ? 'swatch none' : `swatch link-${accent(row.name)}` });
+        const swatch = h('span', { class: row.name === TOTAL ? 'swatch none' : `swatch ${this.tint(row.name)}` });
+        const name = row.name === TOTAL ? 'Total' : this.title(row.name);
         return {
-          node: h('div', { class: 'tip-row' }, swatch, h('span', { class: 'tip-name', text: row.name }), down, up),
+          node: h('div', { class: 'tip-row' }, swatch, h('span', { class: 'tip-name', text: name }), down, up),
           show: ({ rx_bps, tx_bps }) => {
             put(down, `↓ ${rate(rx_bps)}`);
             put(up, `↑ ${rate(tx_bps)}`);
@@ -107,7 +117,7 @@ export class Chart {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, this.width, this.height);
     this.colours = colours(this.node);
-    const names = linkNames(this.data.samples);
+    const names = this.names();
     const scale = this.scale();
     this.grid(pen, scale);
     pen.save();
@@ -122,6 +132,12 @@ export class Chart {
     this.axis(pen, scale);
     if (this.pointed !== null && this.data.samples.length) this.cross(pen);
     this.describe();
+  }
+
+  /** All that is stacked, from the line outwards. */
+  names() {
+    const found = new Set(this.data.samples.flatMap((sample) => sample.links.map((link) => link.name)));
+    return [...found].sort((a, b) => (this.tint(a) < this.tint(b) ? -1 : 1));
   }
 
   /** Where zero stands and how many pixels a bit per second takes: the two halves share one scale. */
@@ -182,7 +198,7 @@ export class Chart {
       top.forEach((value, at) => pen.lineTo(x[at], zero + value * perBit));
       for (let at = run.length - 1; at >= 0; at -= 1) pen.lineTo(x[at], zero + base[at] * perBit);
       pen.closePath();
-      pen.fillStyle = this.colours.links[accent(name)];
+      pen.fillStyle = this.colours.read(`--${this.tint(name)}`);
       pen.globalAlpha = key === 'rx_bps' ? 0.82 : 0.55;
       pen.fill();
       pen.globalAlpha = 1;
@@ -209,7 +225,7 @@ export class Chart {
   describe() {
     const last = this.data.samples.at(-1);
     const words = last
-      ? last.links.map((link) => `${link.name} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ')
+      ? last.links.map((link) => `${this.title(link.name)} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ')
       : NONE;
     this.canvas.setAttribute('aria-label', `${this.label}. Newest: ${words}. Left and right arrow keys read other moments.`);
   }
@@ -226,11 +242,6 @@ const total = (sample, key) => {
   const known = sample.links.map((link) => link[key]).filter((value) => typeof value === 'number');
   return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 };
-
-function linkNames(samples) {
-  const names = new Set(samples.flatMap((sample) => sample.links.map((link) => link.name)));
-  return [...names].sort((a, b) => accent(a) - accent(b));
-}
 
 /** Samples without a hole between them: what nobody measured is not drawn. */
 function runs(samples, step) {
@@ -269,6 +280,6 @@ function colours(node) {
     faint: read('--ink-2'),
     ink: read('--ink'),
     paper: read('--card'),
-    links: Array.from({ length: 8 }, (_, place) => read(`--link-${place}`)),
+    read,
   };
 }

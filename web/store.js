@@ -11,6 +11,10 @@ export const store = {
   peers: [],
   notes: [],
   samples: [],
+  /** What applications moved, second by second, as `samples` tells of links. */
+  appSamples: [],
+  /** Whether the daemon was asked what applications moved before. */
+  recalled: false,
   /** Rates of the last minutes by application, newest last: `{down: [bit/s], up: [bit/s]}`. */
   appRates: new Map(),
   policy: null,
@@ -40,11 +44,13 @@ export const now = () => store.samples.at(-1)?.at_ms ?? Date.now();
 export function take(name, data) {
   if (name === 'flows') takeFlows(data);
   else if (name === 'note') takeNote(data);
-  else if (name === 'sample') takeSample(data);
+  else if (SERIES[name]) takeSample(SERIES[name], data);
   else store[name] = data;
   if (name === 'status') nameLinks(data.links);
-  tell(name === 'note' ? 'notes' : name === 'sample' ? 'samples' : name);
+  tell(name === 'note' ? 'notes' : (SERIES[name] ?? name));
 }
+
+const SERIES = { sample: 'samples', app_sample: 'appSamples' };
 
 let lastTick = null;
 
@@ -114,17 +120,18 @@ function takeNote(note) {
   if (store.notes.length > NOTES) store.notes.splice(0, store.notes.length - NOTES);
 }
 
-function takeSample(sample) {
-  if (sample.at_ms <= (store.samples.at(-1)?.at_ms ?? 0)) return;
-  store.samples.push(sample);
-  if (store.samples.length > SAMPLES) store.samples.splice(0, store.samples.length - SAMPLES);
+function takeSample(series, sample) {
+  const known = store[series];
+  if (sample.at_ms <= (known.at(-1)?.at_ms ?? 0)) return;
+  known.push(sample);
+  if (known.length > SAMPLES) known.splice(0, known.length - SAMPLES);
 }
 
-/** Puts what the daemon remembers before what was heard since. */
-export function prependSamples(samples) {
-  const first = store.samples[0]?.at_ms ?? Infinity;
-  store.samples = [...samples.filter((sample) => sample.at_ms < first), ...store.samples].slice(-SAMPLES);
-  tell('samples');
+/** Puts what the daemon remembers of a series, `samples` or `appSamples`, before what was heard since. */
+export function prependSamples(series, samples) {
+  const first = store[series][0]?.at_ms ?? Infinity;
+  store[series] = [...samples.filter((sample) => sample.at_ms < first), ...store[series]].slice(-SAMPLES);
+  tell(series);
 }
 
 /** The number of colours that links are told apart by. */

@@ -175,6 +175,40 @@ describe('what a user does', () => {
       await page.waitForFunction(() => document.querySelectorAll('.rule').length === 2);
     }));
 
+  test('unfolds what an application moved, and sees it live', () =>
+    visit({}, async (page) => {
+      await go(page, 'apps');
+      const card = page.locator('[data-app="/usr/bin/curl"]');
+      const asked = page.waitForRequest((request) => request.url().includes('/v1/history/apps?resolution=1s'));
+      await card.getByRole('button', { name: 'History of curl' }).click();
+      await asked;
+      const plot = card.locator('canvas');
+      const newest = () => plot.getAttribute('aria-label');
+      await page.waitForFunction(() => /curl receives [1-9]/.test(document.querySelector('.app-more canvas').ariaLabel));
+      const first = await newest();
+      assert.doesNotMatch(first, /firefox|Others/);
+      await page.waitForFunction((text) => document.querySelector('.app-more canvas').ariaLabel !== text, first);
+      assert.match(await card.locator('.app-more').innerText(), /Learnt, by destination port[\s\S]*443/);
+      const day = page.waitForRequest((request) => /history\/apps\?application=%2Fusr%2Fbin%2Fcurl&resolution=5m/.test(request.url()));
+      await card.getByRole('button', { name: '24 h' }).click();
+      await day;
+      await card.getByRole('button', { name: 'History of curl' }).click();
+      assert.equal(await plot.count(), 0);
+    }));
+
+  test('sees which programs the throughput is made of', () =>
+    visit({}, async (page) => {
+      await page.getByRole('button', { name: 'Programs', exact: true }).click();
+      await page.locator('.names li').nth(4).waitFor();
+      const names = await page.locator('.names li').allTextContents();
+      assert.ok(names.includes('curl') && names.length <= 6, names.join());
+      await page.waitForFunction(() => /curl receives/.test(document.querySelector('.plot').ariaLabel));
+      assert.equal(await page.locator('.names [class*="link-"]').count(), 0, 'colours of links are for links');
+      await page.getByRole('button', { name: 'Links', exact: true }).click();
+      await page.waitForFunction(() => /eth0 receives/.test(document.querySelector('.plot').ariaLabel));
+      assert.ok(await page.locator('.names').isHidden());
+    }));
+
   test('joins a relay by its invitation, and leaves it', () =>
     visit({ live: false, expected: /422/ }, async (page) => {
       await go(page, 'peers');
