@@ -85,7 +85,7 @@ function card(first) {
   const name = h('h2', { class: 'app-name', text: tail(first.application) });
   const button = h('button', {
     type: 'button',
-    text: 'Choose…',
+    text: 'Choose links…',
     'aria-label': `Choose for ${tail(first.application)}`,
     onclick: () => edit(app.application, app.name),
   });

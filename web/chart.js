@@ -145,7 +145,7 @@ export class Chart {
     const peak = (key) => Math.max(0, ...this.data.samples.map((sample) => total(sample, key) ?? 0));
     const [down, up] = [Math.max(peak('rx_bps'), 10_000) * 1.08, Math.max(peak('tx_bps'), 5_000) * 1.15];
     const room = this.height - BOTTOM - TOP;
-    const share = Math.min(Math.max(down / (down + up), 0.25), 0.82);
+    const share = Math.min(Math.max(down / (down + up), 0.25), 0.9);
     const perBit = Math.min((room * share) / down, (room * (1 - share)) / up);
     return { zero: TOP + room * share, perBit, down: (room * share) / perBit, up: (room * (1 - share)) / perBit };
   }
@@ -190,6 +190,8 @@ export class Chart {
 
   area(pen, run, names, key, perBit, zero) {
     const base = run.map(() => 0);
+    // A line of paper between two bands, where samples are far enough apart to leave any colour beside it.
+    const parted = (this.width - LEFT) * (this.data.step / (this.data.to - this.data.from)) >= 2;
     const x = run.map((sample) => this.x(sample.at_ms));
     for (const name of names) {
       const top = run.map((sample, at) => base[at] + (sample.links.find((link) => link.name === name)?.[key] ?? 0));
@@ -202,11 +204,13 @@ export class Chart {
       pen.globalAlpha = key === 'rx_bps' ? 0.82 : 0.55;
       pen.fill();
       pen.globalAlpha = 1;
-      pen.beginPath();
-      top.forEach((value, at) => pen.lineTo(x[at], zero + value * perBit));
-      pen.strokeStyle = this.colours.paper;
-      pen.lineWidth = 1;
-      pen.stroke();
+      if (parted && base.some((value) => value > 0)) {
+        pen.beginPath();
+        base.forEach((value, at) => pen.lineTo(x[at], zero + value * perBit));
+        pen.strokeStyle = this.colours.paper;
+        pen.lineWidth = 1;
+        pen.stroke();
+      }
       top.forEach((value, at) => {
         base[at] = value;
       });

@@ -2,7 +2,7 @@
 
 import { attr, empty, h, keyed, put } from './dom.js';
 import { NONE, bytes, count, joules, loss, number, rate, rateParts, rtt, state, watts } from './format.js';
-import { accent, on, store } from './store.js';
+import { accent, linkRates, on, store } from './store.js';
 import { byApplication, byLink, timeline } from './timeline.js';
 
 const STACKS = [
@@ -157,8 +157,9 @@ function card(first) {
     put(pill, word);
     attr(pill, 'data-tone', tone);
     put(reason, link.reason ?? '');
-    down.show(link.rate_down_bps ?? sample?.rx_bps, link.capacity_down_bps);
-    up.show(link.rate_up_bps ?? sample?.tx_bps, link.capacity_up_bps);
+    const rates = linkRates(link);
+    down.show(rates.down, link.capacity_down_bps);
+    up.show(rates.up, link.capacity_up_bps);
     put(facts.rtt.value, rtt(link.rtt_us));
     put(facts.loss.value, loss(link.loss));
     put(facts.cost.value, link.cost_per_gb === null || link.cost_per_gb === undefined ? NONE : `${number(link.cost_per_gb)} / GB`);

@@ -73,17 +73,22 @@ function takeFlows({ full, put: rows, gone }) {
   for (const id of gone ?? []) store.flows.delete(id);
   for (const flow of store.flows.values()) {
     if (moved.has(flow.id)) continue;
+    // What is not sent again has not changed.
+    flow.down ??= known(flow.rx_bytes) ? 0 : null;
+    flow.up ??= known(flow.tx_bytes) ? 0 : null;
     if (flow.down) flow.down = flow.down < 500 ? 0 : flow.down / 2;
     if (flow.up) flow.up = flow.up < 500 ? 0 : flow.up / 2;
   }
   sumApps();
 }
 
+const known = (value) => value !== null && value !== undefined;
+
 /** Bits per second since the last tick, smoothed over two; `null` while only one count is known. */
 function speed(bytes, before, seconds, smooth) {
-  if (bytes === null || bytes === undefined || before === null || before === undefined || seconds === null) return null;
+  if (!known(bytes) || !known(before) || seconds === null) return null;
   const raw = (Math.max(bytes - before, 0) * 8) / seconds;
-  return smooth === null || smooth === undefined ? raw : (raw + smooth) / 2;
+  return known(smooth) ? (raw + smooth) / 2 : raw;
 }
 
 function sumApps() {
@@ -132,6 +137,12 @@ export function prependSamples(series, samples) {
   const first = store[series][0]?.at_ms ?? Infinity;
   store[series] = [...samples.filter((sample) => sample.at_ms < first), ...store[series]].slice(-SAMPLES);
   tell(series);
+}
+
+/** What a link moves now, smoothed by the daemon; its newest sample where that says nothing. */
+export function linkRates({ name, rate_down_bps, rate_up_bps }) {
+  const sample = store.samples.at(-1)?.links.find((link) => link.name === name);
+  return { down: rate_down_bps ?? sample?.rx_bps ?? null, up: rate_up_bps ?? sample?.tx_bps ?? null };
 }
 
 /** The number of colours that links are told apart by. */

@@ -8,7 +8,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { launch } from './browser.mjs';
 import { door, until } from './lab.mjs';
 
-const LINKS = ['eth0=30 Mbit/s, 12 ms', 'wlan0=24 Mbit/s, 26 ms', 'wwan0=12 Mbit/s, 52 ms'];
+const LINKS = ['wlan0=12 Mbit/s, 26 ms', 'eth0=9 Mbit/s, 12 ms', 'wwan0=5 Mbit/s, 52 ms'];
 const RELAY = '203.0.113.30:5757';
 
 const CONFIG = `# What this laptop may use, and for what.
@@ -97,7 +97,7 @@ class Held {
 
   /** What the server has to give: files that take no room, a page of pictures, a repository. */
   publish() {
-    for (const size of [400_000, 3_000_000, 40_000_000, 4_000_000_000]) {
+    for (const size of [250_000, 1_500_000, 12_000_000, 4_000_000_000]) {
       const file = join(this.files, `${size}.bin`);
       writeFileSync(file, '');
       truncateSync(file, size);
@@ -122,12 +122,12 @@ class Held {
   async play() {
     const url = (host, size) => `http://203.0.113.${host}/${size}.bin`;
     const curl = (...words) => ['curl', '-sS', '-o', '/dev/null', ...words];
-    this.again(0, () => curl('--limit-rate', '2300k', url(10, 4_000_000_000)));
-    this.again(0, () => curl('--limit-rate', '600k', url(11, 4_000_000_000)));
-    this.again(900, (turn) => curl(url(12 + (turn % 6), 400_000)));
-    this.again(2500, (turn) => curl(url(14 + (turn % 4), 3_000_000)));
-    const aria = ['--quiet', '--allow-overwrite=true', '--file-allocation=none', '--max-overall-download-limit=1200K', '-x4', '-s4'];
-    this.again(4000, () => ['aria2c', ...aria, '-d', this.folder, '-o', 'image', url(20, 40_000_000)]);
+    this.again(0, () => curl('--limit-rate', '900k', url(10, 4_000_000_000)));
+    this.again(0, () => curl('--limit-rate', '300k', url(11, 4_000_000_000)));
+    this.again(900, (turn) => curl(url(12 + (turn % 6), 250_000)));
+    this.again(2500, (turn) => curl(url(14 + (turn % 4), 1_500_000)));
+    const aria = ['--quiet', '--allow-overwrite=true', '--file-allocation=none', '--max-overall-download-limit=350K', '-x4', '-s4'];
+    this.again(4000, () => ['aria2c', ...aria, '-d', this.folder, '-o', 'image', url(20, 12_000_000)]);
     this.again(9000, (turn) => ['git', 'clone', '-q', 'http://203.0.113.22/repository.git', join(this.folder, `clone${turn}`)]);
     this.run(this.client, process.execPath, '-e', CALL, '203.0.113.25');
     const wrapper = join(this.folder, 'chromium');

@@ -59,6 +59,23 @@ describe('what a user does', () => {
       assert.ok(rows.length > 0 && rows.every((row) => /firefox[\s\S]*wlan0/.test(row)), rows.join());
     }));
 
+  for (const [width, height] of [
+    [1440, 900],
+    [360, 740],
+  ]) {
+    test(`rows of flows stand close together, at ${width} px`, () =>
+      visit({ live: false, width, height, path: '/#/flows' }, async (page) => {
+        await page.locator('.rows .tr:not([hidden])').nth(5).waitFor();
+        const boxes = await page
+          .locator('.rows .tr:not([hidden])')
+          .evaluateAll((rows) => rows.map((row) => row.getBoundingClientRect()).map(({ top, bottom }) => [top, bottom]));
+        boxes.sort((a, b) => a[0] - b[0]);
+        boxes.slice(1).forEach(([top], place) => assert.ok(Math.abs(top - boxes[place][1]) < 1, `row ${place + 1} at ${top}`));
+        const [, low] = await page.locator('.head').evaluate((head) => [0, head.getBoundingClientRect().bottom]);
+        assert.ok(Math.abs(boxes[0][0] - low) < 1, 'the first is below the heads');
+      }));
+  }
+
   test('sorts flows and asks why one has its link', () =>
     visit({ live: false }, async (page) => {
       await go(page, 'flows');

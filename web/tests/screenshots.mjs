@@ -27,9 +27,9 @@ let browser;
 try {
   await held.play();
   await sleep(BEFORE_S * 1000);
-  await held.turn('wwan0', true);
+  await held.turn('wlan0', true);
   await sleep(DARK_S * 1000);
-  await held.turn('wwan0', false);
+  await held.turn('wlan0', false);
   await sleep(AFTER_S * 1000);
   browser = await launch();
   for (const [size, [width, height]] of Object.entries(SIZES)) for (const dark of [false, true]) await takeAll(size, width, height, dark);
@@ -49,7 +49,7 @@ async function takeAll(size, width, height, dark) {
     await page.locator(`main[data-view="${view}"]`).waitFor();
     // Rates of flows are known from the third second on, and lists are in order then.
     await sleep(5000);
-    await page.screenshot({ path: join(out, `${view}-${size}-${colours}.png`), fullPage: size === 'wide' && view === 'settings' });
+    await page.screenshot({ path: join(out, `${view}-${size}-${colours}.png`) });
   }
   if (page.problems.length) throw new Error(page.problems.join('\n'));
   await page.context().close();
