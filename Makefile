@@ -2,12 +2,15 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
-# Debian and Ubuntu releases that test-package tries; Ubuntu's need the package ubuntu-keyring.
+# Debian and Ubuntu releases that test-package tries.
 SUITES ?= bookworm trixie
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# The tarball's program is linked statically, so that any Linux runs it.
+STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help deps build demo test test-ui test-package bench check screenshots package book install uninstall
+.NOTPARALLEL:
+.PHONY: help deps deps-build program build demo test test-ui test-package bench check screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
@@ -16,7 +19,8 @@ help:
 	@echo "make bench      measurements, with the figures the documentation quotes"
 	@echo "make check      formatting, lints and the purity of the pure crates"
 	@echo "make screenshots  pictures of the living web page, to docs/screenshots (seven minutes; needs root; ALL=1: every view)"
-	@echo "make package    a .deb and a tarball, to $(TARGET)/package"
+	@echo "make deb        a package for Debian and Ubuntu, to $(TARGET)/package"
+	@echo "make package    the same, and a tarball with a static program for any Linux"
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make install    build, and install to $(PREFIX) (DESTDIR and PREFIX are honoured)"
@@ -26,8 +30,14 @@ help:
 deps:
 	$(SUDO) lab/install-deps.sh
 
-build: deps
+deps-build:
+	$(SUDO) lab/install-deps.sh build
+
+# The laboratory too: without it the program would want other features of its dependencies, and make demo a build of each.
+program: deps-build
 	$(CARGO) build --release --locked -p braid -p braid-lab
+
+build: deps program
 
 demo: build
 	$(TARGET)/release/braid-lab demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
@@ -53,13 +63,21 @@ screenshots: deps
 	$(SUDO) env BRAID=$(abspath $(TARGET))/debug/braid BRAID_LAB=$(abspath $(TARGET))/debug/braid-lab ALL=$(ALL) \
 	  node web/tests/screenshots.mjs
 
-package: build
-	packaging/build $(TARGET)/release/braid $(TARGET)/package
+deb: program
+	packaging/build deb $(TARGET)/release/braid $(TARGET)/package
 
-test-package: package
+static: deps-build
+	$(SUDO) lab/install-deps.sh static
+	packaging/static-target $(STATIC)
+	CC_$(subst -,_,$(STATIC))=musl-gcc $(CARGO) build --release --locked -p braid --target $(STATIC)
+
+package: deb static
+	packaging/build tarball $(TARGET)/$(STATIC)/release/braid $(TARGET)/package
+
+test-package: deb
 	$(SUDO) packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
 
-book: build
+book: program
 	docs/book/build $(TARGET)/release/braid $(TARGET)/book
 
 bench: build
@@ -70,7 +88,7 @@ check:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	.ci/purity
 
-install: build
+install: program
 	install -D -m 755 $(TARGET)/release/braid $(DESTDIR)$(PREFIX)/bin/braid
 	install -D -m 644 braid.example.toml $(DESTDIR)$(PREFIX)/share/doc/braid/braid.example.toml
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1

@@ -86,7 +86,7 @@ function card(first) {
   const button = h('button', {
     type: 'button',
     text: 'Choose links…',
-    'aria-label': `Choose for ${tail(first.application)}`,
+    'aria-label': `Choose links for ${tail(first.application)}`,
     onclick: () => edit(app.application, app.name),
   });
   const more = h('div', { class: 'app-more', id: fresh('history'), hidden: true });

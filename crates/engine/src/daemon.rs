@@ -578,6 +578,8 @@ impl Daemon<'_> {
             let late = started.since(self.next_second) > TICK * 4;
             self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
             self.on_second(started);
+            // systemd starts a daemon anew that falls silent (`WatchdogSec=`).
+            notify("WATCHDOG=1");
         }
         if started < self.next_look {
             return;
