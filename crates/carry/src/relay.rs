@@ -76,7 +76,7 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// Its socket cannot be had.
-    #[error("cannot listen on {0}: {1}; {}", remedy(.1))]
+    #[error("cannot listen on {}: {}; {}", .0, .1, remedy(.1))]
     Listen(SocketAddr, std::io::Error),
     /// A socket of a client's.
     #[error("cannot open a socket on {0}: {1}")]
