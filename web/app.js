@@ -49,6 +49,8 @@ const THEME_ICONS = {
   dark: 'M20 14A8 8 0 1 1 10 4a6.500 6.500 0 0 0 10 10z',
 };
 
+/** What theme.js keeps. */
+const { theme } = window;
 const main = document.getElementById('main');
 let end = null;
 
@@ -172,22 +174,15 @@ function showConnection(state, banner) {
 }
 
 function themeButton() {
-  const button = h('button', { type: 'button', class: 'quiet theme' });
+  const button = h('button', { type: 'button', class: 'quiet theme', onclick: () => theme.next() });
   const show = () => {
-    const [name, label] = THEMES.find(([key]) => key === (localStorage.getItem('braid-theme') ?? 'auto')) ?? THEMES[0];
-    if (name === 'auto') delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = name;
+    const [name, label] = THEMES.find(([key]) => key === theme.choice());
     button.replaceChildren(icon(THEME_ICONS[name]));
     button.setAttribute('aria-label', `Colours: ${label.toLowerCase()}. Change.`);
     button.title = `Colours: ${label.toLowerCase()}`;
     tell('theme');
   };
-  button.addEventListener('click', () => {
-    const names = THEMES.map(([key]) => key);
-    localStorage.setItem('braid-theme', names[(names.indexOf(localStorage.getItem('braid-theme') ?? 'auto') + 1) % names.length]);
-    show();
-  });
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => tell('theme'));
+  addEventListener('theme', show);
   show();
   return button;
 }

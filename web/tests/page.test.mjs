@@ -324,15 +324,24 @@ describe('for everyone', () => {
       await page.locator('.tip').getByText('Total').waitFor();
     }));
 
-  test('colours follow the system and the switch', () =>
+  test('colours follow the system and the switch, from the first paint on', () =>
     visit({ live: false, dark: true }, async (page) => {
       const paper = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
-      assert.equal(await paper(), 'rgb(13, 17, 23)');
+      const [DARK, LIGHT] = ['rgb(13, 17, 23)', 'rgb(245, 246, 248)'];
+      assert.equal(await paper(), DARK);
+      await page.emulateMedia({ colorScheme: 'light' });
+      assert.equal(await paper(), LIGHT, 'the system has changed');
+      await page.emulateMedia({ colorScheme: 'dark' });
       await page.locator('.theme').click();
-      assert.equal(await paper(), 'rgb(245, 246, 248)');
+      assert.equal(await paper(), LIGHT);
+      await page.locator('.theme').click();
+      await page.emulateMedia({ colorScheme: 'light' });
+      assert.equal(await paper(), DARK, 'a choice goes before the system');
+      // What is painted before any module of the page has come.
+      await page.route('**/app.js', (route) => route.abort());
       await page.reload();
-      await page.locator('.link').first().waitFor();
-      assert.equal(await paper(), 'rgb(245, 246, 248)', 'and stay');
+      assert.equal(await paper(), DARK, 'and stays');
+      page.problems.length = 0;
     }));
 
   test('what is not known is a dash, and quantities read well', () =>

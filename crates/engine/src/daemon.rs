@@ -19,7 +19,7 @@ use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
-use braid_platform::linux::sys::bpf::{Ready, now};
+use braid_platform::linux::sys::bpf::{Ready, now, thread_time};
 use braid_platform::linux::sys::process::give_back_memory;
 use braid_platform::linux::{measure, model, reverse_path, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
@@ -584,10 +584,12 @@ impl Daemon<'_> {
         if started < self.next_look {
             return;
         }
+        let before = thread_time();
         let looked = self.look(started);
         self.bear("cannot look at the flows", looked);
-        // Ten thousand flows take longer to look at than ten: the looks take a twentieth of the time at most.
-        self.next_look = started + now().since(started) * 20;
+        // Ten thousand flows take longer to look at than ten: the looks take a twentieth of a CPU at most. What the CPU does for others
+        // meanwhile does not count: on a busy machine a dead link would be found later.
+        self.next_look = started + thread_time().since(before) * 20;
     }
 
     fn look(&mut self, started: Time) -> anyhow::Result<()> {
