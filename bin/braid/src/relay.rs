@@ -75,6 +75,10 @@ struct InviteView {
 
 fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
     let dir = StateDir::open(&options.state.state_dir)?;
+    if !dir.path().join(RELAY_KEY).exists() {
+        let dir = dir.path().display();
+        writeln!(io::stderr(), "no relay has used {dir} yet: this invites to one that is started with --state-dir {dir}, and to no other")?;
+    }
     let relay = KeyPair::load_or_generate(&dir, RELAY_KEY)?.public();
     let now = SystemTime::now();
     // Tried before the token is stored: one that nobody is told of would wait for its end.

@@ -1,6 +1,6 @@
 //! What the controller does beside CUBIC and BBRv3, in tables (virtual time, real QUIC connections).
 //!
-//! `cargo run --release -p braid-bond --example controller [alone|loss|beside|sweep|watch|late|lone]... [TRACE|PATH]...`; with no word, all but `watch`.
+//! `cargo run --release -p braid-bond --example controller [alone|loss|slow|beside|sweep|watch|late|lone]... [TRACE|PATH]...`; with no word, all but `watch`.
 //! A trace is a recording in mahimahi's format. `watch` prints the course of a run on a trace, or beside CUBIC
 //! (`late`: CUBIC is there already, `lone`: it never comes) on a path given as Mbit/s,ms,BDP.
 
@@ -16,8 +16,9 @@ use braid_netem::{Loss, Profile, RateSource, Trace};
 use support::{Controllers, Source, World, bdp, bottleneck};
 
 fn main() {
-    let (words, traces): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|word| ["alone", "loss", "beside", "sweep", "watch", "late", "lone"].contains(&word.as_str()));
+    let (words, traces): (Vec<String>, Vec<String>) = std::env::args()
+        .skip(1)
+        .partition(|word| ["alone", "loss", "slow", "beside", "sweep", "watch", "late", "lone"].contains(&word.as_str()));
     let wanted = |word: &str| {
         words.iter().any(|w| w == word) || (words.is_empty() && traces.is_empty() && word != "watch" && word != "late" && word != "lone")
     };
@@ -26,6 +27,9 @@ fn main() {
     }
     if wanted("loss") {
         loss();
+    }
+    if wanted("slow") {
+        slow();
     }
     if wanted("beside") {
         beside(&[(20.0, 40)]);
@@ -95,6 +99,33 @@ fn loss() {
             print!("   {part:>5.3} {:>5.1}", millis(world.wait(None, 0.5, Time::ZERO, seconds(30))));
         }
         println!();
+    }
+}
+
+/// One flow on slow links that lose packets: the mean of ten seeds, and the worst of them.
+fn slow() {
+    println!("\nSlow links, 60 s from the beginning: goodput / (rate x (1 - loss)), mean and least of 10 runs, and the median queue in ms");
+    println!("{:>7} {:>7} {:>7} {:>6} {:>22} {:>22}", "Mbit/s", "RTT ms", "buffer", "loss", "radio", "BBRv3");
+    for (mbps, rtt) in [(1.0, 20), (1.0, 50), (1.0, 120), (2.0, 40)] {
+        for buffer in [18_000, 100_000] {
+            for p in [0.0, 0.01, 0.03, 0.1] {
+                print!("{mbps:>7} {rtt:>7} {buffer:>7} {:>4.0} %", p * 100.0);
+                for controllers in [Controllers::radio(), Controllers::Bbr3] {
+                    let (mut parts, mut waits) = (Vec::new(), 0.0);
+                    for seed in 1..=10 {
+                        let profile = Profile { loss: Loss::random(p), ..bottleneck(mbps, ms(rtt), buffer) };
+                        let mut world = World::new(profile, seed);
+                        world.add(&controllers, Source::Bulk, Time::ZERO);
+                        world.run_until(seconds(60));
+                        parts.push(world.goodput(0, Time::ZERO, seconds(60)) / mbps / 1e6 / (1.0 - p));
+                        waits += millis(world.wait(None, 0.5, Time::ZERO, seconds(60))) / 10.0;
+                    }
+                    let least = parts.iter().copied().fold(f64::INFINITY, f64::min);
+                    print!("    {:>5.3} {least:>5.3} {waits:>6.1}", parts.iter().sum::<f64>() / 10.0);
+                }
+                println!();
+            }
+        }
     }
 }
 

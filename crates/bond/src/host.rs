@@ -31,7 +31,8 @@ use crate::{Bond, Event, Limits, PathId, Side};
 /// Bytes of a connection's id, which each packet to this host begins with. Ids are random and no two of a host are the same; nobody gets in by
 /// guessing one.
 const CONNECTION_ID: usize = 4;
-/// A bond whose links are all gone is kept this long.
+/// A path that nothing is heard of for this long is gone; so is a server's bond without paths, and a client's whose server does not answer
+/// new paths either.
 const IDLE: Duration = Duration::from_secs(90);
 /// Datagrams of one call, so that the system can be given them at once.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
@@ -78,7 +79,8 @@ pub enum HostEvent {
         /// Client: whether the server has shown another key than the expected one.
         another_key: bool,
     },
-    /// A bond has ended: it broke the protocol, or had no path for too long.
+    /// A bond has ended: it broke the protocol, or had no path for too long (a client's: 90 s after it last heard of the other end, as soon
+    /// as a path that was dialled since is not answered). Its flows are gone with it.
     Ended {
         /// Which.
         bond: BondId,
@@ -131,6 +133,8 @@ struct Session {
     timer: Option<Instant>,
     /// Since when it has no connection.
     alone_since: Option<Instant>,
+    /// When anything last came over a connection that it has no more.
+    heard: Option<Instant>,
 }
 
 /// The bonds of one host.
@@ -227,7 +231,16 @@ impl Host {
         let bond = Bond::new(Side::Client, limits, self.time(now));
         self.insert_session(
             id,
-            Session { bond, secret, owner: Vec::new(), established: false, connections: BTreeSet::new(), timer: None, alone_since: None },
+            Session {
+                bond,
+                secret,
+                owner: Vec::new(),
+                established: false,
+                connections: BTreeSet::new(),
+                timer: None,
+                alone_since: None,
+                heard: None,
+            },
         );
     }
 
@@ -267,7 +280,7 @@ impl Host {
 
     /// Client: whether anything that belongs to a connection has come from the other end.
     pub fn has_heard(&self, id: ConnectionId) -> bool {
-        self.conns.get(&id.0).is_some_and(|conn| conn.heard)
+        self.conns.get(&id.0).is_some_and(|conn| conn.heard.is_some())
     }
 
     /// The host's own addresses that a bond's paths have reached it at, as far as the system tells.
@@ -318,7 +331,7 @@ impl Host {
             conn.farewell |= !conn.connection.is_closed();
             conn.connection.close(now, VarInt::try_from(code).unwrap_or_default(), Bytes::copy_from_slice(reason.as_bytes()));
             self.touched.insert(id.0);
-            self.lose(id.0, reason, false);
+            self.lose(now, id.0, reason, false);
         }
     }
 
@@ -379,7 +392,7 @@ impl Host {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(conn) = self.conns.get_mut(&handle.0) {
                     conn.connection.handle_event(event);
-                    (conn.remote, conn.heard) = (remote, true);
+                    (conn.remote, conn.heard) = (remote, Some(now));
                     self.touched.insert(handle.0);
                 }
             }
@@ -447,7 +460,7 @@ impl Host {
             if self.server.is_none() && matches!(&reason, ConnectionError::ApplicationClosed(close) if ended(close)) {
                 conn.refused = Some(refusals::FORGOTTEN);
             }
-            self.lose(id, &reason.to_string(), forgotten);
+            self.lose(now, id, &reason.to_string(), forgotten);
             // A client that says goodbye on its last path does not come back.
             if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.is_alone(*bond)) {
                 self.end(now, bond, "its client has ended it");
@@ -483,7 +496,7 @@ impl Host {
     }
 
     /// A connection is gone, or going: its path is, and the driver hears of it once.
-    fn lose(&mut self, id: usize, reason: &str, forgotten: bool) {
+    fn lose(&mut self, now: Instant, id: usize, reason: &str, forgotten: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if conn.told {
             return;
@@ -500,15 +513,26 @@ impl Host {
             another_key: conn.another_key,
         };
         self.events.push_back(event);
-        let Some(bond) = conn.bond else { return };
-        if let Some(session) = self.sessions.get_mut(&bond)
-            && session.connections.remove(&id)
-        {
+        let (heard, Some(bond)) = (conn.heard, conn.bond) else { return };
+        let Some(session) = self.sessions.get_mut(&bond) else { return };
+        session.heard = session.heard.max(heard);
+        if session.connections.remove(&id) {
             // One that has not joined may have named another's number.
             if joined {
                 session.bond.remove_path(conn.path);
             }
             self.awake.insert(bond);
+        }
+        self.give_up(now, bond, joined);
+    }
+
+    /// Client: ends a bond without paths that has heard nothing for too long and has just failed to get a new one. Without a link nothing is
+    /// dialled, and it is kept for the link's return.
+    fn give_up(&mut self, now: Instant, bond: BondId, joined: bool) {
+        let Some(session) = self.sessions.get(&bond).filter(|session| !joined && session.established) else { return };
+        let silent = session.heard.is_some_and(|heard| now.saturating_duration_since(heard) >= IDLE);
+        if self.server.is_none() && session.connections.is_empty() && silent {
+            self.end(now, bond, "nothing was heard from the other end for too long");
         }
     }
 
@@ -588,7 +612,7 @@ impl Host {
         let timer = timer.map(|at| conn.held(now).map_or(at, |until| at.max(until)));
         set_timer(&mut self.timers, &mut conn.timer, timer, Timer::Connection(id));
         if gone {
-            self.lose(id, "closed", false);
+            self.lose(now, id, "closed", false);
             self.conns.remove(&id);
             self.strangers.remove(&id);
         }

@@ -56,6 +56,37 @@ fn a_link_that_goes_costs_a_moment_and_its_return_nothing() {
     }
 }
 
+/// Idle flows hung for ever once the server had vanished without a word.
+#[test]
+fn regression_a_server_that_vanished_is_given_up_once_a_new_path_is_not_answered() {
+    let mut world = World::up(&[Spec::new(20.0, 5); 2], 1);
+    world.open(FlowPolicy::default(), Carrier::Stream);
+    world.run(ms(500), |_| false);
+    (0..2).for_each(|link| world.set_dark(link, true, false));
+    world.run(Duration::from_secs(80), |_| false);
+    assert_eq!((world.paths(UP), &world.ended[UP]), (Some(2), &None));
+    // All paths are gone, and no link is there to dial over: it is kept.
+    world.run(Duration::from_secs(60), |_| false);
+    assert_eq!((world.paths(UP), &world.ended[UP]), (Some(0), &None));
+    world.dial(0);
+    let given_up = world.run(Duration::from_secs(15), |world| world.paths(UP).is_none());
+    assert!(given_up && world.ended[UP].is_some(), "{:?}", world.paths(UP));
+}
+
+#[test]
+fn a_flow_outlasts_two_minutes_in_which_all_links_are_dark() {
+    let mut world = World::up(&[Spec::new(20.0, 5)], 1);
+    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    world.send(DOWN, flow, 5_000_000);
+    world.run(ms(500), |_| false);
+    world.set_dark(0, true, false);
+    world.run(Duration::from_secs(120), |_| false);
+    assert_eq!((world.paths(UP), world.paths(DOWN)), (Some(0), Some(0)));
+    world.set_dark(0, false, false);
+    world.dial(0);
+    assert!(world.run(Duration::from_secs(10), |world| world.received(UP, flow) == 5_000_000), "{}", world.received(UP, flow));
+}
+
 #[test]
 fn a_bond_is_no_slower_than_its_best_link() {
     for at in [4, 8, 13] {

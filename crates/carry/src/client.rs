@@ -162,9 +162,9 @@ impl Client {
         self.carrier.with(|host, _| host.bond(id).map_or(0, |bond| bond.flows()))
     }
 
-    /// Ends the bond, and tells the peer. What is on its way is lost.
+    /// Ends the bond, and tells the peer. What is on its way is lost, and nothing more can be opened.
     pub fn end(&self) {
-        let id = self.bond();
+        let id = std::mem::replace(&mut *self.bond.lock().unwrap_or_else(PoisonError::into_inner), BondId([0; 16]));
         self.carrier.with(|host, now| host.end(now, id, "not needed any more"));
     }
 
@@ -389,7 +389,14 @@ impl Keeper {
                     self.judge(&reason);
                 }
             }
-            Notice::Ended(bond, reason) => tracing::info!(%bond, reason, "a bond has ended"),
+            Notice::Ended(bond, reason) => {
+                tracing::info!(%bond, reason, "a bond has ended");
+                // Not by this end's will: it heard nothing for too long, or what it heard was no proper protocol.
+                if bond == self.id() {
+                    self.told.send_replace(State::Unreachable(reason));
+                    self.begin_again("it has ended", FIRST_PAUSE);
+                }
+            }
             Notice::Path(_, path, state) => {
                 tracing::info!(%path, ?state, "a path has changed");
                 self.judge("no path answers");
@@ -499,5 +506,35 @@ async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mp
             Some(_) => {}
             None => return Answer::Silent,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_bond::{Carrier as Kind, FlowPolicy, Target};
+
+    /// How long anything that should happen may take on a busy machine.
+    const ENOUGH: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn regression_a_bond_that_ends_by_itself_resets_its_flows_and_a_new_one_is_begun() {
+        let peer = Peer { addresses: Vec::new(), key: None, token: None, name: String::new() };
+        let client = Client::start(peer, None, None).unwrap();
+        let (id, mut state) = (client.bond(), client.state());
+        let open = || Open { carrier: Kind::Stream, target: Target::Name("server".into(), 80), policy: FlowPolicy::default() };
+        let flow = client.open(open()).unwrap();
+        client.carrier.with(|host, now| host.end(now, id, "nothing was heard"));
+        assert_eq!(flow.opened().await.unwrap_err().0, libc::ECONNRESET as u64);
+        let told = tokio::time::timeout(ENOUGH, state.wait_for(|state| *state == State::Unreachable("nothing was heard".into())));
+        told.await.expect("it is told").unwrap();
+        let begun = async {
+            while client.bond() == id || client.open(open()).is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(ENOUGH, begun).await.expect("there is a new bond");
+        client.end();
+        assert!(client.open(open()).is_err());
     }
 }

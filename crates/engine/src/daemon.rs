@@ -19,8 +19,8 @@ use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
-use braid_platform::linux::sys::bpf::{Ready, now};
-use braid_platform::linux::sys::process::{give_back_memory, thread_time};
+use braid_platform::linux::sys::bpf::{Ready, now, thread_time};
+use braid_platform::linux::sys::process::give_back_memory;
 use braid_platform::linux::{measure, model, reverse_path, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -597,6 +597,8 @@ impl Daemon<'_> {
             let late = started.since(self.next_second) > TICK * 4;
             self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
             self.on_second(started);
+            // systemd starts a daemon anew that falls silent (`WatchdogSec=`).
+            notify("WATCHDOG=1");
         }
         if started >= self.next_look && !self.looking {
             self.begin_look();
@@ -610,14 +612,14 @@ impl Daemon<'_> {
         let Some(walk) = self.bear(LOOK, walk) else { return self.tell_flows() };
         if self.core.flow_count() <= FEW_FLOWS {
             let walked = walk();
-            return self.end_look(walked, thread_time().saturating_sub(begun));
+            return self.end_look(walked, thread_time().since(begun));
         }
         let answer = self.looks.0.clone();
         self.looking = true;
         tokio::task::spawn_blocking(move || {
             let begun = thread_time();
             let walked = walk();
-            let _ = answer.blocking_send((walked, thread_time().saturating_sub(begun)));
+            let _ = answer.blocking_send((walked, thread_time().since(begun)));
         });
     }
 
@@ -628,8 +630,8 @@ impl Daemon<'_> {
         let looked = walked.map_err(anyhow::Error::from).and_then(|walked| self.take_look(walked));
         self.bear(LOOK, looked);
         self.tell_flows();
-        // Processor time, since on a busy machine a look may take long and cost little.
-        self.next_look = now() + (spent + thread_time().saturating_sub(begun)) * LOOKS_SHARE;
+        // What the CPU does for others meanwhile does not count: on a busy machine a dead link would be found later.
+        self.next_look = now() + (spent + thread_time().since(begun)) * LOOKS_SHARE;
     }
 
     fn take_look(&mut self, walked: <BpfSteering as Steering>::Walked) -> anyhow::Result<()> {

@@ -230,7 +230,8 @@ impl Peers {
                 Some(link) => Some(1 << link.slot),
                 None => {
                     let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
-                    let detail = format!("{device} is no link: there are {}", known.join(", "));
+                    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                    let detail = format!("{device} is no link: there are {known}; see \"braid links\"");
                     return Err(Problem::new(404, "No such link", detail));
                 }
             },

@@ -202,6 +202,8 @@ pub(crate) struct Explain {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
     /// Where what is learnt would be kept.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
     pub(crate) state_dir: PathBuf,

@@ -50,6 +50,7 @@ impl Host {
                 connections: BTreeSet::new(),
                 timer: None,
                 alone_since: None,
+                heard: None,
             };
             self.insert_session(hello.bond, session);
         }

@@ -57,8 +57,8 @@ pub(super) struct Conn {
     /// It was closed from here, and the other end has not been told yet.
     pub(super) farewell: bool,
     pub(super) another_key: bool,
-    /// Whether anything has come from the other end.
-    pub(super) heard: bool,
+    /// When anything last came from the other end.
+    pub(super) heard: Option<Instant>,
     /// The client's number of the link.
     pub(super) link_there: u8,
     pub(super) backup: bool,
@@ -109,7 +109,7 @@ impl Conn {
             refused: None,
             farewell: false,
             another_key: false,
-            heard: false,
+            heard: None,
             link_there: link,
             backup: false,
             hello: None,

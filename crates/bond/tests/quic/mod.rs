@@ -88,6 +88,8 @@ pub struct World {
     pub tick: Duration,
     /// How often each host has sent, and how many datagrams.
     pub bursts: [(usize, usize); 2],
+    /// Why each end has ended the bond.
+    pub ended: [Option<String>; 2],
     pattern: Pattern,
     sources: Vec<Source>,
 }
@@ -122,6 +124,7 @@ impl World {
             gap: Duration::ZERO,
             tick: Duration::ZERO,
             bursts: Default::default(),
+            ended: Default::default(),
             pattern: Pattern::new(),
             sources: Vec::new(),
         }
@@ -215,6 +218,16 @@ impl World {
         }
     }
 
+    /// Dials one more path over a link.
+    pub fn dial(&mut self, link: usize) {
+        self.pair.dial(self.now, link).expect("there is a bond");
+    }
+
+    /// How many paths an end has, if it has the bond.
+    pub fn paths(&self, side: usize) -> Option<usize> {
+        self.pair.look(ENDS[side]).map(|bond| bond.paths().count())
+    }
+
     fn settle(&mut self) {
         let time = self.time();
         for side in 0..2 {
@@ -232,7 +245,14 @@ impl World {
     fn drain(&mut self, side: usize) {
         let now = self.now;
         while let Some(event) = self.pair.poll_event(now, ENDS[side], Limits::default()) {
-            let HostEvent::Bond(_, Event::Readable(flow)) = event else { continue };
+            let flow = match event {
+                HostEvent::Bond(_, Event::Readable(flow)) => flow,
+                HostEvent::Ended { reason, .. } => {
+                    self.ended[side] = Some(reason);
+                    continue;
+                }
+                _ => continue,
+            };
             let (bond, time) = self.pair.end(now, ENDS[side]).unwrap();
             let mut any = false;
             while let Some(data) = bond.read(time, flow, usize::MAX) {

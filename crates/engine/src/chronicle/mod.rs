@@ -2,8 +2,8 @@
 //! gained by day. It reads no clock and does no I/O; what is to outlive the daemon is handed to the store as rows.
 //!
 //! **Memory is bounded**: 1,000 notes of at most 500 bytes, which outlive the daemon; 1,668 samples (300 of a second, 360 of ten seconds, 288 of five minutes, 720 of
-//! an hour) of at most [`MAX_LINKS`] links at some 150 bytes, so 0.8 MB with three links and 8 MB with 32; 400 days of at most 64 links; and what [applications](apps) moved, 2.7 MB
-//! at most.
+//! an hour) of at most [`MAX_LINKS`] links at some 150 bytes, so 0.8 MB with three links and 8 MB with 32; 400 days of at most 64 links; and what [applications](apps) moved, 2.7 MB,
+//! or 8 MB with the longest names.
 
 mod apps;
 mod gains;

@@ -161,6 +161,7 @@ impl<S: Steering> Core<S> {
                 if received {
                     health.on_progress(now, looked);
                 } else if waiting {
+                    tracing::debug!(link = link.facts.name, ?family, "flows receive nothing any more");
                     health.on_suffering(now, Suffering::Stall);
                 }
             }

@@ -221,7 +221,10 @@ impl<S: Steering> Core<S> {
     /// The outcome of a probe ordered earlier.
     pub fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) -> Result<(), SteeringError> {
         if let Some(link) = self.links.get_mut(&link) {
-            link.health.get_mut(family).on_probe(now, outcome);
+            let health = link.health.get_mut(family);
+            let before = health.judgement();
+            health.on_probe(now, outcome);
+            tracing::debug!(link = link.facts.name, ?family, ?outcome, ?before, after = ?health.judgement(), "a probe has ended");
             if let Outcome::Alive { rtt } = outcome {
                 link.rtt.on_sample(now, rtt);
             }

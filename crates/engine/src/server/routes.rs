@@ -216,7 +216,8 @@ async fn session(State(api): Core, body: Body<SessionRequest>) -> Result<Respons
 /// The page's address with a ticket for what whoever asks may do.
 async fn ui(State(api): Core, Extension(May(needs)): Extension<May>) -> Reply<UiAddress> {
     let (Some(keys), Some(page)) = (&api.keys, &api.page) else {
-        let detail = "the daemon serves no page: start it with `braid up --ui`";
+        let detail =
+            "the daemon serves no page: start it with `braid up --ui` (as a service: BRAID_OPTIONS=\"--ui\" in /etc/default/braid)";
         return Err(Refusal(Problem::new(409, "No page", detail)));
     };
     let ticket = keys.ticket(needs).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;
