@@ -20,7 +20,7 @@ use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now, thread_time};
-use braid_platform::linux::sys::process::give_back_memory;
+use braid_platform::linux::sys::process::{give_back_memory, keep_memory};
 use braid_platform::linux::{measure, model, reverse_path, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -101,6 +101,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let swept = netlink::sweep().context("cannot clear away what an earlier Braid left")?;
     tracing::debug!(?swept, "cleared away what an earlier Braid left");
     let mut guardian = Guardian::start(&["guardian"]).context("cannot start the guardian")?;
+    keep_memory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(live(options, config_path, config, &mut guardian));
     // Programs and maps went with the loop; rules and routes go now, whatever happened.

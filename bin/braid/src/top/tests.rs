@@ -153,7 +153,9 @@ fn the_mouse_is_taken_where_asked_for_and_turns_to_the_view_it_is_over() {
         assert_eq!(view_at(&model, area, column, row as u16 + 1), None);
     }
     assert_eq!(view_at(&model, area, 119, row as u16), None);
-    assert!(!model.mouse && model.press(Press::Char('m')) && model.mouse);
+    assert!(!model.mouse);
+    assert!(model.press(Press::Char('m')));
+    assert!(model.mouse);
     model.press(Press::View(View::Events));
     assert_eq!(model.view, View::Events);
     model.press(Press::Char('m'));
