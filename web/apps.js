@@ -5,9 +5,11 @@ import { NONE, bytes, count, duration, joules, percent, plural, rate, tail } fro
 import { ruleOf, ruleWords } from './policy.js';
 import { edit } from './rules.js';
 import { on, store } from './store.js';
-import { ofApplication, timeline } from './timeline.js';
+import { ofApplication, recall, timeline } from './timeline.js';
 
 const SHOWN = 300;
+/** Seconds that the small pictures show. */
+const LATELY = 150;
 const [WIDE, HIGH] = [120, 28];
 
 export function mount(root) {
@@ -25,7 +27,9 @@ export function mount(root) {
     const all = grouped();
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = all.filter((app) => words.every((word) => `${app.application} ${app.name} ${app.class}`.toLowerCase().includes(word)));
-    keyed(list, found.slice(0, SHOWN), (app) => app.application, card);
+    const moved = lately();
+    const shown = found.slice(0, SHOWN).map((app) => ({ ...app, moved: moved.get(app.application) ?? [] }));
+    keyed(list, shown, (app) => app.application, card);
     put(said, found.length > SHOWN ? `${SHOWN} of ${count(found.length)}: filter to see others` : plural(found.length, 'application'));
     none.replaceChildren(
       ...(found.length
@@ -40,11 +44,25 @@ export function mount(root) {
   };
   search.addEventListener('input', show);
   show();
+  recall('appSamples').then(show);
   const off = on(['apps', 'policy', 'flows'], show);
   return () => {
     off();
     list.parts?.forEach((part) => part.end());
   };
+}
+
+/** Bits per second that each application received in the last minutes, newest last. */
+function lately() {
+  const samples = store.appSamples.slice(-LATELY);
+  const found = new Map();
+  samples.forEach(({ apps }, at) => {
+    for (const { application, rx_bps } of apps) {
+      if (!found.has(application)) found.set(application, new Array(samples.length).fill(0));
+      found.get(application)[at] = rx_bps ?? 0;
+    }
+  });
+  return found;
 }
 
 /** One entry a program, its ports within, busiest first. */
@@ -136,9 +154,9 @@ function card(first) {
     put(demand, bytes(app.demand_bytes));
     put(flows, count(app.flows));
     put(energy, joules(app.energy_j));
-    put(down, rates ? rate(rates.down.at(-1)) : app.flows ? NONE : rate(0));
-    put(up, rates ? rate(rates.up.at(-1)) : app.flows ? NONE : rate(0));
-    spark.show(rates?.down ?? [], app);
+    put(down, rates ? rate(rates.down) : app.flows ? NONE : rate(0));
+    put(up, rates ? rate(rates.up) : app.flows ? NONE : rate(0));
+    spark.show(app.moved, app);
     const at = ruleOf(app.application, app.name);
     put(choice, at < 0 ? 'Braid chooses' : `Your rule: ${ruleWords(store.policy.apps[at])}`);
     choice.classList.toggle('own', at >= 0);
@@ -182,7 +200,7 @@ function sparkline() {
     node,
     show: (values, app) => {
       const peak = Math.max(...values, 1);
-      const step = WIDE / 149;
+      const step = WIDE / (LATELY - 1);
       const points = values.map(
         (value, at) => `${(WIDE - (values.length - 1 - at) * step).toFixed(1)},${(HIGH - 1 - (value / peak) * (HIGH - 3)).toFixed(1)}`,
       );

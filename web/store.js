@@ -2,7 +2,6 @@
 
 const SAMPLES = 330;
 const NOTES = 1_000;
-const APP_HISTORY = 150;
 
 export const store = {
   status: null,
@@ -15,7 +14,7 @@ export const store = {
   appSamples: [],
   /** Whether the daemon was asked what applications moved before. */
   recalled: false,
-  /** Rates of the last minutes by application, newest last: `{down: [bit/s], up: [bit/s]}`. */
+  /** What the living flows of each application move now: `{down, up}` in bit/s. */
   appRates: new Map(),
   policy: null,
   config: null,
@@ -92,30 +91,12 @@ function speed(bytes, before, seconds, smooth) {
 }
 
 function sumApps() {
-  const sums = new Map();
+  store.appRates = new Map();
   for (const flow of store.flows.values()) {
-    const sum = sums.get(flow.application) ?? { down: 0, up: 0 };
+    const sum = store.appRates.get(flow.application) ?? { down: 0, up: 0 };
+    store.appRates.set(flow.application, sum);
     sum.down += flow.down ?? 0;
     sum.up += flow.up ?? 0;
-    sums.set(flow.application, sum);
-  }
-  for (const [name, sum] of sums) {
-    if (!store.appRates.has(name)) store.appRates.set(name, { down: [], up: [] });
-    push(store.appRates.get(name), sum);
-  }
-  for (const [name, rates] of store.appRates) {
-    if (sums.has(name)) continue;
-    push(rates, { down: 0, up: 0 });
-    if (rates.down.every((value) => value === 0)) store.appRates.delete(name);
-  }
-}
-
-function push(rates, sum) {
-  rates.down.push(sum.down);
-  rates.up.push(sum.up);
-  if (rates.down.length > APP_HISTORY) {
-    rates.down.shift();
-    rates.up.shift();
   }
 }
 

@@ -148,7 +148,7 @@ export function timeline(label, first) {
 }
 
 /** Asks once what applications moved before this page heard of it; links' history comes with every connection. */
-async function recall(series) {
+export async function recall(series) {
   if (series !== 'appSamples' || store.recalled) return;
   store.recalled = true;
   await get('/v1/history/apps?resolution=1s').then(

@@ -194,11 +194,12 @@ describe('what a user does', () => {
 
   test('unfolds what an application moved, and sees it live', () =>
     visit({}, async (page) => {
-      await go(page, 'apps');
-      const card = page.locator('[data-app="/usr/bin/curl"]');
       const asked = page.waitForRequest((request) => request.url().includes('/v1/history/apps?resolution=1s'));
-      await card.getByRole('button', { name: 'History of curl' }).click();
+      await go(page, 'apps');
       await asked;
+      const card = page.locator('[data-app="/usr/bin/curl"]');
+      await page.waitForFunction(() => document.querySelector('[data-app="/usr/bin/curl"] .spark-line').getAttribute('d').split('L').length > 100);
+      await card.getByRole('button', { name: 'History of curl' }).click();
       const plot = card.locator('canvas');
       const newest = () => plot.getAttribute('aria-label');
       await page.waitForFunction(() => /curl receives [1-9]/.test(document.querySelector('.app-more canvas').ariaLabel));
