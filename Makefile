@@ -15,10 +15,10 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
 	@echo "make test       all tests; those on real kernels need root"
-	@echo "make test-ui    tests of the web page in Chromium, against a mock and a real daemon (installs Chromium and Node)"
+	@echo "make test-ui    tests of the web page in Chromium, against a mock and a real daemon, and of Chromium through the proxy (installs Chromium and Node)"
 	@echo "make bench      measurements, with the figures the documentation quotes"
 	@echo "make check      formatting, lints and the purity of the pure crates"
-	@echo "make screenshots  pictures of the web page, to docs/screenshots"
+	@echo "make screenshots  pictures of the living web page, to docs/screenshots (seven minutes; needs root; ALL=1: every view)"
 	@echo "make deb        a package for Debian and Ubuntu, to $(TARGET)/package"
 	@echo "make package    the same, and a tarball with a static program for any Linux"
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
@@ -51,14 +51,18 @@ test: deps
 
 test-ui:
 	web/tests/install-deps.sh
-	$(CARGO) build --locked -p braid
+	$(CARGO) build --locked -p braid -p braid-lab
 	cd web/tests && npm test
 	# The same page from the living daemon, in a laboratory of its own.
 	$(SUDO) unshare --net --mount env BRAID=$(abspath $(TARGET))/debug/braid node --test web/tests/daemon.test.mjs
+	# Another page, through the proxy.
+	CHROMIUM=$${CHROMIUM:-chromium} $(CARGO) test --locked -p braid -p braid-lab --test proxy_browser
 
-screenshots:
+screenshots: deps
 	web/tests/install-deps.sh
-	cd web/tests && node screenshots.mjs
+	$(CARGO) build --locked -p braid -p braid-lab
+	$(SUDO) env BRAID=$(abspath $(TARGET))/debug/braid BRAID_LAB=$(abspath $(TARGET))/debug/braid-lab ALL=$(ALL) \
+	  node web/tests/screenshots.mjs
 
 deb: program
 	packaging/build deb $(TARGET)/release/braid $(TARGET)/package

@@ -4,7 +4,7 @@ import { Stream, get, openSession, takeToken } from './api.js';
 import { attr, clear, field, h, icon, put, s } from './dom.js';
 import { duration, plural, rateParts, watts } from './format.js';
 import { refreshPolicy } from './policy.js';
-import { on, prependSamples, store, take, tell } from './store.js';
+import { linkRates, on, prependSamples, store, take, tell } from './store.js';
 import * as apps from './apps.js';
 import * as events from './events.js';
 import * as flows from './flows.js';
@@ -121,12 +121,14 @@ function buildHeader() {
       themeButton(),
     );
   document.getElementById('top').after(banner);
-  on(['samples'], () => {
-    const links = store.samples.at(-1)?.links ?? [];
-    down.show(sum(links, 'rx_bps'));
-    up.show(sum(links, 'tx_bps'));
+  on(['status', 'policy'], () => {
+    if (!store.status) return;
+    put(facts, describe(store.status));
+    // What the links' cards say, added up.
+    const shown = store.status.links.map((link) => linkRates(link));
+    down.show(sum(shown, 'down'));
+    up.show(sum(shown, 'up'));
   });
-  on(['status', 'policy'], () => store.status && put(facts, describe(store.status)));
   on(['connection'], () => showConnection(state, banner));
 }
 
@@ -232,7 +234,7 @@ async function start() {
   on(['connection'], () => {
     if (store.connection !== 'live') return;
     get('/v1/history?resolution=1s').then(
-      (answer) => prependSamples(answer.samples),
+      (answer) => prependSamples('samples', answer.samples),
       () => {},
     );
     refreshPolicy().catch(() => {});

@@ -13,6 +13,7 @@ use braid_peer::keys::{KeyPair, RELAY_KEY};
 use braid_peer::limits::Limits;
 use braid_peer::registry::{Client, Month, Registry};
 use braid_peer::state::StateDir;
+use braid_platform::linux::sys::process::keep_memory;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -42,6 +43,7 @@ pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
     } else {
         Reach::Internet { registry: Box::new(Registry::open(&dir)?), allow: options.allow, own: options.own }
     };
+    keep_memory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ready = |address| {
         tracing::info!(%address, key = key.short(), "the relay is up");

@@ -81,6 +81,20 @@ fn random_and_bursty_loss_is_no_signal() {
     }
 }
 
+/// Of a round's nine packets two or three were lost by chance: that was taken for a full buffer, or for what the link carries.
+#[test]
+fn regression_a_slow_link_that_loses_a_tenth_is_filled() {
+    let parts = (1..=6).map(|seed| {
+        let profile = Profile { loss: Loss::random(0.1), ..bottleneck(1.0, ms(50), 18_000) };
+        let mut world = World::new(profile, seed);
+        world.add(&Controllers::radio(), Source::Bulk, Time::ZERO);
+        world.run_until(seconds(60));
+        part(&world, 0, 1.0, Time::ZERO, seconds(60)) / 0.9
+    });
+    let mean = parts.sum::<f64>() / 6.0;
+    assert!(mean > 0.85, "{mean}");
+}
+
 #[test]
 fn a_shallow_buffer_is_not_overrun() {
     for (mbps, rtt) in [(5.0, ms(40)), (20.0, ms(40)), (20.0, ms(10))] {

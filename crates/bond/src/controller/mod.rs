@@ -26,7 +26,8 @@
 //! is lowered while more than 4 % are lost in a full buffer, and the rival counts as gone after ten seconds with a short queue.
 //!
 //! *Short buffers.* A loss is a full buffer's when the packet before it waited for at least 0.7 of the longest wait of late (the Spike
-//! scheme of Cen, Cosman and Voelker, ToN 2003). More than 2 % of such losses in a round count as a standing queue.
+//! scheme of Cen, Cosman and Voelker, ToN 2003). More than 2 % of such losses in a round, and more than random loss may bring in two
+//! standard deviations, count as a standing queue. Nor may chance take more of the rate that a round with a queue shows.
 //!
 //! *Noise.* Where round trips jump by more than a packet's sending time, as on cellular links, all limits of the queue grow with the
 //! jumps, and a small queue is kept so that a moment of higher rate finds something to send.
@@ -42,8 +43,8 @@
 //!
 //! Known limits: 0.46 of the capacity is held whether the rivals are one or many. Buffers of fewer than about twenty packets are shared
 //! badly, those of two to four not at all (a burst does not fit, and one packet is half of the queue). On the cellular recordings a tenth
-//! to two fifths of CUBIC's rate are given for less than a tenth of its median delay. At 1 Mbit/s, where a packet or two of the own make a
-//! queue, a tenth of random loss leaves about 0.8 of rate x (1 - loss).
+//! to two fifths of CUBIC's rate are given for less than a tenth of its median delay. At 1 Mbit/s, where a round has nine packets and one or
+//! two of the own make a queue, a tenth of random loss leaves 0.87 of rate x (1 - loss).
 
 mod crowd;
 mod filters;

@@ -43,6 +43,8 @@ const MOST_LUMP: f64 = 0.05;
 
 /// More loss than this where the queue was long means that the buffer is full, however short.
 const CROWDED: f64 = 0.02;
+/// Of a round's few packets chance may take more: so many standard deviations of what is lost at random are no sign of a full buffer.
+const CHANCE: f64 = 2.0;
 /// A queue that so many packets make is no full buffer: on slow links packets often wait for one of their own.
 const CROWDED_PACKETS: f64 = 1.5;
 
@@ -357,12 +359,20 @@ impl Radio {
         self.counted = self.counted.max(now);
     }
 
+    /// What a round with a queue says of the rate: with few packets in it chance decides how many are lost, so that is evened out, but to no
+    /// more than was known before.
+    fn evened(&self, round: Round, chance: f64) -> f64 {
+        let even = (1.0 - self.loss) / (1.0 - round.loss.min(self.loss + chance));
+        (round.acknowledged * even).min(self.rates.get()).max(round.acknowledged)
+    }
+
     fn on_round(&mut self, now: Instant, round: Round) {
         let thin = self.sent < if self.is_fast() { FAST_THIN } else { THIN } * self.budget && !self.full;
         let was_thin = std::mem::replace(&mut self.thin, thin) || thin;
         let sent = self.sent / round.span;
         let crowd = self.crowd.round() / self.sent.max(1.0);
-        let crowded = crowd > CROWDED + 0.5 * self.loss;
+        let chance = CHANCE * (self.loss * self.mtu / self.sent.max(self.mtu)).sqrt();
+        let crowded = crowd > CROWDED + 0.5 * self.loss + chance;
         (self.budget, self.sent, self.full) = (0.0, 0.0, false);
         let rtt = std::mem::replace(&mut self.round_rtt, f64::INFINITY);
         let queue = (rtt - self.min_rtt.get()).max(0.0);
@@ -372,7 +382,7 @@ impl Radio {
         if was_thin {
             self.rates.raise(round.rate);
         } else if standing && !matches!(self.phase, Phase::Start { .. }) {
-            self.rates.reset(if crowded { round.rate } else { round.acknowledged });
+            self.rates.reset(if crowded { round.rate } else { self.evened(round, chance) });
         } else {
             self.rates.add(round.rate);
         }
