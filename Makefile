@@ -23,7 +23,8 @@ help:
 	@echo "make package    the same, and a tarball with a static program for any Linux"
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
-	@echo "make install    build, and install to $(PREFIX) (DESTDIR and PREFIX are honoured)"
+	@echo "make program    build, without installing anything but what building needs"
+	@echo "make install    install what was built to $(PREFIX) (DESTDIR and PREFIX are honoured)"
 	@echo "make uninstall  remove what install installed; configuration and state stay"
 	@echo "make deps       install the Debian or Ubuntu packages all this needs"
 
@@ -88,7 +89,11 @@ check:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	.ci/purity
 
-install: program
+# Root seldom has a Rust of its own: what the user has built is taken as it stands.
+$(TARGET)/release/braid:
+	$(MAKE) program
+
+install: $(TARGET)/release/braid
 	install -D -m 755 $(TARGET)/release/braid $(DESTDIR)$(PREFIX)/bin/braid
 	install -D -m 644 braid.example.toml $(DESTDIR)$(PREFIX)/share/doc/braid/braid.example.toml
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1

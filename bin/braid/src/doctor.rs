@@ -24,7 +24,12 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
             for check in checks.iter_mut().filter(|check| ["privilege", "state"].contains(&check.name) && check.standing != Standing::Ok) {
                 (check.standing, check.found, check.remedy) = (Standing::Ok, "not this user's, but the daemon has it".into(), None);
             }
-            (Standing::Ok, format!("runs, version {}, {} links", status.version, status.links.len()), None)
+            let names: Vec<&str> = status.links.iter().map(|link| link.name.as_str()).collect();
+            // It knows its configuration, which may name virtual devices.
+            for check in checks.iter_mut().filter(|check| check.name == "links" && names.len() > 1) {
+                (check.standing, check.found, check.remedy) = (Standing::Ok, names.join(", "), None);
+            }
+            (Standing::Ok, format!("runs, version {}, {} links", status.version, names.len()), None)
         }
         Err(error) if error.is_nobody() => {
             let found = "none runs: `sudo braid up` starts one, or `sudo systemctl start braid` that of the package";

@@ -30,7 +30,7 @@ mod servers;
 pub(crate) mod stored;
 
 /// Why a peer is refused that cannot prove to be the one of before.
-const ANOTHER_KEY: &str = "it shows another key than it did; if it was set up anew, leave it first";
+const ANOTHER_KEY: &str = "its key is not that of the invitation or of the first visit: leave it, and join a relay by a new line";
 
 /// What happened to peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
