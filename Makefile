@@ -2,21 +2,25 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
-# Debian and Ubuntu releases that test-package tries; Ubuntu's need the package ubuntu-keyring.
+# Debian and Ubuntu releases that test-package tries.
 SUITES ?= bookworm trixie
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# The tarball's program is linked statically, so that any Linux runs it.
+STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help deps build demo test test-ui test-package bench check screenshots package book install uninstall
+.NOTPARALLEL:
+.PHONY: help deps deps-build program build demo test test-ui test-package bench check screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
 	@echo "make test       all tests; those on real kernels need root"
-	@echo "make test-ui    tests of the web page in Chromium, against a mock and a real daemon (installs Chromium and Node)"
+	@echo "make test-ui    tests of the web page in Chromium, against a mock and a real daemon, and of Chromium through the proxy (installs Chromium and Node)"
 	@echo "make bench      measurements, with the figures the documentation quotes"
 	@echo "make check      formatting, lints and the purity of the pure crates"
-	@echo "make screenshots  pictures of the web page, to docs/screenshots"
-	@echo "make package    a .deb and a tarball, to $(TARGET)/package"
+	@echo "make screenshots  pictures of the living web page, to docs/screenshots (seven minutes; needs root; ALL=1: every view)"
+	@echo "make deb        a package for Debian and Ubuntu, to $(TARGET)/package"
+	@echo "make package    the same, and a tarball with a static program for any Linux"
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make install    build, and install to $(PREFIX) (DESTDIR and PREFIX are honoured)"
@@ -26,8 +30,14 @@ help:
 deps:
 	$(SUDO) lab/install-deps.sh
 
-build: deps
+deps-build:
+	$(SUDO) lab/install-deps.sh build
+
+# The laboratory too: without it the program would want other features of its dependencies, and make demo a build of each.
+program: deps-build
 	$(CARGO) build --release --locked -p braid -p braid-lab
+
+build: deps program
 
 demo: build
 	$(TARGET)/release/braid-lab demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
@@ -40,22 +50,34 @@ test: deps
 
 test-ui:
 	web/tests/install-deps.sh
-	$(CARGO) build --locked -p braid
+	$(CARGO) build --locked -p braid -p braid-lab
 	cd web/tests && npm test
 	# The same page from the living daemon, in a laboratory of its own.
 	$(SUDO) unshare --net --mount env BRAID=$(abspath $(TARGET))/debug/braid node --test web/tests/daemon.test.mjs
+	# Another page, through the proxy.
+	CHROMIUM=$${CHROMIUM:-chromium} $(CARGO) test --locked -p braid -p braid-lab --test proxy_browser
 
-screenshots:
+screenshots: deps
 	web/tests/install-deps.sh
-	cd web/tests && node screenshots.mjs
+	$(CARGO) build --locked -p braid -p braid-lab
+	$(SUDO) env BRAID=$(abspath $(TARGET))/debug/braid BRAID_LAB=$(abspath $(TARGET))/debug/braid-lab ALL=$(ALL) \
+	  node web/tests/screenshots.mjs
 
-package: build
-	packaging/build $(TARGET)/release/braid $(TARGET)/package
+deb: program
+	packaging/build deb $(TARGET)/release/braid $(TARGET)/package
 
-test-package: package
+static: deps-build
+	$(SUDO) lab/install-deps.sh static
+	packaging/static-target $(STATIC)
+	CC_$(subst -,_,$(STATIC))=musl-gcc $(CARGO) build --release --locked -p braid --target $(STATIC)
+
+package: deb static
+	packaging/build tarball $(TARGET)/$(STATIC)/release/braid $(TARGET)/package
+
+test-package: deb
 	$(SUDO) packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
 
-book: build
+book: program
 	docs/book/build $(TARGET)/release/braid $(TARGET)/book
 
 bench: build
@@ -66,7 +88,7 @@ check:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	.ci/purity
 
-install: build
+install: program
 	install -D -m 755 $(TARGET)/release/braid $(DESTDIR)$(PREFIX)/bin/braid
 	install -D -m 644 braid.example.toml $(DESTDIR)$(PREFIX)/share/doc/braid/braid.example.toml
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1

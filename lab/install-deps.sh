@@ -1,11 +1,12 @@
 #!/bin/sh
-# Installs what lab/packages.txt lists, on Debian 12 or newer and Ubuntu 22.04 or newer.
+# Installs what lab/packages.txt lists under build and lab, or under the names given, on Debian 12 or newer and Ubuntu 22.04 or newer.
 #
 # Does nothing when all is there. Starts and enables no service: nginx, sshd and iperf3 are wanted as programs only.
 set -eu
 
 list=$(dirname "$0")/packages.txt
-wanted=$(sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$list")
+wanted=$(awk -v names=" ${*:-build lab} " '/^\[/ { gsub(/[][]/, ""); take = index(names, " " $1 " "); next } take && NF && !/^#/ { print $1 }' "$list")
+[ -n "$wanted" ] || { echo "install-deps: $list has nothing under $*" >&2; exit 1; }
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     echo "install-deps: this system has no dpkg; install the equivalents of:" $wanted >&2
@@ -21,7 +22,7 @@ done
 
 if [ "$(id -u)" -ne 0 ]; then
     echo "install-deps: missing:$missing" >&2
-    echo "install-deps: run as root: sudo $0" >&2
+    echo "install-deps: run as root: sudo $0 $*" >&2
     exit 1
 fi
 echo "install-deps: installing$missing"

@@ -46,7 +46,7 @@ export function takeToken() {
   return decodeURIComponent(found[1]);
 }
 
-const NAMES = ['status', 'flows', 'apps', 'peers', 'note', 'sample'];
+const NAMES = ['status', 'flows', 'apps', 'peers', 'note', 'sample', 'app_sample'];
 const SILENCE_MS = 6_000;
 const LONGEST_WAIT_MS = 10_000;
 

@@ -4,7 +4,7 @@ import { Stream, get, openSession, takeToken } from './api.js';
 import { attr, clear, field, h, icon, put, s } from './dom.js';
 import { duration, plural, rateParts, watts } from './format.js';
 import { refreshPolicy } from './policy.js';
-import { on, prependSamples, store, take, tell } from './store.js';
+import { linkRates, on, prependSamples, store, take, tell } from './store.js';
 import * as apps from './apps.js';
 import * as events from './events.js';
 import * as flows from './flows.js';
@@ -49,6 +49,8 @@ const THEME_ICONS = {
   dark: 'M20 14A8 8 0 1 1 10 4a6.500 6.500 0 0 0 10 10z',
 };
 
+/** What theme.js keeps. */
+const { theme } = window;
 const main = document.getElementById('main');
 let end = null;
 
@@ -119,12 +121,14 @@ function buildHeader() {
       themeButton(),
     );
   document.getElementById('top').after(banner);
-  on(['samples'], () => {
-    const links = store.samples.at(-1)?.links ?? [];
-    down.show(sum(links, 'rx_bps'));
-    up.show(sum(links, 'tx_bps'));
+  on(['status', 'policy'], () => {
+    if (!store.status) return;
+    put(facts, describe(store.status));
+    // What the links' cards say, added up.
+    const shown = store.status.links.map((link) => linkRates(link));
+    down.show(sum(shown, 'down'));
+    up.show(sum(shown, 'up'));
   });
-  on(['status', 'policy'], () => store.status && put(facts, describe(store.status)));
   on(['connection'], () => showConnection(state, banner));
 }
 
@@ -172,22 +176,15 @@ function showConnection(state, banner) {
 }
 
 function themeButton() {
-  const button = h('button', { type: 'button', class: 'quiet theme' });
+  const button = h('button', { type: 'button', class: 'quiet theme', onclick: () => theme.next() });
   const show = () => {
-    const [name, label] = THEMES.find(([key]) => key === (localStorage.getItem('braid-theme') ?? 'auto')) ?? THEMES[0];
-    if (name === 'auto') delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = name;
+    const [name, label] = THEMES.find(([key]) => key === theme.choice());
     button.replaceChildren(icon(THEME_ICONS[name]));
     button.setAttribute('aria-label', `Colours: ${label.toLowerCase()}. Change.`);
     button.title = `Colours: ${label.toLowerCase()}`;
     tell('theme');
   };
-  button.addEventListener('click', () => {
-    const names = THEMES.map(([key]) => key);
-    localStorage.setItem('braid-theme', names[(names.indexOf(localStorage.getItem('braid-theme') ?? 'auto') + 1) % names.length]);
-    show();
-  });
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => tell('theme'));
+  addEventListener('theme', show);
   show();
   return button;
 }
@@ -237,7 +234,7 @@ async function start() {
   on(['connection'], () => {
     if (store.connection !== 'live') return;
     get('/v1/history?resolution=1s').then(
-      (answer) => prependSamples(answer.samples),
+      (answer) => prependSamples('samples', answer.samples),
       () => {},
     );
     refreshPolicy().catch(() => {});

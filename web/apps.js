@@ -1,10 +1,11 @@
 // The view Applications: what was learnt of programs, and what the user chose for them.
 
-import { attr, empty, h, keyed, put, s } from './dom.js';
+import { attr, empty, fresh, h, keyed, put, s } from './dom.js';
 import { NONE, bytes, count, duration, joules, percent, plural, rate, tail } from './format.js';
 import { ruleOf, ruleWords } from './policy.js';
 import { edit } from './rules.js';
 import { on, store } from './store.js';
+import { ofApplication, timeline } from './timeline.js';
 
 const SHOWN = 300;
 const [WIDE, HIGH] = [120, 28];
@@ -39,7 +40,11 @@ export function mount(root) {
   };
   search.addEventListener('input', show);
   show();
-  return on(['apps', 'policy', 'flows'], show);
+  const off = on(['apps', 'policy', 'flows'], show);
+  return () => {
+    off();
+    list.parts?.forEach((part) => part.end());
+  };
 }
 
 /** One entry a program, its ports within, busiest first. */
@@ -80,10 +85,25 @@ function card(first) {
   const name = h('h2', { class: 'app-name', text: tail(first.application) });
   const button = h('button', {
     type: 'button',
-    text: 'Choose…',
-    'aria-label': `Choose for ${tail(first.application)}`,
-    onclick: () => edit(app.application, app.name, learnt(app)),
+    text: 'Choose links…',
+    'aria-label': `Choose links for ${tail(first.application)}`,
+    onclick: () => edit(app.application, app.name),
   });
+  const more = h('div', { class: 'app-more', id: fresh('history'), hidden: true });
+  const unfold = h('button', {
+    type: 'button',
+    text: 'History',
+    'aria-label': `History of ${tail(first.application)}`,
+    'aria-expanded': 'false',
+    'aria-controls': more.id,
+    onclick: () => {
+      if (shown) shown.end();
+      shown = shown ? null : history(app, more);
+      more.hidden = !shown;
+      attr(unfold, 'aria-expanded', String(Boolean(shown)));
+    },
+  });
+  let shown = null;
   const node = h(
     'article',
     { class: 'card app', role: 'listitem', 'data-app': first.application },
@@ -101,10 +121,15 @@ function card(first) {
         ['Energy', energy],
       ].map(([label, value]) => h('div', { class: 'fact' }, h('dt', { text: label }), value)),
     ),
-    button,
+    h('div', { class: 'app-actions' }, unfold, button),
+    more,
   );
   const show = (now) => {
     app = now;
+    if (shown && shown.ports !== ports(app)) {
+      shown.ports = ports(app);
+      shown.learnt.replaceChildren(learnt(app));
+    }
     const rates = store.appRates.get(app.application);
     put(kind, app.class);
     attr(kind, 'title', SOURCES[app.class_source]);
@@ -118,7 +143,35 @@ function card(first) {
     put(choice, at < 0 ? 'Braid chooses' : `Your rule: ${ruleWords(store.policy.apps[at])}`);
     choice.classList.toggle('own', at >= 0);
   };
-  return { node, show };
+  return { node, show, end: () => shown?.end() };
+}
+
+const ports = (app) => JSON.stringify(app.ports.map((item) => [item.port, item.samples, item.demand_bytes]));
+
+/** What the application moved, from minutes to a month, and what was learnt of it. */
+function history(app, root) {
+  const chart = timeline(`Throughput of ${tail(app.application)}`, ofApplication(app.application));
+  const table = h('div', {}, learnt(app));
+  root.replaceChildren(
+    h(
+      'div',
+      { class: 'card-head' },
+      h('h3', { text: 'Throughput' }),
+      h('p', { class: 'legend', text: 'received above the line, sent below' }),
+      chart.spans,
+    ),
+    chart.node,
+    h('h3', { text: 'Learnt, by destination port' }),
+    table,
+  );
+  return {
+    learnt: table,
+    ports: ports(app),
+    end: () => {
+      chart.end();
+      root.replaceChildren();
+    },
+  };
 }
 
 function sparkline() {

@@ -7,10 +7,18 @@ import { accent, on } from './store.js';
 const LEFT = 64;
 const BOTTOM = 22;
 const TOP = 8;
+/** The row of the tip that sums up; no link or application is called so. */
+const TOTAL = '\u0000';
 
-/** A chart of `[{at_ms, links: [{name, rx_bps, tx_bps}]}]`. `show(samples, from, to, step)`: Unix milliseconds. */
+const LINKS = { tint: (name) => `link-${accent(name)}` };
+
+/**
+ * A chart of `[{at_ms, links: [{name, rx_bps, tx_bps}]}]`. `show(samples, from, to, step)`: Unix milliseconds. What is stacked need not be
+ * links: `tint(name)` gives a name's colour, which is a class and a custom property; `title(name)` how it is called.
+ */
 export class Chart {
-  constructor(label) {
+  constructor(label, { tint, title = (name) => name } = LINKS) {
+    Object.assign(this, { tint, title });
     this.canvas = h('canvas', { class: 'plot', role: 'img', 'aria-label': label, tabindex: '0' });
     this.label = label;
     this.tip = h('div', { class: 'tip', hidden: true });
@@ -71,7 +79,8 @@ export class Chart {
     const sample = this.pointed === null ? null : this.nearest(this.pointed);
     this.tip.hidden = !sample;
     if (!sample) return;
-    const rows = [...sample.links, { name: 'Total', rx_bps: total(sample, 'rx_bps'), tx_bps: total(sample, 'tx_bps') }];
+    const all = { name: TOTAL, rx_bps: total(sample, 'rx_bps') ?? 0, tx_bps: total(sample, 'tx_bps') ?? 0 };
+    const rows = sample.links.length === 1 ? sample.links : [...sample.links, all];
     if (!this.tip.firstChild) this.tip.append(h('p', { class: 'tip-time' }), h('div', { class: 'tip-rows' }));
     put(this.tip.firstChild, clock(sample.at_ms));
     keyed(
@@ -80,9 +89,10 @@ export class Chart {
       (row) => row.name,
       (row) => {
         const [down, up] = [h('span', { class: 'num' }), h('span', { class: 'num' })];
-        const swatch = h('span', { class: row.name === 'Total' ? 'swatch none' : `swatch link-${accent(row.name)}` });
+        const swatch = h('span', { class: row.name === TOTAL ? 'swatch none' : `swatch ${this.tint(row.name)}` });
+        const name = row.name === TOTAL ? 'Total' : this.title(row.name);
         return {
-          node: h('div', { class: 'tip-row' }, swatch, h('span', { class: 'tip-name', text: row.name }), down, up),
+          node: h('div', { class: 'tip-row' }, swatch, h('span', { class: 'tip-name', text: name }), down, up),
           show: ({ rx_bps, tx_bps }) => {
             put(down, `↓ ${rate(rx_bps)}`);
             put(up, `↑ ${rate(tx_bps)}`);
@@ -107,7 +117,7 @@ export class Chart {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, this.width, this.height);
     this.colours = colours(this.node);
-    const names = linkNames(this.data.samples);
+    const names = this.names();
     const scale = this.scale();
     this.grid(pen, scale);
     pen.save();
@@ -124,12 +134,18 @@ export class Chart {
     this.describe();
   }
 
+  /** All that is stacked, from the line outwards. */
+  names() {
+    const found = new Set(this.data.samples.flatMap((sample) => sample.links.map((link) => link.name)));
+    return [...found].sort((a, b) => (this.tint(a) < this.tint(b) ? -1 : 1));
+  }
+
   /** Where zero stands and how many pixels a bit per second takes: the two halves share one scale. */
   scale() {
     const peak = (key) => Math.max(0, ...this.data.samples.map((sample) => total(sample, key) ?? 0));
     const [down, up] = [Math.max(peak('rx_bps'), 10_000) * 1.08, Math.max(peak('tx_bps'), 5_000) * 1.15];
     const room = this.height - BOTTOM - TOP;
-    const share = Math.min(Math.max(down / (down + up), 0.25), 0.82);
+    const share = Math.min(Math.max(down / (down + up), 0.25), 0.9);
     const perBit = Math.min((room * share) / down, (room * (1 - share)) / up);
     return { zero: TOP + room * share, perBit, down: (room * share) / perBit, up: (room * (1 - share)) / perBit };
   }
@@ -174,6 +190,8 @@ export class Chart {
 
   area(pen, run, names, key, perBit, zero) {
     const base = run.map(() => 0);
+    // A line of paper between two bands, where samples are far enough apart to leave any colour beside it.
+    const parted = (this.width - LEFT) * (this.data.step / (this.data.to - this.data.from)) >= 2;
     const x = run.map((sample) => this.x(sample.at_ms));
     for (const name of names) {
       const top = run.map((sample, at) => base[at] + (sample.links.find((link) => link.name === name)?.[key] ?? 0));
@@ -182,15 +200,17 @@ export class Chart {
       top.forEach((value, at) => pen.lineTo(x[at], zero + value * perBit));
       for (let at = run.length - 1; at >= 0; at -= 1) pen.lineTo(x[at], zero + base[at] * perBit);
       pen.closePath();
-      pen.fillStyle = this.colours.links[accent(name)];
+      pen.fillStyle = this.colours.read(`--${this.tint(name)}`);
       pen.globalAlpha = key === 'rx_bps' ? 0.82 : 0.55;
       pen.fill();
       pen.globalAlpha = 1;
-      pen.beginPath();
-      top.forEach((value, at) => pen.lineTo(x[at], zero + value * perBit));
-      pen.strokeStyle = this.colours.paper;
-      pen.lineWidth = 1;
-      pen.stroke();
+      if (parted && base.some((value) => value > 0)) {
+        pen.beginPath();
+        base.forEach((value, at) => pen.lineTo(x[at], zero + value * perBit));
+        pen.strokeStyle = this.colours.paper;
+        pen.lineWidth = 1;
+        pen.stroke();
+      }
       top.forEach((value, at) => {
         base[at] = value;
       });
@@ -209,7 +229,7 @@ export class Chart {
   describe() {
     const last = this.data.samples.at(-1);
     const words = last
-      ? last.links.map((link) => `${link.name} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ')
+      ? last.links.map((link) => `${this.title(link.name)} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ')
       : NONE;
     this.canvas.setAttribute('aria-label', `${this.label}. Newest: ${words}. Left and right arrow keys read other moments.`);
   }
@@ -226,11 +246,6 @@ const total = (sample, key) => {
   const known = sample.links.map((link) => link[key]).filter((value) => typeof value === 'number');
   return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 };
-
-function linkNames(samples) {
-  const names = new Set(samples.flatMap((sample) => sample.links.map((link) => link.name)));
-  return [...names].sort((a, b) => accent(a) - accent(b));
-}
 
 /** Samples without a hole between them: what nobody measured is not drawn. */
 function runs(samples, step) {
@@ -269,6 +284,6 @@ function colours(node) {
     faint: read('--ink-2'),
     ink: read('--ink'),
     paper: read('--card'),
-    links: Array.from({ length: 8 }, (_, place) => read(`--link-${place}`)),
+    read,
   };
 }

@@ -38,7 +38,7 @@ export function attr(node, name, value) {
   } else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, String(value));
 }
 
-/** Makes the children of `parent` those of `items`, one node a key, which lives as long as its key. `make(item)` gives `{node, show(item)}`. */
+/** Makes the children of `parent` those of `items`, one node a key, which lives as long as its key. `make(item)` gives `{node, show(item), end()}`. */
 export function keyed(parent, items, key, make) {
   const old = parent.parts ?? (parent.parts = new Map());
   const now = new Map();
@@ -53,7 +53,11 @@ export function keyed(parent, items, key, make) {
     else parent.insertBefore(part.node, place);
   }
   parent.parts = now;
-  for (const [name, part] of old) if (now.get(name) !== part) part.node.remove();
+  for (const [name, part] of old) {
+    if (now.get(name) === part) continue;
+    part.end?.();
+    part.node.remove();
+  }
 }
 
 export function clear(node) {

@@ -49,7 +49,13 @@ function linkCell(flow, node) {
   const text = names.join('\u0000');
   if (node.shown === text) return;
   node.shown = text;
-  node.replaceChildren(...names.map((name) => h('span', { class: `tag link-${accent(name)}` }, h('span', { class: 'swatch' }), name)));
+  attr(node, 'title', names.length > 1 ? names.join(', ') : null);
+  // More than two names find no room: their colours do.
+  const few = names.length < 3;
+  node.replaceChildren(
+    ...names.map((name) => h('span', { class: `tag link-${accent(name)}` }, h('span', { class: 'swatch' }), few && name)),
+    ...(few ? [] : [h('span', { class: 'count', text: `${names.length} links` }), h('span', { class: 'hidden-visually', text: `: ${names.join(', ')}` })]),
+  );
 }
 
 export function mount(root) {

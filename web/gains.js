@@ -48,15 +48,13 @@ export function mount(root) {
     ),
   );
   const load = async () => {
-    const [step, resolution] = days === 1 ? [300e3, '5m'] : [3600e3, '1h'];
     const asked = days;
-    const [gains, history] = await Promise.all([
-      get(`/v1/gains?days=${days}`).catch((failure) => failure),
-      get(`/v1/history?resolution=${resolution}&since_ms=${now() - days * 86400e3}`).catch(() => ({ samples: [] })),
-    ]);
+    const [gains, [samples, step]] = await Promise.all([get(`/v1/gains?days=${days}`).catch((failure) => failure), history(days)]);
     if (!alive || asked !== days) return;
-    const to = history.samples.at(-1)?.at_ms ?? now();
-    chart.show(history.samples, to - days * 86400e3, to, step);
+    const to = samples.at(-1)?.at_ms ?? now();
+    // What is younger than the span is shown in full width.
+    const from = Math.max(to - days * 86400e3, (samples[0]?.at_ms ?? 0) - step);
+    chart.show(samples, from, to, step);
     if (gains instanceof Error) put(note, gains.message);
     else showGains(gains, tiles, share, note);
   };
@@ -69,17 +67,35 @@ export function mount(root) {
   };
 }
 
+const RESOLUTIONS = [
+  ['1h', 3600e3],
+  ['5m', 300e3],
+  ['10s', 10e3],
+];
+/** Fewer samples than these make no picture. */
+const FEW = 12;
+
+/** The samples of the last days and how far they are apart: finer ones where Braid has not run for long. */
+async function history(days) {
+  for (const [resolution, step] of RESOLUTIONS.slice(days === 1 ? 1 : 0)) {
+    const answer = await get(`/v1/history?resolution=${resolution}&since_ms=${now() - days * 86400e3}`).catch(() => null);
+    if (answer && (answer.samples.length >= FEW || resolution === '10s')) return [answer.samples, step];
+  }
+  return [[], 10e3];
+}
+
 const known = (value) => typeof value === 'number';
 
 function showGains(gains, tiles, share, note) {
   const { energy_j: energy, money } = gains;
   const saved = (pair) => (pair && known(pair.only_one) && known(pair.actual) ? pair.only_one - pair.actual : null);
-  const words = (pair, text) => {
+  const words = (name, verb, pair, text) => {
     const left = saved(pair);
-    if (left === null) return ['Not known', 'for want of figures'];
-    return [text(Math.abs(left)), `${left >= 0 ? 'less' : 'more'} than one link only would take (${text(pair.only_one)})`];
+    if (left === null) return [name, 'Not known', 'for want of figures'];
+    const other = `One link only would ${verb} ${text(pair.only_one).replace(' ', '\u00a0')}`;
+    return [`${name} ${left >= 0 ? 'saved' : 'spent more'}`, text(Math.abs(left)), other];
   };
-  const tile = (label, [figure, hint]) =>
+  const tile = ([label, figure, hint]) =>
     h(
       'div',
       { class: 'card tile' },
@@ -88,16 +104,14 @@ function showGains(gains, tiles, share, note) {
       h('p', { class: 'hint', text: hint }),
     );
   tiles.replaceChildren(
-    tile('Outage bridged', [
+    tile([
+      'Outage bridged',
       known(gains.outage_bridged_s) ? duration(gains.outage_bridged_s * 1000) : NONE,
-      'a link was dead and others carried on',
+      'The system’s own link was dead; others carried on',
     ]),
-    tile('Flows moved', [count(gains.flows_moved), `to another link; ${count(gains.flows_ended)} had to end`]),
-    tile('Energy', words(energy, joules)),
-    tile(
-      'Money',
-      words(money, (value) => number(value)),
-    ),
+    tile(['Flows moved', count(gains.flows_moved), `To another link; ${count(gains.flows_ended)} had to end`]),
+    tile(words('Energy', 'take', energy, joules)),
+    tile(words('Money', 'cost', money, (value) => number(value))),
   );
   put(note, gains.estimated ? 'Energy and money against one link only are estimated by the model.' : '');
   clear(share);

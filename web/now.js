@@ -1,48 +1,25 @@
 // The view Now: what every link does at this moment, and did lately.
 
-import { get } from './api.js';
-import { Chart } from './chart.js';
 import { attr, empty, h, keyed, put } from './dom.js';
 import { NONE, bytes, count, joules, loss, number, rate, rateParts, rtt, state, watts } from './format.js';
-import { accent, now, on, store } from './store.js';
+import { accent, linkRates, on, store } from './store.js';
+import { byApplication, byLink, timeline } from './timeline.js';
 
-const RANGES = [
-  ['5 min', 300e3, '1s', 1e3],
-  ['1 h', 3600e3, '10s', 10e3],
-  ['24 h', 86400e3, '5m', 300e3],
-  ['30 d', 30 * 86400e3, '1h', 3600e3],
+const STACKS = [
+  ['Links', byLink, false],
+  ['Programs', byApplication, true],
 ];
 
 export function mount(root) {
-  const chart = new Chart('Throughput of each link over time');
-  let range = RANGES[0];
-  let old = [];
-  const draw = () => {
-    const [, span, , step] = range;
-    const samples = range === RANGES[0] ? store.samples : old;
-    const to = samples.at(-1)?.at_ms ?? now();
-    chart.show(samples, to - span, to, step);
-  };
-  const load = () =>
-    range !== RANGES[0] &&
-    get(`/v1/history?resolution=${range[2]}&since_ms=${now() - range[1]}`).then(
-      (answer) => {
-        old = answer.samples;
-        draw();
-      },
-      () => {},
-    );
-  const buttons = RANGES.map((item) =>
+  const chart = timeline('Throughput over time', byLink());
+  const stacks = STACKS.map(([text, source, named], place) =>
     h('button', {
       type: 'button',
-      text: item[0],
-      'aria-pressed': String(item === range),
+      text,
+      'aria-pressed': String(place === 0),
       onclick: () => {
-        range = item;
-        old = [];
-        buttons.forEach((button, place) => attr(button, 'aria-pressed', String(RANGES[place] === range)));
-        draw();
-        load();
+        stacks.forEach((button, other) => attr(button, 'aria-pressed', String(other === place)));
+        chart.show(source(), named);
       },
     }),
   );
@@ -58,8 +35,10 @@ export function mount(root) {
         { class: 'card-head' },
         h('h2', { id: 'throughput', text: 'Throughput' }),
         h('p', { class: 'legend', text: 'received above the line, sent below' }),
-        h('div', { class: 'segmented', role: 'group', 'aria-label': 'Span of time' }, buttons),
+        h('div', { class: 'segmented', role: 'group', 'aria-label': 'Stacked by' }, stacks),
+        chart.spans,
       ),
+      chart.legend,
       chart.node,
     ),
     h('section', { 'aria-labelledby': 'links-title' }, h('h2', { id: 'links-title', class: 'section-title', text: 'Links' }), links),
@@ -81,16 +60,12 @@ export function mount(root) {
       (text) => ({ node: h('li', { text }) }),
     );
   };
-  draw();
   showLinks();
-  const timer = setInterval(load, 10_000);
-  const ends = [
-    on(['samples'], () => range === RANGES[0] && draw()),
-    on(['status'], showLinks),
-    () => clearInterval(timer),
-    () => chart.end(),
-  ];
-  return () => ends.forEach((end) => end());
+  const off = on(['status'], showLinks);
+  return () => {
+    off();
+    chart.end();
+  };
 }
 
 function nothing() {
@@ -182,8 +157,9 @@ function card(first) {
     put(pill, word);
     attr(pill, 'data-tone', tone);
     put(reason, link.reason ?? '');
-    down.show(link.rate_down_bps ?? sample?.rx_bps, link.capacity_down_bps);
-    up.show(link.rate_up_bps ?? sample?.tx_bps, link.capacity_up_bps);
+    const rates = linkRates(link);
+    down.show(rates.down, link.capacity_down_bps);
+    up.show(rates.up, link.capacity_up_bps);
     put(facts.rtt.value, rtt(link.rtt_us));
     put(facts.loss.value, loss(link.loss));
     put(facts.cost.value, link.cost_per_gb === null || link.cost_per_gb === undefined ? NONE : `${number(link.cost_per_gb)} / GB`);

@@ -40,10 +40,10 @@ const CONDITIONS = [
 /** What a new rule of a program matches: its path, or its process's name where no path is known. */
 const identity = (application, name) => (application.startsWith('/') ? { exe: application } : { name: name ?? application });
 
-/** Opens the choices for one program; `above` goes before the form. */
-export function edit(application, name, above = null) {
+/** Opens the choices for one program. */
+export function edit(application, name) {
   const index = ruleOf(application, name);
-  open(tail(application), index, { conditions: identity(application, name), fixed: true, above });
+  open(tail(application), index, { conditions: identity(application, name), fixed: true });
 }
 
 /** Opens the rule at `index`, counted from 0; a new one for -1. */
@@ -53,7 +53,7 @@ export function editRule(index) {
   open(rule ? 'Rule' : 'New rule', index, { conditions: conditions ?? {}, fixed: conditions === null, text: rule?.matches });
 }
 
-function open(title, index, { conditions, fixed, above, text }) {
+function open(title, index, { conditions, fixed, text }) {
   const rule = store.policy?.apps[index] ?? { links: null, prefer: [], class: null, affinity: null, carry: '', relay: null, weight: 1 };
   const match = fixed ? fixedMatch(conditions, text) : matchFields(conditions);
   const links = linkChoice(rule);
@@ -90,7 +90,7 @@ function open(title, index, { conditions, fixed, above, text }) {
       h('button', { class: 'primary', text: 'Preview…' }),
     ),
   );
-  const box = dialog(title, [above, form], { class: 'wide' });
+  const box = dialog(title, form, { class: 'wide' });
   const leave = (edits) => {
     if (!mayChange()) return;
     box.close();

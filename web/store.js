@@ -11,6 +11,10 @@ export const store = {
   peers: [],
   notes: [],
   samples: [],
+  /** What applications moved, second by second, as `samples` tells of links. */
+  appSamples: [],
+  /** Whether the daemon was asked what applications moved before. */
+  recalled: false,
   /** Rates of the last minutes by application, newest last: `{down: [bit/s], up: [bit/s]}`. */
   appRates: new Map(),
   policy: null,
@@ -40,11 +44,13 @@ export const now = () => store.samples.at(-1)?.at_ms ?? Date.now();
 export function take(name, data) {
   if (name === 'flows') takeFlows(data);
   else if (name === 'note') takeNote(data);
-  else if (name === 'sample') takeSample(data);
+  else if (SERIES[name]) takeSample(SERIES[name], data);
   else store[name] = data;
   if (name === 'status') nameLinks(data.links);
-  tell(name === 'note' ? 'notes' : name === 'sample' ? 'samples' : name);
+  tell(name === 'note' ? 'notes' : (SERIES[name] ?? name));
 }
+
+const SERIES = { sample: 'samples', app_sample: 'appSamples' };
 
 let lastTick = null;
 
@@ -67,17 +73,22 @@ function takeFlows({ full, put: rows, gone }) {
   for (const id of gone ?? []) store.flows.delete(id);
   for (const flow of store.flows.values()) {
     if (moved.has(flow.id)) continue;
+    // What is not sent again has not changed.
+    flow.down ??= known(flow.rx_bytes) ? 0 : null;
+    flow.up ??= known(flow.tx_bytes) ? 0 : null;
     if (flow.down) flow.down = flow.down < 500 ? 0 : flow.down / 2;
     if (flow.up) flow.up = flow.up < 500 ? 0 : flow.up / 2;
   }
   sumApps();
 }
 
+const known = (value) => value !== null && value !== undefined;
+
 /** Bits per second since the last tick, smoothed over two; `null` while only one count is known. */
 function speed(bytes, before, seconds, smooth) {
-  if (bytes === null || bytes === undefined || before === null || before === undefined || seconds === null) return null;
+  if (!known(bytes) || !known(before) || seconds === null) return null;
   const raw = (Math.max(bytes - before, 0) * 8) / seconds;
-  return smooth === null || smooth === undefined ? raw : (raw + smooth) / 2;
+  return known(smooth) ? (raw + smooth) / 2 : raw;
 }
 
 function sumApps() {
@@ -114,17 +125,24 @@ function takeNote(note) {
   if (store.notes.length > NOTES) store.notes.splice(0, store.notes.length - NOTES);
 }
 
-function takeSample(sample) {
-  if (sample.at_ms <= (store.samples.at(-1)?.at_ms ?? 0)) return;
-  store.samples.push(sample);
-  if (store.samples.length > SAMPLES) store.samples.splice(0, store.samples.length - SAMPLES);
+function takeSample(series, sample) {
+  const known = store[series];
+  if (sample.at_ms <= (known.at(-1)?.at_ms ?? 0)) return;
+  known.push(sample);
+  if (known.length > SAMPLES) known.splice(0, known.length - SAMPLES);
 }
 
-/** Puts what the daemon remembers before what was heard since. */
-export function prependSamples(samples) {
-  const first = store.samples[0]?.at_ms ?? Infinity;
-  store.samples = [...samples.filter((sample) => sample.at_ms < first), ...store.samples].slice(-SAMPLES);
-  tell('samples');
+/** Puts what the daemon remembers of a series, `samples` or `appSamples`, before what was heard since. */
+export function prependSamples(series, samples) {
+  const first = store[series][0]?.at_ms ?? Infinity;
+  store[series] = [...samples.filter((sample) => sample.at_ms < first), ...store[series]].slice(-SAMPLES);
+  tell(series);
+}
+
+/** What a link moves now, smoothed by the daemon; its newest sample where that says nothing. */
+export function linkRates({ name, rate_down_bps, rate_up_bps }) {
+  const sample = store.samples.at(-1)?.links.find((link) => link.name === name);
+  return { down: rate_down_bps ?? sample?.rx_bps ?? null, up: rate_up_bps ?? sample?.tx_bps ?? null };
 }
 
 /** The number of colours that links are told apart by. */

@@ -12,13 +12,17 @@ fn main() {
     }
     println!("cargo:rerun-if-env-changed=BRAID_CLANG");
     build_programs(&ebpf, &out.join("braid.bpf.o"));
-    cc::Build::new().file(ebpf.join("native.c")).include(&ebpf).opt_level(2).compile("braid_native");
+    let mut native = cc::Build::new();
+    // musl has no kernel headers of its own: the system's serve, after whatever it has.
+    for place in ["/usr/include".to_owned(), headers()] {
+        native.flag(format!("-idirafter{place}"));
+    }
+    native.file(ebpf.join("native.c")).include(&ebpf).opt_level(2).compile("braid_native");
 }
 
 fn build_programs(ebpf: &Path, object: &Path) {
     let clang = env::var("BRAID_CLANG").unwrap_or_else(|_| "clang".to_owned());
-    let machine = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
-    let headers = format!("/usr/include/{machine}-linux-gnu");
+    let headers = headers();
     let status = Command::new(&clang)
         .args(["-O2", "-g", "-Wall", "-Werror", "-Wno-unused-function", "-target", "bpf", "-I", &headers, "-c"])
         .arg(ebpf.join("braid.bpf.c"))
@@ -32,4 +36,9 @@ fn build_programs(ebpf: &Path, object: &Path) {
             panic!("{clang} could not be started to build the BPF programs: {error}; install it (Debian: clang), or set BRAID_CLANG")
         }
     }
+}
+
+/// Where Debian and its like keep the headers of one machine.
+fn headers() -> String {
+    format!("/usr/include/{}-linux-gnu", env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it"))
 }

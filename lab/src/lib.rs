@@ -21,6 +21,7 @@
 
 mod air;
 pub mod bench;
+pub mod browser;
 pub mod churn;
 pub mod daemon;
 pub mod demo;

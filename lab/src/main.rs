@@ -2,10 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::Read;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, churn, demo, effective_user, workload};
 use braid_model::Rate;
 use clap::{Parser, Subcommand};
@@ -56,9 +56,10 @@ enum Action {
     /// Makes the downloads that standard input orders: the demonstration's programs under one `braid run`.
     #[command(hide = true)]
     Download,
-    /// Makes a lab with an HTTP server, a DNS server and a UDP echo, says how to enter it, and keeps it until its input ends.
+    /// Makes a lab with an HTTP server, a DNS server and a UDP echo, says how to enter it, and keeps it until its input ends, whose lines
+    /// "dark LINK" and "bright LINK" let a link die silently and come back.
     Hold {
-        /// Links as NAME=RATE, in order.
+        /// Links as NAME=RATE or NAME=RATE,ROUND TRIP ("wlan0=20 Mbit/s, 12 ms"), in order.
         #[arg(default_values = ["wlan0=20 Mbit/s", "lte0=6 Mbit/s"])]
         links: Vec<String>,
     },
@@ -128,12 +129,20 @@ fn find(braid: Option<PathBuf>) -> Result<Option<PathBuf>> {
     }
 }
 
+/// `NAME=RATE`, and after a comma the round trip: `wlan0=20 Mbit/s, 12 ms`.
+fn link(text: &str) -> Result<LinkSpec> {
+    let wrong = || format!("{text:?} is not NAME=RATE or NAME=RATE,ROUND TRIP, as in \"wlan0=20 Mbit/s\" and \"wlan0=20 Mbit/s, 12 ms\"");
+    let (name, rest) = text.split_once('=').with_context(wrong)?;
+    let (rate, trip) = rest.split_once(',').unwrap_or((rest, "0 ms"));
+    let rate: Rate = rate.trim().parse().with_context(|| format!("the rate of {name}"))?;
+    let trip: u64 = trip.trim().strip_suffix("ms").and_then(|trip| trip.trim().parse().ok()).with_context(wrong)?;
+    Ok(LinkSpec::new(name).rate(rate).delay(Duration::from_micros(trip * 500)))
+}
+
 fn hold(links: &[String]) -> Result<()> {
     let mut builder = Lab::builder().rp_filter(2);
-    for link in links {
-        let (name, rate) = link.split_once('=').with_context(|| format!("{link:?} is not NAME=RATE, as in \"wlan0=20 Mbit/s\""))?;
-        let rate: Rate = rate.parse().with_context(|| format!("the rate of {name}"))?;
-        builder = builder.link(LinkSpec::new(name).rate(rate));
+    for text in links {
+        builder = builder.link(link(text)?);
     }
     let lab = builder.start()?;
     let _web = Web::start(&lab)?;
@@ -141,6 +150,39 @@ fn hold(links: &[String]) -> Result<()> {
     println!("ready {}", lab.directory().display());
     println!("client: nsenter --net={}", lab.client().path());
     println!("server: nsenter --net={}", lab.server().path());
-    std::io::stdin().read_to_end(&mut Vec::new())?;
+    for line in std::io::stdin().lines() {
+        if let Err(error) = obey(&lab, line?.trim()) {
+            eprintln!("{error:#}");
+        }
+    }
     Ok(())
+}
+
+/// Does what a line of input says.
+fn obey(lab: &Lab, line: &str) -> Result<()> {
+    let (what, name) = line.split_once(' ').unwrap_or((line, ""));
+    let find = || lab.links().iter().position(|link| link.name() == name).with_context(|| format!("there is no link {name:?}"));
+    match what {
+        "" => Ok(()),
+        "dark" => lab.dark(find()?),
+        "bright" => lab.bright(find()?),
+        _ => bail!("{line:?} is neither \"dark LINK\" nor \"bright LINK\""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_read_with_and_without_a_round_trip() {
+        assert_eq!(link("lte0=6 Mbit/s").unwrap(), LinkSpec::new("lte0").rate(Rate::from_mbps(6)).delay(Duration::ZERO));
+        assert_eq!(
+            link("wlan0=20 Mbit/s, 13 ms").unwrap(),
+            LinkSpec::new("wlan0").rate(Rate::from_mbps(20)).delay(Duration::from_micros(6500))
+        );
+        for wrong in ["wlan0", "wlan0=fast", "wlan0=20 Mbit/s,12", "wlan0=20 Mbit/s,-1 ms"] {
+            assert!(link(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -5,7 +5,8 @@ import { chromium } from 'playwright-core';
 const EXECUTABLE = process.env.CHROMIUM ?? '/usr/bin/chromium';
 
 /** Chromium's sandbox cannot start as root, which tests in containers are; the pages are our own. */
-export const launch = () => chromium.launch({ executablePath: EXECUTABLE, args: process.getuid?.() === 0 ? ['--no-sandbox'] : [] });
+export const launch = (executablePath = EXECUTABLE) =>
+  chromium.launch({ executablePath, args: process.getuid?.() === 0 ? ['--no-sandbox'] : [] });
 
 /** A page at `url` that fails the test at any error, refused resource or message to the console. */
 export async function openPage(browser, url, { width = 1440, height = 900, dark = false, clock = null } = {}) {

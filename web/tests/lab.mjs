@@ -83,18 +83,7 @@ class Lab {
       () => daemon.exitCode === null && this.ask('status').includes('lab2'),
       () => this.log,
     );
-    await this.door();
-  }
-
-  /** A way for browsers to the daemon's Unix socket: bytes, unchanged. */
-  async door() {
-    this.server = createServer((browser) => {
-      const daemon = connect(this.socket);
-      browser.pipe(daemon).pipe(browser);
-      browser.on('error', () => daemon.destroy());
-      daemon.on('error', () => browser.destroy());
-    });
-    await new Promise((resolve) => this.server.listen(0, '127.0.0.1', resolve));
+    this.server = await door(this.socket);
     this.url = `http://127.0.0.1:${this.server.address().port}`;
   }
 
@@ -141,6 +130,18 @@ class Lab {
     await sleep(200);
     rmSync(this.folder, { recursive: true, force: true });
   }
+}
+
+/** A way for browsers to the daemon's Unix socket, on a free port of the loopback: bytes, unchanged. */
+export async function door(socket) {
+  const server = createServer((browser) => {
+    const daemon = connect(socket);
+    browser.pipe(daemon).pipe(browser);
+    browser.on('error', () => daemon.destroy());
+    daemon.on('error', () => browser.destroy());
+  });
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
+  return server;
 }
 
 const ip = (...args) => execFileSync('ip', args);

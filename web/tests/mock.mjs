@@ -42,6 +42,14 @@ const PROGRAMS = [
   ['<img src=x onerror=alert(1)>', '<script>', 'unclassified', 9999, null],
 ];
 
+/** The busiest first, as the daemon tells it. */
+const appsSample = (at_ms, apps) => ({
+  at_ms,
+  apps: apps.sort((a, b) => b.rx_bps + b.tx_bps - a.rx_bps - a.tx_bps).slice(0, 16),
+  rest_rx_bps: 0,
+  rest_tx_bps: 0,
+});
+
 /** Starts the mock on a port of the loopback, a free one unless told. `live: false` holds its figures still. */
 export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0 } = {}) {
   const mock = new Mock({ seed, flows, readOnly, token });
@@ -72,6 +80,7 @@ class Mock {
     this.flows = new Map();
     this.notes = [];
     this.samples = [];
+    this.appSamples = [];
     this.nextFlow = 1;
     this.peers = [this.relay('home', 'relay.example.org:5757')];
     for (let count = 0; count < flows; count += 1) this.openFlow();
@@ -160,12 +169,18 @@ class Mock {
     this.samples.push(this.sample());
     if (this.samples.length > 300) this.samples.shift();
     const put = [];
+    const moved = new Map();
     for (const flow of this.flows.values()) {
       if (flow.appetite < 0.02) continue;
-      flow.rx_bytes += Math.floor(flow.appetite * 900_000 * (0.6 + 0.4 * this.roll()));
-      flow.tx_bytes += Math.floor(flow.appetite * 60_000);
+      const [down, up] = [Math.floor(flow.appetite * 900_000 * (0.6 + 0.4 * this.roll())), Math.floor(flow.appetite * 60_000)];
+      flow.rx_bytes += down;
+      flow.tx_bytes += up;
       put.push(flow);
+      const app = moved.get(flow.application) ?? { application: flow.application, rx_bps: 0, tx_bps: 0, flows: 0 };
+      moved.set(flow.application, { ...app, rx_bps: app.rx_bps + down * 8, tx_bps: app.tx_bps + up * 8, flows: app.flows + 1 });
     }
+    this.appSamples.push(appsSample(this.at, [...moved.values()]));
+    if (this.appSamples.length > 300) this.appSamples.shift();
     return put;
   }
 
@@ -195,6 +210,7 @@ class Mock {
     this.send('status', this.status());
     this.send('flows', { full: false, put: put.filter((flow) => this.flows.has(flow.id)).map(row), gone });
     this.send('sample', this.samples.at(-1));
+    this.send('app_sample', this.appSamples.at(-1));
   }
 
   note(kind, level, text) {
@@ -344,6 +360,26 @@ class Mock {
     return { resolution_ms: step, samples };
   }
 
+  /** What applications moved: the last minutes as they were, before that a share of what the links did. */
+  appHistory(resolution, application) {
+    const { resolution_ms, samples } = this.history(resolution);
+    const shares = PROGRAMS.slice(0, 7).map(([name], place) => [name, 0.5 ** (place + 1)]);
+    const sum = (links, key) => links.reduce((all, link) => all + link[key], 0);
+    const made = samples.map(({ at_ms, links }) =>
+      appsSample(
+        at_ms,
+        shares.map(([name, share]) => ({
+          application: name,
+          rx_bps: Math.round(sum(links, 'rx_bps') * share),
+          tx_bps: Math.round(sum(links, 'tx_bps') * share),
+          flows: 3,
+        })),
+      ),
+    );
+    const only = (sample) => (application ? { ...sample, apps: sample.apps.filter((app) => app.application === application) } : sample);
+    return { resolution_ms, samples: (resolution === '1s' ? this.appSamples : made).map(only) };
+  }
+
   gains(days) {
     return {
       links: LINKS.map(({ name, down, up }) => ({ name, rx_bytes: down * days * 90, tx_bytes: up * days * 40 })),
@@ -429,6 +465,7 @@ class Mock {
     one('apps', this.apps());
     one('peers', this.peers);
     one('sample', this.samples.at(-1));
+    one('app_sample', this.appSamples.at(-1));
     this.notes.slice(-100).forEach((note) => one('note', note));
   }
 
@@ -439,6 +476,7 @@ class Mock {
       '/v1/config': () => this.config.view(),
       '/v1/session': () => ({ may_change: !this.readOnly }),
       '/v1/history': () => this.history(url.searchParams.get('resolution')),
+      '/v1/history/apps': () => this.appHistory(url.searchParams.get('resolution'), url.searchParams.get('application')),
       '/v1/gains': () => this.gains(Number(url.searchParams.get('days'))),
       '/v1/tradeoff': () => this.tradeoff(),
       '/v1/notes': () => this.notes,

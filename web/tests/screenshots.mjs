@@ -1,52 +1,56 @@
-// Pictures of every view, of a world that is the same each time: `node screenshots.mjs [DIRECTORY]`.
+// Pictures of every view, from a living daemon in an emulated network with real programs: `node screenshots.mjs [DIRECTORY]`, as root,
+// with BRAID and BRAID_LAB naming the programs; see `make screenshots`. It takes some six minutes: the first of them make the history.
 
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { launch, openPage } from './browser.mjs';
-import { startMock } from './mock.mjs';
+import { startHeld } from './held.mjs';
 
+const { BRAID, BRAID_LAB, ALL } = process.env;
 const out = process.argv[2] ?? join(import.meta.dirname, '../../docs/screenshots');
-const ALL = ['now', 'flows', 'apps', 'peers', 'events', 'gains', 'settings'];
-const SIZES = [
-  ['wide', 1440, 900],
-  ['phone', 360, 740],
-];
+const VIEWS = ['now', 'flows', 'apps', 'peers', 'events', 'gains', 'settings'];
+const SIZES = { wide: [1440, 900], phone: [360, 740] };
 // What the documentation shows; `ALL=1` takes every view in every size and colour.
 const WANTED = {
-  'wide-light': ['now', 'flows', 'apps', 'settings', 'gains'],
+  'wide-light': ['now', 'flows', 'apps', 'settings', 'gains', 'events', 'peers'],
   'wide-dark': ['now'],
   'phone-light': ['flows'],
   'phone-dark': ['now'],
 };
+const [BEFORE_S, DARK_S, AFTER_S] = [150, 45, 100];
 
+if (!BRAID || !BRAID_LAB) throw new Error('BRAID and BRAID_LAB must name the programs');
 await mkdir(out, { recursive: true });
-const mock = await startMock({ live: false, flows: 60 });
-mock.note('link', 'warning', 'wwan0 went dark; 12 flows moved to wlan0, 3 ended');
-for (let second = 0; second < 21; second += 1) mock.tick();
-mock.note('link', 'info', 'wwan0 is back after 21 s');
-const browser = await launch();
-for (const [size, width, height] of SIZES) {
-  for (const dark of [false, true]) {
-    const page = await openPage(browser, mock.url, { width, height, dark, clock: mock.at });
-    await page.locator('[data-link="wlan0"]').first().waitFor();
-    for (let second = 0; second < 12; second += 1) {
-      mock.tick();
-      await page.waitForTimeout(60);
-      await page.clock.runFor(1000);
-    }
-    const colours = dark ? 'dark' : 'light';
-    for (const view of process.env.ALL ? ALL : WANTED[`${size}-${colours}`]) {
-      await page.evaluate((name) => {
-        location.hash = `#/${name}`;
-      }, view);
-      await page.waitForFunction((name) => document.querySelector('main').dataset.view === name, view);
-      await page.clock.runFor(500);
-      await page.waitForTimeout(300);
-      await page.screenshot({ path: join(out, `${view}-${size}-${colours}.png`), fullPage: size === 'wide' && view === 'settings' });
-    }
-    if (page.problems.length) throw new Error(page.problems.join('\n'));
-    await page.context().close();
-  }
+const held = await startHeld(BRAID, BRAID_LAB);
+let browser;
+try {
+  await held.play();
+  await sleep(BEFORE_S * 1000);
+  await held.turn('wlan0', true);
+  await sleep(DARK_S * 1000);
+  await held.turn('wlan0', false);
+  await sleep(AFTER_S * 1000);
+  browser = await launch();
+  for (const [size, [width, height]] of Object.entries(SIZES)) for (const dark of [false, true]) await takeAll(size, width, height, dark);
+} finally {
+  await browser?.close();
+  await held.stop();
 }
-await browser.close();
-await mock.stop();
+
+async function takeAll(size, width, height, dark) {
+  const page = await openPage(browser, held.url, { width, height, dark });
+  await page.locator('[data-link="wwan0"]').first().waitFor();
+  const colours = dark ? 'dark' : 'light';
+  for (const view of ALL ? VIEWS : WANTED[`${size}-${colours}`]) {
+    await page.evaluate((name) => {
+      location.hash = `#/${name}`;
+    }, view);
+    await page.locator(`main[data-view="${view}"]`).waitFor();
+    // Rates of flows are known from the third second on, and lists are in order then.
+    await sleep(5000);
+    await page.screenshot({ path: join(out, `${view}-${size}-${colours}.png`) });
+  }
+  if (page.problems.length) throw new Error(page.problems.join('\n'));
+  await page.context().close();
+}

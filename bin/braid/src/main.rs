@@ -8,6 +8,7 @@ mod doctor;
 mod energy;
 mod explain;
 mod get;
+mod past;
 mod proxy;
 mod relay;
 mod show;
@@ -60,6 +61,9 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Flows(query) => show_facts(&query, "/v1/flows", |page, flows: &Vec<Flow>| show::flows(page, flows))?,
         Command::Apps(query) => show_facts(&query, "/v1/apps", |page, apps: &Vec<App>| show::apps(page, apps))?,
         Command::Top(daemon) => top::run(&daemon.socket)?,
+        Command::Log(log) => past::log(&log)?,
+        Command::History(history) => past::history(&history)?,
+        Command::Gains(gains) => past::gains(&gains)?,
         Command::Ui(command) => ui::open(&command)?,
         Command::Policy(query) => show_facts(&query, "/v1/policy", show::policy as Show<PolicyView>)?,
         Command::Check(check) => return check_file(&check),

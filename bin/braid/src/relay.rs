@@ -13,6 +13,7 @@ use braid_peer::keys::{KeyPair, RELAY_KEY};
 use braid_peer::limits::Limits;
 use braid_peer::registry::{Client, Month, Registry};
 use braid_peer::state::StateDir;
+use braid_platform::linux::sys::process::keep_memory;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -42,6 +43,7 @@ pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
     } else {
         Reach::Internet { registry: Box::new(Registry::open(&dir)?), allow: options.allow, own: options.own }
     };
+    keep_memory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ready = |address| {
         tracing::info!(%address, key = key.short(), "the relay is up");
@@ -75,6 +77,10 @@ struct InviteView {
 
 fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
     let dir = StateDir::open(&options.state.state_dir)?;
+    if !dir.path().join(RELAY_KEY).exists() {
+        let dir = dir.path().display();
+        writeln!(io::stderr(), "no relay has used {dir} yet: this invites to one that is started with --state-dir {dir}, and to no other")?;
+    }
     let relay = KeyPair::load_or_generate(&dir, RELAY_KEY)?.public();
     let now = SystemTime::now();
     // Tried before the token is stored: one that nobody is told of would wait for its end.

@@ -6,6 +6,8 @@ use braid_api::{App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link,
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
+const NO_LINKS: &str = "no links: `braid doctor` tells why";
+
 /// `braid status`.
 pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     let up = age(status.uptime_ms).map(|age| format!(", up {age}")).unwrap_or_default();
@@ -49,7 +51,7 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
             cell(joules(link.energy_j)),
         ]
     };
-    page.table(&columns, &status.links.iter().map(row).collect::<Vec<_>>(), "no links: see `braid doctor`")
+    page.table(&columns, &status.links.iter().map(row).collect::<Vec<_>>(), NO_LINKS)
 }
 
 /// What the machine runs on, and what follows from it; `None` where nothing is known of either.
@@ -71,7 +73,7 @@ fn supply(status: &Status) -> Option<String> {
 /// `braid links`.
 pub(crate) fn links(page: &mut Page<'_>, links: &[Link]) -> io::Result<()> {
     if links.is_empty() {
-        return page.line("no links: see `braid doctor`");
+        return page.line(NO_LINKS);
     }
     for (index, link) in links.iter().enumerate() {
         if index > 0 {

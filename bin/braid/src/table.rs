@@ -157,6 +157,13 @@ pub(crate) fn micros(us: Option<u64>) -> Option<String> {
     })
 }
 
+/// A moment (milliseconds of Unix time) in UTC, as in `2026-11-22 00:50:07`.
+pub(crate) fn utc(at_ms: u64) -> String {
+    let seconds = at_ms / 1000;
+    let (year, month, day) = braid_decide::allowance::civil(i64::try_from(seconds / 86_400).unwrap_or(0));
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60, seconds % 60)
+}
+
 /// An age in the two largest units that matter.
 pub(crate) fn age(ms: Option<u64>) -> Option<String> {
     let seconds = Duration::from_millis(ms?).as_secs();
@@ -208,6 +215,7 @@ mod tests {
         assert_eq!(age(Some(90_000_000)).as_deref(), Some("1 d 1 h"));
         assert_eq!(percent(Some(0.0123)).as_deref(), Some("1.2 %"));
         assert_eq!(age(None), None);
+        assert_eq!(utc(1_795_308_607_999), "2026-11-22 00:50:07");
         assert_eq!([0.0123, 4.56, 7890.0].map(|j| joules(Some(j)).unwrap()), ["12 mJ", "4.6 J", "7.9 kJ"]);
     }
 }

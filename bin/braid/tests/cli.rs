@@ -1,11 +1,14 @@
 //! The binary as users meet it: against no daemon, against one that answers from fixed data, and with files of all sorts.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
-use braid_api::{Accepted, Problem, Status};
-use braid_engine::server::{Api, Request, Server};
+use braid_api::{
+    Accepted, AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkGain, LinkSample, Note, Problem, Resolution, Sample, Status,
+};
+use braid_engine::server::{Api, First, FlowList, Request, Server};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
@@ -87,11 +90,47 @@ fn status() -> Value {
     json!({"schema_version": 1, "version": "9.9.9", "scheduler": "round-robin", "links": [link], "flows": 0})
 }
 
+fn note(id: u64, text: &str) -> Note {
+    Note { id, at_ms: 1_795_308_607_000, kind: "link".into(), level: "info".into(), text: text.into() }
+}
+
 async fn answer(mut requests: mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
         match request {
             Request::Status(answer) => drop(answer.send(Ok(fixed(status())))),
-            Request::Flows(answer) => drop(answer.send(Ok(Vec::new()))),
+            Request::Flows(answer) => drop(answer.send(Ok(FlowList::default()))),
+            Request::Notes(_, answer) => drop(answer.send(Ok(vec![note(1, "one"), note(2, "two\u{1b}[2J")]))),
+            Request::Subscribe(_, answer) => {
+                let notes = vec![note(2, "two"), note(3, "three")];
+                let first = First {
+                    status: fixed(status()),
+                    flows: Default::default(),
+                    apps: vec![],
+                    peers: vec![],
+                    last_note: 3,
+                    notes,
+                    sample: None,
+                    app_sample: None,
+                };
+                drop(answer.send(Ok(Box::new(first))));
+            }
+            Request::History(resolution, _, answer) => {
+                let link = LinkSample { name: "wlan0".into(), rx_bps: Some(8000), ..LinkSample::default() };
+                let samples = vec![Sample { at_ms: 1_795_308_607_000, links: vec![link] }];
+                let resolution_ms = if resolution == Resolution::Hour { 3_600_000 } else { 1000 };
+                drop(answer.send(Ok(History { resolution_ms, samples })));
+            }
+            Request::AppHistory(_, _, application, answer) => {
+                let app = AppSample { application: application.unwrap_or("curl".into()), rx_bps: 8000, tx_bps: 80, flows: 2 };
+                let sample = AppsSample { at_ms: 1_795_308_607_000, apps: vec![app], rest_rx_bps: 1000, rest_tx_bps: 0 };
+                drop(answer.send(Ok(AppHistory { resolution_ms: 1000, samples: vec![sample] })));
+            }
+            Request::Gains(days, answer) => {
+                let energy_j = Compared { actual: Some(7.0), only_one: Some(4.0) };
+                let links = vec![LinkGain { name: "wlan0".into(), rx_bytes: 1000, tx_bytes: 2000 }];
+                let gains = Gains { days, links, flows_moved: 12, flows_ended: 3, outage_bridged_s: 75, energy_j, ..Gains::default() };
+                drop(answer.send(Ok(gains)));
+            }
             Request::Reload(answer) => drop(answer.send(Err(Problem::new(422, "Refused", "line 3 is wrong")))),
             Request::Down(answer) => drop(answer.send(Ok(Accepted { message: "going down".into(), warnings: Vec::new() }))),
             _ => {}
@@ -118,6 +157,40 @@ fn facts_come_as_tables_and_as_json_with_null_for_the_unknown() {
     let read: Value = serde_json::from_str(&succeed(daemon.ask(&["status", "--json"]))).unwrap();
     assert_eq!((&read["links"][0]["rtt_us"], &read["schema_version"]), (&Value::Null, &json!(1)));
     assert_eq!(succeed(daemon.ask(&["flows", "--json"])), "[]\n");
+}
+
+#[test]
+fn what_happened_is_told_and_followed() {
+    let daemon = FakeDaemon::start();
+    assert_eq!(succeed(daemon.ask(&["log"])), "2026-11-22 00:50:07  one\n2026-11-22 00:50:07  two\u{fffd}[2J\n");
+    assert_eq!(succeed(daemon.ask(&["log", "-n", "1", "--json"])).matches("\"id\"").count(), 1);
+    let mut follow = daemon.ask(&["log", "--follow", "-n", "0"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "2026-11-22 00:50:07  three");
+    follow.kill().unwrap();
+    follow.wait().unwrap();
+}
+
+#[test]
+fn what_was_moved_and_gained_is_told() {
+    let daemon = FakeDaemon::start();
+    let links = succeed(daemon.ask(&["history", "--resolution", "1h"]));
+    let expected =
+        "WHEN                 LINK         DOWN  UP  RTT  LOSS  POWER\n2026-11-22 00:50:07  wlan0  8.0 kbit/s   -    -     -      -\n";
+    assert_eq!(links, expected);
+    let read: Value = serde_json::from_str(&succeed(daemon.ask(&["history", "--resolution", "1h", "--json"]))).unwrap();
+    assert_eq!(read["resolution_ms"], json!(3_600_000));
+    let apps = succeed(daemon.ask(&["history", "--apps"]));
+    assert!(apps.lines().nth(1).unwrap().contains("curl") && apps.lines().nth(2).unwrap().contains("(others)"), "{apps}");
+    let one = succeed(daemon.ask(&["history", "--apps", "--app", "a b/&ü"]));
+    assert!(one.contains("a b/&ü") && !one.contains("others"), "{one}");
+    assert!(fail(daemon.ask(&["history", "--app", "curl"]), 2).contains("--apps"));
+    let gains = succeed(daemon.ask(&["gains", "--days", "7"]));
+    for part in ["the last 7 days", "another link  12", "1 min 15 s", "7.0 J, over the default link alone 4.0 J", "wlan0"] {
+        assert!(gains.contains(part), "{part}: {gains}");
+    }
+    assert!(!gains.contains("money  "), "{gains}");
+    assert!(fail(daemon.ask(&["gains", "--days", "401"]), 2).contains("401"));
 }
 
 #[test]

@@ -23,7 +23,9 @@ pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, Session
 pub use doctor::{Check, DoctorReport, Verdict};
 pub use explain::{Candidate, ExplainRequest, Explanation, Outcome, Share};
 pub use flow::{Flow, LinkBytes};
-pub use live::{Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint};
+pub use live::{
+    AppHistory, AppSample, AppsSample, Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint,
+};
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, ExcludeEntry, LinkEntry, PolicyView};
 pub use problem::{Finding, Problem};

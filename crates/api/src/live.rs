@@ -1,4 +1,5 @@
-//! What is told as it happens, and what is remembered of it: `GET /v1/events`, `/v1/notes`, `/v1/history` and `/v1/gains`.
+//! What is told as it happens, and what is remembered of it: `GET /v1/events`, `/v1/notes`, `/v1/history`, `/v1/history/apps` and
+//! `/v1/gains`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,41 @@ pub struct History {
     pub resolution_ms: u64,
     /// The oldest first.
     pub samples: Vec<Sample>,
+}
+
+/// `GET /v1/history/apps`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AppHistory {
+    /// The time from one sample to the next. Samples are missing for when the daemon did not run.
+    pub resolution_ms: u64,
+    /// The oldest first.
+    pub samples: Vec<AppsSample>,
+}
+
+/// What applications moved, on average over a span that ends at a moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AppsSample {
+    /// Milliseconds of Unix time.
+    pub at_ms: u64,
+    /// Those that moved something, the busiest first; at most 16.
+    pub apps: Vec<AppSample>,
+    /// What all others received.
+    pub rest_rx_bps: u64,
+    /// What all others sent.
+    pub rest_tx_bps: u64,
+}
+
+/// What one application moved.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AppSample {
+    /// The application, as flows and applications name it. Others chose it: show it as text.
+    pub application: String,
+    /// What it received.
+    pub rx_bps: u64,
+    /// What it sent.
+    pub tx_bps: u64,
+    /// Its live flows; of a span, the most at a time.
+    pub flows: u64,
 }
 
 /// How finely [`History`] is told, and how far back.

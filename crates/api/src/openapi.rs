@@ -5,8 +5,8 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Accepted, App, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Flow, Gains, History, JoinRequest, LeaveRequest,
-    Link, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint, UiAddress,
+    Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Flow, Gains, History, JoinRequest,
+    LeaveRequest, Link, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint, UiAddress,
 };
 
 /// Who may call an operation. Over the Unix socket everybody may read, and root, the daemon's own user and the group `braid` may change;
@@ -45,10 +45,19 @@ pub struct Parameter {
     pub name: &'static str,
     /// What it says.
     pub summary: &'static str,
-    /// Its values, where they are named; else a whole number of at most `most`.
-    pub values: &'static [&'static str],
-    /// The highest number.
-    pub most: u64,
+    /// Its values.
+    pub takes: Takes,
+}
+
+/// The values of a [`Parameter`].
+#[derive(Debug, Clone, Copy)]
+pub enum Takes {
+    /// One of these.
+    OneOf(&'static [&'static str]),
+    /// A whole number of at most this.
+    Number(u64),
+    /// Text.
+    Text,
 }
 
 type Schema = fn(&mut SchemaGenerator) -> schemars::Schema;
@@ -72,15 +81,20 @@ fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> schemars::Schema {
     generator.subschema_for::<T>()
 }
 
-const RESOLUTION: Parameter =
-    Parameter { name: "resolution", summary: "how finely, and so how far back; left out: 1s", values: &["1s", "10s", "5m", "1h"], most: 0 };
+const RESOLUTION: Parameter = Parameter {
+    name: "resolution",
+    summary: "how finely, and so how far back; left out: 1s",
+    takes: Takes::OneOf(&["1s", "10s", "5m", "1h"]),
+};
 const SINCE_MS: Parameter =
-    Parameter { name: "since_ms", summary: "only samples after this moment (milliseconds of Unix time)", values: &[], most: u64::MAX };
-const SINCE: Parameter = Parameter { name: "since", summary: "only notes after the one of this id", values: &[], most: u64::MAX };
-const DAYS: Parameter = Parameter { name: "days", summary: "how many days, today among them; left out: 30", values: &[], most: 400 };
+    Parameter { name: "since_ms", summary: "only samples after this moment (milliseconds of Unix time)", takes: Takes::Number(u64::MAX) };
+const APPLICATION: Parameter =
+    Parameter { name: "application", summary: "only this one, by the name that flows have; left out: all", takes: Takes::Text };
+const SINCE: Parameter = Parameter { name: "since", summary: "only notes after the one of this id", takes: Takes::Number(u64::MAX) };
+const DAYS: Parameter = Parameter { name: "days", summary: "how many days, today among them; left out: 30", takes: Takes::Number(400) };
 
 /// Every operation under `/v1`.
-pub const OPERATIONS: [Operation; 26] = [
+pub const OPERATIONS: [Operation; 27] = [
     read("/v1/status", "The daemon at a glance.", of::<Status>),
     read("/v1/links", "Every link.", of::<Vec<Link>>),
     read("/v1/flows", "Every live flow.", of::<Vec<Flow>>),
@@ -95,11 +109,12 @@ pub const OPERATIONS: [Operation; 26] = [
         answer: Content::Text("text/event-stream"),
         ..read(
             "/v1/events",
-            "Server-sent events: `status`, `flows` (FlowChanges), `apps`, `peers`, `note`, `sample`, at most once a second each.",
+            "Server-sent events: `status`, `flows` (FlowChanges), `apps`, `peers`, `note`, `sample`, `app_sample` (AppsSample), at most once a second each.",
             of::<String>,
         )
     },
     Operation { query: &[RESOLUTION, SINCE_MS], ..read("/v1/history", "What links did.", of::<History>) },
+    Operation { query: &[RESOLUTION, SINCE_MS, APPLICATION], ..read("/v1/history/apps", "What applications moved.", of::<AppHistory>) },
     Operation { query: &[SINCE], ..read("/v1/notes", "What happened, in plain words.", of::<Vec<Note>>) },
     Operation { query: &[DAYS], ..read("/v1/gains", "What Braid gained.", of::<Gains>) },
     read("/v1/tradeoff", "Throughput and power at each utility, with the links present.", of::<Vec<TradeoffPoint>>),
@@ -154,6 +169,7 @@ pub fn document() -> Value {
     // Not an operation's own type: what the stream carries, and what errors look like.
     generator.subschema_for::<crate::FlowChanges>();
     generator.subschema_for::<crate::Sample>();
+    generator.subschema_for::<crate::AppsSample>();
     generator.subschema_for::<Problem>();
     json!({
         "openapi": "3.1.0",
@@ -201,9 +217,10 @@ fn described(operation: &Operation, generator: &mut SchemaGenerator) -> Value {
 }
 
 fn parameter(parameter: &Parameter) -> Value {
-    let schema = match parameter.values {
-        [] => json!({"type": "integer", "minimum": 0, "maximum": parameter.most}),
-        values => json!({"type": "string", "enum": values}),
+    let schema = match parameter.takes {
+        Takes::Number(most) => json!({"type": "integer", "minimum": 0, "maximum": most}),
+        Takes::OneOf(values) => json!({"type": "string", "enum": values}),
+        Takes::Text => json!({"type": "string"}),
     };
     json!({"name": parameter.name, "in": "query", "required": false, "description": parameter.summary, "schema": schema})
 }

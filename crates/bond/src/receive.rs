@@ -7,9 +7,8 @@ use thiserror::Error;
 
 /// In-order bytes are gathered in buffers of this size, so that what is held is about what is counted, whatever the chunks' sizes.
 const GATHER: usize = 64 << 10;
-/// Pieces that came early are joined with the one before up to this size, if they are smaller than the other.
-const JOINED: usize = 4096;
-const SMALL: usize = 256;
+/// What came early and fills this much is read as it is; less is copied to what is gathered.
+const WHOLE: usize = 16 << 10;
 
 /// What a chunk does that its flow's rules forbid. The bond ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -173,14 +172,24 @@ impl ReceiveHalf {
         while let Some(entry) = self.early.first_entry().filter(|entry| *entry.key() <= self.next) {
             let (offset, data) = entry.remove_entry();
             let end = offset + data.len() as u64;
-            if end > self.next {
-                let skip = (self.next - offset) as usize;
-                self.append(&data[skip..]);
+            if end <= self.next {
+                continue;
             }
+            let skip = (self.next - offset) as usize;
+            if data.len() - skip < WHOLE {
+                self.append(&data[skip..]);
+                continue;
+            }
+            if !self.tail.is_empty() {
+                self.ready.push_back(self.tail.split().freeze());
+            }
+            self.ready.push_back(data.freeze().slice(skip..));
+            self.next = end;
         }
     }
 
-    /// Keeps what came early, without what is already there. Copies: the datagram's buffer may be much larger.
+    /// Keeps what came early, without what is already there, in one piece with what is right before it. Copies: the datagram's buffer may be
+    /// much larger.
     fn keep(&mut self, offset: u64, data: Bytes) {
         let end = offset + data.len() as u64;
         let mut at = offset;
@@ -193,7 +202,7 @@ impl ReceiveHalf {
             if until > at {
                 let part = &data[(at - offset) as usize..(until - offset) as usize];
                 match self.early.range_mut(..at).next_back() {
-                    Some((start, before)) if start + before.len() as u64 == at && before.len() < JOINED && part.len() < SMALL => {
+                    Some((start, before)) if start + before.len() as u64 == at && before.len() + part.len() <= GATHER => {
                         before.extend_from_slice(part);
                     }
                     _ => {
@@ -244,10 +253,26 @@ mod tests {
         for at in 1..20_000u64 {
             half.insert(at, Bytes::from_static(b"x"), false).unwrap();
         }
-        assert!(half.pieces() <= 20_000 / JOINED + 1, "{}", half.pieces());
+        assert!(half.pieces() <= 20_000 / GATHER + 1, "{}", half.pieces());
         half.insert(0, Bytes::from_static(b"x"), true).unwrap_err();
         half.insert(0, Bytes::from_static(b"x"), false).unwrap();
         assert_eq!((drain(&mut half).len(), half.pieces()), (20_000, 0));
+    }
+
+    #[test]
+    fn a_run_that_came_early_is_read_in_few_pieces() {
+        const DATAGRAM: usize = 1400;
+        let all: Vec<u8> = (0..100 * DATAGRAM).map(|at| (at % 251) as u8).collect();
+        let mut half = ReceiveHalf::new(all.len() as u64);
+        for (number, chunk) in all.chunks(DATAGRAM).enumerate().skip(1) {
+            half.insert((number * DATAGRAM) as u64, Bytes::copy_from_slice(chunk), false).unwrap();
+        }
+        assert!(half.pieces() <= all.len() / (GATHER - DATAGRAM) + 1, "{}", half.pieces());
+        // What overlaps the run is not read twice.
+        half.insert(0, Bytes::copy_from_slice(&all[..DATAGRAM + 9]), false).unwrap();
+        let parts: Vec<Bytes> = std::iter::from_fn(|| half.read(usize::MAX)).collect();
+        assert!(parts.len() <= 5, "{}", parts.len());
+        assert_eq!((parts.concat(), half.pieces()), (all, 0));
     }
 
     proptest! {

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use braid_model::Time;
+use smallvec::SmallVec;
 
 use crate::ranges::RangeSet;
 use crate::wire::{Ack, MAX_ACK_RANGES};
@@ -26,6 +27,9 @@ pub(crate) enum Item {
     Piece(FlowKey, Piece),
     Control(Control),
 }
+
+/// What one datagram held: most hold a single piece.
+pub(crate) type Items = SmallVec<[Item; 1]>;
 
 /// What a frame says that holds no data; told again until it is acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +53,7 @@ struct Sent {
     /// Whether it has copies of what another path was given: they are not copied again while it is under way.
     copies: bool,
     state: State,
-    items: Vec<Item>,
+    items: Items,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +112,7 @@ impl Tracker {
     }
 
     /// A datagram was sent that holds `items`, among them `copies` of what another path was given.
-    pub(crate) fn on_sent(&mut self, now: Time, size: usize, items: Vec<Item>, copies: bool) {
+    pub(crate) fn on_sent(&mut self, now: Time, size: usize, items: Items, copies: bool) {
         self.sent.push_back(Sent { at: now, size: size as u32, before: self.in_flight, copies, state: State::Flying, items });
         self.in_flight += size as u64;
     }
@@ -131,7 +135,7 @@ impl Tracker {
                 sent.state = State::Acked;
                 self.delivered += u64::from(sent.size);
                 acked.any = true;
-                acked.items.append(&mut sent.items);
+                acked.items.extend(sent.items.drain(..));
                 if self.largest_acked.is_none_or(|largest| sequence > largest) {
                     self.largest_acked = Some(sequence);
                     acked.newest = Some(sent.at);
@@ -163,7 +167,7 @@ impl Tracker {
             self.in_flight -= u64::from(sent.size);
             self.lost += u64::from(sent.size);
             if sent.state == State::Flying {
-                lost.append(&mut sent.items);
+                lost.extend(sent.items.drain(..));
             }
             sent.state = State::Lost;
         }
@@ -299,7 +303,7 @@ mod tests {
 
     fn tracker(count: u64) -> Tracker {
         let mut tracker = Tracker::new(at(0));
-        (0..count).for_each(|flow| tracker.on_sent(at(flow), 100, vec![item(flow)], false));
+        (0..count).for_each(|flow| tracker.on_sent(at(flow), 100, [item(flow)].into(), false));
         tracker
     }
 

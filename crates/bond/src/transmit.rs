@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use crate::bond::Bond;
 use crate::path::{Extra, Path, PathState};
 use crate::send::Piece;
-use crate::tracker::{Control, Item};
+use crate::tracker::{Control, Item, Items};
 use crate::wire::{self, Frame, Header, MAX_CHUNK_HEAD};
 use crate::{FlowKey, PathId};
 
@@ -37,7 +37,7 @@ struct Draft<'a> {
     out: &'a mut BytesMut,
     start: usize,
     max: usize,
-    items: Vec<Item>,
+    items: Items,
     /// Whether some of them are copies of what another path was given.
     copies: bool,
     /// Whether it holds anything that asks for an acknowledgement.
@@ -80,7 +80,7 @@ impl Bond {
         // One that is kept small counts as a whole one, so that no other is put behind it.
         let (uncounted, max) = (max - largest, largest);
         let start = out.len();
-        let mut draft = Draft { out, start, max, items: Vec::new(), copies: false, eliciting: false };
+        let mut draft = Draft { out, start, max, items: Items::new(), copies: false, eliciting: false };
         Header { sequence: Some(sequence) }.encode(draft.out);
         let head = draft.out.len();
         self.put_due_acks(now, id, &mut draft);

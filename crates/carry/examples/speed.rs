@@ -97,7 +97,7 @@ fn main() {
             });
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let (before, begin) = (received.load(Ordering::Relaxed), Instant::now());
+        let (before, begin, spent) = (received.load(Ordering::Relaxed), Instant::now(), spent());
         for _ in 0..seconds * 10 {
             tokio::time::sleep(Duration::from_millis(100)).await;
             if upload {
@@ -115,10 +115,27 @@ fn main() {
                 }
             }
         }
-        let rate = (received.load(Ordering::Relaxed) - before) as f64 * 8e-9 / begin.elapsed().as_secs_f64();
+        let gigabytes = (received.load(Ordering::Relaxed) - before) as f64 * 1e-9;
+        let rate = gigabytes * 8.0 / begin.elapsed().as_secs_f64();
+        let now = self::spent();
+        let [user, kernel, waits, faults] = std::array::from_fn(|part| (now[part] - spent[part]) / gigabytes);
         println!("{flows} flow(s) over {paths} path(s): {rate:.2} Gbit/s");
+        println!("a gigabyte: {user:.2} s user, {kernel:.2} s kernel, {waits:.0} waits, {faults:.0} page faults");
         for (path, view) in client.paths() {
             println!("{path}: {view:?}");
         }
     });
+}
+
+/// What all threads have used so far: seconds in programs and in the kernel, how often they waited, and page faults (proc_pid_stat(5),
+/// proc_pid_status(5)).
+fn spent() -> [f64; 4] {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc");
+    let fields: Vec<f64> = stat.rsplit_once(')').expect("a name").1.split_whitespace().map(|field| field.parse().unwrap_or(0.0)).collect();
+    let threads = std::fs::read_dir("/proc/self/task").expect("/proc");
+    let waits = threads.flatten().filter_map(|thread| {
+        let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<f64>().ok())
+    });
+    [fields[11] / 100.0, fields[12] / 100.0, waits.sum(), fields[7]]
 }

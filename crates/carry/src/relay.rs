@@ -76,7 +76,7 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// Its socket cannot be had.
-    #[error("cannot listen on {0}: {1}: is another relay there already, or the address not this host's?")]
+    #[error("cannot listen on {}: {}; {}", .0, .1, remedy(.1))]
     Listen(SocketAddr, std::io::Error),
     /// A socket of a client's.
     #[error("cannot open a socket on {0}: {1}")]
@@ -87,6 +87,21 @@ pub enum RelayError {
     /// No random numbers.
     #[error("the system gives no random numbers")]
     Random,
+}
+
+/// What to do where a relay cannot listen.
+fn remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "another relay or program is there: `ss -lunp` shows it; stop it, or name another port with --listen"
+        }
+        std::io::ErrorKind::AddrNotAvailable => {
+            "no interface of this host has that address: leave --listen out for all of them (behind a translator, the public address goes into \
+             `braid relay invite --address` only)"
+        }
+        std::io::ErrorKind::PermissionDenied => "ports below 1024 need root: name another with --listen",
+        _ => "name another address or port with --listen",
+    }
 }
 
 /// How long flows may go on after the relay was told to stop.

@@ -103,8 +103,8 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
-/// Year, month and day of days of Unix time.
-fn civil(day: i64) -> (i64, i64, i64) {
+/// Year, month and day (Gregorian, UTC) of days of Unix time.
+pub fn civil(day: i64) -> (i64, i64, i64) {
     let shifted = day + 719_468;
     let era = shifted.div_euclid(146_097);
     let of_era = shifted.rem_euclid(146_097);

@@ -5,6 +5,9 @@
 //! rises at once with the evidence and falls only while flows had more to move during the whole interval, and faster the more
 //! flows there were, since one of them may be held back by a slow server, several hardly all. The fall is geometric: a first guess
 //! from a device's nominal 10 Gbit/s is forgotten within seconds of real bulk traffic.
+//!
+//! A link that dies carries less and less before it is known to be dead, and flows that come out of their timeouts fill it slowly when
+//! it lives again; neither says what it can carry ([`Capacity::interrupt`]).
 
 use std::time::Duration;
 
@@ -24,6 +27,10 @@ const PROVEN_QUEUED: [f64; 2] = [4.0, 3.0];
 const PROVEN_UNQUEUED: [f64; 2] = [60.0, 12.0];
 /// Proofs are forgotten after this.
 const PROOF_LIFE: Duration = Duration::from_secs(60);
+/// A link may have been dying for this long before that was known: what the estimate lost meanwhile is given back.
+const DYING: Duration = Duration::from_secs(10);
+/// Flows take this long to fill a link that lives again.
+const RECOVERY: Duration = Duration::from_secs(5);
 /// Confidence halves in this time without evidence.
 const CONFIDENCE_HALF_LIFE: Duration = Duration::from_secs(600);
 /// Busy seconds until the confidence is a half.
@@ -77,6 +84,10 @@ pub struct Capacity {
     recent: Vec<f64>,
     /// The highest level that traffic has shown lately, and when.
     proven: Option<(f64, Time)>,
+    /// The levels that it fell from lately, the highest first, and when it left them.
+    fallen: Vec<(f64, Time)>,
+    /// It learns of no fall before.
+    sound_from: Time,
     gathered: u64,
     gathered_for: Duration,
     gathered_busy: Option<Busy>,
@@ -92,6 +103,8 @@ impl Capacity {
             evidence: None,
             recent: Vec::new(),
             proven: None,
+            fallen: Vec::new(),
+            sound_from: Time::ZERO,
             gathered: 0,
             gathered_for: Duration::ZERO,
             gathered_busy: None,
@@ -149,6 +162,20 @@ impl Capacity {
         self.take(now, rate, span, busy);
     }
 
+    /// The link is dead, or has no carrier, now. What it moved since the last interval says nothing of its capacity; what the estimate
+    /// lost within the last ten seconds is given back, as far as traffic had shown it in the minute before; and for five seconds from
+    /// the last such call on it does not fall.
+    pub fn interrupt(&mut self, now: Time) {
+        let lately = self.fallen.iter().filter(|(_, at)| now.since(*at) <= DYING).map(|(level, _)| *level).fold(0.0, f64::max);
+        if let Some((proven, _)) = self.proven {
+            self.level = self.level.max(lately.min(proven));
+        }
+        self.recent.clear();
+        self.fallen.clear();
+        (self.gathered, self.gathered_for, self.gathered_busy) = (0, Duration::ZERO, None);
+        self.sound_from = now + RECOVERY;
+    }
+
     fn take(&mut self, now: Time, rate: f64, span: Duration, busy: Busy) {
         if self.recent.len() == WINDOW {
             self.recent.remove(0);
@@ -165,7 +192,7 @@ impl Capacity {
         if self.recent.len() >= 2 && shown >= self.level {
             self.level = shown;
             self.note(now, span);
-        } else if busy.backlogged && busy.flows > 0 {
+        } else if busy.backlogged && busy.flows > 0 && now >= self.sound_from {
             self.fall(now, span, busy);
         } else {
             // Nobody wanted more: the interval says nothing of what could have been had.
@@ -187,6 +214,9 @@ impl Capacity {
         // level moves towards best by the share 1 - exp(-t / constant), on a logarithmic scale: multiplied by (best/level)^share.
         let x = span.as_secs_f64() / constant;
         let share = 1.0 - 1.0 / (1.0 + x + x * x / 2.0 + x * x * x / 6.0);
+        // Those that are lower than this one are of no use, nor are those of long ago.
+        self.fallen.retain(|(level, at)| *level > self.level && now.since(*at) <= DYING);
+        self.fallen.push((self.level, now));
         self.level *= power(best / self.level, share);
         self.note(now, span);
     }
@@ -387,6 +417,36 @@ mod tests {
         assert!((10.0..12.0).contains(&mbps(&capacity, at)), "{}", mbps(&capacity, at));
         let at = run(&mut capacity, at, 1, 50.0, 3, 0.0);
         assert!(mbps(&capacity, at) > 49.0);
+    }
+
+    #[test]
+    fn regression_a_dying_link_does_not_teach_its_capacity() {
+        let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
+        let at = run(&mut capacity, 0, 10, 50.0, 3, 0.0);
+        // Its flows still try for seconds, and next to nothing gets through.
+        let at = run(&mut capacity, at, 4, 0.02, 3, 0.0);
+        assert!(mbps(&capacity, at) < 30.0, "nothing tells it from a slow link so far: {}", mbps(&capacity, at));
+        capacity.interrupt(Time::from_millis(at));
+        assert!((49.0..52.0).contains(&mbps(&capacity, at)), "{}", mbps(&capacity, at));
+        // It lives again, and its flows come out of their timeouts one by one.
+        let at = run(&mut capacity, at + 1000, 3, 0.1, 3, 0.0);
+        assert!((49.0..52.0).contains(&mbps(&capacity, at)), "{}", mbps(&capacity, at));
+        let at = run(&mut capacity, at, 12, 5.0, 3, 0.0);
+        assert!((5.0..7.0).contains(&mbps(&capacity, at)), "one that stays slow is followed: {}", mbps(&capacity, at));
+    }
+
+    #[test]
+    fn a_death_does_not_bring_a_wild_guess_back() {
+        let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
+        let at = run(&mut capacity, 0, 3, 20.0, 3, 0.0);
+        let before = mbps(&capacity, at);
+        for step in 0..10 {
+            capacity.interrupt(Time::from_millis(at + step * 250));
+        }
+        assert_eq!(mbps(&capacity, at), before);
+        let mut untouched = Capacity::new(Rate::from_mbps(7), Time::ZERO);
+        untouched.interrupt(Time::from_millis(at));
+        assert_eq!(mbps(&untouched, at), 7.0);
     }
 
     #[test]

@@ -20,14 +20,14 @@ use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now};
-use braid_platform::linux::sys::process::give_back_memory;
+use braid_platform::linux::sys::process::{give_back_memory, keep_memory, thread_time};
 use braid_platform::linux::{measure, model, reverse_path, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::chronicle::Chronicle;
+use crate::chronicle::{AppPulse, Chronicle};
 use crate::config::{Config, ConfigErrors};
 use crate::core::{Core, Names, ProbeOrder, ServerNews, Stuck, Todo};
 use crate::desk::{Desk, Moment, Rest};
@@ -37,7 +37,7 @@ use crate::memory::Memory;
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
-use crate::server::{Api, DEFAULT_SOCKET, Request, Server, Serving, Ui, UiOptions};
+use crate::server::{Answer as Reply, Api, DEFAULT_SOCKET, FlowList, Request, Server, Serving, Ui, UiOptions};
 use crate::settings::{self, Settings};
 
 /// Events taken from the kernel at a time, so that others get their turn.
@@ -46,10 +46,16 @@ const EVENTS_AT_ONCE: usize = 2000;
 const TICK: Duration = Duration::from_millis(250);
 /// Listeners are told of applications at every so many seconds: what was learnt changes slowly, and is read from the kernel.
 const APPS_EVERY: u32 = 5;
+/// Up to so many flows are looked at in between; more of them by a thread of its own, since clients and packets must not wait for it.
+const FEW_FLOWS: usize = 200;
+/// Looks at the flows take one part in so many of a processor's time at most.
+const LOOKS_SHARE: u32 = 50;
 /// What failed is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
 const STEERING: &str = "cannot speak with the kernel's side";
+/// The flows could not be looked at.
+const LOOK: &str = "cannot look at the flows";
 /// What spreads a bond's flows over its links.
 const CARRIED_BY: &str = "midrr";
 /// The battery is asked this often.
@@ -95,6 +101,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let swept = netlink::sweep().context("cannot clear away what an earlier Braid left")?;
     tracing::debug!(?swept, "cleared away what an earlier Braid left");
     let mut guardian = Guardian::start(&["guardian"]).context("cannot start the guardian")?;
+    keep_memory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(live(options, config_path, config, &mut guardian));
     // Programs and maps went with the loop; rules and routes go now, whatever happened.
@@ -154,6 +161,8 @@ impl Names for SystemNames {
 
 type ProbeAnswer = (LinkIndex, Family, Outcome);
 type Measured = (LinkIndex, Rate);
+/// What a look found, and the processor time it took.
+type Looked = (Result<<BpfSteering as Steering>::Walked, SteeringError>, Duration);
 
 /// Links are looked over for one worth measuring this often; one is measured at a time.
 const MEASURE: Duration = Duration::from_secs(10);
@@ -195,6 +204,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     let serving = Serving::start(server, ui, api, spreader).context("cannot serve the API")?;
     let mut chronicle = Chronicle::default();
     chronicle.recall(memory.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
+    chronicle.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " was started"));
     let desk = Desk::new(chronicle, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
     let mut daemon = Daemon {
@@ -207,6 +217,9 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         network,
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
+        looks: mpsc::channel(1),
+        looking: false,
+        waiting: Vec::new(),
         supply: watch_battery(),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
@@ -260,6 +273,11 @@ struct Daemon<'a> {
     network: watch::Receiver<Arc<NetworkSnapshot>>,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
+    looks: (mpsc::Sender<Looked>, mpsc::Receiver<Looked>),
+    /// A thread looks at the flows.
+    looking: bool,
+    /// Clients to be told of the flows once it has.
+    waiting: Vec<Reply<FlowList>>,
     supply: mpsc::Receiver<Option<Supply>>,
     peers: Peers,
     changes: mpsc::UnboundedReceiver<Change>,
@@ -371,6 +389,7 @@ impl Daemon<'_> {
                     self.bear(STEERING, done);
                 }
                 _ = tick.tick() => self.on_tick(),
+                Some((walked, spent)) = self.looks.1.recv() => self.end_look(walked, spent),
                 Some((link, rate)) = self.measured.1.recv() => {
                     let done = self.core.on_measured(now(), link, rate);
                     self.bear(STEERING, done);
@@ -468,7 +487,8 @@ impl Daemon<'_> {
     fn on_second(&mut self, time: Time) {
         let bonded = self.peers.flows_by_device();
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
-        self.desk.on_second(unix_ms(), links, self.core.power());
+        let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(self.peers.take_moved()).collect();
+        self.desk.on_second(unix_ms(), links, self.core.power(), &apps);
         if self.desk.heard() {
             let apps = self.tellings.is_multiple_of(APPS_EVERY);
             self.tellings = self.tellings.wrapping_add(1);
@@ -578,22 +598,59 @@ impl Daemon<'_> {
             let late = started.since(self.next_second) > TICK * 4;
             self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
             self.on_second(started);
+            // systemd starts a daemon anew that falls silent (`WatchdogSec=`).
+            notify("WATCHDOG=1");
         }
-        if started < self.next_look {
-            return;
+        if started >= self.next_look && !self.looking {
+            self.begin_look();
         }
-        let looked = self.look(started);
-        self.bear("cannot look at the flows", looked);
-        // Ten thousand flows take longer to look at than ten: the looks take a twentieth of the time at most.
-        self.next_look = started + now().since(started) * 20;
     }
 
-    fn look(&mut self, started: Time) -> anyhow::Result<()> {
-        self.core.look(started)?;
+    /// Looks at the flows: at once if they are few, else with a thread's help.
+    fn begin_look(&mut self) {
+        let begun = thread_time();
+        let walk = self.core.begin_look(now());
+        let Some(walk) = self.bear(LOOK, walk) else { return self.tell_flows() };
+        if self.core.flow_count() <= FEW_FLOWS {
+            let walked = walk();
+            return self.end_look(walked, thread_time().saturating_sub(begun));
+        }
+        let answer = self.looks.0.clone();
+        self.looking = true;
+        tokio::task::spawn_blocking(move || {
+            let begun = thread_time();
+            let walked = walk();
+            let _ = answer.blocking_send((walked, thread_time().saturating_sub(begun)));
+        });
+    }
+
+    /// Takes in what a look found; `spent` is the processor time that took so far.
+    fn end_look(&mut self, walked: Result<<BpfSteering as Steering>::Walked, SteeringError>, spent: Duration) {
+        let begun = thread_time();
+        self.looking = false;
+        let looked = walked.map_err(anyhow::Error::from).and_then(|walked| self.take_look(walked));
+        self.bear(LOOK, looked);
+        self.tell_flows();
+        // Processor time, since on a busy machine a look may take long and cost little.
+        self.next_look = now() + (spent + thread_time().saturating_sub(begun)) * LOOKS_SHARE;
+    }
+
+    fn take_look(&mut self, walked: <BpfSteering as Steering>::Walked) -> anyhow::Result<()> {
+        self.core.end_look(now(), walked)?;
         let counters = netlink::device_counters()?;
         self.core.on_counters(now(), unix(), &counters);
         // An allowance may have been used up.
         Ok(self.core.tick(now())?)
+    }
+
+    /// Answers those who asked for the flows. What cannot be looked at now is told as it was.
+    fn tell_flows(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let time = now();
+        let flows = FlowList { direct: self.core.flows_view(time), bonded: self.peers.flow_views(time, CARRIED_BY) };
+        self.waiting.drain(..).for_each(|answer| drop(answer.send(Ok(flows.clone()))));
     }
 
     /// Does what the core wants done.
@@ -694,12 +751,10 @@ impl Daemon<'_> {
                 let _ = answer.send(Ok(Box::new(self.desk.first(&self.core, time, after, rest))));
             }
             Request::Flows(answer) => {
-                // What cannot be looked at now is told as it was.
-                let looked = self.core.look(time);
-                self.bear("cannot look at the flows", looked);
-                let mut flows = self.core.flows(time);
-                flows.extend(self.peers.flow_views(time, CARRIED_BY));
-                let _ = answer.send(Ok(flows));
+                self.waiting.push(answer);
+                if !self.looking {
+                    self.begin_look();
+                }
             }
             Request::Explain(request, answer) => {
                 let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
@@ -734,7 +789,8 @@ impl Daemon<'_> {
             | Request::Policy(_)
             | Request::Tradeoff(_)
             | Request::Notes(..)
-            | Request::History(..) => {}
+            | Request::History(..)
+            | Request::AppHistory(..) => {}
             Request::Gains(..) | Request::Config(_) | Request::Preview(..) | Request::Apply(..) | Request::Undo(_) => {}
         }
         false

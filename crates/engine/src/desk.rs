@@ -2,16 +2,16 @@
 //!
 //! What needs more of the system than the core (peers, the end of the daemon) is left to the daemon.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use braid_api::{App, Flow, FlowChanges, Peer, Problem, Sample, Status};
+use braid_api::{App, AppsSample, Flow, Peer, Problem, Sample, Status};
 use braid_model::Time;
 use braid_platform::steering::Steering;
 
-use crate::chronicle::{Chronicle, Power, Pulse};
+use crate::chronicle::{AppPulse, Chronicle, Power, Pulse};
 use crate::config::{Config, World};
-use crate::core::{Core, SeenFlows};
-use crate::server::{Feed, First, Request, Update};
+use crate::core::Core;
+use crate::server::{Feed, First, FlowList, Request, Update};
 use crate::settings::Settings;
 
 /// Notes that a listener is told first.
@@ -26,14 +26,14 @@ pub struct Desk {
     pub settings: Settings,
     feed: Feed,
     sample: Option<Sample>,
+    app_sample: Option<AppsSample>,
     told: Told,
 }
 
 /// What listeners know.
 #[derive(Debug, Default)]
 struct Told {
-    flows: Option<SeenFlows>,
-    bonded: BTreeMap<u64, Flow>,
+    flows: Option<Arc<FlowList>>,
     apps: Vec<App>,
     peers: Vec<Peer>,
     note: u64,
@@ -66,7 +66,7 @@ pub struct Rest {
 impl Desk {
     /// A desk that tells `feed`.
     pub fn new(chronicle: Chronicle, settings: Settings, feed: Feed) -> Self {
-        Self { chronicle, settings, feed, sample: None, told: Told::default() }
+        Self { chronicle, settings, feed, sample: None, app_sample: None, told: Told::default() }
     }
 
     /// Whether anybody listens.
@@ -93,6 +93,9 @@ impl Desk {
             Request::Tradeoff(answer) => drop(answer.send(Ok(core.tradeoff(now)))),
             Request::Notes(after, answer) => drop(answer.send(Ok(self.chronicle.notes_after(after)))),
             Request::History(resolution, since_ms, answer) => drop(answer.send(Ok(self.chronicle.history(resolution, since_ms)))),
+            Request::AppHistory(resolution, since_ms, application, answer) => {
+                drop(answer.send(Ok(self.chronicle.app_history(resolution, since_ms, application.as_deref()))));
+            }
             Request::Gains(days, answer) => drop(answer.send(Ok(self.chronicle.gains(unix_ms, days)))),
             Request::Config(answer) => drop(answer.send(self.settings.view())),
             Request::Preview(change, answer) => drop(answer.send(self.settings.preview(&change, &world()))),
@@ -118,18 +121,20 @@ impl Desk {
 
     /// What a listener is told first: the notes after `after`, else the last few.
     pub fn first<S: Steering>(&self, core: &Core<S>, now: Time, after: Option<u64>, rest: Rest) -> First {
-        let mut flows = core.flows(now);
-        flows.extend(rest.bonded);
+        // As of the moment that the next changes are told against: what came and went between would never be told to be gone.
+        let flows = self.told.flows.clone().unwrap_or_else(|| FlowList { direct: core.flows_view(now), bonded: rest.bonded }.into());
         let notes = match after {
             Some(after) => self.chronicle.notes_after(after),
             None => self.chronicle.last_notes(FIRST_NOTES),
         };
-        let (last_note, sample) = (self.chronicle.last_note(), self.sample.clone());
-        First { status: rest.status, flows, apps: rest.apps.unwrap_or_default(), peers: rest.peers, notes, last_note, sample }
+        let (last_note, sample, app_sample) = (self.chronicle.last_note(), self.sample.clone(), self.app_sample.clone());
+        let apps = rest.apps.unwrap_or_default();
+        First { status: rest.status, flows, apps, peers: rest.peers, notes, last_note, sample, app_sample }
     }
 
-    /// Once a second: takes in what every link does.
-    pub fn on_second(&mut self, unix_ms: u64, links: Vec<Pulse>, power: Power) {
+    /// Once a second: takes in what every link does, and what applications moved.
+    pub fn on_second(&mut self, unix_ms: u64, links: Vec<Pulse>, power: Power, apps: &[AppPulse]) {
+        self.app_sample = Some(self.chronicle.on_apps(unix_ms, apps));
         self.sample = Some(self.chronicle.on_second(unix_ms, links, power));
         if !self.heard() {
             // Whoever comes is told the notes up to now first.
@@ -141,37 +146,25 @@ impl Desk {
     pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
         let notes = self.chronicle.notes_after(self.told.note);
         let told = &mut self.told;
-        let full = told.flows.is_none();
-        let mut flows = core.flow_changes(now, told.flows.get_or_insert_default());
-        changes(&mut told.bonded, rest.bonded, &mut flows);
+        let flows = Arc::new(FlowList { direct: core.flows_view(now), bonded: rest.bonded });
         let update = Update {
             status: Some(rest.status),
-            flows: Some(FlowChanges { full, ..flows }),
+            flows: Some(flows.clone()),
+            anew: told.flows.is_none(),
             apps: rest.apps.and_then(|apps| fresh(&mut told.apps, apps, |app| App { age_ms: None, confidence: None, ..app.clone() })),
             peers: fresh(&mut told.peers, rest.peers, Peer::clone),
             notes,
             sample: self.sample.clone(),
+            app_sample: self.app_sample.clone(),
         };
         if self.feed.tell(update) {
-            self.told.note = self.chronicle.last_note();
+            told.flows = Some(flows);
+            told.note = self.chronicle.last_note();
         } else {
-            // It was lost: everything is told anew.
-            self.told = Told { note: self.told.note, ..Told::default() };
+            // It was lost: the next one tells all of these again, and of flows what has changed since the last that was not.
+            (told.apps, told.peers) = Default::default();
         }
     }
-}
-
-/// What has changed among flows that peers carry.
-fn changes(known: &mut BTreeMap<u64, Flow>, flows: Vec<Flow>, into: &mut FlowChanges) {
-    let mut next = BTreeMap::new();
-    for flow in flows {
-        let mark = Flow { age_ms: None, ..flow.clone() };
-        if known.remove(&flow.id).as_ref() != Some(&mark) {
-            into.put.push(flow);
-        }
-        next.insert(mark.id, mark);
-    }
-    into.gone.extend(std::mem::replace(known, next).into_keys());
 }
 
 /// `now`, if it differs from what was told; `mark` takes away what changes all the time.

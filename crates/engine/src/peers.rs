@@ -10,12 +10,13 @@ use braid_bond::{FlowPolicy, PathState};
 use braid_carry::Flow;
 use braid_carry::client::{Client, Link, State};
 use braid_decide::detection::{Answer, Knowledge};
-use braid_model::Time;
+use braid_model::{Bytes, Time};
 use braid_peer::keys::{CLIENT_KEY, KeyPair, PublicKey};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
 use tokio::sync::mpsc;
 
+use crate::chronicle::AppPulse;
 use crate::core::{BondLink, Grounds, Question, ServerNews};
 use carry::Exchanges;
 use servers::{Servers, Standing};
@@ -68,8 +69,16 @@ pub struct Peers {
     changes: mpsc::UnboundedSender<Change>,
 }
 
-/// The flows that are carried now, by their id.
-type Flows = Arc<Mutex<BTreeMap<u64, Carried>>>;
+type Flows = Arc<Mutex<Carrying>>;
+
+/// The flows that are carried now.
+#[derive(Default)]
+struct Carrying {
+    /// By their id.
+    living: BTreeMap<u64, Carried>,
+    /// What those that ended moved, received and sent, since that was asked for; by application.
+    ended: BTreeMap<String, [Bytes; 2]>,
+}
 
 struct Known {
     stored: Stored,
@@ -88,8 +97,22 @@ struct Carried {
     protocol: &'static str,
     flow: Flow,
     grounds: Option<Grounds>,
+    /// What of its bytes was counted for its application, received and sent.
+    counted: [Bytes; 2],
     /// The links of its rule: an order may have moved it to others.
     ruled: u64,
+}
+
+impl Carried {
+    /// What it has moved, received and sent, since the last call.
+    fn count(&mut self) -> [Bytes; 2] {
+        let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
+        let sum = by_link.iter().fold([Bytes::ZERO; 2], |sum, (_, tx, rx)| [sum[0] + *rx, sum[1] + *tx]);
+        // Once the bond has forgotten it there is nothing to be added.
+        let total = [sum[0].max(self.counted[0]), sum[1].max(self.counted[1])];
+        let before = std::mem::replace(&mut self.counted, total);
+        [total[0].saturating_sub(before[0]), total[1].saturating_sub(before[1])]
+    }
 }
 
 /// The names of the peers that were joined, as they stand in the state directory; `None` if that cannot be told.
@@ -207,14 +230,15 @@ impl Peers {
                 Some(link) => Some(1 << link.slot),
                 None => {
                     let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
-                    let detail = format!("{device} is no link: there are {}", known.join(", "));
+                    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                    let detail = format!("{device} is no link: there are {known}; see \"braid links\"");
                     return Err(Problem::new(404, "No such link", detail));
                 }
             },
         };
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut moved = 0;
-        for (id, carried) in flows.iter_mut() {
+        for (id, carried) in flows.living.iter_mut() {
             if id.to_string() == request.what || carried.application == request.what || carried.name == request.what {
                 carried.policy.links = links.unwrap_or(carried.ruled);
                 carried.flow.set_policy(carried.policy);
@@ -277,17 +301,33 @@ impl Peers {
     /// The flows that peers carry, for `GET /v1/flows`.
     pub fn flow_views(&self, now: Time, scheduler: &str) -> Vec<FlowView> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        flows.iter().map(|(id, carried)| self.flow_view(*id, carried, now, scheduler)).collect()
+        flows.living.iter().map(|(id, carried)| self.flow_view(*id, carried, now, scheduler)).collect()
     }
 
     /// How many flows that peers carry have used each device.
     pub fn flows_by_device(&self) -> BTreeMap<String, u64> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut counts = BTreeMap::new();
-        for link in flows.values().filter_map(|carried| carried.flow.view()).flat_map(|view| view.by_link) {
+        for link in flows.living.values().filter_map(|carried| carried.flow.view()).flat_map(|view| view.by_link) {
             *counts.entry(self.device(link.0)).or_default() += 1;
         }
         counts
+    }
+
+    /// What applications moved through peers since the last call.
+    pub fn take_moved(&self) -> Vec<AppPulse> {
+        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sums: BTreeMap<String, ([Bytes; 2], u64)> = BTreeMap::new();
+        for (application, moved) in std::mem::take(&mut flows.ended) {
+            sums.insert(application, (moved, 0));
+        }
+        for carried in flows.living.values_mut() {
+            let more = carried.count();
+            let (moved, count) = sums.entry(carried.application.clone()).or_default();
+            (*moved, *count) = ([moved[0] + more[0], moved[1] + more[1]], *count + 1);
+        }
+        let pulse = |(application, ([rx, tx], flows)): (String, ([Bytes; 2], u64))| AppPulse { application, rx, tx, flows };
+        sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > Bytes::ZERO).collect()
     }
 
     fn flow_view(&self, id: u64, carried: &Carried, now: Time, scheduler: &str) -> FlowView {

@@ -2,7 +2,8 @@
 //!
 //! [`braid_api::openapi::OPERATIONS`] says what there is and who may call it; [`access`] holds everybody to it. The server lives on a thread
 //! of its own and knows nothing of the daemon: it sends each [`Request`] over a channel and waits for the answer, so that all state
-//! stays in the one task that receives them, and turning answers into text costs that task nothing.
+//! stays in the one task that receives them, and turning answers into text costs that task nothing. What may take long, since there may be
+//! thousands of flows, is done on a thread of its own: it holds up no other answer either.
 
 use std::future::Future;
 use std::io;
@@ -17,14 +18,15 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
-    Accepted, App, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Flow, Gains, History, JoinRequest, LeaveRequest,
-    Link, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
+    Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Gains, History, JoinRequest,
+    LeaveRequest, Link, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
 };
 use braid_platform::linux::sys::process::own_user;
 use tokio::sync::{mpsc, oneshot};
 
 mod access;
 mod connections;
+mod flows;
 mod live;
 mod metrics;
 mod pages;
@@ -33,6 +35,7 @@ mod tcp;
 
 use access::{Client, Keys};
 use connections::Connections;
+pub use flows::FlowList;
 pub use live::{Feed, First, Spreader, Update};
 use tcp::Door;
 pub use tcp::{UiError, UiOptions};
@@ -54,7 +57,7 @@ pub enum Request {
     /// `GET /v1/links`.
     Links(Answer<Vec<Link>>),
     /// `GET /v1/flows`.
-    Flows(Answer<Vec<Flow>>),
+    Flows(Answer<FlowList>),
     /// `GET /v1/apps`.
     Apps(Answer<Vec<App>>),
     /// `GET /v1/policy`.
@@ -75,6 +78,8 @@ pub enum Request {
     Notes(u64, Answer<Vec<Note>>),
     /// `GET /v1/history`: the samples after a moment (milliseconds of Unix time).
     History(Resolution, u64, Answer<History>),
+    /// `GET /v1/history/apps`: the samples after a moment, of one application or all.
+    AppHistory(Resolution, u64, Option<String>, Answer<AppHistory>),
     /// `GET /v1/gains`: over so many days.
     Gains(u32, Answer<Gains>),
     /// `GET /v1/tradeoff`.

@@ -21,7 +21,7 @@ pub struct StateDir {
 #[derive(Debug, thiserror::Error)]
 pub enum StateDirError {
     /// It can be neither made nor read.
-    #[error("cannot use the state directory {}: {error}; name one that you can write to (--state-dir)", path.display())]
+    #[error("cannot use the state directory {}: {error}; {}", path.display(), remedy(error))]
     Unusable {
         /// The directory.
         path: PathBuf,
@@ -39,6 +39,14 @@ pub enum StateDirError {
         /// Its permission bits.
         mode: u32,
     },
+}
+
+/// What to do about a directory that cannot be used. A directory of one's own is no remedy where the service's is meant.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "use sudo if the service's is meant, or name your own with --state-dir",
+        _ => "name one that you can write to with --state-dir",
+    }
 }
 
 impl StateDir {

@@ -11,7 +11,7 @@ use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time}
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Straight, Way,
+    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Straight, Walk, Way,
 };
 
 /// What became of a connect.
@@ -254,6 +254,8 @@ fn rule_matches(rule: &SteerRule, app: &AppId, user: u32, to: (IpAddr, u16)) -> 
 }
 
 impl Steering for FakeSteering {
+    type Walked = Vec<FlowRow>;
+
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
         self.call("say that Braid is alive")?;
         self.heartbeat = Some(now);
@@ -304,7 +306,7 @@ impl Steering for FakeSteering {
         Ok(self.learnt.values().cloned().collect())
     }
 
-    fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError> {
+    fn begin_walk(&mut self, now: Time) -> Result<Walk<Vec<FlowRow>>, SteeringError> {
         self.call("list the flows")?;
         for row in self.flows.values_mut() {
             row.read_at = now;
@@ -313,7 +315,12 @@ impl Steering for FakeSteering {
             *load = load.saturating_sub(row.reserved.get()).saturating_add(left.get());
             row.reserved = left;
         }
-        Ok(self.flows.values().cloned().collect())
+        let rows = self.flows.values().cloned().collect();
+        Ok(Box::new(move || Ok(rows)))
+    }
+
+    fn end_walk(&mut self, _now: Time, walked: Vec<FlowRow>) -> Result<Vec<FlowRow>, SteeringError> {
+        Ok(walked)
     }
 
     fn board(&mut self) -> Result<Board, SteeringError> {

@@ -320,8 +320,13 @@ pub struct Learnt {
     pub updated: Time,
 }
 
-/// Steers flows. All calls are quick and do not block.
+/// Walks through the flows, on any thread.
+pub type Walk<W> = Box<dyn FnOnce() -> Result<W, SteeringError> + Send>;
+
+/// Steers flows. All calls are quick and do not block; thousands of flows take milliseconds to walk through, which another thread may do.
 pub trait Steering {
+    /// What a walk found.
+    type Walked: Send + 'static;
     /// Says that the daemon is alive; without it steering stops within two seconds.
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError>;
     /// Puts new parameters and rules in force at once, together.
@@ -341,8 +346,16 @@ pub trait Steering {
     fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError>;
     /// All that has been learnt.
     fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError>;
-    /// The living flows; brings their loads up to date and heals loads that went astray.
-    fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError>;
+    /// Begins to list the living flows: what is returned walks through them and brings their loads up to date. One at a time.
+    fn begin_walk(&mut self, now: Time) -> Result<Walk<Self::Walked>, SteeringError>;
+    /// The living flows as a walk found them; heals loads that went astray. Flows that ended during the walk may be among them.
+    fn end_walk(&mut self, now: Time, walked: Self::Walked) -> Result<Vec<FlowRow>, SteeringError>;
+    /// The living flows, walked through at once.
+    fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError> {
+        let walk = self.begin_walk(now)?;
+        let walked = walk()?;
+        self.end_walk(now, walked)
+    }
     /// The loads as the next decision will see them, with the parameters in force.
     fn board(&mut self) -> Result<Board, SteeringError>;
     /// What connections tell of the link in `slot`.

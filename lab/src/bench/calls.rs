@@ -125,7 +125,7 @@ fn tell(calls: &Calls, report: &mut Report) -> Value {
     ));
     let more = |(without, with): (f64, f64)| format!("{:+.2} µs of {without:.2}", with - without);
     let all = (median(without), median(with));
-    report.aim(&format!("a connect takes at most 2 µs more (median of {})", without.len()), more(all), all.1 - all.0 <= 2.0);
+    report.aim(format!("a connect takes at most 2 µs more (median of {})", without.len()), more(all), all.1 - all.0 <= 2.0);
     report.aim("the cost of an unconnected datagram is stated", more(sending), true);
     json!({ "connect_median_us": calls.connect_medians.json(), "life_us": calls.life.json(), "datagram_us": calls.datagram.json() })
 }

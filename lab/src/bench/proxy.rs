@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use serde_json::json;
 use super::report::{Figure, Report};
 use super::stats::{median, worst};
 use super::{Settings, progress};
+use crate::browser::{self, PICTURES};
 use crate::frame::Way;
 use crate::lab::Lab;
 use crate::plot::{Run, stacked};
@@ -39,8 +40,6 @@ const STEP: Duration = Duration::from_millis(250);
 /// Of the plot.
 const BIN: Duration = Duration::from_millis(500);
 const PROXY: &str = "127.0.0.1:5758";
-/// Pictures on a page.
-const OBJECTS: usize = 100;
 /// How long one transfer may take.
 const LIMIT: &str = "60";
 
@@ -172,9 +171,9 @@ fn one(settings: &Settings, size: Bytes, proxied: bool) -> Result<f64> {
     Ok(seconds)
 }
 
-/// A browser loads a page of 100 pictures over HTTP and HTTPS.
+/// A browser loads a page of many pictures over HTTP and HTTPS.
 fn pages(settings: &Settings, report: &mut Report) -> Result<()> {
-    if Command::new("chromium").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+    if !browser::installed()? {
         report.notes.push("The page in a browser was left out: there is no chromium here.".to_owned());
         return Ok(());
     }
@@ -182,41 +181,16 @@ fn pages(settings: &Settings, report: &mut Report) -> Result<()> {
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
     let web = Web::start(&lab)?;
     let _proxy = Proxy::start(settings, &lab, "", "")?;
-    let mut page = String::from("<!doctype html><title>page</title><body>");
-    for number in 0..OBJECTS {
-        let picture = format!("<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'><!--{}--></svg>", "x".repeat(10_000));
-        web.publish(&format!("{number}.svg"), picture.as_bytes())?;
-        page += &format!("<img src='/{number}.svg'>");
-    }
-    // Counted once all have come or failed.
-    page += "<script>addEventListener('load', () => document.title = [...document.images].filter(i => i.naturalWidth > 0).length + ' pictures')\
-             </script>";
-    let (url, _) = web.publish("page.html", page.as_bytes())?;
+    let url = browser::publish(&web)?;
     let mut rows = Vec::new();
-    for url in [url.clone(), url.replace("http:", "https:")] {
-        let home = tempfile::tempdir_in(lab.directory())?;
-        let mut command = lab.client().command("chromium")?;
-        command.args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--ignore-certificate-errors",
-            "--dump-dom",
-        ]);
-        command.arg(format!("--user-data-dir={}", home.path().display())).arg(format!("--proxy-server=http://{PROXY}"));
+    for (scheme, url) in [("http", url.clone()), ("https", url.replace("http:", "https:"))] {
         let begin = Instant::now();
-        let output = command.arg(&url).env("HOME", home.path()).stdin(Stdio::null()).output().context("cannot run chromium")?;
+        let shown = browser::pictures(&lab, PROXY, &url)?;
         let seconds = begin.elapsed().as_secs_f64();
-        let loaded = String::from_utf8_lossy(&output.stdout).contains(&format!("<title>{OBJECTS} pictures</title>"));
-        let scheme = url.split(':').next().unwrap_or_default().to_owned();
-        progress(&format!("a page over {scheme}: all there {loaded}, {seconds:.1} s"));
-        rows.push(vec![scheme.clone(), format!("{seconds:.1} s")]);
-        report.aim(
-            format!("a browser's page of {OBJECTS} pictures over {scheme}"),
-            if loaded { "all there" } else { "not all there" },
-            loaded,
-        );
+        progress(&format!("a page over {scheme}: {shown} of {PICTURES} pictures, {seconds:.1} s"));
+        rows.push(vec![scheme.to_owned(), format!("{seconds:.1} s")]);
+        let aim = format!("a browser's page of {PICTURES} pictures over {scheme}: all of them");
+        report.aim(aim, shown.to_string(), shown == PICTURES);
     }
     report.table("A page in a headless browser, its start included:", "scheme | time", rows);
     Ok(())

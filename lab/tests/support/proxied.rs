@@ -32,10 +32,7 @@ impl Deref for Proxied {
 
 impl Drop for Proxied {
     fn drop(&mut self) {
-        if let Some(proxy) = &mut self.proxy {
-            let _ = proxy.kill();
-            let _ = proxy.wait();
-        }
+        self.stop();
     }
 }
 
@@ -60,6 +57,14 @@ impl Proxied {
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         proxied.proxy = Some(child);
         proxied
+    }
+
+    /// Ends the proxy; the rest of the lab stays.
+    pub fn stop(&mut self) {
+        if let Some(mut proxy) = self.proxy.take() {
+            let _ = proxy.kill();
+            let _ = proxy.wait();
+        }
     }
 
     /// Starts a curl through the proxy that writes to `to`.

@@ -2,6 +2,7 @@
 
 mod energy;
 mod get;
+mod past;
 mod relay;
 mod sim;
 mod steering;
@@ -15,6 +16,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};
 pub(crate) use get::Get;
+pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
     Join, Leave, Move, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
 };
@@ -56,6 +58,12 @@ pub(crate) enum Command {
     Apps(Query),
     /// Show links, flows, applications and events as they change.
     Top(Daemon),
+    /// Show what happened, in plain words.
+    Log(Log),
+    /// Show what links or applications moved, over time.
+    History(History),
+    /// Show what Braid gained: bytes by link, flows saved, outages bridged, energy and money.
+    Gains(Gains),
     /// Open the daemon's web page, or tell its address.
     Ui(Ui),
     /// Show the policy in force.
@@ -194,6 +202,8 @@ pub(crate) struct Explain {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
     /// Where what is learnt would be kept.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
     pub(crate) state_dir: PathBuf,

@@ -11,7 +11,12 @@ use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{
+    self, DisableMouseCapture, EnableMouseCapture, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent,
+    MouseEventKind,
+};
+use ratatui::crossterm::execute;
+use ratatui::layout::{Rect, Size};
 
 use crate::client;
 use model::{Model, Press};
@@ -24,6 +29,7 @@ enum News {
     Heard(String, String),
     Lost(String),
     Key(KeyEvent),
+    Mouse(MouseEvent),
     Resized,
 }
 
@@ -40,18 +46,25 @@ pub(crate) fn run(socket: &Path) -> anyhow::Result<()> {
     std::thread::spawn(move || read_keys(&send));
     let mut terminal = ratatui::try_init()?;
     let shown = show(&mut terminal, &news);
+    // Also where it was not taken: that does no harm.
+    let released = execute!(io::stdout(), DisableMouseCapture);
     ratatui::try_restore()?;
+    released?;
     shown
 }
 
 fn show(terminal: &mut ratatui::DefaultTerminal, news: &mpsc::Receiver<News>) -> anyhow::Result<()> {
     let mut model = Model::default();
+    let mut taken = false;
     loop {
+        if std::mem::replace(&mut taken, model.mouse) != model.mouse {
+            if model.mouse { execute!(io::stdout(), EnableMouseCapture) } else { execute!(io::stdout(), DisableMouseCapture) }?;
+        }
         terminal.draw(|frame| view::draw(frame, &model))?;
         let mut next = news.recv().ok();
         // What waits is taken in before anything is drawn again.
         while let Some(one) = next {
-            if !take_in(&mut model, one) {
+            if !take_in(&mut model, one, terminal.size()?) {
                 return Ok(());
             }
             next = match news.recv_timeout(Duration::from_millis(10)) {
@@ -64,11 +77,12 @@ fn show(terminal: &mut ratatui::DefaultTerminal, news: &mpsc::Receiver<News>) ->
 }
 
 /// False to end.
-fn take_in(model: &mut Model, news: News) -> bool {
+fn take_in(model: &mut Model, news: News, size: Size) -> bool {
     match news {
         News::Heard(name, data) => model.hear(&name, &data),
         News::Lost(why) => model.lose(why),
         News::Key(key) => return press(key).is_none_or(|press| model.press(press)),
+        News::Mouse(mouse) => return click(model, mouse, size).is_none_or(|press| model.press(press)),
         News::Resized => {}
     }
     true
@@ -93,12 +107,24 @@ fn read_keys(tell: &Sender<News>) {
     while let Ok(event) = event::read() {
         let news = match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => News::Key(key),
+            Event::Mouse(mouse) => News::Mouse(mouse),
             Event::Resize(..) => News::Resized,
             _ => continue,
         };
         if tell.send(news).is_err() {
             return;
         }
+    }
+}
+
+fn click(model: &Model, mouse: MouseEvent, size: Size) -> Option<Press> {
+    match mouse.kind {
+        MouseEventKind::ScrollUp => Some(Press::Move(-3)),
+        MouseEventKind::ScrollDown => Some(Press::Move(3)),
+        MouseEventKind::Down(MouseButton::Left) => {
+            view::view_at(model, Rect::new(0, 0, size.width, size.height), mouse.column, mouse.row).map(Press::View)
+        }
+        _ => None,
     }
 }
 

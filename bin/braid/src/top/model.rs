@@ -1,6 +1,6 @@
 //! What `braid top` knows, from what it hears.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use braid_api::{App, Flow, FlowChanges, LinkSample, Note, Peer, Sample, Status};
 
@@ -73,6 +73,8 @@ pub(super) struct Model {
     /// The filter is being typed.
     pub(super) typing: bool,
     pub(super) selected: usize,
+    /// The mouse scrolls and turns to views; else it is the terminal's, to select text.
+    pub(super) mouse: bool,
     /// Why nothing is heard any more.
     pub(super) lost: Option<String>,
 }
@@ -86,6 +88,7 @@ pub(super) enum Press {
     Backspace,
     NextView,
     PreviousView,
+    View(View),
     Move(isize),
     First,
     Last,
@@ -123,7 +126,8 @@ impl Model {
             // What is not told of moved nothing.
             self.flows = before.clone();
             self.flows.values_mut().for_each(|live| (live.down, live.up) = (Some(0), Some(0)));
-            self.flows.retain(|(id, _), _| !changes.gone.contains(id));
+            let gone: BTreeSet<u64> = changes.gone.into_iter().collect();
+            self.flows.retain(|(id, _), _| !gone.contains(id));
         }
         for flow in changes.put {
             let key = (flow.id, flow.remote.clone());
@@ -165,9 +169,11 @@ impl Model {
                 let at = Sort::ALL.iter().position(|(sort, _)| *sort == self.sort).unwrap_or(0);
                 self.sort = Sort::ALL[(at + 1) % Sort::ALL.len()].0;
             }
+            Press::Char('m') => self.mouse = !self.mouse,
             Press::Char('r') => self.reversed = !self.reversed,
             Press::NextView => (self.view, self.selected) = (turn(1), 0),
             Press::PreviousView => (self.view, self.selected) = (turn(View::ALL.len() - 1), 0),
+            Press::View(view) => (self.view, self.selected) = (view, 0),
             Press::Move(by) => self.selected = self.selected.saturating_add_signed(by),
             Press::First => self.selected = 0,
             Press::Last => self.selected = usize::MAX,

@@ -2,10 +2,11 @@
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
+use ratatui::layout::Rect;
 use serde_json::{Value, json};
 
-use super::model::{Model, Press};
-use super::view::draw;
+use super::model::{Model, Press, View};
+use super::view::{draw, view_at};
 
 fn link(name: &str, state: &str, down: u64) -> Value {
     json!({
@@ -138,4 +139,25 @@ fn flows_that_ended_go_and_rates_are_of_the_last_second() {
     model.hear("flows", "nonsense");
     model.hear("from the future", "{}");
     assert_eq!(model.flows.len(), 1);
+}
+
+#[test]
+fn the_mouse_is_taken_where_asked_for_and_turns_to_the_view_it_is_over() {
+    let mut model = model();
+    let shown = screen(&model, 120, 16);
+    let (row, tabs) = shown.lines().enumerate().find(|(_, line)| line.contains("Applications")).unwrap();
+    let area = Rect::new(0, 0, 120, 16);
+    for (name, view) in [("Flows", View::Flows), ("Applications", View::Apps), ("Peers", View::Peers), ("Events", View::Events)] {
+        let column = u16::try_from(tabs.find(name).unwrap()).unwrap();
+        assert_eq!(view_at(&model, area, column, row as u16), Some(view));
+        assert_eq!(view_at(&model, area, column, row as u16 + 1), None);
+    }
+    assert_eq!(view_at(&model, area, 119, row as u16), None);
+    assert!(!model.mouse);
+    assert!(model.press(Press::Char('m')));
+    assert!(model.mouse);
+    model.press(Press::View(View::Events));
+    assert_eq!(model.view, View::Events);
+    model.press(Press::Char('m'));
+    assert!(!model.mouse);
 }

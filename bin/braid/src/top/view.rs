@@ -16,21 +16,49 @@ const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'
 /// The narrowest terminal with all columns.
 const WIDE: u16 = 100;
 
-/// Draws everything.
-pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
+/// Where everything stands.
+struct Places {
+    head: Rect,
+    warning: Rect,
+    links: Rect,
+    tabs: Rect,
+    below: Rect,
+    foot: Rect,
+}
+
+fn places(model: &Model, area: Rect) -> Places {
     let links = model.status.as_ref().map_or(0, |status| status.links.len());
     let warnings = u16::from(model.lost.is_some() || model.status.as_ref().is_some_and(|status| !status.warnings.is_empty()));
     // A small terminal still has room for what is below.
-    let most = (frame.area().height / 2).max(2);
+    let most = (area.height / 2).max(2);
     let link_rows = u16::try_from(links + 1).unwrap_or(u16::MAX).min(most);
     let parts = [Constraint::Length(1), Constraint::Length(warnings), Constraint::Length(link_rows), Constraint::Length(1)];
-    let [head, warning, top, tabs] = Layout::vertical(parts).areas::<4>(frame.area());
+    let [head, warning, links, tabs] = Layout::vertical(parts).areas::<4>(area);
     let used = 2 + warnings + link_rows;
-    let below = Rect { y: used, height: frame.area().height.saturating_sub(used + 1), ..frame.area() };
-    let foot = Rect { y: frame.area().height.saturating_sub(1), height: 1.min(frame.area().height), ..frame.area() };
+    let below = Rect { y: used, height: area.height.saturating_sub(used + 1), ..area };
+    let foot = Rect { y: area.height.saturating_sub(1), height: 1.min(area.height), ..area };
+    Places { head, warning, links, tabs, below, foot }
+}
+
+/// The view whose name stands there, for the mouse.
+pub(super) fn view_at(model: &Model, area: Rect, column: u16, row: u16) -> Option<View> {
+    let mut begin = 0;
+    let spans = View::ALL.map(|(view, name)| {
+        let end = begin + name.chars().count() + 2;
+        let span = (view, begin..end);
+        begin = end + 1;
+        span
+    });
+    let on_tabs = row == places(model, area).tabs.y;
+    spans.into_iter().find(|(_, span)| on_tabs && span.contains(&usize::from(column))).map(|(view, _)| view)
+}
+
+/// Draws everything.
+pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
+    let Places { head, warning, links, tabs, below, foot } = places(model, frame.area());
     frame.render_widget(headline(model), head);
     draw_warning(frame, model, warning);
-    draw_links(frame, model, top);
+    draw_links(frame, model, links);
     frame.render_widget(tab_line(model), tabs);
     match model.view {
         View::Flows => draw_flows(frame, model, below),
@@ -261,7 +289,11 @@ fn keys(model: &Model) -> Line<'static> {
     let order = if model.reversed { ", reversed" } else { "" };
     let text = match model.typing {
         true => "type to filter, Enter to keep, Esc to clear".to_owned(),
-        false => format!("q quit  Tab view  ↑↓ move  / filter  s sort ({}{order})  r reverse", model.sort.name()),
+        false => format!(
+            "q quit  Tab view  ↑↓ move  / filter  s sort ({}{order})  r reverse  m mouse{}",
+            model.sort.name(),
+            if model.mouse { " off" } else { "" }
+        ),
     };
     Line::from(text).style(Style::new().add_modifier(Modifier::DIM))
 }

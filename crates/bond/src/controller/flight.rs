@@ -160,6 +160,13 @@ impl Flight {
     }
 
     fn find(&self, number: u64) -> Option<usize> {
+        // Few numbers are missing (packets that are not acknowledged have none here), so it is at most a few places before this one.
+        let most = usize::try_from(number.checked_sub(self.sent.front()?.number)?).ok()?.min(self.sent.len() - 1);
+        for (place, packet) in self.sent.range(..=most).enumerate().rev().take(8) {
+            if packet.number <= number {
+                return (packet.number == number).then_some(place);
+            }
+        }
         self.sent.binary_search_by_key(&number, |packet| packet.number).ok()
     }
 }

@@ -1,24 +1,30 @@
 //! What happened and what was measured, for people to look back on: notes in plain words, samples at four resolutions, and what Braid
 //! gained by day. It reads no clock and does no I/O; what is to outlive the daemon is handed to the store as rows.
 //!
-//! **Memory is bounded**: 1,000 notes of at most 500 bytes; 1,668 samples (300 of a second, 360 of ten seconds, 288 of five minutes, 720 of
-//! an hour) of at most [`MAX_LINKS`] links at some 150 bytes, so 0.8 MB with three links and 8 MB with 32; 400 days of at most 64 links.
+//! **Memory is bounded**: 1,000 notes of at most 500 bytes, which outlive the daemon; 1,668 samples (300 of a second, 360 of ten seconds, 288 of five minutes, 720 of
+//! an hour) of at most [`MAX_LINKS`] links at some 150 bytes, so 0.8 MB with three links and 8 MB with 32; 400 days of at most 64 links; and what [applications](apps) moved, 2.7 MB
+//! at most.
 
+mod apps;
 mod gains;
 mod rings;
 mod watch;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use braid_api::{Gains, History, LinkSample, Note, Resolution, Sample};
+use braid_api::{AppHistory, AppsSample, Gains, History, LinkSample, Note, Resolution, Sample};
 use braid_decide::connection::MAX_LINKS;
 use braid_decide::energy::ByteCost;
 use braid_model::{Bytes, Joules, LinkIndex, LinkState};
 
+pub use apps::AppPulse;
+use apps::AppRings;
 use gains::Days;
 use rings::Rings;
 use watch::Watched;
 
+/// The kind of row a note is.
+const NOTE_KIND: &str = "note";
 /// Notes remembered.
 const NOTES: usize = 1000;
 /// The longest note.
@@ -74,7 +80,11 @@ pub type Rows = BTreeMap<(&'static str, u64), String>;
 pub struct Chronicle {
     notes: VecDeque<Note>,
     last_note: u64,
+    /// How many of the last are not stored yet.
+    fresh_notes: usize,
     rings: Rings,
+    apps: AppRings,
+    apps_at_ms: Option<u64>,
     days: Days,
     watched: Watched,
     before: Option<Before>,
@@ -93,7 +103,11 @@ impl Chronicle {
         for (kind, at, body) in rows {
             match kind {
                 gains::KIND => self.days.recall(at, body),
-                _ => self.rings.recall(kind, body),
+                NOTE_KIND => self.recall_note(body),
+                _ => {
+                    self.rings.recall(kind, body);
+                    self.apps.recall(kind, body);
+                }
             }
         }
     }
@@ -107,11 +121,32 @@ impl Chronicle {
             text.push('…');
         }
         // Ids follow the clock, so that they grow from one life of the daemon to the next.
-        self.last_note = at_ms.max(self.last_note + 1);
+        self.last_note = at_ms.max(self.last_note.saturating_add(1));
+        self.fresh_notes = (self.fresh_notes + 1).min(NOTES);
+        self.put_note(Note { id: self.last_note, at_ms, kind: kind.to_owned(), level: level.to_owned(), text });
+    }
+
+    /// Takes up a stored note; they come in their order.
+    fn recall_note(&mut self, body: &str) {
+        if let Ok(note) = serde_json::from_str::<Note>(body)
+            && note.id > self.last_note
+        {
+            self.last_note = note.id;
+            self.put_note(note);
+        }
+    }
+
+    fn put_note(&mut self, note: Note) {
         if self.notes.len() == NOTES {
             self.notes.pop_front();
         }
-        self.notes.push_back(Note { id: self.last_note, at_ms, kind: kind.to_owned(), level: level.to_owned(), text });
+        self.notes.push_back(note);
+    }
+
+    fn note_rows(&mut self) -> Rows {
+        let fresh = std::mem::take(&mut self.fresh_notes);
+        let notes = self.notes.iter().skip(self.notes.len().saturating_sub(fresh));
+        notes.filter_map(|note| Some(((NOTE_KIND, note.id), serde_json::to_string(note).ok()?))).collect()
     }
 
     /// The notes after the one of this id, oldest first.
@@ -152,6 +187,18 @@ impl Chronicle {
         self.rings.push(&sample);
         self.before = Some(Before { at_ms, links });
         sample
+    }
+
+    /// Once a second: what applications moved since the last call. Returns the sample.
+    pub fn on_apps(&mut self, at_ms: u64, apps: &[AppPulse]) -> AppsSample {
+        // What was gathered before the clock was set belongs to no span that can be told.
+        let span_ms = self.apps_at_ms.replace(at_ms).and_then(|before| at_ms.checked_sub(before)).filter(|span| *span > 0);
+        self.apps.push(at_ms, span_ms.unwrap_or(1_000), apps)
+    }
+
+    /// What applications moved; of one only, where it is named.
+    pub fn app_history(&self, resolution: Resolution, since_ms: u64, application: Option<&str>) -> AppHistory {
+        self.apps.history(resolution, since_ms, application)
     }
 
     fn sample(&self, at_ms: u64, links: &[Pulse]) -> Sample {
@@ -197,13 +244,19 @@ impl Chronicle {
     pub fn rows(&mut self) -> Rows {
         let mut rows = self.rings.rows();
         rows.extend(self.days.rows());
+        rows.extend(self.note_rows());
+        rows.extend(self.apps.rows());
         rows
     }
 }
 
 /// How many rows of a kind the store keeps: what the chronicle would recall.
 pub fn kept(kind: &str) -> usize {
-    if kind == gains::KIND { gains::KEPT } else { rings::kept(kind) }
+    match kind {
+        gains::KIND => gains::KEPT,
+        NOTE_KIND => NOTES,
+        _ => rings::kept(kind).max(apps::kept(kind)),
+    }
 }
 
 #[cfg(test)]
@@ -255,6 +308,22 @@ mod tests {
         assert_eq!(chronicle.notes_after(last[0].id), last[1..]);
         chronicle.note(1_000, "link", "info", "ü".repeat(5000));
         assert!(chronicle.last_notes(1)[0].text.len() <= NOTE_BYTES);
+    }
+
+    #[test]
+    fn notes_outlive_the_daemon_and_their_ids_grow_on() {
+        let mut chronicle = Chronicle::default();
+        for n in 0..NOTES + 10 {
+            chronicle.note(5_000, "link", "info", format!("note {n}"));
+        }
+        let rows = chronicle.rows();
+        assert_eq!(rows.len(), NOTES);
+        let mut next = Chronicle::default();
+        next.recall(rows.iter().map(|((kind, at), body)| (*kind, *at, body.as_str())).chain([("note", 7, "{}")]));
+        assert_eq!(next.notes_after(0), chronicle.notes_after(0));
+        next.note(1_000, "link", "info", "the clock was set back meanwhile");
+        assert_eq!((next.last_note(), next.notes_after(0).len()), (chronicle.last_note() + 1, NOTES));
+        assert_eq!(next.rows().len(), 1, "only what is new is written");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use braid_api::{History, LinkSample, Resolution, Sample};
 use super::Rows;
 
 /// Name in the store where it is kept there, span of one sample, how many are kept.
-const LEVELS: [(&str, u64, usize); 4] = [("", 1_000, 300), ("", 10_000, 360), ("5m", 300_000, 288), ("1h", 3_600_000, 720)];
+pub(super) const LEVELS: [(&str, u64, usize); 4] = [("", 1_000, 300), ("", 10_000, 360), ("5m", 300_000, 288), ("1h", 3_600_000, 720)];
 
 /// How many rows of a kind are kept.
 pub(super) fn kept(kind: &str) -> usize {

@@ -11,7 +11,6 @@ use braid_model::{Direction, Family, Joules, LinkIndex, Power, Rate, Time};
 use braid_platform::steering::{AppId, SteerLink, Steering, SteeringError};
 
 use super::Core;
-use super::flows::progress_key;
 use super::link::Link;
 use super::params::{coarse, rate_of};
 
@@ -163,10 +162,8 @@ impl<S: Steering> Core<S> {
     /// What the living flows of each application have cost.
     pub(super) fn living_energy(&self) -> BTreeMap<&AppId, EnergyMeter> {
         let mut sums: BTreeMap<&AppId, EnergyMeter> = BTreeMap::new();
-        for row in &self.flows {
-            if let Some(progress) = self.progress.get(&progress_key(row)) {
-                sums.entry(&row.app).or_default().absorb(progress.energy);
-            }
+        for living in self.flows.iter().filter(|living| !self.is_over(living)) {
+            sums.entry(&living.row.app).or_default().absorb(living.progress.energy);
         }
         sums
     }

@@ -36,7 +36,7 @@ impl<S: Steering> Core<S> {
     pub fn explain(&mut self, now: Time, request: &ExplainRequest) -> Result<Explanation, Problem> {
         let board = self.steering.board().map_err(|error| Problem::new(500, "Not explained", error.to_string()))?;
         if let Some(id) = request.flow {
-            let row = self.flows.iter().find(|row| row.id.0 == id).cloned();
+            let row = self.flows.iter().map(|living| &living.row).find(|row| row.id.0 == id).cloned();
             let row = row.ok_or_else(|| {
                 Problem::new(404, "No such flow", format!("no living flow has the id {id}: see `braid flows` for those that have one"))
             })?;

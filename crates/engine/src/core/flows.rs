@@ -8,9 +8,11 @@ use braid_decide::capacity::Busy;
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::Suffering;
 use braid_model::{Bytes, Class, Family, FlowId, LinkIndex, Protocol, Time};
-use braid_platform::steering::{FlowRow, Steering, SteeringError, SteeringEvent};
+use braid_platform::steering::{AppId, FlowRow, Steering, SteeringError, SteeringEvent, Walk};
 
+use super::living::{self, Living};
 use super::{Core, rules};
+use crate::chronicle::AppPulse;
 
 /// Ended flows remembered for people to look at.
 const RECENT: usize = 256;
@@ -96,9 +98,12 @@ impl<S: Steering> Core<S> {
     }
 
     fn on_ended(&mut self, row: &FlowRow) -> Result<(), SteeringError> {
-        let before = self.progress.remove(&progress_key(row));
+        let before = self.flows.find(&living::key(row)).filter(|living| living.row.started == row.started && !self.is_over(living));
+        let before = before.map(|living| living.progress);
+        self.ended.insert(living::key(row), row.started);
         let cost = self.links.get(&row.link).and_then(|link| self.byte_cost(link, row.read_at));
         let energy = advance(before.as_ref(), row, row.read_at, cost).energy;
+        count(&mut self.moved, before.as_ref(), row);
         self.ending.remove(&row.id);
         if let Some(link) = self.links.get_mut(&row.link) {
             link.ended[0] += row.rx;
@@ -113,37 +118,50 @@ impl<S: Steering> Core<S> {
 
     /// Looks at the living flows: loads, progress, estimates. To be called several times a second while there are any.
     pub fn look(&mut self, now: Time) -> Result<(), SteeringError> {
-        self.flows = self.steering.flows(now)?;
-        let flows = std::mem::take(&mut self.flows);
-        flows.iter().for_each(|row| self.consider(now, row));
-        self.flows = flows;
+        let walked = self.begin_look(now)?()?;
+        self.end_look(now, walked)
+    }
+
+    /// Begins a look: what is returned takes milliseconds where there are thousands of flows, on whatever thread.
+    pub fn begin_look(&mut self, now: Time) -> Result<Walk<S::Walked>, SteeringError> {
+        self.steering.begin_walk(now)
+    }
+
+    /// Takes in what a look found. `now` is the present, not when it was begun.
+    pub fn end_look(&mut self, now: Time, walked: S::Walked) -> Result<(), SteeringError> {
+        let mut rows = self.steering.end_walk(now, walked)?;
+        // Those that ended meanwhile have been counted.
+        rows.retain(|row| self.ended.get(&living::key(row)) != Some(&row.started));
+        rows.iter().for_each(|row| self.consider(now, row));
         let looked = std::mem::replace(&mut self.looked, now);
         let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
         for link in self.links.values_mut() {
             link.living = [Bytes::ZERO; 2];
         }
-        let mut progress = BTreeMap::new();
+        self.ended.clear();
         let costs = self.byte_costs(now);
-        for row in &self.flows {
-            let before = self.progress.get(&progress_key(row));
+        let (links, by_app) = (&mut self.links, &mut self.moved);
+        self.flows = self.flows.next(rows, |row, before| {
             let next = advance(before, row, now, costs.get(&row.link).copied());
+            count(by_app, before, row);
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
             *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > Bytes::ZERO;
-            if let Some(link) = self.links.get_mut(&row.link) {
+            if let Some(link) = links.get_mut(&row.link) {
                 link.living[0] += row.rx;
                 link.living[1] += row.tx;
                 link.learn(now, before.map(|before| (before.retransmissions, before.segments)), row);
             }
-            progress.insert(progress_key(row), next);
-        }
-        self.progress = progress;
+            next
+        });
+        self.carrying = moved.keys().copied().collect();
         for ((index, family), (received, waiting)) in moved {
             if let Some(link) = self.links.get_mut(&index) {
                 let health = link.health.get_mut(family);
                 if received {
                     health.on_progress(now, looked);
                 } else if waiting {
+                    tracing::debug!(link = link.facts.name, ?family, "flows receive nothing any more");
                     health.on_suffering(now, Suffering::Stall);
                 }
             }
@@ -151,11 +169,25 @@ impl<S: Steering> Core<S> {
         self.judge(now)
     }
 
+    /// How many flows there were at the last look.
+    pub fn flow_count(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Whether it has ended since the last look.
+    pub(super) fn is_over(&self, living: &Living) -> bool {
+        self.ended.get(&living.key()) == Some(&living.row.started)
+    }
+
     /// Flows on a link that has been dead for longer than the grace, while another link could carry them.
     pub(super) fn find_stuck(&mut self, now: Time) {
         let Some(grace) = self.config.destroy_stuck_after else { return };
+        // Asked at every turn, while links seldom die and flows may be thousands.
+        if !self.carrying.iter().any(|lane| self.dead_since.contains_key(lane) || !self.links.contains_key(&lane.0)) {
+            return;
+        }
         let exclusions = rules::exclusions(&self.config.policy);
-        for row in &self.flows {
+        for row in self.flows.iter().map(|living| &living.row) {
             let since = match self.dead_since.get(&(row.link, row.family)) {
                 Some(since) => *since,
                 // The device is gone altogether.
@@ -172,17 +204,29 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// Whether there are living flows, so that they must be looked at often.
-    pub fn flows_in_progress(&self) -> bool {
-        !self.flows.is_empty()
+    /// What applications moved since the last call; those that moved nothing are left out.
+    pub fn take_moved(&mut self) -> Vec<AppPulse> {
+        let moved = std::mem::take(&mut self.moved);
+        let mut flows: BTreeMap<&AppId, u64> = moved.keys().map(|app| (app, 0)).collect();
+        for living in self.flows.iter() {
+            if let Some(count) = flows.get_mut(&living.row.app) {
+                *count += 1;
+            }
+        }
+        let pulse = |(app, bytes): (&AppId, &[Bytes; 2])| AppPulse {
+            application: self.apps.name(app),
+            rx: bytes[0],
+            tx: bytes[1],
+            flows: flows.get(app).copied().unwrap_or(0),
+        };
+        moved.iter().map(pulse).collect()
     }
 
     /// How busy each link has been since the last look, by direction.
     pub(super) fn busy(&self, now: Time) -> BTreeMap<LinkIndex, [Busy; 2]> {
         let mut busy: BTreeMap<LinkIndex, [Busy; 2]> = BTreeMap::new();
         let mut remotes: BTreeSet<(LinkIndex, IpAddr)> = BTreeSet::new();
-        for row in &self.flows {
-            let Some(progress) = self.progress.get(&progress_key(row)) else { continue };
+        for Living { row, progress } in self.flows.iter().filter(|living| !self.is_over(living)) {
             if now.since(progress.grown) > Duration::from_millis(600) {
                 continue;
             }
@@ -204,8 +248,19 @@ impl<S: Steering> Core<S> {
     }
 }
 
-pub(super) fn progress_key(row: &FlowRow) -> (FlowId, SocketAddr) {
-    (row.id, SocketAddr::new(row.remote.0, row.remote.1))
+/// Adds what a flow moved since `before` to its application's.
+fn count(moved: &mut BTreeMap<AppId, [Bytes; 2]>, before: Option<&Progress>, row: &FlowRow) {
+    let (rx, tx) = before.map_or((Bytes::ZERO, Bytes::ZERO), |before| (before.rx, before.tx));
+    let more = [row.rx.saturating_sub(rx), row.tx.saturating_sub(tx)];
+    if more == [Bytes::ZERO; 2] {
+        return;
+    }
+    // Most flows that move something are of programs that have moved something.
+    let sums = match moved.get_mut(&row.app) {
+        Some(sums) => sums,
+        None => moved.entry(row.app.clone()).or_default(),
+    };
+    *sums = [sums[0] + more[0], sums[1] + more[1]];
 }
 
 fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<ByteCost>) -> Progress {

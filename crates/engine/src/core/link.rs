@@ -178,7 +178,11 @@ impl Link {
                 let moved = if counters[index] >= before[index] { counters[index].saturating_sub(before[index]) } else { counters[index] };
                 all[index] = moved;
                 self.rate[index] = (span > Duration::ZERO).then(|| moved.per(span));
-                self.capacity[index].on_interval(now, moved, span, busy[index]);
+                if self.sound() {
+                    self.capacity[index].on_interval(now, moved, span, busy[index]);
+                } else {
+                    self.capacity[index].interrupt(now);
+                }
                 if let Some(allowance) = &mut self.allowance {
                     allowance.on_bytes(unix, moved);
                 }
@@ -187,6 +191,11 @@ impl Link {
         }
         self.device = Some(counters);
         self.device_at = now;
+    }
+
+    /// Whether it carries what it can: neither dead nor without carrier in every family.
+    fn sound(&self) -> bool {
+        Family::ALL.iter().any(|family| self.facts.usable(*family) && self.health.get(*family).alive())
     }
 
     /// Takes up what was used in an earlier life.

@@ -10,6 +10,7 @@ mod explain;
 mod flows;
 mod grounds;
 mod link;
+mod living;
 mod network;
 mod params;
 mod rules;
@@ -18,7 +19,7 @@ mod vi;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_decide::detection::Detection;
@@ -29,7 +30,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::{Bytes, Direction, Family, FlowId, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Rate, Time};
-use braid_platform::steering::{FlowRow, SteerParams, Steering, SteeringError};
+use braid_platform::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
 
 use braid_peer::keys::PublicKey;
 use ipnet::IpNet;
@@ -38,14 +39,14 @@ use crate::config::Config;
 use apps::Apps;
 pub use bonds::{BondLink, BondPolicy};
 pub use detect::{Question, ServerNews};
-use flows::Progress;
 pub use flows::Stuck;
 pub use grounds::Grounds;
 pub use link::Link;
+pub use living::FlowsView;
+use living::LivingFlows;
 use rules::Executables;
 pub use rules::Names;
 use slots::Slots;
-pub use views::SeenFlows;
 
 /// Why a link has no slot.
 const CROWDED: &str = "there are more links than the 32 that Braid can use at once: exclude one of them to use this one";
@@ -92,9 +93,14 @@ pub struct Core<S> {
     crowd: Vec<LinkFacts>,
     apps: Apps,
     executables: Executables,
-    flows: Vec<FlowRow>,
-    /// Bytes moved by each living flow at the last look, and when they last grew.
-    progress: BTreeMap<(FlowId, SocketAddr), Progress>,
+    /// The living flows as of the last look.
+    flows: LivingFlows,
+    /// The links and families that have any.
+    carrying: BTreeSet<(LinkIndex, Family)>,
+    /// Those that ended since, and when they began.
+    ended: BTreeMap<living::Key, Time>,
+    /// What applications moved since that was asked for.
+    moved: BTreeMap<AppId, [Bytes; 2]>,
     recent: VecDeque<FlowRow>,
     params: Option<SteerParams>,
     plan: Option<TablePlan>,
@@ -141,8 +147,10 @@ impl<S: Steering> Core<S> {
             crowd: Vec::new(),
             apps: Apps::default(),
             executables: Executables::default(),
-            flows: Vec::new(),
-            progress: BTreeMap::new(),
+            flows: LivingFlows::default(),
+            carrying: BTreeSet::new(),
+            ended: BTreeMap::new(),
+            moved: BTreeMap::new(),
             recent: VecDeque::new(),
             params: None,
             plan: None,
@@ -213,7 +221,10 @@ impl<S: Steering> Core<S> {
     /// The outcome of a probe ordered earlier.
     pub fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) -> Result<(), SteeringError> {
         if let Some(link) = self.links.get_mut(&link) {
-            link.health.get_mut(family).on_probe(now, outcome);
+            let health = link.health.get_mut(family);
+            let before = health.judgement();
+            health.on_probe(now, outcome);
+            tracing::debug!(link = link.facts.name, ?family, ?outcome, ?before, after = ?health.judgement(), "a probe has ended");
             if let Outcome::Alive { rtt } = outcome {
                 link.rtt.on_sample(now, rtt);
             }
@@ -223,7 +234,7 @@ impl<S: Steering> Core<S> {
 
     /// The links whose capacity is worth a measurement now: alive, idle, and not learnt from traffic for a while.
     pub fn worth_measuring(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
-        let idle = |link: &Link| !self.flows.iter().any(|row| row.link == link.facts.index);
+        let idle = |link: &Link| !self.flows.iter().any(|living| living.row.link == link.facts.index);
         let stale = |link: &Link| link.estimate(Direction::Down, now).age.is_none_or(|age| age >= every);
         let wanted = self.links.values().filter(|link| !link.capacity[0].is_fixed() && !link.rule.metered && idle(link) && stale(link));
         wanted

@@ -91,11 +91,11 @@ impl<S: Steering> Core<S> {
             return Ok(());
         }
         // Those begun since the last look too.
-        self.flows = self.steering.flows(now)?;
+        let flows = self.steering.flows(now)?;
         // A link that still has its default route, and yet is not the system's choice: something goes before it.
         let passed_over =
             |row: &FlowRow| self.links.get(&row.link).is_some_and(|link| link.configured(family)) && !self.may_steer(row.remote.0);
-        let leaked = self.flows.iter().filter(|row| row.family == family && passed_over(row));
+        let leaked = flows.iter().filter(|row| row.family == family && passed_over(row));
         let leaked: Vec<_> = leaked.map(|row| Stuck { tunnelled: true, ..Stuck::of(row) }).collect();
         self.todo.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
         Ok(())

@@ -1,20 +1,16 @@
 //! What people and programs are told, in the API's words.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::collections::BTreeMap;
 
-use braid_api::{
-    App, AppEntry, Battery, Counters, ExcludeEntry, Flow, FlowChanges, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status,
-};
+use braid_api::{App, AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
 use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
-use braid_model::{Affinity, Bytes, Direction, Family, FlowId, Joules, LinkIndex, NetworkSnapshot, PerFamily, Role, Time};
+use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
 use braid_platform::steering::{AppId, FlowRow, Learnt, Steering};
 
 use super::energy::LinkEnergy;
-use super::flows::progress_key;
 use super::link::Link;
-use super::{Core, rules};
+use super::{Core, living};
 use crate::chronicle::{Power, Pulse};
 
 /// What an application's living flows add up to.
@@ -24,16 +20,6 @@ struct Living {
     /// What all of them cost so far.
     energy: EnergyMeter,
 }
-
-/// What [`Core::flow_changes`] told last.
-#[derive(Debug, Default)]
-pub struct SeenFlows(BTreeMap<(FlowId, SocketAddr), Mark>);
-
-/// What tells a flow that changed: bytes received and sent, link, segments sent again.
-type Mark = (Bytes, Bytes, LinkIndex, Option<u32>);
-
-/// The least address there is.
-const FIRST_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 impl<S: Steering> Core<S> {
     /// `GET /v1/status`.
@@ -101,46 +87,9 @@ impl<S: Steering> Core<S> {
         used.chain(crowd).collect()
     }
 
-    /// `GET /v1/flows`.
-    pub fn flows(&self, now: Time) -> Vec<Flow> {
-        self.flows.iter().map(|row| self.flow_view(row, now)).collect()
-    }
-
     pub(super) fn device_name(&self, row: &FlowRow) -> String {
         let device = self.network.interface(row.link);
-        device.map_or_else(|| format!("{} (gone)", row.link), |device| device.name.clone())
-    }
-
-    fn flow_view(&self, row: &FlowRow, now: Time) -> Flow {
-        let met = self.apps.get(&row.app);
-        let exclusions = rules::exclusions(&self.config.policy);
-        let address = |end: (std::net::IpAddr, u16)| std::net::SocketAddr::new(end.0, end.1).to_string();
-        Flow {
-            id: row.id.0,
-            application: self.apps.name(&row.app),
-            protocol: row.protocol.to_string(),
-            local: (row.local.1 != 0).then(|| address(row.local)),
-            remote: address(row.remote),
-            link: self.device_name(row),
-            carry: "direct".to_owned(),
-            scheduler: Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name()).to_owned(),
-            rx_bytes: Some(row.rx.get()),
-            tx_bytes: Some(row.tx.get()),
-            rtt_us: row.rtt_us.map(u64::from),
-            age_ms: Some(now.since(row.started).as_millis() as u64),
-            name: Some(row.app.name.clone()),
-            pid: Some(row.process),
-            user: Some(row.user),
-            cgroup: met.and_then(|met| met.cgroup.clone()),
-            class: Some(met.map_or(row.class, |met| met.class).to_string()),
-            demand_bytes: Some(row.demand.get()),
-            retransmissions: row.retransmissions.map(u64::from),
-            delivery_rate_bps: row.delivery_rate.map(|rate| rate.bps()),
-            rule: row.rule.and_then(|rule| usize::from(rule).checked_sub(exclusions)).map(|rule| rule as u32 + 1),
-            energy_j: self.progress.get(&progress_key(row)).and_then(|progress| progress.energy.total()).map(Joules::get),
-            peer: None,
-            by_link: Vec::new(),
-        }
+        device.map_or_else(|| living::gone(row.link), |device| device.name.clone())
     }
 
     /// `GET /v1/apps`.
@@ -148,7 +97,7 @@ impl<S: Steering> Core<S> {
         let learnt = self.steering.learnt().unwrap_or_default();
         // Flows are gone through once, not for each application.
         let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
-        self.flows.iter().for_each(|row| *flows.entry((&row.app, row.remote.1)).or_default() += 1);
+        self.flows.iter().map(|living| &living.row).for_each(|row| *flows.entry((&row.app, row.remote.1)).or_default() += 1);
         let living = self.living_energy();
         let of = |learnt: &Learnt| Living {
             flows: flows.get(&(&learnt.app, learnt.port)).copied().unwrap_or(0),
@@ -172,7 +121,7 @@ impl<S: Steering> Core<S> {
             energy: link.energy.total(),
             cost: self.byte_cost(link, now),
             money_per_gb: link.rule.cost_per_gb,
-            flows: self.flows.iter().filter(|row| row.link == link.facts.index).count() as u64,
+            flows: self.flows.iter().filter(|living| living.row.link == link.facts.index).count() as u64,
             bonded: bonded(&link.facts.name),
         };
         self.links.values().map(pulse).collect()
@@ -181,32 +130,6 @@ impl<S: Steering> Core<S> {
     /// What the machine runs on and does about it.
     pub fn power(&self) -> Power {
         Power { plugged: self.supply.map(|supply| supply.plugged), saving: self.saves_power() }
-    }
-
-    /// What has changed among the flows since the last call with this `seen`; all of them if it is empty. A flow that only grew older
-    /// has not changed. `id`s of `gone` have no row left: one socket may speak with several hosts.
-    pub fn flow_changes(&self, now: Time, seen: &mut SeenFlows) -> FlowChanges {
-        let mut next = SeenFlows::default();
-        let mut changed = BTreeSet::new();
-        for row in &self.flows {
-            let (key, mark) = (progress_key(row), (row.rx, row.tx, row.link, row.retransmissions));
-            if seen.0.remove(&key) != Some(mark) {
-                changed.insert(key);
-            }
-            next.0.insert(key, mark);
-        }
-        let ended = std::mem::replace(seen, next).0;
-        let rest = |id: FlowId| seen.0.range((id, FIRST_ADDRESS)..).next().filter(|((other, _), _)| *other == id).map(|(key, _)| *key);
-        let mut gone = Vec::new();
-        for id in ended.into_keys().map(|(id, _)| id) {
-            match rest(id) {
-                Some(key) => drop(changed.insert(key)),
-                None if gone.last() != Some(&id.0) => gone.push(id.0),
-                None => {}
-            }
-        }
-        let put = self.flows.iter().filter(|row| changed.contains(&progress_key(row))).map(|row| self.flow_view(row, now)).collect();
-        FlowChanges { full: false, put, gone }
     }
 
     fn app_view(&self, learnt: &Learnt, now: Time, living: Living) -> App {

@@ -184,9 +184,10 @@ impl Peers {
             protocol: if carrier == Carrier::Stream { "tcp" } else { "udp" },
             flow: flow.clone(),
             grounds: None,
+            counted: Default::default(),
             ruled: policy.links,
         };
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, carried);
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, carried);
         Some(Opened { flow, state: client.state(), client, straight })
     }
 
@@ -284,11 +285,16 @@ impl Peers {
 /// Whether any flow goes straight to `host`.
 pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
     let peer = host.to_string();
-    flows.lock().unwrap_or_else(PoisonError::into_inner).values().any(|carried| carried.peer == peer)
+    flows.lock().unwrap_or_else(PoisonError::into_inner).living.values().any(|carried| carried.peer == peer)
 }
 
 fn forget(flows: &Flows, id: u64) {
-    flows.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(mut carried) = flows.living.remove(&id) {
+        let more = carried.count();
+        let moved = flows.ended.entry(carried.application).or_default();
+        *moved = [moved[0] + more[0], moved[1] + more[1]];
+    }
 }
 
 /// Carries a connection as if its program had made it.

@@ -14,7 +14,7 @@ use crate::core::Grounds;
 impl Peers {
     /// Keeps why a flow is carried, for as long as it is.
     pub(crate) fn note_grounds(&self, id: u64, grounds: Grounds) {
-        if let Some(carried) = self.flows.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&id) {
+        if let Some(carried) = self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.get_mut(&id) {
             carried.grounds = Some(grounds);
         }
     }
@@ -22,7 +22,7 @@ impl Peers {
     /// `POST /v1/explain` of a flow that a peer carries; `None` if none carries it.
     pub(crate) fn explain(&self, id: u64, now: Time, scheduler: &str) -> Option<Explanation> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        let carried = flows.get(&id)?;
+        let carried = flows.living.get(&id)?;
         let paths = self.shares(carried);
         let grounds = carried.grounds.as_ref();
         let age = now.since(carried.started).as_secs_f64();

@@ -1,7 +1,8 @@
 //! `GET /v1/events`: what happens, as it happens.
 //!
-//! Once a second the daemon gives an [`Update`], with nothing in it that nobody listens to. It is written as text once, on the API's thread,
-//! and the same bytes go to every listener. A listener that is too slow is let go: it comes again and is told everything anew.
+//! Once a second the daemon gives an [`Update`], with nothing in it that nobody listens to. What changed among the flows is found, and all of
+//! it written as text, once, on a thread of its own, and the same bytes go to every listener. A listener that is too slow is let go: it
+//! comes again and is told everything anew.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,11 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use braid_api::{App, Flow, FlowChanges, Note, Peer, Sample, Status};
+use braid_api::{App, AppsSample, Note, Peer, Sample, Status};
 use bytes::Bytes;
 use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::{broadcast, mpsc};
+
+use super::FlowList;
 
 /// The most listeners.
 const MOST: usize = 64;
@@ -27,8 +30,10 @@ const UPDATES: usize = 4;
 pub struct Update {
     /// The daemon at a glance.
     pub status: Option<Status>,
-    /// Flows.
-    pub flows: Option<FlowChanges>,
+    /// Every flow: what has changed since the last update is told.
+    pub flows: Option<Arc<FlowList>>,
+    /// Nobody has been told of any flow yet.
+    pub anew: bool,
     /// Applications.
     pub apps: Option<Vec<App>>,
     /// Peers.
@@ -37,6 +42,8 @@ pub struct Update {
     pub notes: Vec<Note>,
     /// What links did.
     pub sample: Option<Sample>,
+    /// What applications moved.
+    pub app_sample: Option<AppsSample>,
 }
 
 /// What a listener is told first.
@@ -44,8 +51,8 @@ pub struct Update {
 pub struct First {
     /// The daemon at a glance.
     pub status: Status,
-    /// Every flow.
-    pub flows: Vec<Flow>,
+    /// Every flow, as listeners were told last.
+    pub flows: Arc<FlowList>,
     /// Every application.
     pub apps: Vec<App>,
     /// Every peer.
@@ -56,6 +63,8 @@ pub struct First {
     pub last_note: u64,
     /// What links did last.
     pub sample: Option<Sample>,
+    /// What applications moved last.
+    pub app_sample: Option<AppsSample>,
 }
 
 /// The daemon's end.
@@ -87,9 +96,13 @@ pub struct Spreader {
 impl Spreader {
     /// Does so. When it ends, so do the listeners' streams.
     pub async fn run(mut self) {
+        let mut told: Option<Arc<FlowList>> = None;
         while let Some(update) = self.updates.recv().await {
+            let before = told.take().filter(|_| !update.anew);
+            told = update.flows.clone().or_else(|| before.clone());
+            let written = tokio::task::spawn_blocking(move || frame(&update, before.as_deref())).await;
             // Where it fails nobody listens any more.
-            frame(&update).map(|frame| self.frames.send(frame));
+            written.ok().flatten().map(|frame| self.frames.send(frame));
         }
     }
 }
@@ -152,10 +165,9 @@ impl Live {
 }
 
 impl Listener {
-    /// The response: `first`, and then what happens.
-    pub(super) fn stream(self, first: &First) -> Response {
-        let last_note = first.last_note;
-        let events = stream::unfold((self, Some(opening(first))), move |(mut listener, opening)| async move {
+    /// The response: what is told first, and then what happens.
+    pub(super) fn stream(self, Opening { text, last_note }: Opening) -> Response {
+        let events = stream::unfold((self, Some(text)), move |(mut listener, opening)| async move {
             if let Some(opening) = opening {
                 return Some((Ok::<_, std::convert::Infallible>(opening), (listener, None)));
             }
@@ -172,33 +184,47 @@ impl Listener {
     }
 }
 
-fn opening(first: &First) -> Bytes {
-    let mut text = Vec::new();
-    message(&mut text, "status", None, &first.status);
-    // Written as FlowChanges, without a copy of all flows.
-    #[derive(Serialize)]
-    struct Full<'a> {
-        full: bool,
-        put: &'a [Flow],
-        gone: [u64; 0],
-    }
-    message(&mut text, "flows", None, &Full { full: true, put: &first.flows, gone: [] });
-    message(&mut text, "apps", None, &first.apps);
-    message(&mut text, "peers", None, &first.peers);
-    first.notes.iter().for_each(|note| message(&mut text, "note", Some(note.id), note));
-    if let Some(sample) = &first.sample {
-        message(&mut text, "sample", None, sample);
-    }
-    text.into()
+/// The first messages of a stream.
+pub(super) struct Opening {
+    text: Bytes,
+    last_note: u64,
 }
 
-fn frame(update: &Update) -> Option<Frame> {
+impl First {
+    /// As text. Takes its time where there are thousands of flows.
+    pub(super) fn opening(&self) -> Opening {
+        let mut text = Vec::new();
+        message(&mut text, "status", None, &self.status);
+        // Written as FlowChanges, without a copy of all flows.
+        #[derive(Serialize)]
+        struct Full<'a> {
+            full: bool,
+            put: &'a FlowList,
+            gone: [u64; 0],
+        }
+        message(&mut text, "flows", None, &Full { full: true, put: &self.flows, gone: [] });
+        message(&mut text, "apps", None, &self.apps);
+        message(&mut text, "peers", None, &self.peers);
+        self.notes.iter().for_each(|note| message(&mut text, "note", Some(note.id), note));
+        if let Some(sample) = &self.sample {
+            message(&mut text, "sample", None, sample);
+        }
+        if let Some(sample) = &self.app_sample {
+            message(&mut text, "app_sample", None, sample);
+        }
+        Opening { text: text.into(), last_note: self.last_note }
+    }
+}
+
+/// A second in words; `before` are the flows that listeners know.
+fn frame(update: &Update, before: Option<&FlowList>) -> Option<Frame> {
     let mut text = Vec::new();
     if let Some(status) = &update.status {
         message(&mut text, "status", None, status);
     }
-    if let Some(flows) = update.flows.as_ref().filter(|flows| flows.full || !flows.put.is_empty() || !flows.gone.is_empty()) {
-        message(&mut text, "flows", None, flows);
+    let changes = update.flows.as_ref().map(|flows| flows.changes(before));
+    if let Some(flows) = changes.filter(|flows| flows.full || !flows.put.is_empty() || !flows.gone.is_empty()) {
+        message(&mut text, "flows", None, &flows);
     }
     if let Some(apps) = &update.apps {
         message(&mut text, "apps", None, apps);
@@ -208,6 +234,9 @@ fn frame(update: &Update) -> Option<Frame> {
     }
     if let Some(sample) = &update.sample {
         message(&mut text, "sample", None, sample);
+    }
+    if let Some(sample) = &update.app_sample {
+        message(&mut text, "app_sample", None, sample);
     }
     let note = |note: &Note| {
         let mut text = Vec::new();
@@ -235,10 +264,11 @@ mod tests {
     use super::*;
     use http_body_util::BodyExt;
 
-    fn first(last_note: u64) -> First {
+    fn first(last_note: u64) -> Opening {
         let status = serde_json::json!({"schema_version": 1, "version": "v", "scheduler": "only-one", "links": [], "flows": 0});
         let status = serde_json::from_value(status).unwrap();
-        First { status, flows: vec![], apps: vec![], peers: vec![], notes: vec![note(last_note)], last_note, sample: None }
+        let (flows, notes) = (Arc::default(), vec![note(last_note)]);
+        First { status, flows, apps: vec![], peers: vec![], notes, last_note, sample: None, app_sample: None }.opening()
     }
 
     fn note(id: u64) -> Note {
@@ -257,7 +287,7 @@ mod tests {
         let spread = tokio::spawn(spreader.run());
         let (one, two) = (live.listen().unwrap(), live.listen().unwrap());
         assert!(feed.heard());
-        let mut bodies = [one.stream(&first(7)).into_body(), two.stream(&first(8)).into_body()];
+        let mut bodies = [one.stream(first(7)).into_body(), two.stream(first(8)).into_body()];
         for body in &mut bodies {
             let opening = next(body).await.unwrap();
             assert!(opening.starts_with("event: status\ndata: {") && opening.contains("event: flows\ndata: {\"full\":true,"), "{opening}");
@@ -289,7 +319,7 @@ mod tests {
     async fn listeners_are_bounded_and_slow_ones_let_go() {
         let (live, feed, spreader) = live();
         let spread = tokio::spawn(spreader.run());
-        let mut slow = live.listen().unwrap().stream(&first(0)).into_body();
+        let mut slow = live.listen().unwrap().stream(first(0)).into_body();
         let crowd: Vec<_> = (1..MOST).map(|_| live.listen().unwrap()).collect();
         assert!(live.listen().is_none());
         drop(crowd);
@@ -307,7 +337,8 @@ mod tests {
 
     #[test]
     fn a_second_in_which_nothing_happened_is_nothing() {
-        let nothing = Update { flows: Some(FlowChanges::default()), ..Update::default() };
-        assert!(frame(&nothing).is_none());
+        let nothing = Update { flows: Some(Arc::default()), ..Update::default() };
+        assert!(frame(&nothing, Some(&FlowList::default())).is_none());
+        assert!(frame(&nothing, None).is_some(), "those who know nothing yet are told that there is none");
     }
 }

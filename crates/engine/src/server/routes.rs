@@ -44,13 +44,14 @@ pub(super) fn router(api: Api) -> Router {
     Router::new()
         .route("/v1/status", get(async |core: Core| ask(core, Request::Status).await))
         .route("/v1/links", get(async |core: Core| ask(core, Request::Links).await))
-        .route("/v1/flows", get(async |core: Core| ask(core, Request::Flows).await))
+        .route("/v1/flows", get(flows))
         .route("/v1/apps", get(async |core: Core| ask(core, Request::Apps).await))
         .route("/v1/policy", get(async |core: Core| ask(core, Request::Policy).await))
         .route("/v1/peers", get(async |core: Core| ask(core, Request::Peers).await))
         .route("/v1/metrics", get(prometheus))
         .route("/v1/events", get(events))
         .route("/v1/history", get(history))
+        .route("/v1/history/apps", get(app_history))
         .route("/v1/notes", get(notes))
         .route("/v1/gains", get(gains))
         .route("/v1/tradeoff", get(async |core: Core| ask(core, Request::Tradeoff).await))
@@ -126,7 +127,7 @@ async fn events(State(api): Core, headers: HeaderMap) -> Result<Response, Refusa
     // Before the first is told, so that nothing falls between the two.
     let listener = api.live.listen().ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
     let first = exchange(&api, |answer| Request::Subscribe(after, answer)).await?;
-    Ok(listener.stream(&first))
+    Ok(listener.stream(aside(move || first.opening()).await?))
 }
 
 #[derive(Deserialize)]
@@ -136,6 +137,34 @@ struct HistoryQuery {
     resolution: Resolution,
     #[serde(default)]
     since_ms: u64,
+}
+
+/// Any number of them: written on a thread of its own.
+async fn flows(State(api): Core) -> Result<Response, Refusal> {
+    let flows = exchange(&api, Request::Flows).await?;
+    let text = aside(move || serde_json::to_vec(&flows).unwrap_or_default()).await?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+}
+
+/// Does what takes long on a thread of its own.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+    let failed = |_| Refusal(Problem::new(500, "Not written", "the answer could not be put together: see the daemon's log"));
+    tokio::task::spawn_blocking(work).await.map_err(failed)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AppHistoryQuery {
+    #[serde(default)]
+    resolution: Resolution,
+    #[serde(default)]
+    since_ms: u64,
+    application: Option<String>,
+}
+
+async fn app_history(core: Core, query: Asked<AppHistoryQuery>) -> Reply<braid_api::AppHistory> {
+    let AppHistoryQuery { resolution, since_ms, application } = asked(query)?;
+    ask(core, |answer| Request::AppHistory(resolution, since_ms, application, answer)).await
 }
 
 async fn history(core: Core, query: Asked<HistoryQuery>) -> Reply<braid_api::History> {
@@ -187,7 +216,8 @@ async fn session(State(api): Core, body: Body<SessionRequest>) -> Result<Respons
 /// The page's address with a ticket for what whoever asks may do.
 async fn ui(State(api): Core, Extension(May(needs)): Extension<May>) -> Reply<UiAddress> {
     let (Some(keys), Some(page)) = (&api.keys, &api.page) else {
-        let detail = "the daemon serves no page: start it with `braid up --ui`";
+        let detail =
+            "the daemon serves no page: start it with `braid up --ui` (as a service: BRAID_OPTIONS=\"--ui\" in /etc/default/braid)";
         return Err(Refusal(Problem::new(409, "No page", detail)));
     };
     let ticket = keys.ticket(needs).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;

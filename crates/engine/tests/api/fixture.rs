@@ -12,7 +12,7 @@ use braid_engine::chronicle::{Chronicle, Power};
 use braid_engine::config::Config;
 use braid_engine::core::{Core, Names};
 use braid_engine::desk::{Desk, Moment, Rest};
-use braid_engine::server::{Api, Request, Server, Ui, UiOptions};
+use braid_engine::server::{Api, FlowList, Request, Server, Ui, UiOptions};
 use braid_engine::settings::Settings;
 use braid_model::{Application, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
 use braid_platform::fake::FakeSteering;
@@ -116,7 +116,7 @@ impl Mind {
     pub(crate) fn second(&mut self) {
         self.seconds += 1;
         let pulses = self.core.pulses(NOW, |_| 0);
-        self.desk.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default());
+        self.desk.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved());
         if self.desk.heard() {
             let rest = self.rest();
             self.desk.tell(&self.core, NOW, rest);
@@ -149,7 +149,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
         let done = || Ok(Accepted { message: "done".to_owned(), warnings: vec![] });
         match rest {
             Request::Status(answer) => drop(answer.send(Ok(core.status(NOW)))),
-            Request::Flows(answer) => drop(answer.send(Ok(core.flows(NOW)))),
+            Request::Flows(answer) => drop(answer.send(Ok(FlowList { direct: core.flows_view(NOW), ..FlowList::default() }))),
             Request::Explain(request, answer) => drop(answer.send(core.explain(NOW, &request))),
             Request::Peers(answer) => drop(answer.send(Ok(vec![]))),
             Request::Subscribe(after, answer) => {

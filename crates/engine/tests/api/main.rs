@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use braid_api::FlowChanges;
 use braid_api::openapi::{Needs, OPERATIONS};
-use braid_engine::core::SeenFlows;
 use braid_model::{Bytes, FlowId};
 use fixture::{FILE, Fixture, NOW, request};
 use http_body_util::BodyExt;
@@ -153,19 +152,20 @@ fn listeners_are_told_of_flows_that_changed_and_of_no_other() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mind = &mut *fixture.mind.borrow_mut();
-        let mut seen = SeenFlows::default();
-        let first = mind.core.flow_changes(NOW, &mut seen);
+        let known = mind.core.flows_view(NOW);
+        let first = known.changes(None);
         let id = first.put[0].id;
         assert_eq!((first.put.len(), first.put[0].name.as_deref()), (1, Some("<script>")));
         let later = NOW + Duration::from_secs(1);
         mind.core.look(later).unwrap();
-        assert_eq!(mind.core.flow_changes(later, &mut seen), FlowChanges::default(), "it has only grown older");
+        assert_eq!(mind.core.flows_view(later).changes(Some(&known)), FlowChanges::default(), "it has only grown older");
         mind.core.steering().transfer(FlowId(id), Bytes::new(1000), Bytes::ZERO);
         mind.core.look(later).unwrap();
-        assert_eq!(mind.core.flow_changes(later, &mut seen).put[0].rx_bytes, Some(1000));
+        let grown = mind.core.flows_view(later);
+        assert_eq!(grown.changes(Some(&known)).put[0].rx_bytes, Some(1000));
         mind.core.steering().close(later, FlowId(id));
         mind.core.look(later).unwrap();
-        let last = mind.core.flow_changes(later, &mut seen);
+        let last = mind.core.flows_view(later).changes(Some(&grown));
         assert_eq!((last.put.len(), last.gone), (0, vec![id]));
     });
 }
@@ -191,6 +191,9 @@ fn what_happens_is_heard_and_looked_back_on() {
         let history = client.ask("GET /v1/history?resolution=1s&since_ms=0", &[], "").await.json();
         assert_eq!((&history["resolution_ms"], history["samples"].as_array().unwrap().len()), (&json!(1000), 2));
         assert_eq!(client.ask("GET /v1/history?resolution=2s", &[], "").await.status, 400);
+        let moved = client.ask("GET /v1/history/apps?resolution=1s", &[], "").await.json();
+        assert_eq!((&moved["resolution_ms"], moved["samples"].as_array().unwrap().len()), (&json!(1000), 2));
+        assert_eq!(client.ask("GET /v1/history/apps?application=%3Cscript%3E&x=1", &[], "").await.status, 400);
         let notes = client.ask("GET /v1/notes", &[], "").await.json();
         let last = notes.as_array().unwrap().last().unwrap()["id"].as_u64().unwrap();
         assert_eq!(client.ask(&format!("GET /v1/notes?since={last}"), &[], "").await.json(), json!([]));

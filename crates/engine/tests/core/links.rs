@@ -171,3 +171,37 @@ fn a_link_beyond_the_thirty_second_is_shown_with_the_reason() {
     let links = world.core.links(world.now);
     assert!(links.len() == 32 && links.iter().all(|link| link.state != "excluded"), "it has the slot of one that is gone");
 }
+
+#[test]
+fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    let flows: Vec<FlowId> =
+        (0..3).filter_map(|_| if let Steered::To(0, id) = world.connect("bulk", 8) { Some(id) } else { None }).collect();
+    assert_eq!(flows.len(), 3);
+    let mut received = Bytes::ZERO;
+    let mut carry = |world: &mut World, quarters: u32, bytes: u64| {
+        for _ in 0..quarters {
+            flows.iter().for_each(|id| world.core.steering().transfer(*id, Bytes::new(bytes), Bytes::ZERO));
+            received += Bytes::new(bytes * flows.len() as u64);
+            world.run(Duration::from_millis(250));
+            let now = world.now;
+            world.core.on_counters(now, UNIX, &[(LinkIndex(1), received, Bytes::ZERO)]);
+        }
+        let now = world.now;
+        world.core.links(now)[0].capacity_down_bps.unwrap() as f64 / 1e6
+    };
+    let proven = carry(&mut world, 40, 500_000);
+    assert!((45.0..60.0).contains(&proven), "{proven}");
+    let dying = carry(&mut world, 16, 200);
+    assert!(dying < 40.0, "nothing tells it from a slow link so far: {dying}");
+    world.devices[0].carrier = false;
+    world.set_network();
+    let gone = carry(&mut world, 4, 0);
+    world.devices[0].carrier = true;
+    world.set_network();
+    let back = carry(&mut world, 8, 1000);
+    for kept in [gone, back] {
+        assert!((45.0..60.0).contains(&kept), "{kept} after {proven}");
+    }
+}

@@ -5,6 +5,10 @@ use std::fs;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
+use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot};
+
+use crate::linux::netlink;
+
 /// How a thing stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
@@ -41,6 +45,7 @@ pub fn examine(state_dir: &Path) -> Vec<Check> {
     let mut checks = vec![
         kernel(&read(root, "proc/sys/kernel/osrelease")),
         privilege(&read(root, "proc/self/status")),
+        networks(),
         btf(root),
         cgroups(&read(root, "proc/self/mountinfo")),
         seccomp(&read(root, "proc/sys/kernel/seccomp/actions_avail")),
@@ -89,6 +94,40 @@ fn privilege(status: &str) -> Check {
     }
     let remedy = "use sudo for `braid up`; `braid run -- COMMAND` needs no privilege";
     check("privilege", UP, Standing::Missing, format!("without {}", missing.join(", ")), Some(remedy))
+}
+
+/// What there is to choose from.
+fn networks() -> Check {
+    match netlink::snapshot(&netlink::Files::default()) {
+        Ok(network) => links(&network),
+        Err(error) => check("links", NEITHER, Standing::Unknown, error.to_string(), None),
+    }
+}
+
+fn links(network: &NetworkSnapshot) -> Check {
+    let usable = |facts: &LinkFacts| Family::ALL.iter().any(|family| facts.usable(*family));
+    let real = |facts: &LinkFacts| matches!(facts.kind, LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular);
+    let devices = || network.interfaces.iter().filter(|facts| facts.kind != LinkKind::Loopback);
+    let names =
+        |wanted: &dyn Fn(&LinkFacts) -> bool| devices().filter(|facts| wanted(facts)).map(|facts| facts.name.clone()).collect::<Vec<_>>();
+    let ready = names(&|facts| real(facts) && usable(facts));
+    let routeless = names(&|facts| real(facts) && facts.carrier && !facts.addresses.is_empty() && !usable(facts));
+    let unnamed = names(&|facts| !real(facts) && usable(facts));
+    if ready.len() > 1 {
+        return check("links", NEITHER, Standing::Ok, ready.join(", "), None);
+    }
+    let found = match ready.first() {
+        Some(only) => format!("only {only}: with one network there is nothing to choose"),
+        None => "no wired, wireless or cellular interface has an address and a default route".to_owned(),
+    };
+    let remedy = if !routeless.is_empty() {
+        format!("{} has no default route: let its DHCP or your network manager set one (`ip route` shows them)", routeless.join(", "))
+    } else if !unnamed.is_empty() {
+        format!("a virtual device or VPN is a link only if a [[link]] entry of the configuration names it: {}", unnamed.join(", "))
+    } else {
+        "connect another network: a cable, Wi-Fi, a phone by USB; it is noticed within a second".to_owned()
+    };
+    check("links", NEITHER, Standing::Warning, found, Some(&remedy))
 }
 
 fn btf(root: &Path) -> Check {
@@ -229,6 +268,35 @@ mod tests {
     }
 
     #[test]
+    fn fewer_than_two_links_are_told_with_what_keeps_the_others_away() {
+        let device = |name: &str, kind, routed: bool| LinkFacts {
+            index: braid_model::LinkIndex(1),
+            name: name.into(),
+            kind,
+            mac: None,
+            mtu: 1500,
+            carrier: true,
+            nominal: None,
+            addresses: vec!["192.0.2.2/24".parse().unwrap()],
+            gateways: braid_model::PerFamily {
+                v4: routed.then_some(braid_model::DefaultRoute { gateway: None, metric: 0 }).into_iter().collect(),
+                v6: vec![],
+            },
+            resolvers: vec![],
+        };
+        let examined = |devices: Vec<LinkFacts>| links(&NetworkSnapshot { interfaces: devices, ..NetworkSnapshot::default() });
+        let both = examined(vec![device("eth0", LinkKind::Wired, true), device("wlan0", LinkKind::Wireless, true)]);
+        assert!(both.standing == Standing::Ok && both.found == "eth0, wlan0");
+        let one = examined(vec![device("lo", LinkKind::Loopback, true), device("eth0", LinkKind::Wired, true)]);
+        assert!(one.found.contains("only eth0") && one.remedy.unwrap().contains("connect another"));
+        let routeless = examined(vec![device("eth0", LinkKind::Wired, true), device("usb0", LinkKind::Wired, false)]);
+        assert!(routeless.standing == Standing::Warning && routeless.remedy.unwrap().contains("usb0 has no default route"));
+        let bridge = examined(vec![device("br0", LinkKind::Virtual, true)]);
+        assert!(bridge.found.contains("no wired") && bridge.remedy.unwrap().contains("names it: br0"));
+        assert!(examined(vec![]).remedy.is_some());
+    }
+
+    #[test]
     fn the_hierarchy_is_found_wherever_it_is_mounted() {
         let text = "25 1 0:22 / /sys/fs/cgroup rw shared:9 - tmpfs tmpfs rw\n\
                     26 25 0:23 / /sys/fs/cgroup/unified rw,nosuid shared:10 master:1 - cgroup2 cgroup2 rw\n";
@@ -267,6 +335,6 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_examined() {
-        assert!(examine(Path::new("/var/lib/braid")).len() >= 10);
+        assert!(examine(Path::new("/var/lib/braid")).len() >= 11);
     }
 }

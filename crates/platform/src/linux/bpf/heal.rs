@@ -11,32 +11,44 @@ pub(super) struct Heal {
     pub(super) ended: Vec<FlowRow>,
 }
 
+/// What living flows weigh, summed up by slot.
+#[derive(Debug, Default)]
+pub(super) struct Loads {
+    loads: [[u64; 2]; MAX_LINKS],
+    flows: [u32; MAX_LINKS],
+    /// What one of them may weigh.
+    largest: u64,
+}
+
+impl Loads {
+    /// Adds these.
+    pub(super) fn add(&mut self, rows: &[abi::FlowRow]) {
+        for flow in rows.iter().map(|row| &row.flow) {
+            let slot = flow.slot as usize % MAX_LINKS;
+            let load = &mut self.loads[slot][usize::from(flow.direction & 1)];
+            *load = load.wrapping_add(flow.reserved);
+            self.flows[slot] = self.flows[slot].wrapping_add(1);
+            self.largest = self.largest.max(flow.reserved).max(flow.demand);
+        }
+    }
+}
+
 impl Heal {
     /// What must be added to each lane (modulo 2^64), where it is off by more than the flows that came and went during the walk can
     /// explain: an event was missed, or an entry was evicted.
-    pub(super) fn corrections(&mut self, rows: &[abi::FlowRow], board: &abi::Board, churn: u64) -> Vec<(u32, abi::Lane)> {
-        let mut loads = [[0u64; 2]; MAX_LINKS];
-        let mut flows = [0u32; MAX_LINKS];
-        let mut largest = 0;
-        for flow in rows.iter().map(|row| &row.flow) {
-            let slot = flow.slot as usize % MAX_LINKS;
-            let load = &mut loads[slot][usize::from(flow.direction & 1)];
-            *load = load.wrapping_add(flow.reserved);
-            flows[slot] = flows[slot].wrapping_add(1);
-            largest = largest.max(flow.reserved).max(flow.demand);
-        }
-        let slack = i128::from(churn) * i128::from(largest);
+    pub(super) fn corrections(&mut self, living: &Loads, board: &abi::Board, churn: u64) -> Vec<(u32, abi::Lane)> {
+        let slack = i128::from(churn) * i128::from(living.largest);
         let mut corrections = Vec::new();
         for slot in 0..MAX_LINKS {
             let lane = &board.lanes[slot];
             let mut correction = abi::Lane::default();
-            for (direction, load) in loads[slot].iter().enumerate() {
+            for (direction, load) in living.loads[slot].iter().enumerate() {
                 let off = load.wrapping_sub(lane.load[direction]);
                 if i128::from(off as i64).abs() > slack {
                     correction.load[direction] = off;
                 }
             }
-            let off = flows[slot].wrapping_sub(lane.flows);
+            let off = living.flows[slot].wrapping_sub(lane.flows);
             if u64::from((off as i32).unsigned_abs()) > churn {
                 correction.flows = off;
             }
@@ -56,12 +68,18 @@ mod tests {
         abi::FlowRow { flow: abi::Flow { slot, reserved, ..Default::default() }, ..Default::default() }
     }
 
+    fn loads(rows: &[abi::FlowRow]) -> Loads {
+        let mut loads = Loads::default();
+        loads.add(rows);
+        loads
+    }
+
     #[test]
     fn true_loads_are_left_alone() {
         let mut board = abi::Board::default();
         board.lanes[1].load[0] = 300;
         board.lanes[1].flows = 2;
-        assert!(Heal::default().corrections(&[row(1, 100), row(1, 200)], &board, 0).is_empty());
+        assert!(Heal::default().corrections(&loads(&[row(1, 100), row(1, 200)]), &board, 0).is_empty());
     }
 
     #[test]
@@ -69,7 +87,7 @@ mod tests {
         let mut board = abi::Board::default();
         board.lanes[1].load[0] = 1_000_000;
         board.lanes[1].flows = 2;
-        let corrections = Heal::default().corrections(&[row(1, 100)], &board, 0);
+        let corrections = Heal::default().corrections(&loads(&[row(1, 100)]), &board, 0);
         assert_eq!(corrections.len(), 1);
         let (slot, lane) = corrections[0];
         assert_eq!(slot, 1);
@@ -82,16 +100,16 @@ mod tests {
         let mut board = abi::Board::default();
         board.lanes[0].load[0] = 250;
         board.lanes[0].flows = 2;
-        assert!(Heal::default().corrections(&[row(0, 100)], &board, 2).is_empty());
+        assert!(Heal::default().corrections(&loads(&[row(0, 100)]), &board, 2).is_empty());
         board.lanes[0].load[0] = 100_000;
-        assert_eq!(Heal::default().corrections(&[row(0, 100)], &board, 2).len(), 1);
+        assert_eq!(Heal::default().corrections(&loads(&[row(0, 100)]), &board, 2).len(), 1);
     }
 
     #[test]
     fn a_load_that_fell_below_zero_is_healed_too() {
         let mut board = abi::Board::default();
         board.lanes[0].load[1] = 0u64.wrapping_sub(500);
-        let corrections = Heal::default().corrections(&[], &board, 0);
+        let corrections = Heal::default().corrections(&loads(&[]), &board, 0);
         assert_eq!(board.lanes[0].load[1].wrapping_add(corrections[0].1.load[1]), 0);
     }
 }

@@ -113,7 +113,7 @@ impl BpfSteering {
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
         Ok(Self {
             ebpf,
-            iterators,
+            iterators: iterators.into(),
             events,
             params: no_params(),
             bank: 0,

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
@@ -20,7 +21,7 @@ use braid_model::{Class, Family, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
-use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent};
+use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent, Walk};
 use convert::{app_key, flow_row, mapped, process_name};
 
 /// `BPF_F_LOCK`: look an element up, or change it, under its spin lock.
@@ -37,7 +38,7 @@ pub struct BpfSteering {
     /// Owns programs, links and the maps that are not taken out below.
     ebpf: aya::Ebpf,
     /// They walk the TCP flows, and those of connected UDP sockets.
-    iterators: [OwnedFd; 2],
+    iterators: Arc<[OwnedFd; 2]>,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -53,6 +54,27 @@ pub struct BpfSteering {
     /// When the banks were turned last.
     turned: Option<Time>,
     heal: heal::Heal,
+}
+
+/// What a walk through the sockets' flows found.
+pub struct Walked {
+    loads: heal::Loads,
+    rows: Vec<FlowRow>,
+    /// Flows begun and flows ended when it began.
+    began: u64,
+}
+
+/// Walks the sockets' flows; the programs bring their reservations up to date as they go.
+fn walk_sockets(iterators: &[OwnedFd; 2], began: u64) -> Result<Walked, SteeringError> {
+    let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
+    let mut bytes = Vec::new();
+    for iterator in iterators {
+        sys::start_iterator(iterator.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
+    }
+    let rows: Vec<abi::FlowRow> = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect();
+    let mut loads = heal::Loads::default();
+    loads.add(&rows);
+    Ok(Walked { loads, rows: rows.iter().filter_map(flow_row).collect(), began })
 }
 
 fn failed(action: &'static str) -> impl Fn(aya::maps::MapError) -> SteeringError {
@@ -117,14 +139,9 @@ impl BpfSteering {
         typed_map!(self, Array, "board", "read the loads").get(&0, LOCKED).map_err(failed("read the loads"))
     }
 
-    /// Walks the sockets' flows; the programs bring their reservations up to date as they go.
-    fn walk_sockets(&mut self) -> Result<Vec<abi::FlowRow>, SteeringError> {
-        let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
-        let mut bytes = Vec::new();
-        for iterator in &self.iterators {
-            sys::start_iterator(iterator.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
-        }
-        Ok(bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect())
+    /// Flows begun and flows ended so far.
+    fn churn(&mut self) -> Result<u64, SteeringError> {
+        Ok(self.raw_board()?.commits.wrapping_add(self.counters()?.ended))
     }
 
     /// The flows of unconnected datagrams; those that fell idle end here, and are returned apart.
@@ -166,6 +183,8 @@ impl BpfSteering {
 }
 
 impl Steering for BpfSteering {
+    type Walked = Walked;
+
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
         let control = abi::Control { heartbeat: now.as_nanos(), bank: self.bank, pad: 0 };
         typed_map!(self, Array, "control", "say that Braid is alive").set(0, control, 0).map_err(failed("say that Braid is alive"))
@@ -278,18 +297,22 @@ impl Steering for BpfSteering {
         Ok(map.iter().filter_map(Result::ok).map(|(key, demand)| convert::learnt(&key, &demand)).collect())
     }
 
-    fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError> {
-        let before = self.raw_board()?;
-        let ended_before = self.counters()?.ended;
-        let mut rows = self.walk_sockets()?;
+    fn begin_walk(&mut self, _now: Time) -> Result<Walk<Walked>, SteeringError> {
+        let (iterators, began) = (self.iterators.clone(), self.churn()?);
+        Ok(Box::new(move || walk_sockets(&iterators, began)))
+    }
+
+    fn end_walk(&mut self, now: Time, walked: Walked) -> Result<Vec<FlowRow>, SteeringError> {
+        let Walked { mut loads, mut rows, began } = walked;
         let (datagrams, idle) = self.walk_datagrams(now)?;
-        rows.extend(datagrams);
+        loads.add(&datagrams);
+        rows.extend(datagrams.iter().filter_map(flow_row));
         for row in &idle {
             self.learn(row)?;
         }
-        let churn = self.raw_board()?.commits.wrapping_sub(before.commits) + self.counters()?.ended.saturating_sub(ended_before);
+        let churn = self.churn()?.wrapping_sub(began);
         let after = self.raw_board()?;
-        let corrections = self.heal.corrections(&rows, &after, churn);
+        let corrections = self.heal.corrections(&loads, &after, churn);
         if !corrections.is_empty() {
             let mut map: Array<_, abi::Lane> = typed_map!(self, Array, "corrections", "heal the loads");
             for (slot, lane) in corrections {
@@ -297,7 +320,7 @@ impl Steering for BpfSteering {
             }
         }
         self.heal.ended.extend(idle.iter().filter_map(flow_row));
-        Ok(rows.iter().filter_map(flow_row).collect())
+        Ok(rows)
     }
 
     fn board(&mut self) -> Result<Board, SteeringError> {

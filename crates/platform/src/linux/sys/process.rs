@@ -312,12 +312,30 @@ pub fn shared_counter() -> io::Result<&'static AtomicU64> {
     Ok(unsafe { &*page.cast::<AtomicU64>() })
 }
 
+/// Processor time that this thread has used.
+pub fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a live, writable timespec; every thread has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 /// Gives memory that is free but still held by the allocator back to the system, where the C library can.
 pub fn give_back_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: glibc's allocator takes its own locks, and touches only what is free.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+/// Lets the allocator keep a few megabytes that are free at the end of the heap, where the C library can be told. By default glibc gives what
+/// is beyond 128 KiB back as soon as it is free: who reads some hundred kilobytes at a time then meets every page anew.
+pub fn keep_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a parameter of glibc's allocator, which takes its own lock.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 4 << 20);
     }
 }
 

@@ -1,0 +1,25 @@
+//! A browser through `braid proxy`: a page of a hundred objects over HTTP and HTTPS. `make test-ui` installs the browser.
+
+mod support;
+
+use braid_lab::browser::{self, PICTURES};
+use support::proxied::{PROXY, Proxied};
+use support::*;
+
+#[test]
+fn a_page_of_a_hundred_objects_comes_whole() {
+    if !able() {
+        return;
+    }
+    if !browser::installed().unwrap() {
+        println!("skipped: there is no chromium here");
+        return;
+    }
+    let mut proxied = Proxied::new(&[], "", false);
+    let url = browser::publish(&proxied.web).unwrap();
+    for url in [url.clone(), url.replace("http:", "https:")] {
+        assert_eq!(browser::pictures(&proxied.lab, PROXY, &url).unwrap(), PICTURES, "{url}");
+    }
+    proxied.stop();
+    assert_eq!(browser::pictures(&proxied.lab, PROXY, &url).unwrap(), 0, "the page came by another way than the proxy");
+}
