@@ -106,6 +106,17 @@ fn a_shallow_buffer_is_not_overrun() {
     }
 }
 
+/// What a probe had lost in a buffer of twelve packets was found in the round after it, which was sent at half the rate so that the queue
+/// would go; that half was taken for what the path carries, again and again.
+#[test]
+fn regression_a_slower_round_is_not_what_a_short_buffer_carries() {
+    let (mut world, _) = lonely(bottleneck(2.0, ms(10), 18_000), Source::Bulk);
+    world.run_until(seconds(20));
+    let got = part(&world, 0, 2.0, Time::ZERO, seconds(20));
+    assert!(got > 0.9, "{got}");
+    assert!(world.overrun(0) < 0.03, "{}", world.overrun(0));
+}
+
 /// Both flows' parts while both are there: 60 s from the later one's beginning.
 fn beside(other: &Controllers, buffer: f64, ours_first: bool) -> (f64, f64) {
     let (mbps, rtt) = (10.0, ms(40));

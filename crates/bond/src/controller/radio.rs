@@ -382,7 +382,12 @@ impl Radio {
         if was_thin {
             self.rates.raise(round.rate);
         } else if standing && !matches!(self.phase, Phase::Start { .. }) {
-            self.rates.reset(if crowded { round.rate } else { self.evened(round, chance) });
+            self.rates.reset(match self.phase {
+                // It was sent slower by intent, and most of what it lost was sent before: that says little of the path.
+                Phase::Down { .. } if crowded => round.rate.max(round.acknowledged.min(CALM_GAIN * self.rates.get())),
+                _ if crowded => round.rate,
+                _ => self.evened(round, chance),
+            });
         } else {
             self.rates.add(round.rate);
         }
