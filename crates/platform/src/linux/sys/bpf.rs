@@ -94,9 +94,18 @@ pub fn test_run(program: BorrowedFd<'_>, repeat: u32) -> io::Result<u32> {
 
 /// Now, on the clock that BPF programs read.
 pub fn now() -> Time {
+    read_clock(libc::CLOCK_MONOTONIC)
+}
+
+/// How long this thread has been at work: the time it had a CPU.
+pub fn thread_time() -> Time {
+    read_clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn read_clock(clock: libc::clockid_t) -> Time {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a live, writable timespec; CLOCK_MONOTONIC always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    // SAFETY: `time` is a live, writable timespec; both clocks always exist.
+    unsafe { libc::clock_gettime(clock, &mut time) };
     Time::from_nanos(u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
