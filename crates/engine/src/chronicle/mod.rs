@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use braid_api::{AppHistory, AppsSample, Gains, History, LinkSample, Note, Resolution, Sample};
 use braid_decide::connection::MAX_LINKS;
 use braid_decide::energy::ByteCost;
-use braid_model::{Bytes, Joules, LinkIndex, LinkState};
+use braid_model::{Bytes, Joules, LinkIndex, LinkState, Time};
 
 pub use apps::AppPulse;
 use apps::AppRings;
@@ -47,6 +47,8 @@ pub struct Pulse {
     pub rank: Option<u32>,
     /// The device's counters, received and sent.
     pub device: Option<[Bytes; 2]>,
+    /// When they were read.
+    pub read_at: Time,
     /// Round-trip time.
     pub rtt_us: Option<u64>,
     /// Share of segments sent again.
@@ -205,7 +207,9 @@ impl Chronicle {
         let before = |pulse: &Pulse| {
             let before = self.before.as_ref()?;
             let link = before.links.iter().find(|link| link.index == pulse.index)?;
-            Some((link, at_ms.checked_sub(before.at_ms).filter(|span| *span > 0)?))
+            // Not the time since the last sample: where the counters were not read meanwhile, what they grow by next took longer.
+            let span = pulse.read_at.since(link.read_at).as_millis() as u64;
+            Some((link, Some(span).filter(|span| *span > 0)?))
         };
         let link = |pulse: &Pulse| {
             let rate = |way: usize| {
@@ -272,6 +276,7 @@ mod tests {
             usable: true,
             rank: Some(index),
             device: Some([Bytes::ZERO; 2]),
+            read_at: Time::ZERO,
             rtt_us: Some(1000 * u64::from(index)),
             loss: None,
             energy: None,
@@ -287,13 +292,16 @@ mod tests {
         let mut chronicle = Chronicle::default();
         let first = chronicle.on_second(1_000, vec![pulse(1, "wlan0")], Power::default());
         assert_eq!((first.links[0].rx_bps, first.links[0].rtt_us, first.links[0].power_w), (None, Some(1000), None));
+        let read_at = |seconds: u64| Time::from_millis(seconds * 1000);
         let moved = Pulse { device: Some([Bytes::new(1000), Bytes::new(500)]), energy: Some(Joules::new(3.0)), ..pulse(1, "wlan0") };
-        let second = chronicle.on_second(3_000, vec![moved], Power::default());
+        let second = chronicle.on_second(3_000, vec![Pulse { read_at: read_at(2), ..moved.clone() }], Power::default());
         assert_eq!((second.links[0].rx_bps, second.links[0].tx_bps, second.links[0].power_w), (Some(4000), Some(2000), Some(1.5)));
-        let anew = chronicle.on_second(4_000, vec![pulse(1, "wlan0")], Power::default());
+        let anew = chronicle.on_second(4_000, vec![Pulse { read_at: read_at(3), ..pulse(1, "wlan0") }], Power::default());
         assert_eq!((anew.links[0].rx_bps, anew.links[0].power_w), (None, None), "the device was made anew");
-        let other = chronicle.on_second(4_000, vec![pulse(1, "wlan0")], Power::default());
-        assert_eq!(other.links[0].rx_bps, None, "no time has passed");
+        let other = chronicle.on_second(5_000, vec![Pulse { read_at: read_at(3), ..pulse(1, "wlan0") }], Power::default());
+        assert_eq!(other.links[0].rx_bps, None, "the counters were not read meanwhile");
+        let late = chronicle.on_second(6_000, vec![Pulse { read_at: read_at(7), ..moved }], Power::default());
+        assert_eq!(late.links[0].rx_bps, Some(2000), "what they grew by took four seconds, not one");
     }
 
     #[test]
@@ -331,7 +339,11 @@ mod tests {
         let mut chronicle = Chronicle::default();
         for second in 0..7200u64 {
             let device = Some([Bytes::new(1000 * second); 2]);
-            chronicle.on_second(second * 1000, vec![Pulse { device, ..pulse(1, "wlan0") }], Power::default());
+            chronicle.on_second(
+                second * 1000,
+                vec![Pulse { device, read_at: Time::from_millis(second * 1000), ..pulse(1, "wlan0") }],
+                Power::default(),
+            );
         }
         let rows = chronicle.rows();
         let mut next = Chronicle::default();

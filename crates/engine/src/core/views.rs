@@ -116,6 +116,7 @@ impl<S: Steering> Core<S> {
             usable: Family::ALL.iter().any(|family| link.usable(*family)),
             rank: Family::ALL.iter().filter_map(|family| link.facts.gateways.get(*family).first()).map(|route| route.metric).min(),
             device: link.device,
+            read_at: link.device_at,
             rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
             loss: link.loss.rate(now),
             energy: link.energy.total(),
