@@ -346,9 +346,10 @@ pub trait Steering {
     fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError>;
     /// All that has been learnt.
     fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError>;
-    /// Begins to list the living flows: what is returned walks through them and brings their loads up to date. One at a time.
+    /// Begins to list the living flows: what is returned walks through them and brings their loads up to date.
     fn begin_walk(&mut self, now: Time) -> Result<Walk<Self::Walked>, SteeringError>;
-    /// The living flows as a walk found them; heals loads that went astray. Flows that ended during the walk may be among them.
+    /// The living flows as a walk found them; heals loads that went astray, unless another walk was on its way meanwhile. Flows that
+    /// ended during the walk may be among them.
     fn end_walk(&mut self, now: Time, walked: Self::Walked) -> Result<Vec<FlowRow>, SteeringError>;
     /// The living flows, walked through at once.
     fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError> {

@@ -1,5 +1,7 @@
 //! Keeps the loads true: what the lanes hold must be what the living flows reserve.
 
+use std::sync::Arc;
+
 use crate::linux::sys::abi;
 use crate::steering::FlowRow;
 use braid_decide::connection::MAX_LINKS;
@@ -9,6 +11,34 @@ use braid_decide::connection::MAX_LINKS;
 pub(super) struct Heal {
     /// Datagram flows that fell idle and have not been reported yet.
     pub(super) ended: Vec<FlowRow>,
+}
+
+/// Tells walks apart that overlap. Each brings reservations up to date as it goes, so that what another has summed up fits the lanes no
+/// more.
+#[derive(Debug, Default)]
+pub(super) struct Walks {
+    begun: u64,
+    open: Arc<()>,
+}
+
+/// A walk, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    number: u64,
+    alone: bool,
+    _open: Arc<()>,
+}
+
+impl Walks {
+    pub(super) fn begin(&mut self) -> Turn {
+        self.begun += 1;
+        Turn { number: self.begun, alone: Arc::strong_count(&self.open) == 1, _open: self.open.clone() }
+    }
+
+    /// Whether no other walk was on its way at any time of this one.
+    pub(super) fn undisturbed(&self, turn: &Turn) -> bool {
+        turn.alone && turn.number == self.begun
+    }
 }
 
 /// What living flows weigh, summed up by slot.
@@ -66,6 +96,18 @@ mod tests {
 
     fn row(slot: u32, reserved: u64) -> abi::FlowRow {
         abi::FlowRow { flow: abi::Flow { slot, reserved, ..Default::default() }, ..Default::default() }
+    }
+
+    #[test]
+    fn walks_that_overlap_are_told() {
+        let mut walks = Walks::default();
+        let first = walks.begin();
+        assert!(walks.undisturbed(&first));
+        let second = walks.begin();
+        assert!(!walks.undisturbed(&first) && !walks.undisturbed(&second));
+        drop((first, second));
+        let third = walks.begin();
+        assert!(walks.undisturbed(&third), "one that failed and was dropped stands in nobody's way");
     }
 
     fn loads(rows: &[abi::FlowRow]) -> Loads {

@@ -124,6 +124,7 @@ impl BpfSteering {
             missing_prefixes: [0; 2],
             turned: None,
             heal: Default::default(),
+            walks: Default::default(),
         })
     }
 }

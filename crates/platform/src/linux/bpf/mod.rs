@@ -54,6 +54,7 @@ pub struct BpfSteering {
     /// When the banks were turned last.
     turned: Option<Time>,
     heal: heal::Heal,
+    walks: heal::Walks,
 }
 
 /// What a walk through the sockets' flows found.
@@ -62,10 +63,11 @@ pub struct Walked {
     rows: Vec<FlowRow>,
     /// Flows begun and flows ended when it began.
     began: u64,
+    turn: heal::Turn,
 }
 
 /// Walks the sockets' flows; the programs bring their reservations up to date as they go.
-fn walk_sockets(iterators: &[OwnedFd; 2], began: u64) -> Result<Walked, SteeringError> {
+fn walk_sockets(iterators: &[OwnedFd; 2], began: u64, turn: heal::Turn) -> Result<Walked, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
     let mut bytes = Vec::new();
     for iterator in iterators {
@@ -74,7 +76,7 @@ fn walk_sockets(iterators: &[OwnedFd; 2], began: u64) -> Result<Walked, Steering
     let rows: Vec<abi::FlowRow> = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect();
     let mut loads = heal::Loads::default();
     loads.add(&rows);
-    Ok(Walked { loads, rows: rows.iter().filter_map(flow_row).collect(), began })
+    Ok(Walked { loads, rows: rows.iter().filter_map(flow_row).collect(), began, turn })
 }
 
 fn failed(action: &'static str) -> impl Fn(aya::maps::MapError) -> SteeringError {
@@ -298,12 +300,12 @@ impl Steering for BpfSteering {
     }
 
     fn begin_walk(&mut self, _now: Time) -> Result<Walk<Walked>, SteeringError> {
-        let (iterators, began) = (self.iterators.clone(), self.churn()?);
-        Ok(Box::new(move || walk_sockets(&iterators, began)))
+        let (iterators, began, turn) = (self.iterators.clone(), self.churn()?, self.walks.begin());
+        Ok(Box::new(move || walk_sockets(&iterators, began, turn)))
     }
 
     fn end_walk(&mut self, now: Time, walked: Walked) -> Result<Vec<FlowRow>, SteeringError> {
-        let Walked { mut loads, mut rows, began } = walked;
+        let Walked { mut loads, mut rows, began, turn } = walked;
         let (datagrams, idle) = self.walk_datagrams(now)?;
         loads.add(&datagrams);
         rows.extend(datagrams.iter().filter_map(flow_row));
@@ -312,7 +314,7 @@ impl Steering for BpfSteering {
         }
         let churn = self.churn()?.wrapping_sub(began);
         let after = self.raw_board()?;
-        let corrections = self.heal.corrections(&loads, &after, churn);
+        let corrections = if self.walks.undisturbed(&turn) { self.heal.corrections(&loads, &after, churn) } else { Vec::new() };
         if !corrections.is_empty() {
             let mut map: Array<_, abi::Lane> = typed_map!(self, Array, "corrections", "heal the loads");
             for (slot, lane) in corrections {
