@@ -3,12 +3,13 @@
 //! A sample has the sixteen that moved most, and the sum of the others: so the rings hold 1,668 samples of at most 16 rows at some 100
 //! bytes, 2.7 MB on a machine where sixteen programs never rest (8 MB if all names are of 256 bytes), and next to nothing on an idle one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use braid_api::{AppHistory, AppSample, AppsSample, Resolution};
 use braid_model::Bytes;
 
-use super::{Rows, rings};
+use super::Rows;
+use super::rings::{LEVELS, Moment, Ring};
 
 /// Applications of a sample.
 const BUSIEST: usize = 16;
@@ -32,17 +33,15 @@ pub struct AppPulse {
     pub flows: u64,
 }
 
-/// The rings.
-#[derive(Debug, Default)]
-pub(super) struct AppRings([Ring; 4]);
-
-#[derive(Debug, Default)]
-struct Ring {
-    samples: VecDeque<AppsSample>,
-    open: Option<Span>,
-    /// How many of the last are not stored yet.
-    fresh: usize,
+impl Moment for AppsSample {
+    fn at_ms(&self) -> u64 {
+        self.at_ms
+    }
 }
+
+/// The rings, and what is gathered for the next sample of each.
+#[derive(Debug, Default)]
+pub(super) struct AppRings([(Ring<AppsSample>, Option<Span>); 4]);
 
 /// What is gathered for one sample.
 #[derive(Debug, Default)]
@@ -63,7 +62,7 @@ struct Moved {
 
 /// How many rows of a kind are kept.
 pub(super) fn kept(kind: &str) -> usize {
-    level(kind).map_or(0, |level| rings::LEVELS[level].2)
+    level(kind).map_or(0, |level| LEVELS[level].2)
 }
 
 fn level(kind: &str) -> Option<usize> {
@@ -76,18 +75,18 @@ impl AppRings {
         let mut second = Span { covered_ms: span_ms, ..Span::default() };
         second.add(apps);
         let sample = second.sample(at_ms);
-        for (ring, (_, level_ms, keep)) in self.0.iter_mut().zip(rings::LEVELS) {
+        for ((ring, open), (_, level_ms, keep)) in self.0.iter_mut().zip(LEVELS) {
             if level_ms == 1_000 {
                 ring.put(sample.clone(), keep);
                 continue;
             }
             // A moment on the edge belongs to the span that it ends.
             let number = at_ms.saturating_sub(1) / level_ms;
-            if let Some(full) = ring.open.take_if(|open| open.number != number) {
+            if let Some(full) = open.take_if(|open| open.number != number) {
                 let end = (full.number + 1) * level_ms;
                 ring.put(full.sample(end), keep);
             }
-            let open = ring.open.get_or_insert_with(|| Span { number, ..Span::default() });
+            let open = open.get_or_insert_with(|| Span { number, ..Span::default() });
             open.covered_ms += span_ms;
             open.add(apps);
         }
@@ -96,15 +95,14 @@ impl AppRings {
 
     pub(super) fn history(&self, resolution: Resolution, since_ms: u64, application: Option<&str>) -> AppHistory {
         let level = resolution as usize;
-        let wanted = self.0[level].samples.iter().filter(|sample| sample.at_ms > since_ms || since_ms == 0);
-        let samples = wanted.map(|sample| match application {
+        let samples = self.0[level].0.since(since_ms).map(|sample| match application {
             None => sample.clone(),
             Some(name) => {
                 let apps = sample.apps.iter().filter(|app| app.application == name).cloned().collect();
-                AppsSample { apps, ..AppsSample { apps: Vec::new(), ..*sample } }
+                AppsSample { apps, at_ms: sample.at_ms, rest_rx_bps: sample.rest_rx_bps, rest_tx_bps: sample.rest_tx_bps }
             }
         });
-        AppHistory { resolution_ms: rings::LEVELS[level].1, samples: samples.collect() }
+        AppHistory { resolution_ms: LEVELS[level].1, samples: samples.collect() }
     }
 
     /// Takes up a stored sample; they come in their order.
@@ -112,34 +110,16 @@ impl AppRings {
         let Some(level) = level(kind) else { return };
         let Ok(mut sample) = serde_json::from_str::<AppsSample>(body) else { return };
         sample.apps.truncate(BUSIEST);
-        let ring = &mut self.0[level];
-        if ring.samples.back().is_none_or(|last| last.at_ms < sample.at_ms) {
-            ring.put(sample, rings::LEVELS[level].2);
-            ring.fresh = 0;
-        }
+        self.0[level].0.recall(sample, LEVELS[level].2);
     }
 
     /// Samples that are not stored yet and should be.
     pub(super) fn rows(&mut self) -> Rows {
         let mut rows = Rows::new();
-        for (ring, kind) in self.0.iter_mut().zip(KINDS).filter(|(_, kind)| !kind.is_empty()) {
-            let fresh = std::mem::take(&mut ring.fresh).min(ring.samples.len());
-            for sample in ring.samples.iter().skip(ring.samples.len() - fresh) {
-                // Numbers and texts can always be written.
-                rows.insert((kind, sample.at_ms), serde_json::to_string(sample).unwrap_or_default());
-            }
+        for ((ring, _), kind) in self.0.iter_mut().zip(KINDS).filter(|(_, kind)| !kind.is_empty()) {
+            ring.rows(kind, &mut rows);
         }
         rows
-    }
-}
-
-impl Ring {
-    fn put(&mut self, sample: AppsSample, keep: usize) {
-        if self.samples.len() >= keep {
-            self.samples.pop_front();
-        }
-        self.samples.push_back(sample);
-        self.fresh = (self.fresh + 1).min(keep);
     }
 }
 
@@ -217,9 +197,9 @@ mod tests {
         for second in 1..=400u64 {
             rings.push(second * 1000, 1000, &apps);
         }
-        for (ring, (_, _, keep)) in rings.0.iter().zip(rings::LEVELS) {
-            assert!(ring.samples.len() <= keep && ring.open.as_ref().is_none_or(|open| open.apps.len() <= GATHERED));
-            for sample in &ring.samples {
+        for ((ring, open), (_, _, keep)) in rings.0.iter().zip(LEVELS) {
+            assert!(ring.since(0).count() <= keep && open.as_ref().is_none_or(|open| open.apps.len() <= GATHERED));
+            for sample in ring.since(0) {
                 assert_eq!(sample.apps.iter().map(|app| app.rx_bps).sum::<u64>() + sample.rest_rx_bps, 2000 * 8000);
                 assert!(sample.apps.len() <= BUSIEST && sample.apps.iter().all(|app| app.application.len() <= NAME_BYTES));
             }

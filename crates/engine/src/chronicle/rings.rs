@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 
 use braid_api::{History, LinkSample, Resolution, Sample};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::Rows;
 
@@ -14,17 +16,68 @@ pub(super) fn kept(kind: &str) -> usize {
     LEVELS.iter().find(|(name, ..)| *name == kind).map_or(0, |(_, _, keep)| *keep)
 }
 
-/// The rings.
-#[derive(Debug, Default)]
-pub(super) struct Rings([Ring; 4]);
+/// What belongs to a moment.
+pub(super) trait Moment: Serialize + DeserializeOwned {
+    /// Its end, in milliseconds of Unix time.
+    fn at_ms(&self) -> u64;
+}
 
-#[derive(Debug, Default)]
-struct Ring {
-    samples: VecDeque<Sample>,
-    open: Option<Span>,
+impl Moment for Sample {
+    fn at_ms(&self) -> u64 {
+        self.at_ms
+    }
+}
+
+/// The samples of one level, the latest last.
+#[derive(Debug)]
+pub(super) struct Ring<T> {
+    samples: VecDeque<T>,
     /// How many of the last are not stored yet.
     fresh: usize,
 }
+
+impl<T> Default for Ring<T> {
+    fn default() -> Self {
+        Self { samples: VecDeque::new(), fresh: 0 }
+    }
+}
+
+impl<T: Moment> Ring<T> {
+    /// Adds one, for which the oldest goes where there are `keep`.
+    pub(super) fn put(&mut self, sample: T, keep: usize) {
+        if self.samples.len() >= keep {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(sample);
+        self.fresh = (self.fresh + 1).min(keep);
+    }
+
+    /// Those later than `since_ms`; all for 0.
+    pub(super) fn since(&self, since_ms: u64) -> impl Iterator<Item = &T> {
+        self.samples.iter().filter(move |sample| sample.at_ms() > since_ms || since_ms == 0)
+    }
+
+    /// Takes up a stored sample; they come in their order.
+    pub(super) fn recall(&mut self, sample: T, keep: usize) {
+        if self.samples.back().is_none_or(|last| last.at_ms() < sample.at_ms()) {
+            self.put(sample, keep);
+            self.fresh = 0;
+        }
+    }
+
+    /// Adds those that are not stored yet to `rows`.
+    pub(super) fn rows(&mut self, kind: &'static str, rows: &mut Rows) {
+        let fresh = std::mem::take(&mut self.fresh).min(self.samples.len());
+        for sample in self.samples.iter().skip(self.samples.len() - fresh) {
+            // Numbers and texts can always be written.
+            rows.insert((kind, sample.at_ms()), serde_json::to_string(sample).unwrap_or_default());
+        }
+    }
+}
+
+/// The rings, and what is gathered for the next sample of each.
+#[derive(Debug, Default)]
+pub(super) struct Rings([(Ring<Sample>, Option<Span>); 4]);
 
 /// What is gathered for one coarse sample.
 #[derive(Debug)]
@@ -65,75 +118,55 @@ impl Mean {
 impl Rings {
     /// Takes in the sample of a second.
     pub(super) fn push(&mut self, sample: &Sample) {
-        for (ring, (_, span_ms, keep)) in self.0.iter_mut().zip(LEVELS) {
+        for ((ring, open), (_, span_ms, keep)) in self.0.iter_mut().zip(LEVELS) {
             if span_ms == 1_000 {
                 ring.put(sample.clone(), keep);
-            } else {
-                ring.gather(sample, span_ms, keep);
+                continue;
             }
+            // A moment on the edge belongs to the span that it ends.
+            let number = sample.at_ms.saturating_sub(1) / span_ms;
+            if let Some(full) = open.take_if(|open| open.number != number) {
+                ring.put(full.mean(span_ms), keep);
+            }
+            open.get_or_insert(Span { number, links: Vec::new() }).gather(sample);
         }
     }
 
     pub(super) fn history(&self, resolution: Resolution, since_ms: u64) -> History {
         let level = resolution as usize;
-        let samples = self.0[level].samples.iter().filter(|sample| sample.at_ms > since_ms || since_ms == 0).cloned().collect();
-        History { resolution_ms: LEVELS[level].1, samples }
+        History { resolution_ms: LEVELS[level].1, samples: self.0[level].0.since(since_ms).cloned().collect() }
     }
 
     /// Takes up a stored sample; they come in their order.
     pub(super) fn recall(&mut self, kind: &str, body: &str) {
         let Some(level) = LEVELS.iter().position(|(name, ..)| !name.is_empty() && *name == kind) else { return };
         let Ok(sample) = serde_json::from_str::<Sample>(body) else { return };
-        let ring = &mut self.0[level];
-        if ring.samples.back().is_none_or(|last| last.at_ms < sample.at_ms) {
-            ring.put(sample, LEVELS[level].2);
-            ring.fresh = 0;
-        }
+        self.0[level].0.recall(sample, LEVELS[level].2);
     }
 
     /// Samples that are not stored yet and should be.
     pub(super) fn rows(&mut self) -> Rows {
         let mut rows = Rows::new();
-        for (ring, (kind, ..)) in self.0.iter_mut().zip(LEVELS).filter(|(_, (kind, ..))| !kind.is_empty()) {
-            let fresh = std::mem::take(&mut ring.fresh).min(ring.samples.len());
-            for sample in ring.samples.iter().skip(ring.samples.len() - fresh) {
-                // Numbers and texts can always be written.
-                rows.insert((kind, sample.at_ms), serde_json::to_string(sample).unwrap_or_default());
-            }
+        for ((ring, _), (kind, ..)) in self.0.iter_mut().zip(LEVELS).filter(|(_, (kind, ..))| !kind.is_empty()) {
+            ring.rows(kind, &mut rows);
         }
         rows
     }
 }
 
-impl Ring {
-    fn put(&mut self, sample: Sample, keep: usize) {
-        if self.samples.len() >= keep {
-            self.samples.pop_front();
-        }
-        self.samples.push_back(sample);
-        self.fresh += 1;
-    }
-
-    fn gather(&mut self, sample: &Sample, span_ms: u64, keep: usize) {
-        // A moment on the edge belongs to the span that it ends.
-        let number = sample.at_ms.saturating_sub(1) / span_ms;
-        if let Some(full) = self.open.take_if(|open| open.number != number) {
-            self.put(full.mean(span_ms), keep);
-        }
-        let open = self.open.get_or_insert(Span { number, links: Vec::new() });
+impl Span {
+    fn gather(&mut self, sample: &Sample) {
         for link in &sample.links {
-            let at = open.links.iter().position(|sums| sums.name == link.name).unwrap_or_else(|| {
-                open.links.push(Sums { name: link.name.clone(), ..Sums::default() });
-                open.links.len() - 1
+            let at = self.links.iter().position(|sums| sums.name == link.name).unwrap_or_else(|| {
+                self.links.push(Sums { name: link.name.clone(), ..Sums::default() });
+                self.links.len() - 1
             });
-            open.links[at].add(link);
+            self.links[at].add(link);
         }
         // Devices that come and go under new names must not fill the memory.
-        open.links.truncate(braid_decide::connection::MAX_LINKS);
+        self.links.truncate(braid_decide::connection::MAX_LINKS);
     }
-}
 
-impl Span {
     fn mean(self, span_ms: u64) -> Sample {
         Sample { at_ms: (self.number + 1) * span_ms, links: self.links.into_iter().map(Sums::mean).collect() }
     }
@@ -176,7 +209,7 @@ mod tests {
         for second in 1..=10_000u64 {
             rings.push(&sample(second * 1000, second.is_multiple_of(2).then_some(100)));
         }
-        let lens: Vec<_> = rings.0.iter().map(|ring| ring.samples.len()).collect();
+        let lens: Vec<_> = rings.0.iter().map(|(ring, _)| ring.since(0).count()).collect();
         assert_eq!(lens, [300, 360, 33, 2]);
         let ten = rings.history(Resolution::TenSeconds, 9_980_000);
         assert_eq!((ten.resolution_ms, ten.samples), (10_000, vec![sample(9_990_000, Some(100))]));
@@ -193,6 +226,6 @@ mod tests {
             let link = LinkSample { name: format!("ppp{second}"), ..LinkSample::default() };
             rings.push(&Sample { at_ms: second * 1000, links: vec![link] });
         }
-        assert!(rings.0[2].open.as_ref().unwrap().links.len() <= 32);
+        assert!(rings.0[2].1.as_ref().unwrap().links.len() <= 32);
     }
 }
