@@ -8,8 +8,8 @@
  *   getpeername4/6, getsockname4/6, recvmsg4/6  show a redirected socket the addresses it asked for.
  *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon.
  *   sock_release  ends a flow: loads, demand, the event for the daemon.
- *   state, retransmission  what connections suffer: handshakes answered, and where redirected ones come from; SYNs and segments
- *                 without an answer. Not by `sockops`, which the kernel runs eight times a connection, at both ends, for one that counts.
+ *   answered or state, retransmission  what connections suffer: handshakes answered, and where redirected ones come from; SYNs and
+ *                 segments without an answer. Not by `sockops`, which the kernel runs eight times a connection, at both ends, for one that counts.
  *   sent/received  count UDP, whose sockets have no counters of their own; on kernels without these tracepoints egress/ingress.
  *   connections, flows  dump the living flows, TCP's and UDP's, and bring their reservations up to date.
  *
@@ -599,27 +599,39 @@ BRAID_INLINE void note_timeout(const struct braid_flow *flow, __u32 detail)
 
 BRAID_INLINE const struct braid_flow *flow_of(struct sock *socket)
 {
-	__u64 cookie = bpf_get_socket_cookie(socket);
-	struct connection *connection = bpf_map_lookup_elem(&connections, &cookie);
+	struct connection *connection = connection_of(bpf_get_socket_cookie(socket));
 
 	return connection ? &connection->flow : NULL;
 }
 
-/* Arguments: the socket, its old state and its new one. */
-SEC("tp_btf/inet_sock_set_state")
-int braid_state(__u64 *ctx)
+/* A handshake that this end began has been answered. */
+BRAID_INLINE int on_answer(struct sock *socket)
 {
-	struct sock *socket = (void *)ctx[0];
-	const struct braid_flow *flow;
+	const struct braid_flow *flow = flow_of(socket);
 
-	if ((int)ctx[1] != TCP_SYN_SENT || (int)ctx[2] != TCP_ESTABLISHED || socket->sk_protocol != IPPROTO_TCP)
-		return 0;
-	flow = flow_of(socket);
 	if (flow)
 		note_answer(flow);
 	else
 		note_source(socket);
 	return 0;
+}
+
+/* Runs once a connection, where the kernel lets functions be followed. */
+SEC("fentry/tcp_finish_connect")
+int braid_answered(__u64 *ctx)
+{
+	return on_answer((void *)ctx[0]);
+}
+
+/* The same where it does not, at every state of every connection, of both ends. Arguments: the socket, its old state and its new one. */
+SEC("tp_btf/inet_sock_set_state")
+int braid_state(__u64 *ctx)
+{
+	struct sock *socket = (void *)ctx[0];
+
+	if ((int)ctx[1] != TCP_SYN_SENT || (int)ctx[2] != TCP_ESTABLISHED || socket->sk_protocol != IPPROTO_TCP)
+		return 0;
+	return on_answer(socket);
 }
 
 /*
@@ -743,6 +755,9 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 	flow = &connection->flow;
 	id = flow->id;
 	row.flow = *flow;
+	/* A place that is free, is being written, or has just become another's. */
+	if (!id || row.flow.id != id || (row.flow.flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
+		return 0;
 	row.read_at = bpf_ktime_get_ns();
 	read_tcp(socket, &row);
 	read_local(socket, &row);
@@ -750,7 +765,7 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 		socket = NULL;
 	if (!socket || (row.state == TCP_CLOSE && row.read_at - flow->started > SETTLED_NS)) {
 		end_flow(socket, flow, id);
-		bpf_map_delete_elem(&connections, &id);
+		bpf_map_delete_elem(&crowded, &id);
 		return 0;
 	}
 	if (row.rx != flow->rx || row.tx != flow->tx)

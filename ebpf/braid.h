@@ -10,8 +10,10 @@
 #define BRAID_MAX_RULES 64
 /* Redirected connections that wait for the daemon; its listeners' queues hold as many. */
 #define BRAID_MAX_ARRIVALS 4096
-/* TCP flows that are followed at a time: more than one address has ports for. */
-#define BRAID_MAX_CONNECTIONS 32768
+/* Places for the TCP flows that are followed, by their sockets' cookies; a power of two. */
+#define BRAID_CONNECTION_PLACES 4096
+/* And how many may be followed besides, whose places are taken. */
+#define BRAID_MAX_CROWDED 32768
 /* Redirected exchanges of datagrams at a time. */
 #define BRAID_MAX_EXCHANGES 8192
 #define BRAID_NO_SLOT 0xffffffffu
@@ -156,7 +158,7 @@ struct braid_affinity_value {
 	__u64 used;
 };
 
-#define BRAID_FLOW_PENDING 1u /* connected UDP that has sent nothing yet: reserves nothing */
+#define BRAID_FLOW_PENDING 1u /* connected UDP that has sent nothing yet: reserves nothing; or a place of TCP's that is being written */
 #define BRAID_FLOW_MARKER 2u  /* not a flow: the socket sends unconnected datagrams, see `datagrams` */
 
 struct braid_flow {

@@ -178,27 +178,78 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 	flow->rule = request->rule;
 }
 
-/* Whether this socket's flow is followed. A function of its own, as the next one too, for the sake of the stack's 512 bytes. */
+/* The TCP flow with this id in its place, or NULL: it may be crowded out. */
+BRAID_INLINE struct connection *in_place(__u64 id)
+{
+	__u32 place = id & (BRAID_CONNECTION_PLACES - 1);
+	struct connection *found = bpf_map_lookup_elem(&connections, &place);
+
+	return found && found->flow.id == id && !(found->flow.flags & BRAID_FLOW_MARKER) ? found : NULL;
+}
+
+/* The TCP flow with this id, or NULL. */
+BRAID_INLINE struct connection *connection_of(__u64 id)
+{
+	struct connection *found = in_place(id);
+
+	return found ? found : bpf_map_lookup_elem(&crowded, &id);
+}
+
+/* Whether this socket's flow is followed. A function of its own, as the next ones too, for the sake of the stack's 512 bytes. */
 static __attribute__((noinline)) int is_followed(struct bpf_sock_addr *ctx)
 {
-	__u64 cookie = bpf_get_socket_cookie(ctx);
-
-	return !!bpf_map_lookup_elem(&connections, &cookie);
+	return !!connection_of(bpf_get_socket_cookie(ctx));
 }
 
 /*
- * Follows a TCP flow from here on; 0 if there is room. The socket's pointer is put where the kernel copies it, and so becomes a
+ * Follows a TCP flow whose place is taken; 0 if there is room. The socket's pointer is put where the kernel copies it, and so becomes a
  * number.
  */
-static __attribute__((noinline)) int follow(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now,
-					    const struct request *request)
+static __attribute__((noinline)) int follow_crowded(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now,
+						    const struct request *request)
 {
 	struct connection entry = {};
 	__u64 cookie = bpf_get_socket_cookie(ctx);
 
 	fill(&entry.flow, now, request, cookie, 0);
 	entry.socket = (__u64)socket;
-	return bpf_map_update_elem(&connections, &cookie, &entry, BPF_ANY);
+	return bpf_map_update_elem(&crowded, &cookie, &entry, BPF_ANY);
+}
+
+/* Takes a place for the flow with this id, unless another has it: one step under the lock. Until its flags say otherwise it is being written. */
+BRAID_INLINE _Bool take_place(struct braid_flow *flow, __u64 id)
+{
+	struct board *shared = the_board();
+	_Bool mine = 0;
+
+	if (!shared)
+		return 0;
+	bpf_spin_lock(&shared->lock);
+	if (!flow->id || flow->id == id || (flow->flags & BRAID_FLOW_MARKER)) {
+		flow->id = id;
+		flow->flags = BRAID_FLOW_PENDING;
+		mine = 1;
+	}
+	bpf_spin_unlock(&shared->lock);
+	return mine;
+}
+
+/* Follows a TCP flow from here on; 0 if there is room. */
+static __attribute__((noinline)) int follow(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now,
+					    const struct request *request)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	__u32 place = cookie & (BRAID_CONNECTION_PLACES - 1);
+	struct connection *own = bpf_map_lookup_elem(&connections, &place);
+
+	if (!own || !take_place(&own->flow, cookie))
+		return follow_crowded(ctx, socket, now, request);
+	fill(&own->flow, now, request, cookie, BRAID_FLOW_PENDING);
+	own->flow.reserved = request->demand;
+	own->socket = (__u64)socket;
+	__asm__ volatile("" ::: "memory");
+	own->flow.flags = 0;
+	return 0;
 }
 
 /* ------------------------------------------------------------------ the end of a flow */
@@ -312,11 +363,15 @@ int braid_release(struct bpf_sock *ctx)
 {
 	if (ctx->protocol == IPPROTO_TCP) {
 		__u64 cookie = bpf_get_socket_cookie(ctx);
-		struct connection *connection = bpf_map_lookup_elem(&connections, &cookie);
+		struct connection *connection = in_place(cookie);
+		_Bool crowded_out = !connection;
 
+		if (crowded_out)
+			connection = bpf_map_lookup_elem(&crowded, &cookie);
 		if (connection) {
 			end_flow(as_number(ctx), &connection->flow, cookie);
-			bpf_map_delete_elem(&connections, &cookie);
+			if (crowded_out)
+				bpf_map_delete_elem(&crowded, &cookie);
 		}
 	} else {
 		struct braid_flow *flow = bpf_sk_storage_get(&flows, ctx, NULL, 0);

@@ -37,8 +37,8 @@ const VERDICT_STEER: u8 = 1;
 pub struct BpfSteering {
     /// Owns programs, links and the maps that are not taken out below.
     ebpf: aya::Ebpf,
-    /// They walk the TCP flows, and those of connected UDP sockets.
-    iterators: Arc<[OwnedFd; 2]>,
+    /// They walk the TCP flows, those that are crowded out, and those of connected UDP sockets.
+    iterators: Arc<[OwnedFd]>,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -67,7 +67,7 @@ pub struct Walked {
 }
 
 /// Walks the sockets' flows; the programs bring their reservations up to date as they go.
-fn walk_sockets(iterators: &[OwnedFd; 2], began: u64, turn: heal::Turn) -> Result<Walked, SteeringError> {
+fn walk_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn) -> Result<Walked, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
     let mut bytes = Vec::new();
     for iterator in iterators {

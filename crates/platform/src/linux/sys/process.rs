@@ -321,6 +321,30 @@ pub fn give_back_memory() {
     }
 }
 
+/// Lets go of what has been mapped of the program's own file. Starting touches most of it, with what the kernel maps around each page
+/// besides, and little of that is met again; what is comes back from the cache of files, a page fault each.
+pub fn let_go_of_program() {
+    unsafe extern "C" fn object(info: *mut libc::dl_phdr_info, _: usize, _: *mut libc::c_void) -> c_int {
+        // SAFETY: only asks for a number.
+        let Ok(page @ 1..) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return 1 };
+        // SAFETY: the loader hands over what describes a loaded object, valid during the call, with `dlpi_phnum` headers.
+        let (base, headers) = unsafe { ((*info).dlpi_addr as usize, std::slice::from_raw_parts((*info).dlpi_phdr, (*info).dlpi_phnum.into())) };
+        // Never what is written: relocated addresses would be lost.
+        for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0) {
+            let begin = (base + header.p_vaddr as usize).next_multiple_of(page);
+            let end = (base + header.p_vaddr as usize + header.p_memsz as usize) / page * page;
+            if begin < end {
+                // SAFETY: whole pages of a mapping of the file that nothing writes: the next access reads the same bytes from the file.
+                unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTNEED) };
+            }
+        }
+        // The first one is the program; its libraries are others' too.
+        1
+    }
+    // SAFETY: `object` keeps to what it is given, and does not unwind.
+    unsafe { libc::dl_iterate_phdr(Some(object), std::ptr::null_mut()) };
+}
+
 /// Lets the allocator keep a few megabytes that are free at the end of the heap, where the C library can be told. By default glibc gives what
 /// is beyond 128 KiB back as soon as it is free: who reads some hundred kilobytes at a time then meets every page anew.
 pub fn keep_memory() {
