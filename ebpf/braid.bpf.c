@@ -8,8 +8,8 @@
  *   getpeername4/6, getsockname4/6, recvmsg4/6  show a redirected socket the addresses it asked for.
  *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon.
  *   sock_release  ends a flow: loads, demand, the event for the daemon.
- *   answered or state, retransmission  what connections suffer: handshakes answered, and where redirected ones come from; SYNs and
- *                 segments without an answer. Not by `sockops`, which the kernel runs eight times a connection, at both ends, for one that counts.
+ *   state, retransmission  what connections suffer: handshakes answered, and where redirected ones come from; SYNs and segments
+ *                 without an answer. Not by `sockops`, which the kernel runs eight times a connection, at both ends, for one that counts.
  *   sent/received  count UDP, whose sockets have no counters of their own; on kernels without these tracepoints egress/ingress.
  *   connections, flows  dump the living flows, TCP's and UDP's, and bring their reservations up to date.
  *
@@ -604,34 +604,21 @@ BRAID_INLINE const struct braid_flow *flow_of(struct sock *socket)
 	return connection ? &connection->flow : NULL;
 }
 
-/* A handshake that this end began has been answered. */
-BRAID_INLINE int on_answer(struct sock *socket)
+/* Arguments: the socket, its old state and its new one. */
+SEC("tp_btf/inet_sock_set_state")
+int braid_state(__u64 *ctx)
 {
-	const struct braid_flow *flow = flow_of(socket);
+	struct sock *socket = (void *)ctx[0];
+	const struct braid_flow *flow;
 
+	if ((int)ctx[1] != TCP_SYN_SENT || (int)ctx[2] != TCP_ESTABLISHED || socket->sk_protocol != IPPROTO_TCP)
+		return 0;
+	flow = flow_of(socket);
 	if (flow)
 		note_answer(flow);
 	else
 		note_source(socket);
 	return 0;
-}
-
-/* Runs once a connection, where the kernel lets functions be followed. */
-SEC("fentry/tcp_finish_connect")
-int braid_answered(__u64 *ctx)
-{
-	return on_answer((void *)ctx[0]);
-}
-
-/* The same where it does not, at every state of every connection, of both ends. Arguments: the socket, its old state and its new one. */
-SEC("tp_btf/inet_sock_set_state")
-int braid_state(__u64 *ctx)
-{
-	struct sock *socket = (void *)ctx[0];
-
-	if ((int)ctx[1] != TCP_SYN_SENT || (int)ctx[2] != TCP_ESTABLISHED || socket->sk_protocol != IPPROTO_TCP)
-		return 0;
-	return on_answer(socket);
 }
 
 /*

@@ -75,7 +75,7 @@ struct braid_params {
 struct braid_control {
 	__u64 heartbeat; /* CLOCK_MONOTONIC, nanoseconds */
 	__u32 bank;
-	__u32 pad;
+	__u32 classes; /* another number whenever an application's class changes; never 0 */
 };
 
 struct braid_exe_key {
@@ -105,6 +105,9 @@ struct braid_demand {
 	__u64 up;
 	__u64 updated; /* CLOCK_MONOTONIC, nanoseconds */
 	__u64 count;
+	__u32 classes; /* what `braid_control.classes` was when `class_` was the application's; 0: never */
+	__u8 class_;
+	__u8 pad[3];
 };
 
 struct braid_app {

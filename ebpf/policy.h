@@ -117,14 +117,36 @@ BRAID_INLINE __u8 class_of(const struct request *request)
 	return fresh.class_;
 }
 
-BRAID_INLINE void expect(const struct braid_params *now, struct request *request)
+/* What was learnt of the application and this remote port, or NULL. */
+BRAID_INLINE struct braid_demand *learnt_of(const struct request *request)
 {
 	struct braid_demand_key key = {};
-	struct braid_demand *known;
 
 	key.app = request->app;
 	key.port = request->port;
-	known = bpf_map_lookup_elem(&demands, &key);
+	return bpf_map_lookup_elem(&demands, &key);
+}
+
+/* The application's class, from what was learnt of it where that is so recent: one look-up instead of two. */
+BRAID_INLINE __u8 known_class(const struct request *request, struct braid_demand *known)
+{
+	__u32 zero = 0;
+	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
+	__u32 classes = switches ? switches->classes : 0;
+	__u8 found;
+
+	if (known && classes && known->classes == classes)
+		return known->class_;
+	found = class_of(request);
+	if (known) {
+		known->class_ = found;
+		known->classes = classes;
+	}
+	return found;
+}
+
+BRAID_INLINE void expect(const struct braid_params *now, struct request *request, const struct braid_demand *known)
+{
 	request->direction = BRAID_DOWN;
 	request->demand = now->default_demand;
 	if (known) {
@@ -188,6 +210,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
 	const struct braid_rule *rule;
+	struct braid_demand *known;
 	__u32 usable, *pinned;
 	_Bool denied;
 
@@ -199,7 +222,8 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	usable = now->usable[request->family == 6];
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
 		return LEAVE_ALONE;
-	request->class_ = class_of(request);
+	known = learnt_of(request);
+	request->class_ = known_class(request, known);
 	request->affinity = BRAID_AFFINITY_UNSET;
 	if (rule) {
 		if (rule->class_ != BRAID_CLASS_UNSET)
@@ -234,7 +258,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		if (pinned)
 			request->redirect = 0; /* a network's own resolver often answers nobody else */
 	}
-	expect(now, request);
+	expect(now, request, known);
 	return GO_ON;
 }
 

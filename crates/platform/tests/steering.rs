@@ -10,9 +10,10 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use aya::maps::{HashMap, Map, MapData, loaded_maps};
+use aya::maps::{Array, HashMap, Map, MapData, loaded_maps};
 use braid_decide::connection::LinkMask;
 use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol};
+use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::abi;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
@@ -472,13 +473,51 @@ struct Connection {
 // SAFETY: integers only, and no padding: the flow has none, and its size is a multiple of eight.
 unsafe impl aya::Pod for Connection {}
 
-/// That map, among those that this process holds.
-fn connections() -> HashMap<MapData, u64, Connection> {
+/// A map of the programs' by name, among those that this process holds.
+fn map_data(name: &str) -> MapData {
     let held = std::fs::read_dir("/proc/self/fdinfo").unwrap().filter_map(|entry| std::fs::read_to_string(entry.unwrap().path()).ok());
     let held: Vec<u32> = held.filter_map(|info| info.lines().find_map(|line| line.strip_prefix("map_id:")?.trim().parse().ok())).collect();
-    let info = loaded_maps().filter_map(Result::ok).find(|map| map.name_as_str() == Some("connections") && held.contains(&map.id()));
-    let data = MapData::from_id(info.expect("the programs have such a map").id()).unwrap();
-    HashMap::try_from(Map::HashMap(data)).unwrap()
+    let info = loaded_maps().filter_map(Result::ok).find(|map| map.name_as_str() == Some(name) && held.contains(&map.id()));
+    MapData::from_id(info.unwrap_or_else(|| panic!("the programs have a map {name}")).id()).unwrap()
+}
+
+/// The places of TCP flows.
+fn places() -> Array<MapData, Connection> {
+    Array::try_from(Map::Array(map_data("connections"))).unwrap()
+}
+
+/// The flows whose places were taken, by socket.
+fn crowded() -> HashMap<MapData, u64, Connection> {
+    HashMap::try_from(Map::HashMap(map_data("crowded"))).unwrap()
+}
+
+/// Somebody else's, in the midst of being written.
+fn taken() -> Connection {
+    Connection { flow: abi::Flow { id: u64::MAX, flags: 1, ..Default::default() }, socket: 0 }
+}
+
+/// Takes all places.
+fn take_places() {
+    let mut places = places();
+    (0..places.len()).for_each(|place| places.set(place, taken(), 0).unwrap());
+}
+
+/// Looks until no flow is left.
+fn wait_for_the_last_flow(steering: &mut BpfSteering) {
+    let begin = std::time::Instant::now();
+    while !steering.flows(now()).unwrap().is_empty() {
+        assert!(begin.elapsed() < LIMIT, "it lives on");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn assert_nothing_weighs(steering: &mut BpfSteering) {
+    let board = steering.board().unwrap();
+    assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+}
+
+fn ends(steering: &mut BpfSteering, id: u64) -> usize {
+    steering.events(100).iter().filter(|event| matches!(event, SteeringEvent::Ended(row) if row.id.0 == id)).count()
 }
 
 #[test]
@@ -486,45 +525,90 @@ fn a_flow_whose_end_was_not_seen_ends_at_the_next_look() {
     in_world("an end that nobody saw", 2, || {
         let mut steering = steering(&params(2));
         let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
-        let mut connections = connections();
-        let (id, entry) = connections.iter().next().expect("the flow is followed").unwrap();
-        connections.remove(&id).unwrap();
+        let mut places = places();
+        let (place, entry) = (0..places.len()).map(|place| (place, places.get(&place, 0).unwrap())).find(|(_, it)| it.flow.id != 0).unwrap();
+        places.set(place, Connection::default(), 0).unwrap();
         drop(stream);
-        connections.insert(id, entry, 0).unwrap();
+        places.set(place, entry, 0).unwrap();
         // Its socket's memory may look the same for a while, as that of one whose connect has only just begun.
-        let begin = std::time::Instant::now();
-        while !steering.flows(now()).unwrap().is_empty() {
-            assert!(begin.elapsed() < LIMIT, "it lives on");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        assert_eq!(connections.keys().count(), 0);
+        wait_for_the_last_flow(&mut steering);
+        assert_nothing_weighs(&mut steering);
+        assert_eq!(ends(&mut steering, entry.flow.id), 1);
+    });
+}
+
+#[test]
+fn a_crowded_flow_whose_end_was_not_seen_ends_at_the_next_look() {
+    in_world("an end of one crowded out that nobody saw", 2, || {
+        let mut steering = steering(&params(2));
+        take_places();
+        let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
+        let mut crowded = crowded();
+        let (id, entry) = crowded.iter().next().expect("the flow is followed").unwrap();
+        crowded.remove(&id).unwrap();
+        drop(stream);
+        crowded.insert(id, entry, 0).unwrap();
+        wait_for_the_last_flow(&mut steering);
+        assert_eq!(crowded.keys().count(), 0);
+        assert_nothing_weighs(&mut steering);
+        assert_eq!(ends(&mut steering, id), 1);
+    });
+}
+
+#[test]
+fn flows_whose_places_are_taken_are_followed_all_the_same() {
+    in_world("no places", 2, || {
+        let mut steering = steering(&params(2));
+        take_places();
+        let streams: Vec<_> = (0..4).map(|_| TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap()).collect();
+        assert_eq!(steering.flows(now()).unwrap().len(), 4);
+        assert_eq!(crowded().keys().count(), 4);
+        assert_eq!(steering.signs(0, Family::V4).unwrap().answered + steering.signs(1, Family::V4).unwrap().answered, 4);
         let board = steering.board().unwrap();
-        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
-        let ended = |event: &SteeringEvent| matches!(event, SteeringEvent::Ended(row) if row.id.0 == id);
-        assert_eq!(steering.events(100).iter().filter(|event| ended(event)).count(), 1);
+        assert_eq!(board.lanes.iter().map(|lane| lane.flows).sum::<u32>(), 4);
+        drop(streams);
+        assert_eq!(crowded().keys().count(), 0);
+        assert!(steering.flows(now()).unwrap().is_empty());
+        assert_nothing_weighs(&mut steering);
+        assert_eq!(steering.counters().unwrap().ended, 4);
+    });
+}
+
+#[test]
+fn a_place_is_used_again() {
+    in_world("one place", 2, || {
+        let mut steering = steering(&params(2));
+        let mut places = places();
+        // Whatever the next socket's cookie is, its place is free, and the one flow there has been is no longer there.
+        for _ in 0..3 {
+            let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
+            let taken = (0..places.len()).filter(|place| places.get(place, 0).unwrap().flow.flags == 0);
+            let living: Vec<_> = taken.filter(|place| places.get(place, 0).unwrap().flow.id != 0).collect();
+            assert_eq!((living.len(), steering.flows(now()).unwrap().len()), (1, 1));
+            drop(stream);
+            let ended = places.get(&living[0], 0).unwrap();
+            (0..places.len()).for_each(|place| places.set(place, ended, 0).unwrap());
+        }
+        assert_eq!(crowded().keys().count(), 0);
+        assert_nothing_weighs(&mut steering);
     });
 }
 
 #[test]
 fn more_connections_than_can_be_followed_are_steered_and_counted() {
-    in_world("a full map of connections", 2, || {
-        const MARKER: u32 = 2;
+    in_world("full maps of connections", 2, || {
         let mut steering = steering(&params(2));
-        let mut connections = connections();
-        // No flows, and of sockets that are nowhere.
-        let inserted = (1u64..).take_while(|number| {
-            let flow = abi::Flow { id: u64::MAX - number, flags: MARKER, ..Default::default() };
-            connections.insert(flow.id, Connection { flow, socket: 0 }, 0).is_ok()
-        });
-        assert!(inserted.count() >= 10_000);
+        take_places();
+        let mut crowded = crowded();
+        let inserted: Vec<u64> = (1u64..).take_while(|number| crowded.insert(u64::MAX - number, taken(), 0).is_ok()).collect();
+        assert!(inserted.len() >= 10_000);
         let server = SocketAddr::new(SERVER, 80);
         assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered all the same");
         let counters = steering.counters().unwrap();
         assert_eq!((counters.untracked, counters.steered), (4, 0), "{counters:?}");
-        let board = steering.board().unwrap();
-        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        assert_nothing_weighs(&mut steering);
         assert!(steering.flows(now()).unwrap().is_empty());
-        assert_eq!(connections.keys().count(), 0, "what stands for nobody is taken out");
+        crowded.remove(&(u64::MAX - inserted[0])).unwrap();
         fetch(server, 1000);
         assert_eq!(steering.counters().unwrap().steered, 1);
     });

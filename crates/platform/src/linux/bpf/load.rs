@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Map, RingBuf};
 use aya::programs::{
-    BtfTracePoint, CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, FEntry, Iter, Program, SchedClassifier,
+    BtfTracePoint, CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier,
 };
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::LinkMask;
@@ -80,12 +80,9 @@ impl BpfSteering {
         let cgroup = opened.map_err(|error| no_cgroup(error.to_string()))?;
         // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
         let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
-        let ending = ["braid_release", "braid_retransmission"];
+        let ending = ["braid_release", "braid_state", "braid_retransmission"];
         let showing = SHOW.into_iter();
         let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
-        if attach(&mut steering.ebpf, "braid_answered", &cgroup).is_err() {
-            attach(&mut steering.ebpf, "braid_state", &cgroup)?;
-        }
         for name in ending.into_iter().chain(counting).chain(showing).chain(starting) {
             attach(&mut steering.ebpf, name, &cgroup)?;
         }
@@ -110,8 +107,6 @@ impl BpfSteering {
         if !counts_calls {
             load_programs(&mut ebpf, &COUNT_PACKETS, &btf)?;
         }
-        // Not every kernel lets functions be followed: `braid_state` serves there.
-        let _ = load_programs(&mut ebpf, &["braid_answered"], &btf);
         let walks = [("braid_connections", "connections"), ("braid_connections", "crowded"), ("braid_flows", "flows")];
         let iterators = walks.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
@@ -123,6 +118,8 @@ impl BpfSteering {
             events,
             params: no_params(),
             bank: 0,
+            heartbeat: 0,
+            classes: 1,
             exempt: 0,
             counts_calls,
             netns,
@@ -208,7 +205,6 @@ fn load_program(program: &mut Program, name: &'static str, btf: &Btf) -> Result<
             };
             BtfTracePoint::load(program, tracepoint, btf)
         }
-        Program::FEntry(program) => FEntry::load(program, "tcp_finish_connect", btf),
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", btf),
         _ => return Err(LoadError::Program { program: name, reason: "it is of no known kind".to_owned() }),
@@ -227,7 +223,6 @@ fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<
             CgroupSkb::attach(program, cgroup, way, mode).map(drop)
         }
         Program::BtfTracePoint(program) => BtfTracePoint::attach(program).map(drop),
-        Program::FEntry(program) => FEntry::attach(program).map(drop),
         _ => return Err(LoadError::Program { program: name, reason: "it is attached to nothing".to_owned() }),
     };
     attached.map_err(|error| LoadError::Program { program: name, reason: detail(&error) })

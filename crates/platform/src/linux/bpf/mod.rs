@@ -42,6 +42,10 @@ pub struct BpfSteering {
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
+    /// When Braid last said that it is alive, in nanoseconds of the kernel's clock; 0: never.
+    heartbeat: u64,
+    /// Another number whenever an application's class changes; never 0.
+    classes: u32,
     netns: u64,
     /// The process whose sockets are left alone.
     exempt: u32,
@@ -162,6 +166,12 @@ impl BpfSteering {
         Ok((living, idle))
     }
 
+    /// Tells the programs whether Braid is alive, and what is in force.
+    fn switch(&mut self) -> Result<(), SteeringError> {
+        let control = abi::Control { heartbeat: self.heartbeat, bank: self.bank, classes: self.classes };
+        typed_map!(self, Array, "control", "say that Braid is alive").set(0, control, 0).map_err(failed("say that Braid is alive"))
+    }
+
     /// What the kernel does when a socket is closed, for a datagram flow that fell idle.
     fn learn(&mut self, row: &abi::FlowRow) -> Result<(), SteeringError> {
         if row.rx + row.tx == 0 {
@@ -177,8 +187,9 @@ impl BpfSteering {
                 up: step(known.up, row.tx),
                 updated: row.read_at,
                 count: known.count.saturating_add(1),
+                ..known
             },
-            Err(_) => abi::Demand { down: row.rx, up: row.tx, updated: row.read_at, count: 1 },
+            Err(_) => abi::Demand { down: row.rx, up: row.tx, updated: row.read_at, count: 1, ..Default::default() },
         };
         map.insert(key, next, 0).map_err(failed(action))
     }
@@ -188,8 +199,8 @@ impl Steering for BpfSteering {
     type Walked = Walked;
 
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
-        let control = abi::Control { heartbeat: now.as_nanos(), bank: self.bank, pad: 0 };
-        typed_map!(self, Array, "control", "say that Braid is alive").set(0, control, 0).map_err(failed("say that Braid is alive"))
+        self.heartbeat = now.as_nanos();
+        self.switch()
     }
 
     fn set_params(&mut self, params: &SteerParams) -> Result<(), SteeringError> {
@@ -284,13 +295,17 @@ impl Steering for BpfSteering {
     fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError> {
         let mut map: HashMap<_, abi::AppKey, abi::App> = typed_map!(self, HashMap, "apps", "set an application's class");
         let value = abi::App { class: class as u8, ..Default::default() };
-        map.insert(app_key(app), value, 0).map_err(failed("set an application's class"))
+        map.insert(app_key(app), value, 0).map_err(failed("set an application's class"))?;
+        // What the programs keep beside what was learnt is out of date.
+        self.classes = self.classes.checked_add(1).unwrap_or(1);
+        self.switch()
     }
 
     fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError> {
         let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "teach an application's demand");
         let key = abi::DemandKey { app: app_key(&learnt.app), port: learnt.port, ..Default::default() };
-        let value = abi::Demand { down: learnt.down.get(), up: learnt.up.get(), updated: learnt.updated.as_nanos(), count: learnt.count };
+        let (down, up, updated) = (learnt.down.get(), learnt.up.get(), learnt.updated.as_nanos());
+        let value = abi::Demand { down, up, updated, count: learnt.count, ..Default::default() };
         map.insert(key, value, 0).map_err(failed("teach an application's demand"))
     }
 

@@ -50,7 +50,7 @@ abi! {
         slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_control`.
-    Control { heartbeat: u64, bank: u32, pad: u32, }
+    Control { heartbeat: u64, bank: u32, classes: u32, }
     /// `struct braid_exe_key`.
     ExeKey { inode: u64, device: u32, pad: u32, }
     /// `struct braid_exe`.
@@ -60,7 +60,7 @@ abi! {
     /// `struct braid_demand_key`.
     DemandKey { app: AppKey, port: u16, pad: [u16; 3], }
     /// `struct braid_demand`.
-    Demand { down: u64, up: u64, updated: u64, count: u64, }
+    Demand { down: u64, up: u64, updated: u64, count: u64, classes: u32, class: u8, pad: [u8; 3], }
     /// `struct braid_app`.
     App { class: u8, pad: [u8; 7], }
     /// `struct braid_rule`.
