@@ -20,7 +20,7 @@ use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::probe::{self, ProbeOutcome};
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::{Ready, now, thread_time};
-use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_program};
+use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code};
 use braid_platform::linux::{measure, model, reverse_path, sockdiag, watch::ExeWatch};
 use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -246,7 +246,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     tracing::info!(socket = %socket.display(), "Braid is up");
     // Reading the kernel's types took tens of megabytes.
     give_back_memory();
-    let_go_of_program();
+    let_go_of_code();
     let result = daemon.turn(&events).await;
     notify("STOPPING=1");
     // What has ended since the last tick is learnt too.
@@ -410,6 +410,7 @@ impl Daemon<'_> {
                     self.memory.keep(&mut self.core, now(), unix());
                     self.keep_pins();
                     self.peers.sweep();
+                    let_go_of_code();
                 }
                 Some(request) = self.inbox.recv() => {
                     if self.on_request(request) {

@@ -526,7 +526,8 @@ fn a_flow_whose_end_was_not_seen_ends_at_the_next_look() {
         let mut steering = steering(&params(2));
         let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
         let mut places = places();
-        let (place, entry) = (0..places.len()).map(|place| (place, places.get(&place, 0).unwrap())).find(|(_, it)| it.flow.id != 0).unwrap();
+        let (place, entry) =
+            (0..places.len()).map(|place| (place, places.get(&place, 0).unwrap())).find(|(_, it)| it.flow.id != 0).unwrap();
         places.set(place, Connection::default(), 0).unwrap();
         drop(stream);
         places.set(place, entry, 0).unwrap();

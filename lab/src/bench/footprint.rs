@@ -26,7 +26,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "footprint",
         "Memory, and time to start",
-        "Memory: two links, 1,000 TCP connections held open by one program, VmRSS and VmHWM of `braid up` ten seconds later. Start: from \
+        "Memory: two links, 1,000 TCP connections held open by one program, VmRSS and VmHWM of `braid up` twenty seconds later. Start: from \
          exec to the start of the first connection that a rule sends over the second link (which the system would never choose), connections being begun every \
          millisecond; the first start has an empty state directory, the others have what it left.",
     );
@@ -60,7 +60,7 @@ fn memory(settings: &Settings) -> Result<(f64, f64, f64)> {
     thread::sleep(Duration::from_secs(2));
     let (idle, _) = resident(daemon.pid())?;
     let flows = lab.client().run(|| (0..1000).map(|_| TcpStream::connect(to)).collect::<std::io::Result<Vec<_>>>())??;
-    thread::sleep(Duration::from_secs(if settings.quick { 2 } else { 10 }));
+    thread::sleep(Duration::from_secs(if settings.quick { 2 } else { 20 }));
     let known = daemon.status(&lab)?["flows"].as_u64();
     ensure!(known >= Some(1000), "the daemon knows {known:?} flows, not 1,000");
     let (now, most) = resident(daemon.pid())?;

@@ -1,5 +1,6 @@
 //! System calls with which `braid run` arranges its processes: fork, wait, signals, descriptors, pipes.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -321,25 +322,30 @@ pub fn give_back_memory() {
     }
 }
 
-/// Lets go of what has been mapped of the program's own file. Starting touches most of it, with what the kernel maps around each page
-/// besides, and little of that is met again; what is comes back from the cache of files, a page fault each.
-pub fn let_go_of_program() {
+/// Lets go of what has been mapped of the files of the program and its libraries. Starting touches most of them, and whatever else runs once in
+/// a while its part, with what the kernel maps around each page besides; what is met again comes back from the cache of files, by a page fault
+/// that costs a microsecond.
+pub fn let_go_of_code() {
     unsafe extern "C" fn object(info: *mut libc::dl_phdr_info, _: usize, _: *mut libc::c_void) -> c_int {
         // SAFETY: only asks for a number.
         let Ok(page @ 1..) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return 1 };
-        // SAFETY: the loader hands over what describes a loaded object, valid during the call, with `dlpi_phnum` headers.
-        let (base, headers) = unsafe { ((*info).dlpi_addr as usize, std::slice::from_raw_parts((*info).dlpi_phdr, (*info).dlpi_phnum.into())) };
-        // Never what is written: relocated addresses would be lost.
+        // SAFETY: the loader hands over what describes a loaded object, valid during the call, with `dlpi_phnum` headers, and its name as text.
+        let (info, name) = unsafe { (&*info, CStr::from_ptr((*info).dlpi_name)) };
+        if name.to_bytes().starts_with(b"linux-vdso") {
+            return 0; // no file
+        }
+        // SAFETY: as above.
+        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        // Never what can be written: relocated addresses would be lost.
         for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0) {
-            let begin = (base + header.p_vaddr as usize).next_multiple_of(page);
-            let end = (base + header.p_vaddr as usize + header.p_memsz as usize) / page * page;
+            let first = info.dlpi_addr as usize + header.p_vaddr as usize;
+            let (begin, end) = (first.next_multiple_of(page), (first + header.p_memsz as usize) / page * page);
             if begin < end {
-                // SAFETY: whole pages of a mapping of the file that nothing writes: the next access reads the same bytes from the file.
+                // SAFETY: whole pages of a file's mapping that nobody writes: the next access reads the same bytes from the file.
                 unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTNEED) };
             }
         }
-        // The first one is the program; its libraries are others' too.
-        1
+        0
     }
     // SAFETY: `object` keeps to what it is given, and does not unwind.
     unsafe { libc::dl_iterate_phdr(Some(object), std::ptr::null_mut()) };
