@@ -83,7 +83,7 @@ fn calls(settings: &Settings) -> Result<Calls> {
     let (listener, to) = listener(&lab, 9000)?;
     listener.set_nonblocking(true)?;
     let swallower = swallow_datagrams(&lab, 9001)?;
-    let (pairs, batch) = if settings.quick { (4, 250) } else { (40, 250) };
+    let (pairs, batch) = if settings.quick { (4, 250) } else { (100, 250) };
     let mut batches = Vec::new();
     for pair in 0..pairs {
         for with in [pair % 2 == 0, pair % 2 != 0] {
