@@ -2,7 +2,7 @@
 //!
 //! [`FakeSteering::chaos`] makes calls fail as a system in trouble would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use braid_decide::connection::{Board, LinkMask, Request};
@@ -38,6 +38,9 @@ pub struct FakeSteering {
     shut: Vec<(IpAddr, u16)>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), Learnt>,
+    classes: BTreeMap<AppId, Class>,
+    /// Applications that the daemon was told of.
+    introduced: BTreeSet<AppId>,
     events: Vec<SteeringEvent>,
     signs: BTreeMap<(usize, Family), Signs>,
     counters: SteeringCounters,
@@ -81,6 +84,11 @@ impl FakeSteering {
     /// The hosts that run Braid themselves.
     pub fn servers(&self) -> &[IpAddr] {
         &self.servers
+    }
+
+    /// The class that was set for an application, by which its flows get their affinity.
+    pub fn class_set(&self, app: &AppId) -> Option<Class> {
+        self.classes.get(app).copied()
     }
 
     /// When the daemon last said that it lives.
@@ -165,7 +173,9 @@ impl FakeSteering {
         };
         self.flows.insert(id, row);
         self.counters.steered += 1;
-        self.events.push(SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 1, class: Class::Unclassified });
+        if self.introduced.insert(app.clone()) {
+            self.events.push(SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 1, class: Class::Unclassified });
+        }
         Steered::To(slot, id)
     }
 
@@ -291,8 +301,10 @@ impl Steering for FakeSteering {
         self.call("tell the kernel the programs' classes")
     }
 
-    fn set_class(&mut self, _app: &AppId, _class: Class) -> Result<(), SteeringError> {
-        self.call("set an application's class")
+    fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError> {
+        self.call("set an application's class")?;
+        self.classes.insert(app.clone(), class);
+        Ok(())
     }
 
     fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError> {

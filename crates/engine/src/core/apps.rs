@@ -9,7 +9,7 @@ use braid_platform::steering::{AppId, FlowRow};
 
 /// The most applications remembered; the longest silent one goes first.
 const LIMIT: usize = 4096;
-/// Traffic is judged after at least this many flows or bytes.
+/// Traffic is judged after at least this many flows, or a large one.
 const PATTERN_FLOWS: u64 = 5;
 
 /// One application as met by the daemon.
@@ -46,6 +46,8 @@ pub struct Traffic {
     pub max_down: u64,
     /// Highest mean rate of a flow, sent.
     pub max_up: u64,
+    /// Bytes of large flows, both ways.
+    large: Bytes,
     first: Option<Time>,
 }
 
@@ -56,6 +58,9 @@ impl Traffic {
         self.rx += row.rx;
         self.tx += row.tx;
         self.seconds += span.as_secs_f64();
+        if class::is_large(row.rx, row.tx, span.as_secs_f64()) {
+            self.large += row.rx + row.tx;
+        }
         // A flow shorter than a round trip says nothing of a rate.
         if span.as_millis() >= 20 {
             self.max_down = self.max_down.max(row.rx.per(span).bps());
@@ -138,7 +143,8 @@ impl Apps {
             return None;
         }
         let by_port = class::by_port(row.remote.1);
-        let by_pattern = (met.traffic.flows >= PATTERN_FLOWS).then(|| class::by_pattern(&pattern(met, row))).flatten();
+        let tells = met.traffic.flows >= PATTERN_FLOWS || met.traffic.large > Bytes::ZERO;
+        let by_pattern = tells.then(|| class::by_pattern(&pattern(met, row))).flatten();
         let (class, source) = match (by_port, by_pattern) {
             (Some(class), _) => (class, "port"),
             (None, Some(class)) => (class, "pattern"),
@@ -149,16 +155,34 @@ impl Apps {
         met.class = class;
         (changed && source == "port").then_some(class)
     }
+
+    /// Takes a living flow into account that [is large](class::is_large): a download is one before its end. Only shown, as every guess.
+    pub fn grew_large(&mut self, row: &FlowRow) {
+        let Some(met) = self.met.get_mut(&row.app).filter(|met| matches!(met.source, "" | "pattern") && met.class != Class::Bulk) else {
+            return;
+        };
+        let (traffic, moved) = (&met.traffic, row.rx + row.tx);
+        if in_large(traffic.large + moved, traffic.rx + traffic.tx + moved) >= 0.5 {
+            (met.class, met.source) = (Class::Bulk, "pattern");
+        }
+    }
+}
+
+/// The share of large flows.
+fn in_large(large: Bytes, all: Bytes) -> f64 {
+    large.get() as f64 / all.get().max(1) as f64
 }
 
 fn pattern(met: &Met, row: &FlowRow) -> Pattern {
     let traffic = &met.traffic;
-    let minutes = traffic.first.map_or(0.0, |first| row.read_at.since(first).as_secs_f64() / 60.0).max(1.0 / 60.0);
+    let minutes = traffic.first.map_or(0.0, |first| row.read_at.since(first).as_secs_f64() / 60.0);
     Pattern {
-        flows_per_minute: traffic.flows as f64 / minutes,
+        // A script's five requests in a second are no three hundred a minute.
+        flows_per_minute: traffic.flows as f64 / minutes.max(1.0),
         mean_down: Bytes::new(traffic.rx.get() / traffic.flows.max(1)),
         mean_up: Bytes::new(traffic.tx.get() / traffic.flows.max(1)),
         mean_seconds: traffic.seconds / traffic.flows.max(1) as f64,
+        in_large: in_large(traffic.large, traffic.rx + traffic.tx),
         port: row.remote.1,
     }
 }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::capacity::Busy;
+use braid_decide::class;
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::Suffering;
 use braid_model::{Bytes, Class, Family, FlowId, LinkIndex, Protocol, Time};
@@ -140,10 +141,13 @@ impl<S: Steering> Core<S> {
         }
         self.ended.clear();
         let costs = self.byte_costs(now);
-        let (links, by_app) = (&mut self.links, &mut self.moved);
+        let (links, by_app, apps) = (&mut self.links, &mut self.moved, &mut self.apps);
         self.flows = self.flows.next(rows, |row, before| {
             let next = advance(before, row, now, costs.get(&row.link).copied());
             count(by_app, before, row);
+            if class::is_large(row.rx, row.tx, now.since(row.started).as_secs_f64()) {
+                apps.grew_large(row);
+            }
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
             *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > Bytes::ZERO;
