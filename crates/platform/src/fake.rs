@@ -216,6 +216,13 @@ impl FakeSteering {
         }
     }
 
+    /// The kernel's last sample of what a flow sends; `None`: its program had no more to send.
+    pub fn sample(&mut self, id: FlowId, rate: Option<Rate>) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.delivery_rate = rate;
+        }
+    }
+
     /// A segment of a flow was not answered in time.
     pub fn suffer(&mut self, id: FlowId) {
         if let Some(row) = self.flows.get(&id) {

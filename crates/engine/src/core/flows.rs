@@ -1,5 +1,6 @@
 //! Living flows: what they move, what that teaches, and which of them are stuck.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::Suffering;
-use braid_model::{Bytes, Class, Family, FlowId, LinkIndex, Protocol, Time};
+use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 use braid_platform::steering::{AppId, FlowRow, Steering, SteeringError, SteeringEvent, Walk};
 
 use super::living::{self, Living};
@@ -57,6 +58,8 @@ pub(super) struct Progress {
     grown: Time,
     /// Received something since the look before.
     receiving: bool,
+    /// Which way most went of what it moved last; before, the way that is expected.
+    toward: Direction,
     retransmissions: u32,
     segments: u32,
     pub(super) energy: EnergyMeter,
@@ -238,9 +241,14 @@ impl<S: Steering> Core<S> {
                 // It sends at its own pace, whatever the link could carry.
                 continue;
             }
+            let link = self.links.get(&row.link);
+            // Acknowledgements and requests leave most of a link empty, and say nothing of what it could carry.
+            if progress.toward == Direction::Up && !fills(row, link.and_then(|link| link.rate[Direction::Up as usize])) {
+                continue;
+            }
             let fresh = remotes.insert((row.link, row.remote.0));
-            let least = self.links.get(&row.link).and_then(|link| link.rtt.least());
-            let entry = &mut busy.entry(row.link).or_default()[row.direction as usize];
+            let least = link.and_then(|link| link.rtt.least());
+            let entry = &mut busy.entry(row.link).or_default()[progress.toward as usize];
             entry.flows += 1;
             entry.destinations += u32::from(fresh);
             // It was there for the whole interval and had more to move than it has moved.
@@ -250,6 +258,12 @@ impl<S: Steering> Core<S> {
         }
         busy
     }
+}
+
+/// Whether a sender has more to send than its way takes: by the kernel's word, which stands until it has sent as much again, so that it
+/// counts only beside what the device sends now (`rate`). Nobody tells that of datagrams.
+fn fills(row: &FlowRow, rate: Option<Rate>) -> bool {
+    matches!((row.delivery_rate, rate), (Some(sample), Some(rate)) if sample.bps() / 4 <= rate.bps())
 }
 
 /// Adds what a flow moved since `before` to its application's.
@@ -275,13 +289,20 @@ fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<Byt
         _ => now,
     };
     let (rx, tx) = before.map_or((Bytes::ZERO, Bytes::ZERO), |before| (before.rx, before.tx));
+    let (received, sent) = (row.rx.saturating_sub(rx), row.tx.saturating_sub(tx));
+    let toward = match received.cmp(&sent) {
+        Ordering::Greater => Direction::Down,
+        Ordering::Less => Direction::Up,
+        Ordering::Equal => before.map_or(row.direction, |before| before.toward),
+    };
     let mut energy = before.map_or(EnergyMeter::default(), |before| before.energy);
-    energy.count(cost, row.rx.saturating_sub(rx), row.tx.saturating_sub(tx));
+    energy.count(cost, received, sent);
     Progress {
         rx: row.rx,
         tx: row.tx,
         grown,
         receiving,
+        toward,
         retransmissions: row.retransmissions.unwrap_or(0),
         segments: row.segments_out.unwrap_or(0),
         energy,

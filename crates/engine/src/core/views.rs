@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use braid_api::{App, AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
+use braid_decide::capacity::Estimate;
 use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
 use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
@@ -211,6 +212,9 @@ impl<S: Steering> Core<S> {
 fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lane>, energy: Option<LinkEnergy>) -> LinkView {
     let capacity = |direction| link.estimate(direction, now);
     let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
+    // A guess is for the rule, which needs some number; people are told what is known.
+    let known = |estimate: &Estimate| Some(estimate.rate.bps()).filter(|rate| *rate > 0 && estimate.is_known());
+    let age = |estimate: &Estimate| estimate.age.map(|age| age.as_millis() as u64);
     let gateways = |routes: &PerFamily<Vec<braid_model::DefaultRoute>>| {
         let all = Family::ALL.iter().flat_map(|family| routes.get(*family).iter().filter_map(|route| route.gateway));
         all.map(|gateway| gateway.to_string()).collect()
@@ -221,8 +225,8 @@ fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lan
         state: link.state().to_string(),
         kind: link.facts.kind.to_string(),
         addresses: link.facts.addresses.iter().map(ToString::to_string).collect(),
-        capacity_down_bps: Some(down.rate.bps()).filter(|rate| *rate > 0),
-        capacity_up_bps: Some(up.rate.bps()).filter(|rate| *rate > 0),
+        capacity_down_bps: known(&down),
+        capacity_up_bps: known(&up),
         rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
         loss: link.loss.rate(now),
         rx_bytes: Some(moved[0].get()),
@@ -243,7 +247,9 @@ fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lan
         load_down_bytes: lane.map(|lane| lane.load[0]),
         load_up_bytes: lane.map(|lane| lane.load[1]),
         capacity_confidence: Some(down.confidence),
-        capacity_age_ms: down.age.map(|age| age.as_millis() as u64),
+        capacity_age_ms: age(&down),
+        capacity_up_confidence: Some(up.confidence),
+        capacity_up_age_ms: age(&up),
         metered: link.rule.metered,
         cap_bytes: link.rule.cap.map(Bytes::get),
         used_bytes: link.allowance.as_ref().map(|allowance| allowance.used().get()),
