@@ -200,6 +200,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     notify("STOPPING=1");
     // What has ended since the last tick is learnt too.
     daemon.take_events();
+    daemon.take_carried();
     daemon.keep_history();
     daemon.memory.keep_last(&mut daemon.core, now(), unix());
     drop(events);
@@ -408,6 +409,14 @@ impl Daemon<'_> {
         self.bear(STEERING, done);
     }
 
+    /// Learns from the flows that peers carried to their end.
+    fn take_carried(&mut self) {
+        for flow in self.peers.take_ended() {
+            let learnt = self.core.on_carried(&flow);
+            self.bear(STEERING, learnt);
+        }
+    }
+
     fn take_network(&mut self) {
         let network = self.network.borrow_and_update().clone();
         let taken = self.on_network(network);
@@ -419,6 +428,7 @@ impl Daemon<'_> {
         let done = self.core.tick(now());
         self.bear(STEERING, done);
         self.take_events();
+        self.take_carried();
         self.memory.go_on_recalling(&mut self.core);
         let revived = self.guardian.revive();
         if let Some(true) = self.bear("cannot start another guardian", revived) {

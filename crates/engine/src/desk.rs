@@ -88,7 +88,6 @@ impl Desk {
         // A client that does not wait for its answer is none of our business.
         match request {
             Request::Links(answer) => drop(answer.send(Ok(core.links(now)))),
-            Request::Apps(answer) => drop(answer.send(Ok(core.applications(now)))),
             Request::Policy(answer) => drop(answer.send(Ok(core.policy()))),
             Request::Tradeoff(answer) => drop(answer.send(Ok(core.tradeoff(now)))),
             Request::Notes(after, answer) => drop(answer.send(Ok(self.chronicle.notes_after(after)))),

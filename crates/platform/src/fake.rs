@@ -244,19 +244,20 @@ impl FakeSteering {
         let load = &mut lane.load[row.direction as usize];
         *load = load.saturating_sub(row.reserved.get());
         lane.flows = lane.flows.saturating_sub(1);
-        let known = self.learnt.entry((row.app.clone(), row.remote.1)).or_insert_with(|| Learnt {
-            app: row.app.clone(),
-            port: row.remote.1,
-            down: Bytes::ZERO,
-            up: Bytes::ZERO,
-            count: 0,
-            updated: now,
-        });
-        let mut demand = braid_decide::demand::Demand { down: known.down, up: known.up, count: known.count, updated: known.updated };
-        demand.learn(row.rx, row.tx, now);
-        (known.down, known.up, known.count, known.updated) = (demand.down, demand.up, demand.count, demand.updated);
+        self.learn_step(&row.app, row.remote.1, row.rx, row.tx, now);
         self.counters.ended += 1;
         self.events.push(SteeringEvent::Ended(row));
+    }
+
+    fn learn_step(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) {
+        if down + up == Bytes::ZERO {
+            return;
+        }
+        let fresh = || Learnt { app: app.clone(), port, down: Bytes::ZERO, up: Bytes::ZERO, count: 0, updated: now };
+        let known = self.learnt.entry((app.clone(), port)).or_insert_with(fresh);
+        let mut demand = braid_decide::demand::Demand { down: known.down, up: known.up, count: known.count, updated: known.updated };
+        demand.learn(down, up, now);
+        (known.down, known.up, known.count, known.updated) = (demand.down, demand.up, demand.count, demand.updated);
     }
 }
 
@@ -317,6 +318,12 @@ impl Steering for FakeSteering {
     fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError> {
         self.call("teach an application's demand")?;
         self.learnt.insert((learnt.app.clone(), learnt.port), learnt.clone());
+        Ok(())
+    }
+
+    fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError> {
+        self.call("learn from a flow")?;
+        self.learn_step(app, port, down, up, now);
         Ok(())
     }
 

@@ -51,22 +51,45 @@ pub struct Traffic {
     first: Option<Time>,
 }
 
+/// A flow at its end, whoever carried it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Its application.
+    pub app: AppId,
+    /// The remote port.
+    pub port: u16,
+    /// When it began.
+    pub started: Time,
+    /// When it ended.
+    pub at: Time,
+    /// Bytes received.
+    pub rx: Bytes,
+    /// Bytes sent.
+    pub tx: Bytes,
+}
+
+impl From<&FlowRow> for Ended {
+    fn from(row: &FlowRow) -> Self {
+        Self { app: row.app.clone(), port: row.remote.1, started: row.started, at: row.read_at, rx: row.rx, tx: row.tx }
+    }
+}
+
 impl Traffic {
-    fn add(&mut self, row: &FlowRow) {
-        let span = row.read_at.since(row.started);
+    fn add(&mut self, flow: &Ended) {
+        let span = flow.at.since(flow.started);
         self.flows += 1;
-        self.rx += row.rx;
-        self.tx += row.tx;
+        self.rx += flow.rx;
+        self.tx += flow.tx;
         self.seconds += span.as_secs_f64();
-        if class::is_large(row.rx, row.tx, span.as_secs_f64()) {
-            self.large += row.rx + row.tx;
+        if class::is_large(flow.rx, flow.tx, span.as_secs_f64()) {
+            self.large += flow.rx + flow.tx;
         }
         // A flow shorter than a round trip says nothing of a rate.
         if span.as_millis() >= 20 {
-            self.max_down = self.max_down.max(row.rx.per(span).bps());
-            self.max_up = self.max_up.max(row.tx.per(span).bps());
+            self.max_down = self.max_down.max(flow.rx.per(span).bps());
+            self.max_up = self.max_up.max(flow.tx.per(span).bps());
         }
-        self.first.get_or_insert(row.started);
+        self.first.get_or_insert(flow.started);
     }
 
     /// Mean rates received and sent in bits per second; `None` before anything lasted.
@@ -134,17 +157,17 @@ impl Apps {
 
     /// Learns from an ended flow and what it cost. Returns the class if the kernel's side must know it: one guessed from the pattern of the traffic is
     /// only shown, since affinity follows the class, and a guess may not tie a program's flows to one link.
-    pub fn ended(&mut self, row: &FlowRow, energy: EnergyMeter) -> Option<Class> {
-        let met = self.met.get_mut(&row.app)?;
-        met.seen = row.read_at;
-        met.traffic.add(row);
+    pub fn ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Option<Class> {
+        let met = self.met.get_mut(&flow.app)?;
+        met.seen = flow.at;
+        met.traffic.add(flow);
         met.traffic.energy.absorb(energy);
         if matches!(met.source, "user" | "executable") {
             return None;
         }
-        let by_port = class::by_port(row.remote.1);
+        let by_port = class::by_port(flow.port);
         let tells = met.traffic.flows >= PATTERN_FLOWS || met.traffic.large > Bytes::ZERO;
-        let by_pattern = tells.then(|| class::by_pattern(&pattern(met, row))).flatten();
+        let by_pattern = tells.then(|| class::by_pattern(&pattern(met, flow))).flatten();
         let (class, source) = match (by_port, by_pattern) {
             (Some(class), _) => (class, "port"),
             (None, Some(class)) => (class, "pattern"),
@@ -173,9 +196,9 @@ fn in_large(large: Bytes, all: Bytes) -> f64 {
     large.get() as f64 / all.get().max(1) as f64
 }
 
-fn pattern(met: &Met, row: &FlowRow) -> Pattern {
+fn pattern(met: &Met, flow: &Ended) -> Pattern {
     let traffic = &met.traffic;
-    let minutes = traffic.first.map_or(0.0, |first| row.read_at.since(first).as_secs_f64() / 60.0);
+    let minutes = traffic.first.map_or(0.0, |first| flow.at.since(first).as_secs_f64() / 60.0);
     Pattern {
         // A script's five requests in a second are no three hundred a minute.
         flows_per_minute: traffic.flows as f64 / minutes.max(1.0),
@@ -183,6 +206,6 @@ fn pattern(met: &Met, row: &FlowRow) -> Pattern {
         mean_up: Bytes::new(traffic.tx.get() / traffic.flows.max(1)),
         mean_seconds: traffic.seconds / traffic.flows.max(1) as f64,
         in_large: in_large(traffic.large, traffic.rx + traffic.tx),
-        port: row.remote.1,
+        port: flow.port,
     }
 }

@@ -12,6 +12,7 @@ use braid_decide::health::Suffering;
 use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 use braid_platform::steering::{AppId, FlowRow, Steering, SteeringError, SteeringEvent, Walk};
 
+use super::apps::Ended;
 use super::living::{self, Living};
 use super::{Core, rules};
 use crate::chronicle::AppPulse;
@@ -117,7 +118,14 @@ impl<S: Steering> Core<S> {
             self.recent.pop_front();
         }
         self.recent.push_back(row.clone());
-        self.apps.ended(row, energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
+        self.apps.ended(&row.into(), energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
+    }
+
+    /// A flow that a peer carried has ended: its application's demand and traffic are learnt from it as from those over one link.
+    pub fn on_carried(&mut self, flow: &Ended) -> Result<(), SteeringError> {
+        let class = self.apps.ended(flow, EnergyMeter::default());
+        class.map_or(Ok(()), |class| self.steering.set_class(&flow.app, class))?;
+        self.steering.learn(&flow.app, flow.port, flow.rx, flow.tx, flow.at)
     }
 
     /// Looks at the living flows: loads, progress, estimates. To be called several times a second while there are any.

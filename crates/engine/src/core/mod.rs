@@ -2,7 +2,7 @@
 //!
 //! The live loop ([`crate::daemon`]) feeds it; tests feed it with a fake.
 
-pub mod apps;
+mod apps;
 mod bonds;
 mod detect;
 mod energy;
@@ -37,6 +37,7 @@ use ipnet::IpNet;
 
 use crate::config::Config;
 use apps::Apps;
+pub use apps::Ended;
 pub use bonds::{BondLink, BondPolicy};
 pub use detect::{Question, ServerNews};
 pub use flows::Stuck;

@@ -93,11 +93,11 @@ impl<S: Steering> Core<S> {
         device.map_or_else(|| living::gone(row.link), |device| device.name.clone())
     }
 
-    /// `GET /v1/apps`.
-    pub fn applications(&mut self, now: Time) -> Vec<App> {
+    /// `GET /v1/apps`. `bonded` counts the living flows that peers carry, by application and remote port.
+    pub fn applications(&mut self, now: Time, bonded: &BTreeMap<(AppId, u16), u64>) -> Vec<App> {
         let learnt = self.steering.learnt().unwrap_or_default();
         // Flows are gone through once, not for each application.
-        let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
+        let mut flows: BTreeMap<(&AppId, u16), u64> = bonded.iter().map(|((app, port), count)| ((app, *port), *count)).collect();
         self.flows.iter().map(|living| &living.row).for_each(|row| *flows.entry((&row.app, row.remote.1)).or_default() += 1);
         let living = self.living_energy();
         let of = |learnt: &Learnt| Living {

@@ -45,6 +45,7 @@ impl Daemon<'_> {
                 let rest = self.rest(time, true);
                 let _ = answer.send(Ok(Box::new(self.desk.first(&self.core, time, after, rest))));
             }
+            Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time, &self.peers.living())))),
             Request::Flows(answer) => {
                 self.waiting.push(answer);
                 if !self.looking {
@@ -80,7 +81,6 @@ impl Daemon<'_> {
             }
             // The desk has answered these.
             Request::Links(_)
-            | Request::Apps(_)
             | Request::Policy(_)
             | Request::Tradeoff(_)
             | Request::Notes(..)
@@ -95,7 +95,7 @@ impl Daemon<'_> {
         Rest {
             status: self.status(time),
             bonded: self.peers.flow_views(time, CARRIED_BY),
-            apps: apps.then(|| self.core.applications(time)),
+            apps: apps.then(|| self.core.applications(time, &self.peers.living())),
             peers: self.peers.views(&self.core.known_servers(time)),
         }
     }

@@ -55,6 +55,8 @@ impl Daemon<'_> {
 
     /// A flow that is to be bonded has arrived.
     pub(super) fn on_arrival(&mut self, arrival: Arrival) {
+        // Its program may be a new one, which the event before tells of.
+        self.take_events();
         let facts = match &arrival {
             Arrival::Connection(redirected) => &redirected.flow,
             Arrival::Datagram(_, facts, _) => facts,

@@ -1,8 +1,10 @@
 //! What applications are taken for, and what is learnt of them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use braid_decide::policy::Scheduler;
+use braid_engine::core::Ended;
 use braid_model::{Bytes, FlowId};
 use braid_platform::fake::Steered;
 use braid_platform::steering::{AppId, ExeId};
@@ -37,7 +39,7 @@ fn requests(world: &mut World, name: &str, count: u32) {
 /// The class that is shown of a program, and where it comes from.
 fn shown(world: &mut World, name: &str) -> (String, Option<String>) {
     let now = world.now;
-    let app = world.core.applications(now).into_iter().find(|app| app.name == name).unwrap();
+    let app = world.core.applications(now, &BTreeMap::new()).into_iter().find(|app| app.name == name).unwrap();
     (app.class, app.class_source)
 }
 
@@ -82,4 +84,35 @@ fn a_long_call_is_no_download() {
     let now = world.now;
     let flow = world.core.flows(now).into_iter().find(|flow| flow.id == call.0).unwrap();
     assert_eq!(flow.class.as_deref(), Some("unclassified"), "it moved {:?}", flow.rx_bytes);
+}
+
+#[test]
+fn flows_that_peers_carry_count_as_those_over_one_link() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    requests(&mut world, "backup", 1);
+    let ended = |world: &World, rx: u64, seconds: u64| Ended {
+        app: id("backup"),
+        port: 443,
+        started: world.now,
+        at: world.now + Duration::from_secs(seconds),
+        rx: Bytes::new(rx),
+        tx: Bytes::new(600),
+    };
+    let flow = ended(&world, 8_000_000, 2);
+    world.core.on_carried(&flow).unwrap();
+    let now = flow.at;
+    let bonded = BTreeMap::from([((id("backup"), 443), 3), ((id("backup"), 80), 1)]);
+    let apps = world.core.applications(now, &bonded);
+    let app = apps.iter().find(|app| app.name == "backup").unwrap();
+    assert_eq!((app.samples, app.flows, app.port), (2, 3, Some(443)));
+    // One eighth of the way from the first flow's to the second's.
+    assert_eq!(app.demand_bytes, Some(20_000 - 2_500 + 1_000_000 + 600 - 75 + 75));
+    assert_eq!(app.max_rate_down_bps, Some(32_000_000));
+    assert!(app.rate_down_bps > Some(20_000_000) && app.age_ms == Some(0), "{app:?}");
+    assert_eq!(app.class, "bulk", "by what it moved");
+    // A program that was never seen elsewhere.
+    let other = Ended { app: AppId { name: "new".to_owned(), ..id("new") }, ..ended(&world, 5_000, 1) };
+    world.core.on_carried(&other).unwrap();
+    let apps = world.core.applications(now, &bonded);
+    assert_eq!(apps.iter().find(|app| app.name == "new").unwrap().demand_bytes, Some(5_600));
 }
