@@ -34,7 +34,7 @@ use crate::peers::{Change, Peers, joined};
 use crate::server::{Answer as Reply, Api, DEFAULT_SOCKET, FlowList, Request, Server, Serving, Ui, UiOptions};
 use crate::settings::Settings;
 use acts::{MEASURE, Measured, ProbeAnswer};
-use looks::Looked;
+use looks::{Lists, Looked};
 pub use system::notify;
 use system::{SystemNames, unix, unix_ms, watch_battery};
 
@@ -170,6 +170,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         looks: mpsc::channel(1),
         looking: false,
         waiting: Vec::new(),
+        lists: Lists::default(),
         supply: watch_battery(),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
@@ -228,7 +229,8 @@ struct Daemon<'a> {
     /// A thread looks at the flows.
     looking: bool,
     /// Clients to be told of the flows once it has.
-    waiting: Vec<Reply<FlowList>>,
+    waiting: Vec<Reply<Arc<FlowList>>>,
+    lists: Lists,
     supply: mpsc::Receiver<Option<Supply>>,
     peers: Peers,
     changes: mpsc::UnboundedReceiver<Change>,

@@ -2,13 +2,14 @@
 //!
 //! The live loop ([`crate::daemon`]) feeds it; tests feed it with a fake.
 
-mod apps;
+pub mod apps;
 mod bonds;
 mod detect;
 mod energy;
 mod explain;
 mod flows;
 mod grounds;
+mod learnt;
 mod link;
 mod living;
 mod network;
@@ -42,6 +43,7 @@ pub use bonds::{BondLink, BondPolicy};
 pub use detect::{Question, ServerNews};
 pub use flows::Stuck;
 pub use grounds::Grounds;
+pub use learnt::AppsView;
 pub use link::Link;
 pub use living::FlowsView;
 use living::LivingFlows;

@@ -45,13 +45,8 @@ impl Daemon<'_> {
                 let rest = self.rest(time, true);
                 let _ = answer.send(Ok(Box::new(self.desk.first(&self.core, time, after, rest))));
             }
-            Request::Apps(answer) => drop(answer.send(Ok(self.core.applications(time, &self.peers.living())))),
-            Request::Flows(answer) => {
-                self.waiting.push(answer);
-                if !self.looking {
-                    self.begin_look();
-                }
-            }
+            Request::Apps(answer) => drop(answer.send(Ok(self.core.apps_view(time, self.peers.living())))),
+            Request::Flows(answer) => self.ask_flows(time, answer),
             Request::Explain(request, answer) => {
                 let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
                 let _ = answer.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));

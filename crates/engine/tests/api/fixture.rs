@@ -150,8 +150,8 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
         let done = || Ok(Accepted { message: "done".to_owned(), warnings: vec![] });
         match rest {
             Request::Status(answer) => drop(answer.send(Ok(core.status(NOW)))),
-            Request::Apps(answer) => drop(answer.send(Ok(core.applications(NOW, &BTreeMap::new())))),
-            Request::Flows(answer) => drop(answer.send(Ok(FlowList { direct: core.flows_view(NOW), ..FlowList::default() }))),
+            Request::Apps(answer) => drop(answer.send(Ok(core.apps_view(NOW, BTreeMap::new())))),
+            Request::Flows(answer) => drop(answer.send(Ok(FlowList::new(core.flows_view(NOW), Vec::new()).into()))),
             Request::Explain(request, answer) => drop(answer.send(core.explain(NOW, &request))),
             Request::Peers(answer) => drop(answer.send(Ok(vec![]))),
             Request::Subscribe(after, answer) => {
