@@ -37,7 +37,7 @@ enum Action {
     },
     /// Measures what Braid promises; as root. Writes bench.md and bench.json.
     Bench {
-        /// The benchmarks: whole-connections, mixes, overhead, calls, decision, cut, footprint, schedulers, bond, bond-few, bond-cut,
+        /// The benchmarks: whole-connections, mixes, overhead, calls, decision, cut, footprint, api, schedulers, bond, bond-few, bond-cut,
         /// bond-simult, bond-matrix, bond-churn, bond-fair, bond-speed, bond-relay, get, proxy [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
@@ -145,11 +145,17 @@ fn hold(links: &[String]) -> Result<()> {
         builder = builder.link(link(text)?);
     }
     let lab = builder.start()?;
-    let _web = Web::start(&lab)?;
+    let web = Web::start(&lab)?;
     let _responder = Responder::start(&lab)?;
     println!("ready {}", lab.directory().display());
     println!("client: nsenter --net={}", lab.client().path());
     println!("server: nsenter --net={}", lab.server().path());
+    // Its links are virtual devices, which are none unless they are named.
+    let config: String = lab.links().iter().map(|link| format!("[[link]]\nname = \"{}\"\n\n", link.name())).collect();
+    let path = lab.directory().join("braid.toml");
+    std::fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
+    println!("config: braid up --config {}", path.display());
+    println!("file: curl -O {}", web.url(braid_model::Bytes::new(20_000_000))?);
     for line in std::io::stdin().lines() {
         if let Err(error) = obey(&lab, line?.trim()) {
             eprintln!("{error:#}");

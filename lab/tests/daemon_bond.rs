@@ -85,6 +85,12 @@ fn bond_flow(up: &Up<'_>) -> Option<Value> {
     up.flows().into_iter().find(|flow| flow["carry"] == "bond")
 }
 
+/// What was learnt of a program.
+fn learnt(up: &Up<'_>, name: &str) -> Value {
+    let apps: Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
+    apps.as_array().unwrap().iter().find(|app| app["name"] == name).cloned().unwrap_or_default()
+}
+
 fn curl(lab: &Lab, url: &str) -> Child {
     let mut command = lab.client().command("curl").unwrap();
     command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null", "-w", "%{size_download} %{remote_ip}"]).arg(url);
@@ -122,6 +128,19 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     assert_eq!(got, size);
     assert!(peer.starts_with("203.0.113."), "it sees the relay: {peer}");
     eventually("the flow is gone", || bond_flow(&up).is_none());
+    // What it moved counts for its program, as if one link had carried it.
+    let mut app = Value::Null;
+    eventually("its demand is learnt", || {
+        app = learnt(&up, "curl");
+        app["samples"] == 1
+    });
+    let [demand, mean, most] = ["demand_bytes", "rate_down_bps", "max_rate_down_bps"].map(|key| app[key].as_u64().unwrap_or(0));
+    assert!((size..size + 10_000).contains(&demand) && mean > 1_000_000 && mean.abs_diff(most) < 2, "{app}");
+    assert_eq!((app["class"].as_str(), app["class_source"].as_str(), app["flows"].as_u64()), (Some("bulk"), Some("executable"), Some(0)));
+    let child = curl(&lab, &web.url(Bytes::new(size)).unwrap());
+    eventually("a living one is counted", || learnt(&up, "curl")["flows"] == 1);
+    assert_eq!(ended(child).0, size);
+    eventually("and learnt from", || learnt(&up, "curl")["samples"] == 2);
 }
 
 #[test]

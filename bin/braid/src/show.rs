@@ -101,12 +101,17 @@ fn link_details(page: &mut Page<'_>, link: &Link) -> io::Result<()> {
     fact("addresses", list(&link.addresses))?;
     fact("gateways", list(&link.gateways))?;
     fact("resolvers", list(&link.resolvers))?;
-    let trust = match (percent(link.capacity_confidence), age(link.capacity_age_ms)) {
-        (Some(confidence), Some(age)) => format!(" (confidence {confidence}, learnt {age} ago)"),
-        (Some(confidence), None) => format!(" (confidence {confidence})"),
-        _ => String::new(),
+    let capacity = |rate: Option<u64>, confidence: Option<f64>, since: Option<u64>| {
+        // Trust in a guess is trust in nothing.
+        match (rate.and(percent(confidence)), age(since)) {
+            (Some(confidence), Some(age)) => format!("{} (confidence {confidence}, learnt {age} ago)", show(rate)),
+            (Some(confidence), None) => format!("{} (confidence {confidence})", show(rate)),
+            _ => show(rate),
+        }
     };
-    fact("capacity", format!("down {}, up {}{trust}", show(link.capacity_down_bps), show(link.capacity_up_bps)))?;
+    let down = capacity(link.capacity_down_bps, link.capacity_confidence, link.capacity_age_ms);
+    let up = capacity(link.capacity_up_bps, link.capacity_up_confidence, link.capacity_up_age_ms);
+    fact("capacity", format!("down {down}, up {up}"))?;
     fact("now", format!("down {}, up {}", show(link.rate_down_bps), show(link.rate_up_bps)))?;
     fact("round trip", format!("{}, loss {}", or_unknown(micros(link.rtt_us)), or_unknown(percent(link.loss))))?;
     fact("flows", format!("{}, to move down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;

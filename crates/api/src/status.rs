@@ -99,9 +99,9 @@ pub struct Link {
     pub kind: String,
     /// Its addresses with prefix lengths.
     pub addresses: Vec<String>,
-    /// Estimated capacity towards this machine.
+    /// Estimated capacity towards this machine; `null` until traffic has shown it: what the rule guesses meanwhile is no knowledge.
     pub capacity_down_bps: Option<u64>,
-    /// Estimated capacity away from this machine.
+    /// Estimated capacity away from this machine; `null` until something was sent that filled the link, or more than was guessed.
     pub capacity_up_bps: Option<u64>,
     /// Round-trip time.
     pub rtt_us: Option<u64>,
@@ -155,12 +155,18 @@ pub struct Link {
     /// What its flows still have to send, as estimated.
     #[serde(default)]
     pub load_up_bytes: Option<u64>,
-    /// How far the capacities are to be trusted, 0 to 1.
+    /// How far the capacity towards this machine is to be trusted, 0 to 1.
     #[serde(default)]
     pub capacity_confidence: Option<f64>,
-    /// Since the capacities were last learnt from traffic.
+    /// Since it was last learnt from traffic.
     #[serde(default)]
     pub capacity_age_ms: Option<u64>,
+    /// How far the capacity away from this machine is to be trusted, 0 to 1.
+    #[serde(default)]
+    pub capacity_up_confidence: Option<f64>,
+    /// Since it was last learnt from traffic.
+    #[serde(default)]
+    pub capacity_up_age_ms: Option<u64>,
     /// Its traffic is counted against an allowance.
     #[serde(default)]
     pub metered: bool,

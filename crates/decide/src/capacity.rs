@@ -6,6 +6,9 @@
 //! flows there were, since one of them may be held back by a slow server, several hardly all. The fall is geometric: a first guess
 //! from a device's nominal 10 Gbit/s is forgotten within seconds of real bulk traffic.
 //!
+//! Traffic that never filled the link shows what it carries at least, not what it can: it may raise an estimate, and must not lower one
+//! ([`Busy::backlogged`]). Until anything but a guess is behind it, an estimate is not [known](Estimate::is_known), whatever it says.
+//!
 //! A link that dies carries less and less before it is known to be dead, and flows that come out of their timeouts fill it slowly when
 //! it lives again; neither says what it can carry ([`Capacity::interrupt`]).
 
@@ -56,7 +59,7 @@ pub struct Busy {
     pub flows: u32,
     /// Different remote hosts among theirs.
     pub destinations: u32,
-    /// At least one was there, and moved something, all the time.
+    /// At least one was there, and moved something, all the time, as fast as its way took it: one that had no more to move is none of them.
     pub backlogged: bool,
     /// Round trips were longer than the link's least: packets wait for it.
     pub queued: bool,
@@ -71,6 +74,13 @@ pub struct Estimate {
     pub confidence: f64,
     /// Since the last evidence; `None` if there never was any.
     pub age: Option<Duration>,
+}
+
+impl Estimate {
+    /// Whether it is more than a guess from what kind of link this is: told by the user, learnt now or in an earlier life.
+    pub fn is_known(&self) -> bool {
+        self.confidence > 0.0 || self.age.is_some()
+    }
 }
 
 /// Estimates the capacity of one link in one direction.
@@ -468,6 +478,29 @@ mod tests {
         capacity.on_interval(Time::from_millis(at), Bytes::new(10_000_000), STEP, busy);
         at = run(&mut capacity, at + 250, 1, 20.0, 2, 0.0);
         assert!(mbps(&capacity, at) < 25.0, "{}", mbps(&capacity, at));
+    }
+
+    #[test]
+    fn regression_traffic_that_leaves_the_link_empty_teaches_no_capacity() {
+        let mut capacity = Capacity::new(Rate::from_mbps(100), Time::ZERO);
+        // Acknowledgements and requests of 159 kbit/s, for ten minutes.
+        for step in 0..2400 {
+            capacity.on_interval(Time::from_millis(step * 250), Bytes::new(4_970), STEP, Busy::default());
+        }
+        let estimate = capacity.estimate(Time::from_millis(600_000));
+        assert_eq!((estimate.rate, estimate.is_known()), (Rate::from_mbps(100), false));
+        let at = run(&mut capacity, 600_000, 5, 12.0, 3, 0.0);
+        let estimate = capacity.estimate(Time::from_millis(at));
+        assert!(estimate.is_known() && (12.0..13.0).contains(&mbps(&capacity, at)), "{estimate:?}");
+    }
+
+    #[test]
+    fn what_is_told_and_what_was_learnt_before_is_known() {
+        assert!(Capacity::fixed(Rate::from_mbps(7)).estimate(Time::ZERO).is_known());
+        let mut capacity = Capacity::new(Rate::from_mbps(100), Time::ZERO);
+        assert!(!capacity.estimate(Time::ZERO).is_known());
+        capacity.recall(Rate::from_mbps(30));
+        assert!(capacity.estimate(Time::from_millis(1)).is_known());
     }
 
     #[test]

@@ -38,23 +38,41 @@ pub const NAMES: &[(&str, Class)] = &[
     ("zoom", Class::RealTime),
     ("apt", Class::Bulk),
     ("apt-get", Class::Bulk),
+    ("aptitude", Class::Bulk),
     ("aria2c", Class::Bulk),
     ("axel", Class::Bulk),
+    ("cargo", Class::Bulk),
+    ("containerd", Class::Bulk),
+    ("curl", Class::Bulk),
     ("deluged", Class::Bulk),
     ("dnf", Class::Bulk),
+    ("dockerd", Class::Bulk),
+    ("flatpak", Class::Bulk),
+    ("git", Class::Bulk),
+    // Over HTTPS too: the name is cut.
+    ("git-remote-http", Class::Bulk),
+    // How apt fetches.
+    ("http", Class::Bulk),
+    ("https", Class::Bulk),
     ("lftp", Class::Bulk),
     ("pacman", Class::Bulk),
+    ("podman", Class::Bulk),
     ("qbittorrent", Class::Bulk),
     ("rclone", Class::Bulk),
     ("restic", Class::Bulk),
     ("rsync", Class::Bulk),
     ("rtorrent", Class::Bulk),
+    ("snapd", Class::Bulk),
     ("steam", Class::Bulk),
     ("syncthing", Class::Bulk),
     ("transmission-da", Class::Bulk),
     ("transmission-gt", Class::Bulk),
+    ("unattended-upgr", Class::Bulk),
     ("wget", Class::Bulk),
+    ("wget2", Class::Bulk),
     ("yt-dlp", Class::Bulk),
+    ("yum", Class::Bulk),
+    ("zypper", Class::Bulk),
 ];
 
 /// The class by process name.
@@ -84,23 +102,25 @@ pub struct Pattern {
     pub mean_up: Bytes,
     /// Mean seconds a flow lasts.
     pub mean_seconds: f64,
+    /// The share of all bytes that moved in [large](is_large) flows, 0 to 1.
+    pub in_large: f64,
     /// The remote port of the last flow.
     pub port: u16,
 }
 
+/// Bytes of a flow that is no page any more.
+const LARGE: f64 = 5e6;
+
 /// The class by the shape of the traffic; `None` while it looks like nothing in particular.
 ///
-/// Flows that last, slow and with about as much each way, are real-time, however long; else few and large ones bulk, many short and
-/// small ones to the web's ports a browser.
+/// Flows that last, slow and with about as much each way, are real-time, however long; else few and large ones bulk, and those that
+/// moved most bytes in large ones, however many small ones they had besides; many short and small ones to the web's ports a browser.
 pub fn by_pattern(pattern: &Pattern) -> Option<Class> {
-    let bytes = (pattern.mean_down + pattern.mean_up).get() as f64;
     let larger = pattern.mean_down.max(pattern.mean_up).get() as f64;
-    let smaller = pattern.mean_down.get().min(pattern.mean_up.get()) as f64;
-    let rate = bytes * 8.0 / pattern.mean_seconds.max(0.001);
-    if pattern.mean_seconds >= 10.0 && smaller * 4.0 >= larger && smaller > 0.0 && rate <= 5e6 {
+    if is_talk(pattern.mean_down, pattern.mean_up, pattern.mean_seconds) {
         return Some(Class::RealTime);
     }
-    if larger >= 5e6 {
+    if larger >= LARGE || pattern.in_large >= 0.5 {
         return Some(Class::Bulk);
     }
     let web = matches!(pattern.port, 80 | 443 | 8080 | 8443);
@@ -108,6 +128,18 @@ pub fn by_pattern(pattern: &Pattern) -> Option<Class> {
         return Some(Class::Browser);
     }
     None
+}
+
+/// Whether a flow that moved so much in so many seconds, ended or not, is a transfer by itself, whatever else its program does.
+pub fn is_large(down: Bytes, up: Bytes, seconds: f64) -> bool {
+    down.max(up).get() as f64 >= LARGE && !is_talk(down, up, seconds)
+}
+
+/// Long and slow, with about as much each way.
+fn is_talk(down: Bytes, up: Bytes, seconds: f64) -> bool {
+    let (larger, smaller) = (down.max(up).get() as f64, down.min(up).get() as f64);
+    let rate = (larger + smaller) * 8.0 / seconds.max(0.001);
+    seconds >= 10.0 && smaller * 4.0 >= larger && smaller > 0.0 && rate <= 5e6
 }
 
 #[cfg(test)]
@@ -133,20 +165,44 @@ mod tests {
     }
 
     #[test]
+    fn regression_what_downloads_on_the_command_line_is_bulk_by_name() {
+        for name in ["curl", "wget", "apt", "apt-get", "http", "https", "git", "git-remote-http", "rsync"] {
+            assert_eq!(by_name(name), Some(Class::Bulk), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_flow_that_moves_much_is_large_unless_two_talk() {
+        let mb = |count: u64| Bytes::new(count * 1_000_000);
+        assert!(is_large(mb(5), Bytes::new(3000), 2.0));
+        assert!(is_large(Bytes::new(3000), mb(9), 300.0));
+        assert!(!is_large(mb(4), mb(4), 1.0));
+        assert!(!is_large(mb(30), mb(25), 600.0), "a call");
+        assert!(is_large(mb(300), mb(250), 60.0), "nobody talks that fast");
+    }
+
+    #[test]
     fn traffic_shows_its_kind() {
         let call = Pattern {
             flows_per_minute: 0.5,
             mean_down: Bytes::new(900_000),
             mean_up: Bytes::new(800_000),
             mean_seconds: 60.0,
+            in_large: 0.0,
             port: 40_000,
         };
         assert_eq!(by_pattern(&call), Some(Class::RealTime));
-        let page =
-            Pattern { flows_per_minute: 60.0, mean_down: Bytes::new(22_380), mean_up: Bytes::new(600), mean_seconds: 0.4, port: 443 };
+        let page = Pattern {
+            flows_per_minute: 60.0,
+            mean_down: Bytes::new(22_380),
+            mean_up: Bytes::new(600),
+            mean_seconds: 0.4,
+            in_large: 0.0,
+            port: 443,
+        };
         assert_eq!(by_pattern(&page), Some(Class::Browser));
-        let image =
-            Pattern { flows_per_minute: 1.0, mean_down: Bytes::new(700_000_000), mean_up: Bytes::new(1000), mean_seconds: 60.0, port: 443 };
+        assert_eq!(by_pattern(&Pattern { in_large: 0.9, ..page }), Some(Class::Bulk), "a download among many small requests");
+        let image = Pattern { flows_per_minute: 1.0, mean_down: Bytes::new(700_000_000), mean_seconds: 60.0, in_large: 1.0, ..page };
         assert_eq!(by_pattern(&image), Some(Class::Bulk));
         assert_eq!(by_pattern(&Pattern { port: 443, ..Pattern::default() }), None);
     }

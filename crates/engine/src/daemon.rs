@@ -3,34 +3,28 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Context;
-use braid_api::{Accepted, Problem, Status};
-use braid_decide::detection::Answer;
-use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
-use braid_model::{Application, Family, LinkIndex, NetworkSnapshot, Rate, Time};
-use braid_platform::battery::BatterySensor;
-use braid_platform::linux::battery::SysBattery;
+use braid_model::{NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::netlink::{self, Follower};
-use braid_platform::linux::probe::{self, ProbeOutcome};
-use braid_platform::linux::process::{self, CgroupTree};
-use braid_platform::linux::sys::bpf::{Ready, now, thread_time};
+use braid_platform::linux::process::CgroupTree;
+use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code};
-use braid_platform::linux::{measure, model, reverse_path, sockdiag, watch::ExeWatch};
-use braid_platform::steering::{AppId, ExeId, Steering, SteeringError};
+use braid_platform::linux::{reverse_path, watch::ExeWatch};
+use braid_platform::steering::Steering;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::chronicle::{AppPulse, Chronicle};
-use crate::config::{Config, ConfigErrors};
-use crate::core::{Core, Names, ProbeOrder, ServerNews, Stuck, Todo};
-use crate::desk::{Desk, Moment, Rest};
+use crate::config::Config;
+use crate::core::Core;
+use crate::desk::Desk;
 use crate::guardian::Guardian;
 use crate::lock::Lock;
 use crate::memory::Memory;
@@ -38,7 +32,17 @@ use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::server::{Answer as Reply, Api, DEFAULT_SOCKET, FlowList, Request, Server, Serving, Ui, UiOptions};
-use crate::settings::{self, Settings};
+use crate::settings::Settings;
+use acts::{MEASURE, Measured, ProbeAnswer};
+use looks::{Lists, Looked};
+pub use system::notify;
+use system::{SystemNames, unix, unix_ms, watch_battery};
+
+mod acts;
+mod answers;
+mod looks;
+mod peering;
+mod system;
 
 /// Events taken from the kernel at a time, so that others get their turn.
 const EVENTS_AT_ONCE: usize = 2000;
@@ -46,20 +50,10 @@ const EVENTS_AT_ONCE: usize = 2000;
 const TICK: Duration = Duration::from_millis(250);
 /// Listeners are told of applications at every so many seconds: what was learnt changes slowly, and is read from the kernel.
 const APPS_EVERY: u32 = 5;
-/// Up to so many flows are looked at in between; more of them by a thread of its own, since clients and packets must not wait for it.
-const FEW_FLOWS: usize = 200;
-/// Looks at the flows take one part in so many of a processor's time at most.
-const LOOKS_SHARE: u32 = 50;
 /// What failed is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);
 /// What steers could not be told, or asked, something.
 const STEERING: &str = "cannot speak with the kernel's side";
-/// The flows could not be looked at.
-const LOOK: &str = "cannot look at the flows";
-/// What spreads a bond's flows over its links.
-const CARRIED_BY: &str = "midrr";
-/// The battery is asked this often.
-const BATTERY: Duration = Duration::from_secs(2);
 /// What was learnt is written this often.
 const FLUSH: Duration = Duration::from_secs(15);
 
@@ -123,50 +117,6 @@ pub fn sweep() -> anyhow::Result<String> {
     Ok(format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes))
 }
 
-/// Milliseconds of Unix time.
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// Seconds of Unix time.
-fn unix() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| i64::try_from(span.as_secs()).unwrap_or(i64::MAX))
-}
-
-/// The running system's names.
-struct SystemNames {
-    cgroups: Option<CgroupTree>,
-}
-
-impl Names for SystemNames {
-    fn executable(&mut self, path: &Path) -> Option<ExeId> {
-        process::exe_id(path)
-    }
-
-    fn cgroup(&mut self, path: &str) -> Option<(u64, u32)> {
-        self.cgroups.as_ref()?.find(path)
-    }
-
-    fn application(&mut self, app: &AppId, pid: u32, cgroup: u64) -> (Application, Option<String>) {
-        // The process may be gone and its number taken by another: only the executable the kernel saw counts.
-        let exe = process::exe_path(pid).filter(|path| process::exe_id(path).is_none_or(|id| id.inode == app.exe.inode));
-        let group = self.cgroups.as_mut().and_then(|tree| tree.path(cgroup, pid)).filter(|path| *path != "/").map(str::to_owned);
-        (Application { exe, name: app.name.clone() }, group)
-    }
-
-    fn model(&mut self, device: &str) -> Option<String> {
-        model::device_model(Path::new(model::SYS), device)
-    }
-}
-
-type ProbeAnswer = (LinkIndex, Family, Outcome);
-type Measured = (LinkIndex, Rate);
-/// What a look found, and the processor time it took.
-type Looked = (Result<<BpfSteering as Steering>::Walked, SteeringError>, Duration);
-
-/// Links are looked over for one worth measuring this often; one is measured at a time.
-const MEASURE: Duration = Duration::from_secs(10);
-
 async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, guardian: &mut Guardian) -> anyhow::Result<()> {
     let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
     let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
@@ -220,6 +170,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
         looks: mpsc::channel(1),
         looking: false,
         waiting: Vec::new(),
+        lists: Lists::default(),
         supply: watch_battery(),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
@@ -251,6 +202,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     notify("STOPPING=1");
     // What has ended since the last tick is learnt too.
     daemon.take_events();
+    daemon.take_carried();
     daemon.keep_history();
     daemon.memory.keep_last(&mut daemon.core, now(), unix());
     drop(events);
@@ -278,7 +230,8 @@ struct Daemon<'a> {
     /// A thread looks at the flows.
     looking: bool,
     /// Clients to be told of the flows once it has.
-    waiting: Vec<Reply<FlowList>>,
+    waiting: Vec<Reply<Arc<FlowList>>>,
+    lists: Lists,
     supply: mpsc::Receiver<Option<Supply>>,
     peers: Peers,
     changes: mpsc::UnboundedReceiver<Change>,
@@ -428,53 +381,6 @@ impl Daemon<'_> {
         }
     }
 
-    /// Something happened to a peer.
-    fn on_change(&mut self, change: Change) -> Result<(), SteeringError> {
-        match change {
-            Change::Relay { name, ready } => {
-                tracing::info!(peer = name, ready, "a peer can be reached, or not any more");
-                match ready {
-                    true => self.note("peer", "info", format!("the relay {name} can be reached")),
-                    false => self.note("peer", "warning", format!("the relay {name} cannot be reached: new flows go direct")),
-                }
-                if ready {
-                    self.peers.on_ready(&name);
-                }
-                self.core.set_peer_ready(now(), &name, ready)
-            }
-            Change::Answer { host, answer } => {
-                match answer {
-                    Answer::Runs(key) => {
-                        tracing::info!(%host, key = key.short(), "a host runs Braid");
-                        self.note("peer", "info", format!("{host} runs Braid: flows to it may use all links at once"));
-                    }
-                    Answer::AnotherKey => self.warn_of_impostor(host),
-                    Answer::Silent | Answer::Unfinished | Answer::Elsewhere => {}
-                }
-                let done = self.core.on_answer(now(), host, answer);
-                self.keep_pins();
-                done
-            }
-            Change::Server { host, news } => {
-                tracing::info!(%host, ?news, "news of the bond to a server");
-                if news == ServerNews::AnotherKey {
-                    self.warn_of_impostor(host);
-                    self.peers.end_server(host);
-                }
-                self.core.on_server(now(), host, news)
-            }
-        }
-    }
-
-    fn warn_of_impostor(&mut self, host: std::net::IpAddr) {
-        let text = format!(
-            "{host} shows another key than before: it was set up anew, or somebody else answers in its place. Flows to it go direct; if it \
-             was set up anew, say \"braid leave {host}\""
-        );
-        tracing::warn!("{text}");
-        self.note("peer", "warning", text);
-    }
-
     /// Writes down what happened, in plain words.
     fn note(&mut self, kind: &str, level: &str, text: impl Into<String>) {
         self.desk.chronicle.note(unix_ms(), kind, level, text);
@@ -499,76 +405,20 @@ impl Daemon<'_> {
         }
     }
 
-    fn rest(&mut self, time: Time, apps: bool) -> Rest {
-        Rest {
-            status: self.status(time),
-            bonded: self.peers.flow_views(time, CARRIED_BY),
-            apps: apps.then(|| self.core.applications(time)),
-            peers: self.peers.views(&self.core.known_servers(time)),
-        }
-    }
-
-    fn status(&mut self, time: Time) -> Status {
-        let mut status = self.core.status(time);
-        status.peers = self.peers.views(&self.core.known_servers(time));
-        // Those that nothing uses now are for `braid peers`.
-        status.peers.retain(|peer| peer.state != "idle");
-        status.config = self.desk.settings.path().map(|path| path.display().to_string());
-        status.warnings.extend(self.memory.trouble());
-        status.warnings.extend(self.config_trouble.clone());
-        status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
-        status.ui = self.page.clone();
-        status
-    }
-
-    /// Writes down which keys are pinned.
-    fn keep_pins(&mut self) {
-        let (time, wall) = (now(), unix());
-        let heard = |at: Time| wall - i64::try_from(time.since(at).as_secs()).unwrap_or(0);
-        self.pins.keep(self.core.pinned_servers().map(|(host, key, at)| (host, key, heard(at))));
-    }
-
-    /// `POST /v1/leave`: a relay by its name, a server by its address.
-    fn leave(&mut self, name: &str) -> Result<Accepted, Problem> {
-        let Ok(host) = name.parse() else { return self.peers.leave(name) };
-        let ended = self.peers.end_server(host);
-        let forgotten = self.core.forget_server(now(), host).map_err(|error| Problem::new(500, "Not forgotten", error.to_string()))?;
-        if !ended && !forgotten {
-            return self.peers.leave(name);
-        }
-        self.keep_pins();
-        let message = format!("{host} is forgotten, and its key with it; it is asked again, and trusted as it answers then");
-        Ok(Accepted { message, warnings: Vec::new() })
-    }
-
-    /// A flow that is to be bonded has arrived.
-    fn on_arrival(&mut self, arrival: Arrival) {
-        let facts = match &arrival {
-            Arrival::Connection(redirected) => &redirected.flow,
-            Arrival::Datagram(_, facts, _) => facts,
-        };
-        let (policy, application) = (self.core.bond_policy(facts), self.core.application_of(facts));
-        let server = self.core.server_of(now(), facts);
-        let (id, grounds) = (facts.id.0, self.core.grounds(facts, server.is_some()));
-        // A bond may be about to begin.
-        self.peers.set_links(self.core.bond_links());
-        tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
-        match (arrival, &self.redirect) {
-            (Arrival::Connection(redirected), _) => self.peers.carry(*redirected, application, &policy, server),
-            (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
-                self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy, server);
-            }
-            (Arrival::Datagram(..), None) => {}
-        }
-        self.peers.note_grounds(id, grounds);
-    }
-
     /// Takes the events that wait, but not without end: whoever makes them faster than they are taken must not stop the heart.
     fn take_events(&mut self) {
         let batch = self.core.steering().events(EVENTS_AT_ONCE);
         self.backlog = batch.len() >= EVENTS_AT_ONCE;
         let done = self.core.on_events(now(), batch);
         self.bear(STEERING, done);
+    }
+
+    /// Learns from the flows that peers carried to their end.
+    fn take_carried(&mut self) {
+        for flow in self.peers.take_ended() {
+            let learnt = self.core.on_carried(&flow);
+            self.bear(STEERING, learnt);
+        }
     }
 
     fn take_network(&mut self) {
@@ -582,6 +432,7 @@ impl Daemon<'_> {
         let done = self.core.tick(now());
         self.bear(STEERING, done);
         self.take_events();
+        self.take_carried();
         self.memory.go_on_recalling(&mut self.core);
         let revived = self.guardian.revive();
         if let Some(true) = self.bear("cannot start another guardian", revived) {
@@ -608,209 +459,12 @@ impl Daemon<'_> {
         }
     }
 
-    /// Looks at the flows: at once if they are few, else with a thread's help.
-    fn begin_look(&mut self) {
-        let begun = thread_time();
-        let walk = self.core.begin_look(now());
-        let Some(walk) = self.bear(LOOK, walk) else { return self.tell_flows() };
-        if self.core.flow_count() <= FEW_FLOWS {
-            let walked = walk();
-            return self.end_look(walked, thread_time().since(begun));
-        }
-        let answer = self.looks.0.clone();
-        self.looking = true;
-        tokio::task::spawn_blocking(move || {
-            let begun = thread_time();
-            let walked = walk();
-            let _ = answer.blocking_send((walked, thread_time().since(begun)));
-        });
-    }
-
-    /// Takes in what a look found; `spent` is the processor time that took so far.
-    fn end_look(&mut self, walked: Result<<BpfSteering as Steering>::Walked, SteeringError>, spent: Duration) {
-        let begun = thread_time();
-        self.looking = false;
-        let looked = walked.map_err(anyhow::Error::from).and_then(|walked| self.take_look(walked));
-        self.bear(LOOK, looked);
-        self.tell_flows();
-        // What the CPU does for others meanwhile does not count: on a busy machine a dead link would be found later.
-        self.next_look = now() + (spent + thread_time().since(begun)) * LOOKS_SHARE;
-    }
-
-    fn take_look(&mut self, walked: <BpfSteering as Steering>::Walked) -> anyhow::Result<()> {
-        self.core.end_look(now(), walked)?;
-        let counters = netlink::device_counters()?;
-        self.core.on_counters(now(), unix(), &counters);
-        // An allowance may have been used up.
-        Ok(self.core.tick(now())?)
-    }
-
-    /// Answers those who asked for the flows. What cannot be looked at now is told as it was.
-    fn tell_flows(&mut self) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let time = now();
-        let flows = FlowList { direct: self.core.flows_view(time), bonded: self.peers.flow_views(time, CARRIED_BY) };
-        self.waiting.drain(..).for_each(|answer| drop(answer.send(Ok(flows.clone()))));
-    }
-
-    /// Does what the core wants done.
-    fn act(&mut self) {
-        let Todo { plan, probes, stuck, questions } = self.core.todo();
-        if let Some(plan) = plan {
-            self.apply(plan);
-        }
-        for order in probes {
-            tokio::spawn(send_probe(order, self.probes.0.clone()));
-        }
-        let mut ended: BTreeMap<LinkIndex, u64> = BTreeMap::new();
-        for flow in stuck {
-            end_stuck(&flow);
-            *ended.entry(flow.link).or_default() += u64::from(!flow.tunnelled);
-        }
-        for (link, count) in ended.into_iter().filter(|(_, count)| *count > 0) {
-            let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
-            self.desk.chronicle.on_ended(unix_ms(), count, &device);
-        }
-        questions.into_iter().for_each(|question| self.peers.ask(question));
-    }
-
-    /// Puts rules and routes in place. Steering TCP needs none; what needs one follows the system until that works.
-    fn apply(&mut self, plan: TablePlan) {
-        let applied = netlink::apply(&plan, self.core.network());
-        self.unapplied = applied.is_err().then(|| (plan, now() + AGAIN));
-        self.bear("cannot put all rules and routes in place", applied);
-    }
-
-    /// Starts the measurement of one link, where servers are configured for it.
-    fn measure(&mut self) {
-        let settings = &self.core.config().measure;
-        let Some(server) = settings.servers.get(self.next_server % settings.servers.len().max(1)).cloned() else { return };
-        let Some((link, device)) = self.core.worth_measuring(now(), settings.every).into_iter().next() else { return };
-        self.next_server = self.next_server.wrapping_add(1);
-        let answers = self.measured.0.clone();
-        tokio::spawn(async move {
-            match measure::measure(&device, &server).await {
-                Ok(rate) => {
-                    tracing::info!(device, %rate, "measured");
-                    let _ = answers.send((link, rate)).await;
-                }
-                Err(error) => tracing::warn!("{error}"),
-            }
-        });
-    }
-
     fn watch_executables(&mut self) {
         let paths = self.core.executables();
         if let Some(Err(error)) = self.watch.as_mut().map(|watch| watch.set(&paths)) {
             tracing::warn!("upgraded programs are noticed late: {error}");
         }
     }
-
-    fn reload(&mut self) -> Result<Accepted, Problem> {
-        let Some(path) = self.desk.settings.path().map(Path::to_owned) else {
-            let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
-            return Err(Problem::new(409, "No configuration file", detail));
-        };
-        let loaded = Config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
-            tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
-            self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
-            self.note("config", "warning", format!("{} was refused: the policy before it stays in force", path.display()));
-            settings::refused(&errors)
-        })?;
-        let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-        put_in_force(&mut self.core, &mut self.memory, loaded)?;
-        self.config_trouble = None;
-        self.watch_executables();
-        self.note("config", "info", format!("{} was read again", path.display()));
-        Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
-    }
-
-    /// Answers a client; true if it was told to end. A client that does not wait for its answer is none of our business.
-    fn on_request(&mut self, request: Request) -> bool {
-        let time = now();
-        let (changes, moment) = (matches!(request, Request::Apply(..) | Request::Undo(_)), Moment { now: time, unix_ms: unix_ms() });
-        let (peers, memory, trouble) = (&self.peers, &mut self.memory, &mut self.config_trouble);
-        let mut enforce = |core: &mut Core<BpfSteering>, config: Config| {
-            put_in_force(core, memory, config)?;
-            *trouble = None;
-            Ok(())
-        };
-        let rest = self.desk.answer(&mut self.core, moment, &|| peers.names(), &mut enforce, request);
-        if changes {
-            self.watch_executables();
-        }
-        rest.is_some_and(|request| self.on_other(request, time))
-    }
-
-    /// Answers what the desk cannot.
-    fn on_other(&mut self, request: Request, time: Time) -> bool {
-        match request {
-            Request::Status(answer) => drop(answer.send(Ok(self.status(time)))),
-            Request::Subscribe(after, answer) => {
-                let rest = self.rest(time, true);
-                let _ = answer.send(Ok(Box::new(self.desk.first(&self.core, time, after, rest))));
-            }
-            Request::Flows(answer) => {
-                self.waiting.push(answer);
-                if !self.looking {
-                    self.begin_look();
-                }
-            }
-            Request::Explain(request, answer) => {
-                let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
-                let _ = answer.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
-            }
-            Request::Peers(answer) => drop(answer.send(Ok(self.peers.views(&self.core.known_servers(time))))),
-            Request::Join(request, answer) => {
-                let joined = self.peers.join(&request.line, request.name.as_deref());
-                self.peers.set_links(self.core.bond_links());
-                self.note_order("peer", &joined);
-                let _ = answer.send(joined);
-            }
-            Request::Leave(request, answer) => {
-                let left = self.leave(&request.name);
-                self.note_order("peer", &left);
-                let _ = answer.send(left);
-            }
-            Request::Move(request, answer) => {
-                let moved = self.peers.move_flows(&request);
-                self.note_order("flow", &moved);
-                let _ = answer.send(moved);
-            }
-            Request::Reload(answer) => drop(answer.send(self.reload())),
-            Request::Down(answer) => {
-                let accepted = Accepted { message: "Braid goes down; flows go on as the system has them".to_owned(), warnings: Vec::new() };
-                let _ = answer.send(Ok(accepted));
-                return true;
-            }
-            // The desk has answered these.
-            Request::Links(_)
-            | Request::Apps(_)
-            | Request::Policy(_)
-            | Request::Tradeoff(_)
-            | Request::Notes(..)
-            | Request::History(..)
-            | Request::AppHistory(..) => {}
-            Request::Gains(..) | Request::Config(_) | Request::Preview(..) | Request::Apply(..) | Request::Undo(_) => {}
-        }
-        false
-    }
-
-    fn note_order(&mut self, kind: &str, done: &Result<Accepted, Problem>) {
-        if let Ok(accepted) = done {
-            self.note(kind, "info", accepted.message.clone());
-        }
-    }
-}
-
-/// Puts a configuration in force for new flows.
-fn put_in_force(core: &mut Core<BpfSteering>, memory: &mut Memory, config: Config) -> Result<(), Problem> {
-    let failed = |error: &dyn std::fmt::Display| Problem::new(500, "Not applied", error.to_string());
-    core.reconfigure(now(), config).map_err(|error| failed(&error))?;
-    memory.recognise(core);
-    begin_allowances(core).map_err(|error| failed(&error))
 }
 
 /// Counts at once for links whose allowance has not begun to be counted: one that is used up already must get no flow meanwhile.
@@ -821,59 +475,4 @@ fn begin_allowances(core: &mut Core<BpfSteering>) -> anyhow::Result<()> {
         core.tick(now())?;
     }
     Ok(())
-}
-
-/// Asks the battery now and then, on a thread of its own: some firmware takes its time. It ends with the receiver.
-fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
-    let (send, receive) = mpsc::channel(1);
-    std::thread::spawn(move || {
-        let mut sensor = SysBattery::default();
-        loop {
-            let reading = sensor.read();
-            let supply = reading.map(|reading| Supply { level: reading.level, plugged: reading.plugged, power: reading.power });
-            if send.blocking_send(supply).is_err() {
-                return;
-            }
-            std::thread::sleep(BATTERY);
-        }
-    });
-    receive
-}
-
-async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
-    let mut targets: Vec<_> = order.gateways.iter().map(|gateway| probe::Target::Gateway(*gateway)).collect();
-    targets.extend(order.targets.into_iter().map(probe::Target::from));
-    let outcome = match probe::probe_any(&order.device, &targets, order.timeout).await {
-        ProbeOutcome::Alive { rtt } => Outcome::Alive { rtt },
-        ProbeOutcome::Silent => Outcome::Silent,
-        ProbeOutcome::Portal { .. } => Outcome::Portal,
-        ProbeOutcome::Failed { reason } => {
-            tracing::debug!(device = order.device, "a probe could not be sent: {reason}");
-            Outcome::Silent
-        }
-    };
-    let _ = answers.send((order.link, order.family, outcome)).await;
-}
-
-fn end_stuck(flow: &Stuck) {
-    match sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link)) {
-        Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "a flow on a dead link was ended"),
-        Err(error) => tracing::warn!("{error}"),
-    }
-}
-
-/// Tells systemd, where it started us.
-pub fn notify(state: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let sent = std::os::unix::net::UnixDatagram::unbound().and_then(|socket| match path.to_str().and_then(|path| path.strip_prefix('@')) {
-        Some(name) => {
-            use std::os::linux::net::SocketAddrExt;
-            let addr = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-            socket.send_to_addr(state.as_bytes(), &addr)
-        }
-        None => socket.send_to(state.as_bytes(), &path),
-    });
-    if let Err(error) = sent {
-        tracing::debug!("systemd could not be told {state}: {error}");
-    }
 }

@@ -88,7 +88,6 @@ impl Desk {
         // A client that does not wait for its answer is none of our business.
         match request {
             Request::Links(answer) => drop(answer.send(Ok(core.links(now)))),
-            Request::Apps(answer) => drop(answer.send(Ok(core.applications(now)))),
             Request::Policy(answer) => drop(answer.send(Ok(core.policy()))),
             Request::Tradeoff(answer) => drop(answer.send(Ok(core.tradeoff(now)))),
             Request::Notes(after, answer) => drop(answer.send(Ok(self.chronicle.notes_after(after)))),
@@ -97,7 +96,7 @@ impl Desk {
                 drop(answer.send(Ok(self.chronicle.app_history(resolution, since_ms, application.as_deref()))));
             }
             Request::Gains(days, answer) => drop(answer.send(Ok(self.chronicle.gains(unix_ms, days)))),
-            Request::Config(answer) => drop(answer.send(self.settings.view())),
+            Request::Config(answer) => drop(answer.send(Ok(self.settings.look()))),
             Request::Preview(change, answer) => drop(answer.send(self.settings.preview(&change, &world()))),
             Request::Apply(change, answer) => {
                 let applied = self.settings.apply(&change, &world(), |config| enforce(core, config));
@@ -122,7 +121,7 @@ impl Desk {
     /// What a listener is told first: the notes after `after`, else the last few.
     pub fn first<S: Steering>(&self, core: &Core<S>, now: Time, after: Option<u64>, rest: Rest) -> First {
         // As of the moment that the next changes are told against: what came and went between would never be told to be gone.
-        let flows = self.told.flows.clone().unwrap_or_else(|| FlowList { direct: core.flows_view(now), bonded: rest.bonded }.into());
+        let flows = self.told.flows.clone().unwrap_or_else(|| FlowList::new(core.flows_view(now), rest.bonded).into());
         let notes = match after {
             Some(after) => self.chronicle.notes_after(after),
             None => self.chronicle.last_notes(FIRST_NOTES),
@@ -146,7 +145,7 @@ impl Desk {
     pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
         let notes = self.chronicle.notes_after(self.told.note);
         let told = &mut self.told;
-        let flows = Arc::new(FlowList { direct: core.flows_view(now), bonded: rest.bonded });
+        let flows = Arc::new(FlowList::new(core.flows_view(now), rest.bonded));
         let update = Update {
             status: Some(rest.status),
             flows: Some(flows.clone()),

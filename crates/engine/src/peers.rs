@@ -14,10 +14,11 @@ use braid_model::{Bytes, Time};
 use braid_peer::keys::{CLIENT_KEY, KeyPair, PublicKey};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
+use braid_platform::steering::AppId;
 use tokio::sync::mpsc;
 
 use crate::chronicle::AppPulse;
-use crate::core::{BondLink, Grounds, Question, ServerNews};
+use crate::core::{BondLink, Ended, Grounds, Question, ServerNews};
 use carry::Exchanges;
 use servers::{Servers, Standing};
 use stored::{NotInvited, Stored};
@@ -77,7 +78,9 @@ struct Carrying {
     /// By their id.
     living: BTreeMap<u64, Carried>,
     /// What those that ended moved, received and sent, since that was asked for; by application.
-    ended: BTreeMap<String, [Bytes; 2]>,
+    moved: BTreeMap<String, [Bytes; 2]>,
+    /// Those that ended since they were asked for.
+    ended: Vec<Ended>,
 }
 
 struct Known {
@@ -87,7 +90,7 @@ struct Known {
 
 struct Carried {
     application: String,
-    name: String,
+    app: AppId,
     process: u32,
     user: u32,
     remote: SocketAddr,
@@ -104,12 +107,12 @@ struct Carried {
 }
 
 impl Carried {
-    /// What it has moved, received and sent, since the last call.
-    fn count(&mut self) -> [Bytes; 2] {
+    /// What it has moved, received and sent, since the last call; in all at least `least`.
+    fn count(&mut self, least: [Bytes; 2]) -> [Bytes; 2] {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
         let sum = by_link.iter().fold([Bytes::ZERO; 2], |sum, (_, tx, rx)| [sum[0] + *rx, sum[1] + *tx]);
         // Once the bond has forgotten it there is nothing to be added.
-        let total = [sum[0].max(self.counted[0]), sum[1].max(self.counted[1])];
+        let total = [0, 1].map(|way| sum[way].max(self.counted[way]).max(least[way]));
         let before = std::mem::replace(&mut self.counted, total);
         [total[0].saturating_sub(before[0]), total[1].saturating_sub(before[1])]
     }
@@ -239,7 +242,7 @@ impl Peers {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut moved = 0;
         for (id, carried) in flows.living.iter_mut() {
-            if id.to_string() == request.what || carried.application == request.what || carried.name == request.what {
+            if id.to_string() == request.what || carried.application == request.what || carried.app.name == request.what {
                 carried.policy.links = links.unwrap_or(carried.ruled);
                 carried.flow.set_policy(carried.policy);
                 moved += 1;
@@ -318,16 +321,31 @@ impl Peers {
     pub fn take_moved(&self) -> Vec<AppPulse> {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sums: BTreeMap<String, ([Bytes; 2], u64)> = BTreeMap::new();
-        for (application, moved) in std::mem::take(&mut flows.ended) {
+        for (application, moved) in std::mem::take(&mut flows.moved) {
             sums.insert(application, (moved, 0));
         }
         for carried in flows.living.values_mut() {
-            let more = carried.count();
+            let more = carried.count([Bytes::ZERO; 2]);
             let (moved, count) = sums.entry(carried.application.clone()).or_default();
             (*moved, *count) = ([moved[0] + more[0], moved[1] + more[1]], *count + 1);
         }
         let pulse = |(application, ([rx, tx], flows)): (String, ([Bytes; 2], u64))| AppPulse { application, rx, tx, flows };
         sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > Bytes::ZERO).collect()
+    }
+
+    /// The living flows that peers carry, by application and remote port.
+    pub fn living(&self) -> BTreeMap<(AppId, u16), u64> {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = BTreeMap::new();
+        for carried in flows.living.values() {
+            *counts.entry((carried.app.clone(), carried.remote.port())).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Those that ended, and moved something, since the last call.
+    pub fn take_ended(&self) -> Vec<Ended> {
+        std::mem::take(&mut self.flows.lock().unwrap_or_else(PoisonError::into_inner).ended)
     }
 
     fn flow_view(&self, id: u64, carried: &Carried, now: Time, scheduler: &str) -> FlowView {
@@ -348,7 +366,7 @@ impl Peers {
             tx_bytes: Some(by_link.iter().map(|link| link.tx_bytes).sum()),
             rtt_us: None,
             age_ms: Some(now.since(carried.started).as_millis() as u64),
-            name: Some(carried.name.clone()),
+            name: Some(carried.app.name.clone()),
             pid: Some(carried.process),
             user: Some(carried.user),
             cgroup: None,

@@ -18,11 +18,14 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
-    Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Gains, History, JoinRequest,
-    LeaveRequest, Link, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
+    Accepted, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Gains, History, JoinRequest, LeaveRequest,
+    Link, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
 };
 use braid_platform::linux::sys::process::own_user;
 use tokio::sync::{mpsc, oneshot};
+
+use crate::core::AppsView;
+use crate::settings;
 
 mod access;
 mod connections;
@@ -57,9 +60,9 @@ pub enum Request {
     /// `GET /v1/links`.
     Links(Answer<Vec<Link>>),
     /// `GET /v1/flows`.
-    Flows(Answer<FlowList>),
+    Flows(Answer<Arc<FlowList>>),
     /// `GET /v1/apps`.
-    Apps(Answer<Vec<App>>),
+    Apps(Answer<AppsView>),
     /// `GET /v1/policy`.
     Policy(Answer<PolicyView>),
     /// `POST /v1/explain`: reads only.
@@ -85,7 +88,7 @@ pub enum Request {
     /// `GET /v1/tradeoff`.
     Tradeoff(Answer<Vec<TradeoffPoint>>),
     /// `GET /v1/config`.
-    Config(Answer<ConfigView>),
+    Config(Answer<settings::Look>),
     /// `POST /v1/config/preview`: changes nothing.
     Preview(ConfigChange, Answer<ConfigChanged>),
     /// `POST /v1/config`.

@@ -2,7 +2,7 @@
 //!
 //! [`FakeSteering::chaos`] makes calls fail as a system in trouble would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use braid_decide::connection::{Board, LinkMask, Request};
@@ -38,6 +38,9 @@ pub struct FakeSteering {
     shut: Vec<(IpAddr, u16)>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), Learnt>,
+    classes: BTreeMap<AppId, Class>,
+    /// Applications that the daemon was told of.
+    introduced: BTreeSet<AppId>,
     events: Vec<SteeringEvent>,
     signs: BTreeMap<(usize, Family), Signs>,
     counters: SteeringCounters,
@@ -81,6 +84,11 @@ impl FakeSteering {
     /// The hosts that run Braid themselves.
     pub fn servers(&self) -> &[IpAddr] {
         &self.servers
+    }
+
+    /// The class that was set for an application, by which its flows get their affinity.
+    pub fn class_set(&self, app: &AppId) -> Option<Class> {
+        self.classes.get(app).copied()
     }
 
     /// When the daemon last said that it lives.
@@ -165,7 +173,9 @@ impl FakeSteering {
         };
         self.flows.insert(id, row);
         self.counters.steered += 1;
-        self.events.push(SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 1, class: Class::Unclassified });
+        if self.introduced.insert(app.clone()) {
+            self.events.push(SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 1, class: Class::Unclassified });
+        }
         Steered::To(slot, id)
     }
 
@@ -206,6 +216,13 @@ impl FakeSteering {
         }
     }
 
+    /// The kernel's last sample of what a flow sends; `None`: its program had no more to send.
+    pub fn sample(&mut self, id: FlowId, rate: Option<Rate>) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.delivery_rate = rate;
+        }
+    }
+
     /// A segment of a flow was not answered in time.
     pub fn suffer(&mut self, id: FlowId) {
         if let Some(row) = self.flows.get(&id) {
@@ -227,19 +244,20 @@ impl FakeSteering {
         let load = &mut lane.load[row.direction as usize];
         *load = load.saturating_sub(row.reserved.get());
         lane.flows = lane.flows.saturating_sub(1);
-        let known = self.learnt.entry((row.app.clone(), row.remote.1)).or_insert_with(|| Learnt {
-            app: row.app.clone(),
-            port: row.remote.1,
-            down: Bytes::ZERO,
-            up: Bytes::ZERO,
-            count: 0,
-            updated: now,
-        });
-        let mut demand = braid_decide::demand::Demand { down: known.down, up: known.up, count: known.count, updated: known.updated };
-        demand.learn(row.rx, row.tx, now);
-        (known.down, known.up, known.count, known.updated) = (demand.down, demand.up, demand.count, demand.updated);
+        self.learn_step(&row.app, row.remote.1, row.rx, row.tx, now);
         self.counters.ended += 1;
         self.events.push(SteeringEvent::Ended(row));
+    }
+
+    fn learn_step(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) {
+        if down + up == Bytes::ZERO {
+            return;
+        }
+        let fresh = || Learnt { app: app.clone(), port, down: Bytes::ZERO, up: Bytes::ZERO, count: 0, updated: now };
+        let known = self.learnt.entry((app.clone(), port)).or_insert_with(fresh);
+        let mut demand = braid_decide::demand::Demand { down: known.down, up: known.up, count: known.count, updated: known.updated };
+        demand.learn(down, up, now);
+        (known.down, known.up, known.count, known.updated) = (demand.down, demand.up, demand.count, demand.updated);
     }
 }
 
@@ -291,13 +309,21 @@ impl Steering for FakeSteering {
         self.call("tell the kernel the programs' classes")
     }
 
-    fn set_class(&mut self, _app: &AppId, _class: Class) -> Result<(), SteeringError> {
-        self.call("set an application's class")
+    fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError> {
+        self.call("set an application's class")?;
+        self.classes.insert(app.clone(), class);
+        Ok(())
     }
 
     fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError> {
         self.call("teach an application's demand")?;
         self.learnt.insert((learnt.app.clone(), learnt.port), learnt.clone());
+        Ok(())
+    }
+
+    fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError> {
+        self.call("learn from a flow")?;
+        self.learn_step(app, port, down, up, now);
         Ok(())
     }
 

@@ -344,6 +344,8 @@ pub trait Steering {
     fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError>;
     /// Teaches what was learnt in an earlier life.
     fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError>;
+    /// Learns from a flow that peers carried, as from one of its own: an application's, to a port, that moved so much and ended now.
+    fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError>;
     /// All that has been learnt.
     fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError>;
     /// Begins to list the living flows: what is returned walks through them and brings their loads up to date.

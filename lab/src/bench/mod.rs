@@ -3,6 +3,7 @@
 //! Absolute figures belong to the machine they were measured on; so what is compared is measured in one run, in turns, and given as a
 //! ratio wherever there is something to compare with.
 
+mod api;
 mod bond;
 mod calls;
 mod cut;
@@ -61,6 +62,7 @@ const ALL: &[(&str, Bench)] = &[
     ("decision", decision::run),
     ("cut", cut::run),
     ("footprint", footprint::run),
+    ("api", api::run),
     ("schedulers", schedulers::run),
     ("bond", bond::sums::run),
     ("bond-few", bond::few::run),

@@ -1,4 +1,5 @@
-//! `braid top`: links, flows, applications, peers and events at a glance, as they change. It asks the API's `/v1/events` and nothing else.
+//! `braid top`: links, flows, applications, peers and events at a glance, as they change. It asks the API's
+//! `/v1/events`, and its histories once, so that curves do not begin empty.
 
 mod model;
 #[cfg(test)]
@@ -91,6 +92,13 @@ fn take_in(model: &mut Model, news: News, size: Size) -> bool {
 /// Listens for as long as there is somebody to tell, and begins again when the daemon was lost.
 fn hear(socket: &Path, tell: &Sender<News>) {
     loop {
+        // Of what links and applications did before; without it the curves begin now.
+        for (name, path) in [("history", "/v1/history"), ("app_history", "/v1/history/apps")] {
+            let past = client::read::<serde_json::Value>(socket, path);
+            if past.is_ok_and(|past| tell.send(News::Heard(name.to_owned(), past.to_string())).is_err()) {
+                return;
+            }
+        }
         let heard = client::listen(socket, "/v1/events", |name, data| match tell.send(News::Heard(name.to_owned(), data.to_owned())) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),

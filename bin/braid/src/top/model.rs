@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use braid_api::{App, Flow, FlowChanges, LinkSample, Note, Peer, Sample, Status};
+use braid_api::{App, AppHistory, AppsSample, Flow, FlowChanges, History, LinkSample, Note, Peer, Sample, Status};
 
-/// Samples kept for the little curves.
-const SAMPLES: usize = 120;
+/// Samples kept for the little curves, as many as the page's show.
+const SAMPLES: usize = 150;
 /// Notes kept.
 const NOTES: usize = 200;
 
@@ -57,6 +57,22 @@ pub(super) struct Live {
     pub(super) up: Option<u64>,
 }
 
+/// A program, whatever ports it speaks to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Program {
+    pub(super) application: String,
+    pub(super) class: String,
+    /// The port that most was learnt of, and how many others there are.
+    pub(super) port: Option<u16>,
+    pub(super) others: usize,
+    /// What its flows there usually move, and how sure that is.
+    pub(super) demand_bytes: Option<u64>,
+    pub(super) confidence: Option<f64>,
+    pub(super) flows: u64,
+    /// Flows it was learnt from.
+    samples: u64,
+}
+
 /// Everything that is shown.
 #[derive(Debug, Default)]
 pub(super) struct Model {
@@ -66,6 +82,8 @@ pub(super) struct Model {
     pub(super) peers: Vec<Peer>,
     pub(super) notes: VecDeque<Note>,
     pub(super) samples: VecDeque<Sample>,
+    /// What applications moved, second by second, as `samples` tells of links.
+    pub(super) app_samples: VecDeque<AppsSample>,
     pub(super) view: View,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
@@ -108,14 +126,21 @@ impl Model {
                     self.notes.push_back(note);
                 }
             })),
-            "sample" => drop(serde_json::from_str(data).map(|sample| self.samples.push_back(sample))),
+            "sample" => drop(serde_json::from_str(data).map(|sample| append(&mut self.samples, [sample], |sample| sample.at_ms))),
+            "app_sample" => drop(serde_json::from_str(data).map(|sample| append(&mut self.app_samples, [sample], |sample| sample.at_ms))),
+            "history" => {
+                drop(serde_json::from_str(data).map(|History { samples, .. }| append(&mut self.samples, samples, |sample| sample.at_ms)))
+            }
+            "app_history" => {
+                drop(
+                    serde_json::from_str(data)
+                        .map(|AppHistory { samples, .. }| append(&mut self.app_samples, samples, |sample| sample.at_ms)),
+                );
+            }
             _ => {}
         }
         while self.notes.len() > NOTES {
             self.notes.pop_front();
-        }
-        while self.samples.len() > SAMPLES {
-            self.samples.pop_front();
         }
         self.lost = None;
     }
@@ -215,14 +240,49 @@ impl Model {
         flows
     }
 
-    /// The applications that pass the filter, those with flows first.
-    pub(super) fn shown_apps(&self) -> Vec<&App> {
-        let mut apps: Vec<&App> = self.apps.iter().filter(|app| self.passes(&[&app.application, &app.class])).collect();
-        apps.sort_by(|a, b| b.flows.cmp(&a.flows).then_with(|| a.application.cmp(&b.application)).then(a.port.cmp(&b.port)));
+    /// The programs that pass the filter, those with flows first.
+    pub(super) fn shown_apps(&self) -> Vec<Program> {
+        let mut known: Vec<&App> = self.apps.iter().collect();
+        known.sort_by_key(|app| (&app.application, std::cmp::Reverse(app.samples), app.port));
+        let program = |ports: &[&App]| {
+            let most = ports[0];
+            Program {
+                application: most.application.clone(),
+                class: most.class.clone(),
+                port: most.port,
+                others: ports.len() - 1,
+                demand_bytes: most.demand_bytes,
+                confidence: most.confidence,
+                flows: ports.iter().map(|app| app.flows).sum(),
+                samples: ports.iter().map(|app| app.samples).sum(),
+            }
+        };
+        let programs = known.chunk_by(|a, b| a.application == b.application).map(program);
+        let mut shown: Vec<Program> = programs.filter(|program| self.passes(&[&program.application, &program.class])).collect();
+        shown.sort_by(|a, b| b.flows.cmp(&a.flows).then(b.samples.cmp(&a.samples)));
         if self.reversed {
-            apps.reverse();
+            shown.reverse();
         }
-        apps
+        shown
+    }
+
+    /// What a program received and sent in the last second, in bit/s; `None` where the daemon did not say: it names the busiest only.
+    pub(super) fn moving(&self, application: &str) -> [Option<u64>; 2] {
+        let Some(sample) = self.app_samples.back() else { return [None; 2] };
+        let rest = [sample.rest_rx_bps, sample.rest_tx_bps];
+        match sample.apps.iter().find(|app| app.application == application) {
+            Some(app) => [Some(app.rx_bps), Some(app.tx_bps)],
+            None => rest.map(|rest| (rest == 0).then_some(0)),
+        }
+    }
+
+    /// What a program moved, both ways together, in the last so many seconds.
+    pub(super) fn app_curve(&self, application: &str, count: usize) -> Vec<u64> {
+        let moved = |sample: &AppsSample| {
+            let app = sample.apps.iter().find(|app| app.application == application);
+            app.map_or(0, |app| app.rx_bps + app.tx_bps)
+        };
+        self.app_samples.iter().skip(self.app_samples.len().saturating_sub(count)).map(moved).collect()
     }
 
     /// What a link did last.
@@ -238,4 +298,14 @@ impl Model {
         };
         self.samples.iter().skip(self.samples.len().saturating_sub(count)).map(moved).collect()
     }
+}
+
+/// Puts what is newer behind what is known.
+fn append<T>(known: &mut VecDeque<T>, more: impl IntoIterator<Item = T>, at_ms: impl Fn(&T) -> u64) {
+    for sample in more {
+        if known.back().is_none_or(|last| at_ms(last) < at_ms(&sample)) {
+            known.push_back(sample);
+        }
+    }
+    known.drain(..known.len().saturating_sub(SAMPLES));
 }

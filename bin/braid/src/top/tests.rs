@@ -46,10 +46,26 @@ fn model() -> Model {
     for (id, level, text) in [(1, "info", "wlan0 is up"), (2, "warning", "lte0 went dark (no answer): 2 flows bound to it wait")] {
         model.hear("note", &json!({"id": id, "at_ms": 1_000_000, "kind": "link", "level": level, "text": text}).to_string());
     }
-    let app = json!({"application": "/usr/bin/curl", "name": "curl", "port": 443, "class": "bulk", "class_source": null, "demand_bytes": 1_500_000,
-        "samples": 3, "confidence": 0.5, "age_ms": 1, "rate_down_bps": 8_000_000, "rate_up_bps": null, "max_rate_down_bps": null,
-        "max_rate_up_bps": null, "flows": 1});
-    model.hear("apps", &json!([app]).to_string());
+    let app = |application: &str, port: u16, samples: u64, flows: u64| {
+        json!({"application": application, "name": "x", "port": port, "class": "bulk", "class_source": null, "demand_bytes": 1_500_000,
+            "samples": samples, "confidence": 0.5, "age_ms": 1, "rate_down_bps": 3_000_000, "rate_up_bps": null, "max_rate_down_bps": null,
+            "max_rate_up_bps": null, "flows": flows})
+    };
+    let apps = [
+        app("/usr/bin/curl", 80, 1, 0),
+        app("/usr/bin/rsync", 873, 9, 0),
+        app("/usr/bin/curl", 443, 3, 1),
+        app("<script>\x1b[2J", 1, 1, 0),
+    ];
+    model.hear("apps", &json!(apps).to_string());
+    let moved = |second: u64| {
+        let curl = json!({"application": "/usr/bin/curl", "rx_bps": second * 1_000_000, "tx_bps": 20_000, "flows": 1});
+        let rsync = json!({"application": "/usr/bin/rsync", "rx_bps": 1_000, "tx_bps": 2_000, "flows": 1});
+        let apps = if second.is_multiple_of(3) { vec![curl] } else { vec![curl, rsync] };
+        json!({"at_ms": 1_000_000 + second * 1000, "apps": apps, "rest_rx_bps": 0, "rest_tx_bps": 500})
+    };
+    model.hear("app_history", &json!({"resolution_ms": 1000, "samples": (0..6).map(moved).collect::<Vec<_>>()}).to_string());
+    (4..13).for_each(|second| model.hear("app_sample", &moved(second).to_string()));
     let path = json!({"link": "wlan0", "state": "good", "rtt_us": 20_000, "cwnd": 1, "rate_bps": 9_000_000, "loss": 0.0, "queued": 0});
     model.hear("peers", &json!([{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]).to_string());
     model
@@ -139,6 +155,25 @@ fn flows_that_ended_go_and_rates_are_of_the_last_second() {
     model.hear("flows", "nonsense");
     model.hear("from the future", "{}");
     assert_eq!(model.flows.len(), 1);
+}
+
+#[test]
+fn programs_show_what_they_move_now_whatever_ports_they_speak_to() {
+    let mut model = model();
+    let shown = model.shown_apps();
+    let curl = &shown[0];
+    assert_eq!((shown.len(), curl.application.as_str(), curl.port, curl.others, curl.flows), (3, "/usr/bin/curl", Some(443), 1, 1));
+    assert_eq!(shown[1].application, "/usr/bin/rsync", "the one that more was learnt of");
+    assert_eq!(model.moving("/usr/bin/curl"), [Some(12_000_000), Some(20_000)]);
+    assert_eq!(model.moving("/usr/bin/rsync"), [Some(0), None], "others together received nothing; who sent is not told");
+    let megabits = |model: &Model| model.app_curve("/usr/bin/curl", 100).iter().map(|bps| bps / 1_000_000).collect::<Vec<_>>();
+    assert_eq!(megabits(&model), (0..13).collect::<Vec<_>>(), "the history and what was heard overlap, and nothing counts twice");
+    assert_eq!(model.app_curve("/usr/bin/rsync", 3), [3_000, 3_000, 0]);
+    for second in 13..400u64 {
+        model.hear("app_sample", &json!({"at_ms": 1_000_000 + second * 1000, "apps": [], "rest_rx_bps": 0, "rest_tx_bps": 0}).to_string());
+    }
+    assert_eq!(megabits(&model), [0; 100], "what is long ago is forgotten");
+    assert!(model.app_samples.len() < 200);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
-use super::model::{Live, Model, View};
+use super::model::{Live, Model, Program, View};
 use crate::table::{UNKNOWN, age, micros, percent};
 
 /// Steps of a curve.
@@ -204,41 +204,38 @@ fn flow_row(live: &Live, wide: bool) -> Row<'static> {
     Row::new(cells)
 }
 
+/// Columns of the curve of a program, where there is room.
+const APP_CURVE: usize = 30;
+
 fn draw_apps(frame: &mut Frame<'_>, model: &Model, area: Rect) {
-    let apps = model.shown_apps();
-    let row = |app: &&braid_api::App| {
-        Row::new([
-            Cell::from(printable(&app.application)),
-            right(app.port),
-            Cell::from(app.class.clone()),
-            right(app.demand_bytes.map(|bytes| Bytes::new(bytes).to_string())),
-            right(percent(app.confidence)),
-            rate(app.rate_down_bps),
-            rate(app.rate_up_bps),
-            right(Some(app.flows)),
-        ])
+    let wide = area.width >= WIDE;
+    let row = |program: &Program| {
+        let [down, up] = model.moving(&program.application);
+        let mut cells = vec![Cell::from(printable(&program.application)), rate(down), rate(up)];
+        if wide {
+            // Programs move a hundred and a thousand times as much as others: each has a scale of its own.
+            let curve = model.app_curve(&program.application, APP_CURVE);
+            cells.push(Cell::from(Line::from(sparkline(&curve, curve.iter().copied().max().unwrap_or(0))).right_aligned()));
+        }
+        let ports = program.port.map(|port| if program.others > 0 { format!("{port}+{}", program.others) } else { port.to_string() });
+        cells.extend([
+            Cell::from(program.class.clone()),
+            right(ports),
+            right(program.demand_bytes.map(|bytes| Bytes::new(bytes).to_string())),
+            right(percent(program.confidence)),
+            right(Some(program.flows)),
+        ]);
+        Row::new(cells)
     };
-    let head = Row::new([
-        Cell::from("APPLICATION"),
-        right(Some("PORT")),
-        Cell::from("CLASS"),
-        right(Some("DEMAND")),
-        right(Some("SURE")),
-        right(Some("DOWN")),
-        right(Some("UP")),
-        right(Some("FLOWS")),
-    ]);
-    let widths = [
-        Constraint::Fill(1),
-        Constraint::Length(5),
-        Constraint::Length(12),
-        Constraint::Length(10),
-        Constraint::Length(6),
-        Constraint::Length(12),
-        Constraint::Length(12),
-        Constraint::Length(5),
-    ];
-    scrolled(frame, model, area, apps.iter().map(row).collect(), &widths, head);
+    let mut head = vec![Cell::from("APPLICATION"), right(Some("DOWN")), right(Some("UP"))];
+    let mut widths = vec![Constraint::Fill(1), Constraint::Length(12), Constraint::Length(12)];
+    if wide {
+        head.push(Cell::from("LAST SECONDS"));
+        widths.push(Constraint::Length(APP_CURVE as u16));
+    }
+    head.extend([Cell::from("CLASS"), right(Some("PORT")), right(Some("DEMAND")), right(Some("SURE")), right(Some("FLOWS"))]);
+    widths.extend([12, 7, 10, 6, 5].map(Constraint::Length));
+    scrolled(frame, model, area, model.shown_apps().iter().map(row).collect(), &widths, Row::new(head));
 }
 
 fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {

@@ -9,7 +9,7 @@ use braid_platform::steering::{AppId, FlowRow};
 
 /// The most applications remembered; the longest silent one goes first.
 const LIMIT: usize = 4096;
-/// Traffic is judged after at least this many flows or bytes.
+/// Traffic is judged after at least this many flows, or a large one.
 const PATTERN_FLOWS: u64 = 5;
 
 /// One application as met by the daemon.
@@ -46,22 +46,50 @@ pub struct Traffic {
     pub max_down: u64,
     /// Highest mean rate of a flow, sent.
     pub max_up: u64,
+    /// Bytes of large flows, both ways.
+    large: Bytes,
     first: Option<Time>,
 }
 
+/// A flow at its end, whoever carried it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Its application.
+    pub app: AppId,
+    /// The remote port.
+    pub port: u16,
+    /// When it began.
+    pub started: Time,
+    /// When it ended.
+    pub at: Time,
+    /// Bytes received.
+    pub rx: Bytes,
+    /// Bytes sent.
+    pub tx: Bytes,
+}
+
+impl From<&FlowRow> for Ended {
+    fn from(row: &FlowRow) -> Self {
+        Self { app: row.app.clone(), port: row.remote.1, started: row.started, at: row.read_at, rx: row.rx, tx: row.tx }
+    }
+}
+
 impl Traffic {
-    fn add(&mut self, row: &FlowRow) {
-        let span = row.read_at.since(row.started);
+    fn add(&mut self, flow: &Ended) {
+        let span = flow.at.since(flow.started);
         self.flows += 1;
-        self.rx += row.rx;
-        self.tx += row.tx;
+        self.rx += flow.rx;
+        self.tx += flow.tx;
         self.seconds += span.as_secs_f64();
+        if class::is_large(flow.rx, flow.tx, span.as_secs_f64()) {
+            self.large += flow.rx + flow.tx;
+        }
         // A flow shorter than a round trip says nothing of a rate.
         if span.as_millis() >= 20 {
-            self.max_down = self.max_down.max(row.rx.per(span).bps());
-            self.max_up = self.max_up.max(row.tx.per(span).bps());
+            self.max_down = self.max_down.max(flow.rx.per(span).bps());
+            self.max_up = self.max_up.max(flow.tx.per(span).bps());
         }
-        self.first.get_or_insert(row.started);
+        self.first.get_or_insert(flow.started);
     }
 
     /// Mean rates received and sent in bits per second; `None` before anything lasted.
@@ -129,16 +157,17 @@ impl Apps {
 
     /// Learns from an ended flow and what it cost. Returns the class if the kernel's side must know it: one guessed from the pattern of the traffic is
     /// only shown, since affinity follows the class, and a guess may not tie a program's flows to one link.
-    pub fn ended(&mut self, row: &FlowRow, energy: EnergyMeter) -> Option<Class> {
-        let met = self.met.get_mut(&row.app)?;
-        met.seen = row.read_at;
-        met.traffic.add(row);
+    pub fn ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Option<Class> {
+        let met = self.met.get_mut(&flow.app)?;
+        met.seen = flow.at;
+        met.traffic.add(flow);
         met.traffic.energy.absorb(energy);
         if matches!(met.source, "user" | "executable") {
             return None;
         }
-        let by_port = class::by_port(row.remote.1);
-        let by_pattern = (met.traffic.flows >= PATTERN_FLOWS).then(|| class::by_pattern(&pattern(met, row))).flatten();
+        let by_port = class::by_port(flow.port);
+        let tells = met.traffic.flows >= PATTERN_FLOWS || met.traffic.large > Bytes::ZERO;
+        let by_pattern = tells.then(|| class::by_pattern(&pattern(met, flow))).flatten();
         let (class, source) = match (by_port, by_pattern) {
             (Some(class), _) => (class, "port"),
             (None, Some(class)) => (class, "pattern"),
@@ -149,16 +178,34 @@ impl Apps {
         met.class = class;
         (changed && source == "port").then_some(class)
     }
+
+    /// Takes a living flow into account that [is large](class::is_large): a download is one before its end. Only shown, as every guess.
+    pub fn grew_large(&mut self, row: &FlowRow) {
+        let Some(met) = self.met.get_mut(&row.app).filter(|met| matches!(met.source, "" | "pattern") && met.class != Class::Bulk) else {
+            return;
+        };
+        let (traffic, moved) = (&met.traffic, row.rx + row.tx);
+        if in_large(traffic.large + moved, traffic.rx + traffic.tx + moved) >= 0.5 {
+            (met.class, met.source) = (Class::Bulk, "pattern");
+        }
+    }
 }
 
-fn pattern(met: &Met, row: &FlowRow) -> Pattern {
+/// The share of large flows.
+fn in_large(large: Bytes, all: Bytes) -> f64 {
+    large.get() as f64 / all.get().max(1) as f64
+}
+
+fn pattern(met: &Met, flow: &Ended) -> Pattern {
     let traffic = &met.traffic;
-    let minutes = traffic.first.map_or(0.0, |first| row.read_at.since(first).as_secs_f64() / 60.0).max(1.0 / 60.0);
+    let minutes = traffic.first.map_or(0.0, |first| flow.at.since(first).as_secs_f64() / 60.0);
     Pattern {
-        flows_per_minute: traffic.flows as f64 / minutes,
+        // A script's five requests in a second are no three hundred a minute.
+        flows_per_minute: traffic.flows as f64 / minutes.max(1.0),
         mean_down: Bytes::new(traffic.rx.get() / traffic.flows.max(1)),
         mean_up: Bytes::new(traffic.tx.get() / traffic.flows.max(1)),
         mean_seconds: traffic.seconds / traffic.flows.max(1) as f64,
-        port: row.remote.1,
+        in_large: in_large(traffic.large, traffic.rx + traffic.tx),
+        port: flow.port,
     }
 }

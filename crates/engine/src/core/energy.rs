@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use braid_api::TradeoffPoint;
 use braid_decide::connection::{LinkMask, MAX_LINKS};
-use braid_decide::energy::{ByteCost, EnergyMeter, FittedPower, Profile, Technology};
+use braid_decide::energy::{ByteCost, FittedPower, Profile, Technology};
 use braid_decide::policy::Scheduler;
 use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, fill, target};
 use braid_model::{Direction, Family, Joules, LinkIndex, Power, Rate, Time};
-use braid_platform::steering::{AppId, SteerLink, Steering, SteeringError};
+use braid_platform::steering::{SteerLink, Steering, SteeringError};
 
 use super::Core;
 use super::link::Link;
@@ -157,22 +157,6 @@ impl<S: Steering> Core<S> {
     /// The target in force.
     pub(super) fn target_now(&self, direction: Direction) -> Option<Rate> {
         self.params.as_ref()?.targets[direction as usize]
-    }
-
-    /// What the living flows of each application have cost.
-    pub(super) fn living_energy(&self) -> BTreeMap<&AppId, EnergyMeter> {
-        let mut sums: BTreeMap<&AppId, EnergyMeter> = BTreeMap::new();
-        for living in self.flows.iter().filter(|living| !self.is_over(living)) {
-            sums.entry(&living.row.app).or_default().absorb(living.progress.energy);
-        }
-        sums
-    }
-
-    /// What an application's flows have cost, ended and living.
-    pub(super) fn app_energy(&self, app: &AppId, living: EnergyMeter) -> Option<Joules> {
-        let mut sum = self.apps.get(app).map_or(EnergyMeter::default(), |met| met.traffic().energy);
-        sum.absorb(living);
-        sum.total()
     }
 }
 

@@ -1,15 +1,18 @@
 //! Living flows: what they move, what that teaches, and which of them are stuck.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::capacity::Busy;
+use braid_decide::class;
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::Suffering;
-use braid_model::{Bytes, Class, Family, FlowId, LinkIndex, Protocol, Time};
+use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 use braid_platform::steering::{AppId, FlowRow, Steering, SteeringError, SteeringEvent, Walk};
 
+use super::apps::Ended;
 use super::living::{self, Living};
 use super::{Core, rules};
 use crate::chronicle::AppPulse;
@@ -56,6 +59,8 @@ pub(super) struct Progress {
     grown: Time,
     /// Received something since the look before.
     receiving: bool,
+    /// Which way most went of what it moved last; before, the way that is expected.
+    toward: Direction,
     retransmissions: u32,
     segments: u32,
     pub(super) energy: EnergyMeter,
@@ -113,7 +118,14 @@ impl<S: Steering> Core<S> {
             self.recent.pop_front();
         }
         self.recent.push_back(row.clone());
-        self.apps.ended(row, energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
+        self.apps.ended(&row.into(), energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
+    }
+
+    /// A flow that a peer carried has ended: its application's demand and traffic are learnt from it as from those over one link.
+    pub fn on_carried(&mut self, flow: &Ended) -> Result<(), SteeringError> {
+        let class = self.apps.ended(flow, EnergyMeter::default());
+        class.map_or(Ok(()), |class| self.steering.set_class(&flow.app, class))?;
+        self.steering.learn(&flow.app, flow.port, flow.rx, flow.tx, flow.at)
     }
 
     /// Looks at the living flows: loads, progress, estimates. To be called several times a second while there are any.
@@ -140,10 +152,13 @@ impl<S: Steering> Core<S> {
         }
         self.ended.clear();
         let costs = self.byte_costs(now);
-        let (links, by_app) = (&mut self.links, &mut self.moved);
+        let (links, by_app, apps) = (&mut self.links, &mut self.moved, &mut self.apps);
         self.flows = self.flows.next(rows, |row, before| {
             let next = advance(before, row, now, costs.get(&row.link).copied());
             count(by_app, before, row);
+            if class::is_large(row.rx, row.tx, now.since(row.started).as_secs_f64()) {
+                apps.grew_large(row);
+            }
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
             *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > Bytes::ZERO;
@@ -234,9 +249,14 @@ impl<S: Steering> Core<S> {
                 // It sends at its own pace, whatever the link could carry.
                 continue;
             }
+            let link = self.links.get(&row.link);
+            // Acknowledgements and requests leave most of a link empty, and say nothing of what it could carry.
+            if progress.toward == Direction::Up && !fills(row, link.and_then(|link| link.rate[Direction::Up as usize])) {
+                continue;
+            }
             let fresh = remotes.insert((row.link, row.remote.0));
-            let least = self.links.get(&row.link).and_then(|link| link.rtt.least());
-            let entry = &mut busy.entry(row.link).or_default()[row.direction as usize];
+            let least = link.and_then(|link| link.rtt.least());
+            let entry = &mut busy.entry(row.link).or_default()[progress.toward as usize];
             entry.flows += 1;
             entry.destinations += u32::from(fresh);
             // It was there for the whole interval and had more to move than it has moved.
@@ -246,6 +266,12 @@ impl<S: Steering> Core<S> {
         }
         busy
     }
+}
+
+/// Whether a sender has more to send than its way takes: by the kernel's word, which stands until it has sent as much again, so that it
+/// counts only beside what the device sends now (`rate`). Nobody tells that of datagrams.
+fn fills(row: &FlowRow, rate: Option<Rate>) -> bool {
+    matches!((row.delivery_rate, rate), (Some(sample), Some(rate)) if sample.bps() / 4 <= rate.bps())
 }
 
 /// Adds what a flow moved since `before` to its application's.
@@ -271,13 +297,20 @@ fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<Byt
         _ => now,
     };
     let (rx, tx) = before.map_or((Bytes::ZERO, Bytes::ZERO), |before| (before.rx, before.tx));
+    let (received, sent) = (row.rx.saturating_sub(rx), row.tx.saturating_sub(tx));
+    let toward = match received.cmp(&sent) {
+        Ordering::Greater => Direction::Down,
+        Ordering::Less => Direction::Up,
+        Ordering::Equal => before.map_or(row.direction, |before| before.toward),
+    };
     let mut energy = before.map_or(EnergyMeter::default(), |before| before.energy);
-    energy.count(cost, row.rx.saturating_sub(rx), row.tx.saturating_sub(tx));
+    energy.count(cost, received, sent);
     Progress {
         rx: row.rx,
         tx: row.tx,
         grown,
         receiving,
+        toward,
         retransmissions: row.retransmissions.unwrap_or(0),
         segments: row.segments_out.unwrap_or(0),
         energy,

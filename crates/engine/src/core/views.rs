@@ -1,25 +1,15 @@
 //! What people and programs are told, in the API's words.
 
-use std::collections::BTreeMap;
-
-use braid_api::{App, AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
-use braid_decide::energy::EnergyMeter;
+use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
+use braid_decide::capacity::Estimate;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
 use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
-use braid_platform::steering::{AppId, FlowRow, Learnt, Steering};
+use braid_platform::steering::{FlowRow, Steering};
 
 use super::energy::LinkEnergy;
 use super::link::Link;
 use super::{Core, living};
 use crate::chronicle::{Power, Pulse};
-
-/// What an application's living flows add up to.
-struct Living {
-    /// Those to one port.
-    flows: u64,
-    /// What all of them cost so far.
-    energy: EnergyMeter,
-}
 
 impl<S: Steering> Core<S> {
     /// `GET /v1/status`.
@@ -92,20 +82,6 @@ impl<S: Steering> Core<S> {
         device.map_or_else(|| living::gone(row.link), |device| device.name.clone())
     }
 
-    /// `GET /v1/apps`.
-    pub fn applications(&mut self, now: Time) -> Vec<App> {
-        let learnt = self.steering.learnt().unwrap_or_default();
-        // Flows are gone through once, not for each application.
-        let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
-        self.flows.iter().map(|living| &living.row).for_each(|row| *flows.entry((&row.app, row.remote.1)).or_default() += 1);
-        let living = self.living_energy();
-        let of = |learnt: &Learnt| Living {
-            flows: flows.get(&(&learnt.app, learnt.port)).copied().unwrap_or(0),
-            energy: living.get(&learnt.app).copied().unwrap_or_default(),
-        };
-        learnt.iter().map(|learnt| self.app_view(learnt, now, of(learnt))).collect()
-    }
-
     /// What every link does, for the chronicle. `bonded` counts the flows that peers carry over a device.
     pub fn pulses(&self, now: Time, bonded: impl Fn(&str) -> u64) -> Vec<Pulse> {
         let pulse = |link: &Link| Pulse {
@@ -131,30 +107,6 @@ impl<S: Steering> Core<S> {
     /// What the machine runs on and does about it.
     pub fn power(&self) -> Power {
         Power { plugged: self.supply.map(|supply| supply.plugged), saving: self.saves_power() }
-    }
-
-    fn app_view(&self, learnt: &Learnt, now: Time, living: Living) -> App {
-        let met = self.apps.get(&learnt.app);
-        let demand = braid_decide::demand::Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
-        let rates = met.and_then(|met| met.traffic().mean_rates());
-        let highest = |pick: fn(&super::apps::Traffic) -> u64| met.map(|met| pick(met.traffic())).filter(|rate| *rate > 0);
-        App {
-            application: self.apps.name(&learnt.app),
-            name: learnt.app.name.clone(),
-            port: (learnt.port != 0).then_some(learnt.port),
-            class: met.map(|met| met.class).unwrap_or_default().to_string(),
-            class_source: met.map(|met| met.source.to_owned()).filter(|source| !source.is_empty()),
-            demand_bytes: Some((learnt.down + learnt.up).get()),
-            samples: learnt.count,
-            confidence: Some(demand.confidence(now)),
-            age_ms: Some(now.since(learnt.updated).as_millis() as u64),
-            rate_down_bps: rates.map(|rates| rates.0),
-            rate_up_bps: rates.map(|rates| rates.1),
-            max_rate_down_bps: highest(|traffic| traffic.max_down),
-            max_rate_up_bps: highest(|traffic| traffic.max_up),
-            flows: living.flows,
-            energy_j: self.app_energy(&learnt.app, living.energy).map(Joules::get),
-        }
     }
 
     /// `GET /v1/policy`.
@@ -211,6 +163,9 @@ impl<S: Steering> Core<S> {
 fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lane>, energy: Option<LinkEnergy>) -> LinkView {
     let capacity = |direction| link.estimate(direction, now);
     let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
+    // A guess is for the rule, which needs some number; people are told what is known.
+    let known = |estimate: &Estimate| Some(estimate.rate.bps()).filter(|rate| *rate > 0 && estimate.is_known());
+    let age = |estimate: &Estimate| estimate.age.map(|age| age.as_millis() as u64);
     let gateways = |routes: &PerFamily<Vec<braid_model::DefaultRoute>>| {
         let all = Family::ALL.iter().flat_map(|family| routes.get(*family).iter().filter_map(|route| route.gateway));
         all.map(|gateway| gateway.to_string()).collect()
@@ -221,8 +176,8 @@ fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lan
         state: link.state().to_string(),
         kind: link.facts.kind.to_string(),
         addresses: link.facts.addresses.iter().map(ToString::to_string).collect(),
-        capacity_down_bps: Some(down.rate.bps()).filter(|rate| *rate > 0),
-        capacity_up_bps: Some(up.rate.bps()).filter(|rate| *rate > 0),
+        capacity_down_bps: known(&down),
+        capacity_up_bps: known(&up),
         rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
         loss: link.loss.rate(now),
         rx_bytes: Some(moved[0].get()),
@@ -243,7 +198,9 @@ fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lan
         load_down_bytes: lane.map(|lane| lane.load[0]),
         load_up_bytes: lane.map(|lane| lane.load[1]),
         capacity_confidence: Some(down.confidence),
-        capacity_age_ms: down.age.map(|age| age.as_millis() as u64),
+        capacity_age_ms: age(&down),
+        capacity_up_confidence: Some(up.confidence),
+        capacity_up_age_ms: age(&up),
         metered: link.rule.metered,
         cap_bytes: link.rule.cap.map(Bytes::get),
         used_bytes: link.allowance.as_ref().map(|allowance| allowance.used().get()),

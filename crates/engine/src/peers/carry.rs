@@ -9,15 +9,17 @@ use std::time::Duration;
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_carry::client::{Client, State};
 use braid_carry::{Flow, FlowEnd, splice};
+use braid_model::Bytes as Amount;
 use braid_peer::keys::PublicKey;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
+use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::RedirectedFlow;
 use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{mpsc, watch};
 
 use super::{Carried, Change, Flows, Peers};
-use crate::core::{BondLink, BondPolicy, ServerNews};
+use crate::core::{BondLink, BondPolicy, Ended, ServerNews};
 
 /// A flow waits this long for its bond to begin; then it goes direct.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -174,7 +176,7 @@ impl Peers {
         let flow = client.open(Open { carrier, target: Target::Address(facts.remote), policy: bond }).ok()?;
         let carried = Carried {
             application,
-            name: facts.app.name.clone(),
+            app: facts.app.clone(),
             process: facts.process,
             user: facts.user,
             remote: facts.remote,
@@ -227,13 +229,15 @@ impl Peers {
         tokio::spawn(async move {
             let outcome = opened.outcome().await;
             drop(opened);
+            let mut received = Amount::ZERO;
             if matches!(outcome, Outcome::Open) {
                 while let Ok(message) = flow.receive().await {
+                    received += Amount::new(message.len() as u64);
                     // What the program's socket has no room for is lost.
                     let _ = redirect.answer(&exchange, &message);
                 }
             }
-            forget(&flows, id);
+            forget(&flows, id, [received, Amount::ZERO]);
             let known = exchanges.contains(&exchange);
             exchanges.forget(&exchange);
             if matches!(outcome, Outcome::Direct) && known {
@@ -257,19 +261,23 @@ impl Peers {
             let flow = opened.flow.clone();
             // Whoever holds its client holds the bond, which may have to end before this flow does.
             drop(opened);
+            let mut moved = [Amount::ZERO; 2];
             match outcome {
-                Outcome::Open => drop(splice(stream, flow).await),
+                Outcome::Open => {
+                    let (up, down) = splice(stream, flow).await;
+                    moved = [down, up].map(Amount::new);
+                }
                 Outcome::Failed(end) => {
                     tracing::debug!(remote = %facts.remote, %end, "the peer cannot open a flow");
                     refuse(&stream);
                 }
                 Outcome::Direct => {
                     flow.reset(0);
-                    forget(&flows, id);
+                    forget(&flows, id, moved);
                     carry_directly(stream, facts.remote, exit).await;
                 }
             }
-            forget(&flows, id);
+            forget(&flows, id, moved);
         });
     }
 
@@ -288,12 +296,18 @@ pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
     flows.lock().unwrap_or_else(PoisonError::into_inner).living.values().any(|carried| carried.peer == peer)
 }
 
-fn forget(flows: &Flows, id: u64) {
+/// A flow has ended, which moved so much, received and sent, as far as that is known: its bond may have forgotten it before.
+fn forget(flows: &Flows, id: u64, known: [Amount; 2]) {
     let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(mut carried) = flows.living.remove(&id) {
-        let more = carried.count();
-        let moved = flows.ended.entry(carried.application).or_default();
-        *moved = [moved[0] + more[0], moved[1] + more[1]];
+    let Some(mut carried) = flows.living.remove(&id) else { return };
+    let more = carried.count(known);
+    // Over the links some of it may have gone twice.
+    let [rx, tx] = [0, 1].map(|way| if known[way] > Amount::ZERO { known[way] } else { carried.counted[way] });
+    let moved = flows.moved.entry(carried.application).or_default();
+    *moved = [moved[0] + more[0], moved[1] + more[1]];
+    if rx + tx > Amount::ZERO {
+        let port = carried.remote.port();
+        flows.ended.push(Ended { app: carried.app, port, started: carried.started, at: now(), rx, tx });
     }
 }
 

@@ -317,7 +317,7 @@ mod tests {
     }
 
     fn seen(inode: u64, rx: u64) -> StreamSeen {
-        StreamSeen { inode, connecting: false, rx, tx: 0 }
+        StreamSeen { inode, connecting: false, rx, tx: 0, delivery_rate: None }
     }
 
     #[test]

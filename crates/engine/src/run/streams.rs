@@ -7,7 +7,7 @@ use std::time::Duration;
 use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::demand::{Demand, remaining};
-use braid_model::{Bytes, Class, Direction, Family, Time};
+use braid_model::{Bytes, Class, Direction, Family, Rate, Time};
 
 use super::links::Links;
 use crate::store::{AppKey, AppRow};
@@ -34,6 +34,8 @@ pub(super) struct StreamSeen {
     pub(super) rx: u64,
     /// Bytes sent and acknowledged.
     pub(super) tx: u64,
+    /// The kernel's last sample of what it sends; `None` where its program had no more to send.
+    pub(super) delivery_rate: Option<Rate>,
 }
 
 struct Stream {
@@ -47,6 +49,10 @@ struct Stream {
     moved: [u64; 2],
     /// When it moved something last.
     grown: Option<Time>,
+    /// When it was looked at last.
+    looked: Time,
+    /// It has more to send than its way takes.
+    fills: bool,
     handshake: Handshake,
 }
 
@@ -90,7 +96,9 @@ impl Streams {
         }
         let application = application.to_owned();
         let (moved, grown, handshake) = ([0; 2], None, Handshake::Unseen);
-        self.living.insert(inode, Stream { slot, remote, application, expected, direction, started: now, moved, grown, handshake });
+        let stream =
+            Stream { slot, remote, application, expected, direction, started: now, moved, grown, looked: now, fills: false, handshake };
+        self.living.insert(inode, stream);
     }
 
     /// The slot on which the program's flows to this host have to stay.
@@ -170,7 +178,9 @@ impl Streams {
         let mut busy = [Busy::default(); 2];
         let mut hosts = BTreeSet::new();
         let moving = |stream: &&Stream| stream.slot == slot && stream.grown.is_some_and(|grown| now.since(grown) < IDLE);
-        for stream in self.living.values().filter(moving) {
+        // Requests and acknowledgements leave most of a link empty, and say nothing of what it could carry.
+        let tells = |stream: &&Stream| stream.direction == Direction::Down || stream.fills;
+        for stream in self.living.values().filter(moving).filter(tells) {
             let busy = &mut busy[stream.direction as usize];
             busy.flows += 1;
             busy.destinations += u32::from(hosts.insert((stream.direction as usize, stream.remote.ip())));
@@ -189,6 +199,10 @@ impl Stream {
     fn on_seen(&mut self, now: Time, seen: &StreamSeen) {
         self.handshake = if seen.connecting { Handshake::Waiting } else { Handshake::Answered };
         let moved = [seen.rx, seen.tx];
+        let span = now.since(std::mem::replace(&mut self.looked, now));
+        // The kernel's sample stands until as much is sent again: it counts only beside what is sent now.
+        let sent = Bytes::new(seen.tx.saturating_sub(self.moved[1])).per(span);
+        self.fills = span > Duration::ZERO && seen.delivery_rate.is_some_and(|sample| sample.bps() / 4 <= sent.bps());
         if moved != self.moved {
             (self.moved, self.grown) = (moved, Some(now));
             self.direction = if moved[1] > moved[0] { Direction::Up } else { Direction::Down };
@@ -289,7 +303,13 @@ mod tests {
         }
 
         fn see(&mut self, now: Time, seen: &[(u64, bool, u64)]) {
-            let seen = seen.iter().map(|(inode, connecting, rx)| StreamSeen { inode: *inode, connecting: *connecting, rx: *rx, tx: 10 });
+            let seen = seen.iter().map(|(inode, connecting, rx)| StreamSeen {
+                inode: *inode,
+                connecting: *connecting,
+                rx: *rx,
+                tx: 10,
+                delivery_rate: None,
+            });
             self.streams.on_seen(now, seen, &mut self.demands, &mut self.links);
         }
 
@@ -369,6 +389,21 @@ mod tests {
         world.see(at(750), &[(1, false, 200), (2, false, 100)]);
         assert_eq!(world.streams.busy(at(860), 0)[0], Busy { flows: 1, destinations: 1, backlogged: true, queued: false });
         assert_eq!(world.streams.busy(at(860), 1), [Busy::default(); 2]);
+    }
+
+    #[test]
+    fn regression_a_stream_that_only_asks_does_not_keep_the_way_up_busy() {
+        let mut world = World::new();
+        world.start(at(0), 1, 0, host(1));
+        let mut see = |ms: u64, tx: u64, delivery_rate: Option<Rate>| {
+            let seen = StreamSeen { inode: 1, connecting: false, rx: 100, tx, delivery_rate };
+            world.streams.on_seen(at(ms), [seen], &mut world.demands, &mut world.links);
+            world.streams.busy(at(ms), 0)[1]
+        };
+        let sample = Some(Rate::from_mbps(12));
+        assert_eq!(see(700, 5_000, None), Busy::default());
+        assert_eq!(see(950, 380_000, sample), Busy { flows: 1, destinations: 1, backlogged: true, queued: false });
+        assert_eq!(see(1200, 385_000, sample), Busy::default(), "the sample is of before");
     }
 
     #[test]

@@ -370,6 +370,7 @@ impl Shared {
             connecting: socket.connecting,
             rx: socket.rx.get(),
             tx: socket.tx.get(),
+            delivery_rate: socket.delivery_rate,
         });
         self.chooser().on_look(self.now(), seen, netlink::device_counters().unwrap_or_default());
     }

@@ -1,8 +1,10 @@
 //! The living flows as answers and listeners get them: put into words where they are written, not where they are known.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use braid_api::{Flow, FlowChanges};
+use bytes::Bytes;
 use serde::{Serialize, Serializer};
 
 use crate::core::FlowsView;
@@ -14,9 +16,25 @@ pub struct FlowList {
     pub direct: FlowsView,
     /// Those that peers carry.
     pub bonded: Vec<Flow>,
+    text: OnceLock<Bytes>,
 }
 
 impl FlowList {
+    /// Of these.
+    pub fn new(direct: FlowsView, bonded: Vec<Flow>) -> Self {
+        Self { direct, bonded, text: OnceLock::new() }
+    }
+
+    /// As JSON; written at the first call, which takes milliseconds where there are thousands, and the same bytes for everybody after it.
+    pub fn text(&self) -> Bytes {
+        self.text.get_or_init(|| serde_json::to_vec(self).unwrap_or_default().into()).clone()
+    }
+
+    /// The same, if it has been written.
+    pub fn written(&self) -> Option<Bytes> {
+        self.text.get().cloned()
+    }
+
     /// What has changed since `before`; without one, everything is told and the answer is full.
     pub fn changes(&self, before: Option<&Self>) -> FlowChanges {
         let mut changes = self.direct.changes(before.map(|before| &before.direct));
@@ -50,7 +68,7 @@ mod tests {
     }
 
     fn list(bonded: Vec<Flow>) -> FlowList {
-        FlowList { bonded, ..FlowList::default() }
+        FlowList::new(FlowsView::default(), bonded)
     }
 
     #[test]
@@ -62,5 +80,14 @@ mod tests {
         let all = after.changes(None);
         assert_eq!((all.full, all.put.len(), all.gone.len()), (true, 3, 0));
         assert_eq!(serde_json::to_value(&after).unwrap(), serde_json::to_value(&after.bonded).unwrap());
+    }
+
+    #[test]
+    fn everybody_gets_the_bytes_that_were_written_once() {
+        let flows = list(vec![bonded(1, 10, 0)]);
+        assert_eq!(flows.written(), None);
+        let text = flows.text();
+        assert_eq!(serde_json::from_slice::<Vec<Flow>>(&text).unwrap(), flows.bonded);
+        assert_eq!((flows.written().unwrap().as_ptr(), flows.text().as_ptr()), (text.as_ptr(), text.as_ptr()));
     }
 }

@@ -1,5 +1,6 @@
 //! What each path does.
 
+use axum::body::Body as Content;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Query, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -8,7 +9,7 @@ use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use axum::{Json, Router, extract::connect_info::Connected, middleware};
 use braid_api::openapi::{Needs, OPERATIONS};
-use braid_api::{Accepted, Explanation, Problem, Resolution, Session, SessionRequest, UiAddress};
+use braid_api::{Accepted, ConfigView, Explanation, Problem, Resolution, Session, SessionRequest, UiAddress};
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
@@ -45,7 +46,7 @@ pub(super) fn router(api: Api) -> Router {
         .route("/v1/status", get(async |core: Core| ask(core, Request::Status).await))
         .route("/v1/links", get(async |core: Core| ask(core, Request::Links).await))
         .route("/v1/flows", get(flows))
-        .route("/v1/apps", get(async |core: Core| ask(core, Request::Apps).await))
+        .route("/v1/apps", get(apps))
         .route("/v1/policy", get(async |core: Core| ask(core, Request::Policy).await))
         .route("/v1/peers", get(async |core: Core| ask(core, Request::Peers).await))
         .route("/v1/metrics", get(prometheus))
@@ -55,10 +56,7 @@ pub(super) fn router(api: Api) -> Router {
         .route("/v1/notes", get(notes))
         .route("/v1/gains", get(gains))
         .route("/v1/tradeoff", get(async |core: Core| ask(core, Request::Tradeoff).await))
-        .route(
-            "/v1/config",
-            get(async |core: Core| ask(core, Request::Config).await).post(async |core: Core, body| order(core, body, Request::Apply).await),
-        )
+        .route("/v1/config", get(config).post(async |core: Core, body| order(core, body, Request::Apply).await))
         .route("/v1/config/preview", post(async |core: Core, body| order(core, body, Request::Preview).await))
         .route("/v1/config/undo", post(async |core: Core| ask(core, Request::Undo).await))
         .route("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], DOCUMENT)))
@@ -139,11 +137,30 @@ struct HistoryQuery {
     since_ms: u64,
 }
 
-/// Any number of them: written on a thread of its own.
+/// Any number of them: written on a thread of its own, and once for all who ask meanwhile.
 async fn flows(State(api): Core) -> Result<Response, Refusal> {
     let flows = exchange(&api, Request::Flows).await?;
-    let text = aside(move || serde_json::to_vec(&flows).unwrap_or_default()).await?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+    let text = match flows.written() {
+        Some(text) => text,
+        None => aside(move || flows.text()).await?,
+    };
+    Ok(json(text))
+}
+
+/// Put together from what the core knew, on a thread of its own.
+async fn apps(State(api): Core) -> Result<Response, Refusal> {
+    let apps = exchange(&api, Request::Apps).await?;
+    Ok(json(aside(move || serde_json::to_vec(&apps.list()).unwrap_or_default()).await?))
+}
+
+/// Read from the file, which may be on a slow disk, on a thread of its own.
+async fn config(State(api): Core) -> Reply<ConfigView> {
+    let look = exchange(&api, Request::Config).await?;
+    aside(move || look.view()).await?.map(Json).map_err(Refusal)
+}
+
+fn json(text: impl Into<Content>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], text.into()).into_response()
 }
 
 /// Does what takes long on a thread of its own.

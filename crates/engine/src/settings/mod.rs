@@ -29,6 +29,30 @@ pub struct Settings {
     undo: Vec<(String, String)>,
 }
 
+/// The file as it is to be shown, to be read wherever that holds up nobody.
+#[derive(Debug, Clone)]
+pub struct Look {
+    path: Option<PathBuf>,
+    fallback: PathBuf,
+    /// The revision after the last change that can be taken back.
+    changed: Option<String>,
+}
+
+impl Look {
+    /// `GET /v1/config`.
+    ///
+    /// # Errors
+    /// 409 where the file cannot be read.
+    pub fn view(&self) -> Result<ConfigView, Problem> {
+        let file = self.path.as_deref().unwrap_or(&self.fallback);
+        let text = read(file)?;
+        let revision = revision(&text);
+        let can_undo = self.changed.as_ref().is_some_and(|after| *after == revision);
+        let path = self.path.as_ref().map(|path| path.display().to_string());
+        Ok(ConfigView { path, text, revision, writable: file::writable(file), can_undo })
+    }
+}
+
 /// A change that was checked and not applied yet.
 struct Checked {
     text: String,
@@ -51,16 +75,10 @@ impl Settings {
         self.path.as_deref().unwrap_or(&self.fallback)
     }
 
-    /// `GET /v1/config`.
-    ///
-    /// # Errors
-    /// 409 where the file cannot be read.
-    pub fn view(&self) -> Result<ConfigView, Problem> {
-        let text = self.read()?;
-        let revision = revision(&text);
-        let can_undo = self.undo.last().is_some_and(|(_, after)| *after == revision);
-        let path = self.path.as_ref().map(|path| path.display().to_string());
-        Ok(ConfigView { path, text, revision, writable: file::writable(self.file()), can_undo })
+    /// What `GET /v1/config` shows.
+    pub fn look(&self) -> Look {
+        let changed = self.undo.last().map(|(_, after)| after.clone());
+        Look { path: self.path.clone(), fallback: self.fallback.clone(), changed }
     }
 
     /// `POST /v1/config/preview`.
@@ -105,14 +123,11 @@ impl Settings {
         let config = self.parse(&before, &World { strict: false, ..world.clone() }).map_err(|errors| refused(&errors))?;
         self.replace(&now, &before, config, world, enforce)?;
         self.undo.pop();
-        self.view()
+        self.look().view()
     }
 
     fn read(&self) -> Result<String, Problem> {
-        file::read(self.file()).map_err(|error| {
-            let detail = format!("{} cannot be read: {error}; make it a text file that root may read", self.file().display());
-            Problem::new(409, "Configuration unreadable", detail)
-        })
+        read(self.file())
     }
 
     fn parse(&self, text: &str, world: &World) -> Result<Config, ConfigErrors> {
@@ -176,6 +191,13 @@ impl Settings {
     }
 }
 
+fn read(file: &Path) -> Result<String, Problem> {
+    file::read(file).map_err(|error| {
+        let detail = format!("{} cannot be read: {error}; make it a text file that root may read", file.display());
+        Problem::new(409, "Configuration unreadable", detail)
+    })
+}
+
 impl Checked {
     fn answer(self) -> ConfigChanged {
         let warnings = self.config.warnings.iter().map(ToString::to_string).collect();
@@ -210,7 +232,7 @@ mod tests {
     use serde_json::json;
 
     fn change(settings: &Settings, edits: serde_json::Value) -> ConfigChange {
-        let revision = settings.view().unwrap().revision;
+        let revision = settings.look().view().unwrap().revision;
         serde_json::from_value(json!({"revision": revision, "edits": edits})).unwrap()
     }
 
@@ -232,9 +254,9 @@ mod tests {
         };
         let wanted = change(&settings, scheduler("operetta"));
         let seen = settings.preview(&wanted, &world).unwrap();
-        assert_eq!((seen.text.as_str(), settings.view().unwrap().can_undo), ("# mine\nscheduler = \"operetta\" # steady\n", false));
+        assert_eq!((seen.text.as_str(), settings.look().view().unwrap().can_undo), ("# mine\nscheduler = \"operetta\" # steady\n", false));
         assert_eq!(settings.apply(&wanted, &world, &mut enforce).unwrap(), seen);
-        let view = settings.view().unwrap();
+        let view = settings.look().view().unwrap();
         assert_eq!((&view.text, &view.revision, view.can_undo, view.writable), (&seen.text, &seen.revision, true, true));
         let stale = settings.apply(&wanted, &world, &mut enforce).unwrap_err();
         assert_eq!(stale.status, 409);
@@ -280,7 +302,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("etc/braid.toml");
         let mut settings = Settings::new(None, path.clone());
-        assert_eq!(settings.view().unwrap(), ConfigView { revision: revision(""), writable: true, ..ConfigView::default() });
+        assert_eq!(settings.look().view().unwrap(), ConfigView { revision: revision(""), writable: true, ..ConfigView::default() });
         let first = change(&settings, scheduler("operetta"));
         settings.apply(&first, &World::default(), |_| Ok(())).unwrap();
         assert_eq!((settings.path(), std::fs::read_to_string(&path).unwrap().as_str()), (Some(&*path), "scheduler = \"operetta\"\n"));

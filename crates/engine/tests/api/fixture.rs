@@ -1,6 +1,7 @@
 //! The API as the daemon serves it, over a core on a fake system.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -133,7 +134,7 @@ impl Mind {
     }
 
     fn rest(&mut self) -> Rest {
-        Rest { status: self.core.status(NOW), bonded: vec![], apps: Some(self.core.applications(NOW)), peers: vec![] }
+        Rest { status: self.core.status(NOW), bonded: vec![], apps: Some(self.core.applications(NOW, &BTreeMap::new())), peers: vec![] }
     }
 }
 
@@ -149,7 +150,8 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
         let done = || Ok(Accepted { message: "done".to_owned(), warnings: vec![] });
         match rest {
             Request::Status(answer) => drop(answer.send(Ok(core.status(NOW)))),
-            Request::Flows(answer) => drop(answer.send(Ok(FlowList { direct: core.flows_view(NOW), ..FlowList::default() }))),
+            Request::Apps(answer) => drop(answer.send(Ok(core.apps_view(NOW, BTreeMap::new())))),
+            Request::Flows(answer) => drop(answer.send(Ok(FlowList::new(core.flows_view(NOW), Vec::new()).into()))),
             Request::Explain(request, answer) => drop(answer.send(core.explain(NOW, &request))),
             Request::Peers(answer) => drop(answer.send(Ok(vec![]))),
             Request::Subscribe(after, answer) => {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use braid_api::Link;
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
 use braid_engine::config::Config;
-use braid_model::{Bytes, FlowId, LinkIndex, Role};
+use braid_model::{Bytes, FlowId, LinkIndex, Rate, Role};
 use braid_platform::fake::Steered;
 
 use super::world::*;
@@ -204,4 +205,69 @@ fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
     for kept in [gone, back] {
         assert!((45.0..60.0).contains(&kept), "{kept} after {proven}");
     }
+}
+
+/// Moves so many bytes (received, sent) by each flow, and as much by the device, every quarter of a second; gives wlan0 at the end.
+fn carry(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2], sample: Option<Rate>) -> Link {
+    let seen = |world: &mut World| {
+        let now = world.now;
+        world.core.links(now).into_iter().find(|link| link.name == "wlan0").unwrap()
+    };
+    for _ in 0..quarters {
+        for id in flows {
+            world.core.steering().transfer(*id, Bytes::new(rx), Bytes::new(tx));
+            world.core.steering().sample(*id, sample);
+        }
+        world.run(Duration::from_millis(250));
+        let before = seen(world);
+        let [down, up] = [before.device_rx_bytes, before.device_tx_bytes].map(|bytes| Bytes::new(bytes.unwrap_or(0)));
+        let count = flows.len() as u64;
+        let counters = [(LinkIndex(1), down + Bytes::new(rx * count), up + Bytes::new(tx * count))];
+        let now = world.now;
+        world.core.on_counters(now, UNIX, &counters);
+    }
+    world.run(Duration::from_millis(100));
+    seen(world)
+}
+
+/// A program that has sent more than it received before, with a flow on wlan0.
+fn sender(world: &mut World) -> FlowId {
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, first) = world.connect("sender", 9) else { panic!() };
+    world.core.steering().transfer(first, Bytes::new(100), Bytes::new(900));
+    let now = world.now;
+    world.core.steering().close(now, first);
+    let Steered::To(0, id) = world.connect("sender", 9) else { panic!() };
+    id
+}
+
+#[test]
+fn regression_requests_and_acknowledgements_teach_no_capacity_to_send() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    let flow = sender(&mut world);
+    let rate = |world: &mut World| world.core.steering().params().unwrap().links[0].as_ref().unwrap().rate;
+    let guess = rate(&mut world);
+    let link = carry(&mut world, &[flow], 240, [1_000, 4_970], None);
+    assert_eq!((link.capacity_up_bps, link.capacity_up_age_ms, link.capacity_up_confidence), (None, None, Some(0.0)));
+    assert_eq!(rate(&mut world), guess, "the rule is not misled either");
+    // A sample of long ago, before the requests.
+    let link = carry(&mut world, &[flow], 240, [1_000, 4_970], Some(Rate::from_mbps(12)));
+    assert_eq!(link.capacity_up_bps, None);
+    let link = carry(&mut world, &[flow], 240, [1_000, 375_000], Some(Rate::from_mbps(12)));
+    let learnt = link.capacity_up_bps.unwrap() as f64 / 12e6;
+    assert!((0.95..1.2).contains(&learnt) && link.capacity_up_confidence > Some(0.5), "{link:?}");
+    let link = carry(&mut world, &[flow], 480, [1_000, 4_970], Some(Rate::from_mbps(12)));
+    assert!(link.capacity_up_bps.unwrap() > 11_000_000, "small talk afterwards changes nothing: {link:?}");
+}
+
+#[test]
+fn regression_an_upload_that_nobody_expected_does_not_teach_a_capacity_to_receive() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, id) = world.connect("unheard-of", 10) else { panic!() };
+    let link = carry(&mut world, &[id], 120, [4_970, 375_000], Some(Rate::from_mbps(12)));
+    assert_eq!(link.capacity_down_bps, None, "{link:?}");
+    assert!(link.capacity_up_bps.is_some());
+    let link = carry(&mut world, &[id], 60, [1_000_000, 4_970], None);
+    assert!((30_000_000..36_000_000).contains(&link.capacity_down_bps.unwrap()), "{link:?}");
 }

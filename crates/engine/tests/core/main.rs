@@ -1,5 +1,6 @@
 //! The daemon's mind on a fake system: what it decides when links come, die, return and fill up.
 
+mod apps;
 mod detect;
 mod energy;
 mod faults;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use braid_decide::connection::{Board, LinkMask, MAX_LINKS};
-use braid_model::{Class, Family, Time};
+use braid_model::{Bytes, Class, Family, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
@@ -172,26 +172,20 @@ impl BpfSteering {
         typed_map!(self, Array, "control", "say that Braid is alive").set(0, control, 0).map_err(failed("say that Braid is alive"))
     }
 
-    /// What the kernel does when a socket is closed, for a datagram flow that fell idle.
-    fn learn(&mut self, row: &abi::FlowRow) -> Result<(), SteeringError> {
-        if row.rx + row.tx == 0 {
+    /// What the kernel does when a socket is closed, for flows that it does not see end: bytes received and sent.
+    fn learn_step(&mut self, key: abi::DemandKey, [rx, tx]: [u64; 2], updated: u64) -> Result<(), SteeringError> {
+        if rx + tx == 0 {
             return Ok(());
         }
-        let action = "learn from a datagram flow";
-        let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "learn from a datagram flow");
-        let key = abi::DemandKey { app: row.flow.app, port: row.flow.port, ..Default::default() };
+        let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "learn from a flow");
         let step = |estimate: u64, sample: u64| estimate - (estimate >> 3) + (sample >> 3);
         let next = match map.get(&key, 0) {
-            Ok(known) => abi::Demand {
-                down: step(known.down, row.rx),
-                up: step(known.up, row.tx),
-                updated: row.read_at,
-                count: known.count.saturating_add(1),
-                ..known
-            },
-            Err(_) => abi::Demand { down: row.rx, up: row.tx, updated: row.read_at, count: 1, ..Default::default() },
+            Ok(known) => {
+                abi::Demand { down: step(known.down, rx), up: step(known.up, tx), updated, count: known.count.saturating_add(1), ..known }
+            }
+            Err(_) => abi::Demand { down: rx, up: tx, updated, count: 1, ..Default::default() },
         };
-        map.insert(key, next, 0).map_err(failed(action))
+        map.insert(key, next, 0).map_err(failed("learn from a flow"))
     }
 }
 
@@ -309,6 +303,11 @@ impl Steering for BpfSteering {
         map.insert(key, value, 0).map_err(failed("teach an application's demand"))
     }
 
+    fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError> {
+        let key = abi::DemandKey { app: app_key(app), port, ..Default::default() };
+        self.learn_step(key, [down.get(), up.get()], now.as_nanos())
+    }
+
     fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError> {
         let map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "read what was learnt");
         Ok(map.iter().filter_map(Result::ok).map(|(key, demand)| convert::learnt(&key, &demand)).collect())
@@ -325,7 +324,8 @@ impl Steering for BpfSteering {
         loads.add(&datagrams);
         rows.extend(datagrams.iter().filter_map(flow_row));
         for row in &idle {
-            self.learn(row)?;
+            let key = abi::DemandKey { app: row.flow.app, port: row.flow.port, ..Default::default() };
+            self.learn_step(key, [row.rx, row.tx], row.read_at)?;
         }
         let churn = self.churn()?.wrapping_sub(began);
         let after = self.raw_board()?;
