@@ -98,7 +98,7 @@ async fn answer(mut requests: mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
         match request {
             Request::Status(answer) => drop(answer.send(Ok(fixed(status())))),
-            Request::Flows(answer) => drop(answer.send(Ok(FlowList::default()))),
+            Request::Flows(answer) => drop(answer.send(Ok(FlowList::default().into()))),
             Request::Notes(_, answer) => drop(answer.send(Ok(vec![note(1, "one"), note(2, "two\u{1b}[2J")]))),
             Request::Subscribe(_, answer) => {
                 let notes = vec![note(2, "two"), note(3, "three")];
