@@ -268,7 +268,11 @@ fn slow_readers(settings: &Settings) -> Result<f64> {
     let taken = lab.client().run(|| read_slowly(&ask, long))??;
     let most = proxy.most()?;
     let (least, all) = (taken.iter().min().copied().unwrap_or(0), taken.iter().sum::<usize>());
-    progress(&format!("{READERS} slow readers: {:.1} MB, the least of them {:.2} MB; {most:.1} MB resident", all as f64 / 1e6, least as f64 / 1e6));
+    progress(&format!(
+        "{READERS} slow readers: {:.1} MB, the least of them {:.2} MB; {most:.1} MB resident",
+        all as f64 / 1e6,
+        least as f64 / 1e6
+    ));
     ensure!(least >= SIP, "one of {READERS} readers got {least} bytes in {long:?}");
     Ok(most)
 }
