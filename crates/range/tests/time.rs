@@ -199,10 +199,9 @@ fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
                 Action::Ask { request, lane, span, .. } => {
                     let link = lanes.iter().find(|(known, _)| *known == lane).unwrap().1;
                     let span = span.unwrap();
-                    if let Some(long) = long.filter(|_| link == links[1]) {
-                        if long.start() < span.start() && span.start() < long.end() {
-                            return;
-                        }
+                    let inside = |long: Span| long.start() < span.start() && span.start() < long.end();
+                    if link == links[1] && long.is_some_and(inside) {
+                        return;
                     }
                     engine.on_head(now, request, head(span));
                     work[link.0] = Some((request, span, 0));
