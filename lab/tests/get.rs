@@ -108,8 +108,60 @@ fn memory_stays_small() {
     let web = Web::start(&lab).unwrap();
     let mut command = get(&lab, &web, folder.path());
     command.arg(web.secure_url(Bytes::new(60_000_000)).unwrap()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.spawn().unwrap();
-    let most = most_memory(&mut child);
+    takes_little_memory(command);
+}
+
+#[test]
+fn a_thousand_small_files_take_little_memory() {
+    if !able() {
+        return;
+    }
+    let (lab, folder) = (rated([20, 10, 5]), tempfile::tempdir().unwrap());
+    let web = Web::start(&lab).unwrap();
+    let secure = |name: String| web.publish(&name, name.as_bytes()).unwrap().0.replace("http:", "https:");
+    let mut command = get(&lab, &web, folder.path());
+    command.args((0..1000).map(|number| secure(format!("{number}.small")))).stdout(Stdio::null()).stderr(Stdio::null());
+    takes_little_memory(command);
+    for number in 0..1000 {
+        let name = format!("{number}.small");
+        assert_eq!(fs::read(folder.path().join(&name)).unwrap(), name.as_bytes());
+    }
+}
+
+#[test]
+fn ten_gigabytes_of_which_a_little_is_missing_take_little_memory() {
+    if !able() {
+        return;
+    }
+    const LARGE: Bytes = Bytes::new(10_000_000_000);
+    let (lab, folder) = (rated([20, 10, 5]), tempfile::tempdir().unwrap());
+    let web = Web::start(&lab).unwrap();
+    let url = web.secure_url(LARGE).unwrap();
+    let mut curl = lab.client().command("curl").unwrap();
+    let head = curl.args(["-sS", "--head", "--cacert"]).arg(web.certificate()).arg(&url).output().unwrap();
+    let head = String::from_utf8(head.stdout).unwrap().to_ascii_lowercase();
+    let tag = head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap_or_else(|| panic!("{head}")).trim();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let knowledge = serde_json::json!({ "boot": boot.trim(), "size": LARGE.get(), "validators": { &url: { "Tag": tag } } });
+    let file = |suffix: &str| folder.path().join(format!("10000000000.bin{suffix}"));
+    fs::write(file(".braid-journal"), format!("{knowledge}\n0 5000000000\n5001000000 9999000000\n")).unwrap();
+    fs::File::create(file(".braid-part")).unwrap().set_len(LARGE.get()).unwrap();
+    let (mut command, before) = (get(&lab, &web, folder.path()), received(&lab));
+    command.arg("-C").arg(&url).stdout(Stdio::null()).stderr(Stdio::null());
+    takes_little_memory(command);
+    let came = received(&lab) - before;
+    assert!(fs::metadata(file("")).unwrap().len() == LARGE.get() && came > 2_000_000 && came < 5_000_000, "{came} bytes came");
+}
+
+/// Bytes that came to the client over all links.
+fn received(lab: &Lab) -> u64 {
+    (0..NAMES.len()).map(|link| lab.counters(link).unwrap().down.delivered_bytes.get()).sum()
+}
+
+/// Runs a program to its end.
+#[track_caller]
+fn takes_little_memory(mut command: Command) {
+    let most = most_memory(&mut command.spawn().unwrap());
     println!("{most} kB at most");
     assert!(most > 1000 && most < 64_000, "{most} kB");
 }

@@ -32,7 +32,7 @@ pub(crate) struct Exchange {
     pub(crate) through_proxy: bool,
 }
 
-/// Asks, tells what comes, and gives the connection back if it can be asked again.
+/// Asks, tells what comes, and gives the connection back if it can be asked again: not if much of an answer that is not wanted is still to come.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     connection: Connection,
@@ -40,7 +40,7 @@ pub(crate) async fn run(
     mut stop: oneshot::Receiver<()>,
 ) -> Option<Connection> {
     let request = exchange.request;
-    let (one, answer) = match send(connection, &exchange, &mut stop).await? {
+    let (connection, answer) = match send(connection, &exchange, &mut stop).await? {
         Ok(sent) => sent,
         Err(error) => {
             let _ = shared.news.send(News::Failed { request, failure: Failure::Lost, error }).await;
@@ -65,9 +65,9 @@ pub(crate) async fn run(
     let wanted = matches!(news, News::Head { .. });
     shared.news.send(news).await.ok()?;
     if !wanted {
-        return if drain(body).await { one } else { None };
+        return drain(&connection, body).await.then_some(connection);
     }
-    if read(&shared, &exchange, body, &mut stop).await { one } else { None }
+    read(&shared, &exchange, &connection, body, &mut stop).await.then_some(connection)
 }
 
 /// Sends the request; `None` if it is stopped meanwhile.
@@ -75,19 +75,19 @@ async fn send(
     connection: Connection,
     exchange: &Exchange,
     stop: &mut oneshot::Receiver<()>,
-) -> Option<Result<(Option<Connection>, Response<Incoming>), FetchError>> {
+) -> Option<Result<(Connection, Response<Incoming>), FetchError>> {
     let broken = |reason: String| FetchError::Broken { host: host(exchange), link: exchange.link.clone(), reason };
     let sending = async {
         match connection {
             Connection::One(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
                 let answer = sender.send_request(build(exchange, Version::HTTP_11)?).await.map_err(|error| reason(&error))?;
-                Ok((Some(Connection::One(sender)), answer))
+                Ok((Connection::One(sender), answer))
             }
             Connection::Two(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
                 let answer = sender.send_request(build(exchange, Version::HTTP_2)?).await.map_err(|error| reason(&error))?;
-                Ok((None, answer))
+                Ok((Connection::Two(sender), answer))
             }
         }
     };
@@ -132,12 +132,12 @@ fn build(exchange: &Exchange, version: Version) -> Result<Request<Empty<Bytes>>,
 }
 
 /// Reads a body to its end; whether the connection can be asked again.
-async fn read(shared: &Shared, exchange: &Exchange, mut body: Incoming, stop: &mut oneshot::Receiver<()>) -> bool {
+async fn read(shared: &Shared, exchange: &Exchange, connection: &Connection, mut body: Incoming, stop: &mut oneshot::Receiver<()>) -> bool {
     let request = exchange.request;
     loop {
         let frame = tokio::select! {
             biased;
-            _ = &mut *stop => return drain(body).await,
+            _ = &mut *stop => return drain(connection, body).await,
             frame = body.frame() => frame,
         };
         match frame {
@@ -147,7 +147,7 @@ async fn read(shared: &Shared, exchange: &Exchange, mut body: Incoming, stop: &m
                     continue;
                 }
                 tokio::select! {
-                    _ = &mut *stop => return drain(body).await,
+                    _ = &mut *stop => return drain(connection, body).await,
                     () = shared.throttle.pass(bytes.len()) => {}
                 }
                 if shared.news.send(News::Data { request, bytes }).await.is_err() {
@@ -164,10 +164,13 @@ async fn read(shared: &Shared, exchange: &Exchange, mut body: Incoming, stop: &m
     }
 }
 
-/// Reads what is left of a body that nobody wants, if that is little.
-async fn drain(mut body: Incoming) -> bool {
+/// Reads what is left of a body that nobody wants, if that is little. On HTTP/2 nobody waits for it.
+async fn drain(connection: &Connection, mut body: Incoming) -> bool {
     if body.size_hint().upper().is_none_or(|left| left > WORTH_READING) {
         return false;
+    }
+    if matches!(connection, Connection::Two(_)) {
+        return true;
     }
     let rest = async {
         while let Some(frame) = body.frame().await {

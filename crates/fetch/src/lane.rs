@@ -103,6 +103,8 @@ pub(crate) enum Connection {
 /// An exchange at work on a lane.
 struct Work {
     request: RequestId,
+    /// It shares its connection with others: HTTP/2.
+    overlaps: bool,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Option<Connection>>,
 }
@@ -126,11 +128,16 @@ pub(crate) async fn run(shared: Arc<Shared>, lane: LaneId, link: usize, origin: 
     };
     let mut works: Vec<Work> = Vec::new();
     while let Some(order) = orders.recv().await {
-        works.retain(|work| idle_or_busy(work, &idle));
+        works.retain(|work| !(work.overlaps && work.task.is_finished()));
         match order {
             Order::Stop(request) => {
-                if let Some(stop) = works.iter_mut().find(|work| work.request == request).and_then(|work| work.stop.take()) {
+                let Some(place) = works.iter().position(|work| work.request == request) else { continue };
+                if let Some(stop) = works[place].stop.take() {
                     let _ = stop.send(());
+                }
+                // What the server has sent already would come before all else, and keep the link busy meanwhile: a connection is closed then.
+                if works[place].overlaps && matches!((&mut works.swap_remove(place).task).await, Ok(None)) {
+                    idle = None;
                 }
             }
             Order::Ask { request, asked, headers } => {
@@ -139,18 +146,14 @@ pub(crate) async fn run(shared: Arc<Shared>, lane: LaneId, link: usize, origin: 
                     Err(error) => return drop(shared.news.send(News::Lost { lane, error }).await),
                 };
                 let (stop, stopped) = oneshot::channel();
+                let overlaps = matches!(connection, Connection::Two(_));
                 let through_proxy = !origin.tls && origin.proxy.as_ref().is_some_and(|proxy| !proxy::is_socks(proxy));
                 let exchange = Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy };
                 let task = tokio::spawn(exchange::run(shared.clone(), connection, exchange, stopped));
-                works.push(Work { request, stop: Some(stop), task });
+                works.push(Work { request, overlaps, stop: Some(stop), task });
             }
         }
     }
-}
-
-/// Exchanges of HTTP/2 are done with when they end; that of HTTP/1.1 gives its connection back first.
-fn idle_or_busy(work: &Work, idle: &Option<Connection>) -> bool {
-    !(work.task.is_finished() && matches!(idle, Some(Connection::Two(_))))
 }
 
 /// A connection for the next request: the one there is, else a new one.
@@ -167,10 +170,9 @@ async fn ready(
         return Ok(Connection::Two(sender.clone()));
     }
     let mut kept = idle.take();
-    if !matches!(kept, Some(Connection::Two(_))) {
-        for mut work in works.drain(..) {
-            kept = (&mut work.task).await.unwrap_or(None).or(kept);
-        }
+    // An exchange of HTTP/1.1 gives its connection back.
+    for mut work in works.extract_if(.., |work| !work.overlaps) {
+        kept = (&mut work.task).await.unwrap_or(None).or(kept);
     }
     match kept {
         Some(Connection::One(sender)) if !sender.is_closed() => Ok(Connection::One(sender)),

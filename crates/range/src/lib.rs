@@ -39,8 +39,9 @@
 //! - **File**: miDRR with the files' weights and links (Π), on every free place of a link.
 //! - **How many at once**: three requests a link at first, and one more for each 40 ms of its round trip, up to three; more for as long as that
 //!   brings more, as on links with loss.
-//! - **End game**: a link with nothing left to ask for takes over the rear part of the range that would end last, so that both end at the
-//!   same time; where that part is too small to be worth it, all that is left of the range is asked for a second time.
+//! - **Slower links**: a request that would go on long after all else is there is cut to what it brings until then; the rest is free.
+//! - **End game**: a connection with nothing left to ask for takes over the rear part of the range that would end last, so that both end at
+//!   the same time; where that part is too small to be worth it, all that is left of the range is asked for a second time.
 //! - **Stalls**: a request that brings nothing for a while gives its range back; a link all of whose requests stall gets nothing new until it
 //!   brings something again.
 

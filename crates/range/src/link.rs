@@ -28,6 +28,10 @@ pub(crate) struct Link {
     pub(crate) meter: Meter,
     /// From a question to its answer, smoothed.
     pub(crate) latency: Option<Duration>,
+    /// The least of it.
+    quickest: Option<Duration>,
+    /// What it brought when all its places were last taken.
+    full: Option<Rate>,
     /// It was only guessed so far, from handshakes.
     guessed: bool,
     pub(crate) moved: u64,
@@ -62,6 +66,8 @@ impl Link {
             up: true,
             meter: Meter::default(),
             latency: None,
+            quickest: None,
+            full: None,
             guessed: true,
             moved: 0,
             twice: 0,
@@ -82,6 +88,7 @@ impl Link {
 
     pub(crate) fn on_latency(&mut self, sample: Duration) {
         self.latency = Some(self.latency.filter(|_| !self.guessed).map_or(sample, |old| (old * 7 + sample) / 8));
+        self.quickest = Some(self.quickest.map_or(sample, |least| least.min(sample)));
         self.guessed = false;
     }
 
@@ -97,6 +104,23 @@ impl Link {
     /// What it brings, measured or assumed.
     pub(crate) fn rate(&self, now: Time) -> Option<Rate> {
         self.meter.rate(now).or(self.setup.rate).filter(|rate| rate.bps() > 0)
+    }
+
+    /// From a question to its answer while nothing else is under way: the queue that others keep is not to be waited for.
+    pub(crate) fn latency_idle(&self) -> Duration {
+        self.quickest.unwrap_or(self.latency())
+    }
+
+    /// What it could bring: towards the end of a file it brings less, since it has less to do.
+    pub(crate) fn capacity(&self, now: Time) -> Option<Rate> {
+        self.rate(now).max(self.full)
+    }
+
+    /// So many requests are at work.
+    pub(crate) fn on_busy(&mut self, now: Time, busy: usize) {
+        if busy >= self.places {
+            self.full = self.meter.rate(now).or(self.full);
+        }
     }
 
     /// What one of its requests brings.
@@ -119,6 +143,7 @@ impl Link {
 
     /// All its requests stall or fail.
     pub(crate) fn on_silence(&mut self, now: Time) {
+        self.full = None;
         let pause = self.silent.map_or(RETRY_FIRST, |silent| (silent.pause * 2).min(RETRY_MOST));
         if self.silent.is_none_or(|silent| silent.again <= now) {
             self.silent = Some(Silent { again: now + pause, pause });

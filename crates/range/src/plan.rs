@@ -25,7 +25,10 @@ const LONGEST: Duration = Duration::from_secs(4);
 /// The shortest time of one where a reader wants all in order.
 const READER: Duration = Duration::from_millis(250);
 /// What taking over must gain.
-const GAIN: Duration = Duration::from_millis(100);
+const GAIN: Duration = Duration::from_millis(50);
+/// A request is cut that would take so many times as long as all that is left, and so much longer.
+const LATE: f64 = 1.5;
+const LATE_LEAST: Duration = Duration::from_millis(500);
 /// How often the end game is looked at again.
 const REVIEW: Duration = Duration::from_millis(100);
 /// A connection that stands idle for so long is closed.
@@ -147,6 +150,7 @@ impl Engine {
         idle.into_iter().for_each(|lane| self.close(now, lane));
         for link in 0..self.links.len() {
             let busy = self.at_work(LinkId(link));
+            self.links[link].on_busy(now, busy);
             let long = self.files.values().filter(|file| file.active && file.setup.links.contains(link)).map(File::open).sum::<u64>();
             let long = self.links[link].rate(now).is_some_and(|rate| rate.time_for(Bytes::new(long)) > Duration::from_secs(1));
             let most = self.config.lanes_most;
@@ -168,6 +172,7 @@ impl Engine {
 
     /// Fills every free place of every link.
     pub(crate) fn plan(&mut self, now: Time) {
+        self.cut_slow(now);
         let mut order: Vec<usize> = (0..self.links.len()).collect();
         let rate = |link: &usize| std::cmp::Reverse(self.links[*link].rate(now));
         order.sort_by_key(rate);
@@ -178,6 +183,52 @@ impl Engine {
             let stuck: Vec<FileId> = self.files.iter().filter(|(_, file)| file.active && file.ended.is_none()).map(|(id, _)| *id).collect();
             stuck.into_iter().for_each(|id| self.give_up(now, id, Cause::Budget));
         }
+    }
+
+    /// A request that would go on long after all else is there, since its link has become slower, keeps what it can bring until then. It is
+    /// not left to the end game, in which only idle connections take over, each from one request.
+    fn cut_slow(&mut self, now: Time) {
+        if self.contended() {
+            return;
+        }
+        let cuts: Vec<_> = self.files.iter().flat_map(|(id, file)| self.late(now, *id, file)).collect();
+        for (id, lane, keep) in cuts {
+            // Behind what the server has sent of the rest already, nothing would come soon.
+            let behind: Vec<RequestId> = self.lanes.get(&lane).map_or(Vec::new(), |lane| lane.requests[1..].to_vec());
+            behind.into_iter().for_each(|request| self.finish_request(now, request));
+            let Some(request) = self.requests.get_mut(&id) else { continue };
+            let old = request.rest();
+            request.end = request.at + keep;
+            let (file, rest) = (request.file, Span::raw(request.end, old.end));
+            self.release(file, rest);
+        }
+    }
+
+    /// The requests of a file that would end late, their connections, and how many bytes each can still bring in time.
+    fn late(&self, now: Time, id: FileId, file: &File) -> Vec<(RequestId, LaneId, u64)> {
+        if !file.active || file.ended.is_some() || file.ranged != Some(true) || file.doubt() || file.setup.window.is_some() {
+            return Vec::new();
+        }
+        let ours = |request: &Request| request.file == id && !request.stalled && !request.whole;
+        let asked: u64 = self.requests.values().filter(|request| ours(request)).map(|request| request.rest().size()).sum();
+        let time = (file.free.count().get() + asked) as f64 / self.together(now, file).max(1.0);
+        let keeps = |request: &Request| {
+            let (pace, rest) = (request.meter.rate(now)?.bps() as f64 / 8.0, request.rest().size());
+            let keep = ((pace * time) as u64).max(LEAST);
+            let late = rest as f64 > pace * (time * LATE + LATE_LEAST.as_secs_f64());
+            (late && keep + LEAST * 2 < rest).then_some(keep)
+        };
+        let at_work = self.requests.iter().filter(|(_, request)| ours(request) && !self.queued(request));
+        at_work.filter_map(|(id, request)| Some((*id, request.lane, keeps(request)?))).collect()
+    }
+
+    /// What all usable links bring of `file` together, in bytes per second.
+    fn together(&self, now: Time, file: &File) -> f64 {
+        (0..self.links.len())
+            .filter(|other| file.setup.links.contains(*other) && self.links[*other].usable(now))
+            .filter_map(|other| self.links[other].rate(now))
+            .map(|rate| rate.bps() as f64 / 8.0)
+            .sum()
     }
 
     /// Whether allowances keep every link from bringing anything, with nothing under way.
@@ -299,13 +350,10 @@ impl Engine {
         let unknown = if file.setup.window.is_some() { LEAST } else { FIRST };
         let Some(share) = self.links[link.0].share(now) else { return Some(gap.size().min(unknown)) };
         let open = file.open();
-        let together: f64 = (0..self.links.len())
-            .filter(|other| file.setup.links.contains(*other) && self.links[*other].usable(now))
-            .filter_map(|other| self.links[other].rate(now))
-            .map(|rate| rate.bps() as f64 / 8.0)
-            .sum();
+        let together = self.together(now, file);
         let latency = self.links[link.0].latency();
-        let shortest = SHORTEST.max(latency * 3).as_secs_f64();
+        // While a queue is what an answer waits for, the link has enough to do.
+        let shortest = SHORTEST.max(self.links[link.0].latency_idle() * 3).as_secs_f64();
         let time = match file.setup.window {
             // A reader gets nothing of what comes behind a gap: ranges beside each other are short.
             Some(_) => READER.max(latency * 4).as_secs_f64(),
@@ -438,7 +486,7 @@ impl Engine {
                 .requests
                 .iter()
                 .filter_map(|id| self.requests.get(id))
-                .all(|request| request.head && !request.stalled && !request.whole);
+                .all(|request| request.head && !request.stalled && !request.whole && request.told <= request.end);
             flows && (rest as f64) < ahead
         };
         let lanes =
@@ -462,8 +510,7 @@ impl Engine {
 
     /// The end game: an idle connection of `link` takes over part of what would end last elsewhere.
     fn steal(&mut self, now: Time, link: LinkId) -> bool {
-        let at_work = self.requests.values().any(|request| !request.stalled && request.link != link);
-        if at_work {
+        if self.requests.values().any(|request| !request.stalled) {
             self.remind(now + REVIEW);
         }
         let lanes = self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && lane.requests.is_empty());
@@ -476,6 +523,9 @@ impl Engine {
         if !theft.twice {
             victim.end = theft.span.start;
         }
+        if victim.rest().size() == 0 {
+            self.finish_request(now, theft.victim);
+        }
         self.ask(now, lane, file, Some(theft.span));
         true
     }
@@ -483,8 +533,14 @@ impl Engine {
     /// What taking over would gain most, for a connection of `link` to `server`.
     fn theft(&self, now: Time, link: LinkId, server: ServerId, allowed: u64) -> Option<Theft> {
         let thief = &self.links[link.0];
-        let known = thief.rate(now).map(|rate| rate.bps() as f64 / 8.0 / (self.at_work(link) + 1) as f64);
-        let delay = thief.latency().as_secs_f64();
+        let busy = self.at_work(link);
+        let capacity = thief.capacity(now).map(|rate| rate.bps() as f64 / 8.0);
+        // Connections that are slower than their share leave room: it is not theirs that is taken.
+        let at_work = self.requests.values().filter(|request| request.link == link && !request.stalled && !self.queued(request));
+        let taken: f64 = at_work.map(|request| self.pace(now, request)).sum();
+        let spare = capacity.map(|capacity| (capacity - taken).max(0.0));
+        let share = capacity.map(|capacity| capacity / (busy + 1) as f64);
+        let delay = if busy == 0 { thief.latency_idle() } else { thief.latency() }.as_secs_f64();
         let mut best: Option<Theft> = None;
         for (id, victim) in &self.requests {
             let Some(file) = self.files.get(&victim.file) else { continue };
@@ -493,20 +549,22 @@ impl Engine {
                 && file.ended.is_none()
                 && file.setup.links.contains(link.0)
                 && file.source_at(server).is_some();
-            if !fits || victim.link == link || victim.stalled || victim.whole || file.open() > 0 {
+            if !fits || victim.stalled || victim.whole || file.open() > 0 {
                 continue;
             }
             let rest = victim.rest().size() as f64;
             let pace = self.pace(now, victim);
             // A link that nothing is known of may be as good.
+            let known = if victim.link == link { spare } else { spare.zip(share).map(|(spare, share)| spare.max(share)) };
             let speed = known.unwrap_or(pace.max(LEAST as f64));
-            let wait = if victim.head { 0.0 } else { self.links[victim.link.0].latency().as_secs_f64() };
+            let wait = self.wait(now, victim);
             let end = wait + rest / pace.max(1.0);
             // Both end at the same time: delay + x / speed = wait + (rest - x) / pace.
             let x = (speed * (rest + pace * (wait - delay)) / (speed + pace)).min(rest) as u64;
             let x = x.min(allowed);
             let alone = delay + rest / speed.max(1.0);
-            let theft = if x >= LEAST_STOLEN && x < victim.rest().size() {
+            // What has not begun is taken as a whole, too.
+            let theft = if x >= LEAST_STOLEN && (x < victim.rest().size() || self.queued(victim)) {
                 let gain = end - (delay + x as f64 / speed.max(1.0));
                 Theft { victim: *id, span: Span::raw(victim.end - x, victim.end), twice: false, gain }
             } else if self.alone(victim) && victim.rest().size() <= allowed {
@@ -521,14 +579,36 @@ impl Engine {
         best.filter(|theft| !theft.span.is_empty())
     }
 
-    /// How fast a request goes on, in bytes per second: as it did, or by its share of its link.
+    /// The request that a connection is at, where this one waits behind it; else this one.
+    fn front<'a>(&'a self, request: &'a Request) -> &'a Request {
+        let first = self.lanes.get(&request.lane).and_then(|lane| lane.requests.first());
+        first.and_then(|first| self.requests.get(first)).unwrap_or(request)
+    }
+
+    /// Whether a request waits behind another on its connection.
+    fn queued(&self, request: &Request) -> bool {
+        !std::ptr::eq(self.front(request), request)
+    }
+
+    /// Seconds until a request brings its next byte.
+    fn wait(&self, now: Time, request: &Request) -> f64 {
+        let front = self.front(request);
+        match request.head {
+            _ if self.queued(request) => front.rest().size() as f64 / self.pace(now, front).max(1.0),
+            true => 0.0,
+            false => self.links[request.link.0].latency().as_secs_f64(),
+        }
+    }
+
+    /// How fast a request goes on, in bytes per second: as it did, else by its share of its link.
     pub(crate) fn pace(&self, now: Time, request: &Request) -> f64 {
-        let on_link = self.requests.values().filter(|other| other.link == request.link).count().max(1);
+        let request = self.front(request);
+        let on_link = self.lanes.values().filter(|lane| lane.link == request.link && !lane.requests.is_empty()).count().max(1);
         let link = self.links[request.link.0].rate(now).map_or(0.0, |rate| rate.bps() as f64 / 8.0 / on_link as f64);
         let own = request.meter.rate(now).map(|rate| rate.bps() as f64 / 8.0);
         // Silence tells before the means do.
         let silence = now.since(request.heard).as_secs_f64();
-        let pace = own.map_or(link, |own| (own + link) / 2.0);
+        let pace = own.unwrap_or(link);
         if silence > 0.5 { pace.min(LEAST_STOLEN as f64 / silence) } else { pace }
     }
 

@@ -175,3 +175,53 @@ fn regression_the_late_head_of_a_stalled_request_takes_nothing_from_others() {
     }
     assert_eq!(engine.got(file).unwrap().count(), size, "nothing is forgotten");
 }
+
+#[test]
+fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
+    let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
+    let links = [0, 1].map(|_| engine.add_link(LinkSetup { rate: Some(Rate::from_mbps(16)), ..LinkSetup::default() }).unwrap());
+    let server = engine.add_server();
+    let size = Bytes::new(40 * MB);
+    engine.add_file(Time::ZERO, FileSetup { size: Some(size), ..FileSetup::new(vec![server]) }).unwrap();
+    let head = |span: Span| Head { size: Some(size), span: Some(span), joinable: true };
+    let mut lanes = Vec::new();
+    // By link: what it was asked for last, and how much of that has come.
+    let mut work: [Option<(braid_range::RequestId, Span, u64)>; 2] = [None; 2];
+    let mut long: Option<Span> = None;
+    let mut now = Time::ZERO;
+    while now < Time::from_millis(6000) {
+        while let Some(action) = engine.poll(now) {
+            match action {
+                Action::Connect { lane, link, .. } => {
+                    lanes.push((lane, link));
+                    engine.on_connected(now, lane, 1);
+                }
+                Action::Ask { request, lane, span, .. } => {
+                    let link = lanes.iter().find(|(known, _)| *known == lane).unwrap().1;
+                    let span = span.unwrap();
+                    let inside = |long: Span| long.start() < span.start() && span.start() < long.end();
+                    if link == links[1] && long.is_some_and(inside) {
+                        return;
+                    }
+                    engine.on_head(now, request, head(span));
+                    work[link.0] = Some((request, span, 0));
+                    // From its second range on the first link brings a fortieth of what it did.
+                    long = if link == links[0] && span.start() > Bytes::ZERO { long.or(Some(span)) } else { long };
+                }
+                _ => {}
+            }
+        }
+        now = now + Duration::from_millis(10);
+        for (link, place) in work.iter_mut().enumerate() {
+            let Some((request, span, came)) = place else { continue };
+            let most = if link == 0 && long.is_some() { 500 } else { 20_000 };
+            let part = most.min(span.len().get() - *came);
+            *came += part;
+            engine.on_data(now, *request, Bytes::new(part));
+            if *came == span.len().get() {
+                *place = None;
+            }
+        }
+    }
+    panic!("nothing of {long:?} was asked for elsewhere");
+}

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use braid_model::Bytes;
 use serde_json::json;
 
+use super::footprint::resident;
 use super::report::Report;
 use super::stats::{median, worst};
 use super::{Settings, progress};
@@ -39,6 +40,13 @@ const ARIA2: [&str; 11] = [
     "--max-tries=0",
     "--out=file",
 ];
+/// Small files fetched in one run, and the size of each.
+const SMALL: usize = 1000;
+const SMALL_SIZE: usize = 2000;
+/// How often memory is looked at; the kernel keeps the highest.
+const LOOK: Duration = Duration::from_millis(50);
+/// What `braid get` may keep resident, in megabytes (10^6).
+const MEMORY: f64 = 64.0;
 /// Wanted of the links' payload, in share and in time.
 const SHARE: f64 = 0.93;
 const TIME: f64 = 1.07;
@@ -102,6 +110,8 @@ const TURNS: [(Turn, &str); 3] = [
 struct Came {
     /// Seconds that each took; one that was cut off counts as [`LIMIT`].
     seconds: Vec<f64>,
+    /// The most that any kept resident, in megabytes (10^6).
+    memory: f64,
     /// Some were cut off.
     hung: bool,
     /// Why it was not tried, or what it failed with.
@@ -129,11 +139,12 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          another's address, and timeouts of 5 s, without which it waits for a dead link for a minute. Braid and curl are given nothing. Shares \
          are the file's bytes over what the links could carry of payload (0.965 of their rates) from the program's start to its end, names, \
          handshakes and the disk included. A transfer that does not end is cut off after 60 s, told as such and not tried again. Where a link \
-         turns half-way, ideal is the time that the links would need at their rates.",
+         turns half-way, ideal is the time that the links would need at their rates. Memory: VmHWM of `braid get`, looked at every 50 ms until \
+         its end; also of one run that fetches 1,000 files of 2 kB over HTTPS from the same server over the same links.",
     );
     let size = Bytes::new(if settings.quick { 20_000_000 } else { 40_000_000 });
     let repeat = if settings.quick { 1 } else { 3 };
-    let (mut rows, mut raw) = (Vec::new(), Vec::new());
+    let (mut rows, mut raw, mut memory) = (Vec::new(), Vec::new(), Vec::new());
     for (turn, title) in TURNS {
         let ideal = ideal(turn, size);
         let mut came = PROGRAMS.map(|program| Came { without: skipped(program, turn), ..Came::default() });
@@ -142,8 +153,8 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
                 if came.without.is_some() || (came.hung && program != Program::Braid) {
                     continue;
                 }
-                let seconds = match one(settings, turn, program, size) {
-                    Ok(seconds) => seconds,
+                let (seconds, most) = match one(settings, turn, program, size) {
+                    Ok(came) => came,
                     // A peer that fails is told, and does not end the rest.
                     Err(error) if program != Program::Braid => {
                         progress(&format!("{title}: {} failed: {error:#}", program.name()));
@@ -153,18 +164,29 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
                     Err(error) => return Err(error),
                 };
                 progress(&format!("{title}: {} {seconds:.2} s, {:.3} of the ideal rate", program.name(), ideal / seconds));
-                raw.push(json!({ "case": title, "program": program.name(), "seconds": seconds, "ideal_s": ideal }));
+                raw.push(json!({ "case": title, "program": program.name(), "seconds": seconds, "ideal_s": ideal, "memory_mb": most }));
                 came.hung |= seconds >= LIMIT.as_secs_f64();
                 came.seconds.push(seconds);
+                came.memory = came.memory.max(most);
             }
         }
         judge(&mut report, turn, title, ideal, &came);
+        memory.push((title.to_owned(), came[0].memory));
         rows.push([title.to_owned(), format!("{ideal:.2} s")].into_iter().chain(came.iter().map(|came| came.told(ideal))).collect());
     }
     let head = format!("what | ideal | {}", PROGRAMS.map(Program::name).join(" | "));
     report.table("Median time (share of the ideal rate):", &head, rows);
-    report.raw = json!(raw);
+    memory.push((format!("{SMALL} files of {} kB", SMALL_SIZE / 1000), small(settings)?));
+    tell_memory(&memory, &mut report);
+    report.raw = json!({ "runs": raw, "memory_mb": memory });
     Ok(report)
+}
+
+fn tell_memory(memory: &[(String, f64)], report: &mut Report) {
+    let rows = memory.iter().map(|(case, most)| vec![case.clone(), format!("{most:.1} MB")]).collect();
+    report.table("Memory of braid get at most, in megabytes (10^6):", "case | VmHWM", rows);
+    let most = memory.iter().map(|(_, most)| *most).fold(0.0, f64::max);
+    report.aim(format!("memory of braid get at most {MEMORY:.0} MB"), format!("{most:.1} MB"), most <= MEMORY);
 }
 
 /// Why a program is not tried in this case.
@@ -212,10 +234,14 @@ fn ideal(turn: Turn, size: Bytes) -> f64 {
     half + (size.get() as f64 - half * before) / after
 }
 
-/// Seconds that one download takes.
-fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result<f64> {
+fn laboratory() -> Result<Lab> {
     let links = LINKS.iter().map(|(name, rate, trip, loss)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(trip / 2)).loss(*loss));
-    let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
+    links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()
+}
+
+/// Seconds that one download takes, and the most megabytes that the program kept resident.
+fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result<(f64, f64)> {
+    let lab = laboratory()?;
     let web = Web::start(&lab)?;
     if matches!(program, Program::Aria2 | Program::Dispatch) {
         route_by_source(&lab)?;
@@ -233,10 +259,12 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result
         .spawn()
         .with_context(|| format!("cannot run {program:?}"))?;
     let mut turned = turn == Turn::Nothing;
+    let mut memory = Memory::default();
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
+        memory.look(child.id());
         if !turned && begin.elapsed().as_secs_f64() >= half_way(size) {
             turned = true;
             match turn {
@@ -247,7 +275,7 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result
         if begin.elapsed() > LIMIT {
             child.kill()?;
             child.wait()?;
-            return Ok(LIMIT.as_secs_f64());
+            return Ok((LIMIT.as_secs_f64(), memory.most));
         }
         thread::sleep(Duration::from_millis(2));
     };
@@ -262,7 +290,54 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result
     }
     let there = std::fs::metadata(folder.join("file"))?.len();
     ensure!(there == size.get(), "{program:?} left {there} bytes of {size}");
-    Ok(seconds)
+    Ok((seconds, memory.most))
+}
+
+/// The most megabytes that a running program kept resident.
+#[derive(Default)]
+struct Memory {
+    most: f64,
+    looked: Option<Instant>,
+}
+
+impl Memory {
+    /// Looks, if it is time. What has ended tells nothing more.
+    fn look(&mut self, pid: u32) {
+        if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+            self.looked = Some(Instant::now());
+            self.most = resident(pid).map_or(self.most, |(_, most)| most);
+        }
+    }
+}
+
+/// The most megabytes that `braid get` keeps resident while it fetches many small files.
+fn small(settings: &Settings) -> Result<f64> {
+    let lab = laboratory()?;
+    let web = Web::start(&lab)?;
+    let folder = lab.directory().join("downloads");
+    std::fs::create_dir_all(&folder)?;
+    let content = [7; SMALL_SIZE];
+    let urls = (0..SMALL).map(|number| Ok(web.publish(&format!("{number}.small"), &content)?.0.replace("http:", "https:")));
+    let urls: Vec<String> = urls.collect::<Result<_>>()?;
+    let mut command = lab.client().command(&settings.braid)?;
+    command.env("XDG_STATE_HOME", &folder).arg("get").arg("--cacert").arg(web.certificate()).arg("--output-dir").arg(&folder).args(urls);
+    let begin = Instant::now();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot run braid get")?;
+    let mut memory = Memory::default();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        memory.look(child.id());
+        if begin.elapsed() > LIMIT {
+            child.kill()?;
+        }
+        thread::sleep(Duration::from_millis(2));
+    };
+    let came = (0..SMALL).filter(|number| folder.join(format!("{number}.small")).is_file()).count();
+    ensure!(status.success() && came == SMALL, "braid get ended with {status} and {came} of {SMALL} files");
+    progress(&format!("{SMALL} small files: {:.1} s, {:.1} MB resident", begin.elapsed().as_secs_f64(), memory.most));
+    Ok(memory.most)
 }
 
 /// Sends what has a link's address over that link.

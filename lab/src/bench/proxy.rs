@@ -1,18 +1,20 @@
 //! Plain downloads through `braid proxy`: one over all links, and three that share them by weight and preference (the thesis's figures 4.5
 //! and 4.8, live).
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use braid_decide::fair::{Flow, Problem, solve};
 use braid_model::{Bytes, Rate};
 use serde_json::json;
 
+use super::footprint::resident;
 use super::report::{Figure, Report};
 use super::stats::{median, worst};
 use super::{Settings, progress};
@@ -42,6 +44,14 @@ const BIN: Duration = Duration::from_millis(500);
 const PROXY: &str = "127.0.0.1:5758";
 /// How long one transfer may take.
 const LIMIT: &str = "60";
+/// Readers that are slower than the links: how many, of how large a file, over links of how many Mbit/s each, and what each takes how often.
+const READERS: usize = 200;
+const READ: Bytes = Bytes::new(20_000_000);
+const READERS_LINKS: u64 = 200;
+const SIP: usize = 16 * 1024;
+const SIP_EVERY: Duration = Duration::from_millis(250);
+/// What the proxy may keep resident, in megabytes (10^6).
+const MEMORY: f64 = 64.0;
 
 /// When a download's bytes came.
 type Arrivals = Vec<(Duration, usize)>;
@@ -66,10 +76,11 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          rates), from curl's start to its end. Three downloads over two links with round trips of 20 ms, each with a password of its own, and by that its \
          `weight` and `links` in [[app]]: a may use the first link, c the second, b both. First with weights 1, 2 and 1 over 3 and 10 Mbit/s, where a ends and \
          then b (the thesis's figure 4.5); then with equal weights, while the links' rates change places (figure 4.8). Exact: weighted max-min rates \
-         (`braid_decide::fair`) over the links' payload. Furthest off: over any 5 s, from 3 s after each change, of what had come to curl.",
+         (`braid_decide::fair`) over the links' payload. Furthest off: over any 5 s, from 3 s after each change, of what had come to curl. Memory: VmHWM of \
+         `braid proxy` at the end of each case; the last one is of 200 downloads of 20 MB at once over two links of 200 Mbit/s, each read at 64 kB/s.",
     );
-    single(settings, &mut report)?;
-    pages(settings, &mut report)?;
+    let mut memory = vec![("one download", single(settings, &mut report)?)];
+    memory.extend(pages(settings, &mut report)?.map(|most| ("a page in a browser", most)));
     let long = Duration::from_secs(if settings.quick { 10 } else { 20 });
     let short = Duration::from_secs(if settings.quick { 9 } else { 12 });
     let weights = Sharing {
@@ -84,8 +95,22 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
         flows: [("a", 1.0, &[0]), ("b", 1.0, &[0, 1]), ("c", 1.0, &[1])],
         phases: [[4, 10], [10, 4], [4, 10], [10, 4]].map(|rates| (short, rates, 0)).to_vec(),
     };
-    report.raw["sharing"] = json!([shared(settings, &weights, &mut report)?, shared(settings, &varying, &mut report)?]);
+    let (weights, most) = shared(settings, &weights, &mut report)?;
+    memory.push(("three downloads, one after the other ends", most));
+    let (varying, most) = shared(settings, &varying, &mut report)?;
+    memory.push(("three downloads, links change places", most));
+    report.raw["sharing"] = json!([weights, varying]);
+    memory.push(("200 slow readers", slow_readers(settings)?));
+    tell_memory(&memory, &mut report);
     Ok(report)
+}
+
+fn tell_memory(memory: &[(&str, f64)], report: &mut Report) {
+    let rows = memory.iter().map(|(case, most)| vec![(*case).to_owned(), format!("{most:.1} MB")]).collect();
+    report.table("Memory of the proxy at most, in megabytes (10^6):", "case | VmHWM", rows);
+    let most = memory.iter().map(|(_, most)| *most).fold(0.0, f64::max);
+    report.aim(format!("memory of the proxy at most {MEMORY:.0} MB"), format!("{most:.1} MB"), most <= MEMORY);
+    report.raw["memory_mb"] = json!(memory);
 }
 
 /// `braid proxy` in a lab. It ends with this value.
@@ -124,16 +149,24 @@ impl Proxy {
         thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Ok(proxy)
     }
+
+    /// The most that it kept resident so far, in megabytes (10^6).
+    fn most(&self) -> Result<f64> {
+        Ok(resident(self.0.id())?.1)
+    }
 }
 
-fn single(settings: &Settings, report: &mut Report) -> Result<()> {
+/// Gives the most memory that the proxy kept.
+fn single(settings: &Settings, report: &mut Report) -> Result<f64> {
     let size = Bytes::new(if settings.quick { 20_000_000 } else { 40_000_000 });
     let ideal = size.get() as f64 / (LINKS.iter().map(|link| link.1).sum::<u64>() as f64 * 1e6 / 8.0 * PAYLOAD);
-    let (mut through, mut alone) = (Vec::new(), Vec::new());
+    let (mut through, mut alone, mut memory) = (Vec::new(), Vec::new(), 0.0_f64);
     for round in 0..if settings.quick { 1 } else { 5 } {
         for (proxied, seconds) in [(true, &mut through), (false, &mut alone)] {
             if proxied || round == 0 {
-                seconds.push(one(settings, size, proxied)?);
+                let (took, most) = one(settings, size, proxied)?;
+                seconds.push(took);
+                memory = memory.max(most);
                 progress(&format!("one download, proxy {proxied}: {:.3} of the sum", ideal / seconds[seconds.len() - 1]));
             }
         }
@@ -144,15 +177,15 @@ fn single(settings: &Settings, report: &mut Report) -> Result<()> {
     let measured = format!("median {:.3}, worst {:.3}", ideal / median(&through), ideal / worst(&through));
     report.aim(format!("one download: at least {SHARE} of the sum"), measured, ideal / median(&through) >= SHARE);
     report.raw = json!({ "single_s": through, "alone_s": alone, "ideal_s": ideal });
-    Ok(())
+    Ok(memory)
 }
 
-/// Seconds that one download takes.
-fn one(settings: &Settings, size: Bytes, proxied: bool) -> Result<f64> {
+/// Seconds that one download takes, and the most memory that the proxy kept.
+fn one(settings: &Settings, size: Bytes, proxied: bool) -> Result<(f64, f64)> {
     let links = LINKS.iter().map(|(name, rate, trip, loss)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(trip / 2)).loss(*loss));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
     let web = Web::start(&lab)?;
-    let _proxy = Proxy::start(settings, &lab, "", "")?;
+    let proxy = Proxy::start(settings, &lab, "", "")?;
     let mut command = lab.client().command("curl")?;
     command.args(["-sS", "--fail", "--max-time", LIMIT, "-o", "/dev/null", "-w", "%{size_download}"]);
     if proxied {
@@ -168,19 +201,19 @@ fn one(settings: &Settings, size: Bytes, proxied: bool) -> Result<f64> {
         .collect::<Result<_>>()?;
     progress(&format!("Mbit/s by link: {}", by_link.join(", ")));
     ensure!(output.status.success() && told == size.get().to_string(), "curl got {told} bytes of {size}, and ended with {}", output.status);
-    Ok(seconds)
+    Ok((seconds, proxy.most()?))
 }
 
-/// A browser loads a page of many pictures over HTTP and HTTPS.
-fn pages(settings: &Settings, report: &mut Report) -> Result<()> {
+/// A browser loads a page of many pictures over HTTP and HTTPS. Gives the most memory that the proxy kept; `None`: there is no browser.
+fn pages(settings: &Settings, report: &mut Report) -> Result<Option<f64>> {
     if !browser::installed()? {
         report.notes.push("The page in a browser was left out: there is no chromium here.".to_owned());
-        return Ok(());
+        return Ok(None);
     }
     let links = SHARED.iter().map(|name| LinkSpec::new(name).rate(mbps(10)).delay(ms(ROUND_TRIP / 2)));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
     let web = Web::start(&lab)?;
-    let _proxy = Proxy::start(settings, &lab, "", "")?;
+    let proxy = Proxy::start(settings, &lab, "", "")?;
     let url = browser::publish(&web)?;
     let mut rows = Vec::new();
     for (scheme, url) in [("http", url.clone()), ("https", url.replace("http:", "https:"))] {
@@ -193,16 +226,16 @@ fn pages(settings: &Settings, report: &mut Report) -> Result<()> {
         report.aim(aim, shown.to_string(), shown == PICTURES);
     }
     report.table("A page in a headless browser, its start included:", "scheme | time", rows);
-    Ok(())
+    Ok(Some(proxy.most()?))
 }
 
-/// Runs three downloads, tells what came, and gives it as data.
-fn shared(settings: &Settings, sharing: &Sharing, report: &mut Report) -> Result<serde_json::Value> {
+/// Runs three downloads, tells what came, and gives it as data, with the most memory that the proxy kept.
+fn shared(settings: &Settings, sharing: &Sharing, report: &mut Report) -> Result<(serde_json::Value, f64)> {
     let first = sharing.phases[0].1;
     let links = SHARED.iter().zip(first).map(|(name, rate)| LinkSpec::new(name).rate(mbps(rate)).delay(ms(ROUND_TRIP / 2)));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
     let web = Web::start(&lab)?;
-    let _proxy = Proxy::start(settings, &lab, &rules(sharing), &sharing.flows.map(|(name, ..)| format!("{name}:{name}\n")).concat())?;
+    let proxy = Proxy::start(settings, &lab, &rules(sharing), &sharing.flows.map(|(name, ..)| format!("{name}:{name}\n")).concat())?;
     let url = web.url(Bytes::new(1 << 30))?;
     let began = Instant::now();
     let mut flows = Vec::new();
@@ -221,7 +254,51 @@ fn shared(settings: &Settings, sharing: &Sharing, report: &mut Report) -> Result
     let missed: u64 = (0..SHARED.len()).map(|link| lab.counters(link).map(|counters| counters.missed)).sum::<Result<u64>>()?;
     ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
     let arrivals: Vec<Arrivals> = flows.into_iter().map(Download::end).collect();
-    tell(sharing, &arrivals, report)
+    Ok((tell(sharing, &arrivals, report)?, proxy.most()?))
+}
+
+/// Many downloads at once by readers that are slower than the links; gives the most memory that the proxy kept.
+fn slow_readers(settings: &Settings) -> Result<f64> {
+    let links = SHARED.iter().map(|name| LinkSpec::new(name).rate(mbps(READERS_LINKS)).delay(ms(ROUND_TRIP / 2)));
+    let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
+    let web = Web::start(&lab)?;
+    let proxy = Proxy::start(settings, &lab, "", "")?;
+    let ask = format!("GET {} HTTP/1.1\r\nHost: {}\r\n\r\n", web.url(READ)?, Lab::internet(10));
+    let long = Duration::from_secs(if settings.quick { 8 } else { 30 });
+    let taken = lab.client().run(|| read_slowly(&ask, long))??;
+    let most = proxy.most()?;
+    let (least, all) = (taken.iter().min().copied().unwrap_or(0), taken.iter().sum::<usize>());
+    progress(&format!(
+        "{READERS} slow readers: {:.1} MB, the least of them {:.2} MB; {most:.1} MB resident",
+        all as f64 / 1e6,
+        least as f64 / 1e6
+    ));
+    ensure!(least >= SIP, "one of {READERS} readers got {least} bytes in {long:?}");
+    Ok(most)
+}
+
+/// What each reader took.
+fn read_slowly(ask: &str, long: Duration) -> Result<Vec<usize>> {
+    let mut readers = Vec::new();
+    for _ in 0..READERS {
+        let mut stream = TcpStream::connect(PROXY).context("cannot reach the proxy")?;
+        stream.write_all(ask.as_bytes())?;
+        stream.set_nonblocking(true)?;
+        readers.push((stream, 0));
+    }
+    let (begin, mut buffer) = (Instant::now(), vec![0; SIP]);
+    while begin.elapsed() < long {
+        for (stream, taken) in &mut readers {
+            match stream.read(&mut buffer) {
+                Ok(0) => bail!("a download ended after {taken} bytes"),
+                Ok(count) => *taken += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("a download broke off"),
+            }
+        }
+        thread::sleep(SIP_EVERY);
+    }
+    Ok(readers.into_iter().map(|(_, taken)| taken).collect())
 }
 
 fn rules(sharing: &Sharing) -> String {
