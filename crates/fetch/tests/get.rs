@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use braid_fetch::{Cookies, Netrc, Options, Proxy};
@@ -35,8 +37,20 @@ fn mirrors_share_the_work() {
 fn a_mirror_of_another_file_is_left() {
     let bytes = content(2_000_000);
     let (served, other) = (bytes.clone(), content(1_500_000));
-    let slow = Server::start(move |asked| vec![Act::Wait(300), Act::Send(good(asked, &other))]);
-    let good = Server::start(move |asked| send(good(asked, &served)));
+    // The one whose answer comes first says what the file is: the other waits for the question after it, or for the end.
+    let asked_of_good = Arc::new(AtomicUsize::new(0));
+    let seen = asked_of_good.clone();
+    let slow = Server::start(move |asked| {
+        let begin = Instant::now();
+        while seen.load(Ordering::Relaxed) < 2 && begin.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        send(good(asked, &other))
+    });
+    let good = Server::start(move |asked| {
+        asked_of_good.fetch_add(1, Ordering::Relaxed);
+        send(good(asked, &served))
+    });
     let folder = tempfile::tempdir().unwrap();
     let came = get(&[good.url("/file"), slow.url("/file")], folder.path());
     assert!(came.file("file") == bytes);
