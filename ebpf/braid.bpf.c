@@ -73,6 +73,7 @@ BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 	const struct braid_slot *slot;
 	enum binding binding;
 
+	request->id = bpf_get_socket_cookie(ctx);
 	if (choose(request, bank, 1))
 		return not_steered(request);
 	slot = &now->slots[request->slot & (BRAID_MAX_LINKS - 1)];
@@ -82,7 +83,7 @@ BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 		request->strict |= binding == ASTRAY;
 		return not_steered(request);
 	}
-	if (follow(ctx, socket, now, request)) {
+	if (follow(socket, now, request)) {
 		unreserve(request);
 		count(BRAID_COUNT_UNTRACKED);
 		return ALLOW;

@@ -54,15 +54,28 @@ __attribute__((noinline)) int keep_held(struct request *request, __u32 bank)
 	return bpf_map_update_elem(&affinities, &key, &held, BPF_ANY);
 }
 
-/* Sets request->slot, to `slot` unless that is BRAID_NO_SLOT, and, if asked to, reserves the demand on it: one step under one lock. */
+BRAID_INLINE struct connection *place_of(__u64 id)
+{
+	__u32 place = id & (BRAID_CONNECTION_PLACES - 1);
+
+	return bpf_map_lookup_elem(&connections, &place);
+}
+
+/*
+ * Sets request->slot, to `slot` unless that is BRAID_NO_SLOT, and, if asked to, reserves the demand on it and takes the flow's place, if
+ * it is one of TCP's and no other has it: one step under one lock. Until its flags say otherwise the place is being written.
+ */
 __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 reserve, __u32 slot)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
 	__u32 zero = 0;
 	struct board *shared = bpf_map_lookup_elem(&board, &zero);
+	struct connection *place = NULL;
 
 	if (!request || !now || !shared)
 		return -1;
+	if (reserve && request->protocol == IPPROTO_TCP)
+		place = place_of(request->id);
 	bpf_spin_lock(&shared->lock);
 	if (slot != BRAID_NO_SLOT)
 		shared->state.winner = slot;
@@ -71,6 +84,11 @@ __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 re
 	if (reserve)
 		braid_commit(&shared->state, now, request->direction, request->demand);
 	request->slot = shared->state.winner & (BRAID_MAX_LINKS - 1);
+	if (place && (!place->flow.id || place->flow.id == request->id || (place->flow.flags & BRAID_FLOW_MARKER))) {
+		place->flow.id = request->id;
+		place->flow.flags = BRAID_FLOW_PENDING;
+		request->placed = 1;
+	}
 	bpf_spin_unlock(&shared->lock);
 	return 0;
 }
@@ -149,6 +167,10 @@ BRAID_INLINE _Bool release(struct braid_flow *flow, __u64 id)
 
 BRAID_INLINE void unreserve(const struct request *request)
 {
+	struct connection *place = request->placed ? place_of(request->id) : NULL;
+
+	if (place)
+		place->flow.flags = BRAID_FLOW_MARKER;
 	add_to_lane(request->slot, request->direction, -request->demand, -1);
 }
 
@@ -181,8 +203,7 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 /* The TCP flow with this id in its place, or NULL: it may be crowded out. */
 BRAID_INLINE struct connection *in_place(__u64 id)
 {
-	__u32 place = id & (BRAID_CONNECTION_PLACES - 1);
-	struct connection *found = bpf_map_lookup_elem(&connections, &place);
+	struct connection *found = place_of(id);
 
 	return found && found->flow.id == id && !(found->flow.flags & BRAID_FLOW_MARKER) ? found : NULL;
 }
@@ -205,46 +226,24 @@ static __attribute__((noinline)) int is_followed(struct bpf_sock_addr *ctx)
  * Follows a TCP flow whose place is taken; 0 if there is room. The socket's pointer is put where the kernel copies it, and so becomes a
  * number.
  */
-static __attribute__((noinline)) int follow_crowded(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now,
-						    const struct request *request)
+static __attribute__((noinline)) int follow_crowded(struct bpf_sock *socket, const struct braid_params *now, const struct request *request)
 {
 	struct connection entry = {};
-	__u64 cookie = bpf_get_socket_cookie(ctx);
+	__u64 cookie = request->id;
 
 	fill(&entry.flow, now, request, cookie, 0);
 	entry.socket = (__u64)socket;
 	return bpf_map_update_elem(&crowded, &cookie, &entry, BPF_ANY);
 }
 
-/* Takes a place for the flow with this id, unless another has it: one step under the lock. Until its flags say otherwise it is being written. */
-BRAID_INLINE _Bool take_place(struct braid_flow *flow, __u64 id)
-{
-	struct board *shared = the_board();
-	_Bool mine = 0;
-
-	if (!shared)
-		return 0;
-	bpf_spin_lock(&shared->lock);
-	if (!flow->id || flow->id == id || (flow->flags & BRAID_FLOW_MARKER)) {
-		flow->id = id;
-		flow->flags = BRAID_FLOW_PENDING;
-		mine = 1;
-	}
-	bpf_spin_unlock(&shared->lock);
-	return mine;
-}
-
 /* Follows a TCP flow from here on; 0 if there is room. */
-static __attribute__((noinline)) int follow(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now,
-					    const struct request *request)
+static __attribute__((noinline)) int follow(struct bpf_sock *socket, const struct braid_params *now, const struct request *request)
 {
-	__u64 cookie = bpf_get_socket_cookie(ctx);
-	__u32 place = cookie & (BRAID_CONNECTION_PLACES - 1);
-	struct connection *own = bpf_map_lookup_elem(&connections, &place);
+	struct connection *own = place_of(request->id);
 
-	if (!own || !take_place(&own->flow, cookie))
-		return follow_crowded(ctx, socket, now, request);
-	fill(&own->flow, now, request, cookie, BRAID_FLOW_PENDING);
+	if (!own || !request->placed)
+		return follow_crowded(socket, now, request);
+	fill(&own->flow, now, request, request->id, BRAID_FLOW_PENDING);
 	own->flow.reserved = request->demand;
 	own->socket = (__u64)socket;
 	__asm__ volatile("" ::: "memory");
