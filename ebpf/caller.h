@@ -91,7 +91,7 @@ BRAID_INLINE const struct braid_params *acting(struct bpf_sock_addr *ctx, struct
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
 	const struct braid_params *found;
 
-	/* The tick's time, some milliseconds old, takes a fifth of what the exact one does. */
+	/* The tick's time, some milliseconds old: no clock is read for it. */
 	request->time = bpf_ktime_get_coarse_ns();
 	/* Signed: a heartbeat between the two readings is a little in the future, not an age. */
 	if (!switches || (__s64)(request->time - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)

@@ -324,7 +324,7 @@ pub fn give_back_memory() {
 
 /// Lets go of what has been mapped of the files of the program and its libraries. Starting touches most of them, and whatever else runs once in
 /// a while its part, with what the kernel maps around each page besides; what is met again comes back from the cache of files, by a page fault
-/// that costs a microsecond.
+/// that reads nothing from the disk while it is there.
 pub fn let_go_of_code() {
     unsafe extern "C" fn object(info: *mut libc::dl_phdr_info, _: usize, _: *mut libc::c_void) -> c_int {
         // SAFETY: only asks for a number.
