@@ -8,8 +8,9 @@
  *   getpeername4/6, getsockname4/6, recvmsg4/6  show a redirected socket the addresses it asked for.
  *   sendmsg4/6    unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon.
  *   sock_release  ends a flow: loads, demand, the event for the daemon.
- *   state, retransmission  what connections suffer: handshakes answered, and where redirected ones come from; SYNs and segments
- *                 without an answer. Not by `sockops`, which the kernel runs eight times a connection, at both ends, for one that counts.
+ *   retransmission  what connections suffer: SYNs and segments without an answer. Not by `sockops`, which the kernel runs eight times a
+ *                 connection, at both ends.
+ *   state         where redirected connections come from; attached only once something may be redirected.
  *   sent/received  count UDP, whose sockets have no counters of their own; on kernels without these tracepoints egress/ingress.
  *   connections, flows  dump the living flows, TCP's and UDP's, and bring their reservations up to date.
  *
@@ -564,24 +565,6 @@ int braid_ingress(struct __sk_buff *skb)
 
 /* ------------------------------------------------------------------ what connections suffer */
 
-BRAID_INLINE void note_answer(const struct braid_flow *flow)
-{
-	__u32 key = flow->slot, v6 = flow->family == 6;
-	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
-
-	if (!sign)
-		return;
-	__sync_fetch_and_add(&sign->answered[v6], 1);
-	sign->answered_at[v6] = bpf_ktime_get_ns();
-	if (v6) {
-		__builtin_memcpy(sign->remote6, flow->remote, sizeof(sign->remote6));
-		sign->port6 = flow->port;
-	} else {
-		sign->remote4 = flow->remote[3];
-		sign->port4 = flow->port;
-	}
-}
-
 BRAID_INLINE void note_timeout(const struct braid_flow *flow, __u32 detail)
 {
 	__u32 key = flow->slot;
@@ -605,19 +588,13 @@ BRAID_INLINE const struct braid_flow *flow_of(struct sock *socket)
 	return connection ? &connection->flow : NULL;
 }
 
-/* Arguments: the socket, its old state and its new one. */
+/* Arguments: the socket, its old state and its new one. Attached from when something may be redirected. */
 SEC("tp_btf/inet_sock_set_state")
 int braid_state(__u64 *ctx)
 {
 	struct sock *socket = (void *)ctx[0];
-	const struct braid_flow *flow;
 
-	if ((int)ctx[1] != TCP_SYN_SENT || (int)ctx[2] != TCP_ESTABLISHED || socket->sk_protocol != IPPROTO_TCP)
-		return 0;
-	flow = flow_of(socket);
-	if (flow)
-		note_answer(flow);
-	else
+	if ((int)ctx[1] == TCP_SYN_SENT && (int)ctx[2] == TCP_ESTABLISHED && socket->sk_protocol == IPPROTO_TCP)
 		note_source(socket);
 	return 0;
 }
@@ -760,6 +737,10 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 		flow->last = row.read_at;
 	flow->rx = row.rx;
 	flow->tx = row.tx;
+	if (row.flow.answered && !flow->answered) {
+		flow->answered = 1;
+		note_answer(&row);
+	}
 	refresh(flow, id, row.rx + row.tx, flow->last, row.read_at);
 	row.flow.reserved = flow->reserved;
 	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));

@@ -187,7 +187,7 @@ struct braid_flow {
 	__u8 class_;
 	__u8 scheduler;
 	__u8 rule; /* index of the rule that matched; 255: none */
-	__u32 pad;
+	__u32 answered; /* TCP only: its handshake was answered, and counts among the link's signs */
 };
 
 /* One flow as a dump or an end event tells it. */

@@ -198,6 +198,7 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 	flow->class_ = request->class_;
 	flow->scheduler = now->scheduler;
 	flow->rule = request->rule;
+	flow->answered = 0;
 }
 
 /* The TCP flow with this id in its place, or NULL: it may be crowded out. */
@@ -260,7 +261,8 @@ BRAID_INLINE void read_tcp(const void *socket, struct braid_flow_row *row)
 	__u32 interval, delivered;
 
 	row->state = BPF_CORE_READ(sk, __sk_common.skc_state);
-	/* The kernel counts SYN and FIN as bytes. */
+	/* The kernel counts SYN and FIN as bytes: from the answered handshake on, one of them is acknowledged. */
+	row->flow.answered = !!BPF_CORE_READ(tcp, bytes_acked);
 	row->rx = BPF_CORE_READ(tcp, bytes_received);
 	if (row->rx && (row->state == TCP_CLOSE_WAIT || row->state == TCP_LAST_ACK || row->state == TCP_CLOSING))
 		row->rx--;
@@ -327,6 +329,33 @@ BRAID_INLINE _Bool is_socket(const struct sock *sk, __u64 cookie)
 	return (__u64)BPF_CORE_READ(sk, __sk_common.skc_cookie.counter) == cookie;
 }
 
+/*
+ * A link that answers a handshake lives. Seen when a flow is looked at, and at its end: a program that hears of every handshake would run three
+ * times in each connect of the machine.
+ */
+BRAID_INLINE void note_answer(const struct braid_flow_row *row)
+{
+	const struct braid_flow *flow = &row->flow;
+	__u32 key = flow->slot, v6 = flow->family == 6;
+	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
+	__u64 at = flow->started + (__u64)row->srtt_us * 1000;
+
+	if (!sign)
+		return;
+	__sync_fetch_and_add(&sign->answered[v6], 1);
+	/* Flows are not looked at in the order of their answers. */
+	if (at < sign->answered_at[v6])
+		return;
+	sign->answered_at[v6] = at;
+	if (v6) {
+		__builtin_memcpy(sign->remote6, flow->remote, sizeof(sign->remote6));
+		sign->port6 = flow->port;
+	} else {
+		sign->remote4 = flow->remote[3];
+		sign->port4 = flow->port;
+	}
+}
+
 /* Ends the flow with this id, unless it has ended; `socket` is NULL if there is none any more. */
 BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, __u64 id)
 {
@@ -351,8 +380,13 @@ BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, _
 	event->row.read_at = bpf_ktime_get_ns();
 	if (socket)
 		read_local(socket, &event->row);
-	if (socket && event->row.flow.protocol == IPPROTO_TCP)
+	if (socket && event->row.flow.protocol == IPPROTO_TCP) {
+		_Bool noted = event->row.flow.answered;
+
 		read_tcp(socket, &event->row);
+		if (event->row.flow.answered && !noted)
+			note_answer(&event->row);
+	}
 	learn(&event->row);
 	submit_quietly(event);
 }

@@ -5,6 +5,7 @@
 //! | priority | rule | why there |
 //! |---|---|---|
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: their neighbours are reached, and answered, by the link whose address is used |
+//! | 32764 | `oif DEVICE lookup main` | sockets bound to the link find all they need there in one look-up; a TCP connect makes three |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes win over the links' default routes |
 //! | 32765 | `oif DEVICE lookup T` | sockets bound to the link, where the main table has no default route by it: in IPv6 they would have no route |
 //! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` asks this rule too |
@@ -81,6 +82,8 @@ pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> T
         if links.is_empty() {
             continue;
         }
+        let output = |facts: &LinkFacts| RuleFacts { output: Some(facts.name.clone()), ..rule(family, SPECIFIC_FIRST, MAIN) };
+        plan.rules.extend(links.iter().map(|(_, facts)| output(facts)));
         plan.rules.push(RuleFacts { suppress_prefix_len: Some(0), ..rule(family, SPECIFIC_FIRST, MAIN) });
         let mut rules_of_links = Vec::new();
         for (slot, facts) in &links {
@@ -90,7 +93,7 @@ pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> T
             rules_of_links.extend(rules(*slot, facts, family, &subnets, &others));
             plan.routes.extend(routes(*slot, facts, family, &subnets));
         }
-        // A look-up walks them in this order. A TCP connect makes three by device, and its answer one or two by address.
+        // A look-up walks them in this order: a TCP connect's answer makes one or two by address.
         rules_of_links.sort_by_key(|rule| (rule.output.is_none(), rule.source.is_none()));
         plan.rules.extend(rules_of_links);
     }
@@ -300,6 +303,8 @@ mod tests {
             link(5, &["10.0.1.2/24"], &["10.0.1.1"]),
         ]);
         let expected = [
+            "32764 oif link2 lookup 254",
+            "32764 oif link5 lookup 254",
             "32764 lookup 254 suppress 0",
             "32765 oif link2 lookup 47000",
             "32765 oif link5 lookup 47001",
@@ -307,6 +312,7 @@ mod tests {
             "32765 from 10.0.1.2/32 lookup 47001",
             "32765 mark b1d00001 lookup 47000",
             "32765 mark b1d00002 lookup 47001",
+            "32764 oif link2 lookup 254",
             "32764 lookup 254 suppress 0",
             "32765 oif link2 lookup 47000",
             "32765 from 2001:db8::2/128 lookup 47000",
@@ -347,14 +353,14 @@ mod tests {
         let mut modem = link(2, &["10.64.1.7/32"], &[]);
         modem.gateways.v4.push(DefaultRoute { gateway: None, metric: 700 });
         let (snapshot, slots) = network(vec![modem]);
-        assert_eq!(shown(&plan(&snapshot, &slots))[4..], ["47000: 0.0.0.0/0 dev #2 src 10.64.1.7 metric 700"]);
+        assert_eq!(shown(&plan(&snapshot, &slots))[5..], ["47000: 0.0.0.0/0 dev #2 src 10.64.1.7 metric 700"]);
     }
 
     #[test]
     fn an_address_without_prefix_route_has_no_neighbours() {
         let (mut snapshot, slots) = network(vec![link(2, &["2001:db8::2/64"], &["fe80::1"])]);
         snapshot.routes.clear();
-        assert_eq!(shown(&plan(&snapshot, &slots))[4..], ["47000: ::/0 via fe80::1 dev #2 src 2001:db8::2 metric 102"]);
+        assert_eq!(shown(&plan(&snapshot, &slots))[5..], ["47000: ::/0 via fe80::1 dev #2 src 2001:db8::2 metric 102"]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use braid_model::{Bytes, PerFamily};
 
 use super::{BpfSteering, detail, take_map};
 use crate::linux::sys::bpf as sys;
-use crate::steering::SteerParams;
+use crate::steering::{SteerParams, SteeringError};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/braid.bpf.o"));
 
@@ -80,13 +80,29 @@ impl BpfSteering {
         let cgroup = opened.map_err(|error| no_cgroup(error.to_string()))?;
         // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
         let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
-        let ending = ["braid_release", "braid_state", "braid_retransmission"];
+        let ending = ["braid_release", "braid_retransmission"];
         let showing = SHOW.into_iter();
         let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
         for name in ending.into_iter().chain(counting).chain(showing).chain(starting) {
             attach(&mut steering.ebpf, name, &cgroup)?;
         }
+        steering.sources_noted = false;
         Ok(steering)
+    }
+
+    /// Has it noted from now on where redirected connections come from. Not before it must: a program at every change of a socket's state runs
+    /// three times in each connect of the machine.
+    pub(super) fn note_sources(&mut self) -> Result<(), SteeringError> {
+        if self.sources_noted {
+            return Ok(());
+        }
+        let failed = |reason: String| SteeringError { action: "note where redirected connections come from", reason };
+        match program(&mut self.ebpf, "braid_state").map_err(|error| failed(error.to_string()))? {
+            Program::BtfTracePoint(program) => program.attach().map(drop).map_err(|error| failed(detail(&error)))?,
+            _ => return Err(failed("the program is of another kind".to_owned())),
+        }
+        self.sources_noted = true;
+        Ok(())
     }
 
     /// Loads the programs and attaches them to nothing, for tests of the rule.
@@ -126,6 +142,7 @@ impl BpfSteering {
             prefixes: [Vec::new(), Vec::new()],
             missing_prefixes: [0; 2],
             turned: None,
+            sources_noted: true,
             heal: Default::default(),
             walks: Default::default(),
         })

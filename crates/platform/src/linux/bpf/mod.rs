@@ -21,7 +21,9 @@ use braid_model::{Bytes, Class, Family, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
-use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent, Walk};
+use crate::steering::{
+    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Straight, Walk, Way,
+};
 use convert::{app_key, flow_row, mapped, process_name};
 
 /// `BPF_F_LOCK`: look an element up, or change it, under its spin lock.
@@ -57,6 +59,8 @@ pub struct BpfSteering {
     missing_prefixes: [usize; 2],
     /// When the banks were turned last.
     turned: Option<Time>,
+    /// It is noted where redirected connections come from, or there are none, since nothing is attached.
+    sources_noted: bool,
     heal: heal::Heal,
     walks: heal::Walks,
 }
@@ -203,6 +207,10 @@ impl Steering for BpfSteering {
             let reason = format!("{} rules; the kernel's side looks at {} at most", params.rules.len(), abi::MAX_RULES);
             return Err(SteeringError { action: ACTION, reason });
         }
+        let redirects = |rule: &SteerRule| rule.carry == Some(Way::Redirect) || rule.straight == Straight::All;
+        if !params.redirected.is_empty() || params.rules.iter().any(redirects) {
+            self.note_sources()?;
+        }
         let bank = self.bank ^ 1;
         if self.turned.is_some_and(|turned| sys::now().since(turned) < LONGEST_RUN) {
             // A program that began before the last turn may still read the bank that is written now.
@@ -254,6 +262,9 @@ impl Steering for BpfSteering {
 
     fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
         const ACTION: &str = "tell the kernel which hosts run Braid";
+        if !servers.is_empty() {
+            self.note_sources()?;
+        }
         let mut map: HashMap<_, abi::DatagramKey, u32> = typed_map!(self, HashMap, "shut", "tell the kernel which hosts run Braid");
         let wanted: BTreeSet<_> = shut.iter().take(abi::MAX_SERVERS).map(|(host, port)| (mapped(*host), u32::from(*port))).collect();
         let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| (key.remote, key.port)).collect();
