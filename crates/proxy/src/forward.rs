@@ -17,7 +17,7 @@ use tokio::io::copy_bidirectional;
 use tokio::sync::oneshot;
 
 use crate::headers::pass_on;
-use crate::http::{Answer, BodyError, plain, unreachable};
+use crate::http::{Answer, BUFFER, BodyError, plain, unreachable};
 use crate::outbound::{Opened, Origin, Outbound, Way};
 use crate::patience::Patient;
 use crate::serve::Shared;
@@ -120,7 +120,7 @@ impl Upstream {
         }
         let Opened { stream, way } = outbound.connect(origin, target).await?;
         let broken = |error| ForwardError::Broken(target.clone(), error);
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let (mut sender, connection) = http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(broken)?;
         tokio::spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
                 tracing::debug!(%error, "a server's connection has ended");

@@ -25,6 +25,10 @@ use crate::outbound::Origin;
 use crate::pac;
 use crate::serve::{GREETING, Shared};
 
+/// What a connection keeps of what it reads and of what it writes, in bytes, and so the longest head of a message. An answer on its way to
+/// a client that reads slowly may be kept four times over; the rest waits at its sender.
+pub(crate) const BUFFER: usize = 32 * 1024;
+
 /// What answers are made of.
 pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, BodyError>>;
 
@@ -39,7 +43,8 @@ pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Sha
         async move { Ok::<_, Infallible>(session.answer(request).await) }
     });
     let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(GREETING * 3);
+    // What waits to be written is copied together: each piece would keep all the memory that it was read into, of which it is a small part.
+    server.timer(TokioTimer::new()).header_read_timeout(GREETING * 3).max_buf_size(BUFFER).writev(false);
     server.serve_connection(TokioIo::new(stream), service).with_upgrades().await.map_err(io::Error::other)
 }
 

@@ -306,7 +306,7 @@ impl Run {
         let Some(download) = self.downloads.get_mut(&file) else { return };
         for span in fresh {
             let from = (span.start().get() - at.get()) as usize;
-            download.keep(span.start().get(), bytes.slice(from..from + span.len().get() as usize));
+            download.keep(span.start().get(), &bytes[from..from + span.len().get() as usize]);
         }
     }
 
@@ -352,9 +352,10 @@ impl Run {
 }
 
 impl Download {
-    /// Takes bytes at their place, and hands on what stands in order.
-    fn keep(&mut self, at: u64, bytes: bytes::Bytes) {
-        self.waiting.insert(at, bytes);
+    /// Takes bytes at their place, and hands on what stands in order. They are copied: what was read is often a small part of the memory that
+    /// it was read into, all of which it would keep, and windows count bytes.
+    fn keep(&mut self, at: u64, bytes: &[u8]) {
+        self.waiting.insert(at, bytes::Bytes::copy_from_slice(bytes));
         while let Some(next) = self.waiting.remove(&self.out) {
             self.out += next.len() as u64;
             // Whether the client is there yet shows otherwise.
