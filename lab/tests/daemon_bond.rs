@@ -136,6 +136,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     });
     let [demand, mean, most] = ["demand_bytes", "rate_down_bps", "max_rate_down_bps"].map(|key| app[key].as_u64().unwrap_or(0));
     assert!((size..size + 10_000).contains(&demand) && mean > 1_000_000 && mean.abs_diff(most) < 2, "{app}");
+    assert!(app["energy_j"].as_f64() > Some(0.0), "{app}");
     assert_eq!((app["class"].as_str(), app["class_source"].as_str(), app["flows"].as_u64()), (Some("bulk"), Some("executable"), Some(0)));
     let child = curl(&lab, &web.url(Bytes::new(size)).unwrap());
     eventually("a living one is counted", || learnt(&up, "curl")["flows"] == 1);

@@ -395,7 +395,8 @@ impl Daemon<'_> {
     fn on_second(&mut self, time: Time) {
         let bonded = self.peers.flows_by_device();
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
-        let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(self.peers.take_moved()).collect();
+        let carried = self.peers.take_moved(self.core.slot_costs(time));
+        let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(carried).collect();
         self.desk.on_second(unix_ms(), links, self.core.power(), &apps);
         if self.desk.heard() {
             let apps = self.tellings.is_multiple_of(APPS_EVERY);
@@ -415,8 +416,8 @@ impl Daemon<'_> {
 
     /// Learns from the flows that peers carried to their end.
     fn take_carried(&mut self) {
-        for flow in self.peers.take_ended() {
-            let learnt = self.core.on_carried(&flow);
+        for (flow, energy) in self.peers.take_ended() {
+            let learnt = self.core.on_carried(&flow, energy);
             self.bear(STEERING, learnt);
         }
     }

@@ -10,7 +10,8 @@ use braid_bond::{FlowPolicy, PathState};
 use braid_carry::Flow;
 use braid_carry::client::{Client, Link, State};
 use braid_decide::detection::{Answer, Knowledge};
-use braid_model::{Bytes, Time};
+use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_model::{Bytes, Joules, Time};
 use braid_peer::keys::{CLIENT_KEY, KeyPair, PublicKey};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -18,7 +19,7 @@ use braid_platform::steering::AppId;
 use tokio::sync::mpsc;
 
 use crate::chronicle::AppPulse;
-use crate::core::{BondLink, Ended, Grounds, Question, ServerNews};
+use crate::core::{BondLink, Bonded, Ended, Grounds, Question, ServerNews};
 use carry::Exchanges;
 use servers::{Servers, Standing};
 use stored::{NotInvited, Stored};
@@ -79,8 +80,10 @@ struct Carrying {
     living: BTreeMap<u64, Carried>,
     /// What those that ended moved, received and sent, since that was asked for; by application.
     moved: BTreeMap<String, [Bytes; 2]>,
-    /// Those that ended since they were asked for.
-    ended: Vec<Ended>,
+    /// Those that ended since they were asked for, with what they have cost.
+    ended: Vec<(Ended, EnergyMeter)>,
+    /// What a byte costs on each link, by its slot, as of late.
+    costs: BTreeMap<u8, ByteCost>,
 }
 
 struct Known {
@@ -102,15 +105,22 @@ struct Carried {
     grounds: Option<Grounds>,
     /// What of its bytes was counted for its application, received and sent.
     counted: [Bytes; 2],
+    /// The same by link, and what that has cost.
+    counted_by_link: BTreeMap<u8, [Bytes; 2]>,
+    energy: EnergyMeter,
     /// The links of its rule: an order may have moved it to others.
     ruled: u64,
 }
 
 impl Carried {
     /// What it has moved, received and sent, since the last call; in all at least `least`.
-    fn count(&mut self, least: [Bytes; 2]) -> [Bytes; 2] {
+    fn count(&mut self, least: [Bytes; 2], costs: &BTreeMap<u8, ByteCost>) -> [Bytes; 2] {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
         let sum = by_link.iter().fold([Bytes::ZERO; 2], |sum, (_, tx, rx)| [sum[0] + *rx, sum[1] + *tx]);
+        for (link, tx, rx) in by_link {
+            let before = self.counted_by_link.insert(link, [rx, tx]).unwrap_or_default();
+            self.energy.count(costs.get(&link).copied(), rx.saturating_sub(before[0]), tx.saturating_sub(before[1]));
+        }
         // Once the bond has forgotten it there is nothing to be added.
         let total = [0, 1].map(|way| sum[way].max(self.counted[way]).max(least[way]));
         let before = std::mem::replace(&mut self.counted, total);
@@ -317,15 +327,17 @@ impl Peers {
         counts
     }
 
-    /// What applications moved through peers since the last call.
-    pub fn take_moved(&self) -> Vec<AppPulse> {
+    /// What applications moved through peers since the last call, with what a byte costs on each link, by its slot.
+    pub fn take_moved(&self, costs: BTreeMap<u8, ByteCost>) -> Vec<AppPulse> {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let Carrying { living, moved, costs: known, .. } = &mut *flows;
+        *known = costs;
         let mut sums: BTreeMap<String, ([Bytes; 2], u64)> = BTreeMap::new();
-        for (application, moved) in std::mem::take(&mut flows.moved) {
+        for (application, moved) in std::mem::take(moved) {
             sums.insert(application, (moved, 0));
         }
-        for carried in flows.living.values_mut() {
-            let more = carried.count([Bytes::ZERO; 2]);
+        for carried in living.values_mut() {
+            let more = carried.count([Bytes::ZERO; 2], known);
             let (moved, count) = sums.entry(carried.application.clone()).or_default();
             (*moved, *count) = ([moved[0] + more[0], moved[1] + more[1]], *count + 1);
         }
@@ -333,18 +345,20 @@ impl Peers {
         sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > Bytes::ZERO).collect()
     }
 
-    /// The living flows that peers carry, by application and remote port.
-    pub fn living(&self) -> BTreeMap<(AppId, u16), u64> {
+    /// The living flows that peers carry.
+    pub fn living(&self) -> Bonded {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut counts = BTreeMap::new();
+        let mut living = Bonded::new();
         for carried in flows.living.values() {
-            *counts.entry((carried.app.clone(), carried.remote.port())).or_default() += 1;
+            let (count, energy) = living.entry((carried.app.clone(), carried.remote.port())).or_default();
+            *count += 1;
+            energy.absorb(carried.energy);
         }
-        counts
+        living
     }
 
     /// Those that ended, and moved something, since the last call.
-    pub fn take_ended(&self) -> Vec<Ended> {
+    pub fn take_ended(&self) -> Vec<(Ended, EnergyMeter)> {
         std::mem::take(&mut self.flows.lock().unwrap_or_else(PoisonError::into_inner).ended)
     }
 
@@ -375,7 +389,7 @@ impl Peers {
             retransmissions: None,
             delivery_rate_bps: None,
             rule: carried.grounds.as_ref().and_then(|grounds| grounds.rule),
-            energy_j: None,
+            energy_j: carried.energy.total().map(Joules::get),
             peer: Some(carried.peer.clone()),
             by_link,
         }

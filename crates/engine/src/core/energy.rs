@@ -81,6 +81,11 @@ impl<S: Steering> Core<S> {
         self.links.iter().filter_map(|(index, link)| Some((*index, self.byte_cost(link, now)?))).collect()
     }
 
+    /// The same by the links' slots, which is how peers number them.
+    pub fn slot_costs(&self, now: Time) -> BTreeMap<u8, ByteCost> {
+        self.links.values().filter_map(|link| Some((u8::try_from(link.slot).ok()?, self.byte_cost(link, now)?))).collect()
+    }
+
     /// The price of a byte on each link. A byte received stands for both ways: it is which link is cheaper that counts.
     ///
     /// A link whose appetite is not known (a tunnel) must not look free: it is taken to need as much as the dearest that is known.

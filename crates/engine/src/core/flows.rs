@@ -122,8 +122,8 @@ impl<S: Steering> Core<S> {
     }
 
     /// A flow that a peer carried has ended: its application's demand and traffic are learnt from it as from those over one link.
-    pub fn on_carried(&mut self, flow: &Ended) -> Result<(), SteeringError> {
-        let class = self.apps.ended(flow, EnergyMeter::default());
+    pub fn on_carried(&mut self, flow: &Ended, energy: EnergyMeter) -> Result<(), SteeringError> {
+        let class = self.apps.ended(flow, energy);
         class.map_or(Ok(()), |class| self.steering.set_class(&flow.app, class))?;
         self.steering.learn(&flow.app, flow.port, flow.rx, flow.tx, flow.at)
     }

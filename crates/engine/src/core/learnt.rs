@@ -20,22 +20,24 @@ pub struct AppsView {
     flows: LivingFlows,
     /// Those of them that have ended since.
     ended: BTreeMap<Key, Time>,
-    bonded: BTreeMap<(AppId, u16), u64>,
+    bonded: Bonded,
     now: Time,
 }
 
+/// The living flows that peers carry, by application and remote port: how many they are, and what they have cost.
+pub type Bonded = BTreeMap<(AppId, u16), (u64, EnergyMeter)>;
+
 impl<S: Steering> Core<S> {
-    /// What `GET /v1/apps` is made of. `bonded` counts the living flows that peers carry, by application and remote port. Takes little,
-    /// however many flows there are.
-    pub fn apps_view(&mut self, now: Time, bonded: BTreeMap<(AppId, u16), u64>) -> AppsView {
+    /// What `GET /v1/apps` is made of. Takes little, however many flows there are.
+    pub fn apps_view(&mut self, now: Time, bonded: Bonded) -> AppsView {
         let learnt = self.steering.learnt().unwrap_or_default();
         let met = learnt.iter().filter_map(|learnt| Some((learnt.app.clone(), self.apps.get(&learnt.app)?.clone()))).collect();
         AppsView { learnt, met, flows: self.flows.clone(), ended: self.ended.clone(), bonded, now }
     }
 
     /// `GET /v1/apps`.
-    pub fn applications(&mut self, now: Time, bonded: &BTreeMap<(AppId, u16), u64>) -> Vec<App> {
-        self.apps_view(now, bonded.clone()).list()
+    pub fn applications(&mut self, now: Time, bonded: Bonded) -> Vec<App> {
+        self.apps_view(now, bonded).list()
     }
 }
 
@@ -43,8 +45,12 @@ impl AppsView {
     /// In the API's words.
     pub fn list(&self) -> Vec<App> {
         // Flows are gone through once, not for each application.
-        let mut flows: BTreeMap<(&AppId, u16), u64> = self.bonded.iter().map(|((app, port), count)| ((app, *port), *count)).collect();
+        let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
         let mut energy: BTreeMap<&AppId, EnergyMeter> = BTreeMap::new();
+        for ((app, port), (count, cost)) in &self.bonded {
+            flows.insert((app, *port), *count);
+            energy.entry(app).or_default().absorb(*cost);
+        }
         for living in self.flows.iter() {
             let row = &living.row;
             *flows.entry((&row.app, row.remote.1)).or_default() += 1;

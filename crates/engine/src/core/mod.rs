@@ -43,7 +43,7 @@ pub use bonds::{BondLink, BondPolicy};
 pub use detect::{Question, ServerNews};
 pub use flows::Stuck;
 pub use grounds::Grounds;
-pub use learnt::AppsView;
+pub use learnt::{AppsView, Bonded};
 pub use link::Link;
 pub use living::FlowsView;
 use living::LivingFlows;

@@ -90,7 +90,7 @@ impl Daemon<'_> {
         Rest {
             status: self.status(time),
             bonded: self.peers.flow_views(time, CARRIED_BY),
-            apps: apps.then(|| self.core.applications(time, &self.peers.living())),
+            apps: apps.then(|| self.core.applications(time, self.peers.living())),
             peers: self.peers.views(&self.core.known_servers(time)),
         }
     }

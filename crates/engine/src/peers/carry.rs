@@ -9,6 +9,7 @@ use std::time::Duration;
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_carry::client::{Client, State};
 use braid_carry::{Flow, FlowEnd, splice};
+use braid_decide::energy::EnergyMeter;
 use braid_model::Bytes as Amount;
 use braid_peer::keys::PublicKey;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
@@ -187,6 +188,8 @@ impl Peers {
             flow: flow.clone(),
             grounds: None,
             counted: Default::default(),
+            counted_by_link: BTreeMap::new(),
+            energy: EnergyMeter::default(),
             ruled: policy.links,
         };
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, carried);
@@ -300,14 +303,14 @@ pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
 fn forget(flows: &Flows, id: u64, known: [Amount; 2]) {
     let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(mut carried) = flows.living.remove(&id) else { return };
-    let more = carried.count(known);
+    let more = carried.count(known, &flows.costs);
     // Over the links some of it may have gone twice.
     let [rx, tx] = [0, 1].map(|way| if known[way] > Amount::ZERO { known[way] } else { carried.counted[way] });
     let moved = flows.moved.entry(carried.application).or_default();
     *moved = [moved[0] + more[0], moved[1] + more[1]];
     if rx + tx > Amount::ZERO {
         let port = carried.remote.port();
-        flows.ended.push(Ended { app: carried.app, port, started: carried.started, at: now(), rx, tx });
+        flows.ended.push((Ended { app: carried.app, port, started: carried.started, at: now(), rx, tx }, carried.energy));
     }
 }
 

@@ -134,7 +134,7 @@ impl Mind {
     }
 
     fn rest(&mut self) -> Rest {
-        Rest { status: self.core.status(NOW), bonded: vec![], apps: Some(self.core.applications(NOW, &BTreeMap::new())), peers: vec![] }
+        Rest { status: self.core.status(NOW), bonded: vec![], apps: Some(self.core.applications(NOW, BTreeMap::new())), peers: vec![] }
     }
 }
 

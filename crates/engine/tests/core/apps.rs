@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::policy::Scheduler;
 use braid_engine::core::Ended;
-use braid_model::{Bytes, FlowId};
+use braid_model::{Bytes, FlowId, Joules};
 use braid_platform::fake::Steered;
 use braid_platform::steering::{AppId, ExeId};
 
@@ -39,7 +40,7 @@ fn requests(world: &mut World, name: &str, count: u32) {
 /// The class that is shown of a program, and where it comes from.
 fn shown(world: &mut World, name: &str) -> (String, Option<String>) {
     let now = world.now;
-    let app = world.core.applications(now, &BTreeMap::new()).into_iter().find(|app| app.name == name).unwrap();
+    let app = world.core.applications(now, BTreeMap::new()).into_iter().find(|app| app.name == name).unwrap();
     (app.class, app.class_source)
 }
 
@@ -99,12 +100,18 @@ fn flows_that_peers_carry_count_as_those_over_one_link() {
         tx: Bytes::new(600),
     };
     let flow = ended(&world, 8_000_000, 2);
-    world.core.on_carried(&flow).unwrap();
+    let joules = |joules: f64| {
+        let mut meter = EnergyMeter::default();
+        meter.count(Some(ByteCost { down: Joules::new(joules), up: Joules::ZERO }), Bytes::new(1), Bytes::ZERO);
+        meter
+    };
+    world.core.on_carried(&flow, joules(5.0)).unwrap();
     let now = flow.at;
-    let bonded = BTreeMap::from([((id("backup"), 443), 3), ((id("backup"), 80), 1)]);
-    let apps = world.core.applications(now, &bonded);
+    let bonded = BTreeMap::from([((id("backup"), 443), (3, joules(2.0))), ((id("backup"), 80), (1, EnergyMeter::default()))]);
+    let apps = world.core.applications(now, bonded.clone());
     let app = apps.iter().find(|app| app.name == "backup").unwrap();
     assert_eq!((app.samples, app.flows, app.port), (2, 3, Some(443)));
+    assert_eq!(app.energy_j, Some(7.0), "what ended, and what lives");
     // One eighth of the way from the first flow's to the second's.
     assert_eq!(app.demand_bytes, Some(20_000 - 2_500 + 1_000_000 + 600 - 75 + 75));
     assert_eq!(app.max_rate_down_bps, Some(32_000_000));
@@ -112,7 +119,7 @@ fn flows_that_peers_carry_count_as_those_over_one_link() {
     assert_eq!(app.class, "bulk", "by what it moved");
     // A program that was never seen elsewhere.
     let other = Ended { app: AppId { name: "new".to_owned(), ..id("new") }, ..ended(&world, 5_000, 1) };
-    world.core.on_carried(&other).unwrap();
-    let apps = world.core.applications(now, &bonded);
+    world.core.on_carried(&other, EnergyMeter::default()).unwrap();
+    let apps = world.core.applications(now, bonded);
     assert_eq!(apps.iter().find(|app| app.name == "new").unwrap().demand_bytes, Some(5_600));
 }

@@ -104,7 +104,7 @@ fn joules_are_counted_by_flow_application_and_link() {
     world.core.steering().close(now, id);
     world.run(Duration::from_millis(300));
     let now = world.now;
-    let app = world.core.applications(now, &BTreeMap::new()).into_iter().find(|app| app.name == "test").unwrap();
+    let app = world.core.applications(now, BTreeMap::new()).into_iter().find(|app| app.name == "test").unwrap();
     assert!(close(app.energy_j, 2.0), "{app:?}");
     assert!(world.core.flows(now).is_empty());
 }
