@@ -351,12 +351,12 @@ impl Engine {
         let Some(share) = self.links[link.0].share(now) else { return Some(gap.size().min(unknown)) };
         let open = file.open();
         let together = self.together(now, file);
-        let latency = self.links[link.0].latency();
         // While a queue is what an answer waits for, the link has enough to do.
-        let shortest = SHORTEST.max(self.links[link.0].latency_idle() * 3).as_secs_f64();
+        let idle = self.links[link.0].latency_idle();
+        let shortest = SHORTEST.max(idle * 3).as_secs_f64();
         let time = match file.setup.window {
             // A reader gets nothing of what comes behind a gap: ranges beside each other are short.
-            Some(_) => READER.max(latency * 4).as_secs_f64(),
+            Some(_) => READER.max(idle * 4).as_secs_f64(),
             // Where files share links, what was asked for is what cannot be shared out anew.
             None if self.contended() => shortest,
             None => (open as f64 / together.max(1.0) / 3.0).clamp(shortest, LONGEST.as_secs_f64().max(shortest)),
