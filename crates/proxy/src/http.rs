@@ -27,7 +27,7 @@ use crate::serve::{GREETING, Shared};
 
 /// What a connection keeps of what it reads and of what it writes, in bytes, and so the longest head of a message. An answer on its way to
 /// a client that reads slowly may be kept four times over; the rest waits at its sender.
-pub(crate) const BUFFER: usize = 32 * 1024;
+pub(crate) const BUFFER: usize = 24 * 1024;
 
 /// What answers are made of.
 pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, BodyError>>;

@@ -252,6 +252,21 @@ async fn a_body_is_sent_only_when_the_server_wants_it() {
 }
 
 #[tokio::test]
+async fn long_heads_pass_and_longer_ones_are_refused() {
+    let (to, _) = answering(|head| {
+        let long = "x".repeat(if head.contains("get /longer") { 30_000 } else { 20_000 });
+        format!("HTTP/1.1 200 OK\r\nX-Long: {long}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    })
+    .await;
+    let proxy = proxy(Credentials::default()).await;
+    let ask = |path: &str, long: usize| format!("GET http://{to}{path} HTTP/1.1\r\nHost: {to}\r\nX-Long: {}\r\n\r\n", "x".repeat(long));
+    let answer = head(&mut client(&proxy, &ask("/long", 20_000)).await).await.unwrap();
+    assert!(answer.starts_with("http/1.1 200") && answer.len() > 20_000, "{answer}");
+    let answer = head(&mut client(&proxy, &ask("/longer", 10)).await).await.unwrap();
+    assert!(answer.starts_with("http/1.1 502"), "{answer}");
+}
+
+#[tokio::test]
 async fn a_tunnel_carries_bytes_and_half_closes() {
     let (to, _) = server(echo).await;
     let proxy = proxy(Credentials::default()).await;

@@ -45,7 +45,7 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { one: Bytes::new(8 << 20), all: Bytes::new(24 << 20) }
+        Self { one: Bytes::new(8 << 20), all: Bytes::new(16 << 20) }
     }
 }
 
