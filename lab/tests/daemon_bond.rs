@@ -13,7 +13,17 @@ use serde_json::Value;
 use support::user::two_links;
 use support::*;
 
-const CONFIG: &str = "[[app]]\nmatch = { name = \"curl\" }\ncarry = \"bond\"\n";
+const CONFIG: &str = "\
+[[link]]
+name = \"wlan0\"
+energy = \"wifi\"
+[[link]]
+name = \"lte0\"
+energy = \"lte\"
+[[app]]
+match = { name = \"curl\" }
+carry = \"bond\"
+";
 
 /// A relay in the server's namespace.
 struct Relay<'a> {
