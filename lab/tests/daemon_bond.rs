@@ -117,6 +117,24 @@ fn ended(child: Child) -> (u64, String) {
 }
 
 #[test]
+fn short_flows_count_in_joules_too() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let (_relay, up) = bonded(&lab);
+    let joules = |bytes: u64, samples: u64| {
+        assert_eq!(ended(curl(&lab, &web.url(Bytes::new(bytes)).unwrap())).0, bytes);
+        eventually("it is learnt from", || learnt(&up, "curl")["samples"] == samples);
+        learnt(&up, "curl")["energy_j"].as_f64().unwrap_or(0.0)
+    };
+    // A long one first: what a byte costs depends on how fast it goes.
+    let (long, both) = (joules(20_000_000, 1), joules(20_000, 2));
+    assert!((1.0001..1.02).contains(&(both / long)), "{long} J, then {both} J");
+}
+
+#[test]
 fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     if !able() {
         return;

@@ -245,7 +245,7 @@ impl Carrier {
             HostEvent::Bond(bond, Event::Path { path, state }) => Notice::Path(bond, path, state),
             HostEvent::Bond(bond, Event::Closed { flow, by_link }) => {
                 if let Some(slot) = slots.remove(&(bond, flow)) {
-                    slot.close();
+                    slot.close(by_link.clone());
                 }
                 Notice::Closed(bond, flow, by_link)
             }

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use braid_bond::{BondId, Event, FlowKey, FlowPolicy, FlowView};
+use braid_model::Bytes as Amount;
 use bytes::Bytes;
 
 use crate::carrier::Carrier;
@@ -20,6 +21,8 @@ struct Told {
     reset: Option<u64>,
     stopped: Option<u64>,
     closed: bool,
+    /// What it had moved when it was closed: bytes sent and received by link.
+    moved: Vec<(u8, Amount, Amount)>,
     /// Waits for bytes, or their end.
     reader: Option<Waker>,
     /// Waits for room, or until the other end wants no more.
@@ -51,12 +54,12 @@ impl Slot {
     /// The bond is gone.
     pub(crate) fn end(&self, code: u64) {
         self.told().reset.get_or_insert(code);
-        self.close();
+        self.close(Vec::new());
     }
 
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self, moved: Vec<(u8, Amount, Amount)>) {
         let mut told = self.told();
-        told.closed = true;
+        (told.closed, told.moved) = (true, moved);
         let (reader, writer) = (told.reader.take(), told.writer.take());
         drop(told);
         wake(reader, writer);
@@ -113,7 +116,23 @@ impl std::fmt::Debug for Flow {
     }
 }
 
+/// What a flow had moved at its end, for whoever holds none of its handles any more.
+#[derive(Debug, Clone)]
+pub struct Moved(Arc<Slot>);
+
+impl Moved {
+    /// Bytes sent (first copies) and received by link; nothing until its bond has forgotten it.
+    pub fn by_link(&self) -> Vec<(u8, Amount, Amount)> {
+        self.0.told().moved.clone()
+    }
+}
+
 impl Flow {
+    /// Tells at its end what it has moved.
+    pub fn moved(&self) -> Moved {
+        Moved(self.0.slot.clone())
+    }
+
     pub(crate) fn new(carrier: Carrier, bond: BondId, key: FlowKey, slot: Arc<Slot>) -> Self {
         Self(Arc::new(Handle { carrier, bond, key, slot }))
     }

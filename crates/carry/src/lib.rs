@@ -16,7 +16,7 @@ mod splice;
 mod stream;
 
 pub use carrier::{Carrier, Notice};
-pub use flow::{Flow, FlowEnd};
+pub use flow::{Flow, FlowEnd, Moved};
 pub use socket::{Binding, UdpLink};
 pub use splice::splice;
 pub use stream::FlowStream;

@@ -191,7 +191,8 @@ impl Health {
     /// Bytes or an acknowledgement arrived some time between `since` and now. What may have come before the suspicion arose does not
     /// allay it.
     pub fn on_progress(&mut self, now: Time, since: Time) {
-        let stale = self.judgement == Judgement::Suspect && self.suspect_since.is_some_and(|suspicion| since < suspicion);
+        let doubted = matches!(self.judgement, Judgement::Suspect | Judgement::Dead);
+        let stale = doubted && self.suspect_since.is_some_and(|suspicion| since < suspicion);
         if self.judgement == Judgement::Unusable || self.judgement == Judgement::Portal || self.held(now) || stale {
             return;
         }

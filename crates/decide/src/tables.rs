@@ -5,7 +5,7 @@
 //! | priority | rule | why there |
 //! |---|---|---|
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: their neighbours are reached, and answered, by the link whose address is used |
-//! | 32764 | `oif DEVICE lookup main` | sockets bound to the link find all they need there in one look-up; a TCP connect makes three |
+//! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets find all they need there in one look-up; a TCP connect makes three |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes win over the links' default routes |
 //! | 32765 | `oif DEVICE lookup T` | sockets bound to the link, where the main table has no default route by it: in IPv6 they would have no route |
 //! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` asks this rule too |
@@ -82,8 +82,10 @@ pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> T
         if links.is_empty() {
             continue;
         }
-        let output = |facts: &LinkFacts| RuleFacts { output: Some(facts.name.clone()), ..rule(family, SPECIFIC_FIRST, MAIN) };
-        plan.rules.extend(links.iter().map(|(_, facts)| output(facts)));
+        if finds_by_device(snapshot, family) {
+            let output = |facts: &LinkFacts| RuleFacts { output: Some(facts.name.clone()), ..rule(family, SPECIFIC_FIRST, MAIN) };
+            plan.rules.extend(links.iter().map(|(_, facts)| output(facts)));
+        }
         plan.rules.push(RuleFacts { suppress_prefix_len: Some(0), ..rule(family, SPECIFIC_FIRST, MAIN) });
         let mut rules_of_links = Vec::new();
         for (slot, facts) in &links {
@@ -98,6 +100,14 @@ pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> T
         plan.rules.extend(rules_of_links);
     }
     plan
+}
+
+/// Whether a look-up by device may go to the whole main table before all else. Not in IPv6, where it takes the best default route of all for
+/// whoever has a source address and no bound socket: echo replies, the last acknowledgement of a connection. Nor where foreign rules stand
+/// among ours: one that bars a way out is to be met first.
+fn finds_by_device(snapshot: &NetworkSnapshot, family: Family) -> bool {
+    let among = |rule: &RuleFacts| !rule.ours && rule.family == family && (SPECIFIC_FIRST..=BY_LINK).contains(&rule.priority);
+    family == Family::V4 && !snapshot.rules.iter().any(among)
 }
 
 /// Links that cannot be told from another, since both hold the very same address: the one of the higher index is refused, and why.
@@ -312,7 +322,6 @@ mod tests {
             "32765 from 10.0.1.2/32 lookup 47001",
             "32765 mark b1d00001 lookup 47000",
             "32765 mark b1d00002 lookup 47001",
-            "32764 oif link2 lookup 254",
             "32764 lookup 254 suppress 0",
             "32765 oif link2 lookup 47000",
             "32765 from 2001:db8::2/128 lookup 47000",
@@ -328,6 +337,23 @@ mod tests {
         let plan = plan(&snapshot, &slots);
         assert_eq!(shown(&plan), expected);
         assert!(plan.rules.iter().all(|rule| rule.ours) && plan.routes.iter().all(|route| route.ours));
+    }
+
+    #[test]
+    fn a_foreign_rule_among_ours_is_met_before_the_main_table() {
+        let (mut snapshot, slots) = network(vec![link(2, &["10.0.0.2/24"], &["10.0.0.1"])]);
+        let by_device = |snapshot: &NetworkSnapshot| shown(&plan(snapshot, &slots)).contains(&"32764 oif link2 lookup 254".to_owned());
+        for (priority, ours, family, wanted) in [
+            (32_763, false, Family::V4, true),
+            (32_764, false, Family::V4, false),
+            (32_765, false, Family::V4, false),
+            (32_766, false, Family::V4, true),
+            (32_765, true, Family::V4, true),
+            (32_765, false, Family::V6, true),
+        ] {
+            snapshot.rules = vec![RuleFacts { ours, ..rule(family, priority, 51_820) }];
+            assert_eq!(by_device(&snapshot), wanted, "{priority} {ours} {family}");
+        }
     }
 
     #[test]
@@ -360,7 +386,7 @@ mod tests {
     fn an_address_without_prefix_route_has_no_neighbours() {
         let (mut snapshot, slots) = network(vec![link(2, &["2001:db8::2/64"], &["fe80::1"])]);
         snapshot.routes.clear();
-        assert_eq!(shown(&plan(&snapshot, &slots))[5..], ["47000: ::/0 via fe80::1 dev #2 src 2001:db8::2 metric 102"]);
+        assert_eq!(shown(&plan(&snapshot, &slots))[4..], ["47000: ::/0 via fe80::1 dev #2 src 2001:db8::2 metric 102"]);
     }
 
     #[test]

@@ -202,7 +202,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     notify("STOPPING=1");
     // What has ended since the last tick is learnt too.
     daemon.take_events();
-    daemon.take_carried();
+    daemon.take_carried(now() + Duration::from_secs(1));
     daemon.keep_history();
     daemon.memory.keep_last(&mut daemon.core, now(), unix());
     drop(events);
@@ -415,8 +415,8 @@ impl Daemon<'_> {
     }
 
     /// Learns from the flows that peers carried to their end.
-    fn take_carried(&mut self) {
-        for (flow, energy) in self.peers.take_ended() {
+    fn take_carried(&mut self, time: Time) {
+        for (flow, energy) in self.peers.take_ended(time) {
             let learnt = self.core.on_carried(&flow, energy);
             self.bear(STEERING, learnt);
         }
@@ -433,7 +433,7 @@ impl Daemon<'_> {
         let done = self.core.tick(now());
         self.bear(STEERING, done);
         self.take_events();
-        self.take_carried();
+        self.take_carried(now());
         self.memory.go_on_recalling(&mut self.core);
         let revived = self.guardian.revive();
         if let Some(true) = self.bear("cannot start another guardian", revived) {

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, Peer as PeerView, Problem};
 use braid_bond::{FlowPolicy, PathState};
-use braid_carry::Flow;
 use braid_carry::client::{Client, Link, State};
+use braid_carry::{Flow, Moved};
 use braid_decide::detection::{Answer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_model::{Bytes, Joules, Time};
@@ -33,6 +34,9 @@ pub(crate) mod stored;
 
 /// Why a peer is refused that cannot prove to be the one of before.
 const ANOTHER_KEY: &str = "its key is not that of the invitation or of the first visit: leave it, and join a relay by a new line";
+
+/// How long a bond may take to tell what a flow had moved at its end.
+const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// What happened to peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,8 +84,8 @@ struct Carrying {
     living: BTreeMap<u64, Carried>,
     /// What those that ended moved, received and sent, since that was asked for; by application.
     moved: BTreeMap<String, [Bytes; 2]>,
-    /// Those that ended since they were asked for, with what they have cost.
-    ended: Vec<(Ended, EnergyMeter)>,
+    /// Those that ended since they were asked for.
+    ended: Vec<(Ended, Cost, Moved)>,
     /// What a byte costs on each link, by its slot, as of late.
     costs: BTreeMap<u8, ByteCost>,
 }
@@ -105,11 +109,27 @@ struct Carried {
     grounds: Option<Grounds>,
     /// What of its bytes was counted for its application, received and sent.
     counted: [Bytes; 2],
-    /// The same by link, and what that has cost.
-    counted_by_link: BTreeMap<u8, [Bytes; 2]>,
-    energy: EnergyMeter,
+    cost: Cost,
     /// The links of its rule: an order may have moved it to others.
     ruled: u64,
+}
+
+/// What a flow has cost.
+#[derive(Default)]
+struct Cost {
+    /// What was counted of its bytes, received and sent, by link.
+    counted: BTreeMap<u8, [Bytes; 2]>,
+    energy: EnergyMeter,
+}
+
+impl Cost {
+    /// Counts what it has sent and received by link, in all, at what a byte costs now.
+    fn count(&mut self, by_link: &[(u8, Bytes, Bytes)], costs: &BTreeMap<u8, ByteCost>) {
+        for (link, tx, rx) in by_link {
+            let before = self.counted.insert(*link, [*rx, *tx]).unwrap_or_default();
+            self.energy.count(costs.get(link).copied(), rx.saturating_sub(before[0]), tx.saturating_sub(before[1]));
+        }
+    }
 }
 
 impl Carried {
@@ -117,10 +137,7 @@ impl Carried {
     fn count(&mut self, least: [Bytes; 2], costs: &BTreeMap<u8, ByteCost>) -> [Bytes; 2] {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
         let sum = by_link.iter().fold([Bytes::ZERO; 2], |sum, (_, tx, rx)| [sum[0] + *rx, sum[1] + *tx]);
-        for (link, tx, rx) in by_link {
-            let before = self.counted_by_link.insert(link, [rx, tx]).unwrap_or_default();
-            self.energy.count(costs.get(&link).copied(), rx.saturating_sub(before[0]), tx.saturating_sub(before[1]));
-        }
+        self.cost.count(&by_link, costs);
         // Once the bond has forgotten it there is nothing to be added.
         let total = [0, 1].map(|way| sum[way].max(self.counted[way]).max(least[way]));
         let before = std::mem::replace(&mut self.counted, total);
@@ -352,14 +369,22 @@ impl Peers {
         for carried in flows.living.values() {
             let (count, energy) = living.entry((carried.app.clone(), carried.remote.port())).or_default();
             *count += 1;
-            energy.absorb(carried.energy);
+            energy.absorb(carried.cost.energy);
         }
         living
     }
 
-    /// Those that ended, and moved something, since the last call.
-    pub fn take_ended(&self) -> Vec<(Ended, EnergyMeter)> {
-        std::mem::take(&mut self.flows.lock().unwrap_or_else(PoisonError::into_inner).ended)
+    /// Those that ended, and moved something, since the last call, and what they have cost. Those that ended just now come with the next
+    /// one: their bonds may have a last word on them.
+    pub fn take_ended(&self, now: Time) -> Vec<(Ended, EnergyMeter)> {
+        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let Carrying { ended, costs, .. } = &mut *flows;
+        let settled = ended.extract_if(.., |(flow, ..)| now.since(flow.at) >= LAST_WORD);
+        let told = settled.map(|(flow, mut cost, moved)| {
+            cost.count(&moved.by_link(), costs);
+            (flow, cost.energy)
+        });
+        told.collect()
     }
 
     fn flow_view(&self, id: u64, carried: &Carried, now: Time, scheduler: &str) -> FlowView {
@@ -389,7 +414,7 @@ impl Peers {
             retransmissions: None,
             delivery_rate_bps: None,
             rule: carried.grounds.as_ref().and_then(|grounds| grounds.rule),
-            energy_j: carried.energy.total().map(Joules::get),
+            energy_j: carried.cost.energy.total().map(Joules::get),
             peer: Some(carried.peer.clone()),
             by_link,
         }

@@ -66,6 +66,22 @@ pub struct SteerParams {
 }
 
 impl SteerParams {
+    /// Whether anything may be redirected but to hosts that run Braid.
+    pub fn redirects(&self) -> bool {
+        let redirects = |rule: &SteerRule| rule.carry == Some(Way::Redirect) || rule.straight == Straight::All;
+        !self.redirected.is_empty() || self.rules.iter().any(redirects)
+    }
+
+    /// The same with everything direct.
+    pub fn without_redirection(&self) -> Self {
+        let mut direct = Self { redirected: Vec::new(), straight: false, ..self.clone() };
+        for rule in &mut direct.rules {
+            rule.carry = rule.carry.map(|_| Way::Direct);
+            rule.straight = Straight::Nothing;
+        }
+        direct
+    }
+
     /// How a link is chosen for a flow in `direction`.
     pub fn mode_for(&self, direction: Direction) -> Mode {
         match self.mode {
@@ -272,7 +288,7 @@ pub enum SteeringEvent {
 pub struct Signs {
     /// Handshakes answered since the slot was taken.
     pub answered: u64,
-    /// When the last one was.
+    /// When the last one was; a little before, since it is told later: by the connection's beginning and its round trip.
     pub answered_at: Time,
     /// By whom.
     pub remote: Option<(IpAddr, u16)>,

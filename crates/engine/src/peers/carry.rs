@@ -9,7 +9,6 @@ use std::time::Duration;
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_carry::client::{Client, State};
 use braid_carry::{Flow, FlowEnd, splice};
-use braid_decide::energy::EnergyMeter;
 use braid_model::Bytes as Amount;
 use braid_peer::keys::PublicKey;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
@@ -19,7 +18,7 @@ use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{mpsc, watch};
 
-use super::{Carried, Change, Flows, Peers};
+use super::{Carried, Change, Cost, Flows, Peers};
 use crate::core::{BondLink, BondPolicy, Ended, ServerNews};
 
 /// A flow waits this long for its bond to begin; then it goes direct.
@@ -188,8 +187,7 @@ impl Peers {
             flow: flow.clone(),
             grounds: None,
             counted: Default::default(),
-            counted_by_link: BTreeMap::new(),
-            energy: EnergyMeter::default(),
+            cost: Cost::default(),
             ruled: policy.links,
         };
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, carried);
@@ -310,7 +308,8 @@ fn forget(flows: &Flows, id: u64, known: [Amount; 2]) {
     *moved = [moved[0] + more[0], moved[1] + more[1]];
     if rx + tx > Amount::ZERO {
         let port = carried.remote.port();
-        flows.ended.push((Ended { app: carried.app, port, started: carried.started, at: now(), rx, tx }, carried.energy));
+        let ended = Ended { app: carried.app, port, started: carried.started, at: now(), rx, tx };
+        flows.ended.push((ended, carried.cost, carried.flow.moved()));
     }
 }
 

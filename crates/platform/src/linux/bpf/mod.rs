@@ -21,9 +21,7 @@ use braid_model::{Bytes, Class, Family, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
-use crate::steering::{
-    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Straight, Walk, Way,
-};
+use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent, Walk};
 use convert::{app_key, flow_row, mapped, process_name};
 
 /// `BPF_F_LOCK`: look an element up, or change it, under its spin lock.
@@ -207,10 +205,10 @@ impl Steering for BpfSteering {
             let reason = format!("{} rules; the kernel's side looks at {} at most", params.rules.len(), abi::MAX_RULES);
             return Err(SteeringError { action: ACTION, reason });
         }
-        let redirects = |rule: &SteerRule| rule.carry == Some(Way::Redirect) || rule.straight == Straight::All;
-        if !params.redirected.is_empty() || params.rules.iter().any(redirects) {
-            self.note_sources()?;
-        }
+        let noted = if params.redirects() { self.note_sources() } else { Ok(()) };
+        // All else counts all the same.
+        let undirected = noted.is_err().then(|| params.without_redirection());
+        let params = undirected.as_ref().unwrap_or(params);
         let bank = self.bank ^ 1;
         if self.turned.is_some_and(|turned| sys::now().since(turned) < LONGEST_RUN) {
             // A program that began before the last turn may still read the bank that is written now.
@@ -229,7 +227,8 @@ impl Steering for BpfSteering {
         self.bank = bank;
         self.turned = Some(sys::now());
         self.params = params.clone();
-        self.heartbeat(sys::now())
+        self.heartbeat(sys::now())?;
+        noted
     }
 
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
