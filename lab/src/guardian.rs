@@ -143,6 +143,8 @@ fn kill_marked(directory: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -161,6 +163,10 @@ mod tests {
         let mut victim =
             Command::new("sleep").arg("1000").env(MARK, parent.path().join("braid-lab-dead").to_str().unwrap()).spawn().unwrap();
         let mut bystander = Command::new("sleep").arg("1000").spawn().unwrap();
+        // The kernel lets the parent go on before it has put the new program's environment in place.
+        while fs::read(format!("/proc/{}/environ", victim.id())).unwrap().is_empty() {
+            thread::yield_now();
+        }
         sweep(parent.path());
         let mut left: Vec<_> = fs::read_dir(parent.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
