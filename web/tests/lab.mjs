@@ -54,6 +54,8 @@ class Lab {
     LINKS.forEach((name, place) => {
       ip('link', 'add', name, 'type', 'veth', 'peer', 'name', `far${place}`);
       ip('link', 'set', `far${place}`, 'netns', String(far.pid));
+      // An address of its own, a second or two later, is a change of network to Chromium, which gives up what it loads then.
+      ip('link', 'set', name, 'addrgenmode', 'none');
       ip('address', 'add', `10.77.${place}.2/24`, 'dev', name);
       ip('link', 'set', name, 'up');
       this.farNow('ip', 'address', 'add', `10.77.${place}.1/24`, 'dev', `far${place}`);
