@@ -492,6 +492,25 @@ mod tests {
     }
 
     #[test]
+    fn regression_bytes_from_before_a_death_do_not_revive() {
+        let mut health = settled(ProbeMode::Sparing);
+        health.on_suffering(ms(3000), Suffering::Timeout);
+        let mut now = 3000;
+        while health.judgement() != Judgement::Dead {
+            assert!(now < 60_000, "{health:?}");
+            if health.poll_probe(ms(now)).is_some() {
+                health.on_probe(ms(now + 50), Outcome::Silent);
+            }
+            now += 100;
+            health.handle_timeout(ms(now));
+        }
+        health.on_progress(ms(now), ms(2950));
+        assert_eq!(health.judgement(), Judgement::Dead);
+        health.on_progress(ms(now + 10), ms(now));
+        assert_eq!(health.judgement(), Judgement::Alive);
+    }
+
+    #[test]
     fn regression_a_dead_server_and_one_lost_probe_do_not_kill_a_link() {
         let mut health = settled(ProbeMode::Sparing);
         health.on_suffering(ms(3000), Suffering::NoAnswer);
