@@ -92,7 +92,7 @@ MAP(datagrams, BPF_MAP_TYPE_LRU_HASH, struct braid_datagram_key, struct braid_fl
 MAP(signs, BPF_MAP_TYPE_ARRAY, __u32, struct braid_signs, BRAID_MAX_LINKS, 0);
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, BRAID_COUNTERS, 0);
 
-/* A TCP flow, and where in the kernel its socket is: a number, for probing reads that then compare cookies (`still_there`). */
+/* A TCP flow, and where in the kernel its socket is: a number, for probing reads that then compare cookies (`is_socket`). */
 struct connection {
 	struct braid_flow flow;
 	__u64 socket;
