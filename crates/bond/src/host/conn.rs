@@ -185,7 +185,8 @@ impl Conn {
         self.purse = self.purse.saturating_sub(bytes as u64);
     }
 
-    /// Gives QUIC what the bond has for this path now; whether there was anything. While it is `held`, that is what needs no room.
+    /// Gives QUIC what the bond has for this path now, no more than goes in one call, so that it is still in the processor's cache then; whether
+    /// there was anything. While it is `held`, that is what needs no room.
     pub(super) fn fill(&mut self, now: Time, bond: &mut Bond, held: bool, out: &mut BytesMut) -> bool {
         let Some(max) = self.connection.datagrams().max_size() else { return false };
         // What is urgent is not to find more than one datagram before it.
@@ -199,7 +200,7 @@ impl Conn {
             self.gauge.allow_probe(Amount::new(2 * max as u64));
         }
         let mut any = false;
-        loop {
+        for _ in 0..BATCH.get() {
             out.clear();
             if out.capacity() < max {
                 out.reserve(SCRATCH);
@@ -217,6 +218,7 @@ impl Conn {
                 return any;
             }
         }
+        any
     }
 }
 
