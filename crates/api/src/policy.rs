@@ -66,6 +66,9 @@ pub struct AppEntry {
     /// `auto`, `direct`, `bond`, `duplicate`; empty: not told.
     #[serde(default)]
     pub carry: String,
+    /// Over how many links each packet goes, where it goes over several.
+    #[serde(default)]
+    pub copies: u8,
     /// The only relay that may carry them; `null`: any.
     #[serde(default)]
     pub relay: Option<String>,

@@ -71,6 +71,7 @@ const ALL: &[(&str, Bench)] = &[
     ("bond-matrix", bond::matrix::run),
     ("bond-churn", bond::churn::run),
     ("bond-fair", bond::fair::run),
+    ("bond-messages", bond::messages::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
     ("get", get::run),

@@ -28,6 +28,9 @@ pub enum Carry {
     Duplicate,
 }
 
+/// Over how many links each packet goes that is carried over several, unless said.
+pub const COPIES: u8 = 2;
+
 impl Carry {
     /// Every way, with its name in configuration.
     pub const ALL: [(&str, Self); 4] =
@@ -59,6 +62,8 @@ pub struct AppRule {
     pub affinity: Option<Affinity>,
     /// How they are carried.
     pub carry: Carry,
+    /// Over how many links each packet goes, where it goes over several: at least 2, and no more than there are.
+    pub copies: u8,
     /// The only relay that may carry them, by its name; `None`: any.
     pub relay: Option<String>,
     /// Their share against other flows (φ); 1 is usual.
@@ -74,6 +79,7 @@ impl Default for AppRule {
             class: None,
             affinity: None,
             carry: Carry::default(),
+            copies: COPIES,
             relay: None,
             weight: 1.0,
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use braid_decide::policy::{AppMatcher, AppRule, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT};
+use braid_decide::policy::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT};
 use braid_model::{Class, Role};
 use ipnet::IpNet;
 
@@ -84,7 +84,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     if let (Some(value), Some(allowed)) = (&prefer_value, &allowed) {
         prefer_within_links(value, &preferred, allowed);
     }
-    let (carry, relay) = carried(&mut section, world);
+    let (carry, copies, relay) = carried(&mut section, world);
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
         links: allowed,
@@ -92,6 +92,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         class: section.take("class").and_then(|value| value.one_of(&CLASSES)),
         affinity: section.take("affinity").and_then(|value| value.one_of(&AFFINITIES)),
         carry,
+        copies,
         relay,
         weight: section.take("weight").and_then(|value| value.positive()).unwrap_or(1.0),
     };
@@ -99,14 +100,22 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     matcher.map(|_| rule)
 }
 
-/// How the flows are carried, and by which relay alone.
-fn carried(section: &mut Section<'_>, world: &World) -> (Carry, Option<String>) {
+/// How the flows are carried, over how many links each packet if over several, and by which relay alone.
+fn carried(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<String>) {
     let carry = section.take("carry").and_then(|value| value.one_of(&Carry::ALL)).unwrap_or_default();
-    let Some(value) = section.take("relay") else { return (carry, None) };
+    let copies = section.take("copies").and_then(|value| {
+        if matches!(carry, Carry::Direct | Carry::Bond) {
+            let problem = format!("carry = \"{}\" sends each packet once: it takes no copies", carry.name());
+            return value.refuse(problem, "take copies out, or write carry = \"duplicate\"".into());
+        }
+        value.whole(2..=8)
+    });
+    let copies = copies.and_then(|copies| u8::try_from(copies).ok()).unwrap_or(COPIES);
+    let Some(value) = section.take("relay") else { return (carry, copies, None) };
     if carry == Carry::Direct {
         value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "take relay out, or write carry = \"bond\"");
     }
-    (carry, relay(&value, world))
+    (carry, copies, relay(&value, world))
 }
 
 /// A relay's name, as `braid join --name` takes it.

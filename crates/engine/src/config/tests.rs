@@ -173,6 +173,8 @@ fn what_cannot_be_is_refused() {
         ("[[app]]\nmatch = { port = 1 }\nrelay = \"\"", "not the name of a relay", 3),
         ("[[app]]\nmatch = { port = 1 }\nrelay = \"-x\"", "not the name of a relay", 3),
         ("[[app]]\nmatch = { port = 1 }\ncarry = \"direct\"\nrelay = \"home\"", "takes no relay", 4),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"bond\"\ncopies = 2", "takes no copies", 4),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"duplicate\"\ncopies = 1", "copies = 1 is not a whole number from 2 to 8", 4),
         ("[exclude]\nusers = [-1]", "users = -1", 2),
         ("version = 1\nversion = 1", "duplicate key", 2),
         ("scheduler = \n", "", 1),

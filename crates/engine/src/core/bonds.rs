@@ -32,8 +32,8 @@ pub struct BondPolicy {
     pub weight: f64,
     /// Π: slots, one bit each.
     pub links: u64,
-    /// Each packet over two links.
-    pub duplicate: bool,
+    /// Over how many links each packet goes; 1: over one.
+    pub copies: u8,
     /// Before others.
     pub urgent: bool,
     /// The only peer that may carry it.
@@ -66,7 +66,7 @@ impl<S: Steering> Core<S> {
         self.links.values().filter(|link| link.refused.is_none() && link.rule.role != Role::Excluded).map(view).collect()
     }
 
-    /// What the policy says of a redirected connection: φ, Π as slots, whether it is to be duplicated, and the relay it must use.
+    /// What the policy says of a redirected connection: φ, Π as slots, over how many links each packet is to go, and the relay it must use.
     pub fn bond_policy(&self, flow: &RedirectedFlow) -> BondPolicy {
         let rule = self.rule_of(flow);
         let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
@@ -79,7 +79,7 @@ impl<S: Steering> Core<S> {
         BondPolicy {
             weight: rule.map_or(1.0, |rule| rule.weight),
             links: preferred.or(allowed).map_or(u64::MAX, bits),
-            duplicate: self.is_duplicated(rule, flow.class == Class::RealTime),
+            copies: self.copies(rule, flow.class == Class::RealTime),
             urgent: flow.class == Class::RealTime,
             relay: rule.and_then(|rule| rule.relay.clone()),
         }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_decide::detection::{Answer, Knowledge};
-use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, admit};
+use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, admit};
 use braid_model::{Bytes, Family, Protocol, Time};
 use braid_peer::keys::PublicKey;
 use braid_platform::steering::{FlowRow, RedirectedFlow, Steering, SteeringError, Straight};
@@ -199,13 +199,14 @@ impl<S: Steering> Core<S> {
         matches!(admit(self.usable(family), self.waiting(), links, prefer), Admission::Use(mask) if mask.slots().count() > 1)
     }
 
-    /// Whether policy wants a flow on two links at once.
-    pub(super) fn is_duplicated(&self, rule: Option<&AppRule>, real_time: bool) -> bool {
+    /// Over how many links policy wants each packet of a flow.
+    pub(super) fn copies(&self, rule: Option<&AppRule>, real_time: bool) -> u8 {
         // Calls and the like go over two links at once, unless that costs money.
-        match rule.map_or(Carry::Auto, |rule| rule.carry) {
+        let duplicated = match rule.map_or(Carry::Auto, |rule| rule.carry) {
             Carry::Auto => real_time && !self.links.values().any(|link| link.rule.metered),
             carry => carry == Carry::Duplicate,
-        }
+        };
+        if duplicated { rule.map_or(COPIES, |rule| rule.copies) } else { 1 }
     }
 }
 

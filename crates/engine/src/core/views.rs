@@ -146,6 +146,7 @@ impl<S: Steering> Core<S> {
                     class: rule.class.map(|class| class.to_string()),
                     affinity: rule.affinity.map(|affinity| affinity_name(affinity).to_owned()),
                     carry: rule.carry.name().to_owned(),
+                    copies: rule.copies,
                     relay: rule.relay.clone(),
                     weight: rule.weight,
                 })

@@ -171,8 +171,7 @@ impl Peers {
             }
         };
         let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
-        let copies = if policy.duplicate { 2 } else { 1 };
-        let bond = FlowPolicy { weight, links: policy.links, copies, urgent: policy.urgent };
+        let bond = FlowPolicy { weight, links: policy.links, copies: policy.copies, urgent: policy.urgent };
         let flow = client.open(Open { carrier, target: Target::Address(facts.remote), policy: bond }).ok()?;
         let carried = Carried {
             application,

@@ -27,7 +27,10 @@ impl Peers {
         let grounds = carried.grounds.as_ref();
         let age = now.since(carried.started).as_secs_f64();
         let why = grounds.map_or("", |grounds| grounds.reason.as_str());
-        let copies = if carried.policy.copies > 1 { ", each packet over two of them" } else { "" };
+        let copies = match carried.policy.copies {
+            0 | 1 => String::new(),
+            copies => format!(", each packet over {copies} of them"),
+        };
         let used: Vec<String> = paths.iter().filter(|share| share.share > Some(0.0)).map(in_words).collect();
         let used =
             if used.is_empty() { "no byte of it has arrived yet".to_owned() } else { format!("its bytes went over {}", used.join(", ")) };

@@ -92,9 +92,9 @@ impl OwnFlows {
 
     /// Opens a flow through the relay. `None`: there is none that can be reached, or it does not take this flow.
     pub async fn bond(&self, carrier: Carrier, remote: SocketAddr, ruling: Ruling<'_>) -> Option<Flow> {
-        let carry = ruling.rule.map(|rule| rule.carry).unwrap_or_default();
         let client = self.0.bond.get().filter(|client| *client.state().borrow() == State::Up)?;
-        let (copies, weight) = (if carry == Carry::Duplicate { 2 } else { 1 }, ruling.rule.map_or(1.0, |rule| rule.weight));
+        let copies = ruling.rule.filter(|rule| rule.carry == Carry::Duplicate).map_or(1, |rule| rule.copies);
+        let weight = ruling.rule.map_or(1.0, |rule| rule.weight);
         let links = match self.0.choice.chooser().admitted(self.0.choice.now(), remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
             Admission::Use(mask) => u64::from(mask.0),
             Admission::Deny | Admission::LeaveAlone => return None,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use braid_carry::client::{Client, Link};
-use braid_decide::policy::Carry;
+use braid_decide::policy::{COPIES, Carry};
 use braid_decide::steer::{self, Verdict};
 use braid_model::{Family, NetworkSnapshot, PerFamily, Protocol, Time, printable};
 use braid_platform::linux::netlink::{self, Follower};
@@ -55,7 +55,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
     let listener = Arc::new(listener);
     let shared = Arc::new(Shared::new(options));
     if let Some(relay) = relay {
-        let copies = if options.carry == Carry::Duplicate { 2 } else { 1 };
+        let copies = if options.carry == Carry::Duplicate { COPIES } else { 1 };
         match Carrying::start(relay, copies, listener.clone(), shared.choice.clone(), progress.oldest) {
             Ok(carrying) => drop(shared.carrying.set(carrying)),
             Err(error) => eprintln!("braid: no relay can be used: {}; connections go direct", printable(&error)),

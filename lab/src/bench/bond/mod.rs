@@ -5,6 +5,7 @@ pub(super) mod cut;
 pub(super) mod fair;
 pub(super) mod few;
 pub(super) mod matrix;
+pub(super) mod messages;
 mod origin;
 pub(super) mod relay;
 pub(super) mod simult;
