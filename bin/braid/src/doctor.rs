@@ -32,8 +32,7 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
             (Standing::Ok, format!("runs, version {}, {} links", status.version, names.len()), None)
         }
         Err(error) if error.is_nobody() => {
-            let found = "none runs: `sudo braid up` starts one, or `sudo systemctl start braid` that of the package";
-            (Standing::Ok, found.to_owned(), None)
+            (Standing::Ok, format!("none runs: {}", client::start(client::is_packaged())), None)
         }
         Err(error) => (Standing::Warning, error.to_string(), Some("see its log: `journalctl -u braid`".to_owned())),
     };
