@@ -244,6 +244,8 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
 	if (!request->allowed)
 		return LEAVE_ALONE;
+	if (request->redirect)
+		request->redirect = !bpf_map_lookup_elem(&refused, request->remote);
 	if (!request->redirect)
 		request->redirect = goes_straight(now, request, rule ? rule->actions : 0);
 	if (request->source[0] | request->source[1] | request->source[3]) {

@@ -44,7 +44,7 @@ impl<S: Steering> Core<S> {
         }
         let question = self.question(request)?;
         let explanation = self.answer(now, &question, &board);
-        Ok(self.or_bonded(explanation, question.destination, question.port))
+        Ok(self.or_bonded(now, explanation, question.destination, question.port))
     }
 
     fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {

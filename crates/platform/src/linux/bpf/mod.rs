@@ -286,6 +286,20 @@ impl Steering for BpfSteering {
         Ok(())
     }
 
+    fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
+        const ACTION: &str = "tell the kernel what relays do not open";
+        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "refused", "tell the kernel what relays do not open");
+        let wanted: BTreeSet<_> = refused.iter().take(abi::MAX_REFUSED).map(|host| mapped(*host)).collect();
+        let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| key.word).collect();
+        for word in had.difference(&wanted) {
+            map.remove(&abi::Address { word: *word }).map_err(failed(ACTION))?;
+        }
+        for word in wanted.difference(&had) {
+            map.insert(abi::Address { word: *word }, 1, 0).map_err(failed(ACTION))?;
+        }
+        Ok(())
+    }
+
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError> {
         let mut map: HashMap<_, abi::ProcessName, abi::App> = typed_map!(self, HashMap, "names", "tell the kernel the programs' classes");
         for (name, class) in names {

@@ -6,6 +6,8 @@ use braid_decide::connection::MAX_LINKS;
 pub const MAX_ARRIVALS: usize = 4096;
 /// Hosts that run Braid themselves, at most, and services of theirs that are shut.
 pub const MAX_SERVERS: usize = 1024;
+/// Destinations that no relay opens, at most.
+pub const MAX_REFUSED: usize = 512;
 /// The most policy rules the programs look at.
 pub const MAX_RULES: usize = 64;
 /// No link.
