@@ -137,7 +137,8 @@ mod tests {
 
     #[test]
     fn regression_the_services_own_user_is_no_stranger() {
-        let users = "root:x:0:0:root:/root:/bin/sh\nbraid-relay:x:996:996::/:/sbin/nologin\nbraid:x:997:997:Braid:/var/lib/braid:/sbin/nologin\n";
+        let users =
+            "root:x:0:0:root:/root:/bin/sh\nbraid-relay:x:996:996::/:/sbin/nologin\nbraid:x:997:997:Braid:/var/lib/braid:/sbin/nologin\n";
         let service = user_number(users, SERVICE);
         assert_eq!((service, user_number("", SERVICE)), (Some(997), None));
         let held = judge(Ok(sys::Listener { user: 997, process: 412 }), 0, service).to_string();

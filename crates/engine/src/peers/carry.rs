@@ -222,9 +222,7 @@ impl Peers {
 
     /// A relay that can be reached and may open the flow's destination, and its name.
     fn relay(&self, policy: &BondPolicy) -> Option<(Client, String)> {
-        let up = |known: &&super::Known| {
-            known.is_up() && !policy.refusing.contains(&known.stored.name)
-        };
+        let up = |known: &&super::Known| known.is_up() && !policy.refusing.contains(&known.stored.name);
         let known = match &policy.relay {
             Some(name) => self.known.get(name).filter(up),
             None => self.known.values().find(up),

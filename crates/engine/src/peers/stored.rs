@@ -115,7 +115,10 @@ mod tests {
         let first = Stored::invited(&line("203.0.113.20:5757"), Some("home"), [].iter()).unwrap();
         let known = [first];
         let second = Stored::invited(&line("192.0.2.9:5757"), None, known.iter()).unwrap();
-        assert_eq!((second.name.as_str(), &second.addresses[..]), ("home", &["192.0.2.9:5757".to_owned(), "203.0.113.20:5757".to_owned()][..]));
+        assert_eq!(
+            (second.name.as_str(), &second.addresses[..]),
+            ("home", &["192.0.2.9:5757".to_owned(), "203.0.113.20:5757".to_owned()][..])
+        );
         let known = [second];
         let third = Stored::invited(&line("203.0.113.20:5757"), Some("home"), known.iter()).unwrap();
         assert_eq!(third.addresses, ["203.0.113.20:5757", "192.0.2.9:5757"], "each once, the newest first");
