@@ -112,7 +112,8 @@ BRAID_INLINE __u8 class_of(const struct request *request)
 		event->row.flow.user = request->user;
 		event->row.flow.cgroup = request->cgroup;
 		event->row.flow.class_ = fresh.class_;
-		bpf_ringbuf_submit(event, 0);
+		/* Even where ends wait in the ring already: a moment later the process may be gone, and its path with it. */
+		bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 	}
 	return fresh.class_;
 }

@@ -50,6 +50,7 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
         networks(rules),
         btf(root),
         cgroups(&read(root, "proc/self/mountinfo")),
+        own_group(&read(root, "proc/self/cgroup")),
         seccomp(&read(root, "proc/sys/kernel/seccomp/actions_avail")),
         bind_device(),
         reverse_path(root),
@@ -182,6 +183,21 @@ fn cgroup2_mount(mountinfo: &str) -> Option<PathBuf> {
         let (before, after) = line.split_once(" - ")?;
         (after.split(' ').next() == Some("cgroup2")).then(|| before.split(' ').nth(4).map(PathBuf::from))?
     })
+}
+
+/// Whether what is started from here lies under the root that a daemon of this system hooks: /proc/self/cgroup (cgroup_namespaces(7))
+/// tells a group outside of it by leading `..`.
+fn own_group(groups: &str) -> Check {
+    let Some(path) = groups.lines().find_map(|line| line.strip_prefix("0::")) else {
+        return check("control group", NEITHER, Standing::Unknown, "this process's cannot be read", None);
+    };
+    if path == "/.." || path.starts_with("/../") {
+        let remedy = "start programs from a shell inside: in a container `machinectl shell` or `docker exec`, else a login; one that entered \
+                      by nsenter stays outside";
+        let found = format!("this shell's, {path}, lies outside the tree that `braid up` hooks here: what it starts is not steered");
+        return check("control group", NEITHER, Standing::Warning, found, Some(remedy));
+    }
+    check("control group", NEITHER, Standing::Ok, format!("{path}: what this shell starts can be steered"), None)
 }
 
 fn seccomp(actions: &str) -> Check {
@@ -343,6 +359,15 @@ mod tests {
         let none = with(&[named("up*", Role::Excluded)], veths());
         assert!(none.found.contains("excluded by the configuration: up0, up1") && none.remedy.is_some());
         assert!(examined(vec![]).remedy.is_some());
+    }
+
+    #[test]
+    fn regression_a_shell_outside_the_hooked_tree_is_told() {
+        let outside = own_group("13:cpu:/\n0::/../../user.slice/session-1.scope\n");
+        assert!(outside.standing == Standing::Warning && outside.found.contains("not steered") && outside.remedy.is_some(), "{outside:?}");
+        assert_eq!(own_group("0::/..\n").standing, Standing::Warning);
+        assert_eq!(own_group("0::/user.slice/..strange\n").standing, Standing::Ok);
+        assert_eq!((own_group("0::/\n").standing, own_group("").standing), (Standing::Ok, Standing::Unknown));
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub struct BpfSteering {
     classes: u32,
     netns: u64,
     /// The process whose sockets are left alone.
-    exempt: u32,
+    exempt: convert::Daemon,
     /// UDP is counted by system call, not by packet.
     counts_calls: bool,
     /// What the prefix maps hold now, by family.

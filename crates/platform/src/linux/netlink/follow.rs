@@ -99,7 +99,8 @@ impl Follower {
         let (sender, receiver) = watch::channel(first);
         let shared = Arc::new(Shared { news, stop: AtomicBool::new(false) });
         let (piece, advertised) = (Vec::with_capacity(talk::PIECE), Advertised::default());
-        let reader = Reader { shared: shared.clone(), kernel, files, sender, piece, advertised, rest_until: Instant::now(), went_down: false };
+        let reader =
+            Reader { shared: shared.clone(), kernel, files, sender, piece, advertised, rest_until: Instant::now(), went_down: false };
         thread::Builder::new().name("braid-network".into()).spawn(move || reader.run()).map_err(FollowError::Thread)?;
         Ok((Self { shared }, receiver))
     }
