@@ -68,7 +68,7 @@ struct braid_params {
 	__u32 redirected_classes; /* bit by class: what is redirected where no rule says otherwise */
 	__u32 local6[4];
 	__u32 straight; /* connections to hosts that run Braid go to the daemon, where no rule says otherwise */
-	__u32 pad;
+	__u32 processes; /* the daemon's namespace of processes, by its number; 0: the kernel's own */
 	struct braid_slot slots[BRAID_MAX_LINKS];
 };
 

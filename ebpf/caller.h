@@ -77,7 +77,27 @@ static __attribute__((noinline)) int read_caller(struct request *request)
 	read_name(task->group_leader, &request->app);
 	request->cgroup = bpf_get_current_cgroup_id();
 	request->user = task->cred->uid.val;
-	request->process = task->tgid;
+	return 0;
+}
+
+/* Namespaces of processes stand in each other, 32 deep at most; who runs a daemon is not that deep. */
+#define BRAID_PROCESS_LEVELS 8
+#define BRAID_PIDTYPE_TGID 1
+
+/* The caller's number in another namespace of processes than the kernel's own; 0: it has none there. */
+static __attribute__((noinline)) __u32 process_in(__u32 space)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	const struct pid *pid = BPF_CORE_READ(task, signal, pids[BRAID_PIDTYPE_TGID]);
+	const struct upid *number = (const void *)pid + bpf_core_field_offset(struct pid, numbers);
+	__u32 level = BPF_CORE_READ(pid, level);
+
+	for (__u32 at = 0; at < BRAID_PROCESS_LEVELS && at <= level; at++) {
+		const struct upid *here = (const void *)number + at * bpf_core_type_size(struct upid);
+
+		if (BPF_CORE_READ(here, ns, ns.inum) == space)
+			return BPF_CORE_READ(here, nr);
+	}
 	return 0;
 }
 
@@ -98,9 +118,11 @@ BRAID_INLINE const struct braid_params *acting(struct bpf_sock_addr *ctx, struct
 		return NULL;
 	*bank = switches->bank & 1;
 	found = bpf_map_lookup_elem(&params, bank);
-	if (!found || bpf_get_netns_cookie(ctx) != found->netns || bpf_get_current_pid_tgid() >> 32 == found->daemon)
+	if (!found || bpf_get_netns_cookie(ctx) != found->netns)
 		return NULL;
-	return found;
+	/* As the daemon counts: in a container the kernel's numbers are not those that it knows itself and others by. */
+	request->process = found->processes ? process_in(found->processes) : bpf_get_current_pid_tgid() >> 32;
+	return request->process == found->daemon ? NULL : found;
 }
 
 BRAID_INLINE _Bool is_mapped(const __u32 *addr)

@@ -31,8 +31,30 @@ struct cred {
 	} uid;
 };
 
+struct pid_namespace {
+	struct {
+		unsigned int inum;
+	} ns;
+};
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+
+/* One number in each namespace, from the outermost on. */
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+};
+
+struct signal_struct {
+	struct pid *pids[4];
+};
+
 struct task_struct {
 	struct task_struct *group_leader;
+	struct signal_struct *signal;
 	struct mm_struct *mm;
 	const struct cred *cred;
 	int tgid;

@@ -112,7 +112,8 @@ BRAID_INLINE __u8 class_of(const struct request *request)
 		event->row.flow.user = request->user;
 		event->row.flow.cgroup = request->cgroup;
 		event->row.flow.class_ = fresh.class_;
-		bpf_ringbuf_submit(event, 0);
+		/* Even where ends wait in the ring already: a moment later the process may be gone, and its path with it. */
+		bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 	}
 	return fresh.class_;
 }
@@ -244,6 +245,8 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
 	if (!request->allowed)
 		return LEAVE_ALONE;
+	if (request->redirect)
+		request->redirect = !bpf_map_lookup_elem(&refused, request->remote);
 	if (!request->redirect)
 		request->redirect = goes_straight(now, request, rule ? rule->actions : 0);
 	if (request->source[0] | request->source[1] | request->source[3]) {

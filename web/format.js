@@ -89,6 +89,7 @@ export const STATES = {
   backup: ['Backup', 'idle'],
   excluded: ['Excluded', 'idle'],
   probing: ['Probing', 'idle'],
+  none: ['No path', 'idle'],
   connecting: ['Connecting', 'idle'],
   idle: ['Idle', 'idle'],
   unknown: ['Unknown', 'idle'],

@@ -156,7 +156,12 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
     let arguments: Vec<&str> = ["up"].into_iter().chain(paths.iter().map(String::as_str)).collect();
     let output = up.braid(&arguments);
     let message = text(&output.stderr);
-    assert!(!output.status.success() && message.contains("another `braid up`") && message.contains("braid down"), "{message}");
+    assert!(
+        !output.status.success()
+            && message.contains("Braid runs already in this network namespace (process ")
+            && message.contains("braid down"),
+        "{message}"
+    );
     assert_eq!(routing(&lab), there);
     assert!(steered(&lab));
 }

@@ -33,11 +33,15 @@ struct Relay<'a> {
 
 impl<'a> Relay<'a> {
     fn start(lab: &'a Lab) -> Self {
+        Self::start_told(lab, &["--allow", "203.0.113.0/24"])
+    }
+
+    fn start_told(lab: &'a Lab, more: &[&str]) -> Self {
         let home = lab.directory().join("relay");
         std::fs::create_dir_all(&home).unwrap();
         let log = File::options().create(true).append(true).open(home.join("log")).unwrap();
         let mut command = lab.server().command(braid()).unwrap();
-        command.args(["relay", "--listen", "[::]:5757", "--allow", "203.0.113.0/24"]).arg("--state-dir").arg(home.join("state"));
+        command.args(["relay", "--listen", "[::]:5757"]).args(more).arg("--state-dir").arg(home.join("state"));
         let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         eventually("the relay is up", || std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up")));
         Self { lab, child }
@@ -49,8 +53,13 @@ impl<'a> Relay<'a> {
     }
 
     fn invite(&self) -> String {
+        self.invite_to(20)
+    }
+
+    /// An invitation to this host of the lab's Internet, whether the relay is there or not.
+    fn invite_to(&self, host: u8) -> String {
         let mut command = self.lab.server().command(braid()).unwrap();
-        let address = format!("{}:5757", Lab::internet(20));
+        let address = format!("{}:5757", Lab::internet(host));
         command.args(["relay", "invite", "--address", &address]).arg("--state-dir").arg(self.lab.directory().join("relay/state"));
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -71,6 +80,12 @@ impl Drop for Relay<'_> {
 /// Two links, a relay, and a daemon that has joined it over both.
 fn bonded(lab: &Lab) -> (Relay<'_>, Up<'_>) {
     let relay = Relay::start(lab);
+    let up = joined(lab, &relay);
+    (relay, up)
+}
+
+/// A daemon that has joined a relay over both links.
+fn joined<'a>(lab: &'a Lab, relay: &Relay<'_>) -> Up<'a> {
     let up = Up::start(lab, CONFIG);
     let joined = up.braid(&["join", &relay.invite(), "--name", "home"]);
     assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
@@ -81,7 +96,7 @@ fn bonded(lab: &Lab) -> (Relay<'_>, Up<'_>) {
         assert!(begin.elapsed() < LIMIT, "{good} of 2 paths are good: {}", up.status().unwrap()["peers"]);
         std::thread::sleep(ms(20));
     }
-    (relay, up)
+    up
 }
 
 fn good_paths(up: &Up<'_>) -> usize {
@@ -225,6 +240,67 @@ fn a_flow_is_moved_by_order() {
 }
 
 #[test]
+fn regression_a_flow_is_not_moved_to_a_link_without_a_path() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let relay = Relay::start(&lab);
+    let up = Up::start(&lab, CONFIG);
+    lab.carrier(1, false).unwrap();
+    up.wait_state("lte0", "down");
+    assert!(up.braid(&["join", &relay.invite(), "--name", "home"]).status.success());
+    eventually("one path is good", || good_paths(&up) == 1);
+    let peers = text(&up.braid(&["peers"]).stdout);
+    assert!(peers.contains("none: the link is down"), "{peers}");
+    let child = curl(&lab, &web.url(Bytes::new(12_000_000)).unwrap());
+    eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(500_000)));
+    let refused = up.braid(&["move", "curl", "--to", "lte0"]);
+    let said = text(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("lte0 has no path to home") && said.contains("nothing was moved"), "{said}");
+    let id = bond_flow(&up).unwrap()["id"].to_string();
+    let explained = text(&up.braid(&["explain", &id]).stdout);
+    assert!(explained.contains("no path over it: the link is down") && explained.contains("over every link it may use"), "{explained}");
+    let moved = text(&up.braid(&["move", "curl", "--to", "wlan0"]).stdout);
+    assert!(moved.contains("1 flow goes over wlan0"), "{moved}");
+    let explained = text(&up.braid(&["explain", &id]).stdout);
+    assert!(explained.contains("by order over wlan0 only") && !explained.contains("over every link"), "{explained}");
+    assert_eq!(ended(child).0, 12_000_000);
+}
+
+#[test]
+fn regression_a_relay_joined_twice_keeps_its_name_its_addresses_and_its_session() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let (relay, up) = bonded(&lab);
+    let child = curl(&lab, &web.url(Bytes::new(12_000_000)).unwrap());
+    eventually("it runs", || bond_flow(&up).is_some());
+    let refused = up.braid(&["join", &relay.invite(), "--name", "other"]);
+    let said = text(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("joined as home") && said.contains("braid leave home"), "{said}");
+    // An address where nobody is.
+    let renewed = up.braid(&["join", &relay.invite_to(77)]);
+    assert!(renewed.status.success() && text(&renewed.stdout).contains("home was joined before, and is up"), "{renewed:?}");
+    assert_eq!(good_paths(&up), 2);
+    assert_eq!(ended(child).0, 12_000_000, "it lives through all of that");
+    // Under another name after all: what the old session says at its end is not said of the new one.
+    assert!(up.braid(&["leave", "home"]).status.success());
+    assert!(up.braid(&["join", &relay.invite(), "--name", "other"]).status.success());
+    eventually("both paths are good again", || good_paths(&up) == 2);
+    let log = || text(&up.braid(&["log"]).stdout);
+    eventually("all is told", || log().contains("the relay other can be reached"));
+    let said = log();
+    let [left, reached] = ["the relay home was left", "the relay other can be reached"].map(|what| said.find(what).expect("it is told"));
+    assert!(left < reached && !said.contains("cannot be reached"), "{said}");
+    let explained = text(&up.braid(&["explain", "curl", "203.0.113.10:80"]).stdout);
+    assert!(explained.contains("carried by other"), "{explained}");
+}
+
+#[test]
 fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
     if !able() {
         return;
@@ -291,6 +367,38 @@ fn without_its_relay_a_program_goes_direct_and_back_again() {
     let _again = Relay::start(&lab);
     eventually("the relay is used again", || good_paths(&up) == 2);
     assert_eq!(ended(curl(&lab, &url)).0, 50_000);
+}
+
+#[test]
+fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let relay = Relay::start_told(&lab, &[]);
+    let up = joined(&lab, &relay);
+    let url = web.url(Bytes::new(50_000)).unwrap();
+    assert_eq!(ended(curl(&lab, &url)), (50_000, "203.0.113.10".to_owned()), "the relay's operator allows no private address");
+    let told = || text(&up.braid(&["log"]).stdout).matches("home does not open 203.0.113.10, a documentation address").count();
+    eventually("the refusal is told", || told() == 1);
+    let explained = text(&up.braid(&["explain", "curl", "203.0.113.10:80"]).stdout);
+    assert!(explained.contains("home does not open 203.0.113.10") && explained.contains("--allow 203.0.113.10"), "{explained}");
+    let elsewhere = text(&up.braid(&["explain", "curl", "203.0.113.11:80"]).stdout);
+    assert!(elsewhere.contains("carried by home"), "{elsewhere}");
+    // The kernel knows by now: the next one is steered like any other.
+    let redirected = || up.status().unwrap()["counters"]["redirected"].as_u64().unwrap();
+    let before = redirected();
+    let child = curl(&lab, &web.url(Bytes::new(3_000_000)).unwrap());
+    eventually("it has a link of its own", || up.flows().iter().any(|flow| flow["name"] == "curl" && flow["carry"] != "bond"));
+    assert_eq!((ended(child).0, redirected(), told()), (3_000_000, before, 1));
+    // Its operator allows it: the next session asks anew.
+    drop(relay);
+    let _again = Relay::start(&lab);
+    eventually("flows there are bonded again", || {
+        assert_eq!(ended(curl(&lab, &url)).0, 50_000);
+        redirected() > before
+    });
 }
 
 #[test]

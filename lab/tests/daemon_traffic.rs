@@ -259,3 +259,66 @@ fn excluded_users_and_destinations_follow_the_system() {
     assert_eq!(links(None, remote(13, 9)), [0; 6]);
     assert_eq!(used(links(None, remote(14, 9)), 2), [true; 2]);
 }
+
+#[test]
+fn regression_what_was_learnt_of_a_program_is_known_after_a_restart() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let web = Web::start(&lab).unwrap();
+    let (size, state) = (3_000_000, lab.directory().join("state"));
+    let learnt = |up: &Up<'_>| -> serde_json::Value {
+        let apps: serde_json::Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
+        apps.as_array().unwrap().iter().find(|app| app["name"] == "curl").cloned().unwrap_or_default()
+    };
+    let curl = |bytes: u64| {
+        let mut command = lab.client().command("curl").unwrap();
+        let output =
+            command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null"]).arg(web.url(Bytes::new(bytes)).unwrap()).output();
+        assert!(output.unwrap().status.success());
+    };
+    let mut first = Up::start_with(&lab, ROUND_ROBIN, &state);
+    for run in 1..=2u64 {
+        // A short one first: its program may have ended before the daemon looks at it.
+        curl(if run == 1 { 100 } else { size });
+        eventually("it is learnt from", || learnt(&first)["samples"] == run);
+    }
+    let before = learnt(&first);
+    first.signal("TERM");
+    first.wait_end();
+    drop(first);
+    let second = Up::start_with(&lab, ROUND_ROBIN, &state);
+    eventually("it is recalled", || learnt(&second)["samples"] == 2);
+    let after = learnt(&second);
+    assert_eq!((&after["demand_bytes"], &after["port"]), (&before["demand_bytes"], &before["port"]), "{after}");
+    let explained = second.braid(&["explain", "curl", &format!("{}:80", Lab::internet(10)), "--json"]);
+    let explained: serde_json::Value = serde_json::from_slice(&explained.stdout).unwrap();
+    assert_eq!(explained["demand_bytes"], before["demand_bytes"], "{explained}");
+}
+
+#[test]
+fn regression_a_daemon_in_a_container_knows_programs_by_its_own_numbers() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let web = Web::start(&lab).unwrap();
+    let container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    let up = Up::start_by(&lab, &container, ROUND_ROBIN, &lab.directory().join("state"));
+    let list = format!("/proc/{0}/task/{0}/children", up.pid());
+    let daemon = std::fs::read_to_string(list).unwrap().trim().to_owned();
+    let mut command = lab.client().command("nsenter").unwrap();
+    command.args(["--target", &daemon, "--pid", "curl", "-sS", "--fail", "--max-time", "60", "-o", "/dev/null"]);
+    let output = command.arg(web.url(Bytes::new(2_000_000)).unwrap()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let mut app = serde_json::Value::Null;
+    eventually("it is learnt from", || {
+        let apps: serde_json::Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
+        app = apps.as_array().unwrap().iter().find(|app| app["name"] == "curl").cloned().unwrap_or_default();
+        app["samples"] == 1
+    });
+    // By its path alone it can be known again after a restart.
+    assert!(app["application"].as_str().is_some_and(|path| path.ends_with("/curl")), "{app}");
+    assert!(up.braid(&["down"]).status.success());
+}

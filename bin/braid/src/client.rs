@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// Why the daemon gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    #[error("no braid answers on {0}: start one with `sudo braid up`, or name its socket with --socket or BRAID_SOCKET")]
+    #[error("no braid answers on {0}: {start}, or name its socket with --socket or BRAID_SOCKET", start = start(is_packaged()))]
     NobodyThere(PathBuf),
     #[error("{0} may not be connected to by this user: run the command with sudo")]
     NotAllowed(PathBuf),
@@ -38,6 +38,25 @@ impl ClientError {
     /// Whether there is no daemon.
     pub(crate) fn is_nobody(&self) -> bool {
         matches!(self, Self::NobodyThere(_))
+    }
+}
+
+/// Where units of services are looked for (systemd.unit(5)).
+const UNITS: [&str; 3] = ["/etc/systemd/system", "/lib/systemd/system", "/usr/lib/systemd/system"];
+
+/// Whether Braid was installed with its service.
+pub(crate) fn is_packaged() -> bool {
+    UNITS.iter().any(|folder| Path::new(folder).join("braid.service").exists())
+}
+
+/// How the daemon is started here.
+pub(crate) fn start(packaged: bool) -> &'static str {
+    match packaged {
+        true => {
+            "start it with `sudo systemctl start braid` (should it not stay, `systemctl status braid` and \
+             `braid check /etc/braid/braid.toml` tell why)"
+        }
+        false => "start one with `sudo braid up`",
     }
 }
 
@@ -134,6 +153,14 @@ async fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn regression_beside_the_service_nobody_is_told_to_start_a_daemon_of_his_own() {
+        assert!(start(true).contains("systemctl start braid") && !start(true).contains("braid up"));
+        assert!(start(false).contains("sudo braid up"));
+        let said = ClientError::NobodyThere("/run/x".into()).to_string();
+        assert!(said.starts_with("no braid answers on /run/x: start "), "{said}");
+    }
 
     #[test]
     fn messages_are_taken_whole_wherever_they_were_cut() {

@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use braid_api::{Check, DoctorReport, SCHEMA_VERSION, Status, Verdict};
+use braid_api::{Check, DoctorReport, Link, LinkEntry, PolicyView, SCHEMA_VERSION, Status, Verdict};
+use braid_decide::policy::LinkRule;
+use braid_engine::config::Config;
+use braid_engine::daemon::default_config;
 use braid_platform::linux::doctor::{self, Standing};
 
 use crate::client::{self, ClientError};
@@ -10,34 +13,70 @@ use crate::{cli, print, show};
 
 /// Looks at the system and prints what it can do; fails when it can do neither `up` nor `run`.
 pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
-    let mut checks = doctor::examine(&asked.state_dir);
-    beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"));
+    let mut checks = doctor::examine(&asked.state_dir, &configured());
+    let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
+    beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"), policy);
     let report = report(checks);
     print(asked.json, &report, show::doctor)?;
     Ok(if report.whole_machine || report.one_command { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// The `[[link]]` entries of the configuration that the next start would read; none where it cannot be read.
+fn configured() -> Vec<LinkRule> {
+    let config = default_config().and_then(|path| Config::load(&path, None).ok());
+    config.map(|config| config.policy.links).unwrap_or_default()
+}
+
 /// Tells of the daemon, where one answers. What this user may not do is then nothing that is missing: the daemon may.
-fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientError>) {
+fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientError>, policy: Option<PolicyView>) {
     let (standing, found, remedy) = match status {
         Ok(status) => {
             for check in checks.iter_mut().filter(|check| ["privilege", "state"].contains(&check.name) && check.standing != Standing::Ok) {
                 (check.standing, check.found, check.remedy) = (Standing::Ok, "not this user's, but the daemon has it".into(), None);
             }
-            let names: Vec<&str> = status.links.iter().map(|link| link.name.as_str()).collect();
-            // It knows its configuration, which may name virtual devices.
-            for check in checks.iter_mut().filter(|check| check.name == "links" && names.len() > 1) {
-                (check.standing, check.found, check.remedy) = (Standing::Ok, names.join(", "), None);
+            // It knows its configuration, which may be another file, and what became of each link.
+            for check in checks.iter_mut().filter(|check| check.name == "links") {
+                *check = links(&status.links, policy.as_ref().map_or(&[], |policy| &policy.links));
             }
-            (Standing::Ok, format!("runs, version {}, {} links", status.version, names.len()), None)
+            (Standing::Ok, format!("runs, version {}, {} links", status.version, status.links.len()), None)
         }
-        Err(error) if error.is_nobody() => {
-            let found = "none runs: `sudo braid up` starts one, or `sudo systemctl start braid` that of the package";
-            (Standing::Ok, found.to_owned(), None)
-        }
+        Err(error) if error.is_nobody() => (Standing::Ok, format!("none runs: {}", client::start(client::is_packaged())), None),
         Err(error) => (Standing::Warning, error.to_string(), Some("see its log: `journalctl -u braid`".to_owned())),
     };
     checks.push(doctor::Check { name: "daemon", standing, found, remedy, needed_by_up: false, needed_by_run: false });
+}
+
+/// The links as the daemon has them, and `[[link]]` entries that no device answers to.
+fn links(links: &[Link], entries: &[LinkEntry]) -> doctor::Check {
+    let carries = |link: &&Link| matches!(link.state.as_str(), "up" | "backup");
+    let stand = links.iter().map(|link| match &link.reason {
+        Some(reason) if !carries(&link) => format!("{} is {}: {reason}", link.name, link.state),
+        _ => format!("{} is {}", link.name, link.state),
+    });
+    // A kind, or a pattern, says by itself that devices come and go.
+    let names_one = |entry: &&LinkEntry| entry.matches.starts_with("name = ") && !entry.matches.contains('*');
+    let absent = entries.iter().filter(names_one).filter(|entry| entry.devices.is_empty());
+    let absent: Vec<&str> = absent.map(|entry| entry.matches.as_str()).collect();
+    let mut found: Vec<String> = stand.collect();
+    found.extend(absent.iter().map(|matches| format!("no device answers to the [[link]] entry {matches}")));
+    let remedy = if !absent.is_empty() {
+        Some("compare the entry with the names that `ip link` shows; after a change `braid reload`")
+    } else if links.iter().filter(carries).count() > 1 {
+        None
+    } else if !links.is_empty() && links.iter().all(|link| link.state == "excluded") {
+        Some("every link is excluded: take role = \"excluded\" from a [[link]] entry, then `braid reload`")
+    } else {
+        Some("with less than two links that carry there is nothing to choose: `braid links` tells more of each")
+    };
+    let found = if found.is_empty() { "the daemon has none".to_owned() } else { found.join("; ") };
+    doctor::Check {
+        name: "links",
+        standing: if remedy.is_none() { Standing::Ok } else { Standing::Warning },
+        found,
+        remedy: remedy.map(str::to_owned),
+        needed_by_up: false,
+        needed_by_run: false,
+    }
 }
 
 fn report(checks: Vec<doctor::Check>) -> DoctorReport {
@@ -85,10 +124,28 @@ mod tests {
     }
 
     #[test]
+    fn regression_a_link_is_told_with_its_state_and_an_entry_without_a_device_too() {
+        let link = |name: &str, state: &str| -> Link {
+            serde_json::from_value(serde_json::json!({ "name": name, "state": state, "kind": "virtual", "addresses": [], "flows": 0 }))
+                .unwrap()
+        };
+        let both = links(&[link("up0", "up"), link("up1", "backup")], &[]);
+        assert!(both.standing == Standing::Ok && both.found == "up0 is up; up1 is backup", "{both:?}");
+        let down = links(&[link("up0", "down"), link("up1", "up")], &[]);
+        assert!(down.standing == Standing::Warning && down.found.starts_with("up0 is down"), "{down:?}");
+        let entry = LinkEntry { matches: "name = \"up7\"".into(), ..LinkEntry::default() };
+        let typo = links(&[link("up0", "up"), link("up1", "up")], &[entry]);
+        assert!(typo.standing == Standing::Warning && typo.found.contains("entry name = \"up7\""), "{typo:?}");
+        let none = links(&[link("up0", "excluded"), link("up1", "excluded")], &[]);
+        assert!(none.remedy.unwrap().contains("every link is excluded"));
+        assert_eq!(links(&[], &[]).standing, Standing::Warning);
+    }
+
+    #[test]
     fn what_the_daemon_has_is_not_missing() {
         let seen = |status| {
             let mut checks = vec![doctor::Check { name: "privilege", ..finding(Standing::Missing, true) }];
-            beside_daemon(&mut checks, status);
+            beside_daemon(&mut checks, status, None);
             (report(checks.clone()).whole_machine, checks.pop().unwrap())
         };
         let (able, nobody) = seen(Err(ClientError::NobodyThere("/run/x".into())));

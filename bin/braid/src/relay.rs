@@ -34,6 +34,7 @@ pub(crate) fn run(action: RelayAction) -> anyhow::Result<()> {
 /// `braid relay`: serves until it is told to end.
 pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
     crate::start::log("info", verbose);
+    reach(&options.state.state_dir)?;
     let dir = StateDir::open(&options.state.state_dir)?;
     let keys = KeyPair::load_or_generate(&dir, RELAY_KEY)?;
     let key = keys.public();
@@ -76,6 +77,7 @@ struct InviteView {
 }
 
 fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
+    reach(&options.state.state_dir)?;
     let dir = StateDir::open(&options.state.state_dir)?;
     if !dir.path().join(RELAY_KEY).exists() {
         let dir = dir.path().display();
@@ -263,12 +265,43 @@ fn describe(limits: Limits) -> String {
 
 /// The registry of a relay that is there: these commands make none.
 fn open(dir: &Path) -> anyhow::Result<Registry> {
+    reach(dir)?;
     if !Registry::exists(dir) {
         bail!("there is no relay's registry in {}; name the relay's own directory with --state-dir, as its user", dir.display());
     }
     Ok(Registry::open(&StateDir::open(dir)?)?)
 }
 
+/// Looks whether this user may look into the state directory at all: what cannot be seen must not be told as missing.
+fn reach(dir: &Path) -> anyhow::Result<()> {
+    may_look(dir, std::fs::read_dir(dir).map(drop))
+}
+
+fn may_look(dir: &Path, looked: io::Result<()>) -> anyhow::Result<()> {
+    match looked {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => bail!(
+            "{} may not be read by this user: use sudo if the service's relay is meant, or name your own relay's directory, as in \
+             --state-dir ~/relay",
+            dir.display()
+        ),
+        // Whoever uses it says what else may be wrong with it.
+        _ => Ok(()),
+    }
+}
+
 fn unix(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |span| span.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regression_what_may_not_be_read_is_not_told_as_missing() {
+        let dir = Path::new("/var/lib/braid-relay");
+        let said = may_look(dir, Err(io::ErrorKind::PermissionDenied.into())).unwrap_err().to_string();
+        assert!(said.contains("may not be read") && said.contains("sudo") && said.contains("--state-dir ~/relay"), "{said}");
+        assert!(may_look(dir, Err(io::ErrorKind::NotFound.into())).is_ok() && may_look(dir, Ok(())).is_ok());
+    }
 }

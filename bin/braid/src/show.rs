@@ -204,7 +204,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
                 cell(Some("")),
                 cell(Some("")),
                 cell(Some(&path.link)),
-                cell(Some(&path.state)),
+                cell(Some(path.reason.as_ref().map_or(path.state.clone(), |reason| format!("{}: {reason}", path.state)))),
                 cell(micros(path.rtt_us)),
                 cell(rate(path.rate_bps)),
                 cell(path.loss.map(|loss| format!("{:.1} %", loss * 100.0))),

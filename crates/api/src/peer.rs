@@ -23,12 +23,15 @@ pub struct Peer {
 }
 
 /// One QUIC connection to a peer, over one link.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Path {
     /// The link's device.
     pub link: String,
-    /// `probing`, `good`, `suspect`, `dead`, `backup`.
+    /// `probing`, `good`, `suspect`, `dead`, `backup`; `none` for a link without a path to the peer.
     pub state: String,
+    /// Why there is none.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// Smoothed round-trip time.
     pub rtt_us: Option<u64>,
     /// Congestion window in bytes.

@@ -80,6 +80,7 @@ pub struct Client {
     carrier: Carrier,
     bond: Arc<Mutex<BondId>>,
     links: watch::Sender<Vec<Link>>,
+    addresses: watch::Sender<Vec<Address>>,
     state: watch::Receiver<State>,
 }
 
@@ -91,6 +92,7 @@ impl Client {
         let tls = tls::client(keys, expect)?;
         let (carrier, notices) = Carrier::start(Host::client(random()?, Instant::now()));
         let (links, links_seen) = watch::channel(Vec::new());
+        let (addresses, addresses_seen) = watch::channel(peer.addresses.clone());
         let (told, state) = watch::channel(State::Connecting);
         let bond = Arc::new(Mutex::new(BondId(random()?)));
         let keeper = Keeper {
@@ -106,8 +108,8 @@ impl Client {
             told,
         };
         keeper.begin()?;
-        tokio::spawn(keeper.run(links_seen, notices));
-        Ok(Self { carrier, bond, links, state })
+        tokio::spawn(keeper.run(links_seen, addresses_seen, notices));
+        Ok(Self { carrier, bond, links, addresses, state })
     }
 
     /// The links there are now.
@@ -117,6 +119,11 @@ impl Client {
             *old = links;
             changed
         });
+    }
+
+    /// Where the peer may be found from now on: paths that are dialled are dialled there; those that are there go on.
+    pub fn set_addresses(&self, addresses: Vec<Address>) {
+        self.addresses.send_replace(addresses);
     }
 
     /// How things stand, and when that changes.
@@ -210,7 +217,12 @@ impl Keeper {
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn run(mut self, mut links: watch::Receiver<Vec<Link>>, mut notices: mpsc::UnboundedReceiver<Notice>) {
+    async fn run(
+        mut self,
+        mut links: watch::Receiver<Vec<Link>>,
+        mut addresses: watch::Receiver<Vec<Address>>,
+        mut notices: mpsc::UnboundedReceiver<Notice>,
+    ) {
         loop {
             let due = self.paths.values().filter_map(|attempt| attempt.due).min();
             let due = due.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
@@ -224,6 +236,12 @@ impl Keeper {
                     }
                     let now = links.borrow_and_update().clone();
                     self.on_links(now);
+                }
+                // Without a sender there is no handle, which the links tell.
+                Ok(()) = addresses.changed() => {
+                    self.peer.addresses = addresses.borrow_and_update().clone();
+                    self.found = Found::new(&self.peer.addresses);
+                    self.found.look();
                 }
                 notice = notices.recv() => match notice {
                     Some(notice) => self.on_notice(notice),

@@ -19,6 +19,7 @@ pub mod midrr;
 pub mod operetta;
 pub mod packet;
 pub mod policy;
+pub mod refusals;
 pub mod steer;
 pub mod tables;
 pub mod tradeoff;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, Peer as PeerView, Problem};
-use braid_bond::{FlowPolicy, PathState};
+use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
 use braid_carry::client::{Client, Link, State};
 use braid_carry::{Flow, Moved};
 use braid_decide::detection::{Answer, Knowledge};
@@ -41,12 +41,26 @@ const LAST_WORD: Duration = Duration::from_millis(100);
 /// What happened to peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
+    /// A relay was left; one of the same name may have been joined since.
+    Left {
+        /// Its name.
+        name: String,
+    },
     /// A relay can be reached from now on, or cannot.
     Relay {
         /// Its name.
         name: String,
+        /// Which of its sessions tells: one that was ended may still do so when the next is there.
+        session: u64,
         /// Whether it can.
         ready: bool,
+    },
+    /// A relay does not open a destination.
+    Refused {
+        /// The relay's name.
+        name: String,
+        /// The destination.
+        host: IpAddr,
     },
     /// A host that was asked whether it runs Braid has answered, or has not.
     Answer {
@@ -72,6 +86,8 @@ pub struct Peers {
     links: Vec<BondLink>,
     flows: Flows,
     exchanges: Exchanges,
+    /// How many sessions with relays were begun.
+    sessions: u64,
     changes: mpsc::UnboundedSender<Change>,
 }
 
@@ -93,6 +109,13 @@ struct Carrying {
 struct Known {
     stored: Stored,
     client: Client,
+    session: u64,
+}
+
+impl Known {
+    fn is_up(&self) -> bool {
+        *self.client.state().borrow() == State::Up
+    }
 }
 
 struct Carried {
@@ -161,6 +184,7 @@ impl Peers {
             links: Vec::new(),
             flows: Flows::default(),
             exchanges: Exchanges::default(),
+            sessions: 0,
             changes,
         };
         match stored::read(dir) {
@@ -202,19 +226,37 @@ impl Peers {
             NotInvited::Line(_) => Problem::new(422, "No invitation", error.to_string()),
             NotInvited::Name => Problem::new(422, "No name", error.to_string()),
             NotInvited::Taken(_) => Problem::new(409, "Name in use", error.to_string()),
+            NotInvited::Joined(_) => Problem::new(409, "Joined already", error.to_string()),
         })?;
         let name = stored.name.clone();
         // Joining again with a new invitation renews what is there.
-        let same = self.known.values().find(|known| known.stored.key == stored.key).map(|known| known.stored.name.clone());
-        if let Some(old) = same {
-            self.end(&old);
+        let renewed = self.known.get(&name).map(|known| known.is_up());
+        if let Some(up) = renewed
+            && !(up && self.renew(&stored))
+        {
+            self.end(&name);
+            self.begin(stored)?;
+        } else if renewed.is_none() {
+            self.begin(stored)?;
         }
-        self.begin(stored)?;
         self.store().map_err(|error| {
             Problem::new(500, "Not stored", format!("{name} is in use until the daemon ends, and cannot be written down: {error}"))
         })?;
-        let message = format!("{name} is being dialled over all links: see \"braid peers\"; flows go there by carry = \"bond\" in [[app]]");
+        let message = match renewed {
+            None => format!("{name} is being dialled over all links: see \"braid peers\"; flows go there by carry = \"bond\" in [[app]]"),
+            Some(true) => format!("{name} was joined before, and is up: it goes on, and knows the addresses of this invitation too"),
+            Some(false) => format!("{name} was joined before, and is dialled anew, at the addresses of this invitation too"),
+        };
         Ok(Accepted { message, warnings: Vec::new() })
+    }
+
+    /// Takes over what a new invitation says of a relay that is up, without disturbing its flows; `false` if that cannot be.
+    fn renew(&mut self, stored: &Stored) -> bool {
+        let Some(known) = self.known.get_mut(&stored.name) else { return false };
+        let Ok(peer) = stored.peer() else { return false };
+        known.client.set_addresses(peer.addresses);
+        known.stored.addresses = stored.addresses.clone();
+        true
     }
 
     /// `POST /v1/leave`.
@@ -254,10 +296,10 @@ impl Peers {
 
     /// `POST /v1/move`.
     pub fn move_flows(&self, request: &MoveRequest) -> Result<Accepted, Problem> {
-        let links = match &request.to {
+        let to = match &request.to {
             None => None,
             Some(device) => match self.links.iter().find(|link| link.device == *device) {
-                Some(link) => Some(1 << link.slot),
+                Some(link) => Some(link),
                 None => {
                     let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
                     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -267,23 +309,49 @@ impl Peers {
             },
         };
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut moved = 0;
+        let (mut moved, mut kept) = (0, BTreeMap::<String, String>::new());
         for (id, carried) in flows.living.iter_mut() {
-            if id.to_string() == request.what || carried.application == request.what || carried.app.name == request.what {
-                carried.policy.links = links.unwrap_or(carried.ruled);
-                carried.flow.set_policy(carried.policy);
-                moved += 1;
+            if id.to_string() != request.what && carried.application != request.what && carried.app.name != request.what {
+                continue;
+            }
+            // Where nothing gets through, it would wait for good.
+            if let Some(why) = to.and_then(|link| self.without_path(&carried.peer, link)) {
+                kept.insert(carried.peer.clone(), why);
+                continue;
+            }
+            carried.policy.links = to.map_or(carried.ruled, |link| 1 << link.slot);
+            carried.flow.set_policy(carried.policy);
+            moved += 1;
+        }
+        let kept: Vec<String> = kept.into_iter().map(|(peer, why)| format!("no path to {peer}: {why}")).collect();
+        let kept = to.filter(|_| !kept.is_empty()).map(|link| format!("{} has {}", link.device, kept.join("; ")));
+        match (moved, kept) {
+            (0, Some(kept)) => {
+                let detail = format!("{kept}; nothing was moved: \"braid peers\" shows the paths there are");
+                Err(Problem::new(409, "No path", detail))
+            }
+            (0, None) => {
+                let detail = format!(
+                    "no bonded flow has the id, application or name {}: see \"braid flows\"; only flows that a peer carries can be moved",
+                    request.what
+                );
+                Err(Problem::new(404, "No such flow", detail))
+            }
+            (_, kept) => {
+                let to = request.to.as_deref().unwrap_or("all links of their rule");
+                let flows = if moved == 1 { "1 flow goes".to_owned() } else { format!("{moved} flows go") };
+                let warnings = kept.into_iter().map(|kept| format!("flows that stay where they were: {kept}")).collect();
+                Ok(Accepted { message: format!("{flows} over {to} from now on"), warnings })
             }
         }
-        if moved == 0 {
-            let detail = format!(
-                "no bonded flow has the id, application or name {}: see \"braid flows\"; only flows that a peer carries can be moved",
-                request.what
-            );
-            return Err(Problem::new(404, "No such flow", detail));
-        }
-        let to = request.to.as_deref().unwrap_or("all links of their rule");
-        Ok(Accepted { message: format!("{moved} flow(s) go over {to} from now on"), warnings: Vec::new() })
+    }
+
+    /// Why nothing goes to a peer over a link; `None` if something does.
+    fn without_path(&self, peer: &str, link: &BondLink) -> Option<String> {
+        let client = self.known.get(peer).map(|known| &known.client).or_else(|| self.servers.client(peer));
+        let of_link = |(_, path): &(PathId, BondPath)| usize::from(path.link) == link.slot;
+        let paths: Vec<_> = client.map(Client::paths).unwrap_or_default().into_iter().filter(of_link).collect();
+        why_no_path(link, peer, &paths.iter().map(|(_, path)| path.state).collect::<Vec<_>>())
     }
 
     /// Begins to take flows that are to be bonded.
@@ -324,7 +392,15 @@ impl Peers {
             State::Refused(reason) => ("refused", Some(reason.clone())),
             State::AnotherKey => ("refused", Some(ANOTHER_KEY.to_owned())),
         };
-        let paths = client.paths().into_iter().map(|(_, path)| self.path_view(&path)).collect();
+        let found = client.paths();
+        let mut paths: Vec<PathView> = found.iter().map(|(_, path)| self.path_view(path)).collect();
+        let missing = |link: &&BondLink| state == "up" && !found.iter().any(|(_, path)| usize::from(path.link) == link.slot);
+        paths.extend(self.links.iter().filter(missing).map(|link| PathView {
+            link: link.device.clone(),
+            state: "none".to_owned(),
+            reason: why_no_path(link, &name, &[]),
+            ..PathView::default()
+        }));
         PeerView { name, kind: kind.to_owned(), address, state: state.to_owned(), reason, paths }
     }
 
@@ -420,11 +496,12 @@ impl Peers {
         }
     }
 
-    fn path_view(&self, path: &braid_bond::PathView) -> PathView {
+    fn path_view(&self, path: &BondPath) -> PathView {
         let sent = path.delivered.get() + path.lost.get();
         PathView {
             link: self.device(path.link),
             state: state_name(path).to_owned(),
+            reason: None,
             rtt_us: Some(path.srtt.as_micros() as u64),
             cwnd: Some(path.window.get()),
             rate_bps: Some(path.rate.bps()).filter(|rate| *rate > 0),
@@ -453,26 +530,40 @@ impl Peers {
         let client = Client::start(peer, Some(&keys), None).map_err(|error| cannot(error.to_string()))?;
         client.set_links(self.client_links());
         let (mut state, changes, name) = (client.state(), self.changes.clone(), stored.name.clone());
+        self.sessions += 1;
+        let session = self.sessions;
         tokio::spawn(async move {
             let mut told = false;
             loop {
                 let ready = *state.borrow_and_update() == State::Up;
                 if ready != told {
                     told = ready;
-                    let _ = changes.send(Change::Relay { name: name.clone(), ready });
+                    let _ = changes.send(Change::Relay { name: name.clone(), session, ready });
                 }
                 if state.changed().await.is_err() {
-                    let _ = changes.send(Change::Relay { name, ready: false });
+                    let _ = changes.send(Change::Relay { name, session, ready: false });
                     return;
                 }
             }
         });
-        self.known.insert(stored.name.clone(), Known { stored, client });
+        self.known.insert(stored.name.clone(), Known { stored, client, session });
         Ok(())
     }
 
     fn end(&mut self, name: &str) {
-        self.known.remove(name);
+        if self.known.remove(name).is_some() {
+            let _ = self.changes.send(Change::Left { name: name.to_owned() });
+        }
+    }
+
+    /// Whether a relay's session is the one that counts.
+    pub fn is_current(&self, name: &str, session: u64) -> bool {
+        self.known.get(name).is_some_and(|known| known.session == session)
+    }
+
+    /// Whether a relay of this name is joined.
+    pub fn is_joined(&self, name: &str) -> bool {
+        self.known.contains_key(name)
     }
 
     /// The token of a peer that has let us in is of no use any more.
@@ -490,7 +581,17 @@ impl Peers {
     }
 }
 
-fn state_name(path: &braid_bond::PathView) -> &'static str {
+/// Why no path of a link to `peer` carries anything, by the states of those there are.
+fn why_no_path(link: &BondLink, peer: &str, states: &[PathState]) -> Option<String> {
+    match states {
+        _ if link.v4.is_none() && link.v6.is_none() => Some("the link is down, dead or has no address".to_owned()),
+        [] => Some(format!("{peer} has not answered over it; it is dialled again and again")),
+        states if states.iter().all(|state| *state == PathState::Dead) => Some("it is dead".to_owned()),
+        _ => None,
+    }
+}
+
+fn state_name(path: &BondPath) -> &'static str {
     match path.state {
         PathState::Good if path.backup => "backup",
         PathState::Probing => "probing",

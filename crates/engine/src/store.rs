@@ -4,12 +4,16 @@
 //! and is written later. What was stored before is never lost by that.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use braid_model::LinkFacts;
+use braid_platform::linux::sys::process::own_user;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+use crate::lock::{SERVICE, user_number};
 
 /// The schema this program writes. A file of a later one is left untouched.
 const SCHEMA: i64 = 1;
@@ -310,11 +314,42 @@ impl Store {
     fn suspend(&mut self, error: &StoreError) -> Option<String> {
         self.connection = None;
         let text = format!(
-            "cannot write to the store in {}: {error}; going on in memory and trying again: free space, or name a --state-dir that can be written",
-            self.folder.display()
+            "cannot write to the store in {}: {error}; going on in memory and trying again: {}",
+            self.folder.display(),
+            remedy(error, owner(&self.folder), own_user())
         );
         self.trouble.replace(text.clone()).is_none().then_some(text)
     }
+}
+
+/// What to do where nothing can be written to a folder of this owner.
+fn remedy(error: &StoreError, owner: Option<u32>, own: u32) -> String {
+    use rusqlite::ErrorCode::{DiskFull, SystemIoFailure};
+    let full = match error {
+        StoreError::Folder { error, .. } => matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded),
+        StoreError::Sqlite(error) => matches!(error.sqlite_error_code(), Some(DiskFull | SystemIoFailure)),
+        StoreError::Later(_) => false,
+    };
+    match owner {
+        _ if full => "free space, or name a --state-dir that can be written".to_owned(),
+        // Root that has given up its power over others' files is refused like anybody.
+        Some(owner) if owner != own => {
+            let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+            match user_number(&users, SERVICE) == Some(owner) {
+                true => format!(
+                    "the folder belongs to the package's service: stop this Braid and start that one (`sudo systemctl start {SERVICE}`), or \
+                     name a --state-dir of its own"
+                ),
+                false => format!("the folder belongs to user {owner}, and this Braid is user {own}: name a --state-dir of its own"),
+            }
+        }
+        _ => "name a --state-dir that can be written".to_owned(),
+    }
+}
+
+/// Whose the folder is, or the nearest one above it that is there.
+fn owner(folder: &Path) -> Option<u32> {
+    folder.ancestors().find_map(|path| std::fs::metadata(path).ok()).map(|facts| facts.uid())
 }
 
 /// Whether the file itself is bad, rather than the disk full or the directory closed.
@@ -487,6 +522,21 @@ mod tests {
         assert_eq!(store.flush(), None);
         let (_, learnt, _) = Store::open(folder);
         learnt
+    }
+
+    #[test]
+    fn regression_a_folder_of_anothers_is_not_told_as_a_full_disk() {
+        let failed = |kind: ErrorKind| StoreError::Folder { path: "/var/lib/braid".into(), error: kind.into() };
+        let denied = failed(ErrorKind::PermissionDenied);
+        let others = remedy(&denied, Some(4_000_000), 0);
+        assert!(others.contains("belongs to user 4000000") && others.contains("--state-dir") && !others.contains("space"), "{others}");
+        assert_eq!(remedy(&denied, Some(0), 0), "name a --state-dir that can be written");
+        assert!(remedy(&failed(ErrorKind::StorageFull), Some(0), 0).contains("free space"));
+        let full = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL), None).into();
+        assert!(remedy(&full, Some(4_000_000), 0).contains("free space"));
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(owner(&folder.path().join("not/yet")), owner(folder.path()));
+        assert_eq!(owner(folder.path()), Some(own_user()));
     }
 
     #[test]

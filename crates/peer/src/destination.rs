@@ -22,6 +22,12 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use tokio::sync::Semaphore;
 
+/// What an address is kept for that is not of the global Internet, as in "private": no relay opens it unless its operator allows it.
+pub fn purpose(ip: IpAddr) -> Option<&'static str> {
+    let ip = ip.to_canonical();
+    special::purpose(ip).or_else(|| special::purpose(special::carried(ip)?.into()))
+}
+
 pub use dial::{DialError, Reason, dial_by, dial_tcp, resolve};
 
 /// Which destinations may be opened.

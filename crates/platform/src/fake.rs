@@ -36,6 +36,7 @@ pub struct FakeSteering {
     resolvers: Vec<(IpAddr, LinkMask)>,
     servers: Vec<IpAddr>,
     shut: Vec<(IpAddr, u16)>,
+    refused: Vec<IpAddr>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), Learnt>,
     classes: BTreeMap<AppId, Class>,
@@ -126,6 +127,7 @@ impl FakeSteering {
             Some(carry) => carry == Way::Redirect,
             None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
         };
+        let redirect = redirect && !self.refused.contains(&to.0);
         let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
         let wanted = params.straight || found.is_some_and(|rule| rule.straight == Straight::All);
         let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.shut.contains(&to);
@@ -302,6 +304,12 @@ impl Steering for FakeSteering {
     fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
         self.call("tell the kernel which hosts run Braid")?;
         (self.servers, self.shut) = (servers.to_vec(), shut.to_vec());
+        Ok(())
+    }
+
+    fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
+        self.call("tell the kernel what relays do not open")?;
+        self.refused = refused.to_vec();
         Ok(())
     }
 

@@ -354,6 +354,9 @@ pub trait Steering {
     /// Replaces the set of hosts that run Braid themselves, and of their services (ports) that are not to be had that way; at most 1024
     /// each, the first ones count.
     fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError>;
+    /// Replaces the set of destinations that no relay opens: what a rule or its class would have redirected goes direct there. At most 512,
+    /// the first ones count.
+    fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError>;
     /// Sets the class of process names not seen before.
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError>;
     /// Sets an application's class.

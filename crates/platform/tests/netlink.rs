@@ -117,6 +117,33 @@ fn links_are_followed_through_their_lives() {
 }
 
 #[test]
+fn regression_a_device_that_goes_down_is_not_waited_for() {
+    /// What other changes wait, so that one reading serves a burst of them.
+    const PAUSE: Duration = Duration::from_millis(20);
+    if !may_make_namespaces("a device that goes down") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
+    let told = |news: &mut News| {
+        until(news, "a link that is up", |network| has(network, "link0", |link| link.carrier));
+        let begin = Instant::now();
+        world.client.ip("link set dev link0 down");
+        until(news, "a link that is down", |network| has(network, "link0", |link| !link.carrier));
+        let after = begin.elapsed();
+        world.client.ip("link set dev link0 up");
+        after
+    };
+    // A busy machine may hold up each of them, but not all.
+    let begin = Instant::now();
+    let mut soonest = told(&mut news);
+    while soonest >= PAUSE && begin.elapsed() < LIMIT {
+        soonest = soonest.min(told(&mut news));
+    }
+    assert!(soonest < PAUSE, "it was told after {soonest:?} at best");
+}
+
+#[test]
 fn resolvers_that_a_router_advertises_are_followed() {
     if !may_make_namespaces("router advertisements") {
         return;

@@ -286,6 +286,12 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         steering.set_servers(&[], &[]).unwrap();
         fetch(addr("203.0.113.10:80"), 1000);
         assert_eq!(taker.taken().len(), 5);
+        params.rules = vec![SteerRule { matching: to(80), carry: Some(Way::Redirect), ..Default::default() }];
+        set(&mut steering, &params);
+        steering.set_refused(&[servers[0]]).unwrap();
+        fetch(addr("203.0.113.10:80"), 1000);
+        steering.set_refused(&[]).unwrap();
+        assert_eq!(told(&mut TcpStream::connect("203.0.113.10:80").unwrap()), addr("203.0.113.10:80"), "a relay may open it again");
     });
 }
 

@@ -109,10 +109,21 @@ impl<'a> Up<'a> {
     /// The same with more arguments.
     #[track_caller]
     pub fn start_told(lab: &'a Lab, config: &str, state_dir: &Path, more: &[&str]) -> Self {
+        Self::start_whole(lab, &[], config, state_dir, more)
+    }
+
+    /// The same by way of another program, as `unshare`.
+    #[track_caller]
+    pub fn start_by(lab: &'a Lab, wrapper: &[&str], config: &str, state_dir: &Path) -> Self {
+        Self::start_whole(lab, wrapper, config, state_dir, &[])
+    }
+
+    #[track_caller]
+    fn start_whole(lab: &'a Lab, wrapper: &[&str], config: &str, state_dir: &Path, more: &[&str]) -> Self {
         let home = lab.directory().join("braid");
         fs::create_dir_all(&home).unwrap();
         fs::write(home.join("braid.toml"), with_links(config)).unwrap();
-        let child = Self::command(lab, &home, state_dir).args(more).spawn().unwrap();
+        let child = Self::command(lab, wrapper, &home, state_dir).args(more).spawn().unwrap();
         let mut up = Self { lab, child, home };
         eventually("braid up answers", || {
             let ended = up.child.try_wait().unwrap();
@@ -122,8 +133,15 @@ impl<'a> Up<'a> {
         up
     }
 
-    fn command(lab: &Lab, home: &Path, state_dir: &Path) -> Command {
-        let mut command = lab.client().command(braid()).unwrap();
+    fn command(lab: &Lab, wrapper: &[&str], home: &Path, state_dir: &Path) -> Command {
+        let mut command = match wrapper {
+            [] => lab.client().command(braid()).unwrap(),
+            [program, words @ ..] => {
+                let mut command = lab.client().command(program).unwrap();
+                command.args(words).arg(braid());
+                command
+            }
+        };
         command.arg("up").arg("--config").arg(home.join("braid.toml")).arg("--state-dir").arg(state_dir);
         command.arg("--socket").arg(home.join("socket")).stdin(Stdio::null());
         let log = File::options().create(true).append(true).open(home.join("log")).unwrap();

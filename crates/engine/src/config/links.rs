@@ -6,8 +6,9 @@ use braid_decide::energy::Profiles;
 use braid_decide::policy::{LINK_KINDS, LinkMatcher, LinkRule, NAME_LIMIT, Pattern};
 use braid_model::{Bytes, LinkKind, Rate, Role};
 
+use super::findings::{Severity, nearest};
 use super::reader::{Section, Value};
-use super::{PROBE_MODES, energy, targets};
+use super::{PROBE_MODES, World, energy, targets};
 
 /// A `[[link]]` entry and where it stands.
 pub(super) struct LinkEntry {
@@ -18,11 +19,12 @@ pub(super) struct LinkEntry {
 const ROLES: [(&str, Role); 3] = [("normal", Role::Normal), ("backup", Role::Backup), ("excluded", Role::Excluded)];
 
 /// Reads all entries and looks for entries that never count.
-pub(super) fn entries(value: Value<'_>, profiles: &Profiles) -> Vec<LinkEntry> {
+pub(super) fn entries(value: Value<'_>, profiles: &Profiles, world: &World) -> Vec<LinkEntry> {
     let mut read: Vec<LinkEntry> = Vec::new();
     for value in value.list().unwrap_or_default() {
         let Some(section) = value.section("a [[link]] entry") else { continue };
         let Some(entry) = entry(section, profiles) else { continue };
+        absent(&value, &entry, world);
         if let Some(earlier) = read.iter().find(|earlier| covers(&earlier.rule.matcher, &entry.rule.matcher)) {
             let line = value.reader.line(&earlier.span);
             if earlier.rule.matcher == entry.rule.matcher {
@@ -36,6 +38,18 @@ pub(super) fn entries(value: Value<'_>, profiles: &Profiles) -> Vec<LinkEntry> {
         read.push(entry);
     }
     read
+}
+
+/// Warns of a name that no device bears now. A pattern says by itself that devices come and go, and a start may be before them.
+fn absent(value: &Value<'_>, entry: &LinkEntry, world: &World) {
+    let Some(name) = entry.rule.matcher.name.as_ref().filter(|name| !name.as_str().contains('*')) else { return };
+    if !world.strict || world.devices.is_empty() || world.devices.iter().any(|device| name.matches(device)) {
+        return;
+    }
+    let devices = world.devices.iter().map(String::as_str).filter(|device| *device != "lo");
+    let remedy = "leave it as it is if the device comes later: the entry counts once it is there".to_owned();
+    let reason = format!("no device is called {name} now");
+    value.reader.note(Severity::Warning, &entry.span, reason, nearest(name.as_str(), devices), Some(remedy));
 }
 
 fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {

@@ -168,7 +168,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.energy_profiles = Some(path);
         config.profiles.extend(profiles);
     }
-    let links = section.take("link").map(|value| links::entries(value, &config.profiles)).unwrap_or_default();
+    let links = section.take("link").map(|value| links::entries(value, &config.profiles, world)).unwrap_or_default();
     let exclude = section.take("exclude").and_then(|value| value.section("[exclude]"));
     config.policy.exclude = exclude.map(|exclude| apps::exclusions(exclude, world)).unwrap_or_default();
     config.policy.apps = section.take("app").map(|value| apps::entries(value, &links, &config.policy.exclude, world)).unwrap_or_default();

@@ -79,7 +79,7 @@ fn a_relay_that_was_not_joined_is_told_with_the_nearest_name() {
 /// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"a\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n";
+    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n";
     let findings = refused(wrong);
     assert_eq!(findings.len(), 9, "{findings:#?}");
     let example = all_on();
@@ -208,6 +208,18 @@ fn a_start_takes_names_this_machine_does_not_have() {
     // Said of a link to come, it is in order.
     let config = parse("[[link]]\nname = \"usb*\"\n[[app]]\nmatch = { port = 1 }\nlinks = [\"usb0\"]\n");
     assert_eq!(config.warnings, []);
+}
+
+#[test]
+fn regression_a_link_that_no_device_bears_is_warned_of() {
+    let text = "[[link]]\nname = \"wlan7\"\n[[link]]\nname = \"usb*\"\n[[link]]\nname = \"eth0\"\n";
+    let [warning] = &parse(text).warnings[..] else { panic!("{:?}", parse(text).warnings) };
+    assert_eq!((warning.line, warning.nearest.as_deref(), warning.severity), (1, Some("wlan0"), Severity::Warning));
+    assert!(warning.reason.contains("no device is called wlan7 now"), "{warning}");
+    let start = World { strict: false, ..world() };
+    assert_eq!(Config::parse("f", text, &start).unwrap().warnings, [], "it may come after the start");
+    let unknown = World { devices: Vec::new(), ..world() };
+    assert_eq!(Config::parse("f", text, &unknown).unwrap().warnings, []);
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub struct BondPolicy {
     pub urgent: bool,
     /// The only peer that may carry it.
     pub relay: Option<String>,
+    /// Relays that do not open its destination.
+    pub refusing: Vec<String>,
 }
 
 impl<S: Steering> Core<S> {
@@ -45,7 +47,15 @@ impl<S: Steering> Core<S> {
     /// run are not touched.
     pub fn set_peer_ready(&mut self, now: Time, name: &str, ready: bool) -> Result<(), SteeringError> {
         let changed = if ready { self.peers.insert(name.to_owned()) } else { self.peers.remove(name) };
-        if changed { self.update_params(now) } else { Ok(()) }
+        if !changed {
+            return Ok(());
+        }
+        if ready {
+            // Its operator may have allowed more meanwhile.
+            self.refusals.forget(name);
+        }
+        let told = self.update_refused(now);
+        self.update_params(now).and(told)
     }
 
     /// The links that bonds may use now, by slot.
@@ -66,8 +76,9 @@ impl<S: Steering> Core<S> {
         self.links.values().filter(|link| link.refused.is_none() && link.rule.role != Role::Excluded).map(view).collect()
     }
 
-    /// What the policy says of a redirected connection: φ, Π as slots, over how many links each packet is to go, and the relay it must use.
-    pub fn bond_policy(&self, flow: &RedirectedFlow) -> BondPolicy {
+    /// What the policy says of a redirected connection: φ, Π as slots, over how many links each packet is to go, the relay it must use, and
+    /// those that are of no use.
+    pub fn bond_policy(&self, now: Time, flow: &RedirectedFlow) -> BondPolicy {
         let rule = self.rule_of(flow);
         let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
@@ -82,6 +93,7 @@ impl<S: Steering> Core<S> {
             copies: self.copies(rule, flow.class == Class::RealTime),
             urgent: flow.class == Class::RealTime,
             relay: rule.and_then(|rule| rule.relay.clone()),
+            refusing: self.refusing(now, flow.remote.ip()),
         }
     }
 

@@ -8,7 +8,7 @@ use braid_decide::connection::{Board, LinkMask, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
 use braid_decide::steer::{self, Verdict};
 use braid_model::{Affinity, Bytes, Class, Direction, Family, Protocol, Time};
-use braid_platform::steering::{FlowRow, Steering};
+use braid_platform::steering::{AppId, FlowRow, Learnt, Steering};
 
 use super::Core;
 use super::views::{affinity_name, matcher_text};
@@ -44,7 +44,7 @@ impl<S: Steering> Core<S> {
         }
         let question = self.question(request)?;
         let explanation = self.answer(now, &question, &board);
-        Ok(self.or_bonded(explanation, question.destination, question.port))
+        Ok(self.or_bonded(now, explanation, question.destination, question.port))
     }
 
     fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {
@@ -196,7 +196,14 @@ impl<S: Steering> Core<S> {
         let class = ids.iter().find_map(|id| self.apps.get(id)).map(|met| met.class);
         let class = class.unwrap_or_else(|| braid_decide::class::by_name(&question.name).unwrap_or_default());
         let learnt = self.steering.learnt().unwrap_or_default();
-        match learnt.iter().filter(|known| known.port == question.port && ids.contains(&known.app)).max_by_key(|known| known.count) {
+        // What was learnt in an earlier life is known before the program is met in this one.
+        let exe = question.exe.as_deref().and_then(|exe| self.names.executable(Path::new(exe)));
+        let recalled = |app: &AppId| match &question.exe {
+            Some(_) => exe.is_some_and(|exe| app.exe == exe),
+            None => app.name == question.name,
+        };
+        let fits = |known: &&Learnt| known.port == question.port && (ids.contains(&known.app) || recalled(&known.app));
+        match learnt.iter().filter(fits).max_by_key(|known| known.count) {
             Some(known) if known.up > known.down => (known.down + known.up, Direction::Up, class),
             Some(known) => (known.down + known.up, Direction::Down, class),
             None => (self.config.policy.default_demand, Direction::Down, class),

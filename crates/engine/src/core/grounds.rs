@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use braid_api::{Explanation, Outcome};
 use braid_decide::policy::AppRule;
-use braid_model::{Bytes, Class, Direction};
+use braid_model::{Bytes, Class, Direction, Time};
 use braid_platform::steering::{RedirectedFlow, Steering, Way};
 
 use super::views::matcher_text;
@@ -44,7 +44,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// What becomes of a flow to come, whose link is explained: it may go to a peer instead, or would if one could be reached.
-    pub(super) fn or_bonded(&self, mut explanation: Explanation, destination: IpAddr, port: u16) -> Explanation {
+    pub(super) fn or_bonded(&self, now: Time, mut explanation: Explanation, destination: IpAddr, port: u16) -> Explanation {
         let Some(params) = self.params.as_ref().filter(|_| explanation.outcome == Outcome::Steered) else { return explanation };
         let place = explanation.rule.map(|rule| rule as usize - 1);
         let rule = place.and_then(|place| self.config.policy.apps.get(place));
@@ -54,10 +54,15 @@ impl<S: Steering> Core<S> {
         let turned = way == Some(Way::Redirect) || way.is_none() && by_class;
         if turned && asks_link {
             explanation.reason += "; it asks a link's own resolver, which no peer can do for it";
+        } else if turned && let Some(refused) = self.why_refused(now, rule, destination) {
+            explanation.reason += &format!("; {}, but {refused}, so it goes direct", reason(rule));
         } else if turned {
             let alone = explanation.link.take().map(|link| format!("; direct, it would go over {link}: {}", explanation.reason));
             explanation.reason = format!("{}{}", reason(rule), alone.unwrap_or_default());
-            explanation.peer = rule.and_then(|rule| rule.relay.clone()).or_else(|| self.peers.first().cloned());
+            explanation.peer = rule.and_then(|rule| rule.relay.clone()).or_else(|| {
+                let refusing = self.refusing(now, destination);
+                self.peers.iter().find(|relay| !refusing.contains(relay)).cloned()
+            });
             explanation.outcome = Outcome::Bonded;
             explanation.runner_up = None;
         } else if let Some(rule) = rule.filter(|rule| rule.carry.needs_peer()) {

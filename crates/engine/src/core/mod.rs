@@ -14,6 +14,7 @@ mod link;
 mod living;
 mod network;
 mod params;
+mod refused;
 mod rules;
 mod slots;
 mod vi;
@@ -27,6 +28,7 @@ use braid_decide::detection::Detection;
 use braid_decide::energy::PowerFit;
 use braid_decide::health::Outcome;
 use braid_decide::policy::ProbeTarget;
+use braid_decide::refusals::Refusals;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
@@ -125,6 +127,10 @@ pub struct Core<S> {
     /// What the kernel was told of them, and when to look at that again.
     servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
     servers_due: Option<Time>,
+    /// What relays do not open, what the kernel was told of that, and when to look at that again.
+    refusals: Refusals,
+    refused: Vec<IpAddr>,
+    refused_due: Option<Time>,
     /// The link that takes all flows, where the scheduler wants one.
     handover: Handover,
     /// What links were found to need, from the battery's own power.
@@ -167,6 +173,9 @@ impl<S: Steering> Core<S> {
             detection_trouble: None,
             servers: Default::default(),
             servers_due: None,
+            refusals: Refusals::default(),
+            refused: Vec::new(),
+            refused_due: None,
             handover,
             fit: PowerFit::default(),
             started: now,
@@ -309,6 +318,7 @@ impl<S: Steering> Core<S> {
         self.note_deaths(now);
         self.find_stuck(now);
         self.age_servers(now)?;
+        self.age_refusals(now)?;
         self.update_params(now)
     }
 

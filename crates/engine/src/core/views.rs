@@ -59,6 +59,13 @@ impl<S: Steering> Core<S> {
                 warnings.push(format!("every link is judged dead in {family}: all are treated as up until one answers"));
             }
         }
+        if !self.links.is_empty() && self.links.values().all(|link| link.rule.role == Role::Excluded) {
+            let names: Vec<&str> = self.links.values().map(|link| link.facts.name.as_str()).collect();
+            warnings.push(format!(
+                "every link is excluded by its [[link]] entry ({}): nothing is steered; take role = \"excluded\" from one",
+                names.join(", ")
+            ));
+        }
         warnings.extend(self.server_warnings());
         warnings
     }

@@ -18,7 +18,15 @@ impl Daemon<'_> {
     /// Something happened to a peer.
     pub(super) fn on_change(&mut self, change: Change) -> Result<(), SteeringError> {
         match change {
-            Change::Relay { name, ready } => {
+            Change::Left { name } => {
+                if !self.peers.is_joined(&name) {
+                    self.note("peer", "info", format!("the relay {name} was left"));
+                }
+                self.core.set_peer_ready(now(), &name, false)
+            }
+            // The end of a session that was replaced says nothing of the one that took its place.
+            Change::Relay { name, session, .. } if !self.peers.is_current(&name, session) => Ok(()),
+            Change::Relay { name, ready, .. } => {
                 tracing::info!(peer = name, ready, "a peer can be reached, or not any more");
                 match ready {
                     true => self.note("peer", "info", format!("the relay {name} can be reached")),
@@ -42,6 +50,14 @@ impl Daemon<'_> {
                 self.keep_pins();
                 done
             }
+            Change::Refused { name, host } => {
+                let news = self.core.on_refused(now(), &name, host)?;
+                if let Some(text) = news {
+                    tracing::info!("{text}");
+                    self.note("peer", "warning", text);
+                }
+                Ok(())
+            }
             Change::Server { host, news } => {
                 tracing::info!(%host, ?news, "news of the bond to a server");
                 if news == ServerNews::AnotherKey {
@@ -61,7 +77,7 @@ impl Daemon<'_> {
             Arrival::Connection(redirected) => &redirected.flow,
             Arrival::Datagram(_, facts, _) => facts,
         };
-        let (policy, application) = (self.core.bond_policy(facts), self.core.application_of(facts));
+        let (policy, application) = (self.core.bond_policy(now(), facts), self.core.application_of(facts));
         let server = self.core.server_of(now(), facts);
         let (id, grounds) = (facts.id.0, self.core.grounds(facts, server.is_some()));
         // A bond may be about to begin.

@@ -83,8 +83,16 @@ struct Opened {
     state: watch::Receiver<State>,
     /// To be let go of soon: the last one who holds it holds the bond.
     client: Client,
-    /// Where it goes straight to its server.
-    straight: Option<Straight>,
+    /// Who is at its other end, and hears what became of it.
+    far: Far,
+}
+
+/// Who a flow was given to.
+enum Far {
+    /// Its server itself.
+    Server(Straight),
+    /// A relay, by its name.
+    Relay { name: String, host: IpAddr, changes: mpsc::UnboundedSender<Change> },
 }
 
 struct Straight {
@@ -107,7 +115,7 @@ impl Opened {
     async fn outcome(&mut self) -> Outcome {
         let _ = tokio::time::timeout(PATIENCE, self.state.wait_for(|state| *state != State::Connecting)).await.map(drop);
         if *self.state.borrow() != State::Up {
-            if let Some(straight) = &self.straight {
+            if let Far::Server(straight) = &self.far {
                 straight.tell(ServerNews::Lost);
             }
             return Outcome::Direct;
@@ -118,11 +126,26 @@ impl Opened {
             _ = self.state.wait_for(|state| *state != State::Up) => return Outcome::Direct,
             () = self.client.unanswered() => return Outcome::Direct,
         };
-        match (opened, &self.straight) {
+        match (opened, &self.far) {
             (Ok(()), _) => Outcome::Open,
-            (Err(end), None) => Outcome::Failed(end),
-            (Err(end), Some(straight)) => straight.judge(end),
+            (Err(end), Far::Relay { name, host, changes }) => {
+                if end.0 == codes::NOT_OPENED {
+                    let _ = changes.send(Change::Refused { name: name.clone(), host: *host });
+                }
+                judge_relayed(end)
+            }
+            (Err(end), Far::Server(straight)) => straight.judge(end),
         }
+    }
+}
+
+/// A relay that will not, or has no way there, must not be the program's trouble: the links may have one. What the destination itself
+/// says, the program is to see.
+fn judge_relayed(end: FlowEnd) -> Outcome {
+    match end.0 {
+        codes::NOT_OPENED | codes::BUSY | codes::QUOTA => Outcome::Direct,
+        code if code == libc::ENETUNREACH as u64 => Outcome::Direct,
+        _ => Outcome::Failed(end),
     }
 }
 
@@ -160,14 +183,12 @@ impl Peers {
     ) -> Option<Opened> {
         let host = facts.remote.ip();
         let bonded = server.and_then(|key| self.bond_with(host, key));
-        let (client, peer, straight) = match bonded {
-            Some(client) => {
-                let straight = Straight { host, port: facts.remote.port(), changes: self.changes.clone() };
-                (client, host.to_string(), Some(straight))
-            }
+        let changes = self.changes.clone();
+        let (client, peer, far) = match bonded {
+            Some(client) => (client, host.to_string(), Far::Server(Straight { host, port: facts.remote.port(), changes })),
             None => {
-                let (client, name) = self.relay(policy.relay.as_deref())?;
-                (client, name, None)
+                let (client, name) = self.relay(policy)?;
+                (client, name.clone(), Far::Relay { name, host, changes })
             }
         };
         let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
@@ -190,7 +211,7 @@ impl Peers {
             ruled: policy.links,
         };
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, carried);
-        Some(Opened { flow, state: client.state(), client, straight })
+        Some(Opened { flow, state: client.state(), client, far })
     }
 
     fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
@@ -198,10 +219,10 @@ impl Peers {
         self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))
     }
 
-    /// A relay that can be reached, and its name.
-    fn relay(&self, name: Option<&str>) -> Option<(Client, String)> {
-        let up = |known: &&super::Known| *known.client.state().borrow() == State::Up;
-        let known = match name {
+    /// A relay that can be reached and may open the flow's destination, and its name.
+    fn relay(&self, policy: &BondPolicy) -> Option<(Client, String)> {
+        let up = |known: &&super::Known| known.is_up() && !policy.refusing.contains(&known.stored.name);
+        let known = match &policy.relay {
             Some(name) => self.known.get(name).filter(up),
             None => self.known.values().find(up),
         }?;

@@ -8,7 +8,7 @@ use braid_bond::PathState;
 use braid_carry::client::State;
 use braid_model::{Direction, Time};
 
-use super::{Carried, Peers, state_name};
+use super::{Carried, Peers, state_name, why_no_path};
 use crate::core::Grounds;
 
 impl Peers {
@@ -34,13 +34,21 @@ impl Peers {
         let used: Vec<String> = paths.iter().filter(|share| share.share > Some(0.0)).map(in_words).collect();
         let used =
             if used.is_empty() { "no byte of it has arrived yet".to_owned() } else { format!("its bytes went over {}", used.join(", ")) };
-        let moved = if carried.policy.links != carried.ruled { "; it was moved by order, and keeps off other links" } else { "" };
+        let over = match carried.policy.links != carried.ruled {
+            true => {
+                let ordered = self.links.iter().filter(|link| carried.policy.links >> link.slot & 1 == 1);
+                let ordered: Vec<&str> = ordered.map(|link| link.device.as_str()).collect();
+                let gone = "a link that is gone";
+                format!("by order over {} only", if ordered.is_empty() { gone.to_owned() } else { ordered.join(" and ") })
+            }
+            false => "over every link it may use".to_owned(),
+        };
         Some(Explanation {
             subject: format!("{} to {}", carried.application, carried.remote),
             outcome: Outcome::Bonded,
             link: None,
             runner_up: None,
-            reason: format!("{why}: {} carries it since {age:.1} s, over every link it may use{copies}{moved}; {used}", carried.peer),
+            reason: format!("{why}: {} carries it since {age:.1} s, {over}{copies}; {used}", carried.peer),
             rule: grounds.and_then(|grounds| grounds.rule),
             rule_text: grounds.and_then(|grounds| grounds.rule_text.clone()),
             scheduler: scheduler.to_owned(),
@@ -54,7 +62,7 @@ impl Peers {
         })
     }
 
-    /// Every link that has a path or has carried some of the flow.
+    /// Every link, and those that are gone but have carried some of the flow.
     fn shares(&self, carried: &Carried) -> Vec<Share> {
         let client = self.known.get(&carried.peer).map(|known| &known.client).or_else(|| self.servers.client(&carried.peer));
         let up = client.is_some_and(|client| *client.state().borrow() == State::Up);
@@ -74,6 +82,9 @@ impl Peers {
                 best.insert(path.link, path);
             }
         }
+        for link in &self.links {
+            links.entry(link.slot as u8).or_insert_with(|| empty(link.slot as u8));
+        }
         for (link, path) in &best {
             let share = links.entry(*link).or_insert_with(|| empty(*link));
             share.state = Some(state_name(path).to_owned());
@@ -88,7 +99,11 @@ impl Peers {
                 _ if !share.allowed && carried.ruled & 1 << link != 0 => Some("it was moved to another link by order".to_owned()),
                 _ if !share.allowed => Some("its rule does not name it".to_owned()),
                 _ if !up => Some("the peer cannot be reached now: what is on the way waits".to_owned()),
-                None => Some("no path to the peer over it".to_owned()),
+                None => {
+                    let known = self.links.iter().find(|known| known.slot == usize::from(*link));
+                    let why = known.and_then(|known| why_no_path(known, &carried.peer, &[]));
+                    Some(format!("no path over it: {}", why.as_deref().unwrap_or("the link is gone")))
+                }
                 Some(path) if path.backup => Some("used only while no other is good".to_owned()),
                 Some(path) if path.state != PathState::Good => Some(format!("the path over it is {}", state_name(path))),
                 Some(_) => None,

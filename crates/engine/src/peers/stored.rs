@@ -32,24 +32,42 @@ pub(crate) enum NotInvited {
     Name,
     #[error("another peer is called {0} already: give this one another name with --name")]
     Taken(String),
+    #[error(
+        "this relay is joined as {0} already: leave --name out to renew that, or say \"braid leave {0}\" first to give it another name (rules \
+         with relay = \"{0}\" name it so)"
+    )]
+    Joined(String),
 }
 
+/// The most addresses that are kept of a peer.
+const MOST_ADDRESSES: usize = 16;
+
 impl Stored {
-    /// The peer of an invitation's line, under `name`, else under the name that it has among `known`, else under its host.
+    /// The peer of an invitation's line, under `name`, else under the name that it has among `known`, else under its host. One that is
+    /// known keeps its addresses of before behind the new ones, of which none may answer.
     pub(crate) fn invited<'a>(line: &str, name: Option<&str>, known: impl Iterator<Item = &'a Self> + Clone) -> Result<Self, NotInvited> {
         let invite = Invite::parse(line.trim()).map_err(|error| NotInvited::Line(error.to_string()))?;
         let key = invite.relay.to_string();
         let host = invite.addresses().first().map(|address| address.to_string()).unwrap_or_default();
         let host = host.rsplit_once(':').map_or(host.clone(), |(host, _)| host.trim_matches(['[', ']']).to_owned());
-        let same = known.clone().find(|stored| stored.key == key).map(|stored| stored.name.clone());
-        let name = name.map(str::to_owned).or(same).unwrap_or(host);
+        let same = known.clone().find(|stored| stored.key == key);
+        if let Some(same) = same.filter(|same| name.is_some_and(|name| name != same.name)) {
+            return Err(NotInvited::Joined(same.name.clone()));
+        }
+        let name = name.map(str::to_owned).or(same.map(|same| same.name.clone())).unwrap_or(host);
         if name.is_empty() || name.len() > 64 || name.chars().any(|letter| letter.is_control() || letter.is_whitespace()) {
             return Err(NotInvited::Name);
         }
         if known.clone().any(|stored| stored.name == name && stored.key != key) {
             return Err(NotInvited::Taken(name));
         }
-        let addresses = invite.addresses().iter().map(ToString::to_string).collect();
+        let mut addresses: Vec<String> = invite.addresses().iter().map(ToString::to_string).collect();
+        for before in same.into_iter().flat_map(|same| &same.addresses) {
+            if !addresses.contains(before) {
+                addresses.push(before.clone());
+            }
+        }
+        addresses.truncate(MOST_ADDRESSES);
         Ok(Self { name, addresses, key, token: Some(*invite.token.reveal()) })
     }
 
@@ -81,4 +99,30 @@ pub(crate) fn write(dir: &Path, all: &[&Stored]) -> io::Result<()> {
     file.write_all(&text)?;
     file.sync_all()?;
     fs::rename(&fresh, dir.join(FILE))
+}
+
+#[cfg(test)]
+mod tests {
+    use braid_peer::invite::Token;
+    use braid_peer::keys::KeyPair;
+
+    use super::*;
+
+    #[test]
+    fn regression_another_invitation_of_a_known_relay_costs_none_of_its_addresses() {
+        let key = KeyPair::generate().unwrap().public();
+        let line = |address: &str| Invite::new(key, Token::generate().unwrap(), vec![address.parse().unwrap()], None).unwrap().to_line();
+        let first = Stored::invited(&line("203.0.113.20:5757"), Some("home"), [].iter()).unwrap();
+        let known = [first];
+        let second = Stored::invited(&line("192.0.2.9:5757"), None, known.iter()).unwrap();
+        assert_eq!(
+            (second.name.as_str(), &second.addresses[..]),
+            ("home", &["192.0.2.9:5757".to_owned(), "203.0.113.20:5757".to_owned()][..])
+        );
+        let known = [second];
+        let third = Stored::invited(&line("203.0.113.20:5757"), Some("home"), known.iter()).unwrap();
+        assert_eq!(third.addresses, ["203.0.113.20:5757", "192.0.2.9:5757"], "each once, the newest first");
+        let renamed = Stored::invited(&line("192.0.2.9:5757"), Some("far"), known.iter());
+        assert!(matches!(renamed, Err(NotInvited::Joined(name)) if name == "home"));
+    }
 }

@@ -172,6 +172,9 @@ mod tests {
         assert_eq!(read(&place).unwrap().len(), 1);
         let error = join_at(&place, &super::tests::line(), Some("home")).unwrap_err().to_string();
         assert!(error.contains("home already"), "{error}");
+        let again = join_at(&place, &line, Some("work")).unwrap_err().to_string();
+        assert!(again.contains("joined as home") && again.contains("braid leave home"), "{again}");
+        assert_eq!(read(&place).unwrap()[0].name, "home");
         assert!(join_at(&place, "nonsense", None).is_err());
     }
 }

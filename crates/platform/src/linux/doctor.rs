@@ -5,7 +5,8 @@ use std::fs;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
-use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot};
+use braid_decide::policy::{LinkRule, Pattern};
+use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, Role};
 
 use crate::linux::netlink;
 
@@ -39,15 +40,17 @@ pub struct Check {
     pub needed_by_run: bool,
 }
 
-/// Looks at everything, what weighs most first. `state_dir` is where the daemon would keep what it learns.
-pub fn examine(state_dir: &Path) -> Vec<Check> {
+/// Looks at everything, what weighs most first. `state_dir` is where the daemon would keep what it learns, `rules` are the configuration's
+/// `[[link]]` entries.
+pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
     let root = Path::new("/");
     let mut checks = vec![
         kernel(&read(root, "proc/sys/kernel/osrelease")),
         privilege(&read(root, "proc/self/status")),
-        networks(),
+        networks(rules),
         btf(root),
         cgroups(&read(root, "proc/self/mountinfo")),
+        own_group(&read(root, "proc/self/cgroup")),
         seccomp(&read(root, "proc/sys/kernel/seccomp/actions_avail")),
         bind_device(),
         reverse_path(root),
@@ -97,37 +100,62 @@ fn privilege(status: &str) -> Check {
 }
 
 /// What there is to choose from.
-fn networks() -> Check {
+fn networks(rules: &[LinkRule]) -> Check {
     match netlink::snapshot(&netlink::Files::default()) {
-        Ok(network) => links(&network),
+        Ok(network) => links(&network, rules),
         Err(error) => check("links", NEITHER, Standing::Unknown, error.to_string(), None),
     }
 }
 
-fn links(network: &NetworkSnapshot) -> Check {
+fn links(network: &NetworkSnapshot, rules: &[LinkRule]) -> Check {
     let usable = |facts: &LinkFacts| Family::ALL.iter().any(|family| facts.usable(*family));
+    let rule = |facts: &LinkFacts| rules.iter().find(|rule| rule.matcher.matches(facts));
+    let excluded = |facts: &LinkFacts| rule(facts).is_some_and(|rule| rule.role == Role::Excluded);
     let real = |facts: &LinkFacts| matches!(facts.kind, LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular);
+    let candidate = |facts: &LinkFacts| (real(facts) || rule(facts).is_some()) && !excluded(facts);
     let devices = || network.interfaces.iter().filter(|facts| facts.kind != LinkKind::Loopback);
     let names =
         |wanted: &dyn Fn(&LinkFacts) -> bool| devices().filter(|facts| wanted(facts)).map(|facts| facts.name.clone()).collect::<Vec<_>>();
-    let ready = names(&|facts| real(facts) && usable(facts));
-    let routeless = names(&|facts| real(facts) && facts.carrier && !facts.addresses.is_empty() && !usable(facts));
-    let unnamed = names(&|facts| !real(facts) && usable(facts));
-    if ready.len() > 1 {
-        return check("links", NEITHER, Standing::Ok, ready.join(", "), None);
+    let ready = names(&|facts| candidate(facts) && usable(facts));
+    let routeless = names(&|facts| candidate(facts) && facts.carrier && !facts.addresses.is_empty() && !usable(facts));
+    let down = names(&|facts| candidate(facts) && rule(facts).is_some() && !facts.carrier);
+    let unnamed = names(&|facts| !real(facts) && usable(facts) && rule(facts).is_none());
+    let kept_out = names(&|facts| usable(facts) && excluded(facts));
+    let absent = rules.iter().filter_map(|rule| rule.matcher.name.as_ref()).map(Pattern::as_str);
+    let absent = absent.filter(|name| !name.contains('*') && !network.interfaces.iter().any(|facts| facts.name == *name));
+    let absent: Vec<String> = absent.map(str::to_owned).collect();
+    let mut found = match &ready[..] {
+        [] if !kept_out.is_empty() => format!("every network is excluded by the configuration: {}", kept_out.join(", ")),
+        [] => "no wired, wireless or cellular interface has an address and a default route".to_owned(),
+        [only] => format!("only {only}: with one network there is nothing to choose"),
+        several => several.join(", "),
+    };
+    for (which, what) in [(&down, "without carrier"), (&absent, "named by the configuration, and not there")] {
+        if !which.is_empty() {
+            found += &format!("; {what}: {}", which.join(", "));
+        }
     }
-    let found = match ready.first() {
-        Some(only) => format!("only {only}: with one network there is nothing to choose"),
-        None => "no wired, wireless or cellular interface has an address and a default route".to_owned(),
-    };
-    let remedy = if !routeless.is_empty() {
-        format!("{} has no default route: let its DHCP or your network manager set one (`ip route` shows them)", routeless.join(", "))
-    } else if !unnamed.is_empty() {
-        format!("a virtual device or VPN is a link only if a [[link]] entry of the configuration names it: {}", unnamed.join(", "))
+    let remedy = if !absent.is_empty() {
+        Some(format!("look whether the [[link]] entry for {} is spelt as `ip link` spells the device", absent.join(", ")))
+    } else if ready.len() > 1 {
+        None
+    } else if !routeless.is_empty() {
+        Some(format!("{} has no default route: let its DHCP or your network manager set one (`ip route` shows them)", routeless.join(", ")))
+    } else if !down.is_empty() {
+        Some(format!("connect {}: a cable, the Wi-Fi's key; it is noticed within a second", down.join(", ")))
+    } else if !kept_out.is_empty() {
+        Some(format!("take role = \"excluded\" from the [[link]] entry of {}, then `braid reload`", kept_out.join(" or ")))
+    } else if let Some(first) = unnamed.first() {
+        Some(format!(
+            "a virtual device or VPN ({}) is a link only if the configuration names it: write two lines, [[link]] and name = \"{first}\", for \
+             each that is to be one, then `braid reload`",
+            unnamed.join(", ")
+        ))
     } else {
-        "connect another network: a cable, Wi-Fi, a phone by USB; it is noticed within a second".to_owned()
+        Some("connect another network: a cable, Wi-Fi, a phone by USB; it is noticed within a second".to_owned())
     };
-    check("links", NEITHER, Standing::Warning, found, Some(&remedy))
+    let standing = if remedy.is_none() { Standing::Ok } else { Standing::Warning };
+    check("links", NEITHER, standing, found, remedy.as_deref())
 }
 
 fn btf(root: &Path) -> Check {
@@ -155,6 +183,21 @@ fn cgroup2_mount(mountinfo: &str) -> Option<PathBuf> {
         let (before, after) = line.split_once(" - ")?;
         (after.split(' ').next() == Some("cgroup2")).then(|| before.split(' ').nth(4).map(PathBuf::from))?
     })
+}
+
+/// Whether what is started from here lies under the root that a daemon of this system hooks: /proc/self/cgroup (cgroup_namespaces(7))
+/// tells a group outside of it by leading `..`.
+fn own_group(groups: &str) -> Check {
+    let Some(path) = groups.lines().find_map(|line| line.strip_prefix("0::")) else {
+        return check("control group", NEITHER, Standing::Unknown, "this process's cannot be read", None);
+    };
+    if path == "/.." || path.starts_with("/../") {
+        let remedy = "start programs from a shell inside: in a container `machinectl shell` or `docker exec`, else a login; one that entered \
+                      by nsenter stays outside";
+        let found = format!("this shell's, {path}, lies outside the tree that `braid up` hooks here: what it starts is not steered");
+        return check("control group", NEITHER, Standing::Warning, found, Some(remedy));
+    }
+    check("control group", NEITHER, Standing::Ok, format!("{path}: what this shell starts can be steered"), None)
 }
 
 fn seccomp(actions: &str) -> Check {
@@ -244,6 +287,7 @@ fn others(root: &Path) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use braid_decide::policy::LinkMatcher;
 
     #[test]
     fn old_kernels_are_refused() {
@@ -284,7 +328,10 @@ mod tests {
             },
             resolvers: vec![],
         };
-        let examined = |devices: Vec<LinkFacts>| links(&NetworkSnapshot { interfaces: devices, ..NetworkSnapshot::default() });
+        let with = |rules: &[LinkRule], devices: Vec<LinkFacts>| {
+            links(&NetworkSnapshot { interfaces: devices, ..NetworkSnapshot::default() }, rules)
+        };
+        let examined = |devices| with(&[], devices);
         let both = examined(vec![device("eth0", LinkKind::Wired, true), device("wlan0", LinkKind::Wireless, true)]);
         assert!(both.standing == Standing::Ok && both.found == "eth0, wlan0");
         let one = examined(vec![device("lo", LinkKind::Loopback, true), device("eth0", LinkKind::Wired, true)]);
@@ -292,8 +339,35 @@ mod tests {
         let routeless = examined(vec![device("eth0", LinkKind::Wired, true), device("usb0", LinkKind::Wired, false)]);
         assert!(routeless.standing == Standing::Warning && routeless.remedy.unwrap().contains("usb0 has no default route"));
         let bridge = examined(vec![device("br0", LinkKind::Virtual, true)]);
-        assert!(bridge.found.contains("no wired") && bridge.remedy.unwrap().contains("names it: br0"));
+        assert!(bridge.found.contains("no wired") && bridge.remedy.unwrap().contains("name = \"br0\""));
+        let named = |name: &str, role| {
+            let matcher = LinkMatcher { name: Some(Pattern::new(name)), ..LinkMatcher::default() };
+            LinkRule { matcher, role, ..LinkRule::default() }
+        };
+        let veths = || vec![device("up0", LinkKind::Virtual, true), device("up1", LinkKind::Virtual, true)];
+        let both = with(&[named("up0", Role::Normal), named("up1", Role::Backup)], veths());
+        assert!(both.standing == Standing::Ok && both.found == "up0, up1", "{both:?}");
+        let typo = with(&[named("up*", Role::Normal), named("up7", Role::Normal)], veths());
+        assert!(typo.standing == Standing::Warning && typo.found.contains("up0, up1; named by the configuration, and not there: up7"));
+        let mut cut = veths();
+        cut[0].carrier = false;
+        cut[0].gateways = braid_model::PerFamily::default();
+        let one = with(&[named("up0", Role::Normal), named("up1", Role::Normal)], cut);
+        assert!(
+            one.found.contains("only up1") && one.found.contains("without carrier: up0") && one.remedy.unwrap().contains("connect up0")
+        );
+        let none = with(&[named("up*", Role::Excluded)], veths());
+        assert!(none.found.contains("excluded by the configuration: up0, up1") && none.remedy.is_some());
         assert!(examined(vec![]).remedy.is_some());
+    }
+
+    #[test]
+    fn regression_a_shell_outside_the_hooked_tree_is_told() {
+        let outside = own_group("13:cpu:/\n0::/../../user.slice/session-1.scope\n");
+        assert!(outside.standing == Standing::Warning && outside.found.contains("not steered") && outside.remedy.is_some(), "{outside:?}");
+        assert_eq!(own_group("0::/..\n").standing, Standing::Warning);
+        assert_eq!(own_group("0::/user.slice/..strange\n").standing, Standing::Ok);
+        assert_eq!((own_group("0::/\n").standing, own_group("").standing), (Standing::Ok, Standing::Unknown));
     }
 
     #[test]
@@ -335,6 +409,6 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_examined() {
-        assert!(examine(Path::new("/var/lib/braid")).len() >= 11);
+        assert!(examine(Path::new("/var/lib/braid"), &[]).len() >= 11);
     }
 }

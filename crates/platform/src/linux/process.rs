@@ -39,6 +39,15 @@ pub fn exe_path(process: u32) -> Option<PathBuf> {
     Some(text.strip_suffix(" (deleted)").map_or(path.clone(), PathBuf::from))
 }
 
+/// The number of the kernel's own namespace of processes (`PROC_PID_INIT_INO`).
+const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// The number of this process's namespace of processes; 0 for the kernel's own, or where it cannot be told.
+pub fn own_namespace() -> u32 {
+    let number = fs::metadata("/proc/self/ns/pid").map_or(INITIAL_NAMESPACE, |facts| facts.ino());
+    if number == INITIAL_NAMESPACE { 0 } else { u32::try_from(number).unwrap_or(0) }
+}
+
 /// The cgroup v2 hierarchy, through a mount of our own that appears nowhere in the file system.
 pub struct CgroupTree {
     root: OwnedFd,

@@ -170,7 +170,14 @@ fn mode(mode: Mode) -> (u32, u64) {
     }
 }
 
-pub(super) fn params(params: &SteerParams, netns: u64, daemon: u32) -> abi::Params {
+/// Who the daemon is: its process, left alone, and the namespace that counts it so; 0 stands for the kernel's own.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Daemon {
+    pub(super) process: u32,
+    pub(super) processes: u32,
+}
+
+pub(super) fn params(params: &SteerParams, netns: u64, daemon: Daemon) -> abi::Params {
     let (number, _) = mode(params.mode);
     let target = [Direction::Down, Direction::Up].map(|direction| mode(params.mode_for(direction)).1);
     let mut raw = abi::Params {
@@ -180,7 +187,8 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: u32) -> abi::Para
         mode: number,
         scheduler: params.scheduler.into(),
         rules: params.rules.len() as u32,
-        daemon,
+        daemon: daemon.process,
+        processes: daemon.processes,
         usable: [params.usable.v4.0, params.usable.v6.0],
         backup: params.backup.0,
         affinity: params.affinity.map_or(abi::UNSET, affinity).into(),

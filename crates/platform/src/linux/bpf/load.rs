@@ -12,7 +12,9 @@ use braid_decide::connection::LinkMask;
 use braid_decide::connection::{MAX_LINKS, Mode};
 use braid_model::{Bytes, PerFamily};
 
+use super::convert::Daemon;
 use super::{BpfSteering, detail, take_map};
+use crate::linux::process;
 use crate::linux::sys::bpf as sys;
 use crate::steering::{SteerParams, SteeringError};
 
@@ -74,7 +76,7 @@ impl BpfSteering {
         // The kernel takes its time over a mount: meanwhile there is enough to do.
         let opening = std::thread::spawn(sys::open_cgroup2);
         let mut steering = Self::load()?;
-        steering.exempt = exempt;
+        steering.exempt = Daemon { process: exempt, processes: process::own_namespace() };
         let no_cgroup = |reason: String| LoadError::Cgroup { reason };
         let opened = opening.join().map_err(|_| no_cgroup("opening it failed".to_owned()))?;
         let cgroup = opened.map_err(|error| no_cgroup(error.to_string()))?;
@@ -136,7 +138,7 @@ impl BpfSteering {
             bank: 0,
             heartbeat: 0,
             classes: 1,
-            exempt: 0,
+            exempt: Daemon::default(),
             counts_calls,
             netns,
             prefixes: [Vec::new(), Vec::new()],

@@ -48,7 +48,7 @@ pub struct BpfSteering {
     classes: u32,
     netns: u64,
     /// The process whose sockets are left alone.
-    exempt: u32,
+    exempt: convert::Daemon,
     /// UDP is counted by system call, not by packet.
     counts_calls: bool,
     /// What the prefix maps hold now, by family.
@@ -276,6 +276,20 @@ impl Steering for BpfSteering {
         }
         let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "servers", "tell the kernel which hosts run Braid");
         let wanted: BTreeSet<_> = servers.iter().take(abi::MAX_SERVERS).map(|host| mapped(*host)).collect();
+        let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| key.word).collect();
+        for word in had.difference(&wanted) {
+            map.remove(&abi::Address { word: *word }).map_err(failed(ACTION))?;
+        }
+        for word in wanted.difference(&had) {
+            map.insert(abi::Address { word: *word }, 1, 0).map_err(failed(ACTION))?;
+        }
+        Ok(())
+    }
+
+    fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
+        const ACTION: &str = "tell the kernel what relays do not open";
+        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "refused", "tell the kernel what relays do not open");
+        let wanted: BTreeSet<_> = refused.iter().take(abi::MAX_REFUSED).map(|host| mapped(*host)).collect();
         let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| key.word).collect();
         for word in had.difference(&wanted) {
             map.remove(&abi::Address { word: *word }).map_err(failed(ACTION))?;

@@ -6,6 +6,8 @@ use braid_decide::connection::MAX_LINKS;
 pub const MAX_ARRIVALS: usize = 4096;
 /// Hosts that run Braid themselves, at most, and services of theirs that are shut.
 pub const MAX_SERVERS: usize = 1024;
+/// Destinations that no relay opens, at most.
+pub const MAX_REFUSED: usize = 512;
 /// The most policy rules the programs look at.
 pub const MAX_RULES: usize = 64;
 /// No link.
@@ -46,7 +48,7 @@ abi! {
     /// `struct braid_params`.
     Params {
         netns: u64, target: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
-        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], straight: u32, pad: u32,
+        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], straight: u32, processes: u32,
         slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_control`.

@@ -420,11 +420,20 @@ pub fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// The user that listens on an abstract Unix name, by the kernel's word.
+/// Who listens on an abstract Unix name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listener {
+    /// The user.
+    pub user: u32,
+    /// The process, by its number in this process's namespace; 0 where it has none there.
+    pub process: i32,
+}
+
+/// Who listens on an abstract Unix name, by the kernel's word.
 ///
 /// # Errors
 /// Those of `connect`, which does not wait here: `ECONNREFUSED` when nobody listens, `EAGAIN` when too many wait to be heard.
-pub fn unix_listener_user(name: &[u8]) -> io::Result<u32> {
+pub fn unix_listener(name: &[u8]) -> io::Result<Listener> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     let path = [&[0], name].concat();
@@ -434,7 +443,7 @@ pub fn unix_listener_user(name: &[u8]) -> io::Result<u32> {
     let at = (&raw mut user).cast();
     // SAFETY: the kernel writes at most `length` bytes to `user`, and the length to `length`; both are ours.
     check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &raw mut length) })?;
-    Ok(user.uid)
+    Ok(Listener { user: user.uid, process: user.pid })
 }
 
 /// This process's number.
@@ -476,7 +485,7 @@ mod tests {
     fn the_kernel_tells_who_listens_on_a_name() {
         use std::os::linux::net::SocketAddrExt;
         let name = format!("braid test {}", process::id());
-        assert!(unix_listener_user(name.as_bytes()).is_err());
+        assert!(unix_listener(name.as_bytes()).is_err());
         let other = if own_user() == 0 { 65534 } else { own_user() };
         let bound = name.clone();
         let listener = std::thread::spawn(move || {
@@ -485,7 +494,7 @@ mod tests {
             std::os::unix::net::UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(bound).unwrap()).unwrap()
         });
         let _listener = listener.join().unwrap();
-        assert_eq!(unix_listener_user(name.as_bytes()).unwrap(), other);
+        assert_eq!(unix_listener(name.as_bytes()).unwrap(), Listener { user: other, process: own_number() });
     }
 
     #[test]
