@@ -245,6 +245,9 @@ fn check_shows_what_is_wrong_and_where() {
     assert_eq!((&read["ok"], &read["findings"][0]["line"]), (&json!(false), &json!(2)));
 
     std::fs::write(&file, "scheduler = \"only-one\"\n[[app]]\nmatch = { exe = \"/opt/none/such\" }\n").unwrap();
+    let said = text(&check(&file, &[]).stdout).to_owned();
+    assert!(said.contains("there is no program /opt/none/such now") && said.contains("in order (1 warning)"), "{said}");
+    std::fs::write(&file, "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"no-such-link\"]\n").unwrap();
     assert_eq!(check(&file, &[]).status.code(), Some(1));
     let portable = check(&file, &["--portable"]);
     assert!(portable.status.success() && text(&portable.stdout).contains("in order (1 warning)"), "{}", text(&portable.stdout));
