@@ -25,13 +25,14 @@ use std::process::ExitCode;
 use anyhow::Context;
 use braid_api::{Accepted, App, Flow, JoinRequest, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
 use braid_engine::config::{Config, ConfigErrors, Finding, Severity, World};
+use braid_engine::daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
 use braid_engine::run::relays;
 use braid_model::{printable, steers};
 use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Check, Cli, Command, Daemon, Query};
+use crate::cli::{Check, Cli, Command, Daemon, Down, Query};
 use crate::table::Page;
 
 fn main() -> ExitCode {
@@ -54,7 +55,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Get(get) => return get::run(*get),
         Command::Proxy(proxy) => proxy::run(*proxy, cli.verbose)?,
         Command::Guardian => start::guardian(cli.verbose)?,
-        Command::Down(daemon) => down(&daemon)?,
+        Command::Down(order) => down(&order)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,
         Command::Status(query) => show_facts(&query, "/v1/status", show::status as Show<Status>)?,
         Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &Vec<Link>| show::links(page, links))?,
@@ -70,7 +71,12 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Explain(explain) => {
             let request = explain::request(&explain)?;
             let answer = client::send(&explain.query.daemon.socket, "/v1/explain", &request)?;
-            print(explain.query.json, &answer, show::explanation)?;
+            print(explain.query.json, &answer, |page, answer| {
+                if let Some(doubt) = explain::doubt(&request, answer) {
+                    page.toned(table::Tone::Doubtful, &format!("warning: {doubt}"))?;
+                }
+                show::explanation(page, answer)
+            })?;
         }
         Command::Energy(command) => energy::run(command)?,
         Command::Sim(command) => return sim::run(&command),
@@ -139,12 +145,17 @@ fn print_accepted(accepted: &Accepted) -> io::Result<()> {
     writeln!(out, "{}", printable_lines(&accepted.message))
 }
 
-fn down(daemon: &Daemon) -> anyhow::Result<()> {
+fn down(order: &Down) -> anyhow::Result<()> {
+    let daemon = &order.daemon;
     match client::send(&daemon.socket, "/v1/down", &()) {
         Ok(accepted) => Ok(print_accepted(&accepted)?),
         Err(error) if error.is_nobody() => {
             let swept = start::sweep().context("no daemon answers, and what a dead one may have left cannot be swept")?;
-            Ok(writeln!(io::stdout(), "no daemon answers on {}; {swept}", daemon.socket.display())?)
+            match swept {
+                None if order.quiet => Ok(()),
+                None => Ok(writeln!(io::stdout(), "no daemon answers on {}, and none has left anything", daemon.socket.display())?),
+                Some(swept) => Ok(writeln!(io::stdout(), "no daemon answers on {}; {swept}", daemon.socket.display())?),
+            }
         }
         Err(error) => Err(error.into()),
     }
@@ -155,7 +166,7 @@ fn down(daemon: &Daemon) -> anyhow::Result<()> {
 fn relays(daemon: &Daemon) -> Option<Vec<String>> {
     match client::read::<Vec<Peer>>(&daemon.socket, "/v1/peers") {
         Ok(peers) => Some(peers.into_iter().map(|peer| peer.name).collect()),
-        Err(error) if error.is_nobody() => braid_engine::peers::joined(Path::new(braid_engine::daemon::DEFAULT_STATE)),
+        Err(error) if error.is_nobody() => braid_engine::peers::joined(Path::new(DEFAULT_STATE)),
         Err(_) => None,
     }
 }
@@ -166,6 +177,10 @@ fn check_file(check: &Check) -> anyhow::Result<ExitCode> {
     let (findings, taken) = match &result {
         Ok(config) => (config.warnings.as_slice(), true),
         Err(ConfigErrors::Refused(findings)) => (findings.as_slice(), false),
+        Err(ConfigErrors::Unreadable { error, .. }) if error.kind() == io::ErrorKind::NotFound => anyhow::bail!(
+            "there is no file {}: name the one to check, or write it; without {DEFAULT_CONFIG} Braid runs on its defaults",
+            check.file.display()
+        ),
         Err(error @ ConfigErrors::Unreadable { .. }) => anyhow::bail!("{error}"),
     };
     let facts = serde_json::json!({ "ok": taken, "findings": findings.iter().map(finding_json).collect::<Vec<_>>() });

@@ -173,7 +173,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
         words("LINK"),
         words("STATE"),
         numbers("RTT"),
-        numbers("RATE"),
+        numbers("RATE UP"),
         numbers("LOSS"),
         numbers("RECEIVED"),
         numbers("SENT"),
@@ -345,7 +345,7 @@ fn shares(page: &mut Page<'_>, paths: &[Share]) -> io::Result<()> {
         numbers("RECEIVED"),
         numbers("SENT"),
         numbers("RTT"),
-        numbers("RATE"),
+        numbers("RATE UP"),
         words("WHY NOT"),
     ];
     let row = |share: &Share| -> Vec<Cell> {
@@ -384,7 +384,7 @@ fn candidates(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {
             toned(Some(&candidate.link), if chosen { Tone::Good } else { Tone::Plain }),
             cell(Some(if candidate.allowed { "yes" } else { "no" })),
             cell(bytes(candidate.load_bytes)),
-            cell(rate(candidate.capacity_bps)),
+            cell(rate(candidate.capacity_bps).map(|rate| if candidate.capacity_assumed { format!("assumed {rate}") } else { rate.to_string() })),
             cell(micros(candidate.finish_us)),
             cell(micros(candidate.end_us)),
             cell(candidate.virtual_start.map(|turn| format!("{turn:.2}"))),
@@ -536,21 +536,22 @@ left to the system { user = 7 }
             json!({"link": link, "allowed": allowed, "reason": reason, "load_bytes": 0, "capacity_bps": 8_000_000, "finish_us": finish, "end_us": finish.map(|time| time / 2),
                    "virtual_start": null, "rank": 0, "flows": 0})
         };
-        let value = json!({
+        let mut value = json!({
             "subject": "curl to 192.0.2.1:443", "outcome": "steered", "link": "wlan0", "runner_up": "eth0",
             "reason": "It ends first.", "rule": 2, "rule_text": "port = 443", "scheduler": "max-throughput", "class": "bulk",
             "affinity": "none", "demand_bytes": 1_000_000, "direction": "down",
             "candidates": [seen("wlan0", true, None, Some(1_000_000)), seen("wwan0", false, Some("backup"), None)],
         });
+        value["candidates"][1]["capacity_assumed"] = json!(true);
         let expected = "\
 curl to 192.0.2.1:443 goes over wlan0
 It ends first.
 rule       [[app]] entry 2 { port = 443 }
 expected   1.0 MB down, class bulk, scheduler max-throughput
 runner-up  eth0
-LINK   MAY  LOAD    CAPACITY  FINISH     END  TURN  WHY NOT
-wlan0  yes   0 B  8.0 Mbit/s   1.0 s  500 ms     -
-wwan0  no    0 B  8.0 Mbit/s       -       -     -  backup
+LINK   MAY  LOAD            CAPACITY  FINISH     END  TURN  WHY NOT
+wlan0  yes   0 B          8.0 Mbit/s   1.0 s  500 ms     -
+wwan0  no    0 B  assumed 8.0 Mbit/s       -       -     -  backup
 ";
         assert_eq!(shown(value, explanation), expected);
     }

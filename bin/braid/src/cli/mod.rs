@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use braid_engine::daemon::DEFAULT_CONFIG;
 use braid_engine::server::DEFAULT_SOCKET;
 use clap::{Args, Parser, Subcommand};
 
@@ -45,7 +46,7 @@ pub(crate) enum Command {
     /// Start the daemon, in the foreground.
     Up(Up),
     /// Stop the daemon; without one, sweep what a dead one may have left.
-    Down(Daemon),
+    Down(Down),
     /// Read the configuration again and apply it to new flows.
     Reload(Daemon),
     /// Show the daemon and its links at a glance.
@@ -119,6 +120,15 @@ pub(crate) struct Daemon {
     pub(crate) socket: PathBuf,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Down {
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// Say nothing where no daemon runs and none has left anything.
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+}
+
 /// A question to the daemon.
 #[derive(Debug, Args)]
 pub(crate) struct Query {
@@ -166,8 +176,9 @@ pub(crate) struct Ui {
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     /// The configuration file.
+    #[arg(default_value = DEFAULT_CONFIG)]
     pub(crate) file: PathBuf,
-    /// The file is for another machine: programs, links and relays that this one does not have are warned of, not refused.
+    /// The file is for another machine: users, links and relays that this one does not have are warned of, not refused.
     #[arg(long)]
     pub(crate) portable: bool,
     #[command(flatten)]
@@ -180,6 +191,14 @@ pub(crate) struct Check {
 /// Tell why a flow gets the link it gets.
 ///
 /// `braid explain 17` explains a live flow by its id (see `braid flows`); `braid explain curl 192.0.2.1:443` one to come.
+///
+/// What the rule sees of each link: MAY, whether the flow may use it (WHY NOT tells why it may not); LOAD, what the link's flows still have to
+/// move; CAPACITY, in the flow's direction ("assumed" where nothing has been measured yet); FINISH, the time until its load and the flow are both
+/// done; END, the time until the flow itself is expected to end, which max-throughput compares; TURN, how far its turn is off under the round
+/// robins, in flows on the fastest link: the least is next.
+///
+/// Of a flow that a relay or a server carries: PATH, the state of the link's path there; SHARE, of the flow's bytes so far; RTT, the path's round
+/// trip; RATE UP, what it can carry from here to there.
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// A flow's id, or a program by path or name.
@@ -239,6 +258,15 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn check_looks_at_the_file_in_force_unless_another_is_named() {
+        let file = |words: &[&str]| match Cli::parse_from([&["braid", "check"], words].concat()).command {
+            Command::Check(check) => check.file,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([file(&[]), file(&["./mine.toml"])], [PathBuf::from(DEFAULT_CONFIG), PathBuf::from("./mine.toml")]);
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl fmt::Display for Finding {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigErrors {
     /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {error}; name a readable file with --config, or leave --config out to use the defaults")]
+    #[error("cannot read the configuration {path}: {error}; name a text file that this user may read")]
     Unreadable {
         /// The file.
         path: String,
