@@ -8,6 +8,7 @@ mod doctor;
 mod energy;
 mod explain;
 mod get;
+mod join;
 mod past;
 mod proxy;
 mod relay;
@@ -23,7 +24,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use braid_api::{Accepted, App, Flow, JoinRequest, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
+use braid_api::{Accepted, App, Flow, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
 use braid_engine::config::{Config, ConfigErrors, Finding, Severity, World};
 use braid_engine::daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
 use braid_engine::run::relays;
@@ -85,10 +86,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             let message = relays::join(&join.line, join.name.as_deref())?;
             print_accepted(&Accepted { message, warnings: Vec::new() })?;
         }
-        Command::Join(join) => {
-            let request = JoinRequest { line: join.line, name: join.name };
-            print_accepted(&client::send(&join.daemon.socket, "/v1/join", &request)?)?;
-        }
+        Command::Join(join) => join::run(join)?,
         Command::Leave(leave) if leave.user => {
             print_accepted(&Accepted { message: relays::leave(&leave.name)?, warnings: Vec::new() })?;
         }

@@ -171,6 +171,9 @@ pub(crate) struct RelayLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limit<T>(pub(crate) Option<T>);
 
+/// Bond with a relay from now on, by the line that its operator gave.
+///
+/// Waits three seconds at most for the relay's answer. One that gives none yet is joined all the same, and dialled again and again.
 #[derive(Debug, Args)]
 pub(crate) struct Join {
     /// What "braid relay invite" printed.
