@@ -72,7 +72,7 @@ pub(crate) struct RelayServer {
 pub(crate) enum RelayAction {
     /// Print a line that lets one device join.
     Invite(RelayInvite),
-    /// List the clients, their limits and what they used this month.
+    /// List the clients: when they were last there, what they used this month (DOWN, UP), and their limits (MOST ...).
     Clients(RelayClients),
     /// Shut a client out, at once and until it is invited again.
     Revoke(RelayRevoke),
