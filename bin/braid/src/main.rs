@@ -67,7 +67,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::History(history) => past::history(&history)?,
         Command::Gains(gains) => past::gains(&gains)?,
         Command::Ui(command) => ui::open(&command)?,
-        Command::Policy(query) => show_facts(&query, "/v1/policy", show::policy as Show<PolicyView>)?,
+        Command::Policy(query) => {
+            // What a rule has carried depends on who could carry it.
+            let relays = client::read::<Vec<Peer>>(&query.daemon.socket, "/v1/peers").ok().map(relays_of);
+            show_facts(&query, "/v1/policy", |page, view: &PolicyView| show::policy(page, view, relays.as_deref()))?;
+        }
         Command::Check(check) => return check_file(&check),
         Command::Explain(explain) => {
             let request = explain::request(&explain)?;
@@ -163,10 +167,14 @@ fn down(order: &Down) -> anyhow::Result<()> {
 /// for another user.
 fn relays(daemon: &Daemon) -> Option<Vec<String>> {
     match client::read::<Vec<Peer>>(&daemon.socket, "/v1/peers") {
-        Ok(peers) => Some(peers.into_iter().map(|peer| peer.name).collect()),
+        Ok(peers) => Some(relays_of(peers)),
         Err(error) if error.is_nobody() => braid_engine::peers::joined(Path::new(DEFAULT_STATE)),
         Err(_) => None,
     }
+}
+
+fn relays_of(peers: Vec<Peer>) -> Vec<String> {
+    peers.into_iter().filter(|peer| peer.kind != "server").map(|peer| peer.name).collect()
 }
 
 fn check_file(check: &Check) -> anyhow::Result<ExitCode> {

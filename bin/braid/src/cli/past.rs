@@ -20,6 +20,8 @@ pub(crate) struct Log {
 }
 
 /// Show what links or applications moved, over time. Times are UTC.
+///
+/// Moments at which no link moved anything are left out, but in JSON.
 #[derive(Debug, Args)]
 pub(crate) struct History {
     #[command(flatten)]
@@ -27,6 +29,9 @@ pub(crate) struct History {
     /// How finely, and so how far back: five minutes, an hour, a day or thirty days.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) resolution: Step,
+    /// Show also the moments at which no link moved anything.
+    #[arg(long, conflicts_with = "apps")]
+    pub(crate) all: bool,
     /// By application instead of by link.
     #[arg(long)]
     pub(crate) apps: bool,

@@ -76,6 +76,20 @@ fn a_relay_that_was_not_joined_is_told_with_the_nearest_name() {
     assert_eq!(with(true, Some(vec!["hom".into()])).unwrap().warnings, []);
 }
 
+#[test]
+fn regression_a_bond_without_any_relay_is_warned_of() {
+    let with = |carry: &str, relays: Option<Vec<String>>| {
+        let text = format!("[[app]]\nmatch = {{ port = 80 }}\ncarry = \"{carry}\"\n");
+        Config::parse("braid.toml", &text, &World { relays, ..world() }).unwrap().warnings
+    };
+    let [finding] = &with("bond", Some(Vec::new()))[..] else { panic!() };
+    assert!(finding.line == 3 && finding.reason.contains("no relay is joined") && finding.to_string().contains("braid join LINE"), "{finding}");
+    assert_eq!(with("duplicate", Some(Vec::new())).len(), 1);
+    for (carry, relays) in [("direct", Some(Vec::new())), ("auto", Some(Vec::new())), ("bond", None), ("bond", Some(vec!["home".into()]))] {
+        assert_eq!(with(carry, relays), []);
+    }
+}
+
 /// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
 #[test]
 fn the_example_names_every_key() {

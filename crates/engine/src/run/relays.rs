@@ -37,7 +37,7 @@ pub enum RelayError {
 }
 
 fn list(known: &[String]) -> String {
-    if known.is_empty() { "there are none".to_owned() } else { format!("there are {}", known.join(", ")) }
+    if known.is_empty() { "this user has joined none".to_owned() } else { format!("this user has joined {}", known.join(", ")) }
 }
 
 /// Keeps the relay of an invitation for this user's commands; tells what was done. Nothing is dialled yet.
