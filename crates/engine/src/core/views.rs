@@ -89,6 +89,7 @@ impl<S: Steering> Core<S> {
             name: link.facts.name.clone(),
             state: link.state(),
             reason: link.reason(),
+            falls: link.falls,
             usable: Family::ALL.iter().any(|family| link.usable(*family)),
             rank: Family::ALL.iter().filter_map(|family| link.facts.gateways.get(*family).first()).map(|route| route.metric).min(),
             device: link.device,

@@ -271,3 +271,23 @@ fn regression_an_upload_that_nobody_expected_does_not_teach_a_capacity_to_receiv
     let link = carry(&mut world, &[id], 60, [1_000_000, 4_970], None);
     assert!((30_000_000..36_000_000).contains(&link.capacity_down_bps.unwrap()), "{link:?}");
 }
+
+#[test]
+fn regression_a_link_that_falls_between_two_looks_has_fallen() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let falls = |world: &World| world.core.pulses(world.now, |_| 0).iter().map(|pulse| pulse.falls).collect::<Vec<_>>();
+    assert_eq!(falls(&world), [0, 0]);
+    for carrier in [false, true, false, true] {
+        world.devices[0].carrier = carrier;
+        world.set_network();
+        world.run(Duration::from_millis(500));
+    }
+    assert_eq!((world.state("wlan0").as_str(), falls(&world)), ("up", vec![2, 0]));
+    // A change of its entry is no fall.
+    let mut changed = config(Scheduler::RoundRobin);
+    changed.policy.links = vec![LinkRule { priority: 1, ..link_rule("wlan0") }];
+    world.core.reconfigure(world.now, changed).unwrap();
+    world.run(Duration::from_secs(1));
+    assert_eq!(falls(&world), [2, 0]);
+}
