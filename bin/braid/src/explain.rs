@@ -37,7 +37,9 @@ pub(crate) fn doubt(request: &ExplainRequest, answer: &Explanation) -> Option<St
     let there = request.exe.as_ref().is_some_and(|exe| Path::new(exe).is_file());
     let named = request.exe.as_ref().or(request.name.as_ref())?;
     let unknown = answer.program_known == Some(false) && !there;
-    unknown.then(|| format!("no program {named:?} is known: there is none of that name here, and none has been seen; any unknown one would go so"))
+    unknown.then(|| {
+        format!("no program {named:?} is known: there is none of that name here, and none has been seen; any unknown one would go so")
+    })
 }
 
 /// The program's path: as given, or found as a shell would; `None` leaves it to the name.

@@ -79,7 +79,9 @@ fn show_links(page: &mut Page<'_>, history: &History, all: bool) -> io::Result<(
     page.table(&columns, &rows, if quiet > 0 { "no link moved anything in that time" } else { NOTHING_YET })?;
     match quiet {
         0 => Ok(()),
-        quiet => page.line(format!("({quiet} of {} samples, in which nothing moved, are left out: --all shows them)", history.samples.len())),
+        quiet => {
+            page.line(format!("({quiet} of {} samples, in which nothing moved, are left out: --all shows them)", history.samples.len()))
+        }
     }
 }
 

@@ -395,7 +395,10 @@ fn candidates(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {
             toned(Some(&candidate.link), if chosen { Tone::Good } else { Tone::Plain }),
             cell(Some(if candidate.allowed { "yes" } else { "no" })),
             cell(bytes(candidate.load_bytes)),
-            cell(rate(candidate.capacity_bps).map(|rate| if candidate.capacity_assumed { format!("assumed {rate}") } else { rate.to_string() })),
+            cell(
+                rate(candidate.capacity_bps)
+                    .map(|rate| if candidate.capacity_assumed { format!("assumed {rate}") } else { rate.to_string() }),
+            ),
             cell(micros(candidate.finish_us)),
             cell(micros(candidate.end_us)),
             cell(candidate.virtual_start.map(|turn| format!("{turn:.2}"))),
@@ -541,11 +544,17 @@ left to the system { user = 7 }
         assert_eq!(shown(value.clone(), |page, view| policy(page, view, Some(&["home".to_owned()]))), expected);
         assert_eq!(shown(value.clone(), |page, view| policy(page, view, None)), expected);
         let without = shown(value.clone(), |page, view| policy(page, view, Some(&[])));
-        assert!(without.contains("carried over all links by home (no relay of that name is joined: they go direct); weight 0.5"), "{without}");
+        assert!(
+            without.contains("carried over all links by home (no relay of that name is joined: they go direct); weight 0.5"),
+            "{without}"
+        );
         let mut any = value;
         any["apps"][0]["relay"] = json!(null);
         let without = shown(any, |page, view| policy(page, view, Some(&[])));
-        assert!(without.contains("carried over all links to servers that run Braid (no relay is joined: other flows go direct)"), "{without}");
+        assert!(
+            without.contains("carried over all links to servers that run Braid (no relay is joined: other flows go direct)"),
+            "{without}"
+        );
     }
 
     #[test]

@@ -97,7 +97,10 @@ fn clients_are_listed_limited_and_revoked() {
 
     let table = relay.ask(&["clients"]);
     let head = table.lines().next().unwrap();
-    assert!(["MOST A MONTH", "MOST DOWN", "MOST UP", "MOST FLOWS"].iter().all(|limit| head.contains(limit)), "limits are told as such: {table}");
+    assert!(
+        ["MOST A MONTH", "MOST DOWN", "MOST UP", "MOST FLOWS"].iter().all(|limit| head.contains(limit)),
+        "limits are told as such: {table}"
+    );
 
     let invited = [
         "invite",

@@ -222,7 +222,8 @@ impl Peers {
         if !self.known.contains_key(name) {
             let names: Vec<&str> = self.known.keys().map(String::as_str).collect();
             let joined = if names.is_empty() { "no relay was joined".to_owned() } else { format!("joined were {}", names.join(", ")) };
-            let detail = format!("there is no peer called {name}: {joined}; `braid peers` lists servers too, which are left by their address");
+            let detail =
+                format!("there is no peer called {name}: {joined}; `braid peers` lists servers too, which are left by their address");
             return Err(Problem::new(404, "No such peer", detail));
         }
         self.end(name);

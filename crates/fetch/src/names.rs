@@ -9,9 +9,9 @@ use std::time::Duration;
 use braid_model::{Family, PerFamily};
 use hickory_resolver::Resolver;
 use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
-use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
 use hickory_resolver::net::runtime::{RuntimeProvider, TokioHandle, TokioTime};
+use hickory_resolver::net::{DnsError, NetError};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpStream, UdpSocket};
 

@@ -211,10 +211,16 @@ mod tests {
         let mut watched = Watched::default();
         watched.on_second(&[pulse(1, "wlan0")], Power::default());
         let once = Pulse { falls: 1, ..pulse(1, "wlan0") };
-        assert_eq!(texts(&watched.on_second(&[once.clone()], Power::default())), ["wlan0 went down for less than a second, and is up again"]);
+        assert_eq!(
+            texts(&watched.on_second(std::slice::from_ref(&once), Power::default())),
+            ["wlan0 went down for less than a second, and is up again"]
+        );
         assert_eq!(watched.on_second(&[once], Power::default()), []);
         let more = Pulse { falls: 4, ..pulse(1, "wlan0") };
-        assert_eq!(texts(&watched.on_second(&[more], Power::default())), ["wlan0 went down 3 times for less than a second, and is up again"]);
+        assert_eq!(
+            texts(&watched.on_second(&[more], Power::default())),
+            ["wlan0 went down 3 times for less than a second, and is up again"]
+        );
     }
 
     #[test]

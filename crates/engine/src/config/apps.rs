@@ -107,7 +107,9 @@ fn carried(section: &mut Section<'_>, world: &World) -> (Carry, Option<String>) 
     let written = section.take("carry");
     let carry = written.as_ref().and_then(|value| value.one_of(&Carry::ALL)).unwrap_or_default();
     let Some(value) = section.take("relay") else {
-        if let Some(value) = written.filter(|_| matches!(carry, Carry::Bond | Carry::Duplicate) && world.relays.as_ref().is_some_and(Vec::is_empty)) {
+        if let Some(value) =
+            written.filter(|_| matches!(carry, Carry::Bond | Carry::Duplicate) && world.relays.as_ref().is_some_and(Vec::is_empty))
+        {
             let remedy = "braid join LINE, with the line that a relay's operator gave; until then only servers that run Braid are reached so, and \
                           other flows go direct";
             value.reader.warn(&value.span, format!("no relay is joined that could carry \"{}\"", value.text().unwrap_or_default()), remedy);

@@ -83,7 +83,10 @@ fn regression_a_bond_without_any_relay_is_warned_of() {
         Config::parse("braid.toml", &text, &World { relays, ..world() }).unwrap().warnings
     };
     let [finding] = &with("bond", Some(Vec::new()))[..] else { panic!() };
-    assert!(finding.line == 3 && finding.reason.contains("no relay is joined") && finding.to_string().contains("braid join LINE"), "{finding}");
+    assert!(
+        finding.line == 3 && finding.reason.contains("no relay is joined") && finding.to_string().contains("braid join LINE"),
+        "{finding}"
+    );
     assert_eq!(with("duplicate", Some(Vec::new())).len(), 1);
     for (carry, relays) in [("direct", Some(Vec::new())), ("auto", Some(Vec::new())), ("bond", None), ("bond", Some(vec!["home".into()]))] {
         assert_eq!(with(carry, relays), []);

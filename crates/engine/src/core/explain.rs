@@ -42,7 +42,9 @@ impl Verdicts {
             Outcome::LeftAlone => "no link is chosen for it: the system decides",
             _ if without(self.strict) => "its rule does not name it (links)",
             // What a rule prefers counts only where one of it can be used.
-            _ if without(self.prefer) && self.prefer.is_some_and(|prefer| prefer.0 & self.mask.0 != 0) => "its rule prefers others (prefer)",
+            _ if without(self.prefer) && self.prefer.is_some_and(|prefer| prefer.0 & self.mask.0 != 0) => {
+                "its rule prefers others (prefer)"
+            }
             _ if waits => "it waits while a link of a better role or priority is usable",
             _ => "others are usable",
         }
@@ -217,7 +219,8 @@ impl<S: Steering> Core<S> {
         let policy = &self.config.policy;
         let mut matchers = policy.apps.iter().map(|rule| rule.matcher.clone()).chain(policy.exclude.matchers());
         seen || matchers.any(|matcher| {
-            matcher.name.as_ref() == Some(&question.name) || matcher.exe.as_deref() == question.exe.as_deref().map(Path::new) && matcher.exe.is_some()
+            matcher.name.as_ref() == Some(&question.name)
+                || matcher.exe.as_deref() == question.exe.as_deref().map(Path::new) && matcher.exe.is_some()
         })
     }
 
@@ -275,15 +278,7 @@ impl<S: Steering> Core<S> {
         text
     }
 
-    fn candidates(
-        &self,
-        now: Time,
-        family: Family,
-        mode: Mode,
-        request: &Request,
-        board: &Board,
-        verdicts: &Verdicts,
-    ) -> Vec<Candidate> {
+    fn candidates(&self, now: Time, family: Family, mode: Mode, request: &Request, board: &Board, verdicts: &Verdicts) -> Vec<Candidate> {
         let (direction, waiting) = (request.direction as usize, self.waiting());
         let view = |link: &super::link::Link| {
             let allowed = request.allowed.contains(link.slot);

@@ -21,7 +21,7 @@ impl<S: Steering> Core<S> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             scheduler: self.config.policy.scheduler.to_string(),
             links: self.links(now),
-            flows: self.flows.len() as u64,
+            flows: self.living_count() as u64,
             peers: Vec::new(),
             interception: Some("ebpf".to_owned()),
             uptime_ms: Some(now.since(self.started).as_millis() as u64),

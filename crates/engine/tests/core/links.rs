@@ -8,6 +8,7 @@ use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
 use braid_engine::config::Config;
 use braid_model::{Bytes, FlowId, LinkIndex, Rate, Role};
 use braid_platform::fake::Steered;
+use braid_platform::steering::Steering;
 
 use super::world::*;
 
@@ -290,4 +291,22 @@ fn regression_a_link_that_falls_between_two_looks_has_fallen() {
     world.core.reconfigure(world.now, changed).unwrap();
     world.run(Duration::from_secs(1));
     assert_eq!(falls(&world), [2, 0]);
+}
+
+#[test]
+fn regression_a_flow_that_has_just_ended_is_counted_nowhere() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let Steered::To(_, id) = world.connect("curl", 7) else { panic!() };
+    world.run(Duration::from_secs(1));
+    let flows = |world: &mut World| {
+        let status = world.core.status(world.now);
+        (status.flows, status.links.iter().map(|link| link.flows).sum::<u64>())
+    };
+    assert_eq!(flows(&mut world), (1, 1));
+    let now = world.now;
+    world.core.steering().close(now, id);
+    let events = world.core.steering().events(10);
+    world.core.on_events(now, events).unwrap();
+    assert_eq!(flows(&mut world), (0, 0));
 }
