@@ -41,6 +41,7 @@ pub(crate) struct Cli {
     pub(crate) verbose: u8,
 }
 
+// A variant without words of its own has those of what it holds, the long ones too: its own would hide them.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Start the daemon, in the foreground.
@@ -59,31 +60,22 @@ pub(crate) enum Command {
     Apps(Query),
     /// Show links, flows, applications and events as they change.
     Top(Daemon),
-    /// Show what happened, in plain words.
     Log(Log),
-    /// Show what links or applications moved, over time.
     History(History),
-    /// Show what Braid gained: bytes by link, flows saved, outages bridged, energy and money.
     Gains(Gains),
-    /// Open the daemon's web page, or tell its address.
     Ui(Ui),
     /// Show the policy in force.
     Policy(Query),
     /// Tell what is wrong in a configuration file, without applying it.
     Check(Check),
-    /// Run one command over all links, with no privilege.
     Run(Run),
-    /// Download files over all links at once, from any server, with no privilege.
     Get(Box<Get>),
-    /// Tell why a flow gets the link it gets.
     Explain(Explain),
     /// List, serve and fetch profiles of the energy that interfaces need.
     #[command(subcommand)]
     Energy(Energy),
-    /// Simulate: the papers' experiments, and instances of one's own.
     #[command(subcommand)]
     Sim(Sim),
-    /// Bond with a relay from now on, by the line that its operator gave.
     Join(Join),
     /// Leave a relay, or forget a server and its key.
     Leave(Leave),
@@ -91,7 +83,6 @@ pub(crate) enum Command {
     Peers(Query),
     /// Carry running bonded flows over another link.
     Move(Move),
-    /// Run a relay, and decide who may use it and how much.
     Relay(Box<Relay>),
     /// Tell what this system can and cannot do, and the remedy.
     Doctor(Doctor),
@@ -105,7 +96,6 @@ pub(crate) enum Command {
         /// The directory.
         dir: Option<PathBuf>,
     },
-    /// Carry what other devices ask for over all links, as an HTTP and SOCKS5 proxy.
     Proxy(Box<Proxy>),
     /// Take a dead daemon's rules down (started by the daemon).
     #[command(hide = true)]
@@ -163,7 +153,9 @@ pub(crate) struct Up {
     pub(crate) ui_key: Option<PathBuf>,
 }
 
-/// Open the daemon's web page, or tell its address. The daemon must have been started with --ui.
+/// Open the daemon's web page, or tell its address.
+///
+/// The daemon must have been started with --ui, as the package's service is.
 #[derive(Debug, Args)]
 pub(crate) struct Ui {
     #[command(flatten)]
@@ -267,6 +259,31 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!([file(&[]), file(&["./mine.toml"])], [PathBuf::from(DEFAULT_CONFIG), PathBuf::from("./mine.toml")]);
+    }
+
+    #[test]
+    fn regression_the_long_words_of_a_command_are_shown() {
+        let mut cli = Cli::command();
+        cli.build();
+        for (words, told) in [
+            (&["explain"][..], "TURN"),
+            (&["run"], "seccomp"),
+            (&["get"], "mirrors"),
+            (&["proxy"], "/proxy.pac"),
+            (&["log"], "1,000 notes"),
+            (&["join"], "three seconds"),
+            (&["relay"], "invited"),
+            (&["relay", "clients"], "SEEN"),
+            (&["sim"], "same seed"),
+            (&["relay", "invite"], "QR code"),
+            (&["relay", "limit"], "lifts one"),
+        ] {
+            let found = words.iter().try_fold(&cli, |command, word| command.find_subcommand(word)).unwrap();
+            let long = found.get_long_about().map(ToString::to_string).unwrap_or_default();
+            assert!(long.contains(told), "{words:?}: {long}");
+            let short = found.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!((20..90).contains(&short.len()) && long.starts_with(&short), "{words:?}: {short}");
+        }
     }
 
     #[test]
