@@ -204,7 +204,7 @@ function explain(why, answer) {
       'tr',
       {},
       h('th', { scope: 'row', text: item.link }),
-      h('td', { class: 'num', text: rate(item.capacity_bps) }),
+      h('td', { class: 'num', text: (item.capacity_assumed ? 'assumed ' : '') + rate(item.capacity_bps) }),
       h('td', { class: 'num', text: bytes(item.load_bytes) }),
       h('td', { class: 'num', text: item.finish_us === null ? NONE : `${(item.finish_us / 1e6).toFixed(2)} s` }),
       h('td', { text: item.allowed ? (item.link === answer.link ? 'chosen' : '') : (item.reason ?? 'not allowed') }),

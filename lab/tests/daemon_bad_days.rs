@@ -258,6 +258,27 @@ fn a_corrupt_state_is_set_aside_and_told() {
 }
 
 #[test]
+fn regression_a_rule_for_what_is_not_there_keeps_no_daemon_from_starting() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let rules = "[[app]]\nmatch = { exe = \"/opt/uninstalled/zoom\" }\nprefer = [\"lte0\"]\n[[app]]\nmatch = { port = 9 }\nlinks = [\"usb7\", \"lte0\"]\n";
+    let up = Up::start(&lab, &format!("{EAGER}{rules}"));
+    assert!(
+        up.log().contains("there is no program /opt/uninstalled/zoom now") && up.log().contains("there is no link usb7 now"),
+        "{}",
+        up.log()
+    );
+    assert_eq!(chosen_many(&lab, remote(10, 9), 6), [1; 6], "the rest of the rule holds");
+    let refused = text(&up.braid(&["reload"]).stderr);
+    assert!(refused.contains("error: there is no link usb7 now") && refused.contains("warning: there is no program"), "{refused}");
+    up.configure(&format!("{EAGER}{}", rules.replace("\"usb7\", ", "")));
+    let taken = up.braid(&["reload"]);
+    assert!(taken.status.success() && text(&taken.stdout).contains("there is no program"), "{taken:?}");
+}
+
+#[test]
 fn a_bad_reload_changes_nothing_and_names_line_and_remedy() {
     if !able() {
         return;

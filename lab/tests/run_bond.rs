@@ -333,7 +333,7 @@ fn a_relay_is_named_in_full_or_refused() {
     let (_, seen) = through(&[]);
     assert!(seen.starts_with("10.77."), "{seen}");
     let (code, said) = through(&["--relay", "hme"]);
-    assert!(code == Some(125) && said.contains("there are home"), "{said}");
+    assert!(code == Some(125) && said.contains("has joined home"), "{said}");
     let left = joined.braid(&["leave", "--user", "home"]).output().unwrap();
     assert!(left.status.success());
     let (code, said) = through(&["--carry", "bond"]);

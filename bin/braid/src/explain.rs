@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use braid_api::ExplainRequest;
+use braid_api::{ExplainRequest, Explanation};
 
 use crate::cli::Explain;
 
@@ -29,6 +29,16 @@ pub(crate) fn request(typed: &Explain) -> anyhow::Result<ExplainRequest> {
         protocol: Some(if typed.udp { "udp" } else { "tcp" }.to_owned()),
         user: typed.user,
         cgroup: typed.cgroup.clone(),
+    })
+}
+
+/// A word of warning where what was asked about may be no program at all.
+pub(crate) fn doubt(request: &ExplainRequest, answer: &Explanation) -> Option<String> {
+    let there = request.exe.as_ref().is_some_and(|exe| Path::new(exe).is_file());
+    let named = request.exe.as_ref().or(request.name.as_ref())?;
+    let unknown = answer.program_known == Some(false) && !there;
+    unknown.then(|| {
+        format!("no program {named:?} is known: there is none of that name here, and none has been seen; any unknown one would go so")
     })
 }
 
@@ -94,6 +104,21 @@ mod tests {
         };
         assert_eq!(request, expected);
         assert!(asked(&["no-such-program-anywhere", "192.0.2.1"]).unwrap().exe.is_none());
+    }
+
+    #[test]
+    fn regression_a_program_that_nobody_knows_is_doubted() {
+        let answer = |known: Option<bool>| {
+            serde_json::from_value::<Explanation>(serde_json::json!({
+                "subject": "x", "outcome": "steered", "reason": "", "scheduler": "only-one", "candidates": [], "program_known": known,
+            }))
+            .unwrap()
+        };
+        let request = asked(&["no-such-program-anywhere", "192.0.2.1"]).unwrap();
+        assert!(doubt(&request, &answer(Some(false))).unwrap().contains("no-such-program-anywhere"));
+        assert_eq!((doubt(&request, &answer(Some(true))), doubt(&request, &answer(None))), (None, None));
+        let here = asked(&[std::env::current_exe().unwrap().to_str().unwrap(), "192.0.2.1"]).unwrap();
+        assert_eq!(doubt(&here, &answer(Some(false))), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod doctor;
 mod energy;
 mod explain;
 mod get;
+mod join;
 mod past;
 mod proxy;
 mod relay;
@@ -23,15 +24,16 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use braid_api::{Accepted, App, Flow, JoinRequest, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
+use braid_api::{Accepted, App, Flow, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
 use braid_engine::config::{Config, ConfigErrors, Finding, Severity, World};
+use braid_engine::daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
 use braid_engine::run::relays;
 use braid_model::{printable, steers};
 use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Check, Cli, Command, Daemon, Query};
+use crate::cli::{Check, Cli, Command, Daemon, Down, Query};
 use crate::table::Page;
 
 fn main() -> ExitCode {
@@ -54,7 +56,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Get(get) => return get::run(*get),
         Command::Proxy(proxy) => proxy::run(*proxy, cli.verbose)?,
         Command::Guardian => start::guardian(cli.verbose)?,
-        Command::Down(daemon) => down(&daemon)?,
+        Command::Down(order) => down(&order)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,
         Command::Status(query) => show_facts(&query, "/v1/status", show::status as Show<Status>)?,
         Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &Vec<Link>| show::links(page, links))?,
@@ -65,12 +67,21 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::History(history) => past::history(&history)?,
         Command::Gains(gains) => past::gains(&gains)?,
         Command::Ui(command) => ui::open(&command)?,
-        Command::Policy(query) => show_facts(&query, "/v1/policy", show::policy as Show<PolicyView>)?,
+        Command::Policy(query) => {
+            // What a rule has carried depends on who could carry it.
+            let relays = client::read::<Vec<Peer>>(&query.daemon.socket, "/v1/peers").ok().map(relays_of);
+            show_facts(&query, "/v1/policy", |page, view: &PolicyView| show::policy(page, view, relays.as_deref()))?;
+        }
         Command::Check(check) => return check_file(&check),
         Command::Explain(explain) => {
             let request = explain::request(&explain)?;
             let answer = client::send(&explain.query.daemon.socket, "/v1/explain", &request)?;
-            print(explain.query.json, &answer, show::explanation)?;
+            print(explain.query.json, &answer, |page, answer| {
+                if let Some(doubt) = explain::doubt(&request, answer) {
+                    page.toned(table::Tone::Doubtful, &format!("warning: {doubt}"))?;
+                }
+                show::explanation(page, answer)
+            })?;
         }
         Command::Energy(command) => energy::run(command)?,
         Command::Sim(command) => return sim::run(&command),
@@ -79,10 +90,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             let message = relays::join(&join.line, join.name.as_deref())?;
             print_accepted(&Accepted { message, warnings: Vec::new() })?;
         }
-        Command::Join(join) => {
-            let request = JoinRequest { line: join.line, name: join.name };
-            print_accepted(&client::send(&join.daemon.socket, "/v1/join", &request)?)?;
-        }
+        Command::Join(join) => join::run(join)?,
         Command::Leave(leave) if leave.user => {
             print_accepted(&Accepted { message: relays::leave(&leave.name)?, warnings: Vec::new() })?;
         }
@@ -139,12 +147,17 @@ fn print_accepted(accepted: &Accepted) -> io::Result<()> {
     writeln!(out, "{}", printable_lines(&accepted.message))
 }
 
-fn down(daemon: &Daemon) -> anyhow::Result<()> {
+fn down(order: &Down) -> anyhow::Result<()> {
+    let daemon = &order.daemon;
     match client::send(&daemon.socket, "/v1/down", &()) {
         Ok(accepted) => Ok(print_accepted(&accepted)?),
         Err(error) if error.is_nobody() => {
             let swept = start::sweep().context("no daemon answers, and what a dead one may have left cannot be swept")?;
-            Ok(writeln!(io::stdout(), "no daemon answers on {}; {swept}", daemon.socket.display())?)
+            match swept {
+                None if order.quiet => Ok(()),
+                None => Ok(writeln!(io::stdout(), "no daemon answers on {}, and none has left anything", daemon.socket.display())?),
+                Some(swept) => Ok(writeln!(io::stdout(), "no daemon answers on {}; {swept}", daemon.socket.display())?),
+            }
         }
         Err(error) => Err(error.into()),
     }
@@ -154,10 +167,14 @@ fn down(daemon: &Daemon) -> anyhow::Result<()> {
 /// for another user.
 fn relays(daemon: &Daemon) -> Option<Vec<String>> {
     match client::read::<Vec<Peer>>(&daemon.socket, "/v1/peers") {
-        Ok(peers) => Some(peers.into_iter().map(|peer| peer.name).collect()),
-        Err(error) if error.is_nobody() => braid_engine::peers::joined(Path::new(braid_engine::daemon::DEFAULT_STATE)),
+        Ok(peers) => Some(relays_of(peers)),
+        Err(error) if error.is_nobody() => braid_engine::peers::joined(Path::new(DEFAULT_STATE)),
         Err(_) => None,
     }
+}
+
+fn relays_of(peers: Vec<Peer>) -> Vec<String> {
+    peers.into_iter().filter(|peer| peer.kind != "server").map(|peer| peer.name).collect()
 }
 
 fn check_file(check: &Check) -> anyhow::Result<ExitCode> {
@@ -166,6 +183,10 @@ fn check_file(check: &Check) -> anyhow::Result<ExitCode> {
     let (findings, taken) = match &result {
         Ok(config) => (config.warnings.as_slice(), true),
         Err(ConfigErrors::Refused(findings)) => (findings.as_slice(), false),
+        Err(ConfigErrors::Unreadable { error, .. }) if error.kind() == io::ErrorKind::NotFound => anyhow::bail!(
+            "there is no file {}: name the one to check, or write it; without {DEFAULT_CONFIG} Braid runs on its defaults",
+            check.file.display()
+        ),
         Err(error @ ConfigErrors::Unreadable { .. }) => anyhow::bail!("{error}"),
     };
     let facts = serde_json::json!({ "ok": taken, "findings": findings.iter().map(finding_json).collect::<Vec<_>>() });

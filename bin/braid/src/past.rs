@@ -48,7 +48,7 @@ pub(crate) fn history(history: &cli::History) -> anyhow::Result<()> {
     let (socket, step) = (&history.query.daemon.socket, history.resolution.name());
     if !history.apps {
         let facts: History = client::read(socket, &format!("/v1/history?resolution={step}"))?;
-        return Ok(print(history.query.json, &facts, show_links)?);
+        return Ok(print(history.query.json, &facts, |page, facts| show_links(page, facts, history.all))?);
     }
     let only: String = history.app.iter().flat_map(|name| name.bytes()).map(|byte| format!("%{byte:02x}")).collect();
     let only = if history.app.is_some() { format!("&application={only}") } else { String::new() };
@@ -58,7 +58,8 @@ pub(crate) fn history(history: &cli::History) -> anyhow::Result<()> {
 
 const NOTHING_YET: &str = "nothing has been measured yet";
 
-fn show_links(page: &mut Page<'_>, history: &History) -> io::Result<()> {
+/// Samples in which nothing moved are left out, unless `all` are wanted.
+fn show_links(page: &mut Page<'_>, history: &History, all: bool) -> io::Result<()> {
     let columns = [words("WHEN"), words("LINK"), numbers("DOWN"), numbers("UP"), numbers("RTT"), numbers("LOSS"), numbers("POWER")];
     let row = |sample: &Sample, link: &LinkSample| {
         vec![
@@ -71,8 +72,17 @@ fn show_links(page: &mut Page<'_>, history: &History) -> io::Result<()> {
             cell(link.power_w.map(|watts| format!("{watts:.2} W"))),
         ]
     };
-    let rows = history.samples.iter().flat_map(|sample| sample.links.iter().map(|link| row(sample, link)));
-    page.table(&columns, &rows.collect::<Vec<_>>(), NOTHING_YET)
+    let moved = |sample: &&Sample| all || sample.links.iter().any(|link| link.rx_bps.unwrap_or(0) + link.tx_bps.unwrap_or(0) > 0);
+    let told: Vec<&Sample> = history.samples.iter().filter(moved).collect();
+    let rows: Vec<_> = told.iter().flat_map(|sample| sample.links.iter().map(|link| row(sample, link))).collect();
+    let quiet = history.samples.len() - told.len();
+    page.table(&columns, &rows, if quiet > 0 { "no link moved anything in that time" } else { NOTHING_YET })?;
+    match quiet {
+        0 => Ok(()),
+        quiet => {
+            page.line(format!("({quiet} of {} samples, in which nothing moved, are left out: --all shows them)", history.samples.len()))
+        }
+    }
 }
 
 fn show_apps(page: &mut Page<'_>, history: &AppHistory, one: bool) -> io::Result<()> {
@@ -118,4 +128,27 @@ fn show_gains(page: &mut Page<'_>, gains: &Gains) -> io::Result<()> {
     };
     let columns = [words("LINK"), numbers("RECEIVED"), numbers("SENT")];
     page.table(&columns, &gains.links.iter().map(row).collect::<Vec<_>>(), "no link has moved anything yet")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn moments_of_silence_are_counted_not_listed() {
+        let sample = |at_ms: u64, rx_bps: u64| json!({"at_ms": at_ms, "links": [{"name": "wlan0", "rx_bps": rx_bps, "tx_bps": null}]});
+        let shown = |samples: serde_json::Value, all| {
+            let history = serde_json::from_value(json!({"resolution_ms": 1000, "samples": samples})).unwrap();
+            let mut out = Vec::new();
+            show_links(&mut Page::new(&mut out, false), &history, all).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let some = json!([sample(0, 0), sample(1000, 8_000), sample(2000, 0)]);
+        let text = shown(some.clone(), false);
+        assert!(text.lines().count() == 3 && text.contains("00:00:01  wlan0") && text.ends_with("--all shows them)\n"), "{text}");
+        assert_eq!(shown(some, true).lines().count(), 4);
+        assert!(shown(json!([sample(0, 0)]), false).starts_with("no link moved anything in that time\n(1 of 1 samples"));
+        assert_eq!(shown(json!([]), false), "nothing has been measured yet\n");
+    }
 }

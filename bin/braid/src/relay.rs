@@ -194,10 +194,10 @@ fn show(page: &mut Page<'_>, views: &[ClientView], now: u64) -> io::Result<()> {
         numbers("SEEN"),
         numbers("DOWN"),
         numbers("UP"),
-        numbers("OF A MONTH'S"),
-        numbers("RATE DOWN"),
-        numbers("UP"),
-        numbers("FLOWS"),
+        numbers("MOST A MONTH"),
+        numbers("MOST DOWN"),
+        numbers("MOST UP"),
+        numbers("MOST FLOWS"),
     ];
     let row = |view: &ClientView| {
         let ago = |unix: u64| now.saturating_sub(unix).saturating_mul(1000);
@@ -206,7 +206,7 @@ fn show(page: &mut Page<'_>, views: &[ClientView], now: u64) -> io::Result<()> {
             cell(Some(&view.name)),
             cell(view.key.get(..8)),
             toned(Some(view.state), tone),
-            cell(age(view.seen_unix.map(ago)).map(|age| format!("{age} ago"))),
+            cell(view.seen_unix.map(ago).and_then(seen)),
             cell(bytes(Some(view.month.down_bytes))),
             cell(bytes(Some(view.month.up_bytes))),
             cell(bytes(view.limits.monthly_bytes)),
@@ -216,6 +216,11 @@ fn show(page: &mut Page<'_>, views: &[ClientView], now: u64) -> io::Result<()> {
         ]
     };
     page.table(&columns, &views.iter().map(row).collect::<Vec<_>>(), "no clients yet; \"braid relay invite\" lets one join")
+}
+
+/// When a client was there; the relay writes that down once a minute.
+fn seen(ago: u64) -> Option<String> {
+    if ago < 75_000 { Some("just now".to_owned()) } else { age(Some(ago)).map(|age| format!("{age} ago")) }
 }
 
 fn shut_out(options: &RelayRevoke) -> anyhow::Result<()> {
@@ -303,5 +308,10 @@ mod tests {
         let said = may_look(dir, Err(io::ErrorKind::PermissionDenied.into())).unwrap_err().to_string();
         assert!(said.contains("may not be read") && said.contains("sudo") && said.contains("--state-dir ~/relay"), "{said}");
         assert!(may_look(dir, Err(io::ErrorKind::NotFound.into())).is_ok() && may_look(dir, Ok(())).is_ok());
+    }
+
+    #[test]
+    fn a_client_that_was_there_within_the_relays_last_note_is_there() {
+        assert_eq!([0, 70_000, 150_000].map(|ago| seen(ago).unwrap()), ["just now", "just now", "2 min 30 s ago"]);
     }
 }

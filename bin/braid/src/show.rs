@@ -173,7 +173,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
         words("LINK"),
         words("STATE"),
         numbers("RTT"),
-        numbers("RATE"),
+        numbers("RATE UP"),
         numbers("LOSS"),
         numbers("RECEIVED"),
         numbers("SENT"),
@@ -245,8 +245,8 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
     page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "nothing learnt yet")
 }
 
-/// `braid policy`.
-pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()> {
+/// `braid policy`; `relays` are those that were joined, `None` where that cannot be told.
+pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[String]>) -> io::Result<()> {
     page.line(format!("scheduler       {}", policy.scheduler))?;
     if let Some(utility) = &policy.utility {
         page.line(format!("utility         {utility}"))?;
@@ -284,7 +284,7 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()>
         says.extend((!app.prefer.is_empty()).then(|| format!("rather {}", app.prefer.join(", "))));
         says.extend(app.class.as_ref().map(|class| format!("class {class}")));
         says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
-        says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app))));
+        says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app, relays))));
         says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
         let says = if says.is_empty() { "as the scheduler says".to_owned() } else { says.join("; ") };
         page.line(format!("app {} {{ {} }}: {says}", index + 1, app.matches))?;
@@ -295,14 +295,25 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView) -> io::Result<()>
     Ok(())
 }
 
-fn carried(app: &AppEntry) -> String {
+fn carried(app: &AppEntry, relays: Option<&[String]>) -> String {
     let way = match app.carry.as_str() {
         "direct" => "directly",
         "bond" => "over all links",
         "duplicate" => "over several links at once",
         other => other,
     };
-    app.relay.as_ref().map_or_else(|| way.to_owned(), |relay| format!("{way} by {relay}"))
+    let missing = match (&app.relay, relays) {
+        (_, None) => false,
+        (Some(relay), Some(relays)) => !relays.contains(relay),
+        (None, Some(relays)) => relays.is_empty() && app.carry != "direct",
+    };
+    let missing = match (missing, &app.relay) {
+        (true, Some(_)) => " (no relay of that name is joined: they go direct)",
+        (true, None) => " to servers that run Braid (no relay is joined: other flows go direct)",
+        (false, _) => "",
+    };
+    let by = app.relay.as_ref().map(|relay| format!(" by {relay}")).unwrap_or_default();
+    format!("{way}{by}{missing}")
 }
 
 /// `braid explain`.
@@ -345,7 +356,7 @@ fn shares(page: &mut Page<'_>, paths: &[Share]) -> io::Result<()> {
         numbers("RECEIVED"),
         numbers("SENT"),
         numbers("RTT"),
-        numbers("RATE"),
+        numbers("RATE UP"),
         words("WHY NOT"),
     ];
     let row = |share: &Share| -> Vec<Cell> {
@@ -384,7 +395,10 @@ fn candidates(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {
             toned(Some(&candidate.link), if chosen { Tone::Good } else { Tone::Plain }),
             cell(Some(if candidate.allowed { "yes" } else { "no" })),
             cell(bytes(candidate.load_bytes)),
-            cell(rate(candidate.capacity_bps)),
+            cell(
+                rate(candidate.capacity_bps)
+                    .map(|rate| if candidate.capacity_assumed { format!("assumed {rate}") } else { rate.to_string() }),
+            ),
             cell(micros(candidate.finish_us)),
             cell(micros(candidate.end_us)),
             cell(candidate.virtual_start.map(|turn| format!("{turn:.2}"))),
@@ -527,7 +541,20 @@ link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, pr
 app 1 { name = \"curl\" }: only wlan0; class bulk; carried over all links by home; weight 0.5
 left to the system { user = 7 }
 ";
-        assert_eq!(shown(value, policy), expected);
+        assert_eq!(shown(value.clone(), |page, view| policy(page, view, Some(&["home".to_owned()]))), expected);
+        assert_eq!(shown(value.clone(), |page, view| policy(page, view, None)), expected);
+        let without = shown(value.clone(), |page, view| policy(page, view, Some(&[])));
+        assert!(
+            without.contains("carried over all links by home (no relay of that name is joined: they go direct); weight 0.5"),
+            "{without}"
+        );
+        let mut any = value;
+        any["apps"][0]["relay"] = json!(null);
+        let without = shown(any, |page, view| policy(page, view, Some(&[])));
+        assert!(
+            without.contains("carried over all links to servers that run Braid (no relay is joined: other flows go direct)"),
+            "{without}"
+        );
     }
 
     #[test]
@@ -536,21 +563,22 @@ left to the system { user = 7 }
             json!({"link": link, "allowed": allowed, "reason": reason, "load_bytes": 0, "capacity_bps": 8_000_000, "finish_us": finish, "end_us": finish.map(|time| time / 2),
                    "virtual_start": null, "rank": 0, "flows": 0})
         };
-        let value = json!({
+        let mut value = json!({
             "subject": "curl to 192.0.2.1:443", "outcome": "steered", "link": "wlan0", "runner_up": "eth0",
             "reason": "It ends first.", "rule": 2, "rule_text": "port = 443", "scheduler": "max-throughput", "class": "bulk",
             "affinity": "none", "demand_bytes": 1_000_000, "direction": "down",
             "candidates": [seen("wlan0", true, None, Some(1_000_000)), seen("wwan0", false, Some("backup"), None)],
         });
+        value["candidates"][1]["capacity_assumed"] = json!(true);
         let expected = "\
 curl to 192.0.2.1:443 goes over wlan0
 It ends first.
 rule       [[app]] entry 2 { port = 443 }
 expected   1.0 MB down, class bulk, scheduler max-throughput
 runner-up  eth0
-LINK   MAY  LOAD    CAPACITY  FINISH     END  TURN  WHY NOT
-wlan0  yes   0 B  8.0 Mbit/s   1.0 s  500 ms     -
-wwan0  no    0 B  8.0 Mbit/s       -       -     -  backup
+LINK   MAY  LOAD            CAPACITY  FINISH     END  TURN  WHY NOT
+wlan0  yes   0 B          8.0 Mbit/s   1.0 s  500 ms     -
+wwan0  no    0 B  assumed 8.0 Mbit/s       -       -     -  backup
 ";
         assert_eq!(shown(value, explanation), expected);
     }

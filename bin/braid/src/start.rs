@@ -40,8 +40,8 @@ pub(crate) fn guardian(verbose: u8) -> anyhow::Result<()> {
     braid_engine::guardian::watch()
 }
 
-/// Removes what a dead daemon may have left; tells what was done.
-pub(crate) fn sweep() -> anyhow::Result<String> {
+/// Removes what a dead daemon may have left; tells what was done, if there was anything to do.
+pub(crate) fn sweep() -> anyhow::Result<Option<String>> {
     daemon::sweep()
 }
 

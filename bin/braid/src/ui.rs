@@ -19,6 +19,11 @@ pub(crate) fn open(command: &Ui) -> anyhow::Result<()> {
         writeln!(out, "open this in a browser within two minutes:")?;
     }
     writeln!(out, "{}", crate::printable_lines(&address.url))?;
+    if command.print {
+        // Beside the address, which a script takes from standard output.
+        let hint = "(good for one browser, within two minutes; programs show `Authorization: Bearer` and the token in ui-token of the state directory)";
+        let _ = writeln!(io::stderr(), "{hint}");
+    }
     if !address.may_change && !command.print {
         writeln!(out, "you may look, not change: members of the group braid may, and root")?;
     }

@@ -245,10 +245,14 @@ fn check_shows_what_is_wrong_and_where() {
     assert_eq!((&read["ok"], &read["findings"][0]["line"]), (&json!(false), &json!(2)));
 
     std::fs::write(&file, "scheduler = \"only-one\"\n[[app]]\nmatch = { exe = \"/opt/none/such\" }\n").unwrap();
+    let said = text(&check(&file, &[]).stdout).to_owned();
+    assert!(said.contains("there is no program /opt/none/such now") && said.contains("in order (1 warning)"), "{said}");
+    std::fs::write(&file, "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"no-such-link\"]\n").unwrap();
     assert_eq!(check(&file, &[]).status.code(), Some(1));
     let portable = check(&file, &["--portable"]);
     assert!(portable.status.success() && text(&portable.stdout).contains("in order (1 warning)"), "{}", text(&portable.stdout));
-    assert!(fail(braid(&["check", "/nonexistent"]), 1).contains("/nonexistent"));
+    let said = fail(braid(&["check", "/nonexistent"]), 1);
+    assert!(said.contains("there is no file /nonexistent: name the one to check") && !said.contains("--config"), "{said}");
 }
 
 #[test]
@@ -260,7 +264,7 @@ fn the_shipped_example_is_in_order() {
 
 #[test]
 fn wrong_usage_ends_with_2() {
-    for words in [&["statsu"][..], &[], &["run"], &["run", "-s", "fastest", "true"], &["check"]] {
+    for words in [&["statsu"][..], &[], &["run"], &["run", "-s", "fastest", "true"], &["check", "a", "b"]] {
         fail(braid(words), 2);
     }
 }

@@ -95,6 +95,13 @@ fn clients_are_listed_limited_and_revoked() {
     assert_eq!((&limits["rate_down_bps"], &limits["rate_up_bps"]), (&Value::from(10_000_000), &Value::from(1_000_000)));
     assert_eq!((&limits["flows"], &limits["monthly_bytes"]), (&Value::Null, &Value::from(50_000_000_000u64)));
 
+    let table = relay.ask(&["clients"]);
+    let head = table.lines().next().unwrap();
+    assert!(
+        ["MOST A MONTH", "MOST DOWN", "MOST UP", "MOST FLOWS"].iter().all(|limit| head.contains(limit)),
+        "limits are told as such: {table}"
+    );
+
     let invited = [
         "invite",
         "--address",

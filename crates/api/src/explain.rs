@@ -74,6 +74,9 @@ pub struct Explanation {
     /// How a living flow that a peer carries is spread over the links.
     #[serde(default)]
     pub paths: Vec<Share>,
+    /// Whether flows of the program have been seen, or a rule speaks of it; `null` for a living flow.
+    #[serde(default)]
+    pub program_known: Option<bool>,
 }
 
 /// One link's part in a flow that a peer carries.
@@ -95,7 +98,7 @@ pub struct Share {
     pub share: Option<f64>,
     /// Its path's smoothed round-trip time.
     pub rtt_us: Option<u64>,
-    /// What its path can deliver from here.
+    /// What its path can deliver from here, that is upwards: what comes from the peer is the peer's to know.
     pub rate_bps: Option<u64>,
 }
 
@@ -112,6 +115,9 @@ pub struct Candidate {
     pub load_bytes: Option<u64>,
     /// Its capacity in the flow's direction.
     pub capacity_bps: Option<u64>,
+    /// Nothing has been measured in that direction yet: the capacity is what the rule assumes meanwhile.
+    #[serde(default)]
+    pub capacity_assumed: bool,
     /// When it would be done with its load and the flow.
     pub finish_us: Option<u64>,
     /// When the flow itself is expected to end on it, which maximum throughput compares: shorter flows do not wait for all of its load.

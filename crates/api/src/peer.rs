@@ -36,7 +36,7 @@ pub struct Path {
     pub rtt_us: Option<u64>,
     /// Congestion window in bytes.
     pub cwnd: Option<u64>,
-    /// What it can deliver from here.
+    /// What it can deliver from here, that is upwards: what comes from the peer is the peer's to know.
     pub rate_bps: Option<u64>,
     /// Share of the bytes sent from here that was lost.
     pub loss: Option<f64>,

@@ -2,7 +2,7 @@
 //!
 //! With [`Reach::Itself`] it is a server's own: it knows nobody, serves anyone, and opens the host's own services only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use braid_bond::host::{ConnectionId, Host, HostLimits, refusals};
-use braid_bond::{BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, Target, codes};
+use braid_bond::{Bond, BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, PathState, Target, codes};
 use braid_model::{Bytes as Amount, Rate, Time};
 use braid_peer::address::Address;
 use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
@@ -110,6 +110,8 @@ const DRAIN: Duration = Duration::from_secs(30);
 const UDP_IDLE: Duration = Duration::from_secs(150);
 /// Usage is written down this often.
 const FLUSH: Duration = Duration::from_secs(10);
+/// That a client is there, though it moves nothing, only this often: a disk has better things to do.
+const PRESENCE: Duration = Duration::from_secs(60);
 /// What one anonymous bond may have: its share of the memory that strangers can claim. 16 MiB is the least that the protocol allows.
 const ANONYMOUS: BondLimits = BondLimits { flows: 64, max_window: 8 << 20, total_window: 16 << 20, send_buffer: 8 << 20 };
 const ANONYMOUS_BONDS: usize = 512;
@@ -168,6 +170,8 @@ struct Relay {
     memory: Memory,
     clock: Clock,
     draining: bool,
+    /// When it was last written down who is there.
+    present: Instant,
     open: Arc<()>,
 }
 
@@ -217,6 +221,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         memory: options.memory,
         clock: Clock::start(),
         draining: false,
+        present: Instant::now(),
         open: Arc::new(()),
     };
     relay.serve(&mut notices, stop).await;
@@ -414,12 +419,24 @@ impl Relay {
         }
     }
 
-    /// Writes down what clients have used.
+    /// Clients with a path that works: a bond outlives its client for a while.
+    fn present(&self) -> BTreeSet<PublicKey> {
+        let good = |bond: &Bond| bond.paths().any(|(_, path)| path.state == PathState::Good);
+        let bonds: Vec<BondId> = self.carrier.with(|host, _| host.bonds().filter(|(_, bond)| good(bond)).map(|(id, _)| id).collect());
+        bonds.iter().filter_map(|bond| self.owners.get(bond)?.key).collect()
+    }
+
+    /// Writes down what clients have used, and now and then who is there.
     fn flush(&mut self) {
+        let due = self.registry.is_some() && self.present.elapsed() >= PRESENCE;
+        let present = if due { self.present() } else { BTreeSet::new() };
+        if due {
+            self.present = Instant::now();
+        }
         if let Some(registry) = &mut self.registry {
-            for account in self.accounts.values() {
+            for (key, account) in &self.accounts {
                 let [down, up] = [0, 1].map(|way: usize| Amount::new(account.moved[way].swap(0, Ordering::Relaxed)));
-                if let Some(client) = account.client.filter(|_| down != Amount::ZERO || up != Amount::ZERO) {
+                if let Some(client) = account.client.filter(|_| down != Amount::ZERO || up != Amount::ZERO || present.contains(key)) {
                     registry.count(client, down, up, SystemTime::now());
                 }
             }

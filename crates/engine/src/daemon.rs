@@ -108,13 +108,14 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     result.and(swept.map(drop).context("cannot take Braid's rules and routes down"))
 }
 
-/// Takes down what a daemon that is gone left behind, in this network namespace. Returns what was found, for people.
-pub fn sweep() -> anyhow::Result<String> {
+/// Takes down what a daemon that is gone left behind, in this network namespace. Returns what was found, for people, if there was anything.
+pub fn sweep() -> anyhow::Result<Option<String>> {
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot sweep")?;
     let swept = netlink::sweep()?;
     reverse_path::end_stranded();
     drop(lock);
-    Ok(format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes))
+    let found = swept != netlink::Swept::default();
+    Ok(found.then(|| format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes)))
 }
 
 async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, guardian: &mut Guardian) -> anyhow::Result<()> {

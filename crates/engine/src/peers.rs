@@ -263,8 +263,9 @@ impl Peers {
     pub fn leave(&mut self, name: &str) -> Result<Accepted, Problem> {
         if !self.known.contains_key(name) {
             let names: Vec<&str> = self.known.keys().map(String::as_str).collect();
+            let joined = if names.is_empty() { "no relay was joined".to_owned() } else { format!("joined were {}", names.join(", ")) };
             let detail =
-                format!("there is no peer called {name}: there are {}", if names.is_empty() { "none".into() } else { names.join(", ") });
+                format!("there is no peer called {name}: {joined}; `braid peers` lists servers too, which are left by their address");
             return Err(Problem::new(404, "No such peer", detail));
         }
         self.end(name);

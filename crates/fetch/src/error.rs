@@ -31,6 +31,8 @@ pub enum FetchError {
         link: String,
         /// What the resolvers said.
         reason: String,
+        /// They are sure that there is no such name: asking again brings nothing.
+        absent: bool,
     },
     /// No connection.
     #[error("cannot connect to {host} over {link}: {reason}")]

@@ -11,6 +11,7 @@ use hickory_resolver::Resolver;
 use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
 use hickory_resolver::net::runtime::{RuntimeProvider, TokioHandle, TokioTime};
+use hickory_resolver::net::{DnsError, NetError};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpStream, UdpSocket};
 
@@ -42,23 +43,48 @@ impl Names {
     }
 
     /// The addresses of `host` that are of `families`.
-    pub(crate) async fn lookup(&self, host: &str, families: PerFamily<bool>) -> Result<Vec<IpAddr>, String> {
+    pub(crate) async fn lookup(&self, host: &str, families: PerFamily<bool>) -> Result<Vec<IpAddr>, NoAddress> {
         let found = match (host.parse::<IpAddr>(), &self.resolver) {
             (Ok(address), _) => vec![address],
             (Err(_), Some(resolver)) => {
-                let found = resolver.lookup_ip(host).await.map_err(|error| error.to_string())?;
+                let found = resolver.lookup_ip(host).await.map_err(|error| NoAddress::of(&error))?;
                 found.iter().collect()
             }
             (Err(_), None) => {
-                let found = tokio::net::lookup_host((host, 0)).await.map_err(|error| error.to_string())?;
+                let found = tokio::net::lookup_host((host, 0)).await;
+                let found = found.map_err(|error| NoAddress { reason: error.to_string(), absent: false })?;
                 found.map(|address| address.ip()).collect()
             }
         };
         let fits: Vec<IpAddr> = found.iter().copied().filter(|address| *families.get(Family::of(*address))).collect();
         if fits.is_empty() && !found.is_empty() {
-            return Err(format!("it has {} only, which this link does not carry", Family::of(found[0])));
+            let reason = format!("it has {} only, which this link does not carry", Family::of(found[0]));
+            return Err(NoAddress { reason, absent: false });
         }
         Ok(fits)
+    }
+}
+
+/// Why a name has no address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NoAddress {
+    /// In words.
+    pub(crate) reason: String,
+    /// The name servers are sure that there is no such name.
+    pub(crate) absent: bool,
+}
+
+impl NoAddress {
+    /// What the resolver says, without its own words for its own parts.
+    fn of(error: &NetError) -> Self {
+        let said = |reason: &str| Self { reason: reason.to_owned(), absent: false };
+        match error {
+            _ if error.is_nx_domain() => Self { reason: "there is no such name: look for a slip of the pen".to_owned(), absent: true },
+            _ if error.is_no_records_found() => said("the name is there, but has no address"),
+            NetError::Timeout | NetError::NoConnections => said("no name server of the link answers: see whether the link works at all"),
+            NetError::Dns(DnsError::ResponseCode(code)) => Self { reason: format!("its name servers answer: {code}"), absent: false },
+            other => Self { reason: other.to_string(), absent: false },
+        }
     }
 }
 
@@ -101,5 +127,24 @@ impl RuntimeProvider for Bound {
             socket.bind(&local.into())?;
             UdpSocket::from_std(socket.into())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hickory_resolver::net::NoRecords;
+    use hickory_resolver::proto::op::{Query, ResponseCode};
+
+    #[test]
+    fn regression_what_resolvers_say_is_told_in_words() {
+        let told = |error: NetError| NoAddress::of(&error);
+        let none = |code| NetError::Dns(DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)));
+        let absent = told(none(ResponseCode::NXDomain));
+        assert!(absent.absent && absent.reason.starts_with("there is no such name"), "{absent:?}");
+        let bare = told(none(ResponseCode::NoError));
+        assert!(!bare.absent && bare.reason.contains("has no address") && !bare.reason.contains("Query"), "{bare:?}");
+        assert!(told(NetError::Timeout).reason.starts_with("no name server of the link answers"));
+        assert!(!told(NetError::Dns(DnsError::ResponseCode(ResponseCode::ServFail))).absent);
     }
 }

@@ -84,10 +84,11 @@ impl Network for Sockets {
     ) -> Pin<Box<dyn Future<Output = Result<BoxStream, FetchError>> + Send + 'a>> {
         Box::pin(async move {
             let there = &self.links[link];
-            let addresses = self.names[link].lookup(host, there.families).await.map_err(|reason| FetchError::Resolve {
+            let addresses = self.names[link].lookup(host, there.families).await.map_err(|none| FetchError::Resolve {
                 host: host.to_owned(),
                 link: there.name.clone(),
-                reason,
+                reason: none.reason,
+                absent: none.absent,
             })?;
             let addresses = interleave(addresses.into_iter().map(|address| SocketAddr::new(address, port)));
             let stream = race(&addresses, |address| connect(&there.name, address)).await;

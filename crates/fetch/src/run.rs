@@ -1,6 +1,6 @@
 //! A run: the engine's decisions carried out, and what comes of them told to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -93,6 +93,8 @@ struct Run<T> {
     by_file: BTreeMap<FileId, usize>,
     lanes: BTreeMap<LaneId, Handle>,
     requests: BTreeMap<RequestId, Place>,
+    /// The servers whose names do not exist, by link.
+    nameless: BTreeSet<(ServerId, LinkId)>,
     finishing: JoinSet<(usize, Bytes, Result<(), FetchError>)>,
     begin: Instant,
     tell: T,
@@ -122,6 +124,7 @@ impl<T: FnMut(Event)> Run<T> {
             by_file: BTreeMap::new(),
             lanes: BTreeMap::new(),
             requests: BTreeMap::new(),
+            nameless: BTreeSet::new(),
             finishing: JoinSet::new(),
             begin: Instant::now(),
             tell,
@@ -313,6 +316,21 @@ impl<T: FnMut(Event)> Run<T> {
             }
         }
         self.engine.on_lane_lost(now, lane);
+        if matches!(error, FetchError::Resolve { absent: true, .. }) {
+            self.nameless.insert((handle.server, handle.link));
+            self.drop_nameless(&error);
+        }
+    }
+
+    /// Gives up the files of which nothing came and none of whose sources has a name that any link's resolvers know: they would say the same
+    /// again.
+    fn drop_nameless(&mut self, error: &FetchError) {
+        let links = self.shared.network.links().len();
+        let absent = |server: ServerId| (0..links).all(|link| self.nameless.contains(&(server, LinkId(link))));
+        let lost = self.by_file.iter().filter(|(_, index)| self.jobs[**index].sources.iter().all(|source| absent(source.server)));
+        let begun = |file: FileId| self.engine.file(file).is_some_and(|file| file.got > Bytes::ZERO);
+        let lost: Vec<FileId> = lost.map(|(file, _)| *file).filter(|file| !begun(*file)).collect();
+        lost.into_iter().for_each(|file| self.drop_file(file, error.clone()));
     }
 
     fn on_head(&mut self, now: Time, request: RequestId, head: Head, validator: Option<crate::answer::Validator>) {

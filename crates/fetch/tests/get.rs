@@ -349,6 +349,14 @@ fn a_name_that_is_none_and_a_port_that_is_closed_are_told() {
 }
 
 #[test]
+fn regression_a_name_that_no_link_knows_is_not_asked_for_again_and_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let patient = Options { tries: u32::MAX, patience: Duration::from_secs(3600), ..quick() };
+    let came = get_over(Loopback::new(3), &["http://nowhere.invalid/f".to_owned()], folder.path(), patient, |_| ());
+    assert_eq!(came.error().exit_code(), 6);
+}
+
+#[test]
 fn a_folder_that_cannot_be_written_is_told_before_anything_is_fetched() {
     let server = Server::start(|asked| send(good(asked, b"x")));
     let came = get(&[server.url("/file")], std::path::Path::new("/proc/no such folder"));

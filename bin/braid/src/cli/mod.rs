@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use braid_engine::daemon::DEFAULT_CONFIG;
 use braid_engine::server::DEFAULT_SOCKET;
 use clap::{Args, Parser, Subcommand};
 
@@ -40,12 +41,13 @@ pub(crate) struct Cli {
     pub(crate) verbose: u8,
 }
 
+// A variant without words of its own has those of what it holds, the long ones too: its own would hide them.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Start the daemon, in the foreground.
     Up(Up),
     /// Stop the daemon; without one, sweep what a dead one may have left.
-    Down(Daemon),
+    Down(Down),
     /// Read the configuration again and apply it to new flows.
     Reload(Daemon),
     /// Show the daemon and its links at a glance.
@@ -58,31 +60,22 @@ pub(crate) enum Command {
     Apps(Query),
     /// Show links, flows, applications and events as they change.
     Top(Daemon),
-    /// Show what happened, in plain words.
     Log(Log),
-    /// Show what links or applications moved, over time.
     History(History),
-    /// Show what Braid gained: bytes by link, flows saved, outages bridged, energy and money.
     Gains(Gains),
-    /// Open the daemon's web page, or tell its address.
     Ui(Ui),
     /// Show the policy in force.
     Policy(Query),
     /// Tell what is wrong in a configuration file, without applying it.
     Check(Check),
-    /// Run one command over all links, with no privilege.
     Run(Run),
-    /// Download files over all links at once, from any server, with no privilege.
     Get(Box<Get>),
-    /// Tell why a flow gets the link it gets.
     Explain(Explain),
     /// List, serve and fetch profiles of the energy that interfaces need.
     #[command(subcommand)]
     Energy(Energy),
-    /// Simulate: the papers' experiments, and instances of one's own.
     #[command(subcommand)]
     Sim(Sim),
-    /// Bond with a relay from now on, by the line that its operator gave.
     Join(Join),
     /// Leave a relay, or forget a server and its key.
     Leave(Leave),
@@ -90,7 +83,6 @@ pub(crate) enum Command {
     Peers(Query),
     /// Carry running bonded flows over another link.
     Move(Move),
-    /// Run a relay, and decide who may use it and how much.
     Relay(Box<Relay>),
     /// Tell what this system can and cannot do, and the remedy.
     Doctor(Doctor),
@@ -104,7 +96,6 @@ pub(crate) enum Command {
         /// The directory.
         dir: Option<PathBuf>,
     },
-    /// Carry what other devices ask for over all links, as an HTTP and SOCKS5 proxy.
     Proxy(Box<Proxy>),
     /// Take a dead daemon's rules down (started by the daemon).
     #[command(hide = true)]
@@ -117,6 +108,15 @@ pub(crate) struct Daemon {
     /// The daemon's socket.
     #[arg(long, value_name = "PATH", env = "BRAID_SOCKET", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Down {
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
+    /// Say nothing where no daemon runs and none has left anything.
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
 }
 
 /// A question to the daemon.
@@ -153,7 +153,9 @@ pub(crate) struct Up {
     pub(crate) ui_key: Option<PathBuf>,
 }
 
-/// Open the daemon's web page, or tell its address. The daemon must have been started with --ui.
+/// Open the daemon's web page, or tell its address.
+///
+/// The daemon must have been started with --ui, as the package's service is.
 #[derive(Debug, Args)]
 pub(crate) struct Ui {
     #[command(flatten)]
@@ -166,8 +168,9 @@ pub(crate) struct Ui {
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     /// The configuration file.
+    #[arg(default_value = DEFAULT_CONFIG)]
     pub(crate) file: PathBuf,
-    /// The file is for another machine: programs, links and relays that this one does not have are warned of, not refused.
+    /// The file is for another machine: users, links and relays that this one does not have are warned of, not refused.
     #[arg(long)]
     pub(crate) portable: bool,
     #[command(flatten)]
@@ -180,6 +183,14 @@ pub(crate) struct Check {
 /// Tell why a flow gets the link it gets.
 ///
 /// `braid explain 17` explains a live flow by its id (see `braid flows`); `braid explain curl 192.0.2.1:443` one to come.
+///
+/// What the rule sees of each link: MAY, whether the flow may use it (WHY NOT tells why it may not); LOAD, what the link's flows still have to
+/// move; CAPACITY, in the flow's direction ("assumed" where nothing has been measured yet); FINISH, the time until its load and the flow are both
+/// done; END, the time until the flow itself is expected to end, which max-throughput compares; TURN, how far its turn is off under the round
+/// robins, in flows on the fastest link: the least is next.
+///
+/// Of a flow that a relay or a server carries: PATH, the state of the link's path there; SHARE, of the flow's bytes so far; RTT, the path's round
+/// trip; RATE UP, what it can carry from here to there.
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// A flow's id, or a program by path or name.
@@ -239,6 +250,40 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn check_looks_at_the_file_in_force_unless_another_is_named() {
+        let file = |words: &[&str]| match Cli::parse_from([&["braid", "check"], words].concat()).command {
+            Command::Check(check) => check.file,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([file(&[]), file(&["./mine.toml"])], [PathBuf::from(DEFAULT_CONFIG), PathBuf::from("./mine.toml")]);
+    }
+
+    #[test]
+    fn regression_the_long_words_of_a_command_are_shown() {
+        let mut cli = Cli::command();
+        cli.build();
+        for (words, told) in [
+            (&["explain"][..], "TURN"),
+            (&["run"], "seccomp"),
+            (&["get"], "mirrors"),
+            (&["proxy"], "/proxy.pac"),
+            (&["log"], "1,000 notes"),
+            (&["join"], "three seconds"),
+            (&["relay"], "invited"),
+            (&["relay", "clients"], "SEEN"),
+            (&["sim"], "same seed"),
+            (&["relay", "invite"], "QR code"),
+            (&["relay", "limit"], "lifts one"),
+        ] {
+            let found = words.iter().try_fold(&cli, |command, word| command.find_subcommand(word)).unwrap();
+            let long = found.get_long_about().map(ToString::to_string).unwrap_or_default();
+            assert!(long.contains(told), "{words:?}: {long}");
+            let short = found.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!((20..90).contains(&short.len()) && long.starts_with(&short), "{words:?}: {short}");
+        }
     }
 
     #[test]

@@ -4,9 +4,9 @@ use clap::{Args, ValueEnum};
 
 use super::Query;
 
-/// Show what happened, in plain words: links that came and went, flows that moved, changes of the configuration.
+/// Show what happened, in plain words.
 ///
-/// The last 1,000 notes are kept, across restarts. Times are UTC.
+/// Links that came and went, flows that moved, changes of the configuration. The last 1,000 notes are kept, across restarts. Times are UTC.
 #[derive(Debug, Args)]
 pub(crate) struct Log {
     #[command(flatten)]
@@ -19,7 +19,9 @@ pub(crate) struct Log {
     pub(crate) follow: bool,
 }
 
-/// Show what links or applications moved, over time. Times are UTC.
+/// Show what links or applications moved, over time.
+///
+/// Times are UTC. Moments at which no link moved anything are left out, but in JSON.
 #[derive(Debug, Args)]
 pub(crate) struct History {
     #[command(flatten)]
@@ -27,6 +29,9 @@ pub(crate) struct History {
     /// How finely, and so how far back: five minutes, an hour, a day or thirty days.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) resolution: Step,
+    /// Show also the moments at which no link moved anything.
+    #[arg(long, conflicts_with = "apps")]
+    pub(crate) all: bool,
     /// By application instead of by link.
     #[arg(long)]
     pub(crate) apps: bool,
@@ -65,7 +70,9 @@ impl Step {
     }
 }
 
-/// Show what Braid gained: bytes by link, flows saved, outages bridged; energy and money against the system's own choice (estimated).
+/// Show what Braid gained: bytes by link, flows saved, outages bridged, energy and money.
+///
+/// Energy and money are estimates, against the system's own choice.
 #[derive(Debug, Args)]
 pub(crate) struct Gains {
     #[command(flatten)]

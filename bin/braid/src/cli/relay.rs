@@ -70,13 +70,10 @@ pub(crate) struct RelayServer {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RelayAction {
-    /// Print a line that lets one device join.
     Invite(RelayInvite),
-    /// List the clients, their limits and what they used this month.
     Clients(RelayClients),
     /// Shut a client out, at once and until it is invited again.
     Revoke(RelayRevoke),
-    /// Set what a client may use.
     Limit(RelayLimit),
 }
 
@@ -113,6 +110,10 @@ pub(crate) struct RelayInvite {
     pub(crate) json: bool,
 }
 
+/// List the clients, their limits and what they used this month.
+///
+/// SEEN is when the client was last there, as the relay writes it down once a minute. DOWN and UP are what it used this month, towards it and
+/// from it; MOST A MONTH, MOST DOWN, MOST UP and MOST FLOWS are its limits, which "braid relay limit" sets.
 #[derive(Debug, Args)]
 pub(crate) struct RelayClients {
     #[command(flatten)]
@@ -171,6 +172,9 @@ pub(crate) struct RelayLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limit<T>(pub(crate) Option<T>);
 
+/// Bond with a relay from now on, by the line that its operator gave.
+///
+/// Waits three seconds at most for the relay's answer. One that gives none yet is joined all the same, and dialled again and again.
 #[derive(Debug, Args)]
 pub(crate) struct Join {
     /// What "braid relay invite" printed.

@@ -24,9 +24,9 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Carry what other devices and programs ask for over all links: a proxy (HTTP, CONNECT, SOCKS5) on one port, with no privilege.
+/// Carry what other devices ask for over all links, as an HTTP and SOCKS5 proxy.
 ///
-/// Clients set it as their proxy, or load http://ADDRESS/proxy.pac. It listens on the loopback unless told otherwise; clients from elsewhere
+/// All of it (HTTP, CONNECT, SOCKS5) is on one port, and needs no privilege. Clients set it as their proxy, or load http://ADDRESS/proxy.pac. It listens on the loopback unless told otherwise; clients from elsewhere
 /// are let in by --allow. Rules of the configuration hold: match = { client = "192.168.7.0/24" }, or a name of --passwords, stands for the
 /// application; --carry is for flows that no rule speaks of.
 #[derive(Debug, Args)]

@@ -38,12 +38,15 @@ pub(crate) fn run(get: Get) -> anyhow::Result<ExitCode> {
 
 fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
     let downloads = downloads(get)?;
+    let mut hosts: Vec<String> = downloads.iter().flat_map(|file| &file.urls).filter_map(|url| url.host_str()).map(str::to_owned).collect();
+    hosts.sort();
+    hosts.dedup();
     let options = options(get)?;
     let advice = Advice::ask(&get.daemon.socket, &downloads);
     let (links, known) = links(get, &advice, show)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|error| FetchError::Option(format!("cannot start: {error}")))?;
-    show.begin(&links);
+    show.begin(&links, &hosts);
     let mut last: Vec<LinkProgress> = Vec::new();
     let mut best: Vec<Rate> = vec![Rate::ZERO; links.len()];
     let mut lessons: Vec<JoinHandle<()>> = Vec::new();

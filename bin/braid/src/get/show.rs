@@ -18,6 +18,8 @@ pub(super) struct Show {
     occupied: bool,
     bars: Option<Bars>,
     told: Instant,
+    /// Whom the first answer is awaited from; `None` once one came.
+    awaited: Option<String>,
 }
 
 struct Bars {
@@ -28,11 +30,15 @@ struct Bars {
 
 impl Show {
     pub(super) fn new(quiet: bool, json: bool, occupied: bool) -> Self {
-        Self { quiet, json, occupied, bars: None, told: Instant::now() }
+        Self { quiet, json, occupied, bars: None, told: Instant::now(), awaited: None }
     }
 
-    /// The links are known.
-    pub(super) fn begin(&mut self, links: &[Link]) {
+    /// The links are known, and the hosts that are asked first.
+    pub(super) fn begin(&mut self, links: &[Link], hosts: &[String]) {
+        self.awaited = hosts.first().map(|host| match hosts.len() {
+            1 => printable(host),
+            more => format!("{} and {} more", printable(host), more - 1),
+        });
         if self.quiet || self.json || !io::stderr().is_terminal() {
             return;
         }
@@ -55,6 +61,7 @@ impl Show {
         }
         match event {
             Event::Started { file, size, there, ranged } => {
+                self.awaited = None;
                 let size = size.map_or("of unknown size".to_owned(), |size| size.to_string());
                 let there = if there == Bytes::ZERO { String::new() } else { format!(", {there} of it there already") };
                 let way = if ranged { "" } else { ", whole over one link" };
@@ -90,7 +97,7 @@ impl Show {
         let Some(bars) = &self.bars else {
             if !self.quiet && self.told.elapsed() >= LINES {
                 self.told = Instant::now();
-                self.line(&line(progress));
+                self.line(&line(progress, self.awaited.as_deref()));
             }
             return;
         };
@@ -102,7 +109,10 @@ impl Show {
         }
         bars.total.set_length(size.max(1));
         bars.total.set_position(progress.got.get());
-        bars.total.set_message(format!("{:>9} {:>11} {}", progress.got.to_string(), progress.rate_bps.to_string(), left(progress)));
+        bars.total.set_message(match &self.awaited {
+            Some(host) => format!("connecting to {host}"),
+            None => format!("{:>9} {:>11} {}", progress.got.to_string(), progress.rate_bps.to_string(), left(progress)),
+        });
         if progress.files.0 == progress.files.1 {
             bars.links.iter().chain([&bars.total]).for_each(ProgressBar::finish_and_clear);
         }
@@ -124,8 +134,12 @@ impl Show {
     }
 }
 
-/// Progress in one line.
-fn line(progress: &Progress) -> String {
+/// Progress in one line; `awaited` has not answered yet.
+fn line(progress: &Progress, awaited: Option<&str>) -> String {
+    if let Some(host) = awaited {
+        let links = progress.links.iter().map(|link| link.name.as_str()).collect::<Vec<_>>().join(", ");
+        return format!("connecting to {host} over {links}, for {:.0} s now", progress.seconds);
+    }
     let of = progress.size.map_or(String::new(), |size| format!(" of {size}"));
     let links = progress.links.iter().map(|link| format!("{} {}", link.name, link.rate_bps)).collect::<Vec<_>>().join(", ");
     let files = if progress.files.1 > 1 { format!(", {} of {} files", progress.files.0, progress.files.1) } else { String::new() };
@@ -168,6 +182,7 @@ mod tests {
         assert_eq!(left(&progress(0, Some(10_000_000))), " 10 s left");
         assert_eq!(left(&progress(0, Some(3_700_000_000))), " 1:01:40 left");
         assert_eq!(left(&progress(5, None)), "");
-        assert!(line(&progress(1_000_000, Some(2_000_000))).starts_with("1.0 MB of 2.0 MB, 8.0 Mbit/s"));
+        assert!(line(&progress(1_000_000, Some(2_000_000)), None).starts_with("1.0 MB of 2.0 MB, 8.0 Mbit/s"));
+        assert!(line(&progress(0, None), Some("example.org")).starts_with("connecting to example.org over "));
     }
 }

@@ -16,7 +16,7 @@ use ratatui::crossterm::event::{
     self, DisableMouseCapture, EnableMouseCapture, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent,
     MouseEventKind,
 };
-use ratatui::crossterm::execute;
+use ratatui::crossterm::{execute, terminal};
 use ratatui::layout::{Rect, Size};
 
 use crate::client;
@@ -38,6 +38,11 @@ enum News {
 pub(crate) fn run(socket: &Path) -> anyhow::Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         anyhow::bail!("braid top needs a terminal: use braid status, braid flows and the like in scripts");
+    }
+    if let Ok((columns, rows)) = terminal::size()
+        && (columns == 0 || rows == 0)
+    {
+        anyhow::bail!("the terminal tells no size, so nothing can be drawn: give it one, as in `stty cols 100 rows 30`");
     }
     // Where nobody answers now, an error says more than an empty screen.
     client::listen(socket, "/v1/events", |_, _| ControlFlow::Break(()))?;

@@ -247,7 +247,7 @@ fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         for path in &peer.paths {
             let facts = [
                 Some(path.state.clone()),
-                path.rate_bps.map(|bps| Rate::from_bps(bps).to_string()),
+                path.rate_bps.map(|bps| format!("up to {} up", Rate::from_bps(bps))),
                 micros(path.rtt_us),
                 percent(path.loss).map(|loss| format!("loss {loss}")),
             ];

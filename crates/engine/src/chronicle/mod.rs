@@ -6,6 +6,7 @@
 //! or 8 MB with the longest names.
 
 mod apps;
+mod changes;
 mod gains;
 mod rings;
 mod watch;
@@ -19,6 +20,7 @@ use braid_model::{Bytes, Joules, LinkIndex, LinkState, Time};
 
 pub use apps::AppPulse;
 use apps::AppRings;
+pub(crate) use changes::changes;
 use gains::Days;
 use rings::Rings;
 use watch::Watched;
@@ -41,6 +43,8 @@ pub struct Pulse {
     pub state: LinkState,
     /// Why it does not.
     pub reason: Option<String>,
+    /// How often it went down or died so far.
+    pub falls: u64,
     /// Whether it may be given flows now.
     pub usable: bool,
     /// The system's order, least first; `None`: it has no default route.
@@ -273,6 +277,7 @@ mod tests {
             name: name.to_owned(),
             state: LinkState::Up,
             reason: None,
+            falls: 0,
             usable: true,
             rank: Some(index),
             device: Some([Bytes::ZERO; 2]),

@@ -64,10 +64,13 @@ fn lives(state: LinkState) -> bool {
 }
 
 fn changed(before: &Pulse, link: &Pulse, all: &[Pulse]) -> Option<News> {
-    if before.state == link.state {
-        return None;
-    }
     let name = &link.name;
+    if before.state == link.state {
+        let fell = link.falls.saturating_sub(before.falls);
+        let often = if fell > 1 { format!("{fell} times ") } else { String::new() };
+        let text = format!("{name} went down {often}for less than a second, and is up again");
+        return (lives(link.state) && fell > 0).then(|| News::new("link", "warning", text));
+    }
     match link.state {
         LinkState::Up | LinkState::Backup if lives(before.state) => {
             let role = if link.state == LinkState::Backup { "a backup" } else { "used like the others" };
@@ -201,6 +204,23 @@ mod tests {
         let mut watched = Watched::default();
         watched.on_second(&[pulse(1, "wlan0"), pulse(2, "lte0")], Power::default());
         assert_eq!(texts(&watched.on_second(&[pulse(1, "wlan0")], Power::default())), ["lte0 was removed: new flows take wlan0"]);
+    }
+
+    #[test]
+    fn regression_what_went_and_came_back_between_two_looks_is_told() {
+        let mut watched = Watched::default();
+        watched.on_second(&[pulse(1, "wlan0")], Power::default());
+        let once = Pulse { falls: 1, ..pulse(1, "wlan0") };
+        assert_eq!(
+            texts(&watched.on_second(std::slice::from_ref(&once), Power::default())),
+            ["wlan0 went down for less than a second, and is up again"]
+        );
+        assert_eq!(watched.on_second(&[once], Power::default()), []);
+        let more = Pulse { falls: 4, ..pulse(1, "wlan0") };
+        assert_eq!(
+            texts(&watched.on_second(&[more], Power::default())),
+            ["wlan0 went down 3 times for less than a second, and is up again"]
+        );
     }
 
     #[test]

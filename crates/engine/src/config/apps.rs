@@ -7,10 +7,13 @@ use braid_decide::policy::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Ex
 use braid_model::{Class, Role};
 use ipnet::IpNet;
 
-use super::findings::{Severity, nearest};
+use super::findings::{Severity, nearest, nearest_path};
 use super::links::LinkEntry;
 use super::reader::{Section, Value};
 use super::{AFFINITIES, World};
+
+/// A user that no process has: the kernel's own sign for none.
+const NOBODY: u32 = u32::MAX;
 
 const CLASSES: [(&str, Class); 4] =
     [("real-time", Class::RealTime), ("browser", Class::Browser), ("bulk", Class::Bulk), ("unclassified", Class::Unclassified)];
@@ -102,7 +105,8 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
 
 /// How the flows are carried, over how many links each packet if over several, and by which relay alone.
 fn carried(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<String>) {
-    let carry = section.take("carry").and_then(|value| value.one_of(&Carry::ALL)).unwrap_or_default();
+    let written = section.take("carry");
+    let carry = written.as_ref().and_then(|value| value.one_of(&Carry::ALL)).unwrap_or_default();
     let copies = section.take("copies").and_then(|value| {
         if matches!(carry, Carry::Direct | Carry::Bond) {
             let problem = format!("carry = \"{}\" sends each packet once: it takes no copies", carry.name());
@@ -111,7 +115,16 @@ fn carried(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<Strin
         value.whole(2..=8)
     });
     let copies = copies.and_then(|copies| u8::try_from(copies).ok()).unwrap_or(COPIES);
-    let Some(value) = section.take("relay") else { return (carry, copies, None) };
+    let Some(value) = section.take("relay") else {
+        if let Some(value) =
+            written.filter(|_| matches!(carry, Carry::Bond | Carry::Duplicate) && world.relays.as_ref().is_some_and(Vec::is_empty))
+        {
+            let remedy = "braid join LINE, with the line that a relay's operator gave; until then only servers that run Braid are reached so, and \
+                          other flows go direct";
+            value.reader.warn(&value.span, format!("no relay is joined that could carry \"{}\"", value.text().unwrap_or_default()), remedy);
+        }
+        return (carry, copies, None);
+    };
     if carry == Carry::Direct {
         value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "take relay out, or write carry = \"bond\"");
     }
@@ -181,10 +194,10 @@ fn exe(value: &Value<'_>, world: &World) -> Option<PathBuf> {
     }
     if !world.has_program(&path) {
         let beside = world.programs_beside(&path);
-        let near = nearest(text, beside.iter().map(String::as_str));
-        let severity = if world.strict { Severity::Error } else { Severity::Warning };
-        let remedy = "write the path of a program on this machine (a link to it will do)".to_owned();
-        value.reader.note(severity, &value.span, format!("there is no program {text}"), near, Some(remedy));
+        let near = nearest_path(text, beside.iter().map(String::as_str));
+        // Programs come and go with their packages, and one policy serves many machines: no reason to refuse the rest of the file.
+        let remedy = "the rule waits until it is installed; if another was meant, write its path (a link to it will do)".to_owned();
+        value.reader.note(Severity::Warning, &value.span, format!("there is no program {text} now"), near, Some(remedy));
     }
     Some(path)
 }
@@ -247,9 +260,11 @@ fn user(value: &Value<'_>, world: &World) -> Option<u32> {
         return Some(user);
     }
     let near = nearest(text, world.users.keys().map(String::as_str));
-    let remedy = "write a user of this machine, by name or number".to_owned();
-    value.reader.note(Severity::Error, &value.span, format!("there is no user {text:?}"), near, Some(remedy));
-    None
+    // A user that was removed with its package keeps no machine from its links.
+    let severity = if world.strict { Severity::Error } else { Severity::Warning };
+    let remedy = "write a user of this machine, by name or number; until then nothing matches".to_owned();
+    value.reader.note(severity, &value.span, format!("there is no user {text:?}"), near, Some(remedy));
+    (!world.strict).then_some(NOBODY)
 }
 
 fn selectors(value: &Value<'_>, links: &[LinkEntry], world: &World) -> Option<Vec<LinkSelector>> {
@@ -292,7 +307,7 @@ fn known(value: &Value<'_>, selector: &LinkSelector, links: &[LinkEntry], world:
     let near = nearest(pattern.as_str(), names.filter(|name| *name != "lo"));
     let severity = if world.strict { Severity::Error } else { Severity::Warning };
     let remedy = format!("if the device may appear later, say so with a [[link]] entry: name = \"{pattern}\"");
-    value.reader.note(severity, &value.span, format!("there is no link {pattern}"), near, Some(remedy));
+    value.reader.note(severity, &value.span, format!("there is no link {pattern} now, and no [[link]] entry names it"), near, Some(remedy));
 }
 
 /// A preference for a link that is not allowed contradicts itself. Kinds and patterns that may overlap are let pass.

@@ -83,7 +83,7 @@ impl fmt::Display for Finding {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigErrors {
     /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {error}; name a readable file with --config, or leave --config out to use the defaults")]
+    #[error("cannot read the configuration {path}: {error}; name a text file that this user may read")]
     Unreadable {
         /// The file.
         path: String,
@@ -123,6 +123,20 @@ pub(super) fn nearest<'a>(text: &str, valid: impl IntoIterator<Item = &'a str>) 
         .map(|(_, name)| name.to_owned())
 }
 
+/// The path among `valid` whose last part may be a slip of the pen of `text`'s. A directory may hold thousands of programs, one of which
+/// resembles anything, so only a letter in three may differ.
+pub(super) fn nearest_path<'a>(text: &str, valid: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let last = |path: &str| path.rsplit('/').next().unwrap_or_default().to_lowercase();
+    let wanted = last(text);
+    let most = (wanted.chars().count() / 3).min(2);
+    valid
+        .into_iter()
+        .map(|path| (strsim::osa_distance(&wanted, &last(path)), path))
+        .filter(|(slips, _)| *slips <= most)
+        .min_by_key(|(slips, _)| *slips)
+        .map(|(_, path)| path.to_owned())
+}
+
 fn floor_boundary(text: &str, at: usize) -> usize {
     let mut at = at.min(text.len());
     while !text.is_char_boundary(at) {
@@ -160,5 +174,15 @@ mod tests {
     fn far_names_are_not_offered() {
         assert_eq!(nearest("shceduler", ["version", "scheduler"]).as_deref(), Some("scheduler"));
         assert_eq!(nearest("zzz", ["version", "scheduler"]), None);
+    }
+
+    #[test]
+    fn regression_a_full_directory_holds_no_likeness_of_everything() {
+        let programs = ["/usr/bin/choom", "/usr/bin/touch", "/usr/bin/curl", "/usr/bin/firefox-esr"];
+        assert_eq!(nearest_path("/usr/bin/zoom", programs), None);
+        assert_eq!(nearest_path("/usr/bin/nonesuch", programs), None);
+        assert_eq!(nearest_path("/usr/bin/crul", programs).as_deref(), Some("/usr/bin/curl"));
+        assert_eq!(nearest_path("/usr/bin/friefox-esr", programs).as_deref(), Some("/usr/bin/firefox-esr"));
+        assert_eq!(nearest_path("", programs), None);
     }
 }

@@ -83,7 +83,7 @@ impl Config {
         Self::read(path, &World { relays, ..World::here(false) })
     }
 
-    /// Reads a file for `check` and `reload`: names that this machine does not have are errors.
+    /// Reads a file for `check` and `reload`: links, relays and users that this machine does not have are errors.
     pub fn check(path: &Path, relays: Option<Vec<String>>) -> Result<Self, ConfigErrors> {
         Self::read(path, &World { relays, ..World::here(true) })
     }

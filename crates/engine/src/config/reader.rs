@@ -10,6 +10,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::findings::{Finding, Severity, nearest};
 
+/// A longer text is not repeated in a remedy.
+const LONGEST_SHOWN: usize = 60;
+
 /// The text being read and what was found in it.
 pub(super) struct Reader<'a> {
     file: &'a str,
@@ -204,8 +207,28 @@ impl<'a> Value<'a> {
 
     /// The elements of an array.
     pub(super) fn list(&self) -> Option<Vec<Value<'a>>> {
-        let Some(array) = self.value.as_array() else { return self.wrong("a list in square brackets") };
-        Some(array.iter().map(|element| self.element(element)).collect())
+        match self.value {
+            DeValue::Array(array) => Some(array.iter().map(|element| self.element(element)).collect()),
+            value => self.no_list(value),
+        }
+    }
+
+    /// What was meant is nearly always one element: shows how that is written.
+    fn no_list<T>(&self, value: &DeValue<'_>) -> Option<T> {
+        let key = self.key;
+        let (reason, remedy) = match value {
+            // In square brackets it may be, but in one pair of them only.
+            DeValue::Table(_) if matches!(key, "link" | "app") => (
+                format!("{key} is a single table, but every {key} has an entry of its own"),
+                format!("write [[{key}]], in two pairs of square brackets, above each entry"),
+            ),
+            DeValue::String(text) if text.len() <= LONGEST_SHOWN => {
+                (format!("{key} is a single text, where a list belongs"), format!("write {key} = [{text:?}]"))
+            }
+            DeValue::Table(_) => (format!("{key} is a single table, where a list belongs"), format!("write {key} = [{{ ... }}]")),
+            _ => return self.wrong("a list in square brackets"),
+        };
+        self.refuse(reason, remedy)
     }
 
     fn element(&self, element: &'a Spanned<DeValue<'a>>) -> Value<'a> {
@@ -214,8 +237,14 @@ impl<'a> Value<'a> {
 
     /// A table.
     pub(super) fn section(&self, what: &'static str) -> Option<Section<'a>> {
-        let Some(table) = self.value.as_table() else { return self.wrong("a table") };
-        Some(Section::new(self.reader, what, self.span.clone(), table))
+        match self.value {
+            DeValue::Table(table) => Some(Section::new(self.reader, what, self.span.clone(), table)),
+            DeValue::Array(_) if what.starts_with('[') => {
+                let remedy = format!("write {what}, in one pair of square brackets, once");
+                self.refuse(format!("{} is a list, but there is one {what} only", self.key), remedy)
+            }
+            _ => self.wrong("a table"),
+        }
     }
 
     /// Whether it is a table.
@@ -296,6 +325,27 @@ mod tests {
         assert_eq!(value("true", |value| value.list().map(|_| ())).1.len(), 1);
         assert_eq!(value("[]", |value| value.section("x").map(|_| ())).1.len(), 1);
         assert_eq!(value("1979-05-27", |value| value.duration()).1.len(), 1);
+    }
+
+    #[test]
+    fn regression_one_pair_of_brackets_is_told_from_two() {
+        let refused = |text: &str| {
+            let document = DeTable::parse(text).unwrap();
+            let reader = Reader::new("f", text);
+            let mut section = Section::new(&reader, "the file", document.span(), document.get_ref());
+            for key in ["link", "links", "probe_targets"] {
+                section.take(key).map(|value| value.list().map(|_| ()));
+            }
+            section.take("exclude").map(|value| value.section("[exclude]").map(|_| ()));
+            let finding = reader.into_findings().remove(0);
+            (finding.reason, finding.remedy.unwrap())
+        };
+        let (reason, remedy) = refused("[link]\nname = \"eth0\"\n");
+        assert!(reason.starts_with("link is a single table") && remedy.starts_with("write [[link]], in two pairs"), "{reason}: {remedy}");
+        assert_eq!(refused("links = \"uplink1\"").1, "write links = [\"uplink1\"]");
+        assert_eq!(refused("probe_targets = { url = \"x\" }").1, "write probe_targets = [{ ... }]");
+        assert_eq!(refused("links = 3").0, "links is an integer, where a list in square brackets belongs");
+        assert!(refused("[[exclude]]\nusers = []\n").1.starts_with("write [exclude], in one pair"));
     }
 
     #[test]

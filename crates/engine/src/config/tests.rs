@@ -76,6 +76,23 @@ fn a_relay_that_was_not_joined_is_told_with_the_nearest_name() {
     assert_eq!(with(true, Some(vec!["hom".into()])).unwrap().warnings, []);
 }
 
+#[test]
+fn regression_a_bond_without_any_relay_is_warned_of() {
+    let with = |carry: &str, relays: Option<Vec<String>>| {
+        let text = format!("[[app]]\nmatch = {{ port = 80 }}\ncarry = \"{carry}\"\n");
+        Config::parse("braid.toml", &text, &World { relays, ..world() }).unwrap().warnings
+    };
+    let [finding] = &with("bond", Some(Vec::new()))[..] else { panic!() };
+    assert!(
+        finding.line == 3 && finding.reason.contains("no relay is joined") && finding.to_string().contains("braid join LINE"),
+        "{finding}"
+    );
+    assert_eq!(with("duplicate", Some(Vec::new())).len(), 1);
+    for (carry, relays) in [("direct", Some(Vec::new())), ("auto", Some(Vec::new())), ("bond", None), ("bond", Some(vec!["home".into()]))] {
+        assert_eq!(with(carry, relays), []);
+    }
+}
+
 /// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
 #[test]
 fn the_example_names_every_key() {
@@ -154,7 +171,6 @@ fn what_cannot_be_is_refused() {
         ("[[app]]\nclass = \"bulk\"", "without match", 1),
         ("[[app]]\nmatch = {}", "without conditions", 2),
         ("[[app]]\nmatch = { exe = \"curl\" }", "not the whole path", 2),
-        ("[[app]]\nmatch = { exe = \"/usr/bin/crul\" }", "no program /usr/bin/crul", 2),
         ("[[app]]\nmatch = { name = \"a/b\" }", "not the name of a process", 2),
         ("[[app]]\nmatch = { port = 0 }", "1 to 65535", 2),
         ("[[app]]\nmatch = { destination = \"example.org\" }", "not a destination", 2),
@@ -187,7 +203,6 @@ fn what_cannot_be_is_refused() {
 #[test]
 fn nearest_names_are_offered() {
     for (text, near) in [
-        ("[[app]]\nmatch = { exe = \"/usr/bin/crul\" }", "/usr/bin/curl"),
         ("[[app]]\nmatch = { user = \"adda\" }", "ada"),
         ("[[app]]\nmatch = { prt = 3 }", "port"),
         ("[[app]]\nmatch = { port = 1 }\nprefer = [\"wlan1\"]", "wlan0"),
@@ -204,7 +219,8 @@ fn a_start_takes_names_this_machine_does_not_have() {
     let text = "[[app]]\nmatch = { exe = \"/opt/gone\" }\nlinks = [\"usb0\"]\n";
     let config = Config::parse("f", text, &lenient).unwrap();
     assert_eq!(config.warnings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 3]);
-    assert_eq!(refused(text).len(), 2);
+    let findings = refused(text);
+    assert_eq!(findings.iter().map(|finding| finding.severity).collect::<Vec<_>>(), [Severity::Warning, Severity::Error], "{findings:#?}");
     // Said of a link to come, it is in order.
     let config = parse("[[link]]\nname = \"usb*\"\n[[app]]\nmatch = { port = 1 }\nlinks = [\"usb0\"]\n");
     assert_eq!(config.warnings, []);
@@ -220,6 +236,47 @@ fn regression_a_link_that_no_device_bears_is_warned_of() {
     assert_eq!(Config::parse("f", text, &start).unwrap().warnings, [], "it may come after the start");
     let unknown = World { devices: Vec::new(), ..world() };
     assert_eq!(Config::parse("f", text, &unknown).unwrap().warnings, []);
+}
+
+#[test]
+fn regression_a_program_that_was_uninstalled_is_no_reason_to_refuse_the_file() {
+    for text in ["[[app]]\nmatch = { exe = \"/usr/bin/crul\" }\n", "[exclude]\napplications = [\"/usr/bin/crul\"]\n"] {
+        let config = parse(text);
+        let [finding] = &config.warnings[..] else { panic!("{:#?}", config.warnings) };
+        assert_eq!((finding.line, finding.nearest.as_deref()), (2, Some("/usr/bin/curl")));
+        assert!(finding.reason.contains("no program /usr/bin/crul now"), "{finding}");
+        assert_eq!(config.policy.apps.len() + config.policy.exclude.matchers().len(), 1, "the rule is there and waits");
+    }
+}
+
+#[test]
+fn a_start_does_without_a_user_that_was_removed() {
+    let lenient = World { strict: false, ..world() };
+    let text = "[[app]]\nmatch = { user = \"gone\", port = 1 }\n";
+    let config = Config::parse("f", text, &lenient).unwrap();
+    assert_eq!(config.warnings.len(), 1, "{:#?}", config.warnings);
+    assert_eq!(config.policy.apps[0].matcher.user, Some(u32::MAX), "which no process has");
+    assert_eq!(refused(text).len(), 1);
+}
+
+/// What the README shows is copied to machines that have neither Zoom nor `eth0`.
+#[test]
+fn regression_the_readmes_policy_is_in_order_on_any_machine() {
+    let readme = include_str!("../../../../README.md");
+    let mut blocks = vec![String::new()];
+    for line in readme.lines() {
+        match (line.strip_prefix("    "), blocks.last_mut()) {
+            (Some(code), Some(block)) => block.extend([code, "\n"]),
+            (None, Some(block)) if line.is_empty() => block.push('\n'),
+            _ => blocks.push(String::new()),
+        }
+    }
+    let shown: Vec<&String> = blocks.iter().filter(|block| block.contains("[[app]]")).collect();
+    assert!(shown.len() >= 2, "{shown:#?}");
+    let bare = World { strict: true, programs: Some(Vec::new()), profiles: Some(Vec::new()), relays: Some(Vec::new()), ..World::default() };
+    for text in shown {
+        Config::parse("README.md", text, &bare).unwrap_or_else(|error| panic!("{error}"));
+    }
 }
 
 #[test]

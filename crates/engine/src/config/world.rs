@@ -10,8 +10,9 @@ use crate::profiles::{self, ProfileError};
 /// What this machine has, and how strictly a file is held against it.
 #[derive(Debug, Clone, Default)]
 pub struct World {
-    /// Whether a name that this machine does not have is an error. A start is lenient, so that a program that was removed or a
-    /// device that is not plugged in yet does not keep the machine from its links; `check` and `reload` are strict.
+    /// Whether a link, relay or user that this machine does not have is an error. A start is lenient, so that a device that is not plugged
+    /// in yet does not keep the machine from its other links; `check` and `reload` are strict, where somebody is there to mend a slip of
+    /// the pen. A program that is not installed is a warning always: its rule waits.
     pub strict: bool,
     /// Names of network devices.
     pub devices: Vec<String>,

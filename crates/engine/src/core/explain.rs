@@ -29,6 +29,26 @@ struct Verdicts {
     mask: LinkMask,
     outcome: Outcome,
     reason: String,
+    /// The links that the rule names in `links` and `prefer`, where it does.
+    strict: Option<LinkMask>,
+    prefer: Option<LinkMask>,
+}
+
+impl Verdicts {
+    /// Why the flow may not use a link that could be used; `waits` says that a better one is there.
+    fn why_not(&self, slot: usize, waits: bool) -> &'static str {
+        let without = |mask: Option<LinkMask>| mask.is_some_and(|mask| !mask.contains(slot));
+        match self.outcome {
+            Outcome::LeftAlone => "no link is chosen for it: the system decides",
+            _ if without(self.strict) => "its rule does not name it (links)",
+            // What a rule prefers counts only where one of it can be used.
+            _ if without(self.prefer) && self.prefer.is_some_and(|prefer| prefer.0 & self.mask.0 != 0) => {
+                "its rule prefers others (prefer)"
+            }
+            _ if waits => "it waits while a link of a better role or priority is usable",
+            _ => "others are usable",
+        }
+    }
 }
 
 impl<S: Steering> Core<S> {
@@ -94,6 +114,7 @@ impl<S: Steering> Core<S> {
         explanation.link = Some(link);
         explanation.outcome = Outcome::Steered;
         explanation.demand_bytes = Some(row.demand.get());
+        explanation.program_known = None;
         explanation
     }
 
@@ -154,15 +175,16 @@ impl<S: Steering> Core<S> {
             affinity: Some(affinity_name(affinity).to_owned()),
             demand_bytes: Some(demand.get()),
             direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
-            candidates: self.candidates(now, family, mode, &request, board),
+            candidates: self.candidates(now, family, mode, &request, board, &verdicts),
             peer: straight.then(|| question.destination.to_string()),
             paths: Vec::new(),
+            program_known: Some(self.is_known(question)),
         }
     }
 
     /// Which links the flow may use, or why none.
     fn verdicts(&self, subject: &Subject<'_>, rule: Option<usize>, family: Family) -> Verdicts {
-        let none = |outcome, reason: String| Verdicts { mask: LinkMask(0), outcome, reason };
+        let none = |outcome, reason: String| Verdicts { mask: LinkMask(0), outcome, reason, strict: None, prefer: None };
         if self.config.policy.excludes(subject) {
             return none(Outcome::LeftAlone, "the configuration excludes it ([exclude])".to_owned());
         }
@@ -180,11 +202,26 @@ impl<S: Steering> Core<S> {
         let entry = rule.map(|rule| &self.config.policy.apps[rule]);
         let strict = entry.and_then(|entry| entry.links.as_deref()).map(mask);
         let prefer = entry.map(|entry| &entry.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
-        match admit(self.usable(family), self.waiting(), strict, prefer) {
-            Admission::Use(mask) => Verdicts { mask, outcome: Outcome::Steered, reason: String::new() },
+        let verdicts = match admit(self.usable(family), self.waiting(), strict, prefer) {
+            Admission::Use(mask) => Verdicts { mask, ..none(Outcome::Steered, String::new()) },
             Admission::Deny => none(Outcome::Denied, "its rule is strict (links = [...]) and none of those links is usable now".to_owned()),
             Admission::LeaveAlone => none(Outcome::LeftAlone, format!("no link is usable for {family} now")),
-        }
+        };
+        Verdicts { strict, prefer, ..verdicts }
+    }
+
+    /// Whether flows of the program have been seen, or a rule speaks of it.
+    fn is_known(&self, question: &Question) -> bool {
+        let seen = match &question.exe {
+            Some(exe) => self.apps.ids_of(exe).next().is_some(),
+            None => self.apps.iter().any(|(id, _)| id.name == question.name),
+        };
+        let policy = &self.config.policy;
+        let mut matchers = policy.apps.iter().map(|rule| rule.matcher.clone()).chain(policy.exclude.matchers());
+        seen || matchers.any(|matcher| {
+            matcher.name.as_ref() == Some(&question.name)
+                || matcher.exe.as_deref() == question.exe.as_deref().map(Path::new) && matcher.exe.is_some()
+        })
     }
 
     /// What the kernel expects of such a flow: demand, direction, class.
@@ -248,21 +285,22 @@ impl<S: Steering> Core<S> {
         text
     }
 
-    fn candidates(&self, now: Time, family: Family, mode: Mode, request: &Request, board: &Board) -> Vec<Candidate> {
-        let direction = request.direction as usize;
+    fn candidates(&self, now: Time, family: Family, mode: Mode, request: &Request, board: &Board, verdicts: &Verdicts) -> Vec<Candidate> {
+        let (direction, waiting) = (request.direction as usize, self.waiting());
         let view = |link: &super::link::Link| {
             let allowed = request.allowed.contains(link.slot);
-            let lane = &board.lanes[link.slot];
+            let (lane, estimate) = (&board.lanes[link.slot], link.estimate(request.direction, now));
             let never = |time: u64| (time != u64::MAX).then(|| ((u128::from(time) * 1_000_000) >> 20) as u64);
             Candidate {
                 link: link.facts.name.clone(),
                 allowed,
                 reason: (!allowed).then(|| match link.usable(family) {
-                    true => "its rule does not name it, or a better role is there".to_owned(),
+                    true => verdicts.why_not(link.slot, waiting.contains(link.slot)).to_owned(),
                     false => link.reason().unwrap_or_else(|| format!("{family} is {} on it", link.family_state(family))),
                 }),
                 load_bytes: Some(lane.load[direction]),
-                capacity_bps: Some(link.estimate(request.direction, now).rate.bps()),
+                capacity_bps: Some(estimate.rate.bps()),
+                capacity_assumed: !estimate.is_known(),
                 finish_us: never(board.finish(link.slot, request)),
                 end_us: (mode == Mode::CheapestInTime { target: None }).then(|| board.end(link.slot, request)).and_then(never),
                 virtual_start: (mode == Mode::VirtualStart)

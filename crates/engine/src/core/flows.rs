@@ -189,6 +189,12 @@ impl<S: Steering> Core<S> {
         self.flows.len()
     }
 
+    /// Those of them that have not ended since the last look.
+    pub(super) fn living_count(&self) -> usize {
+        let over = self.ended.iter().filter(|(key, started)| self.flows.find(key).is_some_and(|living| living.row.started == **started));
+        self.flows.len() - over.count()
+    }
+
     /// Whether it has ended since the last look.
     pub(super) fn is_over(&self, living: &Living) -> bool {
         self.ended.get(&living.key()) == Some(&living.row.started)

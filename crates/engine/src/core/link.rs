@@ -62,6 +62,10 @@ pub struct Link {
     pub last_answer: PerFamily<Option<(IpAddr, u16)>>,
     /// What an allowance that begins again takes up: bytes used and period.
     pub used_before: Option<(Bytes, i64)>,
+    /// How often it went down or died.
+    pub falls: u64,
+    /// It was up since it last fell.
+    lived: bool,
 }
 
 impl Link {
@@ -93,6 +97,8 @@ impl Link {
             answered: PerFamily::default(),
             last_answer: PerFamily::default(),
             used_before: None,
+            falls: 0,
+            lived: false,
         }
     }
 
@@ -106,6 +112,7 @@ impl Link {
         (self.rtt, self.loss, self.ended, self.living) = (before.rtt, before.loss, before.ended, before.living);
         (self.device, self.device_at, self.rate, self.energy) = (before.device, before.device_at, before.rate, before.energy);
         self.model = before.model;
+        (self.falls, self.lived) = (before.falls, before.lived);
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
         // The device's bytes are counted under any rule, so that metering may begin in the middle of a month.
         self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);
@@ -253,6 +260,15 @@ impl Link {
             LinkState::Down => 6,
         };
         Family::ALL.map(|family| self.family_state(family)).into_iter().min_by_key(|state| order(*state)).unwrap_or(LinkState::Unknown)
+    }
+
+    /// Counts its falls: what comes and goes within a second is seen by nobody who looks once a second.
+    pub fn count_falls(&mut self) {
+        match self.state() {
+            LinkState::Up | LinkState::Backup => self.lived = true,
+            LinkState::Down | LinkState::Dead => self.falls += u64::from(std::mem::take(&mut self.lived)),
+            LinkState::Unknown | LinkState::Capped | LinkState::Excluded => {}
+        }
     }
 
     /// Why the link is in its state, where there is something to say.

@@ -314,6 +314,7 @@ impl<S: Steering> Core<S> {
                     self.todo.probes.push(link.probe_order(family, request, &self.config.probe_targets, known.get(family)));
                 }
             }
+            link.count_falls();
         }
         self.note_deaths(now);
         self.find_stuck(now);

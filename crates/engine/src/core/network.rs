@@ -34,6 +34,7 @@ impl<S: Steering> Core<S> {
                 let usable = link.configured(family);
                 link.health.get_mut(family).on_usable(now, usable);
             }
+            link.count_falls();
         }
         let crowd: Vec<_> = network.interfaces.iter().filter(|device| crowd.contains(&device.index)).cloned().collect();
         if self.crowd != crowd {

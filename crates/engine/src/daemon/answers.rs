@@ -9,6 +9,7 @@ use braid_platform::linux::sys::bpf::now;
 
 use super::system::unix_ms;
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
+use crate::chronicle::changes;
 use crate::config::{Config, ConfigErrors};
 use crate::core::Core;
 use crate::desk::{Moment, Rest};
@@ -120,10 +121,13 @@ impl Daemon<'_> {
             settings::refused(&errors)
         })?;
         let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+        let before = self.core.policy();
         put_in_force(&mut self.core, &mut self.memory, loaded)?;
         self.config_trouble = None;
         self.watch_executables();
-        self.note("config", "info", format!("{} was read again", path.display()));
+        let changed = changes(&before, &self.core.policy());
+        let changed = if changed.is_empty() { "its policy is as it was".to_owned() } else { changed.join("; ") };
+        self.note("config", "info", format!("{} was read again: {changed}", path.display()));
         Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
     }
 

@@ -59,6 +59,7 @@ impl Peers {
             candidates: Vec::new(),
             peer: Some(carried.peer.clone()),
             paths,
+            program_known: None,
         })
     }
 

@@ -37,7 +37,7 @@ pub enum RelayError {
 }
 
 fn list(known: &[String]) -> String {
-    if known.is_empty() { "there are none".to_owned() } else { format!("there are {}", known.join(", ")) }
+    if known.is_empty() { "this user has joined none".to_owned() } else { format!("this user has joined {}", known.join(", ")) }
 }
 
 /// Keeps the relay of an invitation for this user's commands; tells what was done. Nothing is dialled yet.
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(home.peer.token, None);
         assert!(Relay::find_at(place.clone(), Some("work")).unwrap().peer.token.is_some());
         assert_eq!(Relay::find_at(place.clone(), Some("work")).unwrap().keys.public(), home.keys.public(), "one key for all");
-        assert!(refusal(&place, Some("elsewhere")).contains("there are home, work"));
+        assert!(refusal(&place, Some("elsewhere")).contains("has joined home, work"));
         for file in std::fs::read_dir(&place).unwrap() {
             assert_eq!(file.unwrap().metadata().unwrap().permissions().mode() & 0o077, 0);
         }

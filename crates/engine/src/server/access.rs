@@ -226,6 +226,12 @@ fn judge(api: &Api, client: Client, request: &Request) -> Result<May, Refusal> {
             let detail = "only root, the daemon's own user and members of the group braid may do this: run the command with sudo";
             refuse(403, "Not allowed", detail)
         }
+        None if request.headers().contains_key(header::AUTHORIZATION) => refuse(
+            401,
+            "Unknown token",
+            "the `Authorization` shows no token of this daemon: write `Bearer` and what stands in the file ui-token (or ui-token-read, to look \
+             only) of its state directory; the address that `braid ui` prints begins one session of a browser, and its token is none for programs",
+        ),
         None => refuse(401, "No token", "say who you are by `Authorization: Bearer TOKEN`, or open the page by `braid ui`"),
     }
 }

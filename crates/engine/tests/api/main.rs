@@ -60,6 +60,10 @@ fn over_tcp_a_token_decides() {
             }
         }
         assert_eq!((fixture.mind.borrow().commands, fixture.text().as_str()), (0, FILE), "nobody was allowed to");
+        let (none, wrong) =
+            (client.ask("GET /v1/links", &[], "").await, client.ask("GET /v1/links", &[("authorization", "Bearer x")], "").await);
+        assert_eq!((&none.json()["title"], &wrong.json()["title"]), (&json!("No token"), &json!("Unknown token")));
+        assert!(wrong.json()["detail"].as_str().unwrap().contains("ui-token"), "{wrong:?}");
         let down = client.ask("POST /v1/down", &[("authorization", &bearer[0])], "").await;
         assert_eq!((down.status, fixture.mind.borrow().commands), (200, 1));
     });

@@ -8,6 +8,7 @@ use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
 use braid_engine::config::Config;
 use braid_model::{Bytes, FlowId, LinkIndex, Rate, Role};
 use braid_platform::fake::Steered;
+use braid_platform::steering::Steering;
 
 use super::world::*;
 
@@ -270,4 +271,42 @@ fn regression_an_upload_that_nobody_expected_does_not_teach_a_capacity_to_receiv
     assert!(link.capacity_up_bps.is_some());
     let link = carry(&mut world, &[id], 60, [1_000_000, 4_970], None);
     assert!((30_000_000..36_000_000).contains(&link.capacity_down_bps.unwrap()), "{link:?}");
+}
+
+#[test]
+fn regression_a_link_that_falls_between_two_looks_has_fallen() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let falls = |world: &World| world.core.pulses(world.now, |_| 0).iter().map(|pulse| pulse.falls).collect::<Vec<_>>();
+    assert_eq!(falls(&world), [0, 0]);
+    for carrier in [false, true, false, true] {
+        world.devices[0].carrier = carrier;
+        world.set_network();
+        world.run(Duration::from_millis(500));
+    }
+    assert_eq!((world.state("wlan0").as_str(), falls(&world)), ("up", vec![2, 0]));
+    // A change of its entry is no fall.
+    let mut changed = config(Scheduler::RoundRobin);
+    changed.policy.links = vec![LinkRule { priority: 1, ..link_rule("wlan0") }];
+    world.core.reconfigure(world.now, changed).unwrap();
+    world.run(Duration::from_secs(1));
+    assert_eq!(falls(&world), [2, 0]);
+}
+
+#[test]
+fn regression_a_flow_that_has_just_ended_is_counted_nowhere() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let Steered::To(_, id) = world.connect("curl", 7) else { panic!() };
+    world.run(Duration::from_secs(1));
+    let flows = |world: &mut World| {
+        let status = world.core.status(world.now);
+        (status.flows, status.links.iter().map(|link| link.flows).sum::<u64>())
+    };
+    assert_eq!(flows(&mut world), (1, 1));
+    let now = world.now;
+    world.core.steering().close(now, id);
+    let events = world.core.steering().events(10);
+    world.core.on_events(now, events).unwrap();
+    assert_eq!(flows(&mut world), (0, 0));
 }

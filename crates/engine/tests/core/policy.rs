@@ -119,8 +119,17 @@ fn an_explanation_names_the_rule_the_loads_and_the_runner_up() {
     assert!(answer.reason.starts_with(text), "{}", answer.reason);
     assert_eq!(answer.candidates.len(), 2);
     assert!(answer.candidates.iter().all(|candidate| candidate.end_us <= candidate.finish_us && candidate.end_us.is_some()), "{answer:?}");
+    assert!(answer.candidates.iter().all(|candidate| candidate.capacity_assumed), "nothing has been measured: {answer:?}");
+    assert_eq!(answer.program_known, Some(false));
     let denied = world.core.explain(now, &ask(25)).unwrap();
     assert_eq!((denied.outcome, denied.rule), (braid_api::Outcome::Denied, Some(1)));
+    assert!(
+        denied.candidates.iter().all(|candidate| candidate.reason.as_deref() == Some("its rule does not name it (links)")),
+        "{denied:?}"
+    );
+    let busy = braid_api::ExplainRequest { exe: None, name: Some("busy".into()), ..ask(443) };
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.core.explain(world.now, &busy).unwrap().program_known, Some(true));
     let mut unclear = ask(1);
     unclear.destination = Some("example.org".into());
     assert_eq!(world.core.explain(now, &unclear).unwrap_err().status, 400);

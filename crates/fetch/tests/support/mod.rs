@@ -216,7 +216,7 @@ impl Network for Loopback {
                 std::future::pending::<()>().await;
             }
             let Ok(address) = host.parse::<Ipv4Addr>() else {
-                return Err(FetchError::Resolve { host: host.to_owned(), link: name, reason: "no such name".to_owned() });
+                return Err(FetchError::Resolve { host: host.to_owned(), link: name, reason: "no such name".to_owned(), absent: true });
             };
             let told = |error: std::io::Error| FetchError::Connect {
                 host: format!("{host}:{port}"),
