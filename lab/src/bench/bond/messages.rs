@@ -86,9 +86,8 @@ struct Found {
 
 fn several(settings: &Settings, copies: u8, count: usize) -> Result<Found> {
     let links = LOSSY.iter().enumerate();
-    let link = |(at, (rate, trip)): (usize, &(u64, u64))| {
-        LinkSpec::new(&format!("link{at}")).rate(mbps(*rate)).delay(ms(*trip) / 2).loss(LOSS)
-    };
+    let link =
+        |(at, (rate, trip)): (usize, &(u64, u64))| LinkSpec::new(&format!("link{at}")).rate(mbps(*rate)).delay(ms(*trip) / 2).loss(LOSS);
     let lab = links.map(link).fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
     let origin = Origin::start(&lab, 10, BULKY, Carrier::PLAIN)?;
     let more = format!("class = \"real-time\"\ncarry = \"duplicate\"\ncopies = {copies}\n");
@@ -119,8 +118,11 @@ fn several(settings: &Settings, copies: u8, count: usize) -> Result<Found> {
 fn urgent(settings: &Settings, span: Duration) -> Result<[Vec<f64>; 2]> {
     let lab = Lab::builder().link(LinkSpec::new("link0").rate(mbps(SLOW.0)).delay(ms(SLOW.1) / 2)).start()?;
     let origin = Origin::start(&lab, 10, BULKY, Carrier::PLAIN)?;
-    let _bonded =
-        Bonded::with_rules(settings, &lab, &(rule(ECHOED, "class = \"real-time\"\ncarry = \"bond\"\n") + &rule(BULKY, "carry = \"bond\"\n")))?;
+    let _bonded = Bonded::with_rules(
+        settings,
+        &lab,
+        &(rule(ECHOED, "class = \"real-time\"\ncarry = \"bond\"\n") + &rule(BULKY, "carry = \"bond\"\n")),
+    )?;
     let (echo, to) = served(&lab, ECHOED)?;
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
