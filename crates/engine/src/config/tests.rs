@@ -60,7 +60,7 @@ fn the_example_is_taken_with_everything_switched_on() {
     let [_, client, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
     assert_eq!(client.matcher.client, Some(ClientMatcher::Network("192.168.7.0/24".parse().unwrap())));
     assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
-    assert_eq!((app.carry, app.relay.as_deref()), (Carry::Bond, Some("home")));
+    assert_eq!((app.carry, app.copies, app.relay.as_deref()), (Carry::Duplicate, 2, Some("home")));
 }
 
 #[test]
