@@ -55,12 +55,14 @@ pub enum Change {
         /// Whether it can.
         ready: bool,
     },
-    /// A relay does not open a destination.
+    /// A relay does not open a destination, or takes no flow now.
     Refused {
         /// The relay's name.
         name: String,
         /// The destination.
         host: IpAddr,
+        /// What it said ([`braid_bond::codes`]).
+        code: u64,
     },
     /// A host that was asked whether it runs Braid has answered, or has not.
     Answer {

@@ -1,8 +1,8 @@
 //! What bonds are told: the links they may use, and what the policy says of a flow.
 
 use braid_decide::connection::LinkMask;
-use braid_decide::policy::{AppRule, LinkSelector};
-use braid_model::{Class, Family, Role, Time};
+use braid_decide::policy::{Admission, AppRule, LinkSelector, admit};
+use braid_model::{Class, Direction, Family, Role, Time};
 use braid_platform::steering::{RedirectedFlow, Steering, SteeringError};
 use ipnet::IpNet;
 
@@ -25,6 +25,17 @@ pub struct BondLink {
     pub metered: bool,
 }
 
+/// Where a flow may leave that no bond takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exit {
+    /// Wherever the system sends it.
+    Any,
+    /// By this device, one of those that its rule allows.
+    Device(String),
+    /// None of those is there.
+    Nowhere,
+}
+
 /// How a connection is to be carried to a peer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BondPolicy {
@@ -38,6 +49,8 @@ pub struct BondPolicy {
     pub urgent: bool,
     /// The only peer that may carry it.
     pub relay: Option<String>,
+    /// Where it may leave if no peer takes it.
+    pub exit: Exit,
     /// Relays that do not open its destination.
     pub refusing: Vec<String>,
 }
@@ -84,17 +97,32 @@ impl<S: Steering> Core<S> {
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let allowed = rule.and_then(|rule| rule.links.as_deref().map(mask));
         let preferred = rule.filter(|rule| !rule.prefer.is_empty()).map(|rule| mask(&rule.prefer));
-        let usable: Vec<usize> = Family::ALL.iter().flat_map(|family| self.usable(*family).slots().collect::<Vec<_>>()).collect();
+        let usable = Family::ALL.iter().fold(LinkMask::default(), |all, family| LinkMask(all.0 | self.usable(*family).0));
         let bits = |mask: LinkMask| mask.slots().fold(0u64, |bits, slot| bits | 1 << slot);
-        let preferred = preferred.filter(|mask| usable.iter().any(|slot| mask.contains(*slot)));
+        // Preferred are some of those that are allowed, and only while one of them can be used.
+        let within = preferred.map(|mask| LinkMask(mask.0 & allowed.unwrap_or(mask).0)).filter(|mask| mask.0 & usable.0 != 0);
+        let family = Family::of(flow.remote.ip());
+        let exit = match admit(self.usable(family), self.waiting(), allowed, preferred) {
+            Admission::Use(mask) => self.widest(now, mask).map_or(Exit::Any, Exit::Device),
+            Admission::Deny => Exit::Nowhere,
+            Admission::LeaveAlone => Exit::Any,
+        };
         BondPolicy {
             weight: rule.map_or(1.0, |rule| rule.weight),
-            links: preferred.or(allowed).map_or(u64::MAX, bits),
+            links: within.or(allowed).map_or(u64::MAX, bits),
+            exit,
             copies: self.copies(rule, flow.class == Class::RealTime),
             urgent: flow.class == Class::RealTime,
             relay: rule.and_then(|rule| rule.relay.clone()),
             refusing: self.refusing(now, flow.remote.ip()),
         }
+    }
+
+    /// The device that brings most, of some.
+    fn widest(&self, now: Time, of: LinkMask) -> Option<String> {
+        let found = self.links.values().filter(|link| of.contains(link.slot));
+        let widest = found.max_by_key(|link| (link.estimate(Direction::Down, now).rate, std::cmp::Reverse(link.slot)));
+        widest.map(|link| link.facts.name.clone())
     }
 
     /// The application of a redirected connection, for people.

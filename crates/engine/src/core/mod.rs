@@ -41,7 +41,7 @@ use ipnet::IpNet;
 use crate::config::Config;
 use apps::Apps;
 pub use apps::Ended;
-pub use bonds::{BondLink, BondPolicy};
+pub use bonds::{BondLink, BondPolicy, Exit};
 pub use detect::{Question, ServerNews};
 pub use flows::Stuck;
 pub use grounds::Grounds;
@@ -127,9 +127,11 @@ pub struct Core<S> {
     /// What the kernel was told of them, and when to look at that again.
     servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
     servers_due: Option<Time>,
-    /// What relays do not open, what the kernel was told of that, and when to look at that again.
+    /// What relays do not open, what the kernel was told of that (`None`: it may have been told in part), what was noted, and when to look at
+    /// that again.
     refusals: Refusals,
-    refused: Vec<IpAddr>,
+    refused: Option<Vec<IpAddr>>,
+    told: refused::Told,
     refused_due: Option<Time>,
     /// The link that takes all flows, where the scheduler wants one.
     handover: Handover,
@@ -174,7 +176,8 @@ impl<S: Steering> Core<S> {
             servers: Default::default(),
             servers_due: None,
             refusals: Refusals::default(),
-            refused: Vec::new(),
+            refused: Some(Vec::new()),
+            told: refused::Told::default(),
             refused_due: None,
             handover,
             fit: PowerFit::default(),

@@ -1,8 +1,11 @@
 //! Destinations that relays do not open: flows there go direct, and people are told why.
 
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use braid_bond::codes;
 use braid_decide::policy::AppRule;
 use braid_model::Time;
 use braid_peer::destination::purpose;
@@ -12,13 +15,51 @@ use super::Core;
 
 /// What the kernel could not be told is told again after this.
 const AGAIN: Duration = Duration::from_secs(1);
+/// So many destinations of a relay are noted: a program may try a whole network.
+const NOTED: u32 = 16;
+/// That a relay takes no flow is noted again after this.
+const DECLINED: Duration = Duration::from_secs(600);
+
+/// What was noted of relays.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    destinations: BTreeMap<String, u32>,
+    declined: BTreeMap<(String, u64), Time>,
+}
 
 impl<S: Steering> Core<S> {
-    /// A relay has refused to open a destination. What is to be noted, if that is news; the flow itself goes direct.
-    pub fn on_refused(&mut self, now: Time, relay: &str, host: IpAddr) -> Result<Option<String>, SteeringError> {
-        let note = self.refusals.add(now, relay, host).then(|| format!("{}: flows there go direct", reason(relay, host)));
-        self.update_refused(now)?;
-        Ok(note)
+    /// A relay has refused a flow, with one of [`codes`], which goes direct. What is to be noted, if that is news.
+    pub fn on_refused(&mut self, now: Time, relay: &str, host: IpAddr, code: u64) -> (Option<String>, Result<(), SteeringError>) {
+        match (code, purpose(host)) {
+            (codes::NOT_OPENED, Some(purpose)) => {
+                let news = self.refusals.add(now, relay, host);
+                (news.then(|| self.note_destination(relay, host, purpose)).flatten(), self.update_refused(now))
+            }
+            // Something on the relay's way there: not so for other services of that host, nor for ever.
+            (codes::NOT_OPENED, None) => (None, Ok(())),
+            _ => (self.note_declined(now, relay, code), Ok(())),
+        }
+    }
+
+    fn note_destination(&mut self, relay: &str, host: IpAddr, purpose: &str) -> Option<String> {
+        let noted = self.told.destinations.entry(relay.to_owned()).or_default();
+        *noted += 1;
+        let more = match (*noted).cmp(&NOTED) {
+            Ordering::Less => "",
+            Ordering::Equal => "; what else it does not open is not noted any more, `braid explain` tells it",
+            Ordering::Greater => return None,
+        };
+        Some(format!("{}: flows there go direct{more}", reason(relay, host, purpose)))
+    }
+
+    fn note_declined(&mut self, now: Time, relay: &str, code: u64) -> Option<String> {
+        let before = self.told.declined.insert((relay.to_owned(), code), now);
+        if let Some(before) = before.filter(|before| now < *before + DECLINED) {
+            self.told.declined.insert((relay.to_owned(), code), before);
+            return None;
+        }
+        let why = if code == codes::QUOTA { "this device's bytes of the month are used up there" } else { "it has as many as it may have" };
+        Some(format!("{relay} takes no flow of this device now, {why}: flows go direct meanwhile"))
     }
 
     /// The relays that do not open a destination, of those that can be reached.
@@ -35,18 +76,19 @@ impl<S: Steering> Core<S> {
             return None;
         }
         let relay = wanted.filter(|wanted| refusing.contains(wanted)).or(refusing.first())?;
-        Some(reason(relay, host))
+        Some(reason(relay, host, purpose(host)?))
     }
 
     /// Tells the kernel what no relay opens.
     pub(super) fn update_refused(&mut self, now: Time) -> Result<(), SteeringError> {
         let refused: Vec<IpAddr> = self.refusals.by_all(now, &self.peers).into_iter().collect();
         self.refused_due = self.refusals.poll_timeout(now);
-        if refused != self.refused {
+        if self.refused.as_ref() != Some(&refused) {
             self.refused_due = Some(now + AGAIN);
+            self.refused = None;
             self.steering.set_refused(&refused)?;
             self.refused_due = self.refusals.poll_timeout(now);
-            self.refused = refused;
+            self.refused = Some(refused);
         }
         Ok(())
     }
@@ -57,7 +99,6 @@ impl<S: Steering> Core<S> {
     }
 }
 
-fn reason(relay: &str, host: IpAddr) -> String {
-    let kind = purpose(host).map_or("an address that it counts as its own".to_owned(), |purpose| format!("a {purpose} address"));
-    format!("{relay} does not open {host}, {kind} (its operator may: `braid relay --allow {host}`)")
+fn reason(relay: &str, host: IpAddr, purpose: &str) -> String {
+    format!("{relay} does not open {host}, a {purpose} address (its operator may: `braid relay --allow {host}`)")
 }

@@ -50,13 +50,13 @@ impl Daemon<'_> {
                 self.keep_pins();
                 done
             }
-            Change::Refused { name, host } => {
-                let news = self.core.on_refused(now(), &name, host)?;
+            Change::Refused { name, host, code } => {
+                let (news, done) = self.core.on_refused(now(), &name, host, code);
                 if let Some(text) = news {
                     tracing::info!("{text}");
                     self.note("peer", "warning", text);
                 }
-                Ok(())
+                done
             }
             Change::Server { host, news } => {
                 tracing::info!(%host, ?news, "news of the bond to a server");

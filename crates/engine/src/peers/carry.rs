@@ -19,7 +19,7 @@ use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{mpsc, watch};
 
 use super::{Carried, Change, Cost, Flows, Peers};
-use crate::core::{BondLink, BondPolicy, Ended, ServerNews};
+use crate::core::{BondPolicy, Ended, Exit, ServerNews};
 
 /// A flow waits this long for its bond to begin; then it goes direct.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -64,17 +64,6 @@ impl Exchanges {
     fn contains(&self, exchange: &Exchange) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(exchange)
     }
-}
-
-/// Where a flow may leave that no bond takes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Exit {
-    /// Wherever the system sends it.
-    Any,
-    /// By this device, one of those that its rule allows.
-    Device(String),
-    /// None of those is there.
-    Nowhere,
 }
 
 /// A flow that was opened, and what its bond is.
@@ -129,8 +118,8 @@ impl Opened {
         match (opened, &self.far) {
             (Ok(()), _) => Outcome::Open,
             (Err(end), Far::Relay { name, host, changes }) => {
-                if end.0 == codes::NOT_OPENED {
-                    let _ = changes.send(Change::Refused { name: name.clone(), host: *host });
+                if matches!(end.0, codes::NOT_OPENED | codes::BUSY | codes::QUOTA) {
+                    let _ = changes.send(Change::Refused { name: name.clone(), host: *host, code: end.0 });
                 }
                 judge_relayed(end)
             }
@@ -238,7 +227,7 @@ impl Peers {
         policy: &BondPolicy,
         server: Option<PublicKey>,
     ) {
-        let (exchanges, exit) = (self.exchanges.clone(), self.exit(policy, facts.remote.ip()));
+        let (exchanges, exit) = (self.exchanges.clone(), policy.exit.clone());
         let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
             tokio::spawn(exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload));
             return;
@@ -271,7 +260,7 @@ impl Peers {
     /// program's connect: a connection of the daemon's own is next best.
     pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
         let Redirected { stream, flow: facts } = redirected;
-        let exit = self.exit(policy, facts.remote.ip());
+        let exit = policy.exit.clone();
         let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
             tokio::spawn(carry_directly(stream, facts.remote, exit));
             return;
@@ -300,14 +289,6 @@ impl Peers {
             }
             forget(&flows, id, moved);
         });
-    }
-
-    fn exit(&self, policy: &BondPolicy, to: IpAddr) -> Exit {
-        if policy.links == u64::MAX {
-            return Exit::Any;
-        }
-        let fits = |link: &&BondLink| policy.links >> link.slot & 1 == 1 && if to.is_ipv6() { link.v6 } else { link.v4 }.is_some();
-        self.links.iter().find(fits).map_or(Exit::Nowhere, |link| Exit::Device(link.device.clone()))
     }
 }
 

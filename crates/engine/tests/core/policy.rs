@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkRule, ProbeMode, Scheduler};
 use braid_engine::config::Config;
-use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, Rate, Role};
+use braid_engine::core::Exit;
+use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, Rate, Role, Time};
 use braid_platform::fake::Steered;
 use braid_platform::steering::{AppId, ExeId, RedirectedFlow};
 
@@ -63,7 +64,13 @@ fn what_asks_for_a_relay_is_redirected_while_that_can_be_reached() {
     assert_eq!(redirected(&mut world), [true, true, false, false]);
     world.core.set_peer_ready(world.now, "home", false).unwrap();
     assert_eq!(redirected(&mut world), [false; 4]);
-    let flow = |rule| RedirectedFlow {
+    let relays = [Some(2), Some(3), Some(0), Some(9), None].map(|rule| world.core.rule_of(&turned(rule)).map(|rule| rule.relay.clone()));
+    assert_eq!(relays, [Some(Some("home".to_owned())), Some(None), None, None, None], "the first rule is an exclusion");
+}
+
+/// A flow that was turned to the daemon by the rule of this number.
+fn turned(rule: Option<u8>) -> RedirectedFlow {
+    RedirectedFlow {
         id: FlowId(1),
         remote: (SERVER, 443).into(),
         app: AppId { exe: ExeId { device: 1, inode: 1 }, name: "call".into() },
@@ -74,10 +81,63 @@ fn what_asks_for_a_relay_is_redirected_while_that_can_be_reached() {
         rule,
         direction: Direction::Down,
         demand: Bytes::ZERO,
-        started: world.now,
+        started: Time::ZERO,
+    }
+}
+
+/// The daemon's own sockets are not steered: it has to keep to the rules itself.
+#[test]
+fn regression_what_no_relay_takes_leaves_as_the_kernel_would_have_steered_it() {
+    let mut config = config(Scheduler::RoundRobin);
+    let rule = |links: Option<&[&str]>, prefer: &[&str]| AppRule {
+        matcher: AppMatcher { port: Some(443), ..AppMatcher::default() },
+        links: links.and_then(only),
+        prefer: only(prefer).unwrap_or_default(),
+        carry: Carry::Bond,
+        ..AppRule::default()
     };
-    let relays = [Some(2), Some(3), Some(0), Some(9), None].map(|rule| world.core.rule_of(&flow(rule)).map(|rule| rule.relay.clone()));
-    assert_eq!(relays, [Some(Some("home".to_owned())), Some(None), None, None, None], "the first rule is an exclusion");
+    let (wlan, lte) = (&["wlan0"][..], &["lte0"][..]);
+    config.policy.apps = vec![rule(None, &[]), rule(Some(wlan), &[]), rule(None, lte), rule(Some(wlan), lte)];
+    config.policy.links = vec![LinkRule { capacity_down: Some(Rate::from_mbps(900)), ..link_rule("wlan0") }];
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    let found = |world: &World| {
+        [0, 1, 2, 3].map(|rule| world.core.bond_policy(world.now, &turned(Some(rule)))).map(|policy| (policy.exit, policy.links))
+    };
+    let by = |name: &str| Exit::Device(name.to_owned());
+    let all = u64::MAX;
+    assert_eq!(found(&world), [(by("wlan0"), all), (by("wlan0"), 0b01), (by("lte0"), 0b10), (by("wlan0"), 0b01)]);
+    // What is strict stays so, what is preferred gives way.
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(found(&world), [(by("lte0"), all), (Exit::Nowhere, 0b01), (by("lte0"), 0b10), (Exit::Nowhere, 0b01)]);
+    world.devices[0].carrier = true;
+    world.set_network();
+    config.policy.links = vec![LinkRule { role: Role::Excluded, ..link_rule("wlan0") }];
+    world.core.reconfigure(world.now, config).unwrap();
+    assert_eq!(found(&world)[0], (by("lte0"), all), "an excluded link is none, whatever the system's own choice");
+}
+
+#[test]
+fn a_relays_refusals_are_noted_within_bounds_and_believed_of_private_addresses_only() {
+    use braid_bond::codes::{NOT_OPENED, QUOTA};
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    world.core.set_peer_ready(world.now, "home", true).unwrap();
+    let now = world.now;
+    let mut refused = |number: u32, code| world.core.on_refused(now, "home", std::net::Ipv4Addr::from_bits(number).into(), code).0;
+    let private = 0x0a00_0000;
+    let notes: Vec<String> = (0..100).filter_map(|number| refused(private + number, NOT_OPENED)).collect();
+    assert_eq!(notes.len(), 16, "{notes:#?}");
+    assert!(notes[0].contains("10.0.0.0, a private address") && notes[15].contains("not noted any more"), "{notes:#?}");
+    assert_eq!(refused(0x0808_0808, NOT_OPENED), None, "a router on the way there may have said so");
+    let quota: Vec<String> = (0..3).filter_map(|_| refused(0x0808_0808, QUOTA)).collect();
+    assert!(quota.len() == 1 && quota[0].contains("bytes of the month"), "{quota:#?}");
+    let refusing = |world: &World, remote: [u8; 4]| {
+        let flow = RedirectedFlow { remote: (remote, 443).into(), ..turned(None) };
+        world.core.bond_policy(world.now, &flow).refusing
+    };
+    assert_eq!((refusing(&world, [10, 0, 0, 7]), refusing(&world, [8, 8, 8, 8])), (vec!["home".to_owned()], Vec::new()));
 }
 
 #[test]

@@ -91,6 +91,8 @@ impl Reason {
             Self::TimedOut => libc::ETIMEDOUT,
             Self::Forbidden(Forbidden::NotOwn) => libc::EADDRNOTAVAIL,
             Self::Forbidden(_) => libc::EACCES,
+            // A router on the way forbids it, which is not the relay's word.
+            Self::Other(libc::EACCES) => libc::EHOSTUNREACH,
             Self::Other(errno) => errno,
         }
     }
