@@ -58,6 +58,10 @@ const FAST_THIN: f64 = 0.95;
 /// On a fast path what hosts need to wake up looks like a queue: so many seconds are none, nor is one that does not stand as long as this.
 const FAST_FULL: f64 = 0.008;
 const FAST_ROUND: f64 = 0.02;
+/// On slow paths QUIC forgets what it was late with by more than a packet, and timers are a millisecond late: what it is told is so many times the pace
+/// at most, and moves by this part of what a round has shown.
+const MOST_LATE: f64 = 1.25;
+const LATE_STEP: f64 = 0.25;
 /// A way is short if its round trip, in seconds, is less than a timer's tick.
 const SHORT: f64 = 0.001;
 
@@ -145,6 +149,8 @@ pub struct Radio {
     sent: f64,
     full: bool,
     thin: bool,
+    /// How many times the pace QUIC is told, so that the pace comes of it.
+    late: f64,
     /// When `budget` was last counted.
     counted: Instant,
     /// Bytes acknowledged since a moment, and the rate in bytes a second of the stretch before it.
@@ -201,6 +207,7 @@ impl Radio {
             sent: 0.0,
             full: false,
             thin: true,
+            late: 1.0,
             counted: now,
             stretch: (now, 0.0),
             lately: 0.0,
@@ -369,6 +376,10 @@ impl Radio {
     fn on_round(&mut self, now: Instant, round: Round) {
         let thin = self.sent < if self.is_fast() { FAST_THIN } else { THIN } * self.budget && !self.full;
         let was_thin = std::mem::replace(&mut self.thin, thin) || thin;
+        if !thin && !self.full && self.sent > 0.0 {
+            let missing = (self.budget / self.sent).powf(LATE_STEP);
+            self.late = (self.late * missing).clamp(1.0, MOST_LATE);
+        }
         let sent = self.sent / round.span;
         let crowd = self.crowd.round() / self.sent.max(1.0);
         let chance = CHANCE * (self.loss * self.mtu / self.sent.max(self.mtu)).sqrt();
@@ -603,7 +614,7 @@ impl Controller for Radio {
     fn metrics(&self) -> ControllerMetrics {
         let mut metrics = ControllerMetrics::default();
         metrics.congestion_window = self.window();
-        metrics.pacing_rate = self.pacing.map(|rate| if rate as u64 as f64 >= FAST { UNPACED } else { rate as u64 });
+        metrics.pacing_rate = self.pacing.map(|rate| if rate as u64 as f64 >= FAST { UNPACED } else { (rate * self.late) as u64 });
         metrics.send_quantum = self.pacing.map(|rate| ((rate * 0.001) as u64).min(65_536).max(2 * self.mtu as u64));
         metrics.bandwidth_estimate = (self.rate() > 0.0).then(|| (self.rate() * 8.0) as u64);
         metrics
