@@ -99,7 +99,7 @@ function pathRow(first) {
       const [word, tone] = state(path.state);
       attr(cells[0], 'class', `tone-${tone}`);
       [
-        word,
+        path.reason ? `${word}: ${path.reason}` : word,
         rtt(path.rtt_us),
         rate(path.rate_bps),
         loss(path.loss),

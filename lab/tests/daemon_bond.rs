@@ -296,6 +296,7 @@ fn regression_a_relay_joined_twice_keeps_its_name_its_addresses_and_its_session(
     let said = log();
     let [left, reached] = ["the relay home was left", "the relay other can be reached"].map(|what| said.find(what).expect("it is told"));
     assert!(left < reached && !said.contains("cannot be reached"), "{said}");
+    assert!(!said.contains("its flows have ended"), "one act, one note: {said}");
     let explained = text(&up.braid(&["explain", "curl", "203.0.113.10:80"]).stdout);
     assert!(explained.contains("carried by other"), "{explained}");
 }

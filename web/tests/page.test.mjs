@@ -227,6 +227,14 @@ describe('what a user does', () => {
       assert.ok(await page.locator('.names').isHidden());
     }));
 
+  test('reads why a link has no path to a relay', () =>
+    visit({ live: false }, async (page, mock) => {
+      Object.assign(mock.peers[0].paths[0], { state: 'none', reason: 'it has no IPv4' });
+      mock.send('peers', mock.peers);
+      await go(page, 'peers');
+      await page.getByText('No path: it has no IPv4', { exact: true }).waitFor();
+    }));
+
   test('joins a relay by its invitation, and leaves it', () =>
     visit({ live: false, expected: /422/ }, async (page) => {
       await go(page, 'peers');

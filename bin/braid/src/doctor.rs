@@ -48,7 +48,8 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
 
 /// The links as the daemon has them, and `[[link]]` entries that no device answers to.
 fn links(links: &[Link], entries: &[LinkEntry]) -> doctor::Check {
-    let carries = |link: &&Link| matches!(link.state.as_str(), "up" | "backup");
+    // One of which nothing is known yet is used like one that lives.
+    let carries = |link: &&Link| matches!(link.state.as_str(), "up" | "unknown" | "backup");
     let stand = links.iter().map(|link| match &link.reason {
         Some(reason) if !carries(&link) => format!("{} is {}: {reason}", link.name, link.state),
         _ => format!("{} is {}", link.name, link.state),
@@ -131,6 +132,8 @@ mod tests {
         };
         let both = links(&[link("up0", "up"), link("up1", "backup")], &[]);
         assert!(both.standing == Standing::Ok && both.found == "up0 is up; up1 is backup", "{both:?}");
+        let fresh = links(&[link("up0", "up"), link("up1", "unknown")], &[]);
+        assert!(fresh.standing == Standing::Ok && fresh.found == "up0 is up; up1 is unknown", "{fresh:?}");
         let down = links(&[link("up0", "down"), link("up1", "up")], &[]);
         assert!(down.standing == Standing::Warning && down.found.starts_with("up0 is down"), "{down:?}");
         let entry = LinkEntry { matches: "name = \"up7\"".into(), ..LinkEntry::default() };

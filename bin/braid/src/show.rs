@@ -22,9 +22,11 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     for peer in &status.peers {
         let kind = if peer.kind == "server" { "server" } else { "relay" };
         let good = peer.paths.iter().filter(|path| matches!(path.state.as_str(), "good" | "backup")).count();
+        // A link without a path is none of them.
+        let paths = peer.paths.iter().filter(|path| path.state != "none").count();
         match &peer.reason {
             Some(reason) => page.toned(Tone::Doubtful, &format!("{kind} {}: {}: {reason}; flows go direct", peer.name, peer.state))?,
-            None => page.line(format!("{kind} {}: {}, {good} of {} paths good", peer.name, peer.state, peer.paths.len()))?,
+            None => page.line(format!("{kind} {}: {}, {good} of {paths} paths good", peer.name, peer.state))?,
         }
     }
     let columns = [
@@ -451,6 +453,16 @@ mod tests {
         let mut out = Vec::new();
         show(&mut Page::new(&mut out, false), &serde_json::from_value(value).unwrap()).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn regression_a_link_without_a_path_is_not_counted_among_the_paths() {
+        let path = |link: &str, state: &str| json!({"link": link, "state": state});
+        let home =
+            json!({"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path("eth0", "good"), path("usb0", "none")]});
+        let wanted = json!({"schema_version": 1, "version": "1", "mode": "system", "scheduler": "s", "uptime_ms": 1, "links": [], "flows": 0, "peers": [home]});
+        let said = shown(wanted, status);
+        assert!(said.contains("relay home: up, 1 of 1 paths good"), "{said}");
     }
 
     fn wifi() -> serde_json::Value {

@@ -202,6 +202,7 @@ struct Attempt {
     failures: u32,
     /// When to dial, or to give a dialled connection up.
     due: Option<Instant>,
+    /// Which of the peer's addresses to dial: the next one only after a failure, since one that has answered answers again.
     address: usize,
 }
 
@@ -239,9 +240,8 @@ impl Keeper {
                 }
                 // Without a sender there is no handle, which the links tell.
                 Ok(()) = addresses.changed() => {
-                    self.peer.addresses = addresses.borrow_and_update().clone();
-                    self.found = Found::new(&self.peer.addresses);
-                    self.found.look();
+                    let now = addresses.borrow_and_update().clone();
+                    self.on_addresses(now);
                 }
                 notice = notices.recv() => match notice {
                     Some(notice) => self.on_notice(notice),
@@ -306,6 +306,17 @@ impl Keeper {
         }
     }
 
+    /// Other addresses are given: a path that is there keeps its own, the others begin with the first.
+    fn on_addresses(&mut self, addresses: Vec<Address>) {
+        self.peer.addresses = addresses;
+        let old = std::mem::replace(&mut self.found, Found::new(&self.peer.addresses));
+        for ((_, ipv6), attempt) in &mut self.paths {
+            let own = old.address(*ipv6, attempt.address).filter(|_| attempt.joined);
+            attempt.address = own.and_then(|own| self.found.place(*ipv6, own)).unwrap_or(0);
+        }
+        self.found.look();
+    }
+
     /// Addresses were found: whoever waited for one dials.
     fn on_found(&mut self) {
         let now = Instant::now();
@@ -321,6 +332,7 @@ impl Keeper {
             let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { continue };
             attempt.due = None;
             if let Some(connection) = attempt.connection.take() {
+                attempt.address += 1;
                 self.carrier.with(|host, now| {
                     host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked on the way")
                 });
@@ -335,10 +347,8 @@ impl Keeper {
         let backup = self.links.iter().any(|of| of.number == link && of.backup);
         let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { return };
         let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
-        let place = attempt.address;
-        attempt.address += 1;
         let failed_before = attempt.failures > 0;
-        let Some(remote) = self.found.address(ipv6, place) else {
+        let Some(remote) = self.found.address(ipv6, attempt.address) else {
             attempt.failures += 1;
             attempt.due = Some(Instant::now() + pause);
             self.found.look();
@@ -359,6 +369,7 @@ impl Keeper {
             }
             Err(error) => {
                 tracing::warn!(link, %error, "a path cannot be dialled");
+                attempt.address += 1;
                 attempt.due = Some(Instant::now() + pause);
             }
         }
@@ -379,6 +390,9 @@ impl Keeper {
                 let mut lived = None;
                 if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
                     lived = Some(attempt.joined);
+                    if !attempt.joined && refused != Some(refusals::FORGOTTEN) {
+                        attempt.address += 1;
+                    }
                     let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
                     let pause = if forgotten { Duration::ZERO } else { pause };
                     (attempt.connection, attempt.path, attempt.joined) = (None, None, false);
@@ -534,6 +548,49 @@ mod tests {
 
     /// How long anything that should happen may take on a busy machine.
     const ENOUGH: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn regression_an_address_that_answered_is_dialled_again_and_the_next_one_only_after_a_failure() {
+        let addresses = |all: &[&str]| all.iter().map(|address| address.parse().unwrap()).collect::<Vec<Address>>();
+        let peer = Peer { addresses: addresses(&["127.0.0.1:9", "127.0.0.2:9"]), key: None, token: None, name: String::new() };
+        let (carrier, _notices) = Carrier::start(Host::client(random().unwrap(), Instant::now()));
+        let mut keeper = Keeper {
+            carrier,
+            bond: Arc::new(Mutex::new(BondId(random().unwrap()))),
+            found: Found::new(&peer.addresses),
+            peer,
+            tls: tls::client(None, Expect::Any).unwrap(),
+            mark: None,
+            links: Vec::new(),
+            paths: BTreeMap::from([((0, false), Attempt::default())]),
+            next_path: 0,
+            told: watch::channel(State::Connecting).0,
+        };
+        keeper.begin().unwrap();
+        let dial = |keeper: &mut Keeper| {
+            keeper.dial(0, false);
+            keeper.paths[&(0, false)].connection.expect("it is dialled")
+        };
+        let lose = |keeper: &mut Keeper, connection| {
+            let reason = "nothing was heard".to_owned();
+            keeper.on_notice(Notice::Lost { connection, reason, refused: None, forgotten: false, another_key: false });
+        };
+        let next = |keeper: &Keeper| keeper.found.address(false, keeper.paths[&(0, false)].address).unwrap().to_string();
+        let connection = dial(&mut keeper);
+        keeper.on_notice(Notice::Joined(connection, keeper.id(), PathId(0)));
+        lose(&mut keeper, connection);
+        assert_eq!(next(&keeper), "127.0.0.1:9", "it has answered");
+        let connection = dial(&mut keeper);
+        lose(&mut keeper, connection);
+        assert_eq!(next(&keeper), "127.0.0.2:9", "nobody was there");
+        let connection = dial(&mut keeper);
+        keeper.on_notice(Notice::Joined(connection, keeper.id(), PathId(2)));
+        keeper.on_addresses(addresses(&["127.0.0.3:9", "127.0.0.1:9", "127.0.0.2:9"]));
+        lose(&mut keeper, connection);
+        assert_eq!(next(&keeper), "127.0.0.2:9", "it has answered, wherever it stands now");
+        keeper.on_addresses(addresses(&["127.0.0.4:9", "127.0.0.2:9"]));
+        assert_eq!(next(&keeper), "127.0.0.4:9", "without a path the newest comes first");
+    }
 
     #[tokio::test]
     async fn regression_a_bond_that_ends_by_itself_resets_its_flows_and_a_new_one_is_begun() {

@@ -27,8 +27,17 @@ impl Found {
 
     /// The address to try now: those of the family in turn.
     pub(crate) fn address(&self, ipv6: bool, place: usize) -> Option<SocketAddr> {
-        let all: Vec<SocketAddr> = self.given.iter().chain(&self.named).copied().filter(|address| address.is_ipv6() == ipv6).collect();
+        let all = self.all(ipv6);
         (!all.is_empty()).then(|| all[place % all.len()])
+    }
+
+    /// Where `address` stands among those of its family.
+    pub(crate) fn place(&self, ipv6: bool, address: SocketAddr) -> Option<usize> {
+        self.all(ipv6).into_iter().position(|other| other == address)
+    }
+
+    fn all(&self, ipv6: bool) -> Vec<SocketAddr> {
+        self.given.iter().chain(&self.named).copied().filter(|address| address.is_ipv6() == ipv6).collect()
     }
 
     /// Begins to look names up, unless that goes on already.

@@ -90,6 +90,16 @@ fn assert_shows(name: &str, shown: &str) {
 }
 
 #[test]
+fn regression_a_link_without_a_path_is_told_with_the_reason() {
+    let mut model = model();
+    let path = json!({"link": "usb0", "state": "none", "reason": "it has no IPv4"});
+    model.hear("peers", &json!([{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]).to_string());
+    (0..2).for_each(|_| assert!(model.press(Press::NextView)));
+    let shown = screen(&model, 120, 16);
+    assert!(shown.contains("none: it has no IPv4"), "{shown}");
+}
+
+#[test]
 fn every_view_is_as_it_was_seen() {
     let mut model = model();
     for view in ["flows", "apps", "peers", "events"] {

@@ -246,7 +246,7 @@ fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         rows.push(Row::new([name, Cell::from(printable(&format!("{}{reason}", peer.state)))]));
         for path in &peer.paths {
             let facts = [
-                Some(path.state.clone()),
+                Some(path.reason.as_ref().map_or(path.state.clone(), |reason| format!("{}: {reason}", path.state))),
                 path.rate_bps.map(|bps| format!("up to {} up", Rate::from_bps(bps))),
                 micros(path.rtt_us),
                 percent(path.loss).map(|loss| format!("loss {loss}")),

@@ -60,8 +60,12 @@ impl Daemon<'_> {
                 let _ = answer.send(joined);
             }
             Request::Leave(request, answer) => {
+                let joined = self.peers.is_joined(&request.name);
                 let left = self.leave(&request.name);
-                self.note_order("peer", &left);
+                // That a relay was left is noted when its end is heard of; a host that is forgotten has no such news.
+                if !joined || self.peers.is_joined(&request.name) {
+                    self.note_order("peer", &left);
+                }
                 let _ = answer.send(left);
             }
             Request::Move(request, answer) => {
