@@ -117,43 +117,6 @@ fn links_are_followed_through_their_lives() {
 }
 
 #[test]
-fn regression_a_device_that_goes_down_is_not_waited_for() {
-    /// What other changes wait, so that one reading serves a burst of them.
-    const PAUSE: Duration = Duration::from_millis(20);
-    /// Enough that a busy machine, which holds up some of them, does not decide.
-    const RUNS: u32 = 9;
-    if !may_make_namespaces("a device that goes down") {
-        return;
-    }
-    let world = World::new(1).unwrap();
-    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    // Where a burst of before is still being waited for, any change is told with it.
-    let quiet = |news: &mut News| while runtime.block_on(async { tokio::time::timeout(PAUSE * 5, news.changed()).await.is_ok() }) {};
-    let took = |news: &mut News, words: &str, wanted: &dyn Fn(&LinkFacts) -> bool| {
-        quiet(news);
-        let begin = Instant::now();
-        world.client.ip(&format!("link set dev link0 {words}"));
-        until(news, words, |network| has(network, "link0", wanted));
-        begin.elapsed()
-    };
-    let (mut downs, mut others) = (Vec::new(), Vec::new());
-    for run in 0..RUNS {
-        until(&mut news, "a link that is up", |network| has(network, "link0", |link| link.carrier));
-        let mtu = 1400 + run;
-        others.push(took(&mut news, &format!("mtu {mtu}"), &|link| link.mtu == mtu));
-        downs.push(took(&mut news, "down", &|link| !link.carrier));
-        world.client.ip("link set dev link0 up");
-    }
-    let median = |times: &mut Vec<Duration>| {
-        times.sort();
-        times[times.len() / 2]
-    };
-    let (down, other) = (median(&mut downs), median(&mut others));
-    assert!(down + PAUSE / 2 < other, "it was told after {down:?}, any other change after {other:?}: {downs:?}, {others:?}");
-}
-
-#[test]
 fn resolvers_that_a_router_advertises_are_followed() {
     if !may_make_namespaces("router advertisements") {
         return;

@@ -356,3 +356,20 @@ fn default_routes(routes: &[RouteFacts]) -> BTreeMap<LinkIndex, PerFamily<Vec<De
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What follows such a message is read at once; a burst of others is let come to its end.
+    #[test]
+    fn regression_a_device_that_carries_nothing_any_more_is_told_from_others() {
+        let message = |flags: i32| [&[0; 8][..], &(flags as u32).to_ne_bytes(), &[0; 4]].concat();
+        let running = libc::IFF_UP | libc::IFF_RUNNING;
+        assert!(!is_down(&message(running)) && !is_down(&message(running | libc::IFF_MULTICAST)));
+        for flags in [0, libc::IFF_UP, libc::IFF_RUNNING, libc::IFF_UP | libc::IFF_MULTICAST] {
+            assert!(is_down(&message(flags)), "{flags:#x}");
+        }
+        assert!((0..12).all(|length| !is_down(&message(0)[..length])), "cut off, it tells nothing");
+    }
+}
