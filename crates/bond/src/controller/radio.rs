@@ -58,9 +58,11 @@ const FAST_THIN: f64 = 0.95;
 /// On a fast path what hosts need to wake up looks like a queue: so many seconds are none, nor is one that does not stand as long as this.
 const FAST_FULL: f64 = 0.008;
 const FAST_ROUND: f64 = 0.02;
-/// On slow paths QUIC forgets what it was late with by more than a packet, and timers are a millisecond late: what it is told is so many times the pace
-/// at most, and moves by this part of what a round has shown.
-const MOST_LATE: f64 = 1.25;
+/// Of what it was late with QUIC keeps what leaves in this time, in seconds, and no less than a packet. Where that is less than so many packets a timer
+/// that is a millisecond late costs as much of the rate: QUIC is told so many times the pace at most, which moves by this part of what a round has shown.
+const KEPT_LATE: f64 = 0.01;
+const FEW_PACKETS: f64 = 2.0;
+const MOST_LATE: f64 = 1.15;
 const LATE_STEP: f64 = 0.25;
 /// A way is short if its round trip, in seconds, is less than a timer's tick.
 const SHORT: f64 = 0.001;
@@ -376,10 +378,7 @@ impl Radio {
     fn on_round(&mut self, now: Instant, round: Round) {
         let thin = self.sent < if self.is_fast() { FAST_THIN } else { THIN } * self.budget && !self.full;
         let was_thin = std::mem::replace(&mut self.thin, thin) || thin;
-        if !thin && !self.full && self.sent > 0.0 {
-            let missing = (self.budget / self.sent).powf(LATE_STEP);
-            self.late = (self.late * missing).clamp(1.0, MOST_LATE);
-        }
+        self.note_lateness(thin);
         let sent = self.sent / round.span;
         let crowd = self.crowd.round() / self.sent.max(1.0);
         let chance = CHANCE * (self.loss * self.mtu / self.sent.max(self.mtu)).sqrt();
@@ -412,6 +411,18 @@ impl Radio {
             }
         }
         self.phase = self.next_phase(round, standing, was_thin);
+    }
+
+    /// Whether timers cost some of the pace, by what a round sent and might have. A full window says nothing of that, unless more was sent.
+    fn note_lateness(&mut self, thin: bool) {
+        let slow = self.pacing.is_some_and(|pacing| pacing * KEPT_LATE < FEW_PACKETS * self.mtu);
+        let part = self.budget / self.sent.max(1.0);
+        self.late = match () {
+            () if !slow => 1.0,
+            () if thin => 1.0 + (self.late - 1.0) * (1.0 - LATE_STEP),
+            () if self.full && part > 1.0 => self.late,
+            () => (self.late * part.powf(LATE_STEP)).clamp(1.0, MOST_LATE),
+        };
     }
 
     fn next_phase(&self, round: Round, standing: bool, thin: bool) -> Phase {
@@ -727,6 +738,26 @@ mod tests {
         radio.steer();
         radio.show();
         assert!(radio.burst.is_some() && radio.window() > 40_000 && gauge.window().get() == radio.window(), "{}", radio.window());
+    }
+
+    /// At 1 Mbit/s QUIC forgets whatever a timer was late with.
+    #[test]
+    fn regression_what_timers_cost_a_slow_path_is_made_up_for() {
+        let (mut radio, _, _) = controller();
+        let mut rounds = |pace: f64, part: f64, full: bool, count: usize| {
+            radio.pacing = Some(pace);
+            for _ in 0..count {
+                (radio.budget, radio.sent, radio.full) = (pace, part * pace, full);
+                radio.note_lateness(part < THIN);
+            }
+            radio.metrics().pacing_rate.unwrap() as f64 / pace
+        };
+        assert!((1.09..1.15).contains(&rounds(125e3, 0.92, false, 5)));
+        assert!((1.149..1.151).contains(&rounds(125e3, 0.92, false, 50)));
+        assert!(rounds(125e3, 0.9, true, 50) > 1.149, "a full window is another reason");
+        assert!(rounds(125e3, 1.1, true, 50) < 1.001, "more than the pace comes of it");
+        assert!(rounds(125e3, 0.92, false, 50) > 1.1 && rounds(125e3, 0.1, false, 50) < 1.001, "little to send tells nothing");
+        assert!(rounds(125e3, 0.92, false, 50) > 1.1 && rounds(1e6, 0.92, false, 1) == 1.0, "at 8 Mbit/s it keeps milliseconds");
     }
 
     proptest! {
