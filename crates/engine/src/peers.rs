@@ -246,7 +246,9 @@ impl Peers {
         })?;
         let message = match renewed {
             None => format!("{name} is being dialled over all links: see \"braid peers\"; flows go there by carry = \"bond\" in [[app]]"),
-            Some(true) => format!("{name} was joined before, and is up: it goes on, and knows the addresses of this invitation too"),
+            Some(true) => format!(
+                "{name} was joined before, and is up: it goes on, and knows the addresses of this invitation too; the invitation itself was not used: its limits hold after \"braid leave {name}\" and joining again"
+            ),
             Some(false) => format!("{name} was joined before, and is dialled anew, at the addresses of this invitation too"),
         };
         Ok(Accepted { message, warnings: Vec::new() })

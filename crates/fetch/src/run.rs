@@ -95,6 +95,8 @@ struct Run<T> {
     requests: BTreeMap<RequestId, Place>,
     /// The servers whose names do not exist, by link.
     nameless: BTreeSet<(ServerId, LinkId)>,
+    /// The servers that have answered: a name that is not found any more is a trouble that passes.
+    answered: BTreeSet<ServerId>,
     finishing: JoinSet<(usize, Bytes, Result<(), FetchError>)>,
     begin: Instant,
     tell: T,
@@ -125,6 +127,7 @@ impl<T: FnMut(Event)> Run<T> {
             lanes: BTreeMap::new(),
             requests: BTreeMap::new(),
             nameless: BTreeSet::new(),
+            answered: BTreeSet::new(),
             finishing: JoinSet::new(),
             begin: Instant::now(),
             tell,
@@ -326,7 +329,8 @@ impl<T: FnMut(Event)> Run<T> {
     /// again.
     fn drop_nameless(&mut self, error: &FetchError) {
         let links = self.shared.network.links().len();
-        let absent = |server: ServerId| (0..links).all(|link| self.nameless.contains(&(server, LinkId(link))));
+        let absent =
+            |server: ServerId| !self.answered.contains(&server) && (0..links).all(|link| self.nameless.contains(&(server, LinkId(link))));
         let lost = self.by_file.iter().filter(|(_, index)| self.jobs[**index].sources.iter().all(|source| absent(source.server)));
         let begun = |file: FileId| self.engine.file(file).is_some_and(|file| file.got > Bytes::ZERO);
         let lost: Vec<FileId> = lost.map(|(file, _)| *file).filter(|file| !begun(*file)).collect();
@@ -337,6 +341,7 @@ impl<T: FnMut(Event)> Run<T> {
         let Some(place) = self.requests.get(&request) else { return };
         let (index, file, source) = (place.job, place.file, place.source);
         let job = &mut self.jobs[index];
+        self.answered.extend(job.sources.get(source.0).map(|source| source.server));
         if let (Some(most), Some(size)) = (self.options.max_size, head.size)
             && size > most
         {

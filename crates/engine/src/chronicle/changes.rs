@@ -41,6 +41,19 @@ pub(crate) fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
     }
     let gone = before.apps.iter().filter(|entry| !after.apps.iter().any(|known| known.matches == entry.matches));
     told.extend(gone.map(|entry| format!("{} is gone", app(entry))));
+    let order = |view: &PolicyView| {
+        let known = |matches: &String, other: &PolicyView| {
+            other.apps.iter().any(|app| app.matches == *matches) || other.links.iter().any(|link| link.matches == *matches)
+        };
+        let all = view.apps.iter().map(|app| app.matches.clone()).chain(view.links.iter().map(|link| link.matches.clone()));
+        all.filter(|matches| known(matches, before) && known(matches, after)).collect::<Vec<_>>()
+    };
+    if order(before) != order(after) {
+        told.push("the order of its entries is another".to_owned());
+    }
+    if before.default_demand_bytes != after.default_demand_bytes {
+        told.push("default_demand is another".to_owned());
+    }
     if before.exclude != after.exclude {
         told.push("[exclude] is another".to_owned());
     }

@@ -130,7 +130,7 @@ impl Daemon<'_> {
         self.config_trouble = None;
         self.watch_executables();
         let changed = changes(&before, &self.core.policy());
-        let changed = if changed.is_empty() { "its policy is as it was".to_owned() } else { changed.join("; ") };
+        let changed = if changed.is_empty() { "nothing that \"braid policy\" shows is another".to_owned() } else { changed.join("; ") };
         self.note("config", "info", format!("{} was read again: {changed}", path.display()));
         Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
     }

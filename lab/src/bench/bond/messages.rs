@@ -100,7 +100,7 @@ fn several(settings: &Settings, copies: u8, count: usize) -> Result<Found> {
     let span = Duration::from_secs_f64(count as f64 / A_SECOND as f64);
     let settle = Duration::from_secs(3);
     let (arrived, bulk) = thread::scope(|scope| -> Result<(usize, f64)> {
-        let sink = scope.spawn(|| take_in(&sink, count));
+        let sink = scope.spawn(|| take_in(&sink, count, settle + span + LATE));
         // A thread of its own has the namespace of the one that began it.
         let bulk = lab.client().run(|| -> Result<f64> {
             let upload = scope.spawn(|| origin.put(Carrier::PLAIN, Bytes::new(1 << 40), settle + span));
@@ -179,9 +179,10 @@ fn send_out(to: SocketAddr, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// How many of `count` numbered packets come, until nothing came for a while.
-fn take_in(socket: &UdpSocket, count: usize) -> Result<usize> {
+/// How many of `count` numbered packets come, until nothing came for a while, or nothing at all within `first`.
+fn take_in(socket: &UdpSocket, count: usize, first: Duration) -> Result<usize> {
     let (mut seen, mut packet, mut last) = (vec![false; count], [0; 2 * SIZE], None::<Instant>);
+    let begin = Instant::now();
     loop {
         match socket.recv(&mut packet) {
             Ok(SIZE) => {
@@ -191,7 +192,7 @@ fn take_in(socket: &UdpSocket, count: usize) -> Result<usize> {
             }
             Ok(size) => anyhow::bail!("a packet of {size} bytes"),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                if last.is_some_and(|last| last.elapsed() > LATE) {
+                if last.map_or(begin.elapsed() > first, |last| last.elapsed() > LATE) {
                     return Ok(seen.iter().filter(|seen| **seen).count());
                 }
             }
@@ -266,7 +267,8 @@ mod tests {
             packet[..8].copy_from_slice(&number.to_be_bytes());
             from.send_to(&packet, sink.local_addr().unwrap()).unwrap();
         }
-        assert_eq!(take_in(&sink, 4).unwrap(), 3);
+        assert_eq!(take_in(&sink, 4, ms(100)).unwrap(), 3);
+        assert_eq!(take_in(&sink, 4, ms(100)).unwrap(), 0, "nothing more comes");
         assert_eq!((quantile(&[1.0, 2.0, 9.0], 0.5), quantile(&[1.0, 2.0, 9.0], 0.99)), (2.0, 2.0));
     }
 
