@@ -191,6 +191,23 @@ impl BpfSteering {
     }
 }
 
+/// Makes a map hold these hosts and no others; what stays is not touched meanwhile.
+fn keep_hosts<'a>(
+    map: &mut HashMap<&mut MapData, abi::Address, u32>,
+    hosts: impl Iterator<Item = &'a IpAddr>,
+    action: &'static str,
+) -> Result<(), SteeringError> {
+    let wanted: BTreeSet<_> = hosts.map(|host| mapped(*host)).collect();
+    let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| key.word).collect();
+    for word in had.difference(&wanted) {
+        map.remove(&abi::Address { word: *word }).map_err(failed(action))?;
+    }
+    for word in wanted.difference(&had) {
+        map.insert(abi::Address { word: *word }, 1, 0).map_err(failed(action))?;
+    }
+    Ok(())
+}
+
 impl Steering for BpfSteering {
     type Walked = Walked;
 
@@ -275,29 +292,13 @@ impl Steering for BpfSteering {
             map.insert(key(new), 1, 0).map_err(failed(ACTION))?;
         }
         let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "servers", "tell the kernel which hosts run Braid");
-        let wanted: BTreeSet<_> = servers.iter().take(abi::MAX_SERVERS).map(|host| mapped(*host)).collect();
-        let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| key.word).collect();
-        for word in had.difference(&wanted) {
-            map.remove(&abi::Address { word: *word }).map_err(failed(ACTION))?;
-        }
-        for word in wanted.difference(&had) {
-            map.insert(abi::Address { word: *word }, 1, 0).map_err(failed(ACTION))?;
-        }
-        Ok(())
+        keep_hosts(&mut map, servers.iter().take(abi::MAX_SERVERS), ACTION)
     }
 
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
         const ACTION: &str = "tell the kernel what relays do not open";
         let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "refused", "tell the kernel what relays do not open");
-        let wanted: BTreeSet<_> = refused.iter().take(abi::MAX_REFUSED).map(|host| mapped(*host)).collect();
-        let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| key.word).collect();
-        for word in had.difference(&wanted) {
-            map.remove(&abi::Address { word: *word }).map_err(failed(ACTION))?;
-        }
-        for word in wanted.difference(&had) {
-            map.insert(abi::Address { word: *word }, 1, 0).map_err(failed(ACTION))?;
-        }
-        Ok(())
+        keep_hosts(&mut map, refused.iter().take(abi::MAX_REFUSED), ACTION)
     }
 
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError> {
