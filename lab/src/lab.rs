@@ -80,7 +80,7 @@ impl Builder {
         let resolv_conf = home.path().join("resolv.conf");
         std::fs::write(&resolv_conf, "nameserver 203.0.113.53\noptions timeout:1 attempts:2\n")?;
         let client = Namespace::new("client", &mark, Some(&resolv_conf))?;
-        let server = Namespace::new("server", &mark, None)?;
+        let server = Namespace::new("server", &mark, Some(&resolv_conf))?;
         let between = Namespace::new("middle", &mark, None)?;
         let guardian = Guardian::start(&home, &[&client, &server, &between])?;
 

@@ -515,3 +515,38 @@ fn datagrams_go_through_the_relay_too() {
     });
     assert_eq!(from, Some(to), "it sees who answered");
 }
+
+#[test]
+fn regression_datagrams_go_on_when_what_carried_them_has_ended() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let relay = Relay::start(&lab);
+    let up = Up::start(&lab, "[[app]]\nmatch = { port = 4000 }\ncarry = \"bond\"\n");
+    assert!(up.braid(&["join", &relay.invite(), "--name", "home"]).status.success());
+    eventually("both paths are good", || good_paths(&up) == 2);
+    let _echo = Echo::start(&lab, 11, 4000);
+    let to: SocketAddr = (Lab::internet(11), 4000).into();
+    let socket = |connected: bool| {
+        let socket = lab.client().run(|| UdpSocket::bind("0.0.0.0:0").and_then(|socket| if connected { socket.connect(to).map(|()| socket) } else { Ok(socket) }));
+        let socket = socket.unwrap().unwrap();
+        socket.set_read_timeout(Some(ms(100))).unwrap();
+        socket
+    };
+    let (connected, plain) = (socket(true), socket(false));
+    let answers = |socket: &UdpSocket, sent: bool| sent && socket.recv(&mut [0; 100]).is_ok_and(|size| size == 5);
+    let both = || {
+        let first = answers(&connected, connected.send(b"hello").is_ok());
+        first & answers(&plain, plain.send_to(b"hello", to).is_ok())
+    };
+    let bonded = || up.flows().iter().filter(|flow| flow["carry"] == "bond").count();
+    eventually("answers come", both);
+    eventually("both are bonded", || both() && bonded() == 2);
+    // The one that is started next knows nothing of its flows.
+    relay.signal("KILL");
+    drop(relay);
+    let _again = Relay::start(&lab);
+    eventually("answers come again", both);
+    eventually("both are bonded again", || both() && bonded() == 2);
+}

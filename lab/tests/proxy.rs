@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use braid_lab::Lab;
-use braid_model::Bytes;
+use braid_lab::{Filter, Lab, Responder};
+use braid_model::{Bytes, Protocol};
 use support::proxied::{PROXY, Proxied};
 use support::user::sha256;
 use support::*;
@@ -71,6 +71,33 @@ fn a_bond_carries_one_download_over_both_links() {
         }
         // The relay may have been reached a moment later than the proxy.
         assert!(begin.elapsed() < LIMIT, "{received:?}");
+    }
+}
+
+#[test]
+fn names_are_looked_up_by_the_relay_where_the_policy_says_so() {
+    if !able() {
+        return;
+    }
+    let entry = "[[app]]\nmatch = { client = \"127.0.0.0/8\" }\ncarry = \"bond\"\n";
+    for (resolve, asked) in [("here", true), ("relay", false)] {
+        let proxied = Proxied::new(&[], &format!("{entry}resolve = \"{resolve}\"\n"), true);
+        let _responder = Responder::start(&proxied.lab).unwrap();
+        let questions = watch_all(&proxied.lab, Filter::to([203, 0, 113, 53]).port(Protocol::Udp, 53));
+        let to = proxied.home.join("got");
+        let url = proxied.web.url(Bytes::new(50_000)).unwrap().replace("203.0.113.10", "n10.lab");
+        let socks = format!("socks5h://{PROXY}");
+        // Until the relay has been reached, names are looked up here.
+        eventually(&format!("names are looked up as resolve = {resolve:?} says"), || {
+            let before: u64 = packets(&proxied.lab, &questions).iter().sum();
+            for proxy in [PROXY, &socks] {
+                let mut command = proxied.lab.client().command("curl").unwrap();
+                command.args(["-sS", "--fail", "--max-time", "60", "--proxy", proxy, "-o"]).arg(&to).arg(&url);
+                assert!(command.stdin(Stdio::null()).status().unwrap().success());
+                assert_eq!(std::fs::metadata(&to).unwrap().len(), 50_000);
+            }
+            (packets(&proxied.lab, &questions).iter().sum::<u64>() > before) == asked
+        });
     }
 }
 

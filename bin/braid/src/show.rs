@@ -315,7 +315,8 @@ fn carried(app: &AppEntry, relays: Option<&[String]>) -> String {
         (false, _) => "",
     };
     let by = app.relay.as_ref().map(|relay| format!(" by {relay}")).unwrap_or_default();
-    format!("{way}{by}{missing}")
+    let names = if app.resolve == "relay" { ", which looks up names that a proxy is asked for" } else { "" };
+    format!("{way}{by}{missing}{names}")
 }
 
 /// `braid explain`.

@@ -6,14 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use braid_bond::Carrier;
+use braid_bond::{Carrier, Target};
 use braid_carry::{Flow, FlowStream};
-use braid_decide::policy::{AppRule, Carry, Client, Policy, Scheduler, Subject};
+use braid_decide::policy::{AppRule, Carry, Client, Policy, Resolve, Scheduler, Subject};
 use braid_peer::address::{Address, Host};
 use braid_peer::destination::{self, DialError, dial_by, resolve};
 use braid_proxy::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
@@ -160,13 +160,26 @@ impl Inner {
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
-            && let Some(flow) = self.flows.bond(Carrier::Stream, remote, ruling).await
+            && let Some(flow) = self.flows.bond(Carrier::Stream, Target::Address(remote), ruling).await
         {
             return Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None });
         }
         let (stream, link) = self.flows.connect(remote, ruling).await?;
         stream.set_nodelay(true)?;
         Ok(Opened { stream: Box::new(stream), way: link.map(|link| Way { link, remote }) })
+    }
+
+    /// Opens a connection to a name that the relay is to look up; `None` if it is not, or the relay cannot.
+    async fn open_by_name(&self, origin: &Origin, target: &Address) -> Option<Opened> {
+        let Host::Name(name) = &target.host else { return None };
+        // What its address is nobody here knows, so no condition on it holds.
+        let ruled = self.rule(origin, (Ipv4Addr::UNSPECIFIED, target.port()).into());
+        let asked = |rule: &AppRule| rule.resolve == Resolve::Relay && rule.carry.needs_peer();
+        if ruled.excluded || !ruled.rule.as_ref().is_some_and(asked) {
+            return None;
+        }
+        let flow = self.flows.bond(Carrier::Stream, Target::Name(name.to_string(), target.port()), ruled.ruling(&self.policy)).await?;
+        Some(Opened { stream: Box::new(FlowStream::new(flow)), way: None })
     }
 
     /// How a download may be divided: over the links that its rule allows, unless it is to be carried over one, or the scheduler keeps to
@@ -199,7 +212,7 @@ impl Inner {
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
-            && let Some(flow) = self.flows.bond(Carrier::Messages, remote, ruling).await
+            && let Some(flow) = self.flows.bond(Carrier::Messages, Target::Address(remote), ruling).await
         {
             return Ok(Exchange::Bonded(flow));
         }
@@ -210,6 +223,9 @@ impl Inner {
 impl Outbound for ProxyFlows {
     fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>> {
         Box::pin(async move {
+            if let Some(opened) = self.0.open_by_name(origin, target).await {
+                return Ok(opened);
+            }
             dial_by(target, self.0.reach(origin), |remote| {
                 let (inner, origin) = (self.0.clone(), origin.clone());
                 async move { inner.open(&origin, remote).await }

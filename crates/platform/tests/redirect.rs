@@ -640,6 +640,31 @@ fn a_farewell_arrives_and_a_strangers_datagram_does_not() {
 }
 
 #[test]
+fn an_exchange_whose_way_is_gone_begins_anew() {
+    datagrams("UDP that begins anew", |_steering, redirect, runtime| {
+        for to in ["203.0.113.10:443", "[2001:db8:113::10]:443"].map(addr) {
+            for connected in [true, false] {
+                let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
+                if connected {
+                    socket.connect(to).unwrap();
+                }
+                let next = || {
+                    if connected { socket.send(b"hello") } else { socket.send_to(b"hello", to) }.unwrap();
+                    let receive = async { tokio::time::timeout(LIMIT, redirect.receive(&mut [0; 100])).await };
+                    runtime.block_on(receive).expect("it arrives").unwrap()
+                };
+                let first = next().flow.expect("told with the first");
+                let second = next();
+                assert!(second.flow.is_none(), "{to}, connected: {connected}");
+                redirect.renew(&second.exchange);
+                let again = next().flow.expect("told again");
+                assert_eq!((first.remote, again.remote, again.id), (to, to, first.id));
+            }
+        }
+    });
+}
+
+#[test]
 fn a_datagram_socket_that_connects_again_is_never_left_on_the_loopback() {
     datagrams("redirected UDP that reconnects", |mut steering, redirect, runtime| {
         let echo = echo(redirect.clone(), runtime, 2);

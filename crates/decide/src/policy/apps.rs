@@ -28,6 +28,27 @@ pub enum Carry {
     Duplicate,
 }
 
+/// Who looks up the names that clients of Braid's proxy ask for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Resolve {
+    /// This machine.
+    #[default]
+    Here,
+    /// The relay that carries the connection; this machine while there is none that can.
+    Relay,
+}
+
+impl Resolve {
+    /// Every way, with its name in configuration.
+    pub const ALL: [(&str, Self); 2] = [("here", Self::Here), ("relay", Self::Relay)];
+
+    /// The name in configuration.
+    pub const fn name(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+}
+
 /// Over how many links each packet goes that is carried over several, unless said.
 pub const COPIES: u8 = 2;
 
@@ -66,6 +87,8 @@ pub struct AppRule {
     pub copies: u8,
     /// The only relay that may carry them, by its name; `None`: any.
     pub relay: Option<String>,
+    /// Who looks up the names that they go to, where those are known: clients of a proxy name them.
+    pub resolve: Resolve,
     /// Their share against other flows (φ); 1 is usual.
     pub weight: f64,
 }
@@ -81,6 +104,7 @@ impl Default for AppRule {
             carry: Carry::default(),
             copies: COPIES,
             relay: None,
+            resolve: Resolve::default(),
             weight: 1.0,
         }
     }

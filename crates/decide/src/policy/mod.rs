@@ -17,7 +17,7 @@ use crate::connection::{LinkMask, Mode};
 use crate::tradeoff::{UtilityRule, Weights};
 use crate::virtual_interface::MAXDIFF;
 
-pub use apps::{AppMatcher, AppRule, COPIES, Carry, Client, ClientMatcher, Exclusions, NAME_LIMIT, Subject};
+pub use apps::{AppMatcher, AppRule, COPIES, Carry, Client, ClientMatcher, Exclusions, NAME_LIMIT, Resolve, Subject};
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, Pattern, ProbeMode, ProbeTarget};
 
 /// The most rules that are looked at for a flow: exclusions and `[[app]]` entries together.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use braid_decide::policy::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT};
+use braid_decide::policy::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT, Resolve};
 use braid_model::{Class, Role};
 use ipnet::IpNet;
 
@@ -88,6 +88,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         prefer_within_links(value, &preferred, allowed);
     }
     let (carry, copies, relay) = carried(&mut section, world);
+    let resolve = resolve(&mut section, carry);
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
         links: allowed,
@@ -97,6 +98,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         carry,
         copies,
         relay,
+        resolve,
         weight: section.take("weight").and_then(|value| value.positive()).unwrap_or(1.0),
     };
     section.finish();
@@ -129,6 +131,16 @@ fn carried(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<Strin
         value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "take relay out, or write carry = \"bond\"");
     }
     (carry, copies, relay(&value, world))
+}
+
+/// Who looks up the names that a proxy's clients ask for.
+fn resolve(section: &mut Section<'_>, carry: Carry) -> Resolve {
+    let Some(value) = section.take("resolve") else { return Resolve::default() };
+    let resolve = value.one_of(&Resolve::ALL).unwrap_or_default();
+    if resolve == Resolve::Relay && carry == Carry::Direct {
+        value.reader.refuse(&value.span, "carry = \"direct\" has no relay that could look names up", "take resolve out, or write carry = \"bond\"");
+    }
+    resolve
 }
 
 /// A relay's name, as `braid join --name` takes it.

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern};
+use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
 use braid_model::{Bytes, Class, LinkKind, Rate, Role};
 
 use super::*;
@@ -60,7 +60,18 @@ fn the_example_is_taken_with_everything_switched_on() {
     let [_, client, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
     assert_eq!(client.matcher.client, Some(ClientMatcher::Network("192.168.7.0/24".parse().unwrap())));
     assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
-    assert_eq!((app.carry, app.copies, app.relay.as_deref()), (Carry::Duplicate, 2, Some("home")));
+    assert_eq!((app.carry, app.copies, app.relay.as_deref(), app.resolve), (Carry::Duplicate, 2, Some("home"), Resolve::Relay));
+}
+
+#[test]
+fn names_are_looked_up_by_a_relay_only_where_one_may_carry() {
+    let entry = |more: &str| format!("[[app]]\nmatch = {{ client = \"10.0.0.0/8\" }}\n{more}");
+    let asked = |more: &str| parse(&entry(more)).policy.apps[0].resolve;
+    assert_eq!((asked(""), asked("carry = \"bond\"\nresolve = \"relay\"\n")), (Resolve::Here, Resolve::Relay));
+    for (more, line) in [("carry = \"direct\"\nresolve = \"relay\"\n", 4), ("resolve = \"there\"\n", 3)] {
+        let [finding] = &refused(&entry(more))[..] else { panic!("{more}") };
+        assert_eq!(finding.line, line, "{finding:?}");
+    }
 }
 
 #[test]

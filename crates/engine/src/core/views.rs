@@ -156,6 +156,7 @@ impl<S: Steering> Core<S> {
                     carry: rule.carry.name().to_owned(),
                     copies: rule.copies,
                     relay: rule.relay.clone(),
+                    resolve: rule.resolve.name().to_owned(),
                     weight: rule.weight,
                 })
                 .collect(),

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
@@ -23,46 +24,85 @@ use crate::core::{BondPolicy, Ended, Exit, ServerNews};
 
 /// A flow waits this long for its bond to begin; then it goes direct.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A quiet exchange of datagrams is forgotten after this.
+/// An exchange of datagrams in which nothing moves for this long is forgotten.
 const QUIET: Duration = Duration::from_secs(150);
+/// An exchange that nobody has answered is tried again no sooner than this.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The datagram exchanges that are carried now.
 #[derive(Clone, Default)]
-pub(crate) struct Exchanges(Arc<Mutex<BTreeMap<Exchange, Way>>>);
+pub(crate) struct Exchanges(Arc<Mutex<Ways>>);
+
+#[derive(Default)]
+struct Ways {
+    /// Each with the number of its way: an exchange that ended may have begun anew.
+    ways: BTreeMap<Exchange, (u64, Way)>,
+    last: u64,
+}
 
 /// How an exchange is carried.
 #[derive(Clone)]
 enum Way {
     Bond(Flow),
-    Direct(Arc<UdpSocket>),
+    Direct(Arc<Onward>),
+}
+
+/// A socket of the daemon's own, connected to where the program sends.
+struct Onward {
+    socket: UdpSocket,
+    /// Whether the program has sent anything since this was last looked at.
+    spoke: AtomicBool,
 }
 
 impl Exchanges {
     /// Sends one more datagram of an exchange; `false` if it is not known.
     pub(crate) fn send(&self, exchange: &Exchange, payload: Bytes) -> bool {
-        let way = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(exchange).cloned();
+        let way = self.lock().ways.get(exchange).map(|(_, way)| way.clone());
         match way {
             Some(Way::Bond(flow)) => drop(flow.send(payload)),
-            // What the system has no room for is lost, as datagrams may be.
-            Some(Way::Direct(socket)) => drop(socket.try_send(&payload)),
+            Some(Way::Direct(onward)) => {
+                onward.spoke.store(true, Ordering::Relaxed);
+                // What the system has no room for is lost, as datagrams may be.
+                let _ = onward.socket.try_send(&payload);
+            }
             None => return false,
         }
         true
     }
 
+    /// Forgets an exchange whose program is gone.
     pub(crate) fn forget(&self, exchange: &Exchange) {
-        let gone = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(exchange);
-        if let Some(Way::Bond(flow)) = gone {
+        let gone = self.lock().ways.remove(exchange);
+        if let Some((_, Way::Bond(flow))) = gone {
             flow.reset(0);
         }
     }
 
-    fn insert(&self, exchange: Exchange, way: Way) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(exchange, way);
+    /// Carries an exchange this way from now on; the way's number.
+    fn insert(&self, exchange: Exchange, way: Way) -> u64 {
+        let mut ways = self.lock();
+        ways.last += 1;
+        let number = ways.last;
+        ways.ways.insert(exchange, (number, way));
+        number
     }
 
-    fn contains(&self, exchange: &Exchange) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(exchange)
+    /// Whether an exchange is still carried that way.
+    fn has(&self, exchange: &Exchange, number: u64) -> bool {
+        self.lock().ways.get(exchange).is_some_and(|(of, _)| *of == number)
+    }
+
+    /// A way is over; whether its exchange is not, as far as is known.
+    fn end(&self, exchange: &Exchange, number: u64) -> bool {
+        let had = self.has(exchange, number);
+        if had {
+            self.forget(exchange);
+        }
+        had
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ways> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -233,7 +273,7 @@ impl Peers {
             return;
         };
         let flow = opened.flow.clone();
-        exchanges.insert(exchange, Way::Bond(flow.clone()));
+        let number = exchanges.insert(exchange, Way::Bond(flow.clone()));
         flow.send(payload.clone());
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
@@ -248,10 +288,13 @@ impl Peers {
                 }
             }
             forget(&flows, id, [received, Amount::ZERO]);
-            let known = exchanges.contains(&exchange);
-            exchanges.forget(&exchange);
-            if matches!(outcome, Outcome::Direct) && known {
-                exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
+            if !exchanges.end(&exchange, number) {
+                return;
+            }
+            match outcome {
+                Outcome::Direct => exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await,
+                // Its bond has ended, or the far end has forgotten it: its program, which need not know, sends on.
+                Outcome::Open | Outcome::Failed(_) => begin_anew(&redirect, &exchange, received > Amount::ZERO).await,
             }
         });
     }
@@ -345,32 +388,53 @@ async fn exchange_directly(
     (remote, exit): (SocketAddr, Exit),
     payload: Bytes,
 ) {
-    let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
-    let Ok(socket) = UdpSocket::bind(any).await else { return };
-    let bound = match exit {
-        Exit::Any => true,
-        Exit::Device(device) => socket.bind_device(Some(device.as_bytes())).is_ok(),
-        Exit::Nowhere => false,
+    let onward = match onward(remote, exit).await {
+        Ok(socket) => Arc::new(Onward { socket, spoke: AtomicBool::new(false) }),
+        Err(error) => {
+            tracing::debug!(%remote, %error, "datagrams cannot be sent");
+            return begin_anew(&redirect, &exchange, false).await;
+        }
     };
-    if !bound {
-        return;
-    }
-    if socket.connect(remote).await.is_err() {
-        return;
-    }
-    let socket = Arc::new(socket);
-    exchanges.insert(exchange, Way::Direct(socket.clone()));
-    let _ = socket.send(&payload).await;
-    let mut buffer = vec![0; 65_536];
-    while exchanges.contains(&exchange) {
-        match tokio::time::timeout(QUIET, socket.recv(&mut buffer)).await {
-            Ok(Ok(read)) => drop(redirect.answer(&exchange, &buffer[..read])),
+    let number = exchanges.insert(exchange, Way::Direct(onward.clone()));
+    let _ = onward.socket.send(&payload).await;
+    let (mut buffer, mut answered) = (vec![0; 65_536], false);
+    while exchanges.has(&exchange, number) {
+        match tokio::time::timeout(QUIET, onward.socket.recv(&mut buffer)).await {
+            Ok(Ok(read)) => {
+                answered = true;
+                let _ = redirect.answer(&exchange, &buffer[..read]);
+            }
             // The other end's port is closed: it may open again.
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            Ok(Err(_)) | Err(_) => break,
+            Ok(Err(_)) => break,
+            // Some only send.
+            Err(_) if onward.spoke.swap(false, Ordering::Relaxed) => {}
+            Err(_) => break,
         }
     }
-    exchanges.forget(&exchange);
+    if exchanges.end(&exchange, number) {
+        begin_anew(&redirect, &exchange, answered).await;
+    }
+}
+
+async fn onward(remote: SocketAddr, exit: Exit) -> io::Result<UdpSocket> {
+    let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
+    let socket = UdpSocket::bind(any).await?;
+    match exit {
+        Exit::Any => {}
+        Exit::Device(device) => socket.bind_device(Some(device.as_bytes()))?,
+        Exit::Nowhere => return Err(io::ErrorKind::NetworkUnreachable.into()),
+    }
+    socket.connect(remote).await?;
+    Ok(socket)
+}
+
+/// Takes the next datagram of an exchange for its first: at once if it was `answered`, else after a pause in which they are lost.
+async fn begin_anew(redirect: &Redirect, exchange: &Exchange, answered: bool) {
+    if !answered {
+        tokio::time::sleep(AGAIN).await;
+    }
+    redirect.renew(exchange);
 }
 
 /// What could not be opened there is reset here.

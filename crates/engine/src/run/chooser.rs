@@ -103,6 +103,11 @@ impl Chooser {
         self.links.admitted(now, remote, rule)
     }
 
+    /// Which links a rule admits to a flow whose destination only a relay knows.
+    pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+        self.links.admitted_by_name(rule)
+    }
+
     /// The link for a new stream, of those that are allowed.
     pub(super) fn stream_over(
         &mut self,

@@ -85,6 +85,13 @@ impl Links {
         }
     }
 
+    /// The same for a flow of a bond to somewhere that only its relay knows.
+    pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+        let usable = LinkMask(self.usable.v4.0 | self.usable.v6.0);
+        let facts: Vec<(usize, &LinkFacts)> = self.slots.iter().map(|slot| &slot.facts).enumerate().collect();
+        rule(usable, &facts)
+    }
+
     /// Whether a flow to `remote` may use all links at once: it is steered, and no resolver, which belongs to its link.
     pub(super) fn may_bond(&self, remote: IpAddr) -> bool {
         self.may_steer(remote) && !self.resolvers.contains_key(&remote)

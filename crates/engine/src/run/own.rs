@@ -90,18 +90,23 @@ impl OwnFlows {
         Ok(joined)
     }
 
-    /// Opens a flow through the relay. `None`: there is none that can be reached, or it does not take this flow.
-    pub async fn bond(&self, carrier: Carrier, remote: SocketAddr, ruling: Ruling<'_>) -> Option<Flow> {
+    /// Opens a flow through the relay, which looks a name up. `None`: there is none that can be reached, or it does not take this flow.
+    pub async fn bond(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Option<Flow> {
         let client = self.0.bond.get().filter(|client| *client.state().borrow() == State::Up)?;
         let copies = ruling.rule.filter(|rule| rule.carry == Carry::Duplicate).map_or(1, |rule| rule.copies);
         let weight = ruling.rule.map_or(1.0, |rule| rule.weight);
-        let links = match self.0.choice.chooser().admitted(self.0.choice.now(), remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+        let rule = |usable, facts: &[(usize, &LinkFacts)]| ruling.admit(usable, facts);
+        let admission = match &target {
+            Target::Address(remote) => self.0.choice.chooser().admitted(self.0.choice.now(), remote.ip(), rule),
+            Target::Name(..) => self.0.choice.chooser().admitted_by_name(rule),
+        };
+        let links = match admission {
             Admission::Use(mask) => u64::from(mask.0),
             Admission::Deny | Admission::LeaveAlone => return None,
         };
         let weight = (weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
         let policy = FlowPolicy { weight, links, copies, urgent: copies > 1 };
-        let flow = client.open(Open { carrier, target: Target::Address(remote), policy }).ok()?;
+        let flow = client.open(Open { carrier, target, policy }).ok()?;
         if carrier == Carrier::Messages {
             return Some(flow);
         }

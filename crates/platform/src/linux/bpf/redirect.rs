@@ -220,6 +220,11 @@ impl Redirect {
         socket.try_io(Interest::WRITABLE, || datagram::send(socket.as_fd(), exchange.near, exchange.far, payload))
     }
 
+    /// What carried an exchange is gone, and its program need not know: its next datagram is told with its flow again, as its first was.
+    pub fn renew(&self, exchange: &Exchange) {
+        self.maps().known.remove(exchange);
+    }
+
     /// Forgets what will not arrive any more, and tells the exchanges that have ended. To be called every few seconds.
     pub fn sweep(&self, now: Time) -> Result<Swept, SteeringError> {
         const ACTION: &str = "forget redirected flows that are over";
