@@ -138,7 +138,11 @@ fn resolve(section: &mut Section<'_>, carry: Carry) -> Resolve {
     let Some(value) = section.take("resolve") else { return Resolve::default() };
     let resolve = value.one_of(&Resolve::ALL).unwrap_or_default();
     if resolve == Resolve::Relay && carry == Carry::Direct {
-        value.reader.refuse(&value.span, "carry = \"direct\" has no relay that could look names up", "take resolve out, or write carry = \"bond\"");
+        value.reader.refuse(
+            &value.span,
+            "carry = \"direct\" has no relay that could look names up",
+            "take resolve out, or write carry = \"bond\"",
+        );
     }
     resolve
 }
