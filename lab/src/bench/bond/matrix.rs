@@ -49,7 +49,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         "Two links beside the better one",
         "One transfer over two links through the relay, cut off after some seconds, beside the same over either link alone: the same bond, \
          whose rule keeps the flow to one link. Figures are Mbit/s of payload from the beginning on, what the links had to learn of each other \
-         included; transfers take turns. Milliseconds are round trips, then what the link's queue holds; loss is random, in each direction.",
+         included: each begins with a relay and a daemon started for it. Milliseconds are round trips, then what the link's queue holds; loss is random, in each direction.",
     );
     let span = Duration::from_secs(if settings.quick { 2 } else { 6 });
     let step = if settings.quick { 5 } else { 1 };
@@ -88,10 +88,11 @@ fn one(settings: &Settings, pair: &[Link; 2], span: Duration) -> Result<[[f64; 3
     let origins = PORTS.map(|port| Origin::start(&lab, 10, port, Carrier::PLAIN));
     let kept = NAMES.iter().zip(&PORTS[1..]).map(|(name, port)| rule(*port, &format!("links = [\"{name}\"]\n")));
     let rules: String = [rule(PORTS[0], "")].into_iter().chain(kept).collect();
-    let _bonded = Bonded::with_rules(settings, &lab, &rules)?;
     let mut rates = [[0.0; 3]; 2];
     for (place, origin) in origins.into_iter().enumerate() {
         let origin = origin?;
+        // Each begins with links of which nothing has been learnt.
+        let _bonded = Bonded::with_rules(settings, &lab, &rules)?;
         [rates[0][place], rates[1][place]] = lab.client().run(|| -> Result<[f64; 2]> {
             let (begin, mut got) = (Instant::now(), 0);
             origin.get(Carrier::PLAIN, Bytes::new(1 << 40), span, |count| got += count as u64)?;
