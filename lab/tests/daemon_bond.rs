@@ -546,11 +546,13 @@ fn regression_datagrams_go_on_when_what_carried_them_has_ended() {
     eventually("answers come", both);
     eventually("both are bonded", || both() && bonded() == 2);
     // The one that is started next knows nothing of its flows. What is sent meanwhile would go direct, and stay so.
+    let log = lab.directory().join("relay/log");
+    let joins = || std::fs::read_to_string(&log).unwrap().matches("a path has joined").count();
     relay.signal("KILL");
     drop(relay);
+    let before = joins();
     let _again = Relay::start(&lab);
-    let log = lab.directory().join("relay/log");
-    eventually("both links have joined anew", || std::fs::read_to_string(&log).unwrap().matches("a path has joined").count() == 4);
+    eventually("both links have joined anew", || joins() >= before + 2);
     eventually("both paths are good again", || good_paths(&up) == 2);
     eventually("answers come again", both);
     assert_eq!(bonded(), 2, "by the relay");

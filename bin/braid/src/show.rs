@@ -287,6 +287,7 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
         says.extend(app.class.as_ref().map(|class| format!("class {class}")));
         says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
         says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app, relays))));
+        says.extend((app.resolve == "relay").then(|| "names looked up by the relay, for a proxy's clients".to_owned()));
         says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
         let says = if says.is_empty() { "as the scheduler says".to_owned() } else { says.join("; ") };
         page.line(format!("app {} {{ {} }}: {says}", index + 1, app.matches))?;
@@ -315,8 +316,7 @@ fn carried(app: &AppEntry, relays: Option<&[String]>) -> String {
         (false, _) => "",
     };
     let by = app.relay.as_ref().map(|relay| format!(" by {relay}")).unwrap_or_default();
-    let names = if app.resolve == "relay" { ", which looks up names that a proxy is asked for" } else { "" };
-    format!("{way}{by}{missing}{names}")
+    format!("{way}{by}{missing}")
 }
 
 /// `braid explain`.

@@ -72,7 +72,7 @@ pub struct AppEntry {
     /// The only relay that may carry them; `null`: any.
     #[serde(default)]
     pub relay: Option<String>,
-    /// Who looks up the names that clients of a proxy ask for: `here`, `relay`; empty: not told.
+    /// Who looks up the names that clients of a proxy open connections to: `here`, `relay`; empty: not told.
     #[serde(default)]
     pub resolve: String,
     /// Its share against other flows.

@@ -15,14 +15,14 @@ use braid_bond::{Carrier, Target};
 use braid_carry::{Flow, FlowStream};
 use braid_decide::policy::{AppRule, Carry, Client, Policy, Resolve, Scheduler, Subject};
 use braid_peer::address::{Address, Host};
-use braid_peer::destination::{self, DialError, dial_by, resolve};
+use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
 use braid_proxy::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
 use bytes::Bytes;
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
-use crate::run::{OwnFlows, Ruling, RunError, relays};
+use crate::run::{OwnFlows, Ruling, RunError, Unbonded, relays};
 
 /// Remotes that one association speaks with at a time; the one that was silent longest makes room.
 const REMOTES: usize = 256;
@@ -160,7 +160,7 @@ impl Inner {
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
-            && let Some(flow) = self.flows.bond(Carrier::Stream, Target::Address(remote), ruling).await
+            && let Ok(flow) = self.flows.bond(Carrier::Stream, Target::Address(remote), ruling).await
         {
             return Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None });
         }
@@ -170,16 +170,29 @@ impl Inner {
     }
 
     /// Opens a connection to a name that the relay is to look up; `None` if it is not, or the relay cannot.
-    async fn open_by_name(&self, origin: &Origin, target: &Address) -> Option<Opened> {
+    async fn open_by_name(&self, origin: &Origin, target: &Address) -> Option<Result<Opened, DialError>> {
         let Host::Name(name) = &target.host else { return None };
-        // What its address is nobody here knows, so no condition on it holds.
+        // What clients from elsewhere may not reach shows in addresses, and names of this network mean nothing in the relay's.
+        let name = name.to_string();
+        if !origin.client.ip().to_canonical().is_loopback()
+            || !name.contains('.')
+            || [".localhost", ".local"].iter().any(|end| name.ends_with(end))
+        {
+            return None;
+        }
+        // Its address is known to nobody here, so a condition on it holds only if all addresses meet it.
         let ruled = self.rule(origin, (Ipv4Addr::UNSPECIFIED, target.port()).into());
         let asked = |rule: &AppRule| rule.resolve == Resolve::Relay && rule.carry.needs_peer();
         if ruled.excluded || !ruled.rule.as_ref().is_some_and(asked) {
             return None;
         }
-        let flow = self.flows.bond(Carrier::Stream, Target::Name(name.to_string(), target.port()), ruled.ruling(&self.policy)).await?;
-        Some(Opened { stream: Box::new(FlowStream::new(flow)), way: None })
+        match self.flows.bond(Carrier::Stream, Target::Name(name, target.port()), ruled.ruling(&self.policy)).await {
+            Ok(flow) => Some(Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None })),
+            Err(Unbonded::NotThere) => None,
+            Err(Unbonded::Failed(errno)) => {
+                Some(Err(DialError { target: target.clone(), reason: Reason::of(&io::Error::from_raw_os_error(errno)) }))
+            }
+        }
     }
 
     /// How a download may be divided: over the links that its rule allows, unless it is to be carried over one, or the scheduler keeps to
@@ -212,7 +225,7 @@ impl Inner {
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
-            && let Some(flow) = self.flows.bond(Carrier::Messages, Target::Address(remote), ruling).await
+            && let Ok(flow) = self.flows.bond(Carrier::Messages, Target::Address(remote), ruling).await
         {
             return Ok(Exchange::Bonded(flow));
         }
@@ -224,7 +237,7 @@ impl Outbound for ProxyFlows {
     fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>> {
         Box::pin(async move {
             if let Some(opened) = self.0.open_by_name(origin, target).await {
-                return Ok(opened);
+                return opened;
             }
             dial_by(target, self.0.reach(origin), |remote| {
                 let (inner, origin) = (self.0.clone(), origin.clone());
@@ -312,7 +325,7 @@ struct Spoken {
     exchange: Exchange,
     last: Instant,
     /// Its answers are waited for as long as this lives.
-    _answers: Abort,
+    answers: Abort,
 }
 
 struct Abort(tokio::task::AbortHandle);
@@ -349,6 +362,11 @@ impl Association {
     fn spoken(&self, remote: SocketAddr) -> Option<Exchange> {
         let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
         let spoken = remotes.get_mut(&remote)?;
+        if spoken.answers.0.is_finished() {
+            // Its flow has ended, or its socket is broken: the next datagram begins another.
+            remotes.remove(&remote);
+            return None;
+        }
         spoken.last = Instant::now();
         Some(spoken.exchange.clone())
     }
@@ -373,7 +391,7 @@ impl Datagrams for Association {
             {
                 remotes.remove(&oldest);
             }
-            remotes.insert(remote, Spoken { exchange, last: Instant::now(), _answers: Abort(answers) });
+            remotes.insert(remote, Spoken { exchange, last: Instant::now(), answers: Abort(answers) });
         })
     }
 

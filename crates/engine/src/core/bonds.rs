@@ -1,7 +1,9 @@
 //! What bonds are told: the links they may use, and what the policy says of a flow.
 
+use std::collections::VecDeque;
+
 use braid_decide::connection::LinkMask;
-use braid_decide::policy::{Admission, AppRule, LinkSelector, admit};
+use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, admit};
 use braid_model::{Class, Direction, Family, Role, Time};
 use braid_platform::steering::{RedirectedFlow, Steering, SteeringError};
 use ipnet::IpNet;
@@ -130,9 +132,91 @@ impl<S: Steering> Core<S> {
         self.apps.name(&flow.app)
     }
 
-    /// The `[[app]]` entry that a redirected connection matched; `None` where none did, or where the policy has become shorter since.
+    /// The `[[app]]` entry that a redirected flow matched when its program asked; `None` where none did, or where that is too long ago.
     pub fn rule_of(&self, flow: &RedirectedFlow) -> Option<&AppRule> {
-        let exclusions = rules::exclusions(&self.config.policy);
-        self.config.policy.apps.get(usize::from(flow.rule?).checked_sub(exclusions)?)
+        self.placed_rule_of(flow).map(|(_, rule)| rule)
+    }
+
+    /// The same, and which entry it was, from 0.
+    pub(super) fn placed_rule_of(&self, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
+        let (exclusions, apps) = match self.past.at(flow.started)? {
+            InForce::Then(rules) => (rules.exclusions, &rules.apps),
+            InForce::Now => (rules::exclusions(&self.config.policy), &self.config.policy.apps),
+        };
+        let place = usize::from(flow.rule?).checked_sub(exclusions)?;
+        Some((place, apps.get(place)?))
+    }
+}
+
+/// Policies that are remembered.
+const VERSIONS: usize = 16;
+
+/// Rules as they were: flows name theirs by number, and an exchange of datagrams may begin anew long after it matched.
+#[derive(Default)]
+pub(super) struct PastRules {
+    /// Oldest first.
+    versions: VecDeque<Rules>,
+    /// What began before this is of rules that are forgotten.
+    since: Time,
+}
+
+struct Rules {
+    until: Time,
+    exclusions: usize,
+    apps: Vec<AppRule>,
+}
+
+enum InForce<'a> {
+    Then(&'a Rules),
+    Now,
+}
+
+impl PastRules {
+    /// Remembers the rules of `old` where `new` has others.
+    pub(super) fn keep(&mut self, now: Time, old: &Policy, new: &Policy) {
+        let exclusions = rules::exclusions(old);
+        if old.apps == new.apps && exclusions == rules::exclusions(new) {
+            return;
+        }
+        self.versions.push_back(Rules { until: now, exclusions, apps: old.apps.clone() });
+        if self.versions.len() > VERSIONS {
+            self.since = self.versions.pop_front().map_or(self.since, |rules| rules.until);
+        }
+    }
+
+    fn at(&self, started: Time) -> Option<InForce<'_>> {
+        if started < self.since {
+            return None;
+        }
+        Some(self.versions.iter().find(|rules| started < rules.until).map_or(InForce::Now, InForce::Then))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(weights: &[f64]) -> Policy {
+        Policy { apps: weights.iter().map(|weight| AppRule { weight: *weight, ..AppRule::default() }).collect(), ..Policy::default() }
+    }
+
+    #[test]
+    fn rules_are_those_of_their_time() {
+        let mut past = PastRules::default();
+        let weights = |past: &PastRules, at: u64| {
+            past.at(Time::from_nanos(at)).map(|in_force| match in_force {
+                InForce::Then(rules) => rules.apps.iter().map(|rule| rule.weight).collect(),
+                InForce::Now => vec![],
+            })
+        };
+        assert_eq!(weights(&past, 0), Some(vec![]));
+        past.keep(Time::from_nanos(10), &policy(&[1.0]), &policy(&[2.0, 1.0]));
+        past.keep(Time::from_nanos(20), &policy(&[2.0, 1.0]), &policy(&[2.0, 1.0]));
+        past.keep(Time::from_nanos(30), &policy(&[2.0, 1.0]), &policy(&[]));
+        assert_eq!([9, 10, 29, 30].map(|at| weights(&past, at)), [vec![1.0], vec![2.0, 1.0], vec![2.0, 1.0], vec![]].map(Some));
+        for at in 4..=18 {
+            past.keep(Time::from_nanos(at * 10), &policy(&[at as f64]), &policy(&[]));
+        }
+        assert_eq!([weights(&past, 9), weights(&past, 10)], [None, Some(vec![2.0, 1.0])]);
     }
 }

@@ -30,9 +30,7 @@ pub struct Grounds {
 impl<S: Steering> Core<S> {
     /// Why a redirected flow is carried to a peer; `straight` to its own server.
     pub fn grounds(&self, flow: &RedirectedFlow, straight: bool) -> Grounds {
-        let rule = self.rule_of(flow);
-        let place =
-            flow.rule.filter(|_| rule.is_some()).and_then(|place| usize::from(place).checked_sub(rules::exclusions(&self.config.policy)));
+        let (place, rule) = self.placed_rule_of(flow).unzip();
         Grounds {
             rule: place.map(|place| place as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&rule.matcher)),

@@ -41,6 +41,7 @@ use ipnet::IpNet;
 use crate::config::Config;
 use apps::Apps;
 pub use apps::Ended;
+use bonds::PastRules;
 pub use bonds::{BondLink, BondPolicy, Exit};
 pub use detect::{Question, ServerNews};
 pub use flows::Stuck;
@@ -91,6 +92,8 @@ pub struct Core<S> {
     steering: S,
     names: Box<dyn Names>,
     config: Config,
+    /// The rules that were in force before, for flows that began under them.
+    past: PastRules,
     network: NetworkSnapshot,
     links: BTreeMap<LinkIndex, Link>,
     slots: Slots,
@@ -152,6 +155,7 @@ impl<S: Steering> Core<S> {
             steering,
             names,
             config,
+            past: PastRules::default(),
             network: NetworkSnapshot::default(),
             links: BTreeMap::new(),
             slots: Slots::default(),
@@ -217,6 +221,7 @@ impl<S: Steering> Core<S> {
     /// Puts a new configuration in force, for flows to come.
     pub fn reconfigure(&mut self, now: Time, config: Config) -> Result<(), SteeringError> {
         let old = std::mem::replace(&mut self.config, config);
+        self.past.keep(now, &old.policy, &self.config.policy);
         if self.config.policy.maxdiff != old.policy.maxdiff {
             self.handover = Handover::new(self.config.policy.maxdiff);
         }

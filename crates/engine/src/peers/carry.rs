@@ -17,7 +17,7 @@ use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::RedirectedFlow;
 use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::{Carried, Change, Cost, Flows, Peers};
 use crate::core::{BondPolicy, Ended, Exit, ServerNews};
@@ -52,6 +52,8 @@ struct Onward {
     socket: UdpSocket,
     /// Whether the program has sent anything since this was last looked at.
     spoke: AtomicBool,
+    /// Nothing can be sent over it any more.
+    broken: Notify,
 }
 
 impl Exchanges {
@@ -60,11 +62,12 @@ impl Exchanges {
         let way = self.lock().ways.get(exchange).map(|(_, way)| way.clone());
         match way {
             Some(Way::Bond(flow)) => drop(flow.send(payload)),
-            Some(Way::Direct(onward)) => {
-                onward.spoke.store(true, Ordering::Relaxed);
+            Some(Way::Direct(onward)) => match onward.socket.try_send(&payload) {
+                Ok(_) => onward.spoke.store(true, Ordering::Relaxed),
+                Err(error) if is_gone(&error) => onward.broken.notify_one(),
                 // What the system has no room for is lost, as datagrams may be.
-                let _ = onward.socket.try_send(&payload);
-            }
+                Err(_) => {}
+            },
             None => return false,
         }
         true
@@ -278,6 +281,7 @@ impl Peers {
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
             let outcome = opened.outcome().await;
+            let mut state = opened.state.clone();
             drop(opened);
             let mut received = Amount::ZERO;
             if matches!(outcome, Outcome::Open) {
@@ -293,8 +297,13 @@ impl Peers {
             }
             match outcome {
                 Outcome::Direct => exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await,
-                // Its bond has ended, or the far end has forgotten it: its program, which need not know, sends on.
-                Outcome::Open | Outcome::Failed(_) => begin_anew(&redirect, &exchange, received > Amount::ZERO).await,
+                // Its bond has ended, or the far end has forgotten it: its program, which need not know, sends on. A relay that was
+                // restarted is there again in a moment, and what once went direct would stay so.
+                Outcome::Open => {
+                    let _ = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state == State::Up)).await.map(drop);
+                    begin_anew(&redirect, &exchange, received > Amount::ZERO).await;
+                }
+                Outcome::Failed(_) => begin_anew(&redirect, &exchange, false).await,
             }
         });
     }
@@ -389,7 +398,7 @@ async fn exchange_directly(
     payload: Bytes,
 ) {
     let onward = match onward(remote, exit).await {
-        Ok(socket) => Arc::new(Onward { socket, spoke: AtomicBool::new(false) }),
+        Ok(socket) => Arc::new(Onward { socket, spoke: AtomicBool::new(false), broken: Notify::new() }),
         Err(error) => {
             tracing::debug!(%remote, %error, "datagrams cannot be sent");
             return begin_anew(&redirect, &exchange, false).await;
@@ -399,7 +408,11 @@ async fn exchange_directly(
     let _ = onward.socket.send(&payload).await;
     let (mut buffer, mut answered) = (vec![0; 65_536], false);
     while exchanges.has(&exchange, number) {
-        match tokio::time::timeout(QUIET, onward.socket.recv(&mut buffer)).await {
+        let received = tokio::select! {
+            received = tokio::time::timeout(QUIET, onward.socket.recv(&mut buffer)) => received,
+            () = onward.broken.notified() => break,
+        };
+        match received {
             Ok(Ok(read)) => {
                 answered = true;
                 let _ = redirect.answer(&exchange, &buffer[..read]);
@@ -427,6 +440,12 @@ async fn onward(remote: SocketAddr, exit: Exit) -> io::Result<UdpSocket> {
     }
     socket.connect(remote).await?;
     Ok(socket)
+}
+
+/// Whether an error of sending says that a socket's device, its address or its way is gone.
+fn is_gone(error: &io::Error) -> bool {
+    let gone = [libc::ENODEV, libc::ENXIO, libc::ENETDOWN, libc::ENETUNREACH, libc::EADDRNOTAVAIL, libc::EINVAL];
+    error.raw_os_error().is_some_and(|errno| gone.contains(&errno))
 }
 
 /// Takes the next datagram of an exchange for its first: at once if it was `answered`, else after a pause in which they are lost.

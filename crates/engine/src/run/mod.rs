@@ -57,7 +57,7 @@ use std::io;
 
 use braid_decide::policy::{Carry, Scheduler};
 
-pub use own::{OwnFlows, Ruling};
+pub use own::{OwnFlows, Ruling, Unbonded};
 pub use reach::{Reachable, reachable, remember};
 
 /// What `braid run` is asked to do.

@@ -3,12 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use braid_bond::{Carrier, FlowPolicy, Open, Target};
-use braid_carry::Flow;
+use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_carry::client::{Client, State};
+use braid_carry::{Flow, FlowEnd};
 use braid_decide::connection::LinkMask;
 use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Scheduler, admit};
 use braid_model::{LinkFacts, Role};
@@ -53,7 +53,16 @@ impl Ruling<'_> {
 }
 
 /// Makes flows, follows the network, and learns from what flows move.
-pub struct OwnFlows(Arc<Shared>);
+pub struct OwnFlows(Arc<Shared>, OnceLock<String>);
+
+/// Why a flow is not carried by a relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unbonded {
+    /// None can be reached that may carry it, or it does not take it.
+    NotThere,
+    /// The destination cannot be opened there: a Linux error number.
+    Failed(i32),
+}
 
 impl OwnFlows {
     /// Begins to follow the network; `links` empty stands for all. Returns when it is known, or after a second.
@@ -67,7 +76,7 @@ impl OwnFlows {
         let following = Arc::clone(&shared);
         std::thread::spawn(move || follow(&following));
         shared.wait_until_known();
-        Ok(Self(shared))
+        Ok(Self(shared, OnceLock::new()))
     }
 
     /// Begins to bond with a relay that the user has joined: the one called `name`, else the first. To be called inside a tokio runtime.
@@ -81,6 +90,7 @@ impl OwnFlows {
         client.set_links(self.0.links());
         let (mut state, joined) = (client.state(), relay.name.clone());
         if self.0.bond.set(client).is_ok() {
+            let _ = self.1.set(joined.clone());
             tokio::spawn(async move {
                 if state.wait_for(|state| *state == State::Up).await.is_ok() {
                     relay.forget_token();
@@ -90,9 +100,16 @@ impl OwnFlows {
         Ok(joined)
     }
 
-    /// Opens a flow through the relay, which looks a name up. `None`: there is none that can be reached, or it does not take this flow.
-    pub async fn bond(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Option<Flow> {
-        let client = self.0.bond.get().filter(|client| *client.state().borrow() == State::Up)?;
+    /// Opens a flow through the relay, which looks a name up.
+    ///
+    /// # Errors
+    /// There is no relay that may carry it and can be reached, it does not take this flow, or the destination cannot be opened there.
+    pub async fn bond(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Result<Flow, Unbonded> {
+        let may = |relay: &str| ruling.rule.and_then(|rule| rule.relay.as_deref()).is_none_or(|only| only == relay);
+        let client = self.0.bond.get().filter(|client| *client.state().borrow() == State::Up).ok_or(Unbonded::NotThere)?;
+        if !self.1.get().is_some_and(|relay| may(relay)) {
+            return Err(Unbonded::NotThere);
+        }
         let copies = ruling.rule.filter(|rule| rule.carry == Carry::Duplicate).map_or(1, |rule| rule.copies);
         let weight = ruling.rule.map_or(1.0, |rule| rule.weight);
         let rule = |usable, facts: &[(usize, &LinkFacts)]| ruling.admit(usable, facts);
@@ -102,13 +119,13 @@ impl OwnFlows {
         };
         let links = match admission {
             Admission::Use(mask) => u64::from(mask.0),
-            Admission::Deny | Admission::LeaveAlone => return None,
+            Admission::Deny | Admission::LeaveAlone => return Err(Unbonded::NotThere),
         };
         let weight = (weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
         let policy = FlowPolicy { weight, links, copies, urgent: copies > 1 };
-        let flow = client.open(Open { carrier, target, policy }).ok()?;
+        let flow = client.open(Open { carrier, target, policy }).map_err(|_| Unbonded::NotThere)?;
         if carrier == Carrier::Messages {
-            return Some(flow);
+            return Ok(flow);
         }
         let heard = || client.paths().iter().map(|(_, path)| path.received.get() + path.delivered.get()).sum::<u64>();
         let (before, mut state) = (heard(), client.state());
@@ -119,15 +136,17 @@ impl OwnFlows {
             }
         };
         let opened = tokio::select! {
-            opened = tokio::time::timeout(OPENING, flow.opened()) => matches!(opened, Ok(Ok(()))),
-            _ = state.wait_for(|state| *state != State::Up) => false,
-            () = silence => false,
+            opened = tokio::time::timeout(OPENING, flow.opened()) => opened.unwrap_or(Err(FlowEnd(libc::ETIMEDOUT as u64))),
+            _ = state.wait_for(|state| *state != State::Up) => Err(FlowEnd(codes::BUSY)),
+            () = silence => Err(FlowEnd(codes::BUSY)),
         };
-        if opened {
-            return Some(flow);
-        }
-        flow.reset(0);
-        None
+        opened.map(|()| flow.clone()).map_err(|FlowEnd(code)| {
+            flow.reset(0);
+            // A code of the protocol's own, or no way there from the relay, says nothing of the destination.
+            let errno =
+                i32::try_from(code).ok().filter(|errno| (1..=4095).contains(errno) && ![libc::EACCES, libc::ENETUNREACH].contains(errno));
+            errno.map_or(Unbonded::NotThere, Unbonded::Failed)
+        })
     }
 
     /// Connects to `remote` over the link that is best for it, and gives that link's slot where it was bound to one.
