@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target};
 use braid_carry::client::{Client, Link, State as Relayed};
-use braid_carry::{Flow, FlowEnd, splice};
+use braid_carry::{Flow, splice};
 use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
 use socket2::SockRef;
@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 
 use super::disguises::{Disguise, Disguises, State};
 use super::meeting::Meeting;
-use super::relays::Relay;
+use super::relays::{Relay, word_of_destination};
 use super::supervisor::Choice;
 
 /// For how long after the start connections wait for the relay.
@@ -36,8 +36,6 @@ const SILENCE: Duration = Duration::from_millis(700);
 const HELD: Duration = Duration::from_secs(1);
 /// For how long what the command left behind may still be on its way.
 const LAST: Duration = Duration::from_secs(60);
-/// Codes of the protocol that are no errors of the system begin here.
-const FIRST_CODE: u64 = 0x1000;
 
 /// Carries flows until it is dropped.
 pub(super) struct Carrying {
@@ -374,11 +372,7 @@ impl Carrying {
         };
         match opened {
             Ok(()) => Way::Bond(flow),
-            // Not for this client, or not from there.
-            Err(FlowEnd(code)) if code >= FIRST_CODE || [libc::EACCES, libc::ENETUNREACH].map(|errno| errno as u64).contains(&code) => {
-                Way::Direct
-            }
-            Err(FlowEnd(code)) => Way::Failed(i32::try_from(code).unwrap_or(libc::ECONNABORTED)),
+            Err(end) => word_of_destination(end).map_or(Way::Direct, Way::Failed),
         }
     }
 

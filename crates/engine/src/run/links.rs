@@ -78,7 +78,7 @@ impl Links {
     /// rather than none that the rule admits.
     pub(super) fn admitted(&self, now: Time, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         let Some(allowed) = self.allowed(now, remote) else { return Admission::LeaveAlone };
-        let facts: Vec<(usize, &LinkFacts)> = self.slots.iter().map(|slot| &slot.facts).enumerate().collect();
+        let facts = self.facts();
         match rule(allowed, &facts) {
             Admission::Deny => rule(*self.usable.get(Family::of(remote)), &facts),
             admission => admission,
@@ -88,8 +88,11 @@ impl Links {
     /// The same for a flow of a bond to somewhere that only its relay knows.
     pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         let usable = LinkMask(self.usable.v4.0 | self.usable.v6.0);
-        let facts: Vec<(usize, &LinkFacts)> = self.slots.iter().map(|slot| &slot.facts).enumerate().collect();
-        rule(usable, &facts)
+        rule(usable, &self.facts())
+    }
+
+    fn facts(&self) -> Vec<(usize, &LinkFacts)> {
+        self.slots.iter().map(|slot| &slot.facts).enumerate().collect()
     }
 
     /// Whether a flow to `remote` may use all links at once: it is steered, and no resolver, which belongs to its link.

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
@@ -15,7 +15,7 @@ use braid_model::{LinkFacts, Role};
 use tokio::net::{TcpStream, UdpSocket};
 
 use super::chooser::{DatagramRoute, DatagramSocket};
-use super::relays::{Relay, RelayError};
+use super::relays::{Relay, RelayError, word_of_destination};
 use super::supervisor::{Shared, finish, follow, own};
 use super::{RunError, RunOptions, check_links, interface_names};
 
@@ -53,7 +53,7 @@ impl Ruling<'_> {
 }
 
 /// Makes flows, follows the network, and learns from what flows move.
-pub struct OwnFlows(Arc<Shared>, OnceLock<String>);
+pub struct OwnFlows(Arc<Shared>);
 
 /// Why a flow is not carried by a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl OwnFlows {
         let following = Arc::clone(&shared);
         std::thread::spawn(move || follow(&following));
         shared.wait_until_known();
-        Ok(Self(shared, OnceLock::new()))
+        Ok(Self(shared))
     }
 
     /// Begins to bond with a relay that the user has joined: the one called `name`, else the first. To be called inside a tokio runtime.
@@ -89,8 +89,7 @@ impl OwnFlows {
         let client = Client::start(relay.peer.clone(), Some(&relay.keys), None).map_err(|error| RelayError::Place(error.to_string()))?;
         client.set_links(self.0.links());
         let (mut state, joined) = (client.state(), relay.name.clone());
-        if self.0.bond.set(client).is_ok() {
-            let _ = self.1.set(joined.clone());
+        if self.0.bond.set((joined.clone(), client)).is_ok() {
             tokio::spawn(async move {
                 if state.wait_for(|state| *state == State::Up).await.is_ok() {
                     relay.forget_token();
@@ -105,11 +104,9 @@ impl OwnFlows {
     /// # Errors
     /// There is no relay that may carry it and can be reached, it does not take this flow, or the destination cannot be opened there.
     pub async fn bond(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Result<Flow, Unbonded> {
-        let may = |relay: &str| ruling.rule.and_then(|rule| rule.relay.as_deref()).is_none_or(|only| only == relay);
-        let client = self.0.bond.get().filter(|client| *client.state().borrow() == State::Up).ok_or(Unbonded::NotThere)?;
-        if !self.1.get().is_some_and(|relay| may(relay)) {
-            return Err(Unbonded::NotThere);
-        }
+        let only = ruling.rule.and_then(|rule| rule.relay.as_deref());
+        let may = |(relay, client): &&(String, Client)| only.is_none_or(|only| only == relay) && *client.state().borrow() == State::Up;
+        let (_, client) = self.0.bond.get().filter(may).ok_or(Unbonded::NotThere)?;
         let copies = ruling.rule.filter(|rule| rule.carry == Carry::Duplicate).map_or(1, |rule| rule.copies);
         let weight = ruling.rule.map_or(1.0, |rule| rule.weight);
         let rule = |usable, facts: &[(usize, &LinkFacts)]| ruling.admit(usable, facts);
@@ -140,12 +137,9 @@ impl OwnFlows {
             _ = state.wait_for(|state| *state != State::Up) => Err(FlowEnd(codes::BUSY)),
             () = silence => Err(FlowEnd(codes::BUSY)),
         };
-        opened.map(|()| flow.clone()).map_err(|FlowEnd(code)| {
+        opened.map(|()| flow.clone()).map_err(|end| {
             flow.reset(0);
-            // A code of the protocol's own, or no way there from the relay, says nothing of the destination.
-            let errno =
-                i32::try_from(code).ok().filter(|errno| (1..=4095).contains(errno) && ![libc::EACCES, libc::ENETUNREACH].contains(errno));
-            errno.map_or(Unbonded::NotThere, Unbonded::Failed)
+            word_of_destination(end).map_or(Unbonded::NotThere, Unbonded::Failed)
         })
     }
 

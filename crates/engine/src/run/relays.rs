@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use braid_carry::FlowEnd;
 use braid_carry::client::Peer;
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
@@ -122,6 +123,15 @@ fn read(place: &Path) -> Result<Vec<Stored>, RelayError> {
 fn write(place: &Path, all: &[&Stored]) -> Result<(), RelayError> {
     StateDir::open(place).map_err(|error| RelayError::Place(error.to_string()))?;
     stored::write(place, all).map_err(|error| RelayError::Place(format!("{} cannot be written to: {error}", place.display())))
+}
+
+/// Codes of the protocol that are no errors of the system begin here.
+const FIRST_CODE: u64 = 0x1000;
+
+/// What a flow's destination said to the relay, as a Linux error number. `None`: nothing; the flow is not for this client, or not from there.
+pub(super) fn word_of_destination(FlowEnd(code): FlowEnd) -> Option<i32> {
+    let errno = i32::try_from(code).ok().filter(|_| (1..FIRST_CODE).contains(&code))?;
+    (![libc::EACCES, libc::ENETUNREACH].contains(&errno)).then_some(errno)
 }
 
 #[cfg(test)]

@@ -190,8 +190,8 @@ pub(super) fn own(remote: SocketAddr, kind: socket2::Type) -> io::Result<Socket>
 pub(super) struct Shared {
     pub(super) choice: Arc<Choice>,
     carrying: OnceLock<Arc<Carrying>>,
-    /// A bond that is used otherwise, and told of links too.
-    pub(super) bond: OnceLock<Client>,
+    /// A bond that is used otherwise, and told of links too, behind the name of its relay.
+    pub(super) bond: OnceLock<(String, Client)>,
     memory: Option<Mutex<Memory>>,
     known: (Mutex<bool>, Condvar),
     warned: Mutex<bool>,
@@ -340,7 +340,7 @@ impl Shared {
             reverse_path::is_strict,
         );
         let links = links_of(&chooser);
-        if let Some(bond) = self.bond.get() {
+        if let Some((_, bond)) = self.bond.get() {
             bond.set_links(links.clone());
         }
         if let Some(carrying) = self.carrying.get() {
