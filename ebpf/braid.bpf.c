@@ -93,6 +93,24 @@ BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 	return ALLOW;
 }
 
+/*
+ * Asks the daemon to attach the programs that count datagrams, unless they are. They are tracepoints that run at every send and receive of the
+ * machine, so they are attached only while a UDP socket is steered. What a first socket sends before the daemon answers is not counted.
+ */
+static __attribute__((noinline)) int want_counting(void)
+{
+	__u32 zero = 0;
+	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
+	struct braid_event *event;
+
+	if (!switches || switches->counting)
+		return 0;
+	event = new_event(BRAID_EVENT_COUNT);
+	if (event)
+		bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
+	return 0;
+}
+
 BRAID_INLINE int steer_udp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now, __u32 bank,
 			   struct request *request)
 {
@@ -110,6 +128,7 @@ BRAID_INLINE int steer_udp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 		return ALLOW;
 	}
 	fill(flow, now, request, bpf_get_socket_cookie(ctx), BRAID_FLOW_PENDING);
+	want_counting();
 	return ALLOW;
 }
 
@@ -312,6 +331,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		return request->slot;
 	}
 	fill(flow, now, request, key.socket, 0);
+	want_counting();
 	count(BRAID_COUNT_STEERED);
 	return request->slot;
 }
@@ -416,27 +436,47 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 
 /* ------------------------------------------------------------------ counting UDP */
 
-/* The remote address of a packet; 0 if it is no UDP packet that can be read. */
-BRAID_INLINE int remote_of(struct __sk_buff *skb, struct braid_datagram_key *key, _Bool out)
+#define UDP_HEADER 8
+#define IPV6_HEADER 40
+#define IPV6_EXTENSIONS 4
+
+/* Where a packet's UDP header begins, behind the IP header with its options or extensions; 0 if that cannot be found. */
+BRAID_INLINE __u32 udp_offset(struct __sk_buff *skb)
 {
-	__u8 head[44];
-	__u32 offset;
+	__u32 offset = IPV6_HEADER;
+	__u8 head[2];
+	__u8 next;
+
+	if (skb->protocol == bpf_htons(0x0800))
+		return bpf_skb_load_bytes(skb, 0, head, 1) ? 0 : (head[0] & 15) * 4;
+	if (bpf_skb_load_bytes(skb, 6, &next, 1))
+		return 0;
+	for (int extension = 0; extension < IPV6_EXTENSIONS; extension++) {
+		if (next == IPPROTO_UDP)
+			break;
+		if (bpf_skb_load_bytes(skb, offset, head, 2))
+			return 0;
+		next = head[0];
+		offset += (head[1] + 1) * 8;
+	}
+	return next == IPPROTO_UDP ? offset : 0;
+}
+
+/* The remote address of a UDP packet whose UDP header begins at `offset`; 0 if it cannot be read. */
+BRAID_INLINE int remote_of(struct __sk_buff *skb, __u32 offset, struct braid_datagram_key *key, _Bool out)
+{
+	__u8 ports[4];
 
 	if (skb->protocol == bpf_htons(0x0800)) {
-		if (bpf_skb_load_bytes(skb, 0, head, 20))
-			return 0;
 		key->remote[2] = bpf_htonl(0xffff);
-		__builtin_memcpy(&key->remote[3], head + (out ? 16 : 12), 4);
-		offset = (head[0] & 15) * 4;
-	} else {
-		if (bpf_skb_load_bytes(skb, 0, head, 40))
+		if (bpf_skb_load_bytes(skb, out ? 16 : 12, &key->remote[3], 4))
 			return 0;
-		__builtin_memcpy(key->remote, head + (out ? 24 : 8), 16);
-		offset = 40;
-	}
-	if (bpf_skb_load_bytes(skb, offset, head, 4))
+	} else if (bpf_skb_load_bytes(skb, out ? 24 : 8, key->remote, 16)) {
 		return 0;
-	key->port = out ? head[2] << 8 | head[3] : head[0] << 8 | head[1];
+	}
+	if (bpf_skb_load_bytes(skb, offset, ports, 4))
+		return 0;
+	key->port = out ? ports[2] << 8 | ports[3] : ports[0] << 8 | ports[1];
 	return 1;
 }
 
@@ -471,10 +511,26 @@ BRAID_INLINE void begin(struct braid_flow *flow)
 		count(BRAID_COUNT_STEERED);
 }
 
-BRAID_INLINE int count_datagram(struct __sk_buff *skb, _Bool out)
+/* The flow of a UDP socket's datagram, which begins with it if it has not begun; NULL if there is none. */
+BRAID_INLINE struct braid_flow *counted(struct braid_flow *flow)
+{
+	if (flow && (flow->flags & BRAID_FLOW_PENDING))
+		begin(flow);
+	return flow;
+}
+
+BRAID_INLINE void add_bytes(struct braid_flow *flow, __u64 bytes, _Bool out)
+{
+	__sync_fetch_and_add(out ? &flow->tx : &flow->rx, bytes);
+	flow->last = bpf_ktime_get_ns();
+}
+
+/* Counts what the packet carries for the program: no headers, as `count_call`. */
+BRAID_INLINE int count_packet(struct __sk_buff *skb, _Bool out)
 {
 	struct bpf_sock *socket = skb->sk;
 	struct braid_flow *flow;
+	__u32 offset;
 
 	if (!socket)
 		return ALLOW;
@@ -484,23 +540,20 @@ BRAID_INLINE int count_datagram(struct __sk_buff *skb, _Bool out)
 	flow = bpf_sk_storage_get(&flows, socket, NULL, 0);
 	if (!flow)
 		return ALLOW;
+	offset = udp_offset(skb);
+	if (!offset || skb->len < offset + UDP_HEADER)
+		return ALLOW;
 	if (flow->flags & BRAID_FLOW_MARKER) {
 		struct braid_datagram_key key = {};
 
 		key.socket = bpf_get_socket_cookie(skb);
-		if (!remote_of(skb, &key, out))
+		if (!remote_of(skb, offset, &key, out))
 			return ALLOW;
 		flow = bpf_map_lookup_elem(&datagrams, &key);
-		if (!flow)
-			return ALLOW;
 	}
-	if (flow->flags & BRAID_FLOW_PENDING) {
-		if (!out)
-			return ALLOW;
-		begin(flow);
-	}
-	__sync_fetch_and_add(out ? &flow->tx : &flow->rx, skb->len);
-	flow->last = bpf_ktime_get_ns();
+	flow = counted(flow);
+	if (flow)
+		add_bytes(flow, skb->len - offset - UDP_HEADER, out);
 	return ALLOW;
 }
 
@@ -526,16 +579,10 @@ BRAID_INLINE int count_call(__u64 *ctx, _Bool out)
 		__builtin_memcpy(key.remote, flow->remote, sizeof(key.remote));
 		key.port = flow->port;
 		flow = bpf_map_lookup_elem(&datagrams, &key);
-		if (!flow)
-			return 0;
 	}
-	if (flow->flags & BRAID_FLOW_PENDING) {
-		if (!out)
-			return 0;
-		begin(flow);
-	}
-	__sync_fetch_and_add(out ? &flow->tx : &flow->rx, (__u64)length);
-	flow->last = bpf_ktime_get_ns();
+	flow = counted(flow);
+	if (flow)
+		add_bytes(flow, (__u64)length, out);
 	return 0;
 }
 
@@ -554,13 +601,13 @@ int braid_received(__u64 *ctx)
 SEC("cgroup_skb/egress")
 int braid_egress(struct __sk_buff *skb)
 {
-	return count_datagram(skb, 1);
+	return count_packet(skb, 1);
 }
 
 SEC("cgroup_skb/ingress")
 int braid_ingress(struct __sk_buff *skb)
 {
-	return count_datagram(skb, 0);
+	return count_packet(skb, 0);
 }
 
 /* ------------------------------------------------------------------ what connections suffer */
@@ -681,8 +728,12 @@ int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 		apply_corrections();
 		return 0;
 	}
-	if (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))
+	if (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)) {
+		/* No flow, but a socket whose datagrams are to be counted. */
+		row.flow = *flow;
+		bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
 		return 0;
+	}
 	row.read_at = bpf_ktime_get_ns();
 	row.rx = flow->rx;
 	row.tx = flow->tx;
@@ -744,47 +795,6 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 	refresh(flow, id, row.rx + row.tx, flow->last, row.read_at);
 	row.flow.reserved = flow->reserved;
 	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
-	return 0;
-}
-
-/* ------------------------------------------------------------------ the rule alone, for tests and benchmarks */
-
-struct trial {
-	struct board board;
-	__u32 allowed;
-	__u32 direction;
-	__u64 demand;
-	__u32 winner;
-	__u32 denied;
-	__u32 actions;
-	__u32 links;
-	__u32 prefer;
-	__u32 pad;
-};
-
-MAP(trials, BPF_MAP_TYPE_ARRAY, __u32, struct trial, 1, 0);
-
-SEC("classifier")
-int braid_trial(struct __sk_buff *skb)
-{
-	__u32 zero = 0;
-	struct trial *trial = bpf_map_lookup_elem(&trials, &zero);
-	const struct braid_params *now = bpf_map_lookup_elem(&params, &zero);
-	__u32 allowed;
-	_Bool denied = 0;
-
-	if (!trial || !now)
-		return 0;
-	allowed = braid_admit(trial->allowed, now->backup, trial->actions, trial->links, trial->prefer, &denied);
-	trial->denied = denied;
-	trial->winner = BRAID_NO_SLOT;
-	if (!allowed)
-		return 0;
-	bpf_spin_lock(&trial->board.lock);
-	braid_pick(&trial->board.state, now, allowed, trial->direction, trial->demand);
-	braid_commit(&trial->board.state, now, trial->direction, trial->demand);
-	trial->winner = trial->board.state.winner;
-	bpf_spin_unlock(&trial->board.lock);
 	return 0;
 }
 

@@ -76,6 +76,8 @@ struct braid_control {
 	__u64 heartbeat; /* CLOCK_MONOTONIC, nanoseconds */
 	__u32 bank;
 	__u32 classes; /* another number whenever an application's class changes; never 0 */
+	__u32 counting; /* 1: the programs that count datagrams are attached, or are being detached; 0: a UDP flow asks for them by an event */
+	__u32 pad;
 };
 
 struct braid_exe_key {
@@ -248,12 +250,12 @@ struct braid_datagram_key {
 	__u32 pad;
 };
 
-enum braid_event_kind { BRAID_EVENT_END, BRAID_EVENT_APP, BRAID_EVENT_SUFFERING };
+enum braid_event_kind { BRAID_EVENT_END, BRAID_EVENT_APP, BRAID_EVENT_SUFFERING, BRAID_EVENT_COUNT };
 
 struct braid_event {
 	__u32 kind;
 	__u32 detail; /* SUFFERING: retransmissions so far, bit 31 set for an unanswered SYN */
-	struct braid_flow_row row; /* APP: `flow.app`, `process`, `user` and `cgroup` only */
+	struct braid_flow_row row; /* APP: `flow.app`, `process`, `user` and `cgroup` only; COUNT: nothing */
 };
 
 /* What connections tell of a link, per slot. */

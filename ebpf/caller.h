@@ -92,9 +92,13 @@ static __attribute__((noinline)) __u32 process_in(__u32 space)
 	const struct upid *number = (const void *)pid + bpf_core_field_offset(struct pid, numbers);
 	__u32 level = BPF_CORE_READ(pid, level);
 
-	for (__u32 at = 0; at < BRAID_PROCESS_LEVELS && at <= level; at++) {
+	/* Unrolled, with a bound that is a constant: clang 19 and later otherwise make a loop that Linux 6.1's verifier gives up on. */
+#pragma unroll
+	for (__u32 at = 0; at < BRAID_PROCESS_LEVELS; at++) {
 		const struct upid *here = (const void *)number + at * bpf_core_type_size(struct upid);
 
+		if (at > level)
+			break;
 		if (BPF_CORE_READ(here, ns, ns.inum) == space)
 			return BPF_CORE_READ(here, nr);
 	}

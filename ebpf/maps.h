@@ -12,6 +12,7 @@
 #include <bpf/bpf_endian.h>
 
 #include "kernel.h"
+#include "map.h"
 #include "schedule.h"
 
 #define AF_INET 2
@@ -43,15 +44,6 @@ struct board {
 	__u32 pad;
 	struct braid_board_state state;
 };
-
-#define MAP(NAME, TYPE, KEY, VALUE, ENTRIES, FLAGS)   \
-	struct {                                      \
-		__uint(type, TYPE);                   \
-		__type(key, KEY);                     \
-		__type(value, VALUE);                 \
-		__uint(max_entries, ENTRIES);         \
-		__uint(map_flags, FLAGS);             \
-	} NAME SEC(".maps")
 
 struct process_name {
 	__u8 text[16];

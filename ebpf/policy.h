@@ -5,7 +5,10 @@
 
 #include "caller.h"
 
-/* Global, like `judge` and `pick` below: walked by the verifier once, not once for every rule there may be. */
+/*
+ * Global, like `judge` and `pick` below: walked by the verifier once, not once for every rule there may be. Before Linux 6.2 the argument
+ * of a global function cannot be a map's key: each key is copied to the stack.
+ */
 __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 {
 	const struct braid_rule *rule = bpf_map_lookup_elem(&rules, &key);
@@ -27,7 +30,8 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 			return 0;
 	}
 	if (conditions & BRAID_IF_EXE) {
-		struct braid_exe *exe = bpf_map_lookup_elem(&executables, &request->app.exe);
+		struct braid_exe_key key = request->app.exe;
+		struct braid_exe *exe = bpf_map_lookup_elem(&executables, &key);
 
 		if (!exe || exe->id[request->bank & 1] != rule->exe)
 			return 0;
@@ -95,16 +99,17 @@ BRAID_INLINE void submit_quietly(struct braid_event *event)
 /* The application's class; one never seen is introduced to the daemon, which can still read its path from /proc. */
 BRAID_INLINE __u8 class_of(const struct request *request)
 {
-	struct braid_app *known = bpf_map_lookup_elem(&apps, &request->app);
+	struct braid_app_key key = request->app;
+	struct braid_app *known = bpf_map_lookup_elem(&apps, &key);
 	struct braid_app fresh = {}, *named;
 	struct braid_event *event;
 
 	if (known)
 		return known->class_;
-	named = bpf_map_lookup_elem(&names, &request->app.name);
+	named = bpf_map_lookup_elem(&names, &key.name);
 	if (named)
 		fresh.class_ = named->class_;
-	bpf_map_update_elem(&apps, &request->app, &fresh, BPF_NOEXIST);
+	bpf_map_update_elem(&apps, &key, &fresh, BPF_NOEXIST);
 	event = new_event(BRAID_EVENT_APP);
 	if (event) {
 		event->row.flow.app = request->app;
@@ -171,10 +176,10 @@ BRAID_INLINE _Bool goes_straight(const struct braid_params *now, const struct re
 		return 0;
 	if (!(request->allowed & (request->allowed - 1)))
 		return 0;
-	if (!bpf_map_lookup_elem(&servers, request->remote))
-		return 0;
 	__builtin_memcpy(key.remote, request->remote, sizeof(key.remote));
 	key.port = request->port;
+	if (!bpf_map_lookup_elem(&servers, key.remote))
+		return 0;
 	return !bpf_map_lookup_elem(&shut, &key);
 }
 
@@ -212,6 +217,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
 	const struct braid_rule *rule;
 	struct braid_demand *known;
+	struct address remote;
 	__u32 usable, *pinned;
 	_Bool denied;
 
@@ -245,8 +251,9 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
 	if (!request->allowed)
 		return LEAVE_ALONE;
+	__builtin_memcpy(remote.word, request->remote, sizeof(remote.word));
 	if (request->redirect)
-		request->redirect = !bpf_map_lookup_elem(&refused, request->remote);
+		request->redirect = !bpf_map_lookup_elem(&refused, &remote);
 	if (!request->redirect)
 		request->redirect = goes_straight(now, request, rule ? rule->actions : 0);
 	if (request->source[0] | request->source[1] | request->source[3]) {
@@ -255,7 +262,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 			return request->strict ? FAIL : LEAVE_ALONE;
 	}
 	if (request->port == DNS_PORT || request->port == DNS_TLS_PORT) {
-		pinned = bpf_map_lookup_elem(&resolvers, request->remote);
+		pinned = bpf_map_lookup_elem(&resolvers, &remote);
 		if (pinned && (*pinned & request->allowed))
 			request->allowed &= *pinned;
 		if (pinned)

@@ -7,11 +7,11 @@ use std::process::Command;
 fn main() {
     let ebpf = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../ebpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    for file in ["braid.bpf.c", "braid.h", "caller.h", "flow.h", "kernel.h", "maps.h", "policy.h", "redirect.h", "schedule.h", "native.c"] {
-        println!("cargo:rerun-if-changed={}", ebpf.join(file).display());
-    }
+    println!("cargo:rerun-if-changed={}", ebpf.display());
     println!("cargo:rerun-if-env-changed=BRAID_CLANG");
-    build_programs(&ebpf, &out.join("braid.bpf.o"));
+    for name in ["braid", "trial"] {
+        build_object(&ebpf.join(format!("{name}.bpf.c")), &out.join(format!("{name}.bpf.o")));
+    }
     let mut native = cc::Build::new();
     // musl has no kernel headers of its own: the system's serve, after whatever it has.
     for place in ["/usr/include".to_owned(), headers()] {
@@ -20,12 +20,12 @@ fn main() {
     native.file(ebpf.join("native.c")).include(&ebpf).opt_level(2).compile("braid_native");
 }
 
-fn build_programs(ebpf: &Path, object: &Path) {
+fn build_object(source: &Path, object: &Path) {
     let clang = env::var("BRAID_CLANG").unwrap_or_else(|_| "clang".to_owned());
     let headers = headers();
     let status = Command::new(&clang)
         .args(["-O2", "-g", "-Wall", "-Werror", "-Wno-unused-function", "-target", "bpf", "-I", &headers, "-c"])
-        .arg(ebpf.join("braid.bpf.c"))
+        .arg(source)
         .arg("-o")
         .arg(object)
         .status();

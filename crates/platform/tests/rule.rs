@@ -3,7 +3,7 @@
 use braid_decide::connection::{Board, Lane, LinkMask, MAX_LINKS, Mode, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_model::{Bytes, Direction, Rate};
-use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::trial::KernelRule;
 use braid_platform::linux::sys::abi;
 use proptest::prelude::*;
 
@@ -174,7 +174,7 @@ proptest! {
 
 #[test]
 fn the_kernel_decides_as_the_reference() {
-    let mut kernel = match BpfSteering::load() {
+    let mut kernel = match KernelRule::load() {
         Ok(kernel) => kernel,
         Err(error) if std::env::var_os("CI").is_none() => return eprintln!("skipped, the kernel's rule is not compared: {error}"),
         Err(error) => panic!("{error}"),
@@ -194,7 +194,7 @@ fn the_kernel_decides_as_the_reference() {
                 demand: case.request.demand.get(),
                 ..Default::default()
             };
-            let answer = kernel.borrow_mut().try_rule(case.params(), trial).map_err(|error| TestCaseError::fail(error.to_string()))?;
+            let answer = kernel.borrow_mut().decide(case.params(), trial).map_err(|error| TestCaseError::fail(error.to_string()))?;
             case.check(answer.winner, answer.denied, &answer.board)
         })
         .unwrap();

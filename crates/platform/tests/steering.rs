@@ -12,12 +12,13 @@ use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, loaded_maps};
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol};
+use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol, Time};
 use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::load::{Counters, survey};
 use braid_platform::linux::sys::abi;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
-use support::steered::{LIMIT, beat, fetch, in_world, index_of, params, set, steering, tally};
+use support::steered::{LIMIT, beat, fetch, in_world, index_of, params, set, steering, steering_that_counts, tally};
 
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 10));
 
@@ -103,6 +104,72 @@ fn connected_udp_is_a_flow_from_its_first_byte_and_can_be_reconnected() {
         socket.send(b"left alone").unwrap();
         asked(&socket);
         assert!(steering.flows(now()).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn datagrams_are_counted_without_their_headers_by_call_and_by_packet() {
+    in_world("counting UDP", 2, || {
+        for counters in [Counters::Calls, Counters::Packets] {
+            let mut steering = steering_that_counts(&params(2), Some(counters));
+            steering.count_datagrams();
+            for (server, wildcard) in [("203.0.113.10:5000", "0.0.0.0:0"), ("[2001:db8:113::10]:5000", "[::]:0")] {
+                for connected in [true, false] {
+                    let socket = UdpSocket::bind(wildcard).unwrap();
+                    let mut received = 0;
+                    if connected {
+                        socket.connect(server).unwrap();
+                    }
+                    // The last one is sent in fragments.
+                    for length in [1, 700, 1900] {
+                        let datagram = vec![b'x'; length];
+                        if connected { socket.send(&datagram) } else { socket.send_to(&datagram, server) }.unwrap();
+                        received += asked(&socket).len() as u64;
+                    }
+                    let rows = steering.flows(now()).unwrap();
+                    let server: SocketAddr = server.parse().unwrap();
+                    let row = rows.iter().find(|row| row.remote == (server.ip(), server.port())).expect("the flow is listed");
+                    assert_eq!((row.tx, row.rx), (Bytes::new(1 + 700 + 1900), Bytes::new(received)), "{counters:?}, connected: {connected}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn datagrams_are_counted_only_while_a_udp_socket_is_steered() {
+    in_world("counting on demand", 2, || {
+        let mut steering = steering_that_counts(&params(2), None);
+        assert_eq!(fetch("203.0.113.10:80".parse().unwrap(), 1000), IpAddr::from([10, 77, 0, 2]));
+        steering.events(1000);
+        assert!(!steering.counts_datagrams(), "TCP needs no counting");
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect("203.0.113.10:5000").unwrap();
+        steering.events(1000);
+        assert!(steering.counts_datagrams(), "connecting asked for it");
+        socket.send(b"hello").unwrap();
+        let answer = asked(&socket).len() as u64;
+        let rows = steering.flows(now()).unwrap();
+        assert_eq!((rows[0].tx, rows[0].rx), (Bytes::new(5), Bytes::new(answer)));
+        let later = |seconds: u64| Time::from_nanos(now().as_nanos() + seconds * 1_000_000_000);
+        for seconds in [20, 40, 60] {
+            steering.flows(later(seconds)).unwrap();
+        }
+        assert!(steering.counts_datagrams(), "the socket is still open");
+        drop(socket);
+        // The kernel frees a closed socket a little later.
+        let closed = std::time::Instant::now();
+        for walk in 4.. {
+            steering.flows(later(20 * walk)).unwrap();
+            if !steering.counts_datagrams() {
+                break;
+            }
+            assert!(closed.elapsed() < LIMIT, "nobody needs it any more");
+        }
+        let other = UdpSocket::bind("0.0.0.0:0").unwrap();
+        other.send_to(b"hello", "203.0.113.11:5000").unwrap();
+        steering.events(1000);
+        assert!(steering.counts_datagrams(), "an unconnected socket asks too");
     });
 }
 
@@ -622,4 +689,22 @@ fn more_connections_than_can_be_followed_are_steered_and_counted() {
         fetch(server, 1000);
         assert_eq!(steering.counters().unwrap().steered, 1);
     });
+}
+
+#[test]
+fn every_program_is_accepted_alone_by_this_kernel() {
+    let trials = match survey() {
+        Ok(trials) => trials,
+        Err(error) if std::env::var_os("CI").is_none() => return eprintln!("skipped, the programs cannot be loaded: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    assert!(trials.len() >= 19, "{}", trials.len());
+    for trial in &trials {
+        if let Err(refusal) = &trial.outcome {
+            panic!("{}: {refusal}", trial.name);
+        }
+    }
+    assert!(trials.iter().all(|trial| trial.name != "braid_trial"), "what only tests need is not in the product's object");
+    let most = trials.iter().filter_map(|trial| trial.outcome.as_ref().ok().copied().flatten()).max();
+    assert!(most.is_none_or(|most| most < 500_000), "the verifier stops at 1,000,000 instructions: {most:?}");
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
 use braid_model::{Bytes, Family, LinkIndex, PerFamily, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::load::Counters;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::steering::{SteerLink, SteerParams, Steering};
 
@@ -59,7 +60,15 @@ pub fn params(links: usize) -> SteerParams {
 
 /// Attached programs that steer everything but the loopback and the links' own subnets. Runs in the client's namespace.
 pub fn steering(params: &SteerParams) -> BpfSteering {
-    let mut steering = BpfSteering::attach(u32::MAX).unwrap();
+    let mut steering = steering_that_counts(params, None);
+    // From the first datagram on, whatever the test does with the events.
+    steering.count_datagrams();
+    steering
+}
+
+/// The same, which counts datagrams in this way, once a UDP socket asks.
+pub fn steering_that_counts(params: &SteerParams, counters: Option<Counters>) -> BpfSteering {
+    let mut steering = BpfSteering::attach_counting(u32::MAX, counters).unwrap();
     steering.set_params(params).unwrap();
     let map = |entries: &[(&str, bool)]| entries.iter().map(|(net, steer)| (net.parse().unwrap(), *steer)).collect::<Vec<_>>();
     steering.set_prefixes(Family::V4, &map(&[("0.0.0.0/0", true), ("10.77.0.0/16", false), ("127.0.0.0/8", false)])).unwrap();

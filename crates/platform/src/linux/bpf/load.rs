@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Map, RingBuf};
 use aya::programs::{
-    BtfTracePoint, CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SchedClassifier,
+    BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier,
 };
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::LinkMask;
@@ -40,14 +40,12 @@ pub enum LoadError {
         reason: String,
     },
     /// One program was refused.
-    #[error(
-        "the kernel refused the BPF program {program}: {reason}; `braid doctor` tells what this kernel can do; `braid run` needs no BPF"
-    )]
+    #[error("the kernel refused the BPF program {program}: {refusal}")]
     Program {
         /// Its name.
-        program: &'static str,
-        /// What the verifier or the system said.
-        reason: String,
+        program: String,
+        /// What the system and the verifier said.
+        refusal: Refusal,
     },
     /// The root of the cgroup hierarchy cannot be had.
     #[error(
@@ -67,64 +65,187 @@ pub enum LoadError {
     },
 }
 
+/// What the system and the verifier said of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The system's error.
+    pub reason: String,
+    /// The verifier's log; empty if it said nothing.
+    pub log: String,
+}
+
+impl Refusal {
+    /// How many lines of the log `Display` shows.
+    pub const SHOWN: usize = 8;
+}
+
+impl std::fmt::Display for Refusal {
+    /// The reason, and the last lines of the log. The last two lines are figures of the verifier; the cause stands before them.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.reason)?;
+        let lines: Vec<&str> = self.log.lines().filter(|line| !line.trim().is_empty()).collect();
+        let skipped = lines.len().saturating_sub(Self::SHOWN);
+        lines.iter().skip(skipped).try_for_each(|line| write!(f, "\n    {line}"))
+    }
+}
+
+impl From<ProgramError> for Refusal {
+    fn from(error: ProgramError) -> Self {
+        match error {
+            ProgramError::LoadError { io_error, verifier_log } => Self { reason: io_error.to_string(), log: verifier_log.to_string() },
+            other => Self { reason: detail(&other), log: String::new() },
+        }
+    }
+}
+
+/// What a program is loaded for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needed {
+    /// `braid up` does not start without it.
+    Always,
+    /// Counts datagrams by system call; `CountPackets` stands in for it where the kernel lacks the tracepoints.
+    CountCalls,
+    /// Counts datagrams by packet.
+    CountPackets,
+}
+
+/// One program of the object, loaded alone.
+#[derive(Debug)]
+pub struct ProgramTrial {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub needed: Needed,
+    /// How many instructions the verifier walked (Linux 5.16 and later tell), or why the kernel refused the program.
+    pub outcome: Result<Option<u32>, Refusal>,
+}
+
+/// Loads each program of the product alone and attaches none, to find out what this kernel accepts.
+pub fn survey() -> Result<Vec<ProgramTrial>, LoadError> {
+    survey_object(OBJECT)
+}
+
+/// The same for the programs of any object built from `ebpf/`.
+pub fn survey_object(object: &[u8]) -> Result<Vec<ProgramTrial>, LoadError> {
+    let btf = read_btf()?;
+    let mut ebpf = load_object(object)?;
+    let mut trials: Vec<_> = ebpf
+        .programs_mut()
+        .map(|(name, program)| {
+            let loaded = load_program(program, name, &btf);
+            let outcome = loaded.map(|()| program.info().ok().and_then(|info| info.verified_instruction_count()));
+            ProgramTrial { name: name.to_owned(), needed: needed(name), outcome }
+        })
+        .collect();
+    trials.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(trials)
+}
+
+fn needed(name: &str) -> Needed {
+    if COUNT_CALLS.contains(&name) {
+        Needed::CountCalls
+    } else if COUNT_PACKETS.contains(&name) {
+        Needed::CountPackets
+    } else {
+        Needed::Always
+    }
+}
+
+/// How datagrams are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counters {
+    /// By system call: nothing runs per packet. Linux 6.3 and later.
+    Calls,
+    /// By packet.
+    Packets,
+}
+
+impl Counters {
+    const fn programs(self) -> [&'static str; 2] {
+        match self {
+            Self::Calls => COUNT_CALLS,
+            Self::Packets => COUNT_PACKETS,
+        }
+    }
+}
+
 impl BpfSteering {
     /// Loads the programs and attaches them to every process of the machine; they act in this process's network namespace only,
     /// and only once [`set_params`](crate::steering::Steering::set_params) has been called and the heartbeat goes.
     ///
     /// The sockets of `exempt`, the daemon's own process, are left alone.
     pub fn attach(exempt: u32) -> Result<Self, LoadError> {
+        Self::attach_counting(exempt, None)
+    }
+
+    /// The same, counting datagrams this way, or in the best way that the kernel has.
+    pub fn attach_counting(exempt: u32, counters: Option<Counters>) -> Result<Self, LoadError> {
         // The kernel takes its time over a mount: meanwhile there is enough to do.
         let opening = std::thread::spawn(sys::open_cgroup2);
-        let mut steering = Self::load()?;
+        let mut steering = Self::load(counters)?;
         steering.exempt = Daemon { process: exempt, processes: process::own_namespace() };
         let no_cgroup = |reason: String| LoadError::Cgroup { reason };
         let opened = opening.join().map_err(|_| no_cgroup("opening it failed".to_owned()))?;
         let cgroup = opened.map_err(|error| no_cgroup(error.to_string()))?;
-        // What ends and counts flows before what starts them, so that nothing can start that is not seen to end.
-        let counting = if steering.counts_calls { COUNT_CALLS } else { COUNT_PACKETS };
+        // What ends flows before what starts them, so that nothing can start that is not seen to end.
         let ending = ["braid_release", "braid_retransmission"];
-        let showing = SHOW.into_iter();
         let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
-        for name in ending.into_iter().chain(counting).chain(showing).chain(starting) {
-            attach(&mut steering.ebpf, name, &cgroup)?;
+        for name in ending.into_iter().chain(starting) {
+            let attached = attach(&mut steering.ebpf, name, &cgroup)?;
+            steering.attached.push(attached);
         }
-        steering.sources_noted = false;
+        steering.cgroup = Some(cgroup);
+        steering.serves_redirected = false;
         Ok(steering)
     }
 
-    /// Has it noted from now on where redirected connections come from. Not before it must: a program at every change of a socket's state runs
-    /// three times in each connect of the machine.
-    pub(super) fn note_sources(&mut self) -> Result<(), SteeringError> {
-        if self.sources_noted {
+    /// Attaches what redirected sockets need: the programs that show them the addresses they asked for, and the one that notes where redirected
+    /// connections come from. Not before they are needed: they run at calls of every program of the machine, the last one three times in each
+    /// connect. They stay attached, since a redirected socket may outlive the policy.
+    pub(super) fn serve_redirected(&mut self) -> Result<(), SteeringError> {
+        if self.serves_redirected {
             return Ok(());
         }
-        let failed = |reason: String| SteeringError { action: "note where redirected connections come from", reason };
-        match program(&mut self.ebpf, "braid_state").map_err(|error| failed(error.to_string()))? {
-            Program::BtfTracePoint(program) => program.attach().map(drop).map_err(|error| failed(detail(&error)))?,
-            _ => return Err(failed("the program is of another kind".to_owned())),
-        }
-        self.sources_noted = true;
+        self.attach_now(&SHOW, "show redirected sockets the addresses they asked for")?;
+        self.attach_now(&["braid_state"], "note where redirected connections come from")?;
+        self.serves_redirected = true;
         Ok(())
     }
 
-    /// Loads the programs and attaches them to nothing, for tests of the rule.
-    pub fn load() -> Result<Self, LoadError> {
+    /// Attaches the programs that count datagrams.
+    pub(super) fn attach_counters(&mut self) -> Result<(), SteeringError> {
+        self.attach_now(&self.counters.programs(), "count datagrams")
+    }
+
+    /// Whether datagrams are counted now.
+    pub fn counts_datagrams(&self) -> bool {
+        self.counters.programs().iter().all(|name| self.attached.iter().any(|attached| attached.name == *name))
+    }
+
+    /// Detaches them.
+    pub(super) fn detach_counters(&mut self) {
+        let names = self.counters.programs();
+        self.attached.retain(|attached| !names.contains(&attached.name));
+    }
+
+    /// Attaches these programs, all or none.
+    fn attach_now(&mut self, names: &[&'static str], action: &'static str) -> Result<(), SteeringError> {
+        let Some(cgroup) = &self.cgroup else { return Ok(()) };
+        let attached: Result<Vec<_>, _> = names.iter().map(|name| attach(&mut self.ebpf, name, cgroup)).collect();
+        self.attached.extend(attached.map_err(|error| SteeringError { action, reason: error.to_string() })?);
+        Ok(())
+    }
+
+    /// Loads the programs and attaches them to nothing.
+    fn load(counters: Option<Counters>) -> Result<Self, LoadError> {
         // The kernel's types are megabytes to read, twice: the loader reads them for itself, and the iterator is looked up in them.
-        let reading = std::thread::spawn(Btf::from_sys_fs);
-        let mut loader = EbpfLoader::new();
-        let no_btf = |reason: String| LoadError::Btf { reason };
-        let btf = reading.join().map_err(|_| no_btf("reading them failed".to_owned()))?.map_err(|error| no_btf(detail(&error)))?;
-        let has_retval = u8::from(kernel_at_least(5, 18));
-        let mut ebpf = loader
-            .override_global("has_retval", &has_retval, true)
-            .load(OBJECT)
-            .map_err(|error| LoadError::Object { reason: detail(&error) })?;
+        let reading = std::thread::spawn(read_btf);
+        let panicked = |_| Err(LoadError::Btf { reason: "reading them failed".to_owned() });
+        let btf = reading.join().unwrap_or_else(panicked)?;
+        let mut ebpf = load_object(OBJECT)?;
         load_programs(&mut ebpf, &PROGRAMS, &btf)?;
         load_programs(&mut ebpf, &SHOW, &btf)?;
-        let counts_calls = load_programs(&mut ebpf, &COUNT_CALLS, &btf).is_ok();
-        if !counts_calls {
-            load_programs(&mut ebpf, &COUNT_PACKETS, &btf)?;
-        }
+        let counters = load_counters(&mut ebpf, counters, &btf)?;
         let walks = [("braid_connections", "connections"), ("braid_connections", "crowded"), ("braid_flows", "flows")];
         let iterators = walks.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
@@ -139,16 +260,40 @@ impl BpfSteering {
             heartbeat: 0,
             classes: 1,
             exempt: Daemon::default(),
-            counts_calls,
+            attached: Vec::new(),
+            cgroup: None,
+            counting: Default::default(),
+            counters,
+            uncounted: None,
             netns,
             prefixes: [Vec::new(), Vec::new()],
             missing_prefixes: [0; 2],
             turned: None,
-            sources_noted: true,
+            serves_redirected: true,
             heal: Default::default(),
             walks: Default::default(),
         })
     }
+}
+
+/// Loads the programs that count datagrams: these, or the best that the kernel takes.
+fn load_counters(ebpf: &mut aya::Ebpf, wanted: Option<Counters>, btf: &Btf) -> Result<Counters, LoadError> {
+    match wanted {
+        Some(counters) => load_programs(ebpf, &counters.programs(), btf).map(|()| counters),
+        None => load_counters(ebpf, Some(Counters::Calls), btf).or_else(|_| load_counters(ebpf, Some(Counters::Packets), btf)),
+    }
+}
+
+fn read_btf() -> Result<Btf, LoadError> {
+    Btf::from_sys_fs().map_err(|error| LoadError::Btf { reason: detail(&error) })
+}
+
+/// Makes the object's maps and finds its types in the kernel's.
+fn load_object(object: &[u8]) -> Result<aya::Ebpf, LoadError> {
+    let has_retval = u8::from(kernel_at_least(5, 18));
+    let mut loader = EbpfLoader::new();
+    // The object of the rule alone has no such constant.
+    loader.override_global("has_retval", &has_retval, false).load(object).map_err(|error| LoadError::Object { reason: detail(&error) })
 }
 
 /// Count UDP by system call: nothing runs per packet. Linux 6.3 and later.
@@ -158,7 +303,7 @@ const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
 /// Show redirected sockets the addresses they asked for.
 const SHOW: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 9] = [
     "braid_release",
     "braid_state",
     "braid_retransmission",
@@ -168,7 +313,6 @@ const PROGRAMS: [&str; 10] = [
     "braid_connect6",
     "braid_connections",
     "braid_flows",
-    "braid_trial",
 ];
 
 fn no_params() -> SteerParams {
@@ -187,8 +331,12 @@ fn no_params() -> SteerParams {
     }
 }
 
+fn refused(program: &str, reason: impl Into<String>) -> LoadError {
+    LoadError::Program { program: program.to_owned(), refusal: Refusal { reason: reason.into(), log: String::new() } }
+}
+
 fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result<&'a mut Program, LoadError> {
-    ebpf.program_mut(name).ok_or_else(|| LoadError::Program { program: name, reason: "it is not in the object".to_owned() })
+    ebpf.program_mut(name).ok_or_else(|| refused(name, "it is not in the object"))
 }
 
 /// Loads programs on two threads: the verifier takes some 15 ms for each of the larger ones. Twins stand side by side in `names`.
@@ -196,11 +344,15 @@ fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: &Btf) -> Res
     let mut found: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let (mut mine, mut others) = (Vec::new(), Vec::new());
     for name in names {
-        let program =
-            found.remove(name).ok_or_else(|| LoadError::Program { program: name, reason: "it is not in the object".to_owned() })?;
+        let program = found.remove(name).ok_or_else(|| refused(name, "it is not in the object"))?;
         (if mine.len() > others.len() { &mut others } else { &mut mine }).push((*name, program));
     }
-    let load = |programs: Vec<(&'static str, &mut Program)>| programs.into_iter().try_for_each(|(name, it)| load_program(it, name, btf));
+    let load = |programs: Vec<(&'static str, &mut Program)>| {
+        let mut programs = programs.into_iter();
+        programs.try_for_each(|(name, it)| {
+            load_program(it, name, btf).map_err(|refusal| LoadError::Program { program: name.to_owned(), refusal })
+        })
+    };
     std::thread::scope(|scope| {
         let theirs = scope.spawn(|| load(others));
         let loaded = load(mine);
@@ -209,7 +361,7 @@ fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: &Btf) -> Res
     })
 }
 
-fn load_program(program: &mut Program, name: &'static str, btf: &Btf) -> Result<(), LoadError> {
+fn load_program(program: &mut Program, name: &str, btf: &Btf) -> Result<(), Refusal> {
     let loaded = match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
@@ -226,30 +378,42 @@ fn load_program(program: &mut Program, name: &'static str, btf: &Btf) -> Result<
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", btf),
-        _ => return Err(LoadError::Program { program: name, reason: "it is of no known kind".to_owned() }),
+        _ => return Err(Refusal { reason: "it is of no known kind".to_owned(), log: String::new() }),
     };
-    loaded.map_err(|error| LoadError::Program { program: name, reason: detail(&error) })
+    loaded.map_err(Refusal::from)
 }
 
-fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<(), LoadError> {
-    // No flags: a link never excludes others at its cgroup, and the kernel refuses BPF_F_ALLOW_MULTI for one.
-    let mode = CgroupAttachMode::Single;
-    let attached = match program(ebpf, name)? {
-        Program::CgroupSockAddr(program) => CgroupSockAddr::attach(program, cgroup, mode).map(drop),
-        Program::CgroupSock(program) => CgroupSock::attach(program, cgroup, mode).map(drop),
+/// What keeps a program attached, until it is dropped.
+pub(super) struct Attached {
+    name: &'static str,
+    _link: Box<dyn Send + Sync>,
+}
+
+fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<Attached, LoadError> {
+    let link = match program(ebpf, name)? {
+        Program::CgroupSockAddr(program) => program.attach(cgroup, MODE).and_then(|link| boxed(program.take_link(link))),
+        Program::CgroupSock(program) => program.attach(cgroup, MODE).and_then(|link| boxed(program.take_link(link))),
         Program::CgroupSkb(program) => {
             let way = if name == "braid_egress" { CgroupSkbAttachType::Egress } else { CgroupSkbAttachType::Ingress };
-            CgroupSkb::attach(program, cgroup, way, mode).map(drop)
+            program.attach(cgroup, way, MODE).and_then(|link| boxed(program.take_link(link)))
         }
-        Program::BtfTracePoint(program) => BtfTracePoint::attach(program).map(drop),
-        _ => return Err(LoadError::Program { program: name, reason: "it is attached to nothing".to_owned() }),
+        Program::BtfTracePoint(program) => program.attach().and_then(|link| boxed(program.take_link(link))),
+        _ => return Err(refused(name, "it is attached to nothing")),
     };
-    attached.map_err(|error| LoadError::Program { program: name, reason: detail(&error) })
+    let link = link.map_err(|error| LoadError::Program { program: name.to_owned(), refusal: error.into() })?;
+    Ok(Attached { name, _link: link })
+}
+
+/// No flags: a link never excludes others at its cgroup, and the kernel refuses BPF_F_ALLOW_MULTI for one.
+const MODE: CgroupAttachMode = CgroupAttachMode::Single;
+
+fn boxed<L: Send + Sync + 'static>(link: Result<L, ProgramError>) -> Result<Box<dyn Send + Sync>, ProgramError> {
+    Ok(Box::new(link?))
 }
 
 /// Attaches an iterator to a map that it walks.
 fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str, map: &str) -> Result<OwnedFd, LoadError> {
-    let refused = |reason: String| LoadError::Program { program: name, reason };
+    let refused = |reason: String| refused(name, reason);
     let Some(Map::SkStorage(map) | Map::HashMap(map) | Map::Array(map)) = ebpf.map(map) else {
         return Err(refused(format!("the programs lack the map {map}, which it walks")));
     };

@@ -3,10 +3,12 @@
 //! Programs and maps are held by file descriptors only: when the process ends, however it ends, they are gone.
 
 mod convert;
+mod counting;
 mod heal;
 pub mod load;
 mod prefixes;
 pub mod redirect;
+pub mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -22,6 +24,7 @@ use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent, Walk};
+use counting::{Counting, Step};
 use convert::{app_key, flow_row, mapped, process_name};
 
 /// `BPF_F_LOCK`: look an element up, or change it, under its spin lock.
@@ -35,7 +38,7 @@ const VERDICT_STEER: u8 = 1;
 
 /// The loaded and attached programs.
 pub struct BpfSteering {
-    /// Owns programs, links and the maps that are not taken out below.
+    /// Owns programs and the maps that are not taken out below.
     ebpf: aya::Ebpf,
     /// They walk the TCP flows, those that are crowded out, and those of connected UDP sockets.
     iterators: Arc<[OwnedFd]>,
@@ -49,16 +52,22 @@ pub struct BpfSteering {
     netns: u64,
     /// The process whose sockets are left alone.
     exempt: convert::Daemon,
-    /// UDP is counted by system call, not by packet.
-    counts_calls: bool,
+    /// The attached programs; dropping one detaches it.
+    attached: Vec<load::Attached>,
+    /// The root of the cgroup hierarchy; none if the programs are attached to nothing.
+    cgroup: Option<OwnedFd>,
+    counting: counting::Counting,
+    counters: load::Counters,
+    /// Why datagrams are not counted, if they should be and are not.
+    uncounted: Option<String>,
     /// What the prefix maps hold now, by family.
     prefixes: [Vec<(IpNet, bool)>; 2],
     /// How many prefixes found no room there, by family.
     missing_prefixes: [usize; 2],
     /// When the banks were turned last.
     turned: Option<Time>,
-    /// It is noted where redirected connections come from, or there are none, since nothing is attached.
-    sources_noted: bool,
+    /// What redirected sockets need is attached, or there are none, since nothing is attached.
+    serves_redirected: bool,
     heal: heal::Heal,
     walks: heal::Walks,
 }
@@ -67,22 +76,32 @@ pub struct BpfSteering {
 pub struct Walked {
     loads: heal::Loads,
     rows: Vec<FlowRow>,
+    /// It met UDP sockets, and counting was in this state when it began.
+    datagrams: bool,
+    counting: counting::Counting,
     /// Flows begun and flows ended when it began.
     began: u64,
     turn: heal::Turn,
 }
 
 /// Walks the sockets' flows; the programs bring their reservations up to date as they go.
-fn walk_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn) -> Result<Walked, SteeringError> {
+fn walk_sockets(
+    iterators: &[OwnedFd],
+    began: u64,
+    turn: heal::Turn,
+    counting: counting::Counting,
+) -> Result<Walked, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
     let mut bytes = Vec::new();
     for iterator in iterators {
         sys::start_iterator(iterator.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
     }
-    let rows: Vec<abi::FlowRow> = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect();
+    let mut rows: Vec<abi::FlowRow> = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect();
+    let datagrams = rows.iter().any(|row| i32::from(row.flow.protocol) != libc::IPPROTO_TCP);
+    rows.retain(|row| row.flow.flags == 0);
     let mut loads = heal::Loads::default();
     loads.add(&rows);
-    Ok(Walked { loads, rows: rows.iter().filter_map(flow_row).collect(), began, turn })
+    Ok(Walked { loads, rows: rows.iter().filter_map(flow_row).collect(), datagrams, counting, began, turn })
 }
 
 fn failed(action: &'static str) -> impl Fn(aya::maps::MapError) -> SteeringError {
@@ -115,32 +134,30 @@ macro_rules! typed_map {
 }
 
 impl BpfSteering {
+    /// Counts datagrams from now on, as if a UDP socket had asked.
+    pub fn count_datagrams(&mut self) {
+        let (next, step) = self.counting.wanted();
+        // Shown as a warning: a flow whose bytes are not known is steered all the same.
+        self.uncounted = self.count(next, step).err().map(|error| error.to_string());
+    }
+
+    fn count(&mut self, next: Counting, step: Step) -> Result<(), SteeringError> {
+        match step {
+            Step::Stay => {
+                self.counting = next;
+                return Ok(());
+            }
+            Step::Attach => self.attach_counters()?,
+            Step::Detach => self.detach_counters(),
+            Step::Resume | Step::Announce => {}
+        }
+        self.counting = next;
+        self.switch()
+    }
+
     /// Tells when events have come. Must be called inside a tokio runtime.
     pub fn ready(&self) -> std::io::Result<sys::Ready> {
         sys::Ready::watch(self.events.as_fd())
-    }
-
-    /// Mean time in nanoseconds of one decision on the current parameters, over `repeat` runs in the kernel.
-    pub fn time_decision(&mut self, repeat: u32, allowed: LinkMask) -> Result<u32, SteeringError> {
-        let trial = abi::Trial { allowed: allowed.0, demand: 1_000_000, ..Default::default() };
-        let action = "time a decision";
-        typed_map!(self, Array, "trials", "time a decision").set(0, trial, 0).map_err(failed(action))?;
-        self.run_trial(repeat)
-    }
-
-    fn run_trial(&mut self, repeat: u32) -> Result<u32, SteeringError> {
-        let program = self.ebpf.program("braid_trial").and_then(|program| program.fd().ok());
-        let program = program.ok_or_else(|| SteeringError { action: "run a trial", reason: "the program is not loaded".to_owned() })?;
-        sys::test_run(program.as_fd(), repeat).map_err(|error| SteeringError { action: "run a trial", reason: error.to_string() })
-    }
-
-    /// Runs the kernel's own rule once on `trial` with the parameters of bank 0, for tests.
-    pub fn try_rule(&mut self, params: abi::Params, trial: abi::Trial) -> Result<abi::Trial, SteeringError> {
-        let action = "run a trial";
-        typed_map!(self, Array, "params", "run a trial").set(0, params, 0).map_err(failed(action))?;
-        typed_map!(self, Array, "trials", "run a trial").set(0, trial, 0).map_err(failed(action))?;
-        self.run_trial(1)?;
-        typed_map!(self, Array, "trials", "run a trial").get(&0, 0).map_err(failed(action))
     }
 
     fn raw_board(&mut self) -> Result<abi::Board, SteeringError> {
@@ -170,7 +187,8 @@ impl BpfSteering {
 
     /// Tells the programs whether Braid is alive, and what is in force.
     fn switch(&mut self) -> Result<(), SteeringError> {
-        let control = abi::Control { heartbeat: self.heartbeat, bank: self.bank, classes: self.classes };
+        let (bank, classes, counting) = (self.bank, self.classes, self.counting.flag());
+        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, ..Default::default() };
         typed_map!(self, Array, "control", "say that Braid is alive").set(0, control, 0).map_err(failed("say that Braid is alive"))
     }
 
@@ -222,7 +240,7 @@ impl Steering for BpfSteering {
             let reason = format!("{} rules; the kernel's side looks at {} at most", params.rules.len(), abi::MAX_RULES);
             return Err(SteeringError { action: ACTION, reason });
         }
-        let noted = if params.redirects() { self.note_sources() } else { Ok(()) };
+        let noted = if params.redirects() { self.serve_redirected() } else { Ok(()) };
         // All else counts all the same.
         let undirected = noted.is_err().then(|| params.without_redirection());
         let params = undirected.as_ref().unwrap_or(params);
@@ -279,7 +297,7 @@ impl Steering for BpfSteering {
     fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
         const ACTION: &str = "tell the kernel which hosts run Braid";
         if !servers.is_empty() {
-            self.note_sources()?;
+            self.serve_redirected()?;
         }
         let mut map: HashMap<_, abi::DatagramKey, u32> = typed_map!(self, HashMap, "shut", "tell the kernel which hosts run Braid");
         let wanted: BTreeSet<_> = shut.iter().take(abi::MAX_SERVERS).map(|(host, port)| (mapped(*host), u32::from(*port))).collect();
@@ -339,12 +357,14 @@ impl Steering for BpfSteering {
     }
 
     fn begin_walk(&mut self, _now: Time) -> Result<Walk<Walked>, SteeringError> {
-        let (iterators, began, turn) = (self.iterators.clone(), self.churn()?, self.walks.begin());
-        Ok(Box::new(move || walk_sockets(&iterators, began, turn)))
+        let (iterators, began, turn, counting) = (self.iterators.clone(), self.churn()?, self.walks.begin(), self.counting);
+        Ok(Box::new(move || walk_sockets(&iterators, began, turn, counting)))
     }
 
     fn end_walk(&mut self, now: Time, walked: Walked) -> Result<Vec<FlowRow>, SteeringError> {
-        let Walked { mut loads, mut rows, began, turn } = walked;
+        let Walked { mut loads, mut rows, datagrams, counting, began, turn } = walked;
+        let (next, step) = self.counting.walked(counting, datagrams, now);
+        self.count(next, step)?;
         let (datagrams, idle) = self.walk_datagrams(now)?;
         loads.add(&datagrams);
         rows.extend(datagrams.iter().filter_map(flow_row));
@@ -390,11 +410,13 @@ impl Steering for BpfSteering {
     fn warnings(&self) -> Vec<String> {
         let missing = Family::ALL.map(|family| (family, self.missing_prefixes[family as usize]));
         let missing = missing.into_iter().filter(|(_, count)| *count > 0);
+        let uncounted = self.uncounted.iter().map(|reason| format!("UDP traffic is steered but not counted: {reason}"));
         missing
             .map(|(family, count)| {
                 let room = prefixes::ROOM;
                 format!("{count} {family} prefixes more than the {room} the kernel's side holds: what they cover is left alone")
             })
+            .chain(uncounted)
             .collect()
     }
 
@@ -402,7 +424,12 @@ impl Steering for BpfSteering {
         let mut events: Vec<_> = self.heal.ended.drain(..).map(SteeringEvent::Ended).collect();
         while events.len() < limit {
             let Some(item) = self.events.next() else { break };
-            events.extend(abi::read::<abi::Event>(&item).as_ref().and_then(convert::event));
+            let Some(event) = abi::read::<abi::Event>(&item) else { continue };
+            drop(item);
+            if event.kind == abi::event::COUNT {
+                self.count_datagrams();
+            }
+            events.extend(convert::event(&event));
         }
         events
     }

@@ -52,7 +52,7 @@ abi! {
         slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_control`.
-    Control { heartbeat: u64, bank: u32, classes: u32, }
+    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, pad: u32, }
     /// `struct braid_exe_key`.
     ExeKey { inode: u64, device: u32, pad: u32, }
     /// `struct braid_exe`.
@@ -132,6 +132,7 @@ pub mod event {
     pub const END: u32 = 0;
     pub const APP: u32 = 1;
     pub const SUFFERING: u32 = 2;
+    pub const COUNT: u32 = 3;
 }
 
 /// Numbers of the counters.
@@ -187,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_short_record_is_refused() {
-        assert_eq!(read::<Control>(&[0; 15]), None);
-        assert_eq!(read::<Control>(&[1; 16]).map(|c| c.bank), Some(0x0101_0101));
+        assert_eq!(read::<Control>(&[0; 23]), None);
+        assert_eq!(read::<Control>(&[1; 24]).map(|c| c.bank), Some(0x0101_0101));
     }
 }
