@@ -56,6 +56,9 @@ enum Action {
     /// Makes the downloads that standard input orders: the demonstration's programs under one `braid run`.
     #[command(hide = true)]
     Download,
+    /// Holds memory and wakes now and then: what the benchmark `overhead` compares the daemon with.
+    #[command(hide = true)]
+    Placebo,
     /// Makes a lab with an HTTP server, a DNS server and a UDP echo, says how to enter it, and keeps it until its input ends, whose lines
     /// "dark LINK" and "bright LINK" let a link die silently and come back.
     Hold {
@@ -82,6 +85,7 @@ fn main() -> Result<()> {
             prove(braid, &names, &out, (quick, seed.unwrap_or_else(churn::any_seed)))
         }
         Action::Download => workload::serve_orders(),
+        Action::Placebo => bench::placebo(),
         Action::Hold { links } => hold(&links),
     }
 }

@@ -24,6 +24,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+pub use overhead::placebo;
 pub use report::{Aim, Figure, Report, Table};
 
 /// What all benchmarks are told.

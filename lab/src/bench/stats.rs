@@ -43,11 +43,6 @@ impl Mean {
         Self::of(&over.iter().zip(under).map(|(over, under)| over / under).collect::<Vec<_>>())
     }
 
-    /// The same of values so many times as large.
-    pub(super) fn times(&self, factor: f64) -> Self {
-        Self { mean: self.mean * factor, deviation: self.deviation * factor, half_width: self.half_width * factor, count: self.count }
-    }
-
     /// The confidence interval's ends.
     pub(super) fn interval(&self) -> (f64, f64) {
         (self.mean - self.half_width, self.mean + self.half_width)
