@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Map, RingBuf};
-use aya::programs::{
-    BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier,
-};
+use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier};
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::LinkMask;
 use braid_decide::connection::{MAX_LINKS, Mode};
