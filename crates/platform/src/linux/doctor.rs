@@ -1,5 +1,5 @@
-//! Looks at what this kernel and system can and cannot do, and knows the remedy. Changes nothing; one empty
-//! file is made and removed, to try whether the state directory can be written.
+//! Looks at what this kernel and system can and cannot do, and knows the remedy. Changes nothing: one empty file is made and removed, to try
+//! whether the state directory can be written, and as root the BPF programs are loaded and let go, attached to nothing.
 
 use std::fs;
 use std::net::UdpSocket;
