@@ -19,7 +19,7 @@ pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};
 pub(crate) use get::Get;
 pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
-    Join, Leave, Move, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
+    Join, Leave, Move, PortRange, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
 };
 pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
 pub(crate) use steering::{Proxy, Run, Steering};
