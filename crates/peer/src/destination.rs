@@ -278,6 +278,26 @@ mod tests {
     }
 
     #[test]
+    fn regression_a_relay_opens_no_clouds_platform() {
+        let policy = relay(&[]);
+        for ip in [
+            "168.63.129.16",
+            "161.26.0.10",
+            "166.8.0.1",
+            "166.11.255.255",
+            "100.100.100.200",
+            "169.254.42.42",
+            "fd00:ec2::254",
+            "64:ff9b::168.63.129.16",
+        ] {
+            assert!(matches!(check(&policy, ip), Err(Forbidden::Special(_))), "{ip}: {:?}", check(&policy, ip));
+        }
+        for ip in ["168.63.129.17", "161.27.0.1", "166.12.0.1"] {
+            assert!(check(&policy, ip).is_ok(), "{ip}");
+        }
+    }
+
+    #[test]
     fn an_address_within_another_is_judged_too() {
         let policy = relay(&[]);
         for ip in [
