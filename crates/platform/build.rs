@@ -38,7 +38,9 @@ fn build_object(source: &Path, object: &Path) {
     }
 }
 
-/// Where Debian and its like keep the headers of one machine.
+/// Where Debian and its like keep the headers of one machine: this one's, or another's from a package for cross-building.
 fn headers() -> String {
-    format!("/usr/include/{}-linux-gnu", env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it"))
+    let machine = format!("{}-linux-gnu", env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it"));
+    let [own, cross] = [format!("/usr/include/{machine}"), format!("/usr/{machine}/include")];
+    if Path::new(&own).join("asm").exists() || !Path::new(&cross).exists() { own } else { cross }
 }
