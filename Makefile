@@ -10,7 +10,7 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .NOTPARALLEL:
-.PHONY: help deps deps-build program build demo test test-ui test-package bench check screenshots deb static package book install uninstall
+.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels bench check screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
@@ -22,6 +22,8 @@ help:
 	@echo "make deb        a package for Debian and Ubuntu, to $(TARGET)/package"
 	@echo "make package    the same, and a tarball with a static program for any Linux"
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
+	@echo "make test-verifier  loads every BPF program alone on each kernel of lab/kernels, in QEMU, from each compiler (UPDATE=1 writes the table)"
+	@echo "make test-kernels  all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\"); both need root and download from Debian"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make program    build, without installing anything but what building needs"
 	@echo "make install    install what was built to $(PREFIX) (DESTDIR and PREFIX are honoured)"
@@ -77,6 +79,19 @@ package: deb static
 
 test-package: deb
 	$(SUDO) packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
+
+# The same package and profile as the tests': a loader that they have built is not built again.
+test-verifier: deps
+	$(SUDO) lab/install-deps.sh kernels
+	$(CARGO) build --locked -p braid-lab
+	$(SUDO) env BRAID_KERNELS=$(abspath $(TARGET))/kernels KERNELS="$(KERNELS)" COMPILERS="$(COMPILERS)" UPDATE=$(UPDATE) \
+	  lab/kernels/test-verifier $(TARGET)/debug/braid-lab
+
+test-kernels: deps-build
+	$(SUDO) lab/install-deps.sh static kernels
+	packaging/static-target $(STATIC)
+	CC_$(subst -,_,$(STATIC))=musl-gcc $(CARGO) build --release --locked -p braid -p braid-lab --target $(STATIC)
+	$(SUDO) env BRAID_KERNELS=$(abspath $(TARGET))/kernels KERNELS="$(KERNELS)" lab/kernels/test-kernels $(TARGET)/$(STATIC)/release $(RUNS)
 
 book: program
 	docs/book/build $(TARGET)/release/braid $(TARGET)/book

@@ -20,15 +20,15 @@ fn main() {
     native.file(ebpf.join("native.c")).include(&ebpf).opt_level(2).compile("braid_native");
 }
 
+/// `lab/kernels/test-verifier` builds with the same flags. Two of the warnings: libbpf before 1.6 declares constants that clang 21 and later warn
+/// about, by a name that earlier compilers do not have.
+const FLAGS: &str = include_str!("../../ebpf/clang-flags");
+
 fn build_object(source: &Path, object: &Path) {
     let clang = env::var("BRAID_CLANG").unwrap_or_else(|_| "clang".to_owned());
     let headers = headers();
-    let status = Command::new(&clang)
-        .args(["-O2", "-g", "-Wall", "-Werror", "-Wno-unused-function", "-target", "bpf", "-I", &headers, "-c"])
-        .arg(source)
-        .arg("-o")
-        .arg(object)
-        .status();
+    let status =
+        Command::new(&clang).args(FLAGS.split_whitespace()).args(["-I", &headers, "-c"]).arg(source).arg("-o").arg(object).status();
     match status {
         Ok(status) if status.success() => {}
         Ok(status) => panic!("{clang} could not build the BPF programs ({status}): it needs libbpf's headers (Debian: libbpf-dev)"),
@@ -38,7 +38,9 @@ fn build_object(source: &Path, object: &Path) {
     }
 }
 
-/// Where Debian and its like keep the headers of one machine.
+/// Where Debian and its like keep the headers of one machine: this one's, or another's from a package for cross-building.
 fn headers() -> String {
-    format!("/usr/include/{}-linux-gnu", env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it"))
+    let machine = format!("{}-linux-gnu", env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it"));
+    let [own, cross] = [format!("/usr/include/{machine}"), format!("/usr/{machine}/include")];
+    if Path::new(&own).join("asm").exists() || !Path::new(&cross).exists() { own } else { cross }
 }

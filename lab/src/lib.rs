@@ -36,6 +36,7 @@ mod spec;
 pub mod ssh;
 #[allow(unsafe_code)]
 mod sys;
+pub mod verifier;
 mod web;
 pub mod workload;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, churn, demo, effective_user, workload};
+use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, churn, demo, effective_user, verifier, workload};
 use braid_model::Rate;
 use clap::{Parser, Subcommand};
 
@@ -59,6 +59,14 @@ enum Action {
     /// Holds memory and wakes now and then: what the benchmark `overhead` compares the daemon with.
     #[command(hide = true)]
     Placebo,
+    /// Loads each program of BPF objects alone and prints what the kernel says, a line of JSON each. May be the first process of a machine,
+    /// which it then switches off: lab/kernels/test-verifier boots kernels with nothing else.
+    #[command(hide = true)]
+    Verifier {
+        /// The objects, built from ebpf/.
+        #[arg(required = true)]
+        objects: Vec<PathBuf>,
+    },
     /// Makes a lab with an HTTP server, a DNS server and a UDP echo, says how to enter it, and keeps it until its input ends, whose lines
     /// "dark LINK" and "bright LINK" let a link die silently and come back.
     Hold {
@@ -86,6 +94,7 @@ fn main() -> Result<()> {
         }
         Action::Download => workload::serve_orders(),
         Action::Placebo => bench::placebo(),
+        Action::Verifier { objects } => verifier::run(&objects),
         Action::Hold { links } => hold(&links),
     }
 }

@@ -130,7 +130,7 @@ pub(crate) fn precise_timers() {
 /// Waits until one of the descriptors can be read or the time is over, and says which can. `None` waits for ever.
 pub(crate) fn wait_readable(fds: &[RawFd], ready: &mut Vec<bool>, timeout: Option<Duration>) -> io::Result<()> {
     let mut polled: Vec<libc::pollfd> = fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
-    let span = timeout.map(|t| libc::timespec { tv_sec: t.as_secs() as libc::time_t, tv_nsec: t.subsec_nanos().into() });
+    let span = timeout.map(|t| libc::timespec { tv_sec: t.as_secs() as _, tv_nsec: t.subsec_nanos().into() });
     let span = span.as_ref().map_or(std::ptr::null(), |span| span as *const libc::timespec);
     // SAFETY: `polled` is as long as said; the timespec outlives the call; a null mask leaves signals alone.
     let result = check(unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, span, std::ptr::null()) });
@@ -236,7 +236,7 @@ impl Batch {
         let mut messages = headers(&mut parts);
         // SAFETY: every header points to one iovec, which points to a buffer as long as said; all outlive the call.
         let count = unsafe {
-            libc::recvmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), Self::COUNT as libc::c_uint, libc::MSG_DONTWAIT, std::ptr::null_mut())
+            libc::recvmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), Self::COUNT as libc::c_uint, libc::MSG_DONTWAIT as _, std::ptr::null_mut())
         };
         self.lengths.clear();
         self.lengths.extend(messages.iter().take(count.max(0) as usize).map(|m| (m.msg_len as usize).min(Self::FRAME)));
@@ -257,7 +257,7 @@ pub(crate) fn send_frames(fd: BorrowedFd<'_>, frames: &mut [Vec<u8>]) -> usize {
             chunk.iter_mut().map(|f| libc::iovec { iov_base: f.as_mut_ptr().cast(), iov_len: f.len() }).collect();
         let mut messages = headers(&mut parts);
         // SAFETY: every header points to one iovec, which points to a frame as long as said; all outlive the call.
-        let count = unsafe { libc::sendmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), messages.len() as libc::c_uint, libc::MSG_DONTWAIT) };
+        let count = unsafe { libc::sendmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), messages.len() as libc::c_uint, libc::MSG_DONTWAIT as _) };
         sent += count.max(0) as usize;
         if count < chunk.len() as libc::c_int {
             break;
@@ -297,7 +297,7 @@ pub(crate) fn plain_frames(name: &str) -> io::Result<()> {
                 *to = from as libc::c_char;
             }
             request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
-            check(libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &mut request))
+            check(libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &mut request))
         };
         match result {
             // GRO and scatter-gather may be fixed; checksum and segmentation must go.

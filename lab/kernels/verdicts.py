@@ -1,0 +1,117 @@
+"""Holds what the verifier said against a table: verdicts.py TABLE VERDICTS. With UPDATE=1 in the environment it writes the table.
+
+VERDICTS has a line of JSON for each kernel, object (named after its compiler) and program, as `braid-lab verifier` prints them.
+"""
+
+import json
+import os
+import sys
+
+# A program's share of the million instructions that the verifier walks before it gives up.
+LIMIT = 500_000
+# A figure may differ from the table's by this share. Kernels and compilers named "newest" are not the same from day to day.
+TOLERANCE = 0.10
+UPDATE = "run `make test-verifier UPDATE=1`"
+
+HEAD = """# What the verifier says
+
+Instructions that the kernel's verifier walks to accept each BPF program, by kernel and compiler. `make test-verifier` loads every program alone
+on each kernel in QEMU and holds this table: it fails if a program that a kernel must load is refused, needs over 500,000 instructions, is
+new or gone, or if a figure differs from the table by more than 10 % (except in the columns with "newest", which change with Debian's archive).
+`make test-verifier UPDATE=1` writes the table.
+
+"refused": the kernel has no such tracepoint (before Linux 6.3), and Braid counts datagrams by `braid_egress` and `braid_ingress` in its place.
+
+"""
+
+
+def main(table, verdicts):
+    with open(verdicts) as lines:
+        verdicts = {(v["kernel"], v["object"], v["program"]): v for v in map(json.loads, lines)}
+    columns = list(dict.fromkeys((kernel, compiler) for kernel, compiler, _ in verdicts))
+    programs = sorted({program for _, _, program in verdicts})
+    text = render(columns, programs, lambda column, program: cell(verdicts.get((*column, program))))
+    print(text)
+    faults = [fault for column in columns for program in programs for fault in judge(verdicts.get((*column, program)), column, program)]
+    faults += [fault for column in columns for fault in uncounted(verdicts, column)]
+    if os.environ.get("UPDATE"):
+        with open(table, "w") as file:
+            file.write(HEAD + text)
+        print(f"wrote {table}")
+    else:
+        faults += compare(read(table), verdicts, columns, programs)
+    for fault in faults:
+        print(f"FAIL {fault}")
+    failed = len({fault.split(":")[0] for fault in faults})
+    print(f"test result: {'FAILED' if failed else 'ok'}. {max(len(verdicts) - failed, 0)} passed; {failed} failed; programs by kernel and compiler")
+    return 1 if failed else 0
+
+
+def cell(verdict):
+    if verdict is None:
+        return ""
+    if "refusal" in verdict:
+        return "refused"
+    return f"{verdict['instructions']:,}" if "instructions" in verdict else "accepted"
+
+
+def judge(verdict, column, program):
+    place = f"{program} on {column[0]} from {column[1]}"
+    if verdict is None:
+        yield f"{place}: this compiler's object has no such program"
+    elif "refusal" in verdict and verdict["needed"] == "always":
+        yield f"{place}: the kernel refuses it: {verdict['refusal']}"
+    elif verdict.get("instructions", 0) > LIMIT:
+        yield f"{place}: {verdict['instructions']:,} instructions, more than {LIMIT:,}"
+
+
+def uncounted(verdicts, column):
+    """A kernel must take all programs of one way of counting datagrams."""
+    refused = {v["needed"] for key, v in verdicts.items() if key[:2] == column and "refusal" in v}
+    if {"calls", "packets"} <= refused:
+        yield f"datagrams on {column[0]} from {column[1]}: neither way of counting them loads"
+
+
+def compare(known, verdicts, columns, programs):
+    rows = {program for _, program in known}
+    for program in programs:
+        if program not in rows:
+            yield f"{program}: it is not in the table: {UPDATE}"
+    for program in sorted(rows - set(programs)):
+        yield f"{program}: it is in the table and in no object: {UPDATE}"
+    for column in columns:
+        for program in programs:
+            before, now = known.get((column, program)), cell(verdicts.get((*column, program)))
+            if program not in rows or any("newest" in name for name in column):
+                continue
+            if before is None or not close(before, now):
+                yield f"{program} on {column[0]} from {column[1]}: {now}, the table says {before or 'nothing'}: {UPDATE}"
+
+
+def close(before, now):
+    try:
+        before, now = (int(text.replace(",", "")) for text in (before, now))
+    except ValueError:
+        return before == now
+    return abs(now - before) <= max(TOLERANCE * before, 10)
+
+
+def render(columns, programs, content):
+    rows = [["program"] + [f"{kernel}, {compiler}" for kernel, compiler in columns], ["---"] + ["---:"] * len(columns)]
+    rows += [[program] + [content(column, program) for column in columns] for program in programs]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def read(table):
+    """The figures of the table by column and program."""
+    try:
+        with open(table) as file:
+            rows = [[part.strip() for part in line.strip().strip("|").split("|")] for line in file if line.startswith("|")]
+    except FileNotFoundError:
+        rows = []
+    columns = [tuple(name.split(", ")) for name in rows[0][1:]] if rows else []
+    return {(column, row[0]): figure for row in rows[2:] for column, figure in zip(columns, row[1:])}
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
