@@ -236,7 +236,13 @@ impl Batch {
         let mut messages = headers(&mut parts);
         // SAFETY: every header points to one iovec, which points to a buffer as long as said; all outlive the call.
         let count = unsafe {
-            libc::recvmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), Self::COUNT as libc::c_uint, libc::MSG_DONTWAIT as _, std::ptr::null_mut())
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                messages.as_mut_ptr(),
+                Self::COUNT as libc::c_uint,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
         };
         self.lengths.clear();
         self.lengths.extend(messages.iter().take(count.max(0) as usize).map(|m| (m.msg_len as usize).min(Self::FRAME)));
@@ -257,7 +263,8 @@ pub(crate) fn send_frames(fd: BorrowedFd<'_>, frames: &mut [Vec<u8>]) -> usize {
             chunk.iter_mut().map(|f| libc::iovec { iov_base: f.as_mut_ptr().cast(), iov_len: f.len() }).collect();
         let mut messages = headers(&mut parts);
         // SAFETY: every header points to one iovec, which points to a frame as long as said; all outlive the call.
-        let count = unsafe { libc::sendmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), messages.len() as libc::c_uint, libc::MSG_DONTWAIT as _) };
+        let count =
+            unsafe { libc::sendmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), messages.len() as libc::c_uint, libc::MSG_DONTWAIT as _) };
         sent += count.max(0) as usize;
         if count < chunk.len() as libc::c_int {
             break;

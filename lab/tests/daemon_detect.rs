@@ -16,6 +16,9 @@ use support::*;
 /// Where the lab's web server is asked for files.
 const HOST: &str = "203.0.113.10";
 
+/// The lab's servers listen on ports of their own.
+const ALL: &[&str] = &["--port", "all"];
+
 /// `braid relay --local` in the server's namespace.
 struct Server<'a> {
     lab: &'a Lab,
@@ -120,7 +123,7 @@ fn the_first_flow_goes_direct_and_later_ones_use_both_links() {
     }
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let _server = Server::start(&lab, &[]);
+    let _server = Server::start(&lab, ALL);
     let up = Up::start(&lab, "");
     let asked = questions(&lab);
     assert!(!bonded(&lab, &up, &web, 1_000_000), "nothing waits for the question");
@@ -166,7 +169,7 @@ fn servers_are_found_and_used_in_ipv6_too() {
     }
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let _server = Server::start(&lab, &[]);
+    let _server = Server::start(&lab, ALL);
     let up = Up::start(&lab, "");
     web.url(Bytes::new(6_000_000)).unwrap();
     let url = format!("http://[{}]/6000000.bin", Lab::internet6(10));
@@ -195,7 +198,7 @@ fn a_flow_whose_server_has_gone_keeps_to_its_links() {
     let wlan = LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10));
     let lab = Lab::builder().link(third).link(wlan).link(LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30))).start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let server = Server::start(&lab, &[]);
+    let server = Server::start(&lab, ALL);
     let up = Up::start(&lab, "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"wlan0\", \"lte0\"]\n");
     detected(&lab, &up, &web);
     let outside = lab.watch(0, Filter { protocol: Some(Protocol::Tcp), ..Filter::to(Lab::internet(10)) }).unwrap();
@@ -211,7 +214,7 @@ fn datagrams_go_straight_where_a_rule_says_so() {
     }
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let _server = Server::start(&lab, &[]);
+    let _server = Server::start(&lab, ALL);
     let up = Up::start(&lab, "[[app]]\nmatch = { port = 4000 }\ncarry = \"duplicate\"\n");
     detected(&lab, &up, &web);
     let _echo = Echo::start(&lab, 10, 4000);
@@ -268,7 +271,7 @@ fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
     }
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let server = Server::start(&lab, &[]);
+    let server = Server::start(&lab, ALL);
     let state = lab.directory().join("braid/state");
     let up = Up::start(&lab, "");
     detected(&lab, &up, &web);
@@ -281,7 +284,7 @@ fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
     drop(up);
 
     server.forget_key();
-    let _other = Server::start(&lab, &[]);
+    let _other = Server::start(&lab, ALL);
     let up = Up::start(&lab, "");
     fetched(&lab, &web, 1_000_000);
     eventually("it is refused", || server_of(&up)["state"] == "refused");
@@ -304,7 +307,7 @@ fn a_server_that_goes_away_is_not_tried_any_more_and_is_used_again() {
     }
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let server = Server::start(&lab, &[]);
+    let server = Server::start(&lab, ALL);
     let up = Up::start(&lab, "");
     detected(&lab, &up, &web);
     drop(server);
@@ -315,7 +318,7 @@ fn a_server_that_goes_away_is_not_tried_any_more_and_is_used_again() {
         fetched(&lab, &web, 1000);
         server_of(&up)["state"] != "connecting"
     });
-    let _again = Server::start(&lab, &[]);
+    let _again = Server::start(&lab, ALL);
     eventually("it is used again", || bonded(&lab, &up, &web, 1_000_000));
 }
 
@@ -326,7 +329,7 @@ fn what_a_tunnel_takes_over_is_bonded_no_more() {
     }
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let _server = Server::start(&lab, &[]);
+    let _server = Server::start(&lab, ALL);
     let up = Up::start(&lab, "");
     detected(&lab, &up, &web);
     let mut child = curl(&lab, &web.url(Bytes::new(50_000_000)).unwrap()).spawn().unwrap();

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use braid_api::{Check, DoctorReport, Link, LinkEntry, PolicyView, SCHEMA_VERSION, Status, Verdict};
+use braid_api::{Check, DoctorReport, Link, LinkEntry, Mode, PolicyView, SCHEMA_VERSION, Status, Verdict};
 use braid_decide::policy::LinkRule;
 use braid_engine::config::Config;
 use braid_engine::daemon::default_config;
@@ -11,14 +11,60 @@ use braid_platform::linux::doctor::{self, Standing};
 use crate::client::{self, ClientError};
 use crate::{cli, print, show};
 
-/// Looks at the system and prints what it can do; fails when it can do neither `up` nor `run`.
+/// This user cannot tell. Not 2, which is wrong usage.
+const NOT_KNOWN: u8 = 3;
+
+/// Looks at the system and prints what it can do. Without `--for` it fails when neither `up` nor `run` works.
 pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     let mut checks = doctor::examine(&asked.state_dir, &configured());
     let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
     beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"), policy);
-    let report = report(checks);
+    if let Some(mode) = asked.mode {
+        checks.retain(|check| is_needed(check, mode));
+    }
+    let mut report = report(checks);
+    let Some(asked_for) = asked.mode else {
+        print(asked.json, &report, show::doctor)?;
+        return Ok(if report.whole_machine || report.one_command { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    };
+    report.modes.retain(|mode| mode.name == name(asked_for));
     print(asked.json, &report, show::doctor)?;
-    Ok(if report.whole_machine || report.one_command { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match report.modes.first().map(|mode| mode.verdict) {
+        Some(Verdict::Ok) => ExitCode::SUCCESS,
+        Some(Verdict::Unknown) => ExitCode::from(NOT_KNOWN),
+        _ => ExitCode::FAILURE,
+    })
+}
+
+const fn name(mode: cli::Mode) -> &'static str {
+    match mode {
+        cli::Mode::Up => "up",
+        cli::Mode::Run => "run",
+    }
+}
+
+const fn is_needed(check: &doctor::Check, mode: cli::Mode) -> bool {
+    match mode {
+        cli::Mode::Up => check.needed_by_up,
+        cli::Mode::Run => check.needed_by_run,
+    }
+}
+
+/// Whether a way of using Braid works, by the checks that it needs. A right that only this user lacks leaves it open.
+fn judge(mode: cli::Mode, checks: &[doctor::Check]) -> Mode {
+    let names = |wanted: &dyn Fn(&doctor::Check) -> bool| -> Vec<String> {
+        checks.iter().filter(|check| is_needed(check, mode) && wanted(check)).map(|check| check.name.to_owned()).collect()
+    };
+    let missing = names(&|check| check.standing == Standing::Missing && check.name != doctor::PRIVILEGE);
+    let open = names(&|check| check.standing == Standing::Unknown || check.standing == Standing::Missing);
+    let (verdict, because) = if !missing.is_empty() {
+        (Verdict::Missing, missing)
+    } else if !open.is_empty() {
+        (Verdict::Unknown, open)
+    } else {
+        (Verdict::Ok, Vec::new())
+    };
+    Mode { name: name(mode).to_owned(), verdict, because }
 }
 
 /// The `[[link]]` entries of the configuration that the next start would read; none where it cannot be read.
@@ -31,7 +77,8 @@ fn configured() -> Vec<LinkRule> {
 fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientError>, policy: Option<PolicyView>) {
     let (standing, found, remedy) = match status {
         Ok(status) => {
-            for check in checks.iter_mut().filter(|check| ["privilege", "state"].contains(&check.name) && check.standing != Standing::Ok) {
+            let has = [doctor::PRIVILEGE, doctor::PROGRAMS, "state"];
+            for check in checks.iter_mut().filter(|check| has.contains(&check.name) && check.standing != Standing::Ok) {
                 (check.standing, check.found, check.remedy) = (Standing::Ok, "not this user's, but the daemon has it".into(), None);
             }
             // It knows its configuration, which may be another file, and what became of each link.
@@ -87,6 +134,7 @@ fn report(checks: Vec<doctor::Check>) -> DoctorReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         whole_machine: able(|check| check.needed_by_up),
         one_command: able(|check| check.needed_by_run),
+        modes: [cli::Mode::Up, cli::Mode::Run].map(|mode| judge(mode, &checks)).into(),
         checks: checks.into_iter().map(check).collect(),
     }
 }
@@ -122,6 +170,17 @@ mod tests {
         assert!(able(Standing::Missing, false) && able(Standing::Unknown, true) && able(Standing::Warning, true));
         assert!(!able(Standing::Missing, true));
         assert!(report(vec![finding(Standing::Missing, true)]).one_command);
+    }
+
+    #[test]
+    fn a_mode_is_judged_by_what_it_needs_and_what_this_user_lacks_leaves_it_open() {
+        let named = |name, standing| doctor::Check { name, ..finding(standing, true) };
+        let verdict = |checks: &[doctor::Check]| judge(cli::Mode::Up, checks).verdict;
+        let (lacking, untried) = (named(doctor::PRIVILEGE, Standing::Missing), named(doctor::PROGRAMS, Standing::Unknown));
+        assert_eq!(verdict(&[finding(Standing::Warning, true), finding(Standing::Missing, false)]), Verdict::Ok);
+        assert_eq!(verdict(&[lacking.clone(), untried.clone()]), Verdict::Unknown);
+        assert_eq!(judge(cli::Mode::Up, &[lacking, untried, named("BTF", Standing::Missing)]).because, ["BTF"]);
+        assert_eq!(judge(cli::Mode::Run, &[named("BTF", Standing::Missing)]).verdict, Verdict::Ok);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use braid_platform::linux::sys::process::keep_memory;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::{RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer};
+use crate::cli::{PortRange, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer};
 use crate::print;
 use crate::table::{Page, Tone, age, bytes, cell, numbers, rate, toned, words};
 
@@ -39,7 +39,7 @@ pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
     let keys = KeyPair::load_or_generate(&dir, RELAY_KEY)?;
     let key = keys.public();
     let reach = if options.local {
-        let ports = if options.port.is_empty() { Ports::default() } else { Ports::Only(options.port) };
+        let ports = opened(options.port);
         Reach::Itself { own: options.own, ports, rate: options.rate }
     } else {
         Reach::Internet { registry: Box::new(Registry::open(&dir)?), allow: options.allow, own: options.own }
@@ -63,6 +63,17 @@ pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
         let memory = Memory { client: options.client_memory, total: options.max_memory };
         Ok(relay::run(Options { listen: options.listen, keys, reach, flows: options.max_flows, memory }, ready, stop).await?)
     })
+}
+
+/// The ports that `--port` names; the default without any.
+fn opened(named: Vec<PortRange>) -> Ports {
+    let all = named.iter().any(|range| matches!(range, PortRange::All));
+    let ranges: Vec<_> = named.into_iter().filter_map(PortRange::range).collect();
+    match (all, ranges.is_empty()) {
+        (true, _) => Ports::All,
+        (false, true) => Ports::default(),
+        (false, false) => Ports::Only(ranges),
+    }
 }
 
 /// What `braid relay invite --json` prints.

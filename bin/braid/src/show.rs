@@ -414,7 +414,6 @@ fn candidates(page: &mut Page<'_>, explained: &Explanation) -> io::Result<()> {
 
 /// `braid doctor`.
 pub(crate) fn doctor(page: &mut Page<'_>, report: &DoctorReport) -> io::Result<()> {
-    let word = |can| if can { "yes" } else { "no" };
     for check in &report.checks {
         let (sign, tone) = match check.verdict {
             Verdict::Ok => ("ok     ", Tone::Plain),
@@ -428,8 +427,16 @@ pub(crate) fn doctor(page: &mut Page<'_>, report: &DoctorReport) -> io::Result<(
         }
     }
     page.line("")?;
-    page.line(format!("the whole machine (braid up):  {}", word(report.whole_machine)))?;
-    page.line(format!("one command (braid run):       {}", word(report.one_command)))
+    for mode in &report.modes {
+        let because = mode.because.join(", ");
+        let answer = match mode.verdict {
+            Verdict::Ok | Verdict::Warning => "yes".to_owned(),
+            Verdict::Missing => format!("no: {because}"),
+            Verdict::Unknown => format!("not known: {because}"),
+        };
+        page.line(format!("braid {:<4} {answer}", format!("{}:", mode.name)))?;
+    }
+    Ok(())
 }
 
 fn state(state: &str) -> Cell {
@@ -600,6 +607,8 @@ wwan0  no    0 B  assumed 8.0 Mbit/s       -       -     -  backup
     fn the_doctor_tells_the_remedy() {
         let value = json!({
             "schema_version": 1, "version": "0.1.0", "whole_machine": false, "one_command": true,
+            "modes": [{"name": "up", "verdict": "unknown", "because": ["privilege"]}, {"name": "run", "verdict": "ok", "because": []},
+                      {"name": "x", "verdict": "missing", "because": ["BTF", "kernel"]}],
             "checks": [{"name": "kernel", "verdict": "ok", "found": "6.18", "remedy": null},
                        {"name": "privilege", "verdict": "missing", "found": "not root", "remedy": "use sudo"}],
         });
@@ -608,8 +617,9 @@ ok       kernel: 6.18
 missing  privilege: not root
          -> use sudo
 
-the whole machine (braid up):  no
-one command (braid run):       yes
+braid up:  not known: privilege
+braid run: yes
+braid x:   no: BTF, kernel
 ";
         assert_eq!(shown(value, doctor), expected);
     }

@@ -1,11 +1,14 @@
 //! Starts what lives in the engine.
 
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use braid_engine::daemon;
 use braid_engine::run::RunOptions;
 use braid_engine::server::UiOptions;
+use braid_platform::linux::bpf::load::LoadError;
+use braid_platform::linux::doctor;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{self, Steering};
@@ -16,7 +19,28 @@ pub(crate) fn up(up: cli::Up, verbose: u8) -> anyhow::Result<()> {
     let certificate = up.ui_cert.zip(up.ui_key);
     let ui = up.ui.map(|listen| UiOptions { listen, names: up.ui_name, certificate });
     let options = daemon::Options { config: up.config, state_dir: Some(up.state_dir), socket: Some(up.daemon.socket), ui };
-    daemon::run(&options)
+    daemon::run(&options).map_err(|error| match error.downcast_ref::<LoadError>() {
+        Some(refused) => anyhow::anyhow!("{}", refusal(refused, verbose, doctor::is_locked_down())),
+        None => error,
+    })
+}
+
+/// Why the BPF programs could not be loaded, and what to do. With `verbose` the verifier's whole log comes first.
+fn refusal(error: &LoadError, verbose: u8, locked_down: bool) -> String {
+    let mut text = String::new();
+    if let LoadError::Program { refusal, .. } = error
+        && verbose > 0
+    {
+        let _ = writeln!(text, "the verifier's log:\n{}", refusal.log.trim_end());
+    }
+    let _ = write!(text, "{error}");
+    if locked_down {
+        text += "\nThe kernel is in lockdown mode \"confidentiality\" (/sys/kernel/security/lockdown), which keeps BPF programs from reading it: \
+                 boot without lockdown=confidentiality.";
+    }
+    let more =
+        if verbose == 0 && matches!(error, LoadError::Program { .. }) { "`braid -v up` shows all of the verifier's log. " } else { "" };
+    text + "\n" + more + "`sudo braid doctor --for up` tries every program on this kernel; `braid run -- COMMAND` needs no BPF."
 }
 
 /// `braid run`: exits with the command's own status.
@@ -56,4 +80,22 @@ pub(crate) fn log(usual: &str, verbose: u8) {
     let time = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
     // journald writes the time itself.
     if std::env::var_os("JOURNAL_STREAM").is_some() { time.without_time().init() } else { time.init() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_platform::linux::bpf::load::Refusal;
+
+    #[test]
+    fn a_refusal_shows_the_last_lines_of_the_log_and_verbosely_all_of_it() {
+        let log = (0..237).map(|line| format!("{line}: (b7) r1 = 0\n")).collect();
+        let refused = Refusal { reason: "Permission denied (os error 13)".into(), log };
+        let error = LoadError::Program { program: "braid_connect4".into(), refusal: refused };
+        let short = refusal(&error, 0, false);
+        assert!(short.contains("braid_connect4") && short.contains("236: ") && !short.contains("200: "), "{short}");
+        assert!(short.lines().count() < 14 && short.contains("doctor --for up") && !short.contains("lockdown"), "{short}");
+        assert!(refusal(&error, 1, false).contains("\n0: (b7)"));
+        assert!(refusal(&error, 0, true).contains("lockdown=confidentiality"));
+    }
 }

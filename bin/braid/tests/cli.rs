@@ -279,6 +279,26 @@ fn the_doctor_finds_something_to_say() {
 }
 
 #[test]
+fn the_doctor_answers_scripts_by_its_status() {
+    let asked = |mode: &str| braid(&["doctor", "--json", "--for", mode]).output().unwrap();
+    let run = asked("run");
+    assert_eq!(run.status.code(), Some(0), "{run:?}");
+    let read: Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert_eq!((read["modes"][0]["name"].as_str(), read["modes"][0]["verdict"].as_str()), (Some("run"), Some("ok")));
+    assert!(read["checks"].as_array().unwrap().iter().all(|check| check["needed_by_run"] == true), "{read:#}");
+    let up = asked("up");
+    let read: Value = serde_json::from_slice(&up.stdout).unwrap();
+    let expected = match read["modes"][0]["verdict"].as_str().unwrap() {
+        "ok" => 0,
+        "missing" => 1,
+        _ => 3,
+    };
+    assert_eq!(up.status.code(), Some(expected), "{read:#}");
+    let programs = read["checks"].as_array().unwrap().iter().find(|check| check["name"] == "BPF programs").unwrap();
+    assert!(programs["verdict"] != "ok" || programs["found"].as_str().unwrap().contains("accepts"), "{programs}");
+}
+
+#[test]
 fn completions_and_manual_pages_are_written() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(succeed(braid(&["completions", shell])).contains("explain"), "{shell}");

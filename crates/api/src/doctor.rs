@@ -14,8 +14,22 @@ pub struct DoctorReport {
     pub whole_machine: bool,
     /// `braid run` can steer one command.
     pub one_command: bool,
+    /// What each way of using Braid can do here.
+    #[serde(default)]
+    pub modes: Vec<Mode>,
     /// Each thing looked at, in the order of their weight.
     pub checks: Vec<Check>,
+}
+
+/// One way of using Braid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Mode {
+    /// The command: `up` or `run`.
+    pub name: String,
+    /// `ok`: it works. `missing`: it does not. `unknown`: this user cannot tell.
+    pub verdict: Verdict,
+    /// The names of the checks that decide, if it is not `ok`.
+    pub because: Vec<String>,
 }
 
 /// One thing looked at.

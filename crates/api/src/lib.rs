@@ -20,7 +20,7 @@ mod status;
 
 pub use app::App;
 pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress};
-pub use doctor::{Check, DoctorReport, Verdict};
+pub use doctor::{Check, DoctorReport, Mode, Verdict};
 pub use explain::{Candidate, ExplainRequest, Explanation, Outcome, Share};
 pub use flow::{Flow, LinkBytes};
 pub use live::{

@@ -18,5 +18,5 @@ mod stream;
 pub use carrier::{Carrier, Notice};
 pub use flow::{Flow, FlowEnd, Moved};
 pub use socket::{Binding, UdpLink};
-pub use splice::splice;
-pub use stream::FlowStream;
+pub use splice::{splice, splice_connections};
+pub use stream::{FlowStream, TcpConnection};

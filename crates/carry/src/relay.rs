@@ -206,7 +206,8 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         Reach::Internet { registry, allow, own } => (Some(*registry), Policy::relay(allow, own)),
         Reach::Itself { own, ports, rate } => {
             (share.rate_down, share.rate_up) = (rate, rate);
-            (None, Policy::local(Vec::new(), own, ports))
+            tracing::info!(%ports, "anyone may reach these ports of this host");
+            (None, Policy::local(Vec::new(), own, ports, address.port()))
         }
     };
     let mut relay = Relay {

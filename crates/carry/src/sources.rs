@@ -100,7 +100,7 @@ mod tests {
     }
 
     fn fresh() -> Account {
-        account(Limits::default(), None, &Policy::local(Vec::new(), Vec::new(), Ports::default()))
+        account(Limits::default(), None, &Policy::local(Vec::new(), Vec::new(), Ports::default(), 5757))
     }
 
     #[test]

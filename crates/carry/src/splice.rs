@@ -27,6 +27,19 @@ pub(crate) async fn splice_metered(stream: TcpStream, flow: Flow, account: &Acco
     join(stream, flow, Some(account)).await
 }
 
+/// Moves bytes both ways between two TCP connections until both directions have ended. Whatever breaks one resets the other: a transfer that was
+/// cut off must not look complete.
+pub async fn splice_connections(mut one: TcpStream, mut other: TcpStream) {
+    let linger = |one: &TcpStream, other: &TcpStream, time| {
+        let _ = SockRef::from(one).set_linger(time);
+        let _ = SockRef::from(other).set_linger(time);
+    };
+    linger(&one, &other, Some(Duration::ZERO));
+    if tokio::io::copy_bidirectional(&mut one, &mut other).await.is_ok() {
+        linger(&one, &other, None);
+    }
+}
+
 async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (u64, u64) {
     // Braid decides what goes together; the system would wait for more.
     let _ = stream.set_nodelay(true);
@@ -101,4 +114,49 @@ async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, 
 /// An error of the system as a flow's code.
 pub(crate) fn code(error: &io::Error) -> u64 {
     error.raw_os_error().unwrap_or(libc::ECONNRESET) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    }
+
+    async fn all(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).await.map(|_| bytes)
+    }
+
+    #[tokio::test]
+    async fn regression_a_reset_of_one_connection_is_a_reset_of_the_other() {
+        for swapped in [false, true] {
+            let ((mut program, near), (mut server, onward)) = (pair().await, pair().await);
+            let (one, other) = if swapped { (onward, near) } else { (near, onward) };
+            let spliced = tokio::spawn(splice_connections(one, other));
+            server.write_all(b"half of it").await.unwrap();
+            let mut half = [0; 10];
+            program.read_exact(&mut half).await.unwrap();
+            SockRef::from(&server).set_linger(Some(Duration::ZERO)).unwrap();
+            drop(server);
+            assert_eq!(all(&mut program).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+            spliced.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn an_orderly_end_stays_one_and_each_direction_ends_alone() {
+        let ((mut program, near), (mut server, onward)) = (pair().await, pair().await);
+        tokio::spawn(splice_connections(near, onward));
+        program.write_all(b"question").await.unwrap();
+        program.shutdown().await.unwrap();
+        assert_eq!(all(&mut server).await.unwrap(), b"question");
+        server.write_all(b"answer").await.unwrap();
+        drop(server);
+        assert_eq!(all(&mut program).await.unwrap(), b"answer");
+    }
 }

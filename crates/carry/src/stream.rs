@@ -3,9 +3,12 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 
 use crate::flow::{Flow, FlowEnd};
 
@@ -62,10 +65,85 @@ impl AsyncWrite for FlowStream {
     }
 }
 
+/// A TCP connection that is reset if it is dropped before its shutdown, as a [`FlowStream`] is: what was cut off must not look complete.
+#[derive(Debug)]
+pub struct TcpConnection {
+    stream: TcpStream,
+    finished: bool,
+}
+
+impl TcpConnection {
+    /// Over this socket.
+    pub fn new(stream: TcpStream) -> Self {
+        Self { stream, finished: false }
+    }
+}
+
+impl Drop for TcpConnection {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
+impl AsyncRead for TcpConnection {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for TcpConnection {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, data)
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, data)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.finished = true;
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
 /// What the far end's socket said; what only the protocol knows is a reset.
 fn error(FlowEnd(code): FlowEnd) -> io::Error {
     match i32::try_from(code) {
         Ok(errno @ 1..=4095) => io::Error::from_raw_os_error(errno),
         _ => io::ErrorKind::ConnectionReset.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn regression_a_connection_dropped_before_its_end_is_reset() {
+        for orderly in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut connection = TcpConnection::new(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
+            let mut far = listener.accept().await.unwrap().0;
+            connection.write_all(b"some").await.unwrap();
+            far.read_exact(&mut [0; 4]).await.unwrap();
+            if orderly {
+                connection.shutdown().await.unwrap();
+            }
+            drop(connection);
+            let end = far.read(&mut [0; 1]).await.map_err(|error| error.kind());
+            assert_eq!(end, if orderly { Ok(0) } else { Err(io::ErrorKind::ConnectionReset) });
+        }
     }
 }

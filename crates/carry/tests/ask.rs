@@ -34,7 +34,7 @@ impl Server {
         let keys = KeyPair::load_or_generate(&state, "relay.key").unwrap();
         let key = keys.public();
         let reach = if local {
-            Reach::Itself { own: Vec::new(), ports: Ports::default(), rate: None }
+            Reach::Itself { own: Vec::new(), ports: Ports::All, rate: None }
         } else {
             Reach::Internet { registry: Box::new(Registry::open(&state).unwrap()), allow: Vec::new(), own: Vec::new() }
         };

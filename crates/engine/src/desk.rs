@@ -63,6 +63,11 @@ pub struct Rest {
     pub peers: Vec<Peer>,
 }
 
+/// What a client's text is judged by: what is in force, and no file that the text names.
+fn client_world<S: Steering>(core: &Core<S>, relays: &dyn Fn() -> Vec<String>) -> World {
+    World { relays: Some(relays()), ..World::for_client(core.config()) }
+}
+
 impl Desk {
     /// A desk that tells `feed`.
     pub fn new(chronicle: Chronicle, settings: Settings, feed: Feed) -> Self {
@@ -84,7 +89,6 @@ impl Desk {
         request: Request,
     ) -> Option<Request> {
         let Moment { now, unix_ms } = moment;
-        let world = || World { relays: Some(relays()), ..World::here(true) };
         // A client that does not wait for its answer is none of our business.
         match request {
             Request::Links(answer) => drop(answer.send(Ok(core.links(now)))),
@@ -97,9 +101,10 @@ impl Desk {
             }
             Request::Gains(days, answer) => drop(answer.send(Ok(self.chronicle.gains(unix_ms, days)))),
             Request::Config(answer) => drop(answer.send(Ok(self.settings.look()))),
-            Request::Preview(change, answer) => drop(answer.send(self.settings.preview(&change, &world()))),
+            Request::Preview(change, answer) => drop(answer.send(self.settings.preview(&change, &client_world(core, relays)))),
             Request::Apply(change, answer) => {
-                let applied = self.settings.apply(&change, &world(), |config| enforce(core, config));
+                let world = client_world(core, relays);
+                let applied = self.settings.apply(&change, &world, |config| enforce(core, config));
                 if let Ok(changed) = &applied {
                     let text = format!("the configuration was changed: {}", changed.changes.join("; "));
                     self.chronicle.note(unix_ms, "config", "info", text);
@@ -107,7 +112,8 @@ impl Desk {
                 let _ = answer.send(applied);
             }
             Request::Undo(answer) => {
-                let undone = self.settings.undo(&world(), |config| enforce(core, config));
+                let world = client_world(core, relays);
+                let undone = self.settings.undo(&world, |config| enforce(core, config));
                 if undone.is_ok() {
                     self.chronicle.note(unix_ms, "config", "info", "the last change of the configuration was taken back");
                 }

@@ -10,6 +10,7 @@ pub mod desk;
 pub mod guardian;
 mod lock;
 mod memory;
+mod named_file;
 pub mod peers;
 mod privilege;
 pub mod profiles;

@@ -9,6 +9,8 @@ use std::path::Path;
 use braid_decide::energy::{Profile, Profiles, Row};
 use serde::Deserialize;
 
+use crate::named_file;
+
 /// The profiles Braid ships with.
 const SHIPPED: &str = include_str!("../data/energy.toml");
 
@@ -57,25 +59,45 @@ pub fn shipped() -> Profiles {
 /// Reads a file.
 pub fn load(path: &Path) -> Result<Vec<Profile>, ProfileError> {
     let place = path.display().to_string();
-    let text = std::fs::metadata(path).and_then(|facts| {
-        let small = facts.len() <= SIZE_LIMIT as u64;
-        if small { std::fs::read_to_string(path) } else { Err(std::io::Error::other("the file is too large")) }
-    });
-    let text = text.map_err(|error| ProfileError::Unreadable { path: place.clone(), error })?;
-    from_toml(&place, &text)
+    let text = named_file::read(path, SIZE_LIMIT as u64).map_err(|error| ProfileError::Unreadable { path: place.clone(), error })?;
+    // The message names no content: whoever sees it may not be allowed to read the file.
+    read_toml(&place, &text, Content::Hidden)
 }
 
 /// Reads a TOML document; `place` names it in errors.
 pub fn from_toml(place: &str, text: &str) -> Result<Vec<Profile>, ProfileError> {
+    read_toml(place, text, Content::Shown)
+}
+
+/// Whether errors may quote the document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Shown,
+    Hidden,
+}
+
+fn read_toml(place: &str, text: &str, content: Content) -> Result<Vec<Profile>, ProfileError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Document {
         #[serde(default)]
         profile: Vec<toml::Value>,
     }
-    let malformed = |error: toml::de::Error| ProfileError::Malformed { place: place.to_owned(), reason: one_line(&error.to_string()) };
+    let malformed = |error: toml::de::Error| {
+        let line = error.span().map_or(1, |span| 1 + text.get(..span.start).unwrap_or_default().matches('\n').count());
+        let reason = match content {
+            Content::Shown => one_line(&error.to_string()),
+            Content::Hidden => format!("line {line} is not of the form"),
+        };
+        ProfileError::Malformed { place: place.to_owned(), reason }
+    };
     let document: Document = toml::from_str(text).map_err(malformed)?;
-    judge(place, document.profile, |row| row.try_into::<Row>().map_err(|error| error.to_string()))
+    judge(place, document.profile, |row| {
+        row.try_into::<Row>().map_err(|error| match content {
+            Content::Shown => error.to_string(),
+            Content::Hidden => "its fields are not those of a profile".to_owned(),
+        })
+    })
 }
 
 /// Reads the profile service's JSON: `{"profiles": [...]}`, each with the fields of a row.
@@ -132,6 +154,28 @@ mod tests {
         for (_, technology) in Technology::ALL {
             assert!(shipped().find(None, technology).is_some(), "{technology}");
         }
+    }
+
+    #[test]
+    fn regression_no_message_quotes_a_file_that_the_configuration_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shadow");
+        let secret = "hunter2";
+        let row = "model = \"m\"\ntechnology = \"lte\"\nreceive_mw = 1\ntransmit_mw = 1\nsource = \"s\"\n";
+        for text in [
+            format!("root:{secret}:19000:0:99999:7:::\n"),
+            format!("{secret} = 1\n"),
+            format!("profile = \"{secret}\"\n"),
+            format!("[[profile]]\n{row}{secret} = 1\n"),
+            format!("[[profile]]\nmodel = \"m\"\ntechnology = \"{secret}\"\n"),
+            format!("a = 1\0{secret}"),
+        ] {
+            std::fs::write(&path, &text).unwrap();
+            let error = load(&path).unwrap_err().to_string();
+            assert!(!error.contains(secret), "{error}");
+        }
+        std::fs::write(&path, "\n\nbroken\n").unwrap();
+        assert!(load(&path).unwrap_err().to_string().contains("line 3"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use braid_bond::{Carrier, Target};
-use braid_carry::{Flow, FlowStream};
+use braid_carry::{Flow, FlowStream, TcpConnection};
 use braid_decide::policy::{AppRule, Carry, Client, Policy, Resolve, Scheduler, Subject};
 use braid_peer::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
@@ -156,7 +156,7 @@ impl Inner {
     async fn open(&self, origin: &Origin, remote: SocketAddr) -> io::Result<Opened> {
         let ruled = self.rule(origin, remote);
         if ruled.excluded {
-            return Ok(Opened { stream: Box::new(tokio::net::TcpStream::connect(remote).await?), way: None });
+            return Ok(Opened { stream: Box::new(TcpConnection::new(tokio::net::TcpStream::connect(remote).await?)), way: None });
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
@@ -166,7 +166,7 @@ impl Inner {
         }
         let (stream, link) = self.flows.connect(remote, ruling).await?;
         stream.set_nodelay(true)?;
-        Ok(Opened { stream: Box::new(stream), way: link.map(|link| Way { link, remote }) })
+        Ok(Opened { stream: Box::new(TcpConnection::new(stream)), way: link.map(|link| Way { link, remote }) })
     }
 
     /// Opens a connection to a name that the relay is to look up; `None` if it is not, or the relay cannot.
@@ -212,7 +212,7 @@ impl Inner {
         let ruled = self.rule(origin, way.remote);
         let stream = self.flows.connect_by(way.link, way.remote, ruled.ruling(&self.policy)).await?;
         stream.set_nodelay(true)?;
-        Ok(Box::new(stream))
+        Ok(Box::new(TcpConnection::new(stream)))
     }
 
     async fn exchange(&self, origin: &Origin, remote: SocketAddr) -> io::Result<Exchange> {

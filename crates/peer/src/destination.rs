@@ -14,11 +14,11 @@ mod dial;
 mod special;
 
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use braid_platform::linux::netlink::is_own_address;
 use ipnet::IpNet;
 use tokio::sync::Semaphore;
 
@@ -35,7 +35,6 @@ pub use dial::{DialError, Reason, dial_by, dial_tcp, resolve};
 pub struct Policy {
     reach: Reach,
     own: Vec<IpAddr>,
-    binding_tells: Families,
     lookups: Arc<Semaphore>,
 }
 
@@ -46,34 +45,47 @@ const LOOKUP_SHARE: usize = 8;
 enum Reach {
     /// The Internet, and what is allowed besides.
     Internet { allowed: Vec<IpNet> },
-    /// The host itself: what it is known as outside besides its addresses, and its ports.
-    Itself { outside: Vec<IpAddr>, ports: Ports },
+    /// The host itself: what it is known as outside besides its addresses, the ports opened, and the relay's own, which never is.
+    Itself { outside: Vec<IpAddr>, ports: Ports, listening: u16 },
 }
 
-/// Which services of its own a server opens.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Which services of its own a server opens to strangers.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ports {
-    /// All but those of mail (25, 465, 587): mail servers take their own host's connections for friends'.
-    #[default]
-    AllButMail,
     /// These.
     Only(Vec<RangeInclusive<u16>>),
+    /// All: also what only a firewall keeps from strangers, since the relay's connections are the host's own.
+    All,
+}
+
+impl Default for Ports {
+    /// Those of the web, 80 and 443.
+    fn default() -> Self {
+        Self::Only(vec![80..=80, 443..=443])
+    }
 }
 
 impl Ports {
     fn contain(&self, port: u16) -> bool {
         match self {
-            Self::AllButMail => !matches!(port, 25 | 465 | 587),
             Self::Only(ranges) => ranges.iter().any(|range| range.contains(&port)),
+            Self::All => true,
         }
     }
 }
 
-/// In which families a socket can be bound to the host's own addresses only, which is how they are told from others.
-#[derive(Debug, Clone, Copy)]
-struct Families {
-    v4: bool,
-    v6: bool,
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Only(ranges) = self else { return f.write_str("all") };
+        for (index, range) in ranges.iter().enumerate() {
+            f.write_str(if index > 0 { ", " } else { "" })?;
+            match (range.start(), range.end()) {
+                (first, last) if first == last => write!(f, "{first}")?,
+                (first, last) => write!(f, "{first}-{last}")?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Why a destination is not opened.
@@ -101,13 +113,13 @@ impl Policy {
     /// That of a server that runs a relay for itself: the global addresses of its interfaces, and `reached`, at which this client
     /// has reached it, of whichever kind. Loopback is no such address: what listens there only is not for strangers.
     ///
-    /// Its firewall sees the relay's connections as the host's own: a service that only a firewall hides is reachable through it.
+    /// Its firewall sees the relay's connections as the host's own: of the ports opened, also a service that only a firewall hides is reachable.
     ///
     /// `outside` are addresses under which all of its ports are known outside, though its interfaces do not have them: the target is then
-    /// the address at which the client has reached it.
-    pub fn local(reached: Vec<IpAddr>, outside: Vec<IpAddr>, ports: Ports) -> Self {
+    /// the address at which the client has reached it. `listening` is the relay's own port: through it a stranger would come from the host.
+    pub fn local(reached: Vec<IpAddr>, outside: Vec<IpAddr>, ports: Ports, listening: u16) -> Self {
         let outside = outside.into_iter().map(|ip| ip.to_canonical()).collect();
-        Self::new(Reach::Itself { outside, ports }, reached)
+        Self::new(Reach::Itself { outside, ports, listening }, reached)
     }
 
     /// The same policy for a client that has reached the server at other addresses.
@@ -117,7 +129,7 @@ impl Policy {
 
     fn new(reach: Reach, own: Vec<IpAddr>) -> Self {
         let own = own.into_iter().map(|ip| ip.to_canonical()).collect();
-        Self { reach, own, binding_tells: Families::probe(), lookups: Arc::new(Semaphore::new(LOOKUP_SHARE)) }
+        Self { reach, own, lookups: Arc::new(Semaphore::new(LOOKUP_SHARE)) }
     }
 
     /// The same policy for another client, whose names do not wait for this one's. (A clone is for the same client.)
@@ -133,7 +145,9 @@ impl Policy {
         }
         let ip = match &self.reach {
             Reach::Internet { allowed } => self.check_internet(ip, allowed).map(|()| ip)?,
-            Reach::Itself { ports, .. } if !ports.contain(target.port()) => return Err(Forbidden::Service),
+            Reach::Itself { ports, listening, .. } if !ports.contain(target.port()) || target.port() == *listening => {
+                return Err(Forbidden::Service);
+            }
             Reach::Itself { outside, .. } => self.check_itself(ip, outside)?,
         };
         // A scope or flow label is the client's invention.
@@ -168,35 +182,13 @@ impl Policy {
         inside.filter(|_| outside.contains(&ip)).copied().ok_or(Forbidden::NotOwn)
     }
 
-    /// Whether the address is the host's own; `None` if that cannot be told.
+    /// Whether the address is the host's own now; `None` if that cannot be told. Trying to bind a socket would not tell: with
+    /// `ip_nonlocal_bind` set every address can be bound.
     fn is_own(&self, ip: IpAddr) -> Option<bool> {
         if self.own.contains(&ip) {
             return Some(true);
         }
-        let tells = if ip.is_ipv4() { self.binding_tells.v4 } else { self.binding_tells.v6 };
-        if tells { binds(ip) } else { Some(false) }
-    }
-}
-
-impl Families {
-    /// With `ip_nonlocal_bind` set every address can be bound. (An interface's broadcast address can always: it is no less its own.)
-    fn probe() -> Self {
-        let tells = |family: &str| {
-            let set = std::fs::read_to_string(format!("/proc/sys/net/{family}/ip_nonlocal_bind"));
-            set.map_or(true, |value| value.trim() == "0")
-        };
-        Self { v4: tells("ipv4"), v6: tells("ipv6") }
-    }
-}
-
-/// Whether a socket can be bound to the address; `None` if that fails for another reason than that it is not the host's.
-fn binds(ip: IpAddr) -> Option<bool> {
-    match UdpSocket::bind((ip, 0)) {
-        Ok(_) => Some(true),
-        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Some(false),
-        // The system does not speak this family at all.
-        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Some(false),
-        Err(_) => None,
+        is_own_address(ip).ok()
     }
 }
 
@@ -286,6 +278,26 @@ mod tests {
     }
 
     #[test]
+    fn regression_a_relay_opens_no_clouds_platform() {
+        let policy = relay(&[]);
+        for ip in [
+            "168.63.129.16",
+            "161.26.0.10",
+            "166.8.0.1",
+            "166.11.255.255",
+            "100.100.100.200",
+            "169.254.42.42",
+            "fd00:ec2::254",
+            "64:ff9b::168.63.129.16",
+        ] {
+            assert!(matches!(check(&policy, ip), Err(Forbidden::Special(_))), "{ip}: {:?}", check(&policy, ip));
+        }
+        for ip in ["168.63.129.17", "161.27.0.1", "166.12.0.1"] {
+            assert!(check(&policy, ip).is_ok(), "{ip}");
+        }
+    }
+
+    #[test]
     fn an_address_within_another_is_judged_too() {
         let policy = relay(&[]);
         for ip in [
@@ -326,7 +338,7 @@ mod tests {
     #[test]
     fn a_server_opens_itself_only_and_not_its_loopback() {
         let reached = vec!["10.0.0.5".parse().unwrap(), "127.0.0.1".parse().unwrap(), "::ffff:10.0.0.6".parse().unwrap()];
-        let policy = Policy::local(reached, Vec::new(), Ports::default());
+        let policy = Policy::local(reached, Vec::new(), Ports::default(), 5757);
         assert!(check(&policy, "10.0.0.5").is_ok() && check(&policy, "::ffff:10.0.0.5").is_ok() && check(&policy, "10.0.0.6").is_ok());
         for ip in ["127.0.0.1", "127.0.0.53", "::1", "0.0.0.0", "::", "10.0.0.7", "1.1.1.1", "2606:4700::1111", "169.254.169.254"] {
             assert_eq!(check(&policy, ip), Err(Forbidden::NotOwn), "{ip}");
@@ -336,7 +348,7 @@ mod tests {
     #[test]
     fn a_server_behind_a_translator_is_reached_by_the_address_that_it_is_told() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let policy = Policy::local(Vec::new(), vec![ip("54.1.2.3"), ip("127.0.0.1")], Ports::default());
+        let policy = Policy::local(Vec::new(), vec![ip("54.1.2.3"), ip("127.0.0.1")], Ports::default(), 5757);
         assert_eq!(check(&policy, "54.1.2.3"), Err(Forbidden::NotOwn), "nobody has reached it yet");
         let reached = policy.reached_at([ip("fd00::5"), ip("10.0.0.5")]);
         assert_eq!(check(&reached, "54.1.2.3"), Ok("10.0.0.5:80".parse().unwrap()));
@@ -347,14 +359,20 @@ mod tests {
     }
 
     #[test]
-    fn a_server_opens_no_mail_or_what_it_is_told() {
+    fn regression_a_server_opens_the_web_or_what_it_is_told_and_never_the_relay_itself() {
         let to = |policy: &Policy, port: u16| policy.check((Ipv4Addr::new(10, 0, 0, 5), port).into()).is_ok();
-        let reached = || vec!["10.0.0.5".parse().unwrap()];
-        let usual = Policy::local(reached(), Vec::new(), Ports::default());
-        assert!(to(&usual, 443) && to(&usual, 22) && !to(&usual, 25) && !to(&usual, 465) && !to(&usual, 587));
-        let few = Policy::local(reached(), Vec::new(), Ports::Only(vec![80..=80, 8000..=8999]));
-        assert!(to(&few, 80) && to(&few, 8443) && !to(&few, 443));
+        let with = |ports| Policy::local(vec!["10.0.0.5".parse().unwrap()], Vec::new(), ports, 5757);
+        let usual = with(Ports::default());
+        assert!(to(&usual, 80) && to(&usual, 443) && ![22, 25, 3306, 6379, 5757].iter().any(|port| to(&usual, *port)));
+        let few = with(Ports::Only(vec![80..=80, 5000..=8999]));
+        assert!(to(&few, 80) && to(&few, 8443) && !to(&few, 443) && !to(&few, 5757));
         assert_eq!(few.check("10.0.0.5:443".parse().unwrap()), Err(Forbidden::Service));
+        let all = with(Ports::All);
+        assert!(to(&all, 22) && !to(&all, 5757));
+        assert_eq!(
+            [Ports::default(), Ports::Only(vec![1..=1, 5..=9]), Ports::All].map(|ports| ports.to_string()),
+            ["80, 443", "1, 5-9", "all"]
+        );
     }
 
     #[test]

@@ -106,7 +106,7 @@ async fn a_server_opens_itself_and_no_neighbour() {
     run(&["ip", "address", "add", "10.7.0.1/24", "dev", "lan"]);
     let listener = TcpListener::bind("[::]:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let policy = Policy::local(vec!["9.1.0.1".parse().unwrap()], Vec::new(), Ports::default());
+    let policy = Policy::local(vec!["9.1.0.1".parse().unwrap()], Vec::new(), Ports::All, 5757);
     for own in ["9.1.0.1", "2a00:9::1"] {
         let target = SocketAddr::new(own.parse::<IpAddr>().unwrap(), port);
         assert_eq!(dial_tcp(&target.into(), &policy).await.unwrap().peer_addr().unwrap(), target);
@@ -114,7 +114,7 @@ async fn a_server_opens_itself_and_no_neighbour() {
     for other in ["9.1.0.2:80", "127.0.0.1:80", "[::1]:80", "10.7.0.1:80", "10.7.0.2:80", "0.0.0.0:80"] {
         assert_eq!(reason(other, &policy).await, Reason::Forbidden(Forbidden::NotOwn), "{other}");
     }
-    let inward = Policy::local(vec!["10.7.0.1".parse().unwrap()], Vec::new(), Ports::default());
+    let inward = Policy::local(vec!["10.7.0.1".parse().unwrap()], Vec::new(), Ports::All, 5757);
     assert!(dial_tcp(&address(&format!("10.7.0.1:{port}")), &inward).await.is_ok(), "the address that a client of the LAN reached it at");
 }
 
@@ -140,16 +140,30 @@ async fn of_a_names_addresses_those_allowed_are_tried() {
 }
 
 #[tokio::test]
-async fn where_every_address_can_be_bound_the_own_ones_must_be_listed() {
-    if !inside("where_every_address_can_be_bound_the_own_ones_must_be_listed") {
+async fn regression_own_addresses_are_known_where_every_address_can_be_bound() {
+    if !inside("regression_own_addresses_are_known_where_every_address_can_be_bound") {
         return;
     }
     let _host = Host::new();
-    std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").unwrap();
-    assert_eq!(reason("9.1.0.2:80", &relay(&[])).await, Reason::Refused, "others are not taken for its own");
-    let listed = Policy::relay(Vec::new(), vec!["9.1.0.1".parse().unwrap()]);
-    assert_eq!(reason("9.1.0.1:80", &listed).await, Reason::Forbidden(Forbidden::Own));
-    let strict = Policy::local(vec!["9.1.0.1".parse().unwrap()], Vec::new(), Ports::default());
-    assert_eq!(reason("9.1.0.2:80", &strict).await, Reason::Forbidden(Forbidden::NotOwn));
-    assert_eq!(reason("9.1.0.1:80", &strict).await, Reason::Refused);
+    // Before and after the value changes, and without /proc/sys, which a hardened unit hides.
+    for hidden in [false, true] {
+        std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").unwrap();
+        if hidden {
+            run(&["mount", "-t", "tmpfs", "none", "/proc/sys"]);
+        }
+        assert_eq!(reason("9.1.0.2:80", &relay(&[])).await, Reason::Refused, "others are not taken for its own");
+        assert_eq!(reason("9.1.0.1:80", &relay(&[])).await, Reason::Forbidden(Forbidden::Own));
+        let local = Policy::local(vec!["9.1.0.1".parse().unwrap()], Vec::new(), Ports::default(), 5757);
+        for other in ["8.8.8.8:80", "9.1.0.2:80", "9.1.0.77:443"] {
+            assert_eq!(reason(other, &local).await, Reason::Forbidden(Forbidden::NotOwn), "{other}");
+        }
+        assert_eq!(reason("9.1.0.1:80", &local).await, Reason::Refused);
+        assert_eq!(reason("9.1.0.1:22", &local).await, Reason::Forbidden(Forbidden::Service));
+        // An address that comes later is known at once.
+        let later = if hidden { "9.3.0.1" } else { "9.4.0.1" };
+        let global = Policy::local(Vec::new(), Vec::new(), Ports::default(), 5757);
+        assert_eq!(reason(&format!("{later}:80"), &global).await, Reason::Forbidden(Forbidden::NotOwn));
+        run(&["ip", "address", "add", &format!("{later}/32"), "dev", "lo"]);
+        assert_eq!(reason(&format!("{later}:80"), &global).await, Reason::Refused);
+    }
 }

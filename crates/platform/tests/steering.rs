@@ -129,7 +129,11 @@ fn datagrams_are_counted_without_their_headers_by_call_and_by_packet() {
                     let rows = steering.flows(now()).unwrap();
                     let server: SocketAddr = server.parse().unwrap();
                     let row = rows.iter().find(|row| row.remote == (server.ip(), server.port())).expect("the flow is listed");
-                    assert_eq!((row.tx, row.rx), (Bytes::new(1 + 700 + 1900), Bytes::new(received)), "{counters:?}, connected: {connected}");
+                    assert_eq!(
+                        (row.tx, row.rx),
+                        (Bytes::new(1 + 700 + 1900), Bytes::new(received)),
+                        "{counters:?}, connected: {connected}"
+                    );
                 }
             }
         }

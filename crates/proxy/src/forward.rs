@@ -13,14 +13,13 @@ use hyper::header::{EXPECT, HOST, HeaderValue};
 use hyper::{Request, Response, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 use thiserror::Error;
-use tokio::io::copy_bidirectional;
 use tokio::sync::oneshot;
 
 use crate::headers::pass_on;
 use crate::http::{Answer, BUFFER, BodyError, plain, unreachable};
 use crate::outbound::{Opened, Origin, Outbound, Way};
 use crate::patience::Patient;
-use crate::serve::Shared;
+use crate::serve::{Shared, join_upgraded};
 use crate::split::Candidate;
 
 /// The connection that a client's requests go on with, as long as they go to one server.
@@ -74,7 +73,7 @@ impl Upstream {
             let server = hyper::upgrade::on(&mut response);
             tokio::spawn(async move {
                 if let (Ok(client), Ok(server)) = tokio::join!(client, server) {
-                    let _ = copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(server)).await;
+                    join_upgraded(client, TokioIo::new(server)).await;
                 }
             });
         } else if response.status() == StatusCode::SWITCHING_PROTOCOLS {

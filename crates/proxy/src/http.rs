@@ -17,13 +17,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 
 use crate::forward::Upstream;
 use crate::outbound::Origin;
 use crate::pac;
-use crate::serve::{GREETING, Shared};
+use crate::serve::{GREETING, Shared, join_upgraded};
 
 /// What a connection keeps of what it reads and of what it writes, in bytes, and so the longest head of a message. An answer on its way to
 /// a client that reads slowly may be kept four times over; the rest waits at its sender.
@@ -112,13 +111,13 @@ impl Session {
     }
 
     async fn tunnel(&self, request: Request<Incoming>, origin: &Origin, target: &Address) -> Answer {
-        let mut onward = match self.shared.outbound.connect(origin, target).await {
+        let onward = match self.shared.outbound.connect(origin, target).await {
             Ok(opened) => opened.stream,
             Err(error) => return unreachable(&error),
         };
         tokio::spawn(async move {
             match hyper::upgrade::on(request).await {
-                Ok(client) => drop(copy_bidirectional(&mut TokioIo::new(client), &mut onward).await),
+                Ok(client) => join_upgraded(client, onward).await,
                 Err(error) => tracing::debug!(%error, "a client has left before its tunnel was there"),
             }
         });

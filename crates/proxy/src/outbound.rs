@@ -22,7 +22,7 @@ pub struct Origin {
     pub user: Option<String>,
 }
 
-/// An open connection to a target. Its shutdown is the half-close; dropped without one it is reset or closed, as the carrier likes.
+/// An open connection to a target. Its shutdown is the half-close; dropped without one it is reset.
 pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}

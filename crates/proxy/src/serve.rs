@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use braid_fetch::splice::{self, Splicer};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
 use socket2::SockRef;
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use crate::access::Access;
-use crate::outbound::{Connection, Outbound};
+use crate::outbound::Outbound;
 use crate::{http, socks, wire};
 
 /// How long a client may take until it is known what it wants.
@@ -134,8 +136,19 @@ async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io
 }
 
 /// Moves bytes both ways until both have ended. What breaks at one end is reset at the other.
-pub(crate) async fn join(mut client: TcpStream, mut onward: Box<dyn Connection>) {
+pub(crate) async fn join(mut client: TcpStream, mut onward: impl AsyncRead + AsyncWrite + Unpin) {
     if copy_bidirectional(&mut client, &mut onward).await.is_err() {
         let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
+    }
+}
+
+/// The same for a client's connection that has spoken HTTP: `onward` is given first what was read ahead.
+pub(crate) async fn join_upgraded(client: Upgraded, mut onward: impl AsyncRead + AsyncWrite + Unpin) {
+    // Every client's connection is served as this type.
+    let Ok(parts) = client.downcast::<TokioIo<TcpStream>>() else { return };
+    let client = parts.io.into_inner();
+    match onward.write_all(&parts.read_buf).await {
+        Ok(()) => join(client, onward).await,
+        Err(_) => drop(SockRef::from(&client).set_linger(Some(Duration::ZERO))),
     }
 }

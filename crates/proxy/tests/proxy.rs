@@ -278,6 +278,41 @@ async fn a_tunnel_carries_bytes_and_half_closes() {
 }
 
 #[tokio::test]
+async fn regression_a_server_that_resets_a_tunnel_resets_its_client() {
+    let (to, _) = server(|mut stream| async move {
+        let _ = stream.read_u8().await;
+        let _ = stream.write_all(b"half of it").await;
+        // The client has it before the reset.
+        let _ = stream.read_u8().await;
+        let _ = socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO));
+    })
+    .await;
+    let proxy = proxy(Credentials::default()).await;
+    for socks in [false, true] {
+        let mut stream = if socks {
+            let mut stream = client(&proxy, "").await;
+            // SOCKS5: no password, then CONNECT to an IPv4 address.
+            stream.write_all(&[5, 1, 0]).await.unwrap();
+            exactly(&mut stream, 2).await;
+            let SocketAddr::V4(v4) = to else { panic!("the server listens on IPv4") };
+            let connect = [&[5, 1, 0, 1][..], &v4.ip().octets(), &v4.port().to_be_bytes()].concat();
+            stream.write_all(&connect).await.unwrap();
+            exactly(&mut stream, 10).await;
+            stream
+        } else {
+            let mut stream = client(&proxy, &format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n")).await;
+            head(&mut stream).await.unwrap();
+            stream
+        };
+        stream.write_all(b"?").await.unwrap();
+        assert_eq!(exactly(&mut stream, 10).await, b"half of it");
+        stream.write_all(b"!").await.unwrap();
+        let end = timeout(LIMIT, stream.read(&mut [0; 1])).await.expect("no end in time");
+        assert_eq!(end.map_err(|error| error.kind()).unwrap_err(), std::io::ErrorKind::ConnectionReset, "by SOCKS5: {socks}");
+    }
+}
+
+#[tokio::test]
 async fn an_upgrade_makes_a_tunnel_of_a_request() {
     let (to, _) = server(|mut stream| async move {
         let asked = head(&mut stream).await.unwrap();

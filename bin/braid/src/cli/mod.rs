@@ -19,7 +19,7 @@ pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};
 pub(crate) use get::Get;
 pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
-    Join, Leave, Move, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
+    Join, Leave, Move, PortRange, Relay, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer,
 };
 pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
 pub(crate) use steering::{Proxy, Run, Steering};
@@ -213,6 +213,9 @@ pub(crate) struct Explain {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
+    /// Look only at what this command needs. Exit status: 0 it works, 1 it does not, 3 this user cannot tell.
+    #[arg(long = "for", value_name = "COMMAND")]
+    pub(crate) mode: Option<Mode>,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
     /// Where what is learnt would be kept.
@@ -221,6 +224,15 @@ pub(crate) struct Doctor {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A way of using Braid that `braid doctor` judges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Mode {
+    /// The whole machine
+    Up,
+    /// One command
+    Run,
 }
 
 fn span(text: &str) -> Result<Duration, String> {

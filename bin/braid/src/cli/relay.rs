@@ -48,10 +48,10 @@ pub(crate) struct RelayServer {
     /// its ports must be this host's.
     #[arg(long, value_name = "ADDR")]
     pub(crate) own: Vec<IpAddr>,
-    /// With --local, the services that anyone may reach, as 443 or 8000-8999; may be given several times. Left out: all but mail's (25, 465,
-    /// 587), whose servers trust their own host, from which strangers seem to come.
-    #[arg(long, value_name = "PORT[-PORT]", requires = "local", value_parser = ports)]
-    pub(crate) port: Vec<RangeInclusive<u16>>,
+    /// With --local, the ports that anyone may reach, as 443 or 8000-8999, or "all"; may be given several times [default: 80 and 443]. Strangers
+    /// seem to come from this host itself, so that its firewall does not keep them from a port that is opened here.
+    #[arg(long, value_name = "PORT[-PORT]|all", requires = "local", value_parser = ports)]
+    pub(crate) port: Vec<PortRange>,
     /// With --local, bits per second in each direction for one source (an IPv4 address, an IPv6 network of 64 bits), as in 10Mbit/s.
     #[arg(long, value_name = "RATE", requires = "local", value_parser = rate)]
     pub(crate) rate: Option<Rate>,
@@ -212,11 +212,30 @@ pub(crate) struct Move {
     pub(crate) daemon: Daemon,
 }
 
-fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+/// Some ports, or all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PortRange {
+    All,
+    Some(RangeInclusive<u16>),
+}
+
+impl PortRange {
+    pub(crate) fn range(self) -> Option<RangeInclusive<u16>> {
+        match self {
+            Self::All => None,
+            Self::Some(range) => Some(range),
+        }
+    }
+}
+
+fn ports(text: &str) -> Result<PortRange, String> {
+    if text == "all" {
+        return Ok(PortRange::All);
+    }
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
-        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
-        _ => Err("write a port from 1 to 65535, or two with the lower first, as in 8000-8999".to_owned()),
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(PortRange::Some(first..=last)),
+        _ => Err("write a port from 1 to 65535, two with the lower first, as in 8000-8999, or all".to_owned()),
     }
 }
 

@@ -7,6 +7,7 @@ use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
 
 use super::World;
 use super::reader::{Section, Value};
+use super::world::NoProfiles;
 
 const NAMES: [(&str, UtilityFunction); 2] = [("battery", UtilityFunction::Level), ("match-default", UtilityFunction::MatchDefault)];
 
@@ -69,14 +70,17 @@ pub(super) fn weights(value: &Value<'_>) -> Option<Weights> {
 }
 
 /// A file of profiles, which is read at once.
-pub(super) fn profiles(value: &Value<'_>, world: &World) -> Option<(PathBuf, Vec<Profile>)> {
+pub(super) fn profiles(value: &Value<'_>, world: &World) -> Option<(PathBuf, Profiles)> {
     let path = PathBuf::from(value.text()?);
     if !path.is_absolute() {
         return value.refuse(format!("{} is not a whole path", path.display()), "write the whole path, \"/etc/braid/energy.toml\"".into());
     }
     match world.profiles(&path) {
         Ok(profiles) => Some((path, profiles)),
-        Err(error) => value.refuse(error.to_string(), "see `braid energy list --toml` for how it is written".into()),
+        Err(error @ NoProfiles::Wrong(_)) => value.refuse(error.to_string(), "see `braid energy list --toml` for how it is written".into()),
+        Err(error @ NoProfiles::NotInForce(_)) => {
+            value.refuse(error.to_string(), "write it into the configuration's file by hand, then run `braid reload`".into())
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use braid_model::Affinity;
 use toml::de::DeTable;
 
 pub use findings::{ConfigErrors, Finding, Severity};
-pub use world::World;
+pub use world::{Files, World};
 
 use reader::{Reader, Section};
 
@@ -83,9 +83,9 @@ impl Config {
         Self::read(path, &World { relays, ..World::here(false) })
     }
 
-    /// Reads a file for `check` and `reload`: links, relays and users that this machine does not have are errors.
+    /// Reads a file for `reload`: links, relays and users that this machine does not have are errors.
     pub fn check(path: &Path, relays: Option<Vec<String>>) -> Result<Self, ConfigErrors> {
-        Self::read(path, &World { relays, ..World::here(true) })
+        Self::read(path, &World { relays, files: Files::AskWithoutListing, ..World::here(true) })
     }
 
     /// Reads a file and holds it against `world`.
@@ -166,7 +166,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     }
     if let Some((path, profiles)) = section.take("energy_profiles").and_then(|value| energy::profiles(&value, world)) {
         config.energy_profiles = Some(path);
-        config.profiles.extend(profiles);
+        config.profiles = profiles;
     }
     let links = section.take("link").map(|value| links::entries(value, &config.profiles, world)).unwrap_or_default();
     let exclude = section.take("exclude").and_then(|value| value.section("[exclude]"));

@@ -13,8 +13,7 @@ fn world() -> World {
         strict: true,
         devices: vec!["lo".into(), "wlan0".into(), "eth0".into()],
         users: BTreeMap::from([("root".into(), 0), ("ada".into(), 1000)]),
-        programs: Some(vec!["/usr/bin/curl".into(), "/usr/bin/wget".into()]),
-        profiles: Some(Vec::new()),
+        files: Files::These { programs: vec!["/usr/bin/curl".into(), "/usr/bin/wget".into()], profiles: Vec::new() },
         relays: Some(vec!["home".into(), "office".into()]),
     }
 }
@@ -284,7 +283,12 @@ fn regression_the_readmes_policy_is_in_order_on_any_machine() {
     }
     let shown: Vec<&String> = blocks.iter().filter(|block| block.contains("[[app]]")).collect();
     assert!(shown.len() >= 2, "{shown:#?}");
-    let bare = World { strict: true, programs: Some(Vec::new()), profiles: Some(Vec::new()), relays: Some(Vec::new()), ..World::default() };
+    let bare = World {
+        strict: true,
+        files: Files::These { programs: Vec::new(), profiles: Vec::new() },
+        relays: Some(Vec::new()),
+        ..World::default()
+    };
     for text in shown {
         Config::parse("README.md", text, &bare).unwrap_or_else(|error| panic!("{error}"));
     }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use braid_decide::energy::Profile;
+use braid_decide::energy::{Profile, Profiles};
 
+use super::Config;
 use crate::profiles::{self, ProfileError};
 
 /// What this machine has, and how strictly a file is held against it.
@@ -18,12 +19,46 @@ pub struct World {
     pub devices: Vec<String>,
     /// User numbers by name.
     pub users: BTreeMap<String, u32>,
-    /// Executables; `None`: ask the file system.
-    pub programs: Option<Vec<PathBuf>>,
-    /// What a file of energy profiles holds; `None`: read it.
-    pub profiles: Option<Vec<Profile>>,
+    /// What may be asked of the file system.
+    pub files: Files,
     /// Relays that were joined; `None`: it cannot be told, and none is missed.
     pub relays: Option<Vec<String>>,
+}
+
+/// What may be asked of the file system about the files that a configuration names.
+#[derive(Debug, Clone, Default)]
+pub enum Files {
+    /// Anything: who asks sees what this process may see.
+    #[default]
+    Ask,
+    /// What the file names, but no directory is listed: the daemon reads its configuration by a client's order, and the client sees the findings.
+    AskWithoutListing,
+    /// Nothing: the text is a client's, and the daemon has rights that the client lacks. Programs are believed to exist; the energy profiles
+    /// are those in force.
+    InForce {
+        /// The file that the configuration in force names.
+        energy_profiles: Option<PathBuf>,
+        /// What it holds, after what ships with Braid.
+        profiles: Profiles,
+    },
+    /// These programs and profiles, for tests.
+    These {
+        /// Executables.
+        programs: Vec<PathBuf>,
+        /// What every file of energy profiles holds.
+        profiles: Vec<Profile>,
+    },
+}
+
+/// Why the energy profiles in a file are not taken.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoProfiles {
+    /// They are wrong, or cannot be read.
+    #[error(transparent)]
+    Wrong(#[from] ProfileError),
+    /// A client names a file that is not in force.
+    #[error("{0} is not the file of energy profiles in force, and no client can make the daemon open another")]
+    NotInForce(String),
 }
 
 impl World {
@@ -32,33 +67,45 @@ impl World {
     pub fn here(strict: bool) -> Self {
         let devices = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
         let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-        Self { strict, devices: device_names(&devices), users: user_numbers(&users), programs: None, profiles: None, relays: None }
+        Self { strict, devices: device_names(&devices), users: user_numbers(&users), files: Files::Ask, relays: None }
     }
 
-    /// The energy profiles in the file at `path`.
-    pub(super) fn profiles(&self, path: &Path) -> Result<Vec<Profile>, ProfileError> {
-        match &self.profiles {
-            Some(profiles) => Ok(profiles.clone()),
-            None => profiles::load(path),
+    /// This machine, to judge a client's text while `config` is in force.
+    pub fn for_client(config: &Config) -> Self {
+        let files = Files::InForce { energy_profiles: config.energy_profiles.clone(), profiles: config.profiles.clone() };
+        Self { files, ..Self::here(true) }
+    }
+
+    /// What ships with Braid, and the energy profiles in the file at `path`.
+    pub(super) fn profiles(&self, path: &Path) -> Result<Profiles, NoProfiles> {
+        let mut all = profiles::shipped();
+        match &self.files {
+            Files::Ask | Files::AskWithoutListing => all.extend(profiles::load(path)?),
+            Files::These { profiles, .. } => all.extend(profiles.clone()),
+            Files::InForce { energy_profiles, profiles } if energy_profiles.as_deref() == Some(path) => all = profiles.clone(),
+            Files::InForce { .. } => return Err(NoProfiles::NotInForce(path.display().to_string())),
         }
+        Ok(all)
     }
 
-    /// Whether there is a program at `path`.
+    /// Whether there is a program at `path`; true where that may not be asked.
     pub(super) fn has_program(&self, path: &Path) -> bool {
-        match &self.programs {
-            Some(programs) => programs.iter().any(|program| program == path),
-            None => path.is_file(),
+        match &self.files {
+            Files::Ask | Files::AskWithoutListing => path.is_file(),
+            Files::These { programs, .. } => programs.iter().any(|program| program == path),
+            Files::InForce { .. } => true,
         }
     }
 
     /// Programs that `path` may have been meant for: those in its directory.
     pub(super) fn programs_beside(&self, path: &Path) -> Vec<String> {
-        let found: Vec<PathBuf> = match &self.programs {
-            Some(programs) => programs.iter().filter(|program| program.parent() == path.parent()).cloned().collect(),
-            None => {
+        let found: Vec<PathBuf> = match &self.files {
+            Files::Ask => {
                 let entries = path.parent().and_then(|parent| parent.read_dir().ok());
                 entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
             }
+            Files::These { programs, .. } => programs.iter().filter(|program| program.parent() == path.parent()).cloned().collect(),
+            Files::AskWithoutListing | Files::InForce { .. } => Vec::new(),
         };
         found.into_iter().filter_map(|path| path.into_os_string().into_string().ok()).collect()
     }
@@ -97,5 +144,7 @@ mod tests {
         let world = World::default();
         assert!(world.has_program(&curl) && !world.has_program(&crul) && !world.has_program(folder.path()));
         assert_eq!(world.programs_beside(&crul), [curl.to_str().unwrap()]);
+        let ordered = World { files: Files::AskWithoutListing, ..World::default() };
+        assert!(ordered.has_program(&curl) && ordered.programs_beside(&crul).is_empty());
     }
 }

@@ -234,11 +234,9 @@ impl<S: Steering> Core<S> {
         let class = class.unwrap_or_else(|| braid_decide::class::by_name(&question.name).unwrap_or_default());
         let learnt = self.steering.learnt().unwrap_or_default();
         // What was learnt in an earlier life is known before the program is met in this one.
-        let exe = question.exe.as_deref().and_then(|exe| self.names.executable(Path::new(exe)));
-        let recalled = |app: &AppId| match &question.exe {
-            Some(_) => exe.is_some_and(|exe| app.exe == exe),
-            None => app.name == question.name,
-        };
+        // The file system is not asked about a path that a client names: a program that no rule names is recalled by its name.
+        let named = question.exe.as_deref().map(|exe| self.executables.of(Path::new(exe))).unwrap_or_default();
+        let recalled = |app: &AppId| if named.is_empty() { app.name == question.name } else { named.contains(&app.exe) };
         let fits = |known: &&Learnt| known.port == question.port && (ids.contains(&known.app) || recalled(&known.app));
         match learnt.iter().filter(fits).max_by_key(|known| known.count) {
             Some(known) if known.up > known.down => (known.down + known.up, Direction::Up, class),

@@ -53,7 +53,8 @@ impl Executables {
         self.versions.keys()
     }
 
-    fn of(&self, path: &Path) -> Vec<ExeId> {
+    /// Every known version of the executable at `path`; none if the policy does not name it.
+    pub(super) fn of(&self, path: &Path) -> Vec<ExeId> {
         self.versions.get(path).cloned().unwrap_or_default()
     }
 }

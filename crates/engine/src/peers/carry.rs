@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_carry::client::{Client, State};
-use braid_carry::{Flow, FlowEnd, splice};
+use braid_carry::{Flow, FlowEnd, splice, splice_connections};
 use braid_model::Bytes as Amount;
 use braid_peer::keys::PublicKey;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
@@ -367,11 +367,9 @@ fn forget(flows: &Flows, id: u64, known: [Amount; 2]) {
 }
 
 /// Carries a connection as if its program had made it.
-async fn carry_directly(mut stream: TcpStream, remote: SocketAddr, exit: Exit) {
+async fn carry_directly(stream: TcpStream, remote: SocketAddr, exit: Exit) {
     match connect(remote, exit).await {
-        Ok(mut onward) => {
-            let _ = tokio::io::copy_bidirectional(&mut stream, &mut onward).await;
-        }
+        Ok(onward) => splice_connections(stream, onward).await,
         Err(error) => {
             tracing::debug!(%remote, %error, "a connection cannot be made");
             refuse(&stream);

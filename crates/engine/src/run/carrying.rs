@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target};
 use braid_carry::client::{Client, Link, State as Relayed};
-use braid_carry::{Flow, splice};
+use braid_carry::{Flow, splice, splice_connections};
 use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
-use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Notify;
@@ -338,12 +337,10 @@ impl Carrying {
         true
     }
 
-    async fn relay_directly(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, mut onward: TcpStream) {
+    async fn relay_directly(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, onward: TcpStream) {
         self.disguises.set(cookie, State::Open);
-        if let Ok(mut stream) = Meeting::join(place, caller).await
-            && tokio::io::copy_bidirectional(&mut stream, &mut onward).await.is_ok()
-        {
-            let _ = SockRef::from(&stream).set_linger(None);
+        if let Ok(stream) = Meeting::join(place, caller).await {
+            splice_connections(stream, onward).await;
         }
         self.disguises.forget(cookie);
     }

@@ -229,6 +229,7 @@ fn revision(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Files;
     use serde_json::json;
 
     fn change(settings: &Settings, edits: serde_json::Value) -> ConfigChange {
@@ -238,6 +239,34 @@ mod tests {
 
     fn scheduler(name: &str) -> serde_json::Value {
         json!([{"op": "set", "path": ["scheduler"], "value": name}])
+    }
+
+    #[test]
+    fn regression_a_clients_text_makes_the_daemon_open_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, secret, known) = (folder.path().join("braid.toml"), folder.path().join("secret"), folder.path().join("energy.toml"));
+        std::fs::write(&path, "scheduler = \"round-robin\"\n").unwrap();
+        std::fs::write(&secret, "root:hunter2:19000\n").unwrap();
+        std::fs::write(folder.path().join("only-roots-to-list"), "").unwrap();
+        let mut settings = Settings::new(Some(path.clone()), "/nonexistent".into());
+        let in_force = Config { energy_profiles: Some(known.clone()), ..Config::default() };
+        let world = World { relays: Some(Vec::new()), ..World::for_client(&in_force) };
+        // A FIFO and an endless device would keep the daemon for ever, if it opened them.
+        for file in [secret.to_str().unwrap(), "/dev/zero", "/proc/1/environ"] {
+            let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": file}]));
+            for problem in [settings.preview(&edit, &world).unwrap_err(), settings.apply(&edit, &world, |_| Ok(())).unwrap_err()] {
+                let text = serde_json::to_string(&problem).unwrap();
+                assert!(problem.status == 422 && text.contains("is not the file of energy profiles in force"), "{text}");
+                assert!(!text.contains("hunter2"), "{text}");
+            }
+        }
+        // The file in force is not read again: it is not even there.
+        let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": known}]));
+        assert!(settings.preview(&edit, &world).is_ok());
+        let near = folder.path().join("only-roots-to-lisp");
+        let edit = change(&settings, json!([{"op": "set", "path": ["exclude", "applications"], "value": [near]}]));
+        let seen = serde_json::to_string(&settings.preview(&edit, &world).unwrap()).unwrap();
+        assert!(!seen.contains("only-roots-to-list"), "{seen}");
     }
 
     #[test]
@@ -289,7 +318,7 @@ mod tests {
         let path = folder.path().join("braid.toml");
         std::fs::write(&path, "[[app]]\nmatch = { exe = \"/usr/bin/gone\" }\nlinks = [\"eth7\"]\n").unwrap();
         let mut settings = Settings::new(Some(path), "/nowhere".into());
-        let world = World { strict: true, programs: Some(Vec::new()), ..World::default() };
+        let world = World { strict: true, files: Files::These { programs: Vec::new(), profiles: Vec::new() }, ..World::default() };
         let fine = change(&settings, scheduler("operetta"));
         assert!(!settings.apply(&fine, &world, |_| Ok(())).unwrap().warnings.is_empty());
         let another = change(&settings, json!([{"op": "app-add", "value": {"match": {"name": "x"}, "links": ["eth8"]}}]));

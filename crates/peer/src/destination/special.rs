@@ -21,7 +21,7 @@ pub(super) fn carried(ip: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-const SPECIAL_V4: [(Ipv4Addr, u32, &str); 16] = [
+const SPECIAL_V4: [(Ipv4Addr, u32, &str); 19] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8, "unspecified"),
     (Ipv4Addr::new(10, 0, 0, 0), 8, "private"),
     (Ipv4Addr::new(100, 64, 0, 0), 10, "provider-internal"),
@@ -38,6 +38,12 @@ const SPECIAL_V4: [(Ipv4Addr, u32, &str); 16] = [
     (Ipv4Addr::new(224, 0, 0, 0), 4, "multicast"),
     (Ipv4Addr::new(255, 255, 255, 255), 32, "broadcast"),
     (Ipv4Addr::new(240, 0, 0, 0), 4, "reserved"),
+    // Public by number, but each host of the provider reaches its own platform there: Azure's agent and resolver (Microsoft Learn, "What is IP
+    // address 168.63.129.16"), IBM Cloud's infrastructure and service endpoints (IBM Cloud Docs, "Service network for VPC"). Other large providers
+    // keep theirs in the ranges above: 169.254.0.0/16, and Alibaba's in 100.64.0.0/10.
+    (Ipv4Addr::new(168, 63, 129, 16), 32, "cloud platform"),
+    (Ipv4Addr::new(161, 26, 0, 0), 16, "cloud platform"),
+    (Ipv4Addr::new(166, 8, 0, 0), 14, "cloud platform"),
 ];
 
 /// Only 2000::/3 is given out to the Internet; what else there is has to be known to be anything but reserved.

@@ -1,5 +1,5 @@
-//! Looks at what this kernel and system can and cannot do, and knows the remedy. Changes nothing; one empty
-//! file is made and removed, to try whether the state directory can be written.
+//! Looks at what this kernel and system can and cannot do, and knows the remedy. Changes nothing: one empty file is made and removed, to try
+//! whether the state directory can be written, and as root the BPF programs are loaded and let go, attached to nothing.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use braid_decide::policy::{LinkRule, Pattern};
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, Role};
 
+use crate::linux::bpf::load::{self, LoadError, Needed, ProgramTrial};
 use crate::linux::netlink;
 
 /// How a thing stands.
@@ -57,13 +58,44 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
         lockdown(&read(root, "sys/kernel/security/lockdown")),
         state(state_dir),
     ];
+    let privileged = checks.iter().any(|check| check.name == PRIVILEGE && check.standing == Standing::Ok);
+    checks.insert(4, if privileged { programs(&load::survey()) } else { untried() });
     checks.extend(others(root));
     checks
 }
 
+/// The name of the check of this process's rights, without which some others cannot be made.
+pub const PRIVILEGE: &str = "privilege";
+/// The name of the check that loads the BPF programs.
+pub const PROGRAMS: &str = "BPF programs";
+
+fn untried() -> Check {
+    let remedy = "run `sudo braid doctor` to have this kernel try them";
+    check(PROGRAMS, UP, Standing::Unknown, "not tried: only root may load them", Some(remedy))
+}
+
+/// Judges what the kernel said of each program. One of the two pairs that count datagrams is enough.
+fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>) -> Check {
+    let trials = match survey {
+        Ok(trials) => trials,
+        Err(error) => return check(PROGRAMS, UP, Standing::Missing, error.to_string(), Some("`braid run` needs none")),
+    };
+    let refused = |needed: Needed| trials.iter().filter(move |trial| trial.needed == needed && trial.outcome.is_err());
+    let counted = [Needed::CountCalls, Needed::CountPackets].into_iter().any(|needed| refused(needed).next().is_none());
+    let missing: Vec<&ProgramTrial> = refused(Needed::Always).chain(refused(Needed::CountPackets).filter(|_| !counted)).collect();
+    let Some((first, refusal)) = missing.iter().find_map(|trial| Some((trial, trial.outcome.as_ref().err()?))) else {
+        let accepted = trials.iter().filter(|trial| trial.outcome.is_ok()).count();
+        let most = trials.iter().filter_map(|trial| trial.outcome.as_ref().ok().copied().flatten()).max();
+        let most = most.map(|most| format!("; the largest takes the verifier {most} of 1000000 instructions")).unwrap_or_default();
+        return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{most}", trials.len()), None);
+    };
+    let names: Vec<&str> = missing.iter().map(|trial| trial.name.as_str()).collect();
+    let found = format!("the kernel refuses {} of {}: {}; {}: {refusal}", names.len(), trials.len(), names.join(", "), first.name);
+    check(PROGRAMS, UP, Standing::Missing, found, Some("use a newer kernel, or `braid run`, which needs none; please report this refusal"))
+}
+
 const UP: (bool, bool) = (true, false);
 const RUN: (bool, bool) = (false, true);
-const BOTH: (bool, bool) = (true, true);
 const NEITHER: (bool, bool) = (false, false);
 
 fn check(name: &'static str, needed: (bool, bool), standing: Standing, found: impl Into<String>, remedy: Option<&str>) -> Check {
@@ -74,14 +106,26 @@ fn read(root: &Path, path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap_or_default()
 }
 
+/// The oldest kernel that `make test-kernels` runs everything on.
+const OLDEST_TRIED: (u32, u32) = (6, 1);
+/// The oldest kernel that has every helper function which the BPF programs call.
+const OLDEST_THAT_MAY_WORK: (u32, u32) = (5, 15);
+
 fn kernel(release: &str) -> Check {
     let release = release.trim();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().ok());
     let version = numbers.next().flatten().zip(numbers.next().flatten());
     match version {
         None => check("kernel", NEITHER, Standing::Unknown, "its version cannot be read", None),
-        Some(version) if version >= (5, 15) => check("kernel", BOTH, Standing::Ok, format!("Linux {release}"), None),
-        Some(_) => check("kernel", BOTH, Standing::Missing, format!("Linux {release}"), Some("Braid needs Linux 5.15 or later")),
+        Some(version) if version >= OLDEST_TRIED => check("kernel", UP, Standing::Ok, format!("Linux {release}"), None),
+        Some(version) if version >= OLDEST_THAT_MAY_WORK => {
+            let remedy = "Braid is tried on Linux 6.1 and later: if `braid up` does not start, use such a kernel";
+            check("kernel", UP, Standing::Warning, format!("Linux {release}"), Some(remedy))
+        }
+        Some(_) => {
+            let remedy = "`braid up` needs Linux 6.1 or later; `braid run` may work on this kernel";
+            check("kernel", UP, Standing::Missing, format!("Linux {release}"), Some(remedy))
+        }
     }
 }
 
@@ -90,13 +134,13 @@ const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
 
 fn privilege(status: &str) -> Check {
     let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
-    let Some(effective) = effective else { return check("privilege", UP, Standing::Unknown, "it cannot be read", None) };
+    let Some(effective) = effective else { return check(PRIVILEGE, UP, Standing::Unknown, "it cannot be read", None) };
     let missing: Vec<&str> = NEEDED.iter().filter(|(bit, _)| effective & 1 << bit == 0).map(|(_, name)| *name).collect();
     if missing.is_empty() {
-        return check("privilege", UP, Standing::Ok, "enough for the whole machine", None);
+        return check(PRIVILEGE, UP, Standing::Ok, "enough for the whole machine", None);
     }
     let remedy = "use sudo for `braid up`; `braid run -- COMMAND` needs no privilege";
-    check("privilege", UP, Standing::Missing, format!("without {}", missing.join(", ")), Some(remedy))
+    check(PRIVILEGE, UP, Standing::Missing, format!("without {}", missing.join(", ")), Some(remedy))
 }
 
 /// What there is to choose from.
@@ -236,8 +280,17 @@ fn reverse_path(root: &Path) -> Check {
     )
 }
 
+/// Whether the kernel is locked down so far that BPF programs may not read its memory.
+pub fn is_locked_down() -> bool {
+    locks_bpf_out(&read(Path::new("/"), "sys/kernel/security/lockdown"))
+}
+
+fn locks_bpf_out(lockdown: &str) -> bool {
+    lockdown.contains("[confidentiality]")
+}
+
 fn lockdown(text: &str) -> Check {
-    if text.contains("[confidentiality]") {
+    if locks_bpf_out(text) {
         let remedy = "boot without lockdown=confidentiality, or use `braid run`";
         return check("lockdown", UP, Standing::Missing, "confidentiality mode keeps BPF programs from reading the kernel", Some(remedy));
     }
@@ -293,13 +346,36 @@ mod tests {
     fn old_kernels_are_refused() {
         for (release, standing) in [
             ("6.18.0-arch1\n", Standing::Ok),
-            ("5.15.0-91-generic", Standing::Ok),
+            ("6.1.0-28-amd64", Standing::Ok),
+            ("6.0.19", Standing::Warning),
+            ("5.15.0-91-generic", Standing::Warning),
             ("5.10.0-28-amd64", Standing::Missing),
             ("4.19.1", Standing::Missing),
             ("", Standing::Unknown),
         ] {
             assert_eq!(kernel(release).standing, standing, "{release}");
         }
+    }
+
+    #[test]
+    fn refused_programs_are_named_with_the_verifiers_last_words() {
+        let refusal = |log: &str| Err(load::Refusal { reason: "Invalid argument (os error 22)".into(), log: log.into() });
+        let trial = |name: &str, needed, outcome| ProgramTrial { name: name.into(), needed, outcome };
+        let survey = |connect, calls, packets| {
+            let connect = trial("braid_connect4", Needed::Always, connect);
+            Ok(vec![connect, trial("braid_sent", Needed::CountCalls, calls), trial("braid_egress", Needed::CountPackets, packets)])
+        };
+        let fine = programs(&survey(Ok(Some(80_000)), Ok(Some(500)), Ok(None)));
+        assert!(fine.standing == Standing::Ok && fine.found.contains("80000") && fine.needed_by_up, "{fine:?}");
+        let old = programs(&survey(Ok(None), refusal(""), Ok(None)));
+        assert_eq!(old.standing, Standing::Ok, "one way of counting is enough");
+        let uncounted = programs(&survey(Ok(None), refusal(""), refusal("")));
+        assert!(uncounted.standing == Standing::Missing && uncounted.found.contains("braid_egress"), "{uncounted:?}");
+        let log: String = (0..100).map(|line| format!("line {line}\n")).collect();
+        let refused = programs(&survey(refusal(&log), Ok(None), Ok(None)));
+        assert!(refused.found.contains("braid_connect4") && refused.found.contains("os error 22"), "{refused:?}");
+        assert!(refused.found.contains("line 99") && !refused.found.contains("line 90"), "{refused:?}");
+        assert_eq!(programs(&Err(LoadError::Btf { reason: "x".into() })).standing, Standing::Missing);
     }
 
     #[test]

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::maps::{Map, RingBuf};
-use aya::programs::{
-    BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier,
-};
+use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier};
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::LinkMask;
 use braid_decide::connection::{MAX_LINKS, Mode};
@@ -33,7 +31,7 @@ pub enum LoadError {
     },
     /// Maps or code were refused.
     #[error(
-        "the kernel did not take the BPF programs: {reason}; this needs Linux 5.15 or later and the capabilities CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (root has them); without them use `braid run`"
+        "the kernel did not take the BPF programs: {reason}; this needs Linux 6.1 or later and the capabilities CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (root has them); without them use `braid run`"
     )]
     Object {
         /// What the system said.

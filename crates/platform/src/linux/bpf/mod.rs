@@ -24,8 +24,8 @@ use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent, Walk};
-use counting::{Counting, Step};
 use convert::{app_key, flow_row, mapped, process_name};
+use counting::{Counting, Step};
 
 /// `BPF_F_LOCK`: look an element up, or change it, under its spin lock.
 const LOCKED: u64 = 4;
@@ -85,12 +85,7 @@ pub struct Walked {
 }
 
 /// Walks the sockets' flows; the programs bring their reservations up to date as they go.
-fn walk_sockets(
-    iterators: &[OwnedFd],
-    began: u64,
-    turn: heal::Turn,
-    counting: counting::Counting,
-) -> Result<Walked, SteeringError> {
+fn walk_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn, counting: counting::Counting) -> Result<Walked, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
     let mut bytes = Vec::new();
     for iterator in iterators {

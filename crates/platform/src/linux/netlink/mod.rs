@@ -11,11 +11,11 @@ mod follow;
 mod talk;
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use braid_decide::tables::{self, PROTOCOL};
-use braid_model::{Bytes, LinkIndex, NetworkSnapshot, RouteFacts};
+use braid_model::{Bytes, LinkIndex, NetworkSnapshot, RouteFacts, RouteKind};
 
 pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, apply, own_loopback_prefix, sweep};
 pub use follow::{FollowError, Follower};
@@ -77,6 +77,29 @@ pub fn route_between(from: Ipv4Addr, to: Ipv4Addr) -> io::Result<Option<RouteFac
     request.header.flags = RouteFlags::FibMatch;
     request.attributes = vec![RouteAttribute::Source(RouteAddress::Inet(from)), RouteAttribute::Destination(RouteAddress::Inet(to))];
     Conversation::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route)
+}
+
+/// Whether the kernel takes packets to this address in itself, by all its rules and routes as they are now. One short exchange, no privilege.
+///
+/// # Errors
+/// Those of a sandbox that forbids AF_NETLINK, or of a family that the kernel does not speak: then it cannot be told.
+pub fn is_own_address(ip: IpAddr) -> io::Result<bool> {
+    let mut request = RouteMessage::default();
+    let (family, length, destination) = match ip {
+        IpAddr::V4(v4) => (AddressFamily::Inet, 32, RouteAddress::Inet(v4)),
+        IpAddr::V6(v6) => (AddressFamily::Inet6, 128, RouteAddress::Inet6(v6)),
+    };
+    request.header.address_family = family;
+    request.header.destination_prefix_length = length;
+    request.header.flags = RouteFlags::FibMatch;
+    request.attributes = vec![RouteAttribute::Destination(destination)];
+    match Conversation::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route) {
+        Ok(Some(route)) => Ok(matches!(route.kind, RouteKind::Local | RouteKind::Broadcast)),
+        Ok(None) => Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer names no route")),
+        // No route at all, or one that refuses. The table of own addresses is looked up before any other.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Bytes received and sent by every device since it was made, in rising order of index. One short system call, no privilege.
