@@ -10,7 +10,7 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .NOTPARALLEL:
-.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels bench check screenshots deb static package book install uninstall
+.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-arm64 bench check screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
 	@echo "make test-verifier  loads every BPF program alone on each kernel of lab/kernels, in QEMU, from each compiler (UPDATE=1 writes the table)"
 	@echo "make test-kernels  all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\"); both need root and download from Debian"
+	@echo "make test-arm64  cross-builds Braid for arm64 and tries it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make program    build, without installing anything but what building needs"
 	@echo "make install    install what was built to $(PREFIX) (DESTDIR and PREFIX are honoured)"
@@ -92,6 +93,12 @@ test-kernels: deps-build
 	packaging/static-target $(STATIC)
 	CC_$(subst -,_,$(STATIC))=musl-gcc $(CARGO) build --release --locked -p braid -p braid-lab --target $(STATIC)
 	$(SUDO) env BRAID_KERNELS=$(abspath $(TARGET))/kernels KERNELS="$(KERNELS)" lab/kernels/test-kernels $(TARGET)/$(STATIC)/release $(RUNS)
+
+# Debian's tools for cross-building, and Rust's libraries for aarch64-unknown-linux-musl.
+test-arm64: deps-build
+	$(SUDO) lab/install-deps.sh kernels cross
+	programs=$$(BRAID_KERNELS=$(abspath $(TARGET))/kernels CARGO="$(CARGO)" lab/kernels/build-for arm64 $(abspath $(TARGET))) \
+	  && $(SUDO) env BRAID_KERNELS=$(abspath $(TARGET))/kernels ARCH=arm64 KERNELS="$(or $(KERNELS),6.12)" lab/kernels/test-kernels "$$programs" $(or $(RUNS),checks)
 
 book: program
 	docs/book/build $(TARGET)/release/braid $(TARGET)/book
