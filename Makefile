@@ -23,7 +23,7 @@ help:
 	@echo "make package    the same, and a tarball with a static program for any Linux"
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
 	@echo "make test-verifier  loads every BPF program alone on each kernel of lab/kernels, in QEMU, from each compiler (UPDATE=1 writes the table)"
-	@echo "make test-kernels  all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\"); both need root and download from Debian"
+	@echo "make test-kernels  all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\" RUNS=checks); both need root and download from Debian"
 	@echo "make test-arm64  cross-builds Braid for arm64 and tries it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make program    build, without installing anything but what building needs"
