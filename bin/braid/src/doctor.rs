@@ -77,8 +77,14 @@ fn configured() -> Vec<LinkRule> {
 fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientError>, policy: Option<PolicyView>) {
     let (standing, found, remedy) = match status {
         Ok(status) => {
-            let has = [doctor::PRIVILEGE, doctor::PROGRAMS, "state"];
-            for check in checks.iter_mut().filter(|check| has.contains(&check.name) && check.standing != Standing::Ok) {
+            // Programs that were tried and refused stay refused: a daemon from before an upgrade runs others.
+            let tried = checks.iter().any(|check| check.name == doctor::PRIVILEGE && check.standing == Standing::Ok);
+            let has = |check: &&mut doctor::Check| match check.name {
+                doctor::PROGRAMS => !tried,
+                doctor::PRIVILEGE | "state" => check.standing != Standing::Ok,
+                _ => false,
+            };
+            for check in checks.iter_mut().filter(has) {
                 (check.standing, check.found, check.remedy) = (Standing::Ok, "not this user's, but the daemon has it".into(), None);
             }
             // It knows its configuration, which may be another file, and what became of each link.
@@ -203,6 +209,10 @@ mod tests {
         assert_eq!(links(&[], &[]).standing, Standing::Warning);
     }
 
+    fn running() -> Status {
+        serde_json::from_str(r#"{"schema_version":1,"version":"9.9","scheduler":"operetta","links":[],"flows":0}"#).unwrap()
+    }
+
     #[test]
     fn what_the_daemon_has_is_not_missing() {
         let seen = |status| {
@@ -210,12 +220,19 @@ mod tests {
             beside_daemon(&mut checks, status, None);
             (report(checks.clone()).whole_machine, checks.pop().unwrap())
         };
+        let refused_to = |privilege| {
+            let named = |name, standing| doctor::Check { name, ..finding(standing, true) };
+            let mut checks = vec![named(doctor::PRIVILEGE, privilege), named(doctor::PROGRAMS, Standing::Missing)];
+            beside_daemon(&mut checks, Ok(running()), None);
+            judge(cli::Mode::Up, &checks).verdict
+        };
+        assert_eq!(refused_to(Standing::Missing), Verdict::Ok, "not tried");
+        assert_eq!(refused_to(Standing::Ok), Verdict::Missing, "a daemon from before an upgrade runs other programs");
         let (able, nobody) = seen(Err(ClientError::NobodyThere("/run/x".into())));
         assert!(!able && nobody.standing == Standing::Ok && nobody.found.contains("none runs"), "{nobody:?}");
         let (able, silent) = seen(Err(ClientError::Silent("/run/x".into())));
         assert!(!able && silent.standing == Standing::Warning && silent.remedy.is_some(), "{silent:?}");
-        let status = serde_json::from_str(r#"{"schema_version":1,"version":"9.9","scheduler":"operetta","links":[],"flows":0}"#).unwrap();
-        let (able, there) = seen(Ok(status));
+        let (able, there) = seen(Ok(running()));
         assert!(able && there.found.contains("9.9"), "{there:?}");
     }
 }
