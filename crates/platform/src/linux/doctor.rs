@@ -1,15 +1,18 @@
 //! Looks at what this kernel and system can and cannot do, and knows the remedy. Changes nothing: one empty file is made and removed, to try
-//! whether the state directory can be written, and as root the BPF programs are loaded and let go, attached to nothing.
+//! whether the state directory can be written, a child is started and ended, and as root the BPF programs are loaded and let go, attached to nothing.
 
 use std::fs;
+use std::io;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use braid_decide::policy::{LinkRule, Pattern};
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, Role};
 
 use crate::linux::bpf::load::{self, LoadError, Needed, ProgramTrial};
 use crate::linux::netlink;
+use crate::linux::sys::seccomp::{duplicate, read_memory};
 
 /// How a thing stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,13 +56,15 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
         cgroups(&read(root, "proc/self/mountinfo")),
         own_group(&read(root, "proc/self/cgroup")),
         seccomp(&read(root, "proc/sys/kernel/seccomp/actions_avail")),
+        process_access("cat"),
         bind_device(),
         reverse_path(root),
         lockdown(&read(root, "sys/kernel/security/lockdown")),
         state(state_dir),
     ];
     let privileged = checks.iter().any(|check| check.name == PRIVILEGE && check.standing == Standing::Ok);
-    checks.insert(4, if privileged { programs(&load::survey()) } else { untried() });
+    let is_root = is_root(&read(root, "proc/self/status"));
+    checks.insert(4, if privileged { programs(&load::survey()) } else { untried(is_root) });
     checks.extend(others(root));
     checks
 }
@@ -69,7 +74,11 @@ pub const PRIVILEGE: &str = "privilege";
 /// The name of the check that loads the BPF programs.
 pub const PROGRAMS: &str = "BPF programs";
 
-fn untried() -> Check {
+/// Another user can ask again as root. Root without the rights, as in a container, has nobody left to ask.
+fn untried(is_root: bool) -> Check {
+    if is_root {
+        return check(PROGRAMS, UP, Standing::Missing, "root lacks the capabilities to load them", Some("see privilege, above"));
+    }
     let remedy = "run `sudo braid doctor` to have this kernel try them";
     check(PROGRAMS, UP, Standing::Unknown, "not tried: only root may load them", Some(remedy))
 }
@@ -139,8 +148,17 @@ fn privilege(status: &str) -> Check {
     if missing.is_empty() {
         return check(PRIVILEGE, UP, Standing::Ok, "enough for the whole machine", None);
     }
-    let remedy = "use sudo for `braid up`; `braid run -- COMMAND` needs no privilege";
+    let remedy = if is_root(status) {
+        "root is confined here, as in a container: grant it what is missing (--cap-add), or use `braid run`, which needs no privilege"
+    } else {
+        "use sudo for `braid up`; `braid run -- COMMAND` needs no privilege"
+    };
     check(PRIVILEGE, UP, Standing::Missing, format!("without {}", missing.join(", ")), Some(remedy))
+}
+
+/// Whether the process acts as root, by the second number of `Uid:` (proc_pid_status(5)).
+fn is_root(status: &str) -> bool {
+    status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().nth(1)) == Some("0")
 }
 
 /// What there is to choose from.
@@ -250,6 +268,37 @@ fn seccomp(actions: &str) -> Check {
     }
     let remedy = "use a kernel built with CONFIG_SECCOMP_FILTER; in a container, allow seccomp to it";
     check("seccomp", RUN, Standing::Missing, "no user notification", Some(remedy))
+}
+
+/// `braid run` reads its command's memory (process_vm_readv(2)) and takes second descriptors for its sockets (pidfd_getfd(2), Linux 5.6).
+/// A container's filter or Yama may refuse either, so both are tried on a child: `program`, which must wait for its standard input.
+fn process_access(program: &str) -> Check {
+    let child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return check("process access", RUN, Standing::Unknown, format!("not tried: cannot start {program}: {error}"), None),
+    };
+    let tried = look_into(&child);
+    let _ = child.kill();
+    let _ = child.wait();
+    match tried {
+        Ok(()) => check("process access", RUN, Standing::Ok, "memory and sockets of child processes may be read", None),
+        Err(error) => {
+            let remedy = "use Linux 5.6 or later, and allow pidfd_getfd and process_vm_readv: in a container by --cap-add SYS_PTRACE or its \
+                          seccomp profile, elsewhere by kernel.yama.ptrace_scope=1";
+            check("process access", RUN, Standing::Missing, format!("child processes may not be looked into: {error}"), Some(remedy))
+        }
+    }
+}
+
+fn look_into(child: &Child) -> io::Result<()> {
+    let thread = i32::try_from(child.id()).map_err(io::Error::other)?;
+    duplicate(thread, libc::STDIN_FILENO)?;
+    // Nothing is mapped at 0: whoever may read gets EFAULT, whoever may not gets EPERM.
+    match read_memory(thread, 0, &mut [0]) {
+        Err(error) if error.raw_os_error() != Some(libc::EFAULT) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Binding a socket to a device needs no privilege since Linux 5.7, unless a security module forbids it.
@@ -376,6 +425,23 @@ mod tests {
         assert!(refused.found.contains("braid_connect4") && refused.found.contains("os error 22"), "{refused:?}");
         assert!(refused.found.contains("line 99") && !refused.found.contains("line 90"), "{refused:?}");
         assert_eq!(programs(&Err(LoadError::Btf { reason: "x".into() })).standing, Standing::Missing);
+    }
+
+    #[test]
+    fn regression_root_without_capabilities_is_not_told_to_become_root() {
+        assert!(is_root("Name:\tx\nUid:\t1000\t0\t0\t0\n") && !is_root("Uid:\t0\t1000\t0\t0\n") && !is_root(""));
+        let (root, user) = (untried(true), untried(false));
+        assert!(root.standing == Standing::Missing && !root.remedy.unwrap().contains("sudo"));
+        let confined = privilege("Uid:\t0\t0\t0\t0\nCapEff:\t0000000000001000\n");
+        assert!(confined.found == "without CAP_SYS_ADMIN" && !confined.remedy.unwrap().contains("sudo"));
+        assert!(user.standing == Standing::Unknown && user.remedy.unwrap().contains("sudo braid doctor"));
+    }
+
+    #[test]
+    fn processes_are_looked_into_where_one_can_be_started() {
+        let tried = process_access("cat");
+        assert!(tried.standing == Standing::Ok && tried.needed_by_run && !tried.needed_by_up, "{tried:?}");
+        assert_eq!(process_access("/nonexistent").standing, Standing::Unknown);
     }
 
     #[test]
