@@ -48,6 +48,7 @@ pub struct Check {
 /// `[[link]]` entries.
 pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
     let root = Path::new("/");
+    let locked = lockdown_mode(root);
     let mut checks = vec![
         kernel(&read(root, "proc/sys/kernel/osrelease")),
         privilege(&read(root, "proc/self/status")),
@@ -59,12 +60,12 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
         process_access("cat"),
         bind_device(),
         reverse_path(root),
-        lockdown(&read(root, "sys/kernel/security/lockdown")),
+        lockdown(&locked),
         state(state_dir),
     ];
     let privileged = checks.iter().any(|check| check.name == PRIVILEGE && check.standing == Standing::Ok);
     let is_root = is_root(&read(root, "proc/self/status"));
-    checks.insert(4, if privileged { programs(&load::survey()) } else { untried(is_root) });
+    checks.insert(4, if privileged { programs(&load::survey(), locks_bpf_out(&locked)) } else { untried(is_root) });
     checks.extend(others(root));
     checks
 }
@@ -84,7 +85,7 @@ fn untried(is_root: bool) -> Check {
 }
 
 /// Judges what the kernel said of each program. One of the two pairs that count datagrams is enough.
-fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>) -> Check {
+fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) -> Check {
     let trials = match survey {
         Ok(trials) => trials,
         Err(error) => return check(PROGRAMS, UP, Standing::Missing, error.to_string(), Some("`braid run` needs none")),
@@ -96,11 +97,13 @@ fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>) -> Check {
         let accepted = trials.iter().filter(|trial| trial.outcome.is_ok()).count();
         let most = trials.iter().filter_map(|trial| trial.outcome.as_ref().ok().copied().flatten()).max();
         let most = most.map(|most| format!("; the largest takes the verifier {most} of 1000000 instructions")).unwrap_or_default();
-        return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{most}", trials.len()), None);
+        let others = if accepted < trials.len() { " (the others count datagrams in another way, which it does not need)" } else { "" };
+        return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{others}{most}", trials.len()), None);
     };
     let names: Vec<&str> = missing.iter().map(|trial| trial.name.as_str()).collect();
     let found = format!("the kernel refuses {} of {}: {}; {}: {refusal}", names.len(), trials.len(), names.join(", "), first.name);
-    check(PROGRAMS, UP, Standing::Missing, found, Some("use a newer kernel, or `braid run`, which needs none; please report this refusal"))
+    let remedy = if locked_down { UNLOCK } else { "use a newer kernel, or `braid run`, which needs none; please report this refusal" };
+    check(PROGRAMS, UP, Standing::Missing, found, Some(remedy))
 }
 
 const UP: (bool, bool) = (true, false);
@@ -331,8 +334,19 @@ fn reverse_path(root: &Path) -> Check {
 
 /// Whether the kernel is locked down so far that BPF programs may not read its memory.
 pub fn is_locked_down() -> bool {
-    locks_bpf_out(&read(Path::new("/"), "sys/kernel/security/lockdown"))
+    locks_bpf_out(&lockdown_mode(Path::new("/")))
 }
+
+/// The lockdown mode as the kernel shows it; where securityfs is not mounted, the one that the kernel was booted with.
+fn lockdown_mode(root: &Path) -> String {
+    fs::read_to_string(root.join("sys/kernel/security/lockdown")).unwrap_or_else(|_| {
+        let booted = read(root, "proc/cmdline");
+        let mode = booted.split_whitespace().filter_map(|word| word.strip_prefix("lockdown=")).next_back();
+        mode.map(|mode| format!("[{mode}]")).unwrap_or_default()
+    })
+}
+
+const UNLOCK: &str = "boot without lockdown=confidentiality, or use `braid run`";
 
 fn locks_bpf_out(lockdown: &str) -> bool {
     lockdown.contains("[confidentiality]")
@@ -340,8 +354,7 @@ fn locks_bpf_out(lockdown: &str) -> bool {
 
 fn lockdown(text: &str) -> Check {
     if locks_bpf_out(text) {
-        let remedy = "boot without lockdown=confidentiality, or use `braid run`";
-        return check("lockdown", UP, Standing::Missing, "confidentiality mode keeps BPF programs from reading the kernel", Some(remedy));
+        return check("lockdown", UP, Standing::Missing, "confidentiality mode keeps BPF programs from reading the kernel", Some(UNLOCK));
     }
     check("lockdown", UP, Standing::Ok, "does not stand in the way", None)
 }
@@ -407,6 +420,21 @@ mod tests {
     }
 
     #[test]
+    fn regression_lockdown_is_found_without_securityfs() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            fs::create_dir_all(root.path().join(path).parent().unwrap()).unwrap();
+            fs::write(root.path().join(path), text).unwrap();
+        };
+        let locked = || locks_bpf_out(&lockdown_mode(root.path()));
+        assert!(!locked());
+        write("proc/cmdline", "quiet lockdown=integrity lockdown=confidentiality ro\n");
+        assert!(locked());
+        write("sys/kernel/security/lockdown", "[none] integrity confidentiality\n");
+        assert!(!locked(), "what the kernel shows counts more than what it was booted with");
+    }
+
+    #[test]
     fn refused_programs_are_named_with_the_verifiers_last_words() {
         let refusal = |log: &str| Err(load::Refusal { reason: "Invalid argument (os error 22)".into(), log: log.into() });
         let trial = |name: &str, needed, outcome| ProgramTrial { name: name.into(), needed, outcome };
@@ -414,17 +442,18 @@ mod tests {
             let connect = trial("braid_connect4", Needed::Always, connect);
             Ok(vec![connect, trial("braid_sent", Needed::CountCalls, calls), trial("braid_egress", Needed::CountPackets, packets)])
         };
-        let fine = programs(&survey(Ok(Some(80_000)), Ok(Some(500)), Ok(None)));
+        let fine = programs(&survey(Ok(Some(80_000)), Ok(Some(500)), Ok(None)), false);
         assert!(fine.standing == Standing::Ok && fine.found.contains("80000") && fine.needed_by_up, "{fine:?}");
-        let old = programs(&survey(Ok(None), refusal(""), Ok(None)));
-        assert_eq!(old.standing, Standing::Ok, "one way of counting is enough");
-        let uncounted = programs(&survey(Ok(None), refusal(""), refusal("")));
+        let old = programs(&survey(Ok(None), refusal(""), Ok(None)), false);
+        assert!(old.standing == Standing::Ok && old.found.contains("2 of 3 (the others"), "one way of counting is enough: {old:?}");
+        let uncounted = programs(&survey(Ok(None), refusal(""), refusal("")), false);
         assert!(uncounted.standing == Standing::Missing && uncounted.found.contains("braid_egress"), "{uncounted:?}");
         let log: String = (0..100).map(|line| format!("line {line}\n")).collect();
-        let refused = programs(&survey(refusal(&log), Ok(None), Ok(None)));
+        let refused = programs(&survey(refusal(&log), Ok(None), Ok(None)), false);
         assert!(refused.found.contains("braid_connect4") && refused.found.contains("os error 22"), "{refused:?}");
         assert!(refused.found.contains("line 99") && !refused.found.contains("line 90"), "{refused:?}");
-        assert_eq!(programs(&Err(LoadError::Btf { reason: "x".into() })).standing, Standing::Missing);
+        assert!(programs(&survey(refusal(""), Ok(None), Ok(None)), true).remedy.unwrap().contains("lockdown=confidentiality"));
+        assert_eq!(programs(&Err(LoadError::Btf { reason: "x".into() }), false).standing, Standing::Missing);
     }
 
     #[test]
