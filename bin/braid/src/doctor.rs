@@ -19,21 +19,27 @@ pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     let mut checks = doctor::examine(&asked.state_dir, &configured());
     let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
     beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"), policy);
-    if let Some(mode) = asked.mode {
-        checks.retain(|check| is_needed(check, mode));
-    }
     let mut report = report(checks);
     let Some(asked_for) = asked.mode else {
         print(asked.json, &report, show::doctor)?;
         return Ok(if report.whole_machine || report.one_command { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     };
-    report.modes.retain(|mode| mode.name == name(asked_for));
+    narrow(&mut report, asked_for);
     print(asked.json, &report, show::doctor)?;
     Ok(match report.modes.first().map(|mode| mode.verdict) {
         Some(Verdict::Ok) => ExitCode::SUCCESS,
         Some(Verdict::Unknown) => ExitCode::from(NOT_KNOWN),
         _ => ExitCode::FAILURE,
     })
+}
+
+/// Leaves in the report what concerns one way of using Braid.
+fn narrow(report: &mut DoctorReport, mode: cli::Mode) {
+    report.modes.retain(|judged| judged.name == name(mode));
+    report.checks.retain(|check| match mode {
+        cli::Mode::Up => check.needed_by_up,
+        cli::Mode::Run => check.needed_by_run,
+    });
 }
 
 const fn name(mode: cli::Mode) -> &'static str {
@@ -176,6 +182,15 @@ mod tests {
         assert!(able(Standing::Missing, false) && able(Standing::Unknown, true) && able(Standing::Warning, true));
         assert!(!able(Standing::Missing, true));
         assert!(report(vec![finding(Standing::Missing, true)]).one_command);
+    }
+
+    #[test]
+    fn regression_a_report_for_run_does_not_promise_up() {
+        let run = doctor::Check { needed_by_run: true, ..finding(Standing::Ok, false) };
+        let mut report = report(vec![finding(Standing::Missing, true), run]);
+        narrow(&mut report, cli::Mode::Run);
+        assert!(!report.whole_machine && report.one_command);
+        assert_eq!((report.checks.len(), report.modes.len(), report.modes[0].name.as_str()), (1, 1, "run"));
     }
 
     #[test]
