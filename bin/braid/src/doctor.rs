@@ -19,21 +19,27 @@ pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     let mut checks = doctor::examine(&asked.state_dir, &configured());
     let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
     beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"), policy);
-    if let Some(mode) = asked.mode {
-        checks.retain(|check| is_needed(check, mode));
-    }
     let mut report = report(checks);
     let Some(asked_for) = asked.mode else {
         print(asked.json, &report, show::doctor)?;
         return Ok(if report.whole_machine || report.one_command { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     };
-    report.modes.retain(|mode| mode.name == name(asked_for));
+    narrow(&mut report, asked_for);
     print(asked.json, &report, show::doctor)?;
     Ok(match report.modes.first().map(|mode| mode.verdict) {
         Some(Verdict::Ok) => ExitCode::SUCCESS,
         Some(Verdict::Unknown) => ExitCode::from(NOT_KNOWN),
         _ => ExitCode::FAILURE,
     })
+}
+
+/// Leaves in the report what concerns one way of using Braid.
+fn narrow(report: &mut DoctorReport, mode: cli::Mode) {
+    report.modes.retain(|judged| judged.name == name(mode));
+    report.checks.retain(|check| match mode {
+        cli::Mode::Up => check.needed_by_up,
+        cli::Mode::Run => check.needed_by_run,
+    });
 }
 
 const fn name(mode: cli::Mode) -> &'static str {
@@ -77,8 +83,14 @@ fn configured() -> Vec<LinkRule> {
 fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientError>, policy: Option<PolicyView>) {
     let (standing, found, remedy) = match status {
         Ok(status) => {
-            let has = [doctor::PRIVILEGE, doctor::PROGRAMS, "state"];
-            for check in checks.iter_mut().filter(|check| has.contains(&check.name) && check.standing != Standing::Ok) {
+            // Programs that were tried and refused stay refused: a daemon from before an upgrade runs others.
+            let tried = checks.iter().any(|check| check.name == doctor::PRIVILEGE && check.standing == Standing::Ok);
+            let has = |check: &&mut doctor::Check| match check.name {
+                doctor::PROGRAMS => !tried,
+                doctor::PRIVILEGE | "state" => check.standing != Standing::Ok,
+                _ => false,
+            };
+            for check in checks.iter_mut().filter(has) {
                 (check.standing, check.found, check.remedy) = (Standing::Ok, "not this user's, but the daemon has it".into(), None);
             }
             // It knows its configuration, which may be another file, and what became of each link.
@@ -173,6 +185,15 @@ mod tests {
     }
 
     #[test]
+    fn regression_a_report_for_run_does_not_promise_up() {
+        let run = doctor::Check { needed_by_run: true, ..finding(Standing::Ok, false) };
+        let mut report = report(vec![finding(Standing::Missing, true), run]);
+        narrow(&mut report, cli::Mode::Run);
+        assert!(!report.whole_machine && report.one_command);
+        assert_eq!((report.checks.len(), report.modes.len(), report.modes[0].name.as_str()), (1, 1, "run"));
+    }
+
+    #[test]
     fn a_mode_is_judged_by_what_it_needs_and_what_this_user_lacks_leaves_it_open() {
         let named = |name, standing| doctor::Check { name, ..finding(standing, true) };
         let verdict = |checks: &[doctor::Check]| judge(cli::Mode::Up, checks).verdict;
@@ -203,6 +224,10 @@ mod tests {
         assert_eq!(links(&[], &[]).standing, Standing::Warning);
     }
 
+    fn running() -> Status {
+        serde_json::from_str(r#"{"schema_version":1,"version":"9.9","scheduler":"operetta","links":[],"flows":0}"#).unwrap()
+    }
+
     #[test]
     fn what_the_daemon_has_is_not_missing() {
         let seen = |status| {
@@ -210,12 +235,19 @@ mod tests {
             beside_daemon(&mut checks, status, None);
             (report(checks.clone()).whole_machine, checks.pop().unwrap())
         };
+        let refused_to = |privilege| {
+            let named = |name, standing| doctor::Check { name, ..finding(standing, true) };
+            let mut checks = vec![named(doctor::PRIVILEGE, privilege), named(doctor::PROGRAMS, Standing::Missing)];
+            beside_daemon(&mut checks, Ok(running()), None);
+            judge(cli::Mode::Up, &checks).verdict
+        };
+        assert_eq!(refused_to(Standing::Missing), Verdict::Ok, "not tried");
+        assert_eq!(refused_to(Standing::Ok), Verdict::Missing, "a daemon from before an upgrade runs other programs");
         let (able, nobody) = seen(Err(ClientError::NobodyThere("/run/x".into())));
         assert!(!able && nobody.standing == Standing::Ok && nobody.found.contains("none runs"), "{nobody:?}");
         let (able, silent) = seen(Err(ClientError::Silent("/run/x".into())));
         assert!(!able && silent.standing == Standing::Warning && silent.remedy.is_some(), "{silent:?}");
-        let status = serde_json::from_str(r#"{"schema_version":1,"version":"9.9","scheduler":"operetta","links":[],"flows":0}"#).unwrap();
-        let (able, there) = seen(Ok(status));
+        let (able, there) = seen(Ok(running()));
         assert!(able && there.found.contains("9.9"), "{there:?}");
     }
 }

@@ -232,7 +232,7 @@ fn manual(dir: Option<&Path>) -> anyhow::Result<()> {
 
 /// Several lines of others' text, safe on a terminal.
 pub(crate) fn printable_lines(text: &str) -> String {
-    text.lines().map(printable).collect::<Vec<_>>().join("\n")
+    text.lines().map(|line| printable(&line.replace('\t', " "))).collect::<Vec<_>>().join("\n")
 }
 
 /// JSON whose texts hold nothing that would steer a terminal. The library escapes only what JSON forbids.
@@ -263,6 +263,6 @@ mod tests {
         let json = escaped(&serde_json::to_string_pretty(&serde_json::json!({ "name": name })).unwrap());
         assert!(!json.chars().any(|c| c != '\n' && steers(c)), "{json:?}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap()["name"], name);
-        assert_eq!(printable_lines("one\x1b[2J\ntwo"), "one\u{fffd}[2J\ntwo");
+        assert_eq!(printable_lines("one\x1b[2J\n;\ttwo"), "one\u{fffd}[2J\n; two");
     }
 }

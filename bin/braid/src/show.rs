@@ -421,7 +421,11 @@ pub(crate) fn doctor(page: &mut Page<'_>, report: &DoctorReport) -> io::Result<(
             Verdict::Missing => ("missing", Tone::Bad),
             Verdict::Unknown => ("unknown", Tone::Faint),
         };
-        page.toned(tone, &format!("{sign}  {}: {}", check.name, check.found))?;
+        // A page lets no control characters through; the verifier's log has several lines, with tabs.
+        let found = check.found.replace('\t', " ");
+        let mut lines = found.lines();
+        page.toned(tone, &format!("{sign}  {}: {}", check.name, lines.next().unwrap_or_default()))?;
+        lines.try_for_each(|line| page.line(format!("         {line}")))?;
         if let Some(remedy) = &check.remedy {
             page.line(format!("         -> {remedy}"))?;
         }
@@ -610,10 +614,15 @@ wwan0  no    0 B  assumed 8.0 Mbit/s       -       -     -  backup
             "modes": [{"name": "up", "verdict": "unknown", "because": ["privilege"]}, {"name": "run", "verdict": "ok", "because": []},
                       {"name": "x", "verdict": "missing", "because": ["BTF", "kernel"]}],
             "checks": [{"name": "kernel", "verdict": "ok", "found": "6.18", "remedy": null},
+                       {"name": "BPF programs", "verdict": "missing", "found": "refused\n    0: (b7)\n    ;\tgoto", "remedy": "report"},
                        {"name": "privilege", "verdict": "missing", "found": "not root", "remedy": "use sudo"}],
         });
         let expected = "\
 ok       kernel: 6.18
+missing  BPF programs: refused
+             0: (b7)
+             ; goto
+         -> report
 missing  privilege: not root
          -> use sudo
 

@@ -35,7 +35,7 @@ fn refusal(error: &LoadError, verbose: u8, locked_down: bool) -> String {
     }
     let _ = write!(text, "{error}");
     if locked_down {
-        text += "\nThe kernel is in lockdown mode \"confidentiality\" (/sys/kernel/security/lockdown), which keeps BPF programs from reading it: \
+        text += "\nThe kernel is in lockdown mode \"confidentiality\", which keeps BPF programs from reading its memory: \
                  boot without lockdown=confidentiality.";
     }
     let more =

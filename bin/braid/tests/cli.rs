@@ -299,6 +299,20 @@ fn the_doctor_answers_scripts_by_its_status() {
 }
 
 #[test]
+fn the_doctor_answers_a_user_who_is_not_root_that_root_must_ask() {
+    use std::os::unix::process::CommandExt;
+    // Another user than root may have no way to the program, and only root can become another.
+    let asked = braid(&["doctor", "--for", "up", "--socket", "/nonexistent"]).uid(65534).output();
+    let Ok(asked) = asked else { return eprintln!("skipped, nobody cannot run the program: {asked:?}") };
+    let said = text(&asked.stdout);
+    if said.contains("no: ") {
+        return eprintln!("skipped, up cannot work on this system, and no root is needed to see it: {said}");
+    }
+    assert_eq!(asked.status.code(), Some(3), "{said}");
+    assert!(said.contains("sudo braid doctor") && said.contains("braid up:  not known: privilege, BPF programs"), "{said}");
+}
+
+#[test]
 fn completions_and_manual_pages_are_written() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(succeed(braid(&["completions", shell])).contains("explain"), "{shell}");

@@ -84,7 +84,6 @@ pub(crate) enum Command {
     /// Carry running bonded flows over another link.
     Move(Move),
     Relay(Box<Relay>),
-    /// Tell what this system can and cannot do, and the remedy.
     Doctor(Doctor),
     /// Write a completion script for a shell to standard output.
     Completions {
@@ -211,9 +210,15 @@ pub(crate) struct Explain {
     pub(crate) query: Query,
 }
 
+/// Tell what this system can and cannot do, and the remedy.
+///
+/// As root it also has the kernel try every BPF program; none is attached, and nothing is left behind.
+///
+/// Exit status with --for: 0 the command works here, 1 it does not, 3 not known (most often because only root may try the BPF programs).
+/// Without --for: 0 unless `up` and `run` both do not work, then 1. Wrong usage ends with 2.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Look only at what this command needs. Exit status: 0 it works, 1 it does not, 3 this user cannot tell.
+    /// Look only at what this command needs, and answer by the exit status.
     #[arg(long = "for", value_name = "COMMAND")]
     pub(crate) mode: Option<Mode>,
     #[command(flatten)]
@@ -280,6 +285,7 @@ mod tests {
         for (words, told) in [
             (&["explain"][..], "TURN"),
             (&["run"], "seccomp"),
+            (&["doctor"], "Exit status"),
             (&["get"], "mirrors"),
             (&["proxy"], "/proxy.pac"),
             (&["log"], "1,000 notes"),

@@ -1,15 +1,18 @@
 //! Looks at what this kernel and system can and cannot do, and knows the remedy. Changes nothing: one empty file is made and removed, to try
-//! whether the state directory can be written, and as root the BPF programs are loaded and let go, attached to nothing.
+//! whether the state directory can be written, a child is started and ended, and as root the BPF programs are loaded and let go, attached to nothing.
 
 use std::fs;
+use std::io;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use braid_decide::policy::{LinkRule, Pattern};
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, Role};
 
 use crate::linux::bpf::load::{self, LoadError, Needed, ProgramTrial};
 use crate::linux::netlink;
+use crate::linux::sys::seccomp::{duplicate, read_memory};
 
 /// How a thing stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +48,7 @@ pub struct Check {
 /// `[[link]]` entries.
 pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
     let root = Path::new("/");
+    let locked = lockdown_mode(root);
     let mut checks = vec![
         kernel(&read(root, "proc/sys/kernel/osrelease")),
         privilege(&read(root, "proc/self/status")),
@@ -53,13 +57,15 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
         cgroups(&read(root, "proc/self/mountinfo")),
         own_group(&read(root, "proc/self/cgroup")),
         seccomp(&read(root, "proc/sys/kernel/seccomp/actions_avail")),
+        process_access("cat"),
         bind_device(),
         reverse_path(root),
-        lockdown(&read(root, "sys/kernel/security/lockdown")),
+        lockdown(&locked),
         state(state_dir),
     ];
     let privileged = checks.iter().any(|check| check.name == PRIVILEGE && check.standing == Standing::Ok);
-    checks.insert(4, if privileged { programs(&load::survey()) } else { untried() });
+    let is_root = is_root(&read(root, "proc/self/status"));
+    checks.insert(4, if privileged { programs(&load::survey(), locks_bpf_out(&locked)) } else { untried(is_root) });
     checks.extend(others(root));
     checks
 }
@@ -69,13 +75,17 @@ pub const PRIVILEGE: &str = "privilege";
 /// The name of the check that loads the BPF programs.
 pub const PROGRAMS: &str = "BPF programs";
 
-fn untried() -> Check {
+/// Another user can ask again as root. Root without the rights, as in a container, has nobody left to ask.
+fn untried(is_root: bool) -> Check {
+    if is_root {
+        return check(PROGRAMS, UP, Standing::Missing, "root lacks the capabilities to load them", Some("see privilege, above"));
+    }
     let remedy = "run `sudo braid doctor` to have this kernel try them";
     check(PROGRAMS, UP, Standing::Unknown, "not tried: only root may load them", Some(remedy))
 }
 
 /// Judges what the kernel said of each program. One of the two pairs that count datagrams is enough.
-fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>) -> Check {
+fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) -> Check {
     let trials = match survey {
         Ok(trials) => trials,
         Err(error) => return check(PROGRAMS, UP, Standing::Missing, error.to_string(), Some("`braid run` needs none")),
@@ -87,11 +97,13 @@ fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>) -> Check {
         let accepted = trials.iter().filter(|trial| trial.outcome.is_ok()).count();
         let most = trials.iter().filter_map(|trial| trial.outcome.as_ref().ok().copied().flatten()).max();
         let most = most.map(|most| format!("; the largest takes the verifier {most} of 1000000 instructions")).unwrap_or_default();
-        return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{most}", trials.len()), None);
+        let others = if accepted < trials.len() { " (the others count datagrams in another way, which it does not need)" } else { "" };
+        return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{others}{most}", trials.len()), None);
     };
     let names: Vec<&str> = missing.iter().map(|trial| trial.name.as_str()).collect();
     let found = format!("the kernel refuses {} of {}: {}; {}: {refusal}", names.len(), trials.len(), names.join(", "), first.name);
-    check(PROGRAMS, UP, Standing::Missing, found, Some("use a newer kernel, or `braid run`, which needs none; please report this refusal"))
+    let remedy = if locked_down { UNLOCK } else { "use a newer kernel, or `braid run`, which needs none; please report this refusal" };
+    check(PROGRAMS, UP, Standing::Missing, found, Some(remedy))
 }
 
 const UP: (bool, bool) = (true, false);
@@ -139,8 +151,17 @@ fn privilege(status: &str) -> Check {
     if missing.is_empty() {
         return check(PRIVILEGE, UP, Standing::Ok, "enough for the whole machine", None);
     }
-    let remedy = "use sudo for `braid up`; `braid run -- COMMAND` needs no privilege";
+    let remedy = if is_root(status) {
+        "root is confined here, as in a container: grant it what is missing (--cap-add), or use `braid run`, which needs no privilege"
+    } else {
+        "use sudo for `braid up`; `braid run -- COMMAND` needs no privilege"
+    };
     check(PRIVILEGE, UP, Standing::Missing, format!("without {}", missing.join(", ")), Some(remedy))
+}
+
+/// Whether the process acts as root, by the second number of `Uid:` (proc_pid_status(5)).
+fn is_root(status: &str) -> bool {
+    status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().nth(1)) == Some("0")
 }
 
 /// What there is to choose from.
@@ -252,6 +273,37 @@ fn seccomp(actions: &str) -> Check {
     check("seccomp", RUN, Standing::Missing, "no user notification", Some(remedy))
 }
 
+/// `braid run` reads its command's memory (process_vm_readv(2)) and takes second descriptors for its sockets (pidfd_getfd(2), Linux 5.6).
+/// A container's filter or Yama may refuse either, so both are tried on a child: `program`, which must wait for its standard input.
+fn process_access(program: &str) -> Check {
+    let child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return check("process access", RUN, Standing::Unknown, format!("not tried: cannot start {program}: {error}"), None),
+    };
+    let tried = look_into(&child);
+    let _ = child.kill();
+    let _ = child.wait();
+    match tried {
+        Ok(()) => check("process access", RUN, Standing::Ok, "memory and sockets of child processes may be read", None),
+        Err(error) => {
+            let remedy = "use Linux 5.6 or later, and allow pidfd_getfd and process_vm_readv: in a container by --cap-add SYS_PTRACE or its \
+                          seccomp profile, elsewhere by kernel.yama.ptrace_scope=1";
+            check("process access", RUN, Standing::Missing, format!("child processes may not be looked into: {error}"), Some(remedy))
+        }
+    }
+}
+
+fn look_into(child: &Child) -> io::Result<()> {
+    let thread = i32::try_from(child.id()).map_err(io::Error::other)?;
+    duplicate(thread, libc::STDIN_FILENO)?;
+    // Nothing is mapped at 0: whoever may read gets EFAULT, whoever may not gets EPERM.
+    match read_memory(thread, 0, &mut [0]) {
+        Err(error) if error.raw_os_error() != Some(libc::EFAULT) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Binding a socket to a device needs no privilege since Linux 5.7, unless a security module forbids it.
 fn bind_device() -> Check {
     let bound = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket2::SockRef::from(&socket).bind_device(Some(b"lo")));
@@ -282,8 +334,19 @@ fn reverse_path(root: &Path) -> Check {
 
 /// Whether the kernel is locked down so far that BPF programs may not read its memory.
 pub fn is_locked_down() -> bool {
-    locks_bpf_out(&read(Path::new("/"), "sys/kernel/security/lockdown"))
+    locks_bpf_out(&lockdown_mode(Path::new("/")))
 }
+
+/// The lockdown mode as the kernel shows it; where securityfs is not mounted, the one that the kernel was booted with.
+fn lockdown_mode(root: &Path) -> String {
+    fs::read_to_string(root.join("sys/kernel/security/lockdown")).unwrap_or_else(|_| {
+        let booted = read(root, "proc/cmdline");
+        let mode = booted.split_whitespace().filter_map(|word| word.strip_prefix("lockdown=")).next_back();
+        mode.map(|mode| format!("[{mode}]")).unwrap_or_default()
+    })
+}
+
+const UNLOCK: &str = "boot without lockdown=confidentiality, or use `braid run`";
 
 fn locks_bpf_out(lockdown: &str) -> bool {
     lockdown.contains("[confidentiality]")
@@ -291,8 +354,7 @@ fn locks_bpf_out(lockdown: &str) -> bool {
 
 fn lockdown(text: &str) -> Check {
     if locks_bpf_out(text) {
-        let remedy = "boot without lockdown=confidentiality, or use `braid run`";
-        return check("lockdown", UP, Standing::Missing, "confidentiality mode keeps BPF programs from reading the kernel", Some(remedy));
+        return check("lockdown", UP, Standing::Missing, "confidentiality mode keeps BPF programs from reading the kernel", Some(UNLOCK));
     }
     check("lockdown", UP, Standing::Ok, "does not stand in the way", None)
 }
@@ -358,6 +420,21 @@ mod tests {
     }
 
     #[test]
+    fn regression_lockdown_is_found_without_securityfs() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            fs::create_dir_all(root.path().join(path).parent().unwrap()).unwrap();
+            fs::write(root.path().join(path), text).unwrap();
+        };
+        let locked = || locks_bpf_out(&lockdown_mode(root.path()));
+        assert!(!locked());
+        write("proc/cmdline", "quiet lockdown=integrity lockdown=confidentiality ro\n");
+        assert!(locked());
+        write("sys/kernel/security/lockdown", "[none] integrity confidentiality\n");
+        assert!(!locked(), "what the kernel shows counts more than what it was booted with");
+    }
+
+    #[test]
     fn refused_programs_are_named_with_the_verifiers_last_words() {
         let refusal = |log: &str| Err(load::Refusal { reason: "Invalid argument (os error 22)".into(), log: log.into() });
         let trial = |name: &str, needed, outcome| ProgramTrial { name: name.into(), needed, outcome };
@@ -365,17 +442,35 @@ mod tests {
             let connect = trial("braid_connect4", Needed::Always, connect);
             Ok(vec![connect, trial("braid_sent", Needed::CountCalls, calls), trial("braid_egress", Needed::CountPackets, packets)])
         };
-        let fine = programs(&survey(Ok(Some(80_000)), Ok(Some(500)), Ok(None)));
+        let fine = programs(&survey(Ok(Some(80_000)), Ok(Some(500)), Ok(None)), false);
         assert!(fine.standing == Standing::Ok && fine.found.contains("80000") && fine.needed_by_up, "{fine:?}");
-        let old = programs(&survey(Ok(None), refusal(""), Ok(None)));
-        assert_eq!(old.standing, Standing::Ok, "one way of counting is enough");
-        let uncounted = programs(&survey(Ok(None), refusal(""), refusal("")));
+        let old = programs(&survey(Ok(None), refusal(""), Ok(None)), false);
+        assert!(old.standing == Standing::Ok && old.found.contains("2 of 3 (the others"), "one way of counting is enough: {old:?}");
+        let uncounted = programs(&survey(Ok(None), refusal(""), refusal("")), false);
         assert!(uncounted.standing == Standing::Missing && uncounted.found.contains("braid_egress"), "{uncounted:?}");
         let log: String = (0..100).map(|line| format!("line {line}\n")).collect();
-        let refused = programs(&survey(refusal(&log), Ok(None), Ok(None)));
+        let refused = programs(&survey(refusal(&log), Ok(None), Ok(None)), false);
         assert!(refused.found.contains("braid_connect4") && refused.found.contains("os error 22"), "{refused:?}");
         assert!(refused.found.contains("line 99") && !refused.found.contains("line 90"), "{refused:?}");
-        assert_eq!(programs(&Err(LoadError::Btf { reason: "x".into() })).standing, Standing::Missing);
+        assert!(programs(&survey(refusal(""), Ok(None), Ok(None)), true).remedy.unwrap().contains("lockdown=confidentiality"));
+        assert_eq!(programs(&Err(LoadError::Btf { reason: "x".into() }), false).standing, Standing::Missing);
+    }
+
+    #[test]
+    fn regression_root_without_capabilities_is_not_told_to_become_root() {
+        assert!(is_root("Name:\tx\nUid:\t1000\t0\t0\t0\n") && !is_root("Uid:\t0\t1000\t0\t0\n") && !is_root(""));
+        let (root, user) = (untried(true), untried(false));
+        assert!(root.standing == Standing::Missing && !root.remedy.unwrap().contains("sudo"));
+        let confined = privilege("Uid:\t0\t0\t0\t0\nCapEff:\t0000000000001000\n");
+        assert!(confined.found == "without CAP_SYS_ADMIN" && !confined.remedy.unwrap().contains("sudo"));
+        assert!(user.standing == Standing::Unknown && user.remedy.unwrap().contains("sudo braid doctor"));
+    }
+
+    #[test]
+    fn processes_are_looked_into_where_one_can_be_started() {
+        let tried = process_access("cat");
+        assert!(tried.standing == Standing::Ok && tried.needed_by_run && !tried.needed_by_up, "{tried:?}");
+        assert_eq!(process_access("/nonexistent").standing, Standing::Unknown);
     }
 
     #[test]
