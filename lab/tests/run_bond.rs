@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use braid_lab::relay::Relay;
-use braid_lab::{Lab, Web, ms};
+use braid_lab::{Builder, Lab, LinkSpec, Web, mbps, ms};
 use braid_model::Bytes;
 use support::user::{User, said, sha256};
 use support::*;
@@ -36,7 +36,10 @@ impl Deref for Joined {
 
 impl Joined {
     fn new() -> Self {
-        let user = User::new();
+        Self::of(User::new())
+    }
+
+    fn of(user: User) -> Self {
         let joined = Self { relay: Some(user.join()), user };
         joined.serve(NAMING, name);
         joined
@@ -287,9 +290,39 @@ fn without_its_relay_a_command_goes_direct() {
         }
     }
     // It is not there from the start.
-    let (lines, took) = joined.lines("bond", &["bash", "-c", &ask]);
-    println!("without it from the start: {took:?}");
-    assert!(lines[0].starts_with("10.77."), "{lines:?}");
+    for wait in [&[][..], &["--relay-wait", "2s"]] {
+        let begin = Instant::now();
+        let output = joined.braid(&[&["run", "--carry", "bond"], wait, &["--", "bash", "-c", &ask]].concat()).output().unwrap();
+        println!("without it from the start, {wait:?}: {:?}", begin.elapsed());
+        assert!(text(&output.stdout).starts_with("10.77."), "{wait:?}: {}", said(&output));
+        assert!(begin.elapsed() >= Duration::from_secs(if wait.is_empty() { 1 } else { 2 }), "it waits: {:?}", begin.elapsed());
+        assert!(text(&output.stderr).contains("the relay home does not answer"), "{}", said(&output));
+    }
+}
+
+/// Its handshake takes two round trips, longer than a relay is waited for that is not there.
+#[test]
+fn regression_the_first_connection_waits_for_a_relay_that_answers_slowly() {
+    if !able() {
+        return;
+    }
+    let far = ["wlan0", "lte0"].map(|name| LinkSpec::new(name).rate(mbps(20)).delay(ms(300)));
+    let joined = Joined::of(User::of(far.into_iter().fold(Lab::builder(), Builder::link)));
+    joined.serve(8080, name);
+    // The lab delays ARP too, which no network does.
+    eventually("the gateways' addresses are resolved", || {
+        joined.lab.client().run(|| NAMES[..2].iter().for_each(|link| ask_for_gateway(link))).unwrap();
+        NAMES[..2].iter().all(|link| client(&joined.lab, &format!("ip -4 neigh show dev {link}")).contains("lladdr"))
+    });
+    let ask = format!("exec 3<>/dev/tcp/{}/8080; cat <&3", Lab::internet(11));
+    let output = joined.braid(&["run", "--carry", "bond", "--", "bash", "-c", &ask]).output().unwrap();
+    assert!(is_relay(&text(&output.stdout)), "{}", said(&output));
+}
+
+fn ask_for_gateway(link: &str) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+    socket.bind_device(Some(link.as_bytes())).unwrap();
+    socket.send_to(b"x", &remote(10, 9).into()).unwrap();
 }
 
 #[test]

@@ -46,7 +46,8 @@ fn refusal(error: &LoadError, verbose: u8, locked_down: bool) -> String {
 /// `braid run`: exits with the command's own status.
 pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
     let Steering { scheduler, links, carry, relay } = run.steering;
-    let options = RunOptions { scheduler: scheduler.unwrap_or_default(), links, carry, relay, command: run.command };
+    let scheduler = scheduler.unwrap_or_default();
+    let options = RunOptions { scheduler, links, carry, relay, relay_wait: run.relay_wait, command: run.command };
     let status = match braid_engine::run::main(options) {
         Ok(status) => status,
         // As a shell would: 127 and 126 for a command that cannot be started, 125 for Braid's own troubles.

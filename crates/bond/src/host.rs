@@ -283,6 +283,11 @@ impl Host {
         self.conns.get(&id.0).is_some_and(|conn| conn.heard.is_some())
     }
 
+    /// Client: whether the other end of a bond has sent anything that belongs to one of the connections that the bond has now.
+    pub fn has_heard_of(&self, bond: BondId) -> bool {
+        self.conns.values().any(|conn| conn.bond == Some(bond) && conn.heard.is_some())
+    }
+
     /// The host's own addresses that a bond's paths have reached it at, as far as the system tells.
     pub fn local_addresses(&self, bond: BondId) -> BTreeSet<IpAddr> {
         let session = self.sessions.get(&bond);

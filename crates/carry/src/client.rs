@@ -131,6 +131,18 @@ impl Client {
         self.state.clone()
     }
 
+    /// Whether the peer has sent anything on the bond's connections: while the state is [`State::Connecting`] a slow handshake then differs
+    /// from a peer that is not there.
+    pub fn is_answered(&self) -> bool {
+        let id = self.bond();
+        self.carrier.with(|host, _| host.has_heard_of(id))
+    }
+
+    /// The round trip of the fastest path that delivers; `None` without one.
+    pub fn round_trip(&self) -> Option<Duration> {
+        fastest(&self.paths())
+    }
+
     /// Opens a flow.
     pub fn open(&self, open: Open) -> Result<Flow, FlowError> {
         self.carrier.open(self.bond(), open)
@@ -151,8 +163,10 @@ impl Client {
             let heard =
                 |paths: &[(PathId, PathView)]| paths.iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
             let good = |(_, path): &&(PathId, PathView)| path.state == PathState::Good;
-            let round_trip = paths.iter().filter(good).map(|(_, path)| path.srtt).min().unwrap_or_default();
+            let round_trip = fastest(&paths).unwrap_or_default();
             tokio::time::sleep((round_trip * 4).clamp(SOON, LATE)).await;
+            // After a time in which this process did not run, what has come in is read first.
+            tokio::task::yield_now().await;
             let now = self.paths();
             if now.iter().filter(good).all(|(_, path)| path.in_flight.get() == 0) {
                 return std::future::pending().await;
@@ -178,6 +192,10 @@ impl Client {
     fn bond(&self) -> BondId {
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn fastest(paths: &[(PathId, PathView)]) -> Option<Duration> {
+    paths.iter().filter(|(_, path)| path.state == PathState::Good).map(|(_, path)| path.srtt).min()
 }
 
 /// The task that keeps paths alive.

@@ -7,7 +7,7 @@ use braid_engine::run::{RunOptions, main as run};
 
 fn main() -> ExitCode {
     let (scheduler, carry) = (Scheduler::default(), Carry::default());
-    let mut options = RunOptions { scheduler, links: Vec::new(), carry, relay: None, command: Vec::new() };
+    let mut options = RunOptions { scheduler, links: Vec::new(), carry, relay: None, relay_wait: None, command: Vec::new() };
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().and_then(|value| value.into_string().ok()).unwrap_or_default();

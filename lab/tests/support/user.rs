@@ -25,8 +25,13 @@ pub struct User {
 
 impl User {
     pub fn new() -> Self {
+        Self::of(two_links())
+    }
+
+    /// The user of a lab that is to be started.
+    pub fn of(lab: Builder) -> Self {
         // Without a daemon's rules a strict filter would keep the second link out.
-        let lab = two_links().rp_filter(2).start().unwrap();
+        let lab = lab.rp_filter(2).start().unwrap();
         let home = tempfile::Builder::new().prefix("user").tempdir_in(lab.directory()).unwrap().keep();
         for place in [lab.directory(), &home] {
             fs::set_permissions(place, Permissions::from_mode(0o755)).unwrap();

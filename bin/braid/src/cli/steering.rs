@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use braid_decide::policy::{Carry, Scheduler};
 use clap::Args;
@@ -13,12 +14,15 @@ use ipnet::IpNet;
 /// Its connections are heard by a seccomp filter, which no privilege is needed for; in return programs that gain privilege when
 /// started (sudo, su) do not. Exits with the command's own status. What it learns of links and programs is kept for the next run in
 /// ~/.local/state/braid. With --relay or --carry bond, TCP connections and connected UDP sockets use all links at once, through a relay that
-/// was joined with "braid join --user"; while it does not answer, they go direct. A daemon that runs leaves the command's connections alone, and
+/// was joined with "braid join --user"; while it does not answer, they go direct (--relay-wait: not at once). A daemon that runs leaves the command's connections alone, and
 /// "braid flows" does not list them.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) steering: Steering,
+    /// Let connections wait this long at the start until the relay is reached. Left out: 1s, or 5s if it has begun to answer.
+    #[arg(long, value_name = "SPAN", value_parser = super::span)]
+    pub(crate) relay_wait: Option<Duration>,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,

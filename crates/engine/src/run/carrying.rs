@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target};
@@ -27,10 +27,14 @@ use super::meeting::Meeting;
 use super::relays::{Relay, word_of_destination};
 use super::supervisor::Choice;
 
-/// For how long after the start connections wait for the relay.
+/// For how long after the start connections wait for a relay that has not sent anything.
 const GRACE: Duration = Duration::from_secs(1);
-/// A relay of which nothing at all is heard for this long after a flow was asked for is taken for gone.
-const SILENCE: Duration = Duration::from_millis(700);
+/// For how long they wait for one that has: over a slow link, or beside a busy processor, a handshake takes longer than [`GRACE`].
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// A relay that sends nothing at all for four round trips after a flow was asked for is taken for gone: after this at the soonest,
+pub(super) const SILENCE: Duration = Duration::from_millis(700);
+/// and after this at the latest.
+pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(3);
 /// For how long a blocking connect waits here, and not in the kernel, where signals end it.
 const HELD: Duration = Duration::from_secs(1);
 /// For how long what the command left behind may still be on its way.
@@ -45,7 +49,13 @@ pub(super) struct Carrying {
     client: Client,
     meeting: Meeting,
     copies: u8,
+    /// For how long the user lets connections wait for the relay, if the user says so.
+    wait: Option<Duration>,
     started: Instant,
+    /// Since when there are links to reach it over.
+    dialled: OnceLock<Instant>,
+    /// Whether it was ever reached.
+    reached: AtomicBool,
     active: AtomicUsize,
     held: Mutex<BTreeSet<u64>>,
     /// The lowest number of a call that waits here, for the guard; the highest number there is where none does.
@@ -87,7 +97,7 @@ impl Carrying {
     /// Begins to bond with `relay`, on a thread of its own. The links are still to be told.
     pub(super) fn start(
         relay: Relay,
-        copies: u8,
+        (copies, wait): (u8, Option<Duration>),
         listener: Arc<Listener>,
         choice: Arc<Choice>,
         oldest: &'static AtomicU64,
@@ -106,19 +116,26 @@ impl Carrying {
             client: client.clone(),
             meeting,
             copies,
+            wait,
             started: Instant::now(),
+            dialled: OnceLock::new(),
+            reached: AtomicBool::new(false),
             active: AtomicUsize::new(0),
             held: Mutex::default(),
             oldest,
             failed: Notify::new(),
             connections: AtomicU64::new(0),
         });
-        std::thread::spawn(move || runtime.block_on(watch(relay, client)));
+        let carried = carrying.clone();
+        std::thread::spawn(move || runtime.block_on(carried.watch(relay)));
         Ok(carrying)
     }
 
     /// The links there are now.
     pub(super) fn set_links(&self, links: Vec<Link>) {
+        if !links.is_empty() {
+            self.dialled.get_or_init(Instant::now);
+        }
         self.client.set_links(links);
     }
 
@@ -347,17 +364,18 @@ impl Carrying {
 
     /// How a flow to `remote` goes, as soon as that is known.
     pub(super) async fn way(&self, remote: SocketAddr, carrier: Carrier) -> Way {
-        let mut state = self.client.state();
-        let grace = tokio::time::Instant::from_std(self.started + GRACE);
-        let _ = tokio::time::timeout_at(grace, state.wait_for(|state| *state != Relayed::Connecting)).await;
-        if *state.borrow() != Relayed::Up {
+        if !self.relay_comes().await {
             return Way::Direct;
         }
+        let mut state = self.client.state();
         let policy = FlowPolicy { copies: self.copies, ..FlowPolicy::default() };
         let Ok(flow) = self.client.open(Open { carrier, target: Target::Address(remote), policy }) else { return Way::Direct };
         let before = self.heard();
         let silence = async {
-            tokio::time::sleep(SILENCE).await;
+            let round_trip = self.client.round_trip().unwrap_or_default();
+            tokio::time::sleep((round_trip * 4).clamp(SILENCE, LONGEST_SILENCE)).await;
+            // After a time in which this process did not run, what has come in is read first.
+            tokio::task::yield_now().await;
             if self.heard() != before {
                 std::future::pending::<()>().await;
             }
@@ -375,17 +393,81 @@ impl Carrying {
 
     /// Whether a flow to `remote` is to go to the relay now.
     pub(super) fn may_carry(&self, remote: SocketAddr) -> bool {
-        let reached = match &*self.client.state().borrow() {
-            Relayed::Up => true,
-            Relayed::Connecting => self.started.elapsed() < GRACE,
-            Relayed::Unreachable(_) | Relayed::Refused(_) | Relayed::AnotherKey => false,
+        let there = self.is_up() || (self.may_come() && self.grace_end() > Instant::now());
+        there && self.choice.chooser().may_bond(remote.ip())
+    }
+
+    /// Waits at the start until the relay is reached or given up; whether it is there.
+    async fn relay_comes(&self) -> bool {
+        let mut state = self.client.state();
+        let settled = async {
+            let _ = state.wait_for(|state| *state == Relayed::Up || !self.may_come_from(state)).await;
         };
-        reached && self.choice.chooser().may_bond(remote.ip())
+        let mut settled = pin!(settled);
+        loop {
+            let end = self.grace_end();
+            if tokio::time::timeout_at(end.into(), &mut settled).await.is_ok() {
+                break;
+            }
+            // After a time in which this process did not run, what has come in is read first.
+            tokio::task::yield_now().await;
+            if self.grace_end() <= end {
+                break;
+            }
+        }
+        self.is_up()
+    }
+
+    /// Whether the relay, which is not there, may be reached for the first time soon.
+    fn may_come(&self) -> bool {
+        self.may_come_from(&self.client.state().borrow())
+    }
+
+    fn may_come_from(&self, state: &Relayed) -> bool {
+        match state {
+            Relayed::Up | Relayed::Connecting => true,
+            // It is dialled again, for those who wait.
+            Relayed::Unreachable(_) => self.asked_to_wait().is_some(),
+            Relayed::Refused(_) | Relayed::AnotherKey => false,
+        }
+    }
+
+    /// Until when connections wait for the relay; it may move while they wait.
+    fn grace_end(&self) -> Instant {
+        let span = match self.asked_to_wait() {
+            Some(wait) => wait,
+            None if self.client.is_answered() => HANDSHAKE,
+            None => GRACE,
+        };
+        *self.dialled.get().unwrap_or(&self.started) + span
+    }
+
+    /// The wait that the user asked for, until the relay was reached once.
+    fn asked_to_wait(&self) -> Option<Duration> {
+        self.wait.filter(|_| !self.reached.load(Ordering::Relaxed))
     }
 
     /// Whether the relay is there.
     pub(super) fn is_up(&self) -> bool {
         *self.client.state().borrow() == Relayed::Up
+    }
+
+    /// Keeps the bond, and says what becomes of it where that is worth a word.
+    async fn watch(self: Arc<Self>, relay: Relay) {
+        if !self.relay_comes().await {
+            let reason = match &*self.client.state().borrow() {
+                Relayed::Unreachable(reason) | Relayed::Refused(reason) => format!(" ({})", printable(reason)),
+                _ => String::new(),
+            };
+            eprintln!("braid: the relay {} does not answer{reason}; connections go direct until it does", printable(&relay.name));
+        }
+        let mut state = self.client.state();
+        if state.wait_for(|state| *state == Relayed::Up).await.is_ok() {
+            self.reached.store(true, Ordering::Relaxed);
+            drop(self);
+            std::thread::spawn(move || relay.forget_token());
+        }
+        std::future::pending::<()>().await;
     }
 
     /// A number of its own for a connection.
@@ -430,24 +512,6 @@ pub(super) fn source(remote: SocketAddr) -> Option<IpAddr> {
     let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
     socket.connect(remote).ok()?;
     socket.local_addr().ok().map(|local| local.ip())
-}
-
-/// Keeps the bond, and says what becomes of it where that is worth a word.
-async fn watch(relay: Relay, client: Client) {
-    let mut state = client.state();
-    let reached = tokio::time::timeout(GRACE, state.wait_for(|state| *state == Relayed::Up)).await.is_ok();
-    if !reached {
-        let reason = match &*state.borrow() {
-            Relayed::Unreachable(reason) | Relayed::Refused(reason) => format!(" ({})", printable(reason)),
-            _ => String::new(),
-        };
-        eprintln!("braid: the relay {} does not answer{reason}; connections go direct until it does", printable(&relay.name));
-    }
-    drop(client);
-    if state.wait_for(|state| *state == Relayed::Up).await.is_ok() {
-        std::thread::spawn(move || relay.forget_token());
-    }
-    std::future::pending::<()>().await;
 }
 
 /// Something that must be done before the end.

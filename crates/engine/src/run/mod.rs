@@ -54,6 +54,7 @@ mod view;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io;
+use std::time::Duration;
 
 use braid_decide::policy::{Carry, Scheduler};
 
@@ -71,6 +72,8 @@ pub struct RunOptions {
     pub carry: Carry,
     /// The relay, by the name that it was joined under; `None`: the first by name.
     pub relay: Option<String>,
+    /// For how long connections wait at the start until the relay is reached. `None`: for a second, or five if it has begun to answer.
+    pub relay_wait: Option<Duration>,
     /// The command and its arguments.
     pub command: Vec<OsString>,
 }
@@ -196,7 +199,8 @@ mod tests {
 
     #[test]
     fn an_empty_command_is_refused() {
-        let options = RunOptions { scheduler: Scheduler::default(), links: vec![], carry: Carry::Auto, relay: None, command: vec![] };
+        let (scheduler, carry) = (Scheduler::default(), Carry::Auto);
+        let options = RunOptions { scheduler, links: vec![], carry, relay: None, relay_wait: None, command: vec![] };
         assert!(matches!(main(options), Err(RunError::NoCommand)));
     }
 

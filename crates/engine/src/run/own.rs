@@ -14,6 +14,7 @@ use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Sche
 use braid_model::{LinkFacts, Role};
 use tokio::net::{TcpStream, UdpSocket};
 
+use super::carrying::{LONGEST_SILENCE, SILENCE};
 use super::chooser::{DatagramRoute, DatagramSocket};
 use super::relays::{Relay, RelayError, word_of_destination};
 use super::supervisor::{Shared, finish, follow, own};
@@ -21,8 +22,6 @@ use super::{RunError, RunOptions, check_links, interface_names};
 
 /// How long a relay may take to say that a flow is open.
 const OPENING: Duration = Duration::from_secs(30);
-/// A relay of which nothing is heard for this long after a flow was asked for is taken for gone.
-const SILENCE: Duration = Duration::from_millis(700);
 
 /// What a policy says of a flow, and whose it is.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +70,7 @@ impl OwnFlows {
     /// A link that does not exist.
     pub fn start(scheduler: Scheduler, links: Vec<String>) -> Result<Self, RunError> {
         check_links(&links, interface_names().map_err(|source| RunError::System { action: "read /proc/net/dev", source })?)?;
-        let options = RunOptions { scheduler, links, carry: Carry::Direct, relay: None, command: Vec::new() };
+        let options = RunOptions { scheduler, links, carry: Carry::Direct, relay: None, relay_wait: None, command: Vec::new() };
         let shared = Arc::new(Shared::new(&options));
         let following = Arc::clone(&shared);
         std::thread::spawn(move || follow(&following));
@@ -127,7 +126,9 @@ impl OwnFlows {
         let heard = || client.paths().iter().map(|(_, path)| path.received.get() + path.delivered.get()).sum::<u64>();
         let (before, mut state) = (heard(), client.state());
         let silence = async {
-            tokio::time::sleep(SILENCE).await;
+            tokio::time::sleep((client.round_trip().unwrap_or_default() * 4).clamp(SILENCE, LONGEST_SILENCE)).await;
+            // After a time in which this process did not run, what has come in is read first.
+            tokio::task::yield_now().await;
             if heard() > before {
                 std::future::pending::<()>().await;
             }

@@ -56,7 +56,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
     let shared = Arc::new(Shared::new(options));
     if let Some(relay) = relay {
         let copies = if options.carry == Carry::Duplicate { COPIES } else { 1 };
-        match Carrying::start(relay, copies, listener.clone(), shared.choice.clone(), progress.oldest) {
+        match Carrying::start(relay, (copies, options.relay_wait), listener.clone(), shared.choice.clone(), progress.oldest) {
             Ok(carrying) => drop(shared.carrying.set(carrying)),
             Err(error) => eprintln!("braid: no relay can be used: {}; connections go direct", printable(&error)),
         }
