@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_carry::client::{Client, State};
@@ -22,8 +23,10 @@ use tokio::sync::{Notify, mpsc, watch};
 use super::{Carried, Change, Cost, Flows, Peers};
 use crate::core::{BondPolicy, Ended, Exit, ServerNews};
 
-/// A flow waits this long for its bond to begin; then it goes direct.
+/// A flow waits this long for its bond to begin, while the peer sends nothing; then it goes direct.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// It waits this long for a peer that has begun to answer: over a slow link, or beside a busy processor, a handshake takes longer.
+const HANDSHAKE: Duration = Duration::from_secs(5);
 /// An exchange of datagrams in which nothing moves for this long is forgotten.
 const QUIET: Duration = Duration::from_secs(150);
 /// An exchange that nobody has answered is tried again no sooner than this.
@@ -143,9 +146,22 @@ enum Outcome {
 }
 
 impl Opened {
+    /// Waits until the bond has begun, or is given up.
+    async fn bond_begins(&mut self) {
+        let begun = Instant::now();
+        let mut settled = pin!(self.state.wait_for(|state| *state != State::Connecting));
+        if tokio::time::timeout(PATIENCE, &mut settled).await.is_err() {
+            // After a time in which this process did not run, what has come in is read first.
+            tokio::task::yield_now().await;
+            if self.client.is_answered() {
+                let _ = tokio::time::timeout(HANDSHAKE.saturating_sub(begun.elapsed()), settled).await.map(drop);
+            }
+        }
+    }
+
     /// Waits for the bond, and for the other end's word on the flow.
     async fn outcome(&mut self) -> Outcome {
-        let _ = tokio::time::timeout(PATIENCE, self.state.wait_for(|state| *state != State::Connecting)).await.map(drop);
+        self.bond_begins().await;
         if *self.state.borrow() != State::Up {
             if let Far::Server(straight) = &self.far {
                 straight.tell(ServerNews::Lost);
