@@ -17,7 +17,7 @@ use crate::web::Web;
 use crate::workload::{self, Download, Record, Summary};
 
 /// How long one download may take.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 /// When the first link goes dark, and when it comes back.
 const CUT: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(9));
 /// Samples that one step of the plot averages over.
