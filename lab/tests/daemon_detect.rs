@@ -16,6 +16,9 @@ use support::*;
 /// Where the lab's web server is asked for files.
 const HOST: &str = "203.0.113.10";
 
+/// Every host that answers is asked whether it runs Braid.
+const DETECT: &str = "detect = true\n";
+
 /// The lab's servers listen on ports of their own.
 const ALL: &[&str] = &["--port", "all"];
 
@@ -80,11 +83,17 @@ fn server_of(up: &Up<'_>) -> Value {
     peers.as_array().unwrap().iter().find(|peer| peer["name"] == HOST).cloned().unwrap_or_default()
 }
 
+/// Whether the server is known, and has shown its key over every link.
+fn is_known(up: &Up<'_>) -> bool {
+    let server = server_of(up);
+    server["state"] == "idle" && server["reason"].is_null()
+}
+
 /// One flow goes direct, and the host is found to run Braid.
 #[track_caller]
 fn detected(lab: &Lab, up: &Up<'_>, web: &Web) {
     fetched(lab, web, 100_000);
-    eventually("the server is known", || server_of(up)["state"] == "idle");
+    eventually("the server is known", || is_known(up));
 }
 
 /// Bytes that each path of the bond with the server has brought; nothing without a bond.
@@ -124,14 +133,14 @@ fn the_first_flow_goes_direct_and_later_ones_use_both_links() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, ALL);
-    let up = Up::start(&lab, "");
+    let up = Up::start(&lab, DETECT);
     let asked = questions(&lab);
     assert!(!bonded(&lab, &up, &web, 1_000_000), "nothing waits for the question");
-    eventually("the server is known", || server_of(&up)["state"] == "idle");
+    eventually("the server is known", || is_known(&up));
     let peer = server_of(&up);
     assert_eq!((peer["kind"].as_str(), peer["address"].as_str()), (Some("server"), Some("203.0.113.10:5757")), "{peer}");
     let counted = packets(&lab, &asked);
-    assert!(counted.contains(&0), "it was asked over the flow's own link alone: {counted:?}");
+    assert!(!counted.contains(&0), "it has shown its key over both links: {counted:?}");
     let explained = up.braid(&["explain", "curl", "203.0.113.10:80"]);
     let explained = text(&explained.stdout) + &text(&explained.stderr);
     assert!(explained.contains("the server runs Braid"), "{explained}");
@@ -170,7 +179,7 @@ fn servers_are_found_and_used_in_ipv6_too() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, ALL);
-    let up = Up::start(&lab, "");
+    let up = Up::start(&lab, DETECT);
     web.url(Bytes::new(6_000_000)).unwrap();
     let url = format!("http://[{}]/6000000.bin", Lab::internet6(10));
     let mut seen = Value::Null;
@@ -199,7 +208,7 @@ fn a_flow_whose_server_has_gone_keeps_to_its_links() {
     let lab = Lab::builder().link(third).link(wlan).link(LinkSpec::new("lte0").rate(mbps(10)).delay(ms(30))).start().unwrap();
     let web = Web::start(&lab).unwrap();
     let server = Server::start(&lab, ALL);
-    let up = Up::start(&lab, "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"wlan0\", \"lte0\"]\n");
+    let up = Up::start(&lab, "detect = true\n[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"wlan0\", \"lte0\"]\n");
     detected(&lab, &up, &web);
     let outside = lab.watch(0, Filter { protocol: Some(Protocol::Tcp), ..Filter::to(Lab::internet(10)) }).unwrap();
     drop(server);
@@ -215,7 +224,7 @@ fn datagrams_go_straight_where_a_rule_says_so() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, ALL);
-    let up = Up::start(&lab, "[[app]]\nmatch = { port = 4000 }\ncarry = \"duplicate\"\n");
+    let up = Up::start(&lab, "detect = true\n[[app]]\nmatch = { port = 4000 }\ncarry = \"duplicate\"\n");
     detected(&lab, &up, &web);
     let _echo = Echo::start(&lab, 10, 4000);
     let to = remote(10, 4000);
@@ -239,13 +248,14 @@ fn nobody_is_asked_whom_policy_keeps_from_it() {
     let asked = questions(&lab);
     let none = vec![0; 2];
     let rules = [
-        "detect = false\n",
-        "[exclude]\napplications = [\"curl\"]\n",
-        "[exclude]\ndestinations = [\"203.0.113.0/24\"]\n",
-        "[[app]]\nmatch = { name = \"curl\" }\ncarry = \"direct\"\n",
-        "[[app]]\nmatch = { name = \"curl\" }\nrelay = \"home\"\n",
-        "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"lte0\"]\n",
-        "scheduler = \"only-one\"\n",
+        "",
+        "detect = [\"203.0.113.11\", \"server.example.org\"]\n",
+        "detect = true\n[exclude]\napplications = [\"curl\"]\n",
+        "detect = true\n[exclude]\ndestinations = [\"203.0.113.0/24\"]\n",
+        "detect = true\n[[app]]\nmatch = { name = \"curl\" }\ncarry = \"direct\"\n",
+        "detect = true\n[[app]]\nmatch = { name = \"curl\" }\nrelay = \"home\"\n",
+        "detect = true\n[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"lte0\"]\n",
+        "detect = true\nscheduler = \"only-one\"\n",
     ];
     for rule in rules {
         let up = Up::start(&lab, rule);
@@ -255,7 +265,7 @@ fn nobody_is_asked_whom_policy_keeps_from_it() {
         assert_eq!(packets(&lab, &asked), none, "{rule}");
         drop(up);
     }
-    let _up = Up::start(&lab, "");
+    let _up = Up::start(&lab, DETECT);
     fetched(&lab, &web, 100_000);
     eventually("a host that answers is asked", || packets(&lab, &asked).iter().sum::<u64>() == 1);
     std::thread::sleep(ms(1500));
@@ -273,19 +283,20 @@ fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
     let web = Web::start(&lab).unwrap();
     let server = Server::start(&lab, ALL);
     let state = lab.directory().join("braid/state");
-    let up = Up::start(&lab, "");
+    let up = Up::start(&lab, DETECT);
     detected(&lab, &up, &web);
     assert!(bonded(&lab, &up, &web, 1_000_000));
     drop(up);
     assert!(std::fs::read_to_string(state.join("servers.json")).unwrap().contains(HOST));
 
-    let up = Up::start(&lab, "");
-    assert!(bonded(&lab, &up, &web, 1_000_000), "its key is known from before");
+    let up = Up::start(&lab, DETECT);
+    detected(&lab, &up, &web);
+    assert!(bonded(&lab, &up, &web, 1_000_000));
     drop(up);
 
     server.forget_key();
     let _other = Server::start(&lab, ALL);
-    let up = Up::start(&lab, "");
+    let up = Up::start(&lab, DETECT);
     fetched(&lab, &web, 1_000_000);
     eventually("it is refused", || server_of(&up)["state"] == "refused");
     let warnings = up.status().unwrap()["warnings"].to_string();
@@ -308,7 +319,7 @@ fn a_server_that_goes_away_is_not_tried_any_more_and_is_used_again() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let server = Server::start(&lab, ALL);
-    let up = Up::start(&lab, "");
+    let up = Up::start(&lab, DETECT);
     detected(&lab, &up, &web);
     drop(server);
     let begun = Instant::now();
@@ -330,7 +341,7 @@ fn what_a_tunnel_takes_over_is_bonded_no_more() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, ALL);
-    let up = Up::start(&lab, "");
+    let up = Up::start(&lab, DETECT);
     detected(&lab, &up, &web);
     let mut child = curl(&lab, &web.url(Bytes::new(50_000_000)).unwrap()).spawn().unwrap();
     let carries = || up.flows().iter().any(|flow| flow["carry"] == "bond" && flow["rx_bytes"].as_u64() > Some(100_000));
@@ -364,7 +375,7 @@ fn what_a_server_does_not_open_for_strangers_goes_direct() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, &["--port", "443", "--port", "8000-8999"]);
-    let up = Up::start(&lab, "");
+    let up = Up::start(&lab, DETECT);
     detected(&lab, &up, &web);
     for _ in 0..3 {
         fetched(&lab, &web, 200_000);

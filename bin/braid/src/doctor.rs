@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 
 use braid_api::{Check, DoctorReport, Link, LinkEntry, Mode, PolicyView, SCHEMA_VERSION, Status, Verdict};
-use braid_decide::policy::LinkRule;
-use braid_engine::config::Config;
+use braid_engine::config::{Config, Detect};
 use braid_engine::daemon::default_config;
 use braid_platform::linux::doctor::{self, Standing};
 
@@ -16,7 +15,9 @@ const NOT_KNOWN: u8 = 3;
 
 /// Looks at the system and prints what it can do. Without `--for` it fails when neither `up` nor `run` works.
 pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
-    let mut checks = doctor::examine(&asked.state_dir, &configured());
+    let config = configured();
+    let mut checks = doctor::examine(&asked.state_dir, &config.policy.links);
+    checks.push(detection(&config.detect));
     let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
     beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"), policy);
     let mut report = report(checks);
@@ -73,10 +74,22 @@ fn judge(mode: cli::Mode, checks: &[doctor::Check]) -> Mode {
     Mode { name: name(mode).to_owned(), verdict, because }
 }
 
-/// The `[[link]]` entries of the configuration that the next start would read; none where it cannot be read.
-fn configured() -> Vec<LinkRule> {
-    let config = default_config().and_then(|path| Config::load(&path, None).ok());
-    config.map(|config| config.policy.links).unwrap_or_default()
+/// The configuration that the next start would read; what holds without one where it cannot be read.
+fn configured() -> Config {
+    default_config().and_then(|path| Config::load(&path, None).ok()).unwrap_or_default()
+}
+
+/// Who is told, unasked, that Braid is used here.
+fn detection(detect: &Detect) -> doctor::Check {
+    let found = match detect {
+        Detect::Nobody => "no host is asked whether it runs Braid (detect = false)".to_owned(),
+        Detect::Listed { nets, names } => {
+            let listed = nets.iter().map(ToString::to_string).chain(names.iter().map(|name| name.as_str().to_owned()));
+            format!("asked whether they run Braid: {}", listed.collect::<Vec<_>>().join(", "))
+        }
+        Detect::Everybody => "every host that answers is asked whether it runs Braid, which looks like a scan (detect = true)".to_owned(),
+    };
+    doctor::Check { name: "detection", standing: Standing::Ok, found, remedy: None, needed_by_up: false, needed_by_run: false }
 }
 
 /// Tells of the daemon, where one answers. What this user may not do is then nothing that is missing: the daemon may.

@@ -15,7 +15,7 @@ pub struct Peer {
     pub address: String,
     /// `connecting`, `up`, `unreachable`, `refused`; of servers also `idle`: no flow needs a bond now.
     pub state: String,
-    /// Why, where it is not up.
+    /// Why, where it is not up; of an `idle` server, why flows do not go straight to it.
     #[serde(default)]
     pub reason: Option<String>,
     /// Its paths.

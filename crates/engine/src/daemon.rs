@@ -193,6 +193,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
     // What fails now is no passing trouble: better no daemon than half of one.
     daemon.on_network(first)?;
     daemon.core.tick(now())?;
+    daemon.peers.look_up(daemon.core.names_to_detect());
     daemon.act();
     notify("READY=1");
     tracing::info!(socket = %socket.display(), "Braid is up");

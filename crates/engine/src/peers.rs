@@ -1,6 +1,6 @@
 //! Hosts that carry flows over several links: the relays the user joined, servers that run Braid themselves, and the flows that go there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +13,7 @@ use braid_carry::{Flow, Moved};
 use braid_decide::detection::{Answer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_model::{Bytes, Joules, Time};
+use braid_peer::address::HostName;
 use braid_peer::keys::{CLIENT_KEY, KeyPair, PublicKey};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -27,6 +28,7 @@ use stored::{NotInvited, Stored};
 
 mod carry;
 mod explained;
+mod names;
 pub(crate) mod pins;
 pub(crate) mod redirected;
 mod servers;
@@ -68,8 +70,15 @@ pub enum Change {
     Answer {
         /// The host.
         host: IpAddr,
+        /// The slot of the link that it was asked over.
+        link: usize,
         /// What it said.
         answer: Answer<PublicKey>,
+    },
+    /// The names of `detect` were looked up.
+    Named {
+        /// The addresses that they lead to.
+        hosts: BTreeSet<IpAddr>,
     },
     /// What a bond to a server has met.
     Server {
@@ -85,6 +94,8 @@ pub struct Peers {
     dir: PathBuf,
     known: BTreeMap<String, Known>,
     servers: Servers,
+    /// Names of servers.
+    detected: names::Names,
     links: Vec<BondLink>,
     flows: Flows,
     exchanges: Exchanges,
@@ -183,6 +194,7 @@ impl Peers {
             dir: dir.to_owned(),
             known: BTreeMap::new(),
             servers: Servers::default(),
+            detected: names::Names::default(),
             links: Vec::new(),
             flows: Flows::default(),
             exchanges: Exchanges::default(),
@@ -201,6 +213,11 @@ impl Peers {
             Err(error) => tracing::warn!("the relays joined before, in {}, cannot be read ({error}): join again", dir.display()),
         }
         (peers, receiver)
+    }
+
+    /// The names of `detect`: what they lead to comes out of the channel, now and whenever it changes.
+    pub fn look_up(&mut self, names: &[HostName]) {
+        self.detected.want(names, &self.changes);
     }
 
     /// Their names.
@@ -365,7 +382,7 @@ impl Peers {
     }
 
     /// `GET /v1/peers`: relays, then servers; `known` are those that run Braid, as far as is known.
-    pub fn views(&self, known: &[(IpAddr, Knowledge<PublicKey>)]) -> Vec<PeerView> {
+    pub fn views(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<PeerView> {
         let relay = |known: &Known| {
             let address = known.stored.addresses.first().cloned().unwrap_or_default();
             self.peer_view(known.stored.name.clone(), "relay", address, &known.client)
@@ -382,7 +399,7 @@ impl Peers {
             };
             match standing {
                 Standing::Bonded(client) => self.peer_view(name, "server", address, client),
-                Standing::Idle => without("idle", None),
+                Standing::Idle(reason) => without("idle", reason),
                 Standing::AnotherKey => without("refused", Some(ANOTHER_KEY.to_owned())),
             }
         };

@@ -3,6 +3,7 @@
 //! A file is refused with everything that is wrong in it at once, each thing with its place, the reason and the remedy.
 
 mod apps;
+mod detect;
 mod energy;
 mod findings;
 mod links;
@@ -20,6 +21,7 @@ use braid_decide::policy::{HttpTarget, Policy, ProbeMode, ProbeTarget, Scheduler
 use braid_model::Affinity;
 use toml::de::DeTable;
 
+pub use detect::Detect;
 pub use findings::{ConfigErrors, Finding, Severity};
 pub use world::{Files, World};
 
@@ -38,8 +40,8 @@ pub struct Config {
     pub destroy_stuck_after: Option<Duration>,
     /// End also those flows whose rule pins them to the dead link.
     pub destroy_pinned: bool,
-    /// Hosts are asked whether they run Braid, and flows to those that do are bonded straight.
-    pub detect: bool,
+    /// Which hosts are asked whether they run Braid; flows to those that do are bonded straight.
+    pub detect: Detect,
     /// Active measurement of capacities; no servers: none.
     pub measure: Measure,
     /// More energy profiles, and where they are read from.
@@ -67,7 +69,7 @@ impl Default for Config {
             probe_targets: Vec::new(),
             destroy_stuck_after: Some(Duration::from_secs(5)),
             destroy_pinned: false,
-            detect: true,
+            detect: Detect::default(),
             measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
             energy_profiles: None,
             profiles: crate::profiles::shipped(),
@@ -150,7 +152,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.destroy_stuck_after = if never { None } else { value.duration().or(config.destroy_stuck_after) };
     }
     config.destroy_pinned = section.take("destroy_pinned").and_then(|value| value.flag()).unwrap_or(false);
-    config.detect = section.take("detect").and_then(|value| value.flag()).unwrap_or(true);
+    config.detect = section.take("detect").and_then(|value| detect::detect(&value)).unwrap_or_default();
     if let Some(measure) = section.take("measure").and_then(|value| value.section("[measure]")) {
         config.measure = measure_of(measure, config.measure);
     }

@@ -117,6 +117,11 @@ impl<'a> Value<'a> {
         self.value.as_bool().or_else(|| self.wrong("true or false"))
     }
 
+    /// `true` or `false`, where a list might stand too.
+    pub(super) fn flag_or_list(&self) -> Option<bool> {
+        self.value.as_bool().or_else(|| self.wrong("true, false or a list of texts"))
+    }
+
     /// A whole number within `range`.
     pub(super) fn whole(&self, range: std::ops::RangeInclusive<u64>) -> Option<u64> {
         let wanted = format!("a whole number from {} to {}", range.start(), range.end());
@@ -253,6 +258,10 @@ impl<'a> Value<'a> {
     }
 
     /// Whether it is a text.
+    pub(super) fn is_list(&self) -> bool {
+        self.value.is_array()
+    }
+
     pub(super) fn is_text(&self) -> bool {
         self.value.is_str()
     }

@@ -202,6 +202,11 @@ fn what_cannot_be_is_refused() {
         ("[[app]]\nmatch = { port = 1 }\ncarry = \"bond\"\ncopies = 2", "takes no copies", 4),
         ("[[app]]\nmatch = { port = 1 }\ncarry = \"duplicate\"\ncopies = 1", "copies = 1 is not a whole number from 2 to 8", 4),
         ("[exclude]\nusers = [-1]", "users = -1", 2),
+        ("detect = \"yes\"", "detect is a string", 1),
+        ("detect = [\"203.0.113.0/33\"]", "neither a host name nor an address", 1),
+        ("detect = [\"https://example.org/\"]", "neither a host name nor an address", 1),
+        ("detect = [\"192.168.0.0/16\"]", "192.168.0.0/16 is private", 1),
+        ("detect = [\"203.0.113.1\", 5]", "integer", 1),
         ("version = 1\nversion = 1", "duplicate key", 2),
         ("scheduler = \n", "", 1),
     ] {
@@ -318,6 +323,19 @@ fn a_refused_condition_does_not_leave_a_rule_that_matches_more() {
 fn more_rules_than_are_looked_at_are_refused() {
     let text: String = (1..=65).map(|port| format!("[[app]]\nmatch = {{ port = {port} }}\n")).collect();
     assert!(refused(&text)[0].reason.contains("65 [[app]]"));
+}
+
+/// A question that nobody asked for looks like a scan.
+#[test]
+fn regression_nobody_is_asked_whether_it_runs_braid_unless_the_file_says_so() {
+    let detect = |text: &str| parse(text).detect;
+    assert_eq!([detect(""), detect("detect = false")], [Detect::Nobody, Detect::Nobody]);
+    assert_eq!(detect("detect = true"), Detect::Everybody);
+    let listed = detect("detect = [\"Server.example.org\", \"203.0.113.7\", \"2001:db8::/32\"]");
+    let named = ["198.51.100.1".parse().unwrap()].into();
+    let asks = |host: &str| listed.asks(host.parse().unwrap(), &named);
+    assert_eq!(listed.names().iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["server.example.org"]);
+    assert!(asks("198.51.100.1") && asks("203.0.113.7") && asks("2001:db8::1") && !asks("2001:db9::1"));
 }
 
 #[test]

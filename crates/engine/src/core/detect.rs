@@ -1,11 +1,14 @@
 //! Mode detection: which hosts are asked whether they run Braid, and which flows go straight to those that do.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_decide::detection::{Answer, Knowledge};
+use braid_decide::connection::LinkMask;
+use braid_decide::detection::{Answer, Knowledge, is_public};
 use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, admit};
 use braid_model::{Bytes, Family, Protocol, Time};
+use braid_peer::address::HostName;
 use braid_peer::keys::PublicKey;
 use braid_platform::steering::{FlowRow, RedirectedFlow, Steering, SteeringError, Straight};
 
@@ -48,7 +51,7 @@ impl<S: Steering> Core<S> {
     /// A flow is there, or was: its host may be worth a question.
     pub(super) fn consider(&mut self, now: Time, row: &FlowRow) {
         let host = row.remote.0;
-        if !self.detects() || !self.detection.is_news(now, host) || LOOKUP_PORTS.contains(&row.remote.1) || !is_public(host) {
+        if !self.detects(host) || !self.detection.is_news(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1) {
             return;
         }
         // Only who answers is asked: silence then means that it runs no Braid, not that there is no way there.
@@ -59,15 +62,24 @@ impl<S: Steering> Core<S> {
         if !answered || !self.may_steer(host) || !self.would_go_straight(rule, row.protocol) || !self.may_use_several(rule, row.family) {
             return;
         }
-        let Some(link) = self.bond_links().into_iter().find(|link| link.slot == row.slot) else { return };
-        if let Some(expect) = self.detection.ask(now, host) {
-            self.todo.questions.push(Question { host, expect, link });
+        self.ask(now, host, LinkMask(1 << row.slot));
+    }
+
+    /// Asks a host over those links over which that is due.
+    fn ask(&mut self, now: Time, host: IpAddr, over: LinkMask) {
+        for link in self.bond_links().into_iter().filter(|link| over.contains(link.slot)) {
+            if let Some(expect) = self.detection.ask(now, host, link.slot) {
+                self.todo.questions.push(Question { host, expect, link });
+            }
         }
     }
 
-    /// What a host that was asked has said.
-    pub fn on_answer(&mut self, now: Time, host: IpAddr, answer: Answer<PublicKey>) -> Result<(), SteeringError> {
-        self.detection.on_answer(now, host, answer);
+    /// What a host that was asked over a link has said.
+    pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: Answer<PublicKey>) -> Result<(), SteeringError> {
+        self.detection.on_answer(now, host, link, answer);
+        if matches!(answer, Answer::Runs(_)) && self.detects(host) && self.may_steer(host) {
+            self.ask(now, host, self.admitted(None, Family::of(host)));
+        }
         self.update_servers(now)
     }
 
@@ -76,30 +88,52 @@ impl<S: Steering> Core<S> {
         match news {
             ServerNews::Reached => self.detection.on_reached(now, host),
             ServerNews::Lost => self.detection.on_lost(now, host),
-            ServerNews::AnotherKey => self.detection.on_answer(now, host, Answer::AnotherKey),
+            ServerNews::AnotherKey => self.detection.on_another_key(now, host),
             ServerNews::Shut(port) => self.detection.on_shut(now, host, port),
-            ServerNews::Elsewhere => self.detection.on_answer(now, host, Answer::Elsewhere),
+            ServerNews::Elsewhere => self.detection.on_elsewhere(now, host),
         }
+        self.update_servers(now)
+    }
+
+    /// The names of `detect`, which are to be looked up.
+    pub fn names_to_detect(&self) -> &[HostName] {
+        self.config.detect.names()
+    }
+
+    /// The addresses that the names of `detect` lead to.
+    pub fn set_detected_names(&mut self, now: Time, hosts: BTreeSet<IpAddr>) -> Result<(), SteeringError> {
+        self.detected_names = hosts;
         self.update_servers(now)
     }
 
     /// The key of the host that a redirected flow is to be bonded straight to; `None`: it is not.
     pub fn server_of(&self, now: Time, flow: &RedirectedFlow) -> Option<PublicKey> {
-        let straight = self.rule_of(flow).map_or(Straight::Usual, rules::straight);
-        let service = (flow.remote.ip(), flow.remote.port());
-        if self.detection.shut(now).any(|shut| shut == service) {
+        let rule = self.rule_of(flow);
+        let straight = rule.map_or(Straight::Usual, rules::straight);
+        let (host, port) = (flow.remote.ip(), flow.remote.port());
+        if self.detection.shut(now).any(|shut| shut == (host, port)) || self.unseen(now, host, rule).is_some() {
             return None;
         }
-        match self.detection.knowledge(now, flow.remote.ip()) {
-            Knowledge::Runs(key) if self.detects() && self.may_steer(service.0) && straight != Straight::Nothing => Some(key),
+        match self.detection.knowledge(now, host) {
+            Knowledge::Runs(key) if self.detects(host) && self.may_steer(host) && straight != Straight::Nothing => Some(key),
             _ => None,
         }
     }
 
-    /// The hosts that run Braid, as far as is known, and those that show another key than before.
-    pub fn known_servers(&self, now: Time) -> Vec<(IpAddr, Knowledge<PublicKey>)> {
+    /// The hosts that run Braid, as far as is known, and those that show another key than before; with a reason where flows that no rule
+    /// speaks of do not go straight there.
+    pub fn known_servers(&self, now: Time) -> Vec<(IpAddr, Knowledge<PublicKey>, Option<String>)> {
         let hosts = self.detection.servers(now).into_iter().chain(self.detection.impostors());
-        hosts.map(|host| (host, self.detection.knowledge(now, host))).collect()
+        hosts.map(|host| (host, self.detection.knowledge(now, host), self.unseen(now, host, None))).collect()
+    }
+
+    /// Why a flow that may use these links must not go straight to `host`: over some of them it has not shown its key. Whoever controls one
+    /// link could answer there in its place, and would draw to himself what would have taken another.
+    fn unseen(&self, now: Time, host: IpAddr, rule: Option<&AppRule>) -> Option<String> {
+        let missing = LinkMask(self.admitted(rule, Family::of(host)).0 & !self.detection.seen_over(now, host).0);
+        let devices = self.links.values().filter(|link| missing.contains(link.slot)).map(|link| link.facts.name.as_str());
+        let devices = devices.collect::<Vec<_>>().join(", ");
+        (missing.0 != 0).then(|| format!("it has not shown its key over {devices}, which its flows may use"))
     }
 
     /// Forgets a host and its key; `false` if there was none.
@@ -131,7 +165,8 @@ impl<S: Steering> Core<S> {
 
     /// Tells the kernel what is redirected for its destination's sake.
     pub(super) fn update_servers(&mut self, now: Time) -> Result<(), SteeringError> {
-        let mut servers = if self.detects() { self.detection.servers(now) } else { Vec::new() };
+        let mut servers = self.detection.servers(now);
+        servers.retain(|host| self.detects(*host) && self.unseen(now, *host, None).is_none());
         servers.truncate(MAX_SERVERS);
         servers.sort();
         let shut: Vec<_> = self.detection.shut(now).filter(|(host, _)| servers.binary_search(host).is_ok()).collect();
@@ -165,16 +200,20 @@ impl<S: Steering> Core<S> {
     pub(super) fn explain_server(&self, now: Time, host: IpAddr, rule: Option<&AppRule>, protocol: Protocol) -> (bool, Option<String>) {
         let straight = self.would_go_straight(rule, protocol) && self.may_use_several(rule, Family::of(host));
         match self.detection.knowledge(now, host) {
-            _ if !self.detects() => (false, None),
-            Knowledge::Runs(_) if straight => (true, Some("the server runs Braid: the flow is bonded straight to it".to_owned())),
+            _ if !self.detects(host) => (false, None),
+            Knowledge::Runs(_) if straight => match self.unseen(now, host, rule) {
+                Some(reason) => (false, Some(format!("the server runs Braid, but {reason}: the flow goes direct"))),
+                None => (true, Some("the server runs Braid: the flow is bonded straight to it".to_owned())),
+            },
             Knowledge::Runs(_) => (false, Some("the server runs Braid, but this flow does not use that".to_owned())),
             Knowledge::AnotherKey(_) => (false, self.server_warnings().into_iter().find(|text| text.starts_with(&format!("{host} ")))),
             _ => (false, None),
         }
     }
 
-    fn detects(&self) -> bool {
-        self.config.detect && self.detection_trouble.is_none()
+    /// Whether a host may be asked, and what it says may be used.
+    fn detects(&self, host: IpAddr) -> bool {
+        self.detection_trouble.is_none() && is_public(host) && self.config.detect.asks(host, &self.detected_names)
     }
 
     /// Whether a flow would be bonded straight if its destination ran Braid.
@@ -192,11 +231,19 @@ impl<S: Steering> Core<S> {
     }
 
     fn may_use_several(&self, rule: Option<&AppRule>, family: Family) -> bool {
+        self.admitted(rule, family).slots().count() > 1
+    }
+
+    /// The links that a flow may use now.
+    fn admitted(&self, rule: Option<&AppRule>, family: Family) -> LinkMask {
         let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let links = rule.and_then(|rule| rule.links.as_deref()).map(mask);
         let prefer = rule.map(|rule| &rule.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
-        matches!(admit(self.usable(family), self.waiting(), links, prefer), Admission::Use(mask) if mask.slots().count() > 1)
+        match admit(self.usable(family), self.waiting(), links, prefer) {
+            Admission::Use(mask) => mask,
+            Admission::LeaveAlone | Admission::Deny => LinkMask::default(),
+        }
     }
 
     /// Over how many links policy wants each packet of a flow.
@@ -207,22 +254,5 @@ impl<S: Steering> Core<S> {
             carry => carry == Carry::Duplicate,
         };
         if duplicated { rule.map_or(COPIES, |rule| rule.copies) } else { 1 }
-    }
-}
-
-/// Whether the address is the same host everywhere: a private one is another's in each network, and its key would be another's too.
-fn is_public(host: IpAddr) -> bool {
-    match host {
-        IpAddr::V4(ip) => {
-            let shared = ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64;
-            !(ip.is_private()
-                || ip.is_loopback()
-                || ip.is_link_local()
-                || ip.is_multicast()
-                || ip.is_broadcast()
-                || ip.is_unspecified()
-                || shared)
-        }
-        IpAddr::V6(ip) => ip.segments()[0] & 0xe000 == 0x2000,
     }
 }

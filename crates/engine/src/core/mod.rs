@@ -125,6 +125,8 @@ pub struct Core<S> {
     peers: BTreeSet<String>,
     /// Which hosts run Braid.
     detection: Detection<PublicKey>,
+    /// The addresses that the names of `detect` lead to.
+    detected_names: BTreeSet<IpAddr>,
     /// Why none is trusted.
     detection_trouble: Option<String>,
     /// What the kernel was told of them, and when to look at that again.
@@ -176,6 +178,7 @@ impl<S: Steering> Core<S> {
             supply: None,
             peers: BTreeSet::new(),
             detection: Detection::new(now),
+            detected_names: BTreeSet::new(),
             detection_trouble: None,
             servers: Default::default(),
             servers_due: None,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use braid_decide::connection::LinkMask;
 use braid_decide::steer::{self, Verdict};
 use braid_decide::tables;
-use braid_model::{Family, NetworkSnapshot, Protocol, Time};
+use braid_model::{Family, LinkFacts, NetworkSnapshot, Protocol, Time};
 use braid_platform::steering::{FlowRow, Steering, SteeringError};
 
 use super::{CROWDED, Core, Link, Stuck};
@@ -22,6 +22,9 @@ impl<S: Steering> Core<S> {
         self.fit.retain(|index| links.contains(&index));
         for device in network.interfaces.iter().filter(|device| links.contains(&device.index)) {
             let Some(slot) = self.slots.get(device.index) else { continue };
+            if self.links.get(&device.index).is_none_or(|link| !is_same_network(&link.facts, device)) {
+                self.detection.forget_link(slot);
+            }
             let link = self.links.entry(device.index).or_insert_with(|| {
                 let rule = policy.link_rule(device).cloned().unwrap_or_default();
                 let mut link = Link::new(device.clone(), slot, rule, self.config.probe, now);
@@ -114,4 +117,11 @@ impl<S: Steering> Core<S> {
         }
         if mask == LinkMask::default() { fallback } else { mask }
     }
+}
+
+/// Whether a device leads to the network that it led to before, as far as addresses and gateways tell.
+fn is_same_network(before: &LinkFacts, now: &LinkFacts) -> bool {
+    let gateways =
+        |facts: &LinkFacts| Family::ALL.map(|family| facts.gateways.get(family).iter().map(|route| route.gateway).collect::<Vec<_>>());
+    before.addresses == now.addresses && gateways(before) == gateways(now)
 }

@@ -15,6 +15,8 @@ impl<S: Steering> Core<S> {
         if self.params.as_ref() != Some(&params) {
             self.steering.set_params(&params)?;
             self.params = Some(params);
+            // Which servers are used depends on which links are.
+            self.update_servers(now)?;
         }
         Ok(())
     }

@@ -127,6 +127,7 @@ impl Daemon<'_> {
         let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
         let before = self.core.policy();
         put_in_force(&mut self.core, &mut self.memory, loaded)?;
+        self.peers.look_up(self.core.names_to_detect());
         self.config_trouble = None;
         self.watch_executables();
         let changed = changes(&before, &self.core.policy());

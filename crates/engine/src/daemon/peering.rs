@@ -37,19 +37,24 @@ impl Daemon<'_> {
                 }
                 self.core.set_peer_ready(now(), &name, ready)
             }
-            Change::Answer { host, answer } => {
+            Change::Answer { host, link, answer } => {
                 match answer {
                     Answer::Runs(key) => {
                         tracing::info!(%host, key = key.short(), "a host runs Braid");
-                        self.note("peer", "info", format!("{host} runs Braid: flows to it may use all links at once"));
+                        self.note(
+                            "peer",
+                            "info",
+                            format!("{host} runs Braid: flows to it may use all links at once, once it has shown its key over each"),
+                        );
                     }
                     Answer::AnotherKey => self.warn_of_impostor(host),
-                    Answer::Silent | Answer::Unfinished | Answer::Elsewhere => {}
+                    Answer::Silent | Answer::Unfinished => {}
                 }
-                let done = self.core.on_answer(now(), host, answer);
+                let done = self.core.on_answer(now(), host, link, answer);
                 self.keep_pins();
                 done
             }
+            Change::Named { hosts } => self.core.set_detected_names(now(), hosts),
             Change::Refused { name, host, code } => {
                 let (news, done) = self.core.on_refused(now(), &name, host, code);
                 if let Some(text) = news {

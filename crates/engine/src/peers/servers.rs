@@ -96,12 +96,12 @@ impl Servers {
     }
 
     /// What there is to say of each host: of those with a bond, and of `known` ones without. Address, state, why, and its client.
-    pub(super) fn list(&self, known: &[(IpAddr, Knowledge<PublicKey>)]) -> Vec<(IpAddr, Standing<'_>)> {
+    pub(super) fn list(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<(IpAddr, Standing<'_>)> {
         let mut all: BTreeMap<IpAddr, Standing<'_>> = BTreeMap::new();
-        for (host, knowledge) in known {
+        for (host, knowledge, unused) in known {
             let standing = match knowledge {
                 Knowledge::AnotherKey(_) => Standing::AnotherKey,
-                _ => Standing::Idle,
+                _ => Standing::Idle(unused.clone()),
             };
             all.insert(*host, standing);
         }
@@ -119,8 +119,8 @@ impl Servers {
 pub(super) enum Standing<'a> {
     /// There is a bond.
     Bonded(&'a Client),
-    /// There is none now.
-    Idle,
+    /// There is none now; why there may be none, if so.
+    Idle(Option<String>),
     /// It shows another key than before.
     AnotherKey,
 }
@@ -169,6 +169,6 @@ pub(super) fn question(question: Question, link: Link, changes: mpsc::UnboundedS
                 Answer::Silent
             }
         };
-        let _ = changes.send(Change::Answer { host: question.host, answer });
+        let _ = changes.send(Change::Answer { host: question.host, link: question.link.slot, answer });
     });
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::detection::{Answer, FRESH};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, Scheduler};
-use braid_engine::config::Config;
+use braid_engine::config::{Config, Detect};
 use braid_engine::core::ServerNews;
 use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts};
 use braid_peer::keys::PublicKey;
@@ -30,8 +30,16 @@ impl World {
         std::mem::take(&mut self.questions).into_iter().map(|question| question.host.to_string()).collect()
     }
 
+    /// The host says this over each link that it is asked over.
     fn answer(&mut self, answer: Answer<PublicKey>) {
-        self.core.on_answer(self.now, SERVER, answer).unwrap();
+        while let Some(question) = (!self.questions.is_empty()).then(|| self.questions.remove(0)) {
+            self.answer_over(question.link.slot, answer);
+        }
+    }
+
+    fn answer_over(&mut self, link: usize, answer: Answer<PublicKey>) {
+        self.core.on_answer(self.now, SERVER, link, answer).unwrap();
+        self.run(Duration::from_millis(10));
     }
 
     fn is_redirected(&mut self, name: &str) -> bool {
@@ -43,6 +51,11 @@ fn named(name: &str) -> AppRule {
     AppRule { matcher: AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() }, ..AppRule::default() }
 }
 
+/// Every host is asked.
+fn config(scheduler: Scheduler) -> Config {
+    Config { detect: Detect::Everybody, ..super::world::config(scheduler) }
+}
+
 const KEY: [u8; 32] = [7; 32];
 
 /// A world whose server is known to run Braid.
@@ -51,7 +64,7 @@ fn straight(config: Config) -> World {
     world.run(Duration::from_secs(1));
     world.core.steering().set_redirect_ready(true);
     world.spoken_with("test", ("203.0.113.10", 443), false);
-    assert_eq!(world.asked(), ["203.0.113.10"]);
+    assert_eq!(world.questions.len(), 1);
     world.answer(Answer::Runs(KEY.into()));
     world
 }
@@ -115,11 +128,20 @@ fn nobody_is_asked_whose_answer_would_not_be_used() {
         world.spoken_with("bonded", ("203.0.113.10", 443), false);
         assert_eq!(world.asked(), ["203.0.113.10"], "{scheduler}");
     }
-    config.detect = false;
-    let mut world = World::new(config);
-    world.run(Duration::from_secs(1));
-    world.spoken_with("bonded", ("203.0.113.10", 443), false);
-    assert_eq!(world.asked(), Vec::<String>::new());
+    for (detect, expected) in [
+        (Detect::Nobody, None),
+        (Detect::Listed { nets: vec!["203.0.113.11".parse::<std::net::IpAddr>().unwrap().into()], names: vec![] }, None),
+        (Detect::Listed { nets: vec!["203.0.113.0/24".parse().unwrap()], names: vec![] }, Some("203.0.113.10")),
+        (Detect::Listed { nets: vec![], names: vec!["server.example.org".parse().unwrap()] }, Some("203.0.113.10")),
+    ] {
+        config.detect = detect;
+        let mut world = World::new(config.clone());
+        let names = world.core.names_to_detect().len();
+        world.core.set_detected_names(world.now, (0..names).map(|_| SERVER).collect()).unwrap();
+        world.run(Duration::from_secs(1));
+        world.spoken_with("bonded", ("203.0.113.10", 443), false);
+        assert_eq!(world.asked(), Vec::from_iter(expected), "{:?}", config.detect);
+    }
 }
 
 #[test]
@@ -151,9 +173,48 @@ fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
     assert_eq!(which(&mut world), [false; 4]);
     world.devices[0].carrier = true;
     world.set_network();
-    config.detect = false;
+    config.detect = Detect::Nobody;
     world.core.reconfigure(world.now, config).unwrap();
     assert_eq!(which(&mut world), [false; 4]);
+}
+
+/// Who controls one link answers there in the place of a host that flows reach over the other too.
+#[test]
+fn regression_a_key_seen_over_one_link_draws_no_flow_from_another() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    world.core.steering().set_redirect_ready(true);
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    let first = world.questions.remove(0);
+    world.answer_over(first.link.slot, Answer::Runs(KEY.into()));
+    assert!(!world.is_redirected("test"));
+    let other = world.questions.remove(0);
+    assert_eq!((other.expect, other.host), (Some(KEY.into()), SERVER));
+    assert_ne!(other.link.slot, first.link.slot);
+    let known = world.core.known_servers(world.now);
+    let reason = known[0].2.as_deref().unwrap_or_default();
+    assert!(reason.contains(&format!("it has not shown its key over {}", other.link.device)), "{reason}");
+    world.answer_over(other.link.slot, Answer::Silent);
+    assert!(!world.is_redirected("test"));
+    world.answer_over(other.link.slot, Answer::Runs(KEY.into()));
+    assert!(world.is_redirected("test"));
+    world.answer_over(other.link.slot, Answer::AnotherKey);
+    assert!(!world.is_redirected("test"), "one of the two is not the host");
+}
+
+/// What was shown over a network that a link has left says nothing of the one it leads to now.
+#[test]
+fn regression_a_link_that_leads_elsewhere_has_to_see_the_key_anew() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    assert!(world.is_redirected("test"));
+    world.devices[0].gateways.v4[0].gateway = "10.9.9.1".parse().ok();
+    world.set_network();
+    assert!(!world.is_redirected("test"));
+    for _ in 0..4 {
+        world.spoken_with("test", ("203.0.113.10", 443), false);
+    }
+    world.answer(Answer::Runs(KEY.into()));
+    assert!(world.is_redirected("test"));
 }
 
 #[test]
@@ -172,11 +233,13 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
         hops: vec![NextHop { device: LinkIndex(9), gateway: None, dead: false }],
         ..network.routes[0].clone()
     });
-    world.core.on_network(now, network).unwrap();
+    world.core.on_network(now, network.clone()).unwrap();
     world.core.steering().close(now, id);
     world.run(Duration::from_secs(1));
     assert_eq!(world.asked(), Vec::<String>::new());
-    world.core.recall_servers(world.now, [(SERVER, KEY.into(), Duration::ZERO)]).unwrap();
+    world.set_network();
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.answer(Answer::Runs(KEY.into()));
     let flow = RedirectedFlow {
         id: FlowId(1),
         remote: (SERVER, 443).into(),
@@ -190,9 +253,9 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
         demand: Bytes::ZERO,
         started: world.now,
     };
-    assert_eq!(world.core.server_of(world.now, &flow), None);
-    world.set_network();
     assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
+    world.core.on_network(world.now, network).unwrap();
+    assert_eq!(world.core.server_of(world.now, &flow), None);
 }
 
 #[test]
@@ -209,7 +272,11 @@ fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
     later.core.recall_servers(later.now, pins).unwrap();
     later.run(Duration::from_secs(1));
     later.core.steering().set_redirect_ready(true);
-    assert!(later.is_redirected("test"), "the next life begins with what this one knew");
+    assert!(!later.is_redirected("test"), "it has to show its key anew");
+    later.spoken_with("test", ("203.0.113.10", 443), false);
+    assert_eq!(later.questions[0].expect, Some(KEY.into()), "the next life begins with the keys of this one");
+    later.answer(Answer::Runs(KEY.into()));
+    assert!(later.is_redirected("test"));
 }
 
 #[test]
@@ -241,8 +308,9 @@ fn without_the_keys_of_before_nobody_is_trusted() {
 #[test]
 fn a_kernel_that_cannot_be_told_of_a_server_is_told_again() {
     let mut world = World::with(FakeSteering::chaos(1_000_000), config(Scheduler::RoundRobin));
-    world.core.on_answer(world.now, SERVER, Answer::Silent).unwrap();
-    world.core.recall_servers(world.now, [(SERVER, KEY.into(), Duration::ZERO)]).unwrap();
+    world.run(Duration::from_secs(1));
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.answer(Answer::Runs(KEY.into()));
     assert_eq!(world.core.steering().servers(), [SERVER]);
     world.core.steering().set_chaos(Some(1));
     assert!(world.core.on_server(world.now, SERVER, ServerNews::Lost).is_err());
