@@ -73,6 +73,8 @@ const SOON: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_secs(3);
 /// A path that has not answered after this is dialled anew: its first packets met another network.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// It is given so much more once the peer has begun to answer: a handshake takes two round trips.
+const MORE_PATIENCE: Duration = Duration::from_secs(15);
 
 /// A bond to a peer.
 #[derive(Clone)]
@@ -138,11 +140,6 @@ impl Client {
         self.carrier.with(|host, _| host.has_heard_of(id))
     }
 
-    /// The round trip of the fastest path that delivers; `None` without one.
-    pub fn round_trip(&self) -> Option<Duration> {
-        fastest(&self.paths())
-    }
-
     /// Opens a flow.
     pub fn open(&self, open: Open) -> Result<Flow, FlowError> {
         self.carrier.open(self.bond(), open)
@@ -163,7 +160,7 @@ impl Client {
             let heard =
                 |paths: &[(PathId, PathView)]| paths.iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
             let good = |(_, path): &&(PathId, PathView)| path.state == PathState::Good;
-            let round_trip = fastest(&paths).unwrap_or_default();
+            let round_trip = paths.iter().filter(good).map(|(_, path)| path.srtt).min().unwrap_or_default();
             tokio::time::sleep((round_trip * 4).clamp(SOON, LATE)).await;
             // After a time in which this process did not run, what has come in is read first.
             tokio::task::yield_now().await;
@@ -194,10 +191,6 @@ impl Client {
     }
 }
 
-fn fastest(paths: &[(PathId, PathView)]) -> Option<Duration> {
-    paths.iter().filter(|(_, path)| path.state == PathState::Good).map(|(_, path)| path.srtt).min()
-}
-
 /// The task that keeps paths alive.
 struct Keeper {
     carrier: Carrier,
@@ -220,6 +213,8 @@ struct Attempt {
     failures: u32,
     /// When to dial, or to give a dialled connection up.
     due: Option<Instant>,
+    /// The dialled connection has been given more time.
+    extended: bool,
     /// Which of the peer's addresses to dial: the next one only after a failure, since one that has answered answers again.
     address: usize,
 }
@@ -349,6 +344,11 @@ impl Keeper {
             let usable = self.links.iter().any(|of| of.number == link && if ipv6 { of.v6 } else { of.v4 }.is_some());
             let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { continue };
             attempt.due = None;
+            let heard = attempt.connection.is_some_and(|connection| self.carrier.with(|host, _| host.has_heard(connection)));
+            if heard && !std::mem::replace(&mut attempt.extended, true) {
+                attempt.due = Some(now + MORE_PATIENCE);
+                continue;
+            }
             if let Some(connection) = attempt.connection.take() {
                 attempt.address += 1;
                 self.carrier.with(|host, now| {
@@ -383,7 +383,8 @@ impl Keeper {
         let dialled = self.carrier.with(|host, now| host.dial(now, id, (path, link, backup), remote, tls, tls::SERVER_NAME, (token, name)));
         match dialled {
             Ok(connection) => {
-                (attempt.connection, attempt.path, attempt.due) = (Some(connection), Some(path), Some(Instant::now() + PATIENCE))
+                (attempt.connection, attempt.path, attempt.due) = (Some(connection), Some(path), Some(Instant::now() + PATIENCE));
+                attempt.extended = false;
             }
             Err(error) => {
                 tracing::warn!(link, %error, "a path cannot be dialled");

@@ -253,7 +253,7 @@ fn span(text: &str) -> Result<Duration, String> {
     let seconds = text[..end].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).filter(|seconds| *seconds > 0);
     let most = Duration::from_secs(366 * 86_400);
     match seconds.map(Duration::from_secs) {
-        Some(span) if span > most => Err("an invitation is good for a year (366d) at most".to_owned()),
+        Some(span) if span > most => Err("a span of time is a year (366d) at most".to_owned()),
         Some(span) => Ok(span),
         None => Err(wanted()),
     }

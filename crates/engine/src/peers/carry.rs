@@ -314,7 +314,8 @@ impl Peers {
             match outcome {
                 Outcome::Direct => exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await,
                 // Its bond has ended, or the far end has forgotten it: its program, which need not know, sends on. A relay that was
-                // restarted is there again in a moment, and what once went direct would stay so.
+                // restarted is there again in a moment, and what once went direct would stay so. What it sends until then is lost, so the wait
+                // is short whether or not the relay has begun to answer.
                 Outcome::Open => {
                     let _ = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state == State::Up)).await.map(drop);
                     begin_anew(&redirect, &exchange, received > Amount::ZERO).await;

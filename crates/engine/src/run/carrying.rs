@@ -10,7 +10,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target};
@@ -20,7 +20,7 @@ use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::disguises::{Disguise, Disguises, State};
 use super::meeting::Meeting;
@@ -31,10 +31,6 @@ use super::supervisor::Choice;
 const GRACE: Duration = Duration::from_secs(1);
 /// For how long they wait for one that has: over a slow link, or beside a busy processor, a handshake takes longer than [`GRACE`].
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A relay that sends nothing at all for four round trips after a flow was asked for is taken for gone: after this at the soonest,
-pub(super) const SILENCE: Duration = Duration::from_millis(700);
-/// and after this at the latest.
-pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(3);
 /// For how long a blocking connect waits here, and not in the kernel, where signals end it.
 const HELD: Duration = Duration::from_secs(1);
 /// For how long what the command left behind may still be on its way.
@@ -53,7 +49,7 @@ pub(super) struct Carrying {
     wait: Option<Duration>,
     started: Instant,
     /// Since when there are links to reach it over.
-    dialled: OnceLock<Instant>,
+    dialled: watch::Sender<Option<Instant>>,
     /// Whether it was ever reached.
     reached: AtomicBool,
     active: AtomicUsize,
@@ -118,7 +114,7 @@ impl Carrying {
             copies,
             wait,
             started: Instant::now(),
-            dialled: OnceLock::new(),
+            dialled: watch::Sender::new(None),
             reached: AtomicBool::new(false),
             active: AtomicUsize::new(0),
             held: Mutex::default(),
@@ -134,7 +130,7 @@ impl Carrying {
     /// The links there are now.
     pub(super) fn set_links(&self, links: Vec<Link>) {
         if !links.is_empty() {
-            self.dialled.get_or_init(Instant::now);
+            self.dialled.send_if_modified(|since| since.replace(since.unwrap_or_else(Instant::now)).is_none());
         }
         self.client.set_links(links);
     }
@@ -370,20 +366,10 @@ impl Carrying {
         let mut state = self.client.state();
         let policy = FlowPolicy { copies: self.copies, ..FlowPolicy::default() };
         let Ok(flow) = self.client.open(Open { carrier, target: Target::Address(remote), policy }) else { return Way::Direct };
-        let before = self.heard();
-        let silence = async {
-            let round_trip = self.client.round_trip().unwrap_or_default();
-            tokio::time::sleep((round_trip * 4).clamp(SILENCE, LONGEST_SILENCE)).await;
-            // After a time in which this process did not run, what has come in is read first.
-            tokio::task::yield_now().await;
-            if self.heard() != before {
-                std::future::pending::<()>().await;
-            }
-        };
         let opened = tokio::select! {
             opened = flow.opened() => opened,
             _ = state.wait_for(|state| *state != Relayed::Up) => return give_up(&flow),
-            () = silence => return give_up(&flow),
+            () = self.client.unanswered() => return give_up(&flow),
         };
         match opened {
             Ok(()) => Way::Bond(flow),
@@ -439,7 +425,7 @@ impl Carrying {
             None if self.client.is_answered() => HANDSHAKE,
             None => GRACE,
         };
-        *self.dialled.get().unwrap_or(&self.started) + span
+        self.dialled.borrow().unwrap_or(self.started) + span
     }
 
     /// The wait that the user asked for, until the relay was reached once.
@@ -454,6 +440,7 @@ impl Carrying {
 
     /// Keeps the bond, and says what becomes of it where that is worth a word.
     async fn watch(self: Arc<Self>, relay: Relay) {
+        let _ = self.dialled.subscribe().wait_for(Option::is_some).await;
         if !self.relay_comes().await {
             let reason = match &*self.client.state().borrow() {
                 Relayed::Unreachable(reason) | Relayed::Refused(reason) => format!(" ({})", printable(reason)),
@@ -476,10 +463,6 @@ impl Carrying {
     }
 
     /// What was heard of the relay so far.
-    fn heard(&self) -> u64 {
-        self.client.paths().iter().map(|(_, path)| path.received.get() + path.delivered.get()).sum()
-    }
-
     /// Counts something that must be done before the end.
     pub(super) fn active(self: &Arc<Self>) -> Active {
         self.active.fetch_add(1, Ordering::SeqCst);

@@ -94,6 +94,9 @@ pub enum RunError {
         /// All names there are.
         known: Vec<String>,
     },
+    /// A wait for a relay was asked for, and no relay.
+    #[error("--relay-wait is of no use without a relay to wait for: add --relay NAME or --carry bond")]
+    NothingToWaitFor,
     /// The relay cannot be used.
     #[error("{0}")]
     Relay(#[from] relays::RelayError),
@@ -149,6 +152,9 @@ pub fn main(options: RunOptions) -> Result<i32, RunError> {
         (Carry::Direct, _) | (Carry::Auto, None) => None,
         (_, name) => Some(relays::Relay::find(name.as_deref())?),
     };
+    if options.relay_wait.is_some() && relay.is_none() {
+        return Err(RunError::NothingToWaitFor);
+    }
     front::run(&options, relay)
 }
 

@@ -14,7 +14,6 @@ use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Sche
 use braid_model::{LinkFacts, Role};
 use tokio::net::{TcpStream, UdpSocket};
 
-use super::carrying::{LONGEST_SILENCE, SILENCE};
 use super::chooser::{DatagramRoute, DatagramSocket};
 use super::relays::{Relay, RelayError, word_of_destination};
 use super::supervisor::{Shared, finish, follow, own};
@@ -123,20 +122,11 @@ impl OwnFlows {
         if carrier == Carrier::Messages {
             return Ok(flow);
         }
-        let heard = || client.paths().iter().map(|(_, path)| path.received.get() + path.delivered.get()).sum::<u64>();
-        let (before, mut state) = (heard(), client.state());
-        let silence = async {
-            tokio::time::sleep((client.round_trip().unwrap_or_default() * 4).clamp(SILENCE, LONGEST_SILENCE)).await;
-            // After a time in which this process did not run, what has come in is read first.
-            tokio::task::yield_now().await;
-            if heard() > before {
-                std::future::pending::<()>().await;
-            }
-        };
+        let mut state = client.state();
         let opened = tokio::select! {
             opened = tokio::time::timeout(OPENING, flow.opened()) => opened.unwrap_or(Err(FlowEnd(libc::ETIMEDOUT as u64))),
             _ = state.wait_for(|state| *state != State::Up) => Err(FlowEnd(codes::BUSY)),
-            () = silence => Err(FlowEnd(codes::BUSY)),
+            () = client.unanswered() => Err(FlowEnd(codes::BUSY)),
         };
         opened.map(|()| flow.clone()).map_err(|end| {
             flow.reset(0);
