@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use braid_fetch::splice::{self, Splicer};
+use braid_model::Protocol;
+use braid_platform::linux::sockdiag::owner;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;
@@ -79,8 +81,9 @@ impl Proxy {
     }
 
     fn admit(&self, stream: TcpStream, client: SocketAddr) {
-        if !self.shared.access.admits(client.ip()) {
-            tracing::info!(client = %client.ip(), "turned away: its address is in none of the networks of --allow");
+        let owner = || owner(Protocol::Tcp, client, stream.local_addr()?);
+        if let Err(why) = self.shared.access.judge(client.ip(), owner) {
+            tracing::info!(client = %client.ip(), "turned away: {why}");
             return;
         }
         let Some(place) = Place::take(&self.shared, client.ip(), self.bounds) else {
