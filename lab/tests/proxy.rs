@@ -58,6 +58,28 @@ fn a_client_s_rule_holds_and_the_password_names_it() {
 }
 
 #[test]
+fn regression_another_user_of_the_machine_is_let_in_only_if_named() {
+    if !able() {
+        return;
+    }
+    let served = |proxied: &Proxied, user: u32, by: &str| {
+        let mut command = proxied.lab.client().command("setpriv").unwrap();
+        command.args(["--reuid", &user.to_string(), "--clear-groups", "--", "curl", "-sS", "--fail", "--max-time", "60", "--proxy", by]);
+        let url = proxied.web.url(Bytes::new(1000)).unwrap();
+        command.args(["-o", "/dev/null", &url]).stdin(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+    };
+    // The proxy's own user is 65534.
+    let proxied = Proxied::new(&[], "", false);
+    for by in [PROXY.to_owned(), format!("socks5h://{PROXY}")] {
+        assert_eq!([65_534, 0, 65_533].map(|user| served(&proxied, user, &by)), [true, true, false], "{by}");
+    }
+    drop(proxied);
+    for words in [["--allow-user", "65533"], ["--allow-user", "all"]] {
+        assert!(served(&Proxied::new(&words, "", false), 65_533, PROXY), "{words:?}");
+    }
+}
+
+#[test]
 fn a_bond_carries_one_download_over_both_links() {
     if !able() {
         return;

@@ -1,5 +1,6 @@
 //! `braid energy`: profiles of what interfaces need, listed, served and fetched.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,6 +10,7 @@ use anyhow::{Context, bail};
 use braid_decide::energy::{Profile, Profiles};
 use braid_engine::profiles::database::Database;
 use braid_engine::profiles::{self, SIZE_LIMIT, service};
+use braid_platform::linux::owner::as_owner_of;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::{Request, Uri, header};
@@ -25,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 pub(crate) fn run(energy: Energy) -> anyhow::Result<()> {
     match energy {
         Energy::List(list) => show(&list),
-        Energy::Serve(options) => serve(&options),
+        // Under sudo the file may be another user's.
+        Energy::Serve(options) => as_owner_of(&options.db, || serve(&options))?,
         Energy::Fetch(options) => fetch(&options),
     }
 }
@@ -125,14 +128,20 @@ fn fetch(options: &EnergyFetch) -> anyhow::Result<()> {
         all.extend(profiles::load(file)?);
     }
     all.extend(fetched);
-    replace(file, &profiles::to_toml(all.iter()))?;
+    as_owner_of(file, || replace(file, &profiles::to_toml(all.iter())))??;
     Ok(writeln!(io::stdout(), "{count} profiles are in {}: name it as energy_profiles in the configuration", file.display())?)
 }
 
 /// Puts a file in place as a whole, so that nobody reads half of it.
 fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     let fresh = file.with_extension(format!("new-{}", std::process::id()));
-    let done = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, file));
+    // Left by a process of the same number that was killed.
+    let _ = std::fs::remove_file(&fresh);
+    let write = || {
+        File::create_new(&fresh)?.write_all(text.as_bytes())?;
+        std::fs::rename(&fresh, file)
+    };
+    let done = write();
     if done.is_err() {
         let _ = std::fs::remove_file(&fresh);
     }

@@ -1,5 +1,6 @@
 //! `braid proxy`.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use anyhow::{Context, bail};
 use braid_engine::config::{Config, World};
 use braid_engine::daemon::default_config;
 use braid_engine::proxy::{ProxyFlows, ProxyOptions};
-use braid_proxy::{Access, Bounds, Credentials, Proxy};
+use braid_proxy::{Access, Bounds, Credentials, Proxy, Users};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -33,11 +34,27 @@ pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
         None => Default::default(),
     };
     let credentials = args.passwords.as_deref().map(Credentials::read).transpose()?.unwrap_or_default();
-    let access = Access { networks: args.allow, credentials };
+    let access = Access { networks: args.allow, users: users(&args.allow_user, &World::here(false).users)?, credentials };
     let Steering { scheduler, links, carry, relay } = args.steering;
     let options = ProxyOptions { scheduler: scheduler.unwrap_or(policy.scheduler), links, policy, carry, relay, reach: args.reach };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(args.listen, access, options))
+}
+
+/// The users that `--allow-user` names, beside the one who starts the proxy.
+fn users(named: &[String], known: &BTreeMap<String, u32>) -> anyhow::Result<Users> {
+    if named.iter().any(|name| name == "all") {
+        return Ok(Users::All);
+    }
+    let number = |name: &String| {
+        let number = known.get(name).copied().or_else(|| name.parse().ok());
+        number.with_context(|| format!("--allow-user {name}: /etc/passwd has no such user; name another, or give the number"))
+    };
+    let Users::These(mut all) = Users::default() else { return Ok(Users::All) };
+    for name in named {
+        all.insert(number(name)?);
+    }
+    Ok(Users::These(all))
 }
 
 async fn serve(listen: SocketAddr, access: Access, options: ProxyOptions) -> anyhow::Result<()> {
@@ -65,4 +82,21 @@ async fn serve(listen: SocketAddr, access: Access, options: ProxyOptions) -> any
     serving.abort();
     flows.remember();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_named_beside_the_own() {
+        let known = BTreeMap::from([("ann".to_owned(), 4_000_000)]);
+        let of = |names: &[&str]| users(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), &known);
+        let Users::These(own) = Users::default() else { panic!("not everybody") };
+        assert_eq!(of(&[]).unwrap(), Users::These(own.clone()));
+        assert_eq!(of(&["ann", "4000001"]).unwrap(), Users::These(own.into_iter().chain([4_000_000, 4_000_001]).collect()));
+        assert_eq!(of(&["ann", "all"]).unwrap(), Users::All);
+        let told = of(&["bob"]).unwrap_err().to_string();
+        assert!(told.contains("bob") && told.contains("number"), "{told}");
+    }
 }

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use braid_carry::relay::{self, Memory, Options, Reach};
 use braid_peer::destination::Ports;
 use braid_peer::invite::Invite;
@@ -13,6 +13,7 @@ use braid_peer::keys::{KeyPair, RELAY_KEY};
 use braid_peer::limits::Limits;
 use braid_peer::registry::{Client, Month, Registry};
 use braid_peer::state::StateDir;
+use braid_platform::linux::owner;
 use braid_platform::linux::sys::process::keep_memory;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,16 +25,26 @@ use crate::table::{Page, Tone, age, bytes, cell, numbers, rate, toned, words};
 /// Does what is asked.
 pub(crate) fn run(action: RelayAction) -> anyhow::Result<()> {
     match action {
-        RelayAction::Invite(invite) => make_invite(&invite),
-        RelayAction::Clients(clients) => list(&clients),
-        RelayAction::Revoke(revoke) => shut_out(&revoke),
-        RelayAction::Limit(limit) => set_limits(&limit),
+        RelayAction::Invite(invite) => as_owner_of(&invite.state.state_dir, || make_invite(&invite))?,
+        RelayAction::Clients(clients) => as_owner_of(&clients.state.state_dir, || list(&clients))?,
+        RelayAction::Revoke(revoke) => as_owner_of(&revoke.state.state_dir, || shut_out(&revoke))?,
+        RelayAction::Limit(limit) => as_owner_of(&limit.state.state_dir, || set_limits(&limit))?,
     }
+}
+
+/// Does the work with the rights to files of the directory's owner, where root calls.
+fn as_owner_of<T: Send>(dir: &Path, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+    owner::as_owner_of(dir, work).with_context(|| format!("cannot act as the owner of {}; run braid as that user", dir.display()))
 }
 
 /// `braid relay`: serves until it is told to end.
 pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
     crate::start::log("info", verbose);
+    let dir = options.state.state_dir.clone();
+    as_owner_of(&dir, || serve_in(options))?
+}
+
+fn serve_in(options: RelayServer) -> anyhow::Result<()> {
     reach(&options.state.state_dir)?;
     let dir = StateDir::open(&options.state.state_dir)?;
     let keys = KeyPair::load_or_generate(&dir, RELAY_KEY)?;

@@ -1,5 +1,6 @@
 //! A relay's clients as its operator manages them: the binary on a state directory.
 
+use std::os::unix::fs::{MetadataExt, chown, lchown, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::SystemTime;
@@ -72,6 +73,25 @@ fn an_invitation_is_one_line_that_names_the_relay() {
     assert_ne!(other.token, invite.token);
     let left = view["expires_unix"].as_u64().unwrap() as i64 - unix();
     assert!((3000..=3600).contains(&left), "{left}");
+}
+
+#[test]
+fn regression_root_does_not_follow_another_users_link_to_a_state_directory() {
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return; // only root can act for another user
+    }
+    let relay = Relay::new();
+    let (home, ours) = (relay.folder.path(), tempfile::tempdir().unwrap());
+    chown(home, Some(65534), Some(65534)).unwrap();
+    symlink(ours.path(), relay.dir()).unwrap();
+    lchown(relay.dir(), Some(65534), Some(65534)).unwrap();
+    relay.fail(&["invite", "--address", "192.0.2.1:1"]);
+    assert_eq!(std::fs::read_dir(ours.path()).unwrap().count(), 0, "nothing is made where the link leads");
+    std::fs::remove_file(relay.dir()).unwrap();
+    relay.ask(&["invite", "--address", "192.0.2.1:1"]);
+    let made = std::fs::read_dir(relay.dir()).unwrap().map(|entry| entry.unwrap().path()).chain([relay.dir()]);
+    let owners: Vec<u32> = made.map(|path| path.symlink_metadata().unwrap().uid()).collect();
+    assert!(owners.len() >= 3 && owners.iter().all(|owner| *owner == 65534), "the directory and what is in it are its user's: {owners:?}");
 }
 
 fn unix() -> i64 {

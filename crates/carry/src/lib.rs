@@ -9,6 +9,7 @@ mod carrier;
 pub mod client;
 mod flow;
 mod found;
+mod lasting;
 pub mod relay;
 mod socket;
 mod sources;
@@ -17,6 +18,7 @@ mod stream;
 
 pub use carrier::{Carrier, Notice};
 pub use flow::{Flow, FlowEnd, Moved};
+pub use lasting::{copy_both, keep_alive};
 pub use socket::{Binding, UdpLink};
 pub use splice::{splice, splice_connections};
 pub use stream::{FlowStream, TcpConnection};

@@ -1,4 +1,5 @@
-//! Joins a TCP connection and a flow, so that each end sees what it would have seen: bytes, half-closes, resets.
+//! Joins a TCP connection and a flow, so that each end sees what it would have seen: bytes, half-closes, resets. Far ends that are gone are
+//! noticed, and what nothing moves on for a day is reset.
 
 use std::io;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::flow::{Flow, FlowEnd};
+use crate::lasting::{IDLE, Lull, copy_within, keep_alive};
 use crate::relay::Account;
 
 /// The most that is read at a time.
@@ -29,13 +31,18 @@ pub(crate) async fn splice_metered(stream: TcpStream, flow: Flow, account: &Acco
 
 /// Moves bytes both ways between two TCP connections until both directions have ended. Whatever breaks one resets the other: a transfer that was
 /// cut off must not look complete.
-pub async fn splice_connections(mut one: TcpStream, mut other: TcpStream) {
+pub async fn splice_connections(one: TcpStream, other: TcpStream) {
+    splice_within(one, other, IDLE).await;
+}
+
+async fn splice_within(mut one: TcpStream, mut other: TcpStream, idle: Duration) {
     let linger = |one: &TcpStream, other: &TcpStream, time| {
         let _ = SockRef::from(one).set_linger(time);
         let _ = SockRef::from(other).set_linger(time);
     };
     linger(&one, &other, Some(Duration::ZERO));
-    if tokio::io::copy_bidirectional(&mut one, &mut other).await.is_ok() {
+    keep_alive(&other);
+    if copy_within(&mut one, &mut other, idle).await.is_ok() {
         linger(&one, &other, None);
     }
 }
@@ -45,16 +52,26 @@ async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (
     let _ = stream.set_nodelay(true);
     // Should this be cut short, be it by the end of the process, the other end hears of a reset and not of an orderly end.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-    let (mut up, mut down) = (0, 0);
+    keep_alive(&stream);
+    let (lull, mut up, mut down) = (Lull::default(), 0, 0);
     let (reader, writer) = stream.split();
-    let ended = tokio::try_join!(send(reader, &flow, account, &mut up), receive(writer, &flow, account, &mut down));
-    if ended.is_ok() {
+    let ended = tokio::select! {
+        ended = async { tokio::try_join!(send(reader, &flow, account, (&mut up, &lull)), receive(writer, &flow, account, (&mut down, &lull))) } => ended.is_ok(),
+        () = lull.lasts(IDLE) => {
+            flow.reset(libc::ETIMEDOUT as u64);
+            false
+        }
+    };
+    if ended {
         let _ = SockRef::from(&stream).set_linger(None);
     }
     (up, down)
 }
 
-async fn send(mut from: ReadHalf<'_>, flow: &Flow, account: Option<&Account>, count: &mut u64) -> Result<(), FlowEnd> {
+/// What a direction has moved, and what moving ends.
+type Moved<'a> = (&'a mut u64, &'a Lull);
+
+async fn send(mut from: ReadHalf<'_>, flow: &Flow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
     let mut buffer = BytesMut::new();
     loop {
         let room = flow.room().await?.min(READ);
@@ -67,6 +84,7 @@ async fn send(mut from: ReadHalf<'_>, flow: &Flow, account: Option<&Account>, co
             }
             Ok(read) => {
                 *count += read as u64;
+                lull.end();
                 pass(account, flow, Direction::Down, read).await?;
                 flow.write(take(&mut buffer));
             }
@@ -94,7 +112,7 @@ fn take(buffer: &mut BytesMut) -> Bytes {
     if part.len() < READ / 4 { Bytes::copy_from_slice(&part) } else { part.freeze() }
 }
 
-async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, count: &mut u64) -> Result<(), FlowEnd> {
+async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
     loop {
         // What nobody takes stays in the bond, which counts it and gives no credit for it.
         let _ = to.writable().await;
@@ -104,6 +122,7 @@ async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, 
         };
         *count += data.len() as u64;
         pass(account, flow, Direction::Up, data.len()).await?;
+        lull.end();
         if let Err(error) = to.write_all(&data).await {
             flow.stop(code(&error));
             return Err(FlowEnd(code(&error)));
@@ -146,6 +165,34 @@ mod tests {
             assert_eq!(all(&mut program).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
             spliced.await.unwrap();
         }
+    }
+
+    /// A second descriptor of a socket, to look at its options by.
+    fn watched(stream: &TcpStream) -> socket2::Socket {
+        SockRef::from(stream).try_clone().unwrap()
+    }
+
+    #[tokio::test]
+    async fn regression_spliced_connections_notice_far_ends_that_are_gone() {
+        let ((mut program, near), (mut server, onward)) = (pair().await, pair().await);
+        let sockets = [watched(&near), watched(&onward)];
+        tokio::spawn(splice_connections(near, onward));
+        program.write_all(b"question").await.unwrap();
+        server.read_exact(&mut [0; 8]).await.unwrap();
+        for socket in sockets {
+            let span = socket.tcp_keepalive_time().unwrap();
+            assert!(socket.keepalive().unwrap() && span < Duration::from_secs(7200), "sooner than the system would: {span:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn regression_spliced_connections_on_which_nothing_moves_are_reset() {
+        let ((mut program, near), (mut server, onward)) = (pair().await, pair().await);
+        let spliced = tokio::spawn(splice_within(near, onward, Duration::from_millis(1)));
+        for end in [&mut program, &mut server] {
+            assert_eq!(all(end).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        }
+        spliced.await.unwrap();
     }
 
     #[tokio::test]

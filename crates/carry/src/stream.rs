@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::flow::{Flow, FlowEnd};
+use crate::lasting::keep_alive;
 
 /// A flow that is open. Its shutdown finishes it; dropped before, it is reset. A reset shows as the error that `read` or `write` would have
 /// given at the far end.
@@ -73,8 +74,9 @@ pub struct TcpConnection {
 }
 
 impl TcpConnection {
-    /// Over this socket.
+    /// Over this socket, whose far end is watched from now on.
     pub fn new(stream: TcpStream) -> Self {
+        keep_alive(&stream);
         Self { stream, finished: false }
     }
 }

@@ -67,7 +67,7 @@ pub fn watch() -> anyhow::Result<()> {
     // Under the lock, since the next daemon may have started already: then it has swept itself, and what is there is its own.
     let _lock = match Lock::take_within(PATIENCE) {
         Err(LockError::Held(_)) => return Ok(()),
-        // Nobody who may run a daemon: what is there is a dead one's.
+        // No daemon shows, though the lock cannot be had: what is there is a dead one's.
         Err(LockError::Stranger { .. }) => None,
         other => Some(other?),
     };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use braid_model::Bytes;
 use braid_range::{ServerId, Spans};
-use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 use url::Url;
 
@@ -30,16 +30,29 @@ pub(crate) struct Source {
     pub(crate) server: ServerId,
     pub(crate) validator: Option<Validator>,
     pub(crate) redirects: u32,
+    /// A redirection led from https to http.
+    lowered: bool,
 }
 
 impl Source {
     pub(crate) fn new(url: Url, server: ServerId) -> Self {
-        Self { first: url.clone(), url, server, validator: None, redirects: 0 }
+        Self { first: url.clone(), url, server, validator: None, redirects: 0, lowered: false }
+    }
+
+    /// Follows a redirection.
+    pub(crate) fn follow(&mut self, to: Url, server: ServerId) {
+        self.lowered |= self.url.scheme() == "https" && to.scheme() == "http";
+        (self.url, self.server) = (to, server);
+    }
+
+    /// Whether everybody on the way would read what only the server was to read.
+    fn exposes(&self) -> bool {
+        self.lowered && self.url.scheme() == "http"
     }
 
     /// Whether secrets for the address that was given may be sent to where it led.
     fn same_origin(&self) -> bool {
-        self.first.origin() == self.url.origin()
+        self.first.origin() == self.url.origin() && !self.exposes()
     }
 }
 
@@ -198,14 +211,22 @@ impl Job {
     }
 }
 
-/// The header of a request to a source: what the user gave, but secrets only to the hosts that the user named.
+/// What a user's header says of no secret. Others, as an API key's, may be one.
+const HARMLESS: [HeaderName; 5] = [header::USER_AGENT, header::ACCEPT, header::ACCEPT_ENCODING, header::ACCEPT_LANGUAGE, header::REFERER];
+
+/// The header of a request to a source: what the user gave, but secrets only to the hosts that the user named, and none by http where a
+/// redirection led there from https.
 fn headers(source: &Source, options: &Options) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("braid/", env!("CARGO_PKG_VERSION"))));
     headers.insert(header::ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     let secret = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION, header::HOST];
-    for (name, value) in options.headers.iter().filter(|(name, _)| source.same_origin() || !secret.contains(name)) {
+    let may = |name: &HeaderName| match source.exposes() {
+        true => HARMLESS.contains(name),
+        false => source.same_origin() || !secret.contains(name),
+    };
+    for (name, value) in options.headers.iter().filter(|(name, _)| may(name)) {
         headers.insert(name, value.clone());
     }
     let host = source.url.host_str().unwrap_or("");
@@ -214,7 +235,7 @@ fn headers(source: &Source, options: &Options) -> HeaderMap {
         password: crate::files::decode(source.url.password().unwrap_or("")),
     });
     let who = in_url.or_else(|| options.credentials.clone().filter(|_| source.same_origin())).or_else(|| options.netrc.of(host).cloned());
-    if let Some(value) = who.and_then(|who| who.basic()) {
+    if let Some(value) = who.filter(|_| !source.exposes()).and_then(|who| who.basic()) {
         headers.entry(header::AUTHORIZATION).or_insert(value);
     }
     if let Some(value) = options.cookies.of(&source.url).and_then(|value| HeaderValue::from_str(&value).ok()) {

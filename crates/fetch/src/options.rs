@@ -34,7 +34,7 @@ pub struct Options {
     pub max_cost: Option<f64>,
     /// Larger files are refused.
     pub max_size: Option<Bytes>,
-    /// Redirections that are followed.
+    /// Redirections that are followed; from https to http without anything above that may be secret.
     pub redirects: u32,
     /// Go on with what an earlier run left.
     pub resume: bool,

@@ -4,16 +4,20 @@
 //! after the piece. A line that a sudden end cut short counts for nothing. What survives the program's death need not survive the
 //! machine's: a journal of an earlier boot counts for nothing either. The finished file does: it is on the disk before it gets its name, and
 //! is brought there while it comes, so that the end need not wait for all of it.
+//!
+//! Others may write to the folder. What they put in the place of these files is refused, or, of a journal, counts for nothing: a link, a file of
+//! theirs, or one that has another name too.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
 use braid_model::Bytes;
+use braid_platform::linux::sys::process::own_user;
 use braid_range::{Span, Spans};
 use ring::digest;
 use serde::{Deserialize, Serialize};
@@ -92,7 +96,7 @@ impl Partial {
             return Err(FetchError::Write { path: target.to_owned(), reason: "it is a directory; name a file by -o".to_owned() });
         }
         let (data_path, journal_path) = (beside(target, ".braid-part"), beside(target, ".braid-journal"));
-        let data = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&data_path);
+        let data = open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &data_path);
         let data = data.map_err(|error| unwritable(&data_path, &error))?;
         match data.try_lock() {
             Ok(()) => {}
@@ -124,7 +128,9 @@ impl Partial {
     }
 
     fn read_left(&self) -> Option<Left> {
-        let left = read_journal(&fs::read(&self.journal_path).ok()?)?;
+        let mut journal = Vec::new();
+        open_own(OpenOptions::new().read(true), &self.journal_path).ok()?.read_to_end(&mut journal).ok()?;
+        let left = read_journal(&journal)?;
         // What is told to be there must be there.
         let there = self.data.metadata().ok()?.len();
         let last = left.got.iter().last().map_or(0, |span| span.end().get());
@@ -177,7 +183,11 @@ impl Partial {
         self.got.iter().for_each(|span| text.extend(format!("{} {}\n", span.start().get(), span.end().get()).bytes()));
         let next = beside(&self.journal_path, "-new");
         let write = || {
-            let mut file = File::create(&next)?;
+            match fs::remove_file(&next) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = File::create_new(&next)?;
             file.write_all(&text)?;
             fs::rename(&next, &self.journal_path)?;
             Ok(file)
@@ -193,7 +203,7 @@ impl Partial {
         let failed = |error: io::Error| unwritable(&self.data_path, &error);
         self.data.set_len(size.get()).map_err(failed)?;
         if let Some(wanted) = sha256 {
-            let found = hash(&self.data_path).map_err(failed)?;
+            let found = hash(&self.data).map_err(failed)?;
             if found != wanted {
                 remove(&self.journal_path)?;
                 let hex = |digest: [u8; 32]| data_encoding::HEXLOWER.encode(&digest);
@@ -229,15 +239,35 @@ fn read_journal(text: &[u8]) -> Option<Left> {
     Some(Left { knowledge, got: got? })
 }
 
+/// Opens a plain file of this user's that has one name, and none through a link.
+fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let refuse = |reason| Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    // A pipe in its place would keep us waiting.
+    let file = match options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return refuse("it is a link, which is not followed; remove it"),
+        opened => opened?,
+    };
+    let found = file.metadata()?;
+    match () {
+        () if !found.is_file() => refuse("it is no plain file; remove it"),
+        () if found.uid() != own_user() => refuse("it belongs to another user; remove it, or name another file by -o"),
+        () if found.nlink() != 1 => refuse("it has another name too; remove it"),
+        () => Ok(file),
+    }
+}
+
 /// SHA-256 of a file.
-fn hash(path: &Path) -> io::Result<[u8; 32]> {
-    let mut file = File::open(path)?;
+fn hash(file: &File) -> io::Result<[u8; 32]> {
     let mut context = digest::Context::new(&digest::SHA256);
     let mut buffer = vec![0; 256 * 1024];
+    let mut at = 0;
     loop {
-        match file.read(&mut buffer)? {
+        match file.read_at(&mut buffer, at)? {
             0 => break,
-            count => context.update(&buffer[..count]),
+            count => {
+                context.update(&buffer[..count]);
+                at += count as u64;
+            }
         }
     }
     context.finish().as_ref().try_into().map_err(io::Error::other)
@@ -310,6 +340,36 @@ mod tests {
             fs::write(beside(&target, ".braid-part"), [7; 30]).unwrap();
             assert_eq!(Partial::open(&target, true).unwrap().1, None, "{broken}");
         }
+    }
+
+    #[test]
+    fn regression_nothing_is_written_through_what_others_put_there() {
+        use std::os::unix::fs::{chown, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let (target, precious) = (folder.path().join("f"), folder.path().join("precious"));
+        let (part, journal) = (beside(&target, ".braid-part"), beside(&target, ".braid-journal"));
+        fs::write(&precious, "precious").unwrap();
+        let refused = || Partial::open(&target, true).unwrap_err().to_string();
+        symlink(&precious, &part).unwrap();
+        assert!(refused().contains("a link") && refused().contains("remove it"), "{}", refused());
+        fs::remove_file(&part).unwrap();
+        fs::hard_link(&precious, &part).unwrap();
+        assert!(refused().contains("another name"), "{}", refused());
+        fs::remove_file(&part).unwrap();
+        if own_user() == 0 {
+            fs::write(&part, "theirs").unwrap();
+            chown(&part, Some(65534), None).unwrap();
+            assert!(refused().contains("another user"), "{}", refused());
+            fs::remove_file(&part).unwrap();
+        }
+        drop(begun(&target));
+        fs::rename(&journal, folder.path().join("theirs")).unwrap();
+        symlink("theirs", &journal).unwrap();
+        symlink(&precious, beside(&journal, "-new")).unwrap();
+        let (mut partial, left) = Partial::open(&target, true).unwrap();
+        assert_eq!(left, None, "a journal behind a link counts for nothing");
+        partial.learn(Bytes::new(100), "http://h/f", Some(&tag())).unwrap();
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
     }
 
     #[test]

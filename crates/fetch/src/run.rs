@@ -405,8 +405,7 @@ impl<T: FnMut(Event)> Run<T> {
                 return self.engine.on_failed(now, request, Failure::Source);
             }
             let server = self.server(&to);
-            let source = &mut self.jobs[place.job].sources[place.source.0];
-            (source.url, source.server) = (to, server);
+            self.jobs[place.job].sources[place.source.0].follow(to, server);
             self.engine.move_source(place.file, place.source, server);
         }
         self.engine.on_failed(now, request, Failure::Moved);

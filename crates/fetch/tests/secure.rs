@@ -9,17 +9,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use braid_fetch::{Options, Proxy};
+use braid_fetch::{Cookies, Netrc, Options, Proxy};
 use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::StreamBody;
 use hyper::body::{Frame, Incoming};
+use hyper::header::{HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use support::{Act, Came, Loopback, Server, content, get_over, good, quick};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
@@ -73,6 +74,27 @@ struct Secure {
 
 impl Secure {
     fn start(manners: Manners, names: &[&str]) -> Self {
+        Self::serve_by(manners.two, names, move |stream, acceptor, seen| connection(stream, acceptor, seen, manners))
+    }
+
+    /// One that answers every request by sending it to `elsewhere`.
+    fn redirecting(elsewhere: &str) -> Self {
+        let answer = format!("HTTP/1.1 302 Found\r\nLocation: {elsewhere}\r\nContent-Length: 0\r\n\r\n");
+        Self::serve_by(false, &["127.0.0.1"], move |stream, acceptor, _| {
+            let answer = answer.clone();
+            async move {
+                let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                while !head(&mut stream).await.is_empty() {
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                }
+            }
+        })
+    }
+
+    fn serve_by<F>(two: bool, names: &[&str], handler: impl Fn(TcpStream, TlsAcceptor, Arc<Seen>) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let own = rcgen::generate_simple_self_signed(names).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -83,10 +105,10 @@ impl Secure {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let mut config = builder.with_no_client_auth().with_single_cert(chain, key).unwrap();
-        config.alpn_protocols = if manners.two { vec![b"h2".to_vec(), b"http/1.1".to_vec()] } else { vec![b"http/1.1".to_vec()] };
+        config.alpn_protocols = if two { vec![b"h2".to_vec(), b"http/1.1".to_vec()] } else { vec![b"http/1.1".to_vec()] };
         let (acceptor, seen) = (TlsAcceptor::from(Arc::new(config)), Arc::new(Seen::default()));
         let there = seen.clone();
-        let address = serve(move |stream| connection(stream, acceptor.clone(), there.clone(), manners));
+        let address = serve(move |stream| handler(stream, acceptor.clone(), there.clone()));
         Self { address, seen, root, folder }
     }
 
@@ -227,6 +249,23 @@ fn http_1_1_is_spoken_where_http_2_is_not_offered_or_not_wanted() {
 }
 
 #[test]
+fn regression_no_secret_follows_a_redirection_from_https_to_http() {
+    let plain = Server::start(|asked| vec![Act::Send(good(asked, b"x"))]);
+    let secure = Secure::redirecting(&plain.url("/file"));
+    let cookies = Cookies::parse("127.0.0.1\tFALSE\t/\tTRUE\t0\tsecret\tcookie\n127.0.0.1\tFALSE\t/\tFALSE\t0\topen\t1\n", 0).unwrap();
+    let header = |name: &'static str, value: &'static str| (HeaderName::from_static(name), HeaderValue::from_static(value));
+    let headers = vec![header("authorization", "Bearer secret"), header("x-api-key", "secret"), header("user-agent", "mine")];
+    let by_hand = Options { headers, credentials: Some("ann:secret".parse().unwrap()), cookies: cookies.clone(), ..quick() };
+    let by_file = Options { netrc: Netrc::parse("machine 127.0.0.1 login bob password secret"), cookies, ..quick() };
+    for (options, agent) in [(by_hand, "mine"), (by_file, concat!("braid/", env!("CARGO_PKG_VERSION")))] {
+        assert_eq!(secure.get(options).file("file"), b"x");
+        let asked = plain.requests().pop().unwrap().headers;
+        assert_eq!((asked.get("authorization"), asked.get("x-api-key")), (None, None), "{asked:?}");
+        assert_eq!((asked["cookie"].as_str(), asked["user-agent"].as_str()), ("open=1", agent));
+    }
+}
+
+#[test]
 fn one_stream_at_a_time_is_enough() {
     Secure::start(Manners { streams: 1, ..Manners::default() }, &["127.0.0.1"]).comes_true(quick());
 }
@@ -259,7 +298,7 @@ fn a_certificate_of_another_host_or_of_nobodys_is_refused() {
 }
 
 /// The head of what a client sends, up to the empty line.
-async fn head(stream: &mut TcpStream) -> String {
+async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match stream.read_u8().await {

@@ -2,7 +2,8 @@
 //!
 //! It belongs to one user and nobody else may write to it, so nothing in it can be exchanged between a look and its use. Files in
 //! it are made for their owner only (0600), and given to the directory's owner when root makes them: `sudo braid relay invite` must
-//! not lock the relay's own user out.
+//! not lock the relay's own user out. Root's commands do their whole work there with the owner's rights
+//! ([`as_owner_of`](braid_platform::linux::owner::as_owner_of)).
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;

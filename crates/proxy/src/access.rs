@@ -1,12 +1,14 @@
 //! Who may use the proxy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use braid_platform::linux::sockdiag::Owner;
+use braid_platform::linux::sys::process::own_user;
 use data_encoding::BASE64;
 use ipnet::IpNet;
 use ring::digest::{SHA256, digest};
@@ -15,20 +17,70 @@ use thiserror::Error;
 /// A longer file is none.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Who may use the proxy: from where, and with which password.
+/// Who may use the proxy: from where, which of this machine's users, and with which password.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// Networks of clients beside the machine's own loopback.
     pub networks: Vec<IpNet>,
+    /// This machine's users that are let in where nobody is asked for a password.
+    pub users: Users,
     /// Names and passwords; none: nobody is asked.
     pub credentials: Credentials,
 }
 
+/// Users of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Users {
+    /// All.
+    All,
+    /// These, by number.
+    These(BTreeSet<u32>),
+}
+
+impl Default for Users {
+    /// The one whose proxy this is, and root, who can be anybody.
+    fn default() -> Self {
+        Self::These([own_user(), 0].into())
+    }
+}
+
+/// Why a client is turned away.
+#[derive(Debug, Error)]
+pub(crate) enum TurnedAway {
+    /// It is from elsewhere.
+    #[error("its address is in none of the networks of --allow")]
+    Network,
+    /// It is another user's.
+    #[error("it is a program of this machine's user {0}; \"--allow-user {0}\" lets that user in, --passwords all who have one")]
+    User(u32),
+    /// Whose it is does not show: its program has closed its socket already, or it is in another network namespace.
+    #[error("no program of this machine holds its other end")]
+    Nobody,
+    /// The kernel does not tell.
+    #[error("the kernel does not tell which user it is ({0}); \"--allow-user all\" lets every user of this machine in")]
+    Untold(io::Error),
+}
+
 impl Access {
-    /// Whether a client at this address is let in.
-    pub fn admits(&self, client: IpAddr) -> bool {
+    /// Whether a client is let in. `owner`: whose socket there is at the client's end, if it is of this machine.
+    pub(crate) fn judge(&self, client: IpAddr, owner: impl FnOnce() -> io::Result<Option<Owner>>) -> Result<(), TurnedAway> {
         let client = client.to_canonical();
-        client.is_loopback() || self.networks.iter().any(|network| network.contains(&client))
+        if !client.is_loopback() && !self.networks.iter().any(|network| network.contains(&client)) {
+            return Err(TurnedAway::Network);
+        }
+        let Users::These(users) = &self.users else { return Ok(()) };
+        if !self.credentials.is_empty() {
+            return Ok(());
+        }
+        // This machine's programs come by its other addresses too.
+        match owner() {
+            Ok(Some(Owner { user: Some(user), .. })) if users.contains(&user) => Ok(()),
+            Ok(Some(Owner { user: Some(user), .. })) => Err(TurnedAway::User(user)),
+            Ok(Some(Owner { user: None, .. })) => Err(TurnedAway::Nobody),
+            Ok(None) | Err(_) if !client.is_loopback() => Ok(()),
+            Ok(None) => Err(TurnedAway::Nobody),
+            Err(error) => Err(TurnedAway::Untold(error)),
+        }
     }
 }
 
@@ -117,13 +169,36 @@ mod tests {
 
     use super::*;
 
+    fn of(user: Option<u32>) -> io::Result<Option<Owner>> {
+        Ok(Some(Owner { cookie: 1, user }))
+    }
+
     #[test]
     fn only_the_loopback_is_let_in_unless_networks_are_named() {
+        let access = Access { networks: vec!["192.168.7.0/24".parse().unwrap()], users: Users::All, ..Access::default() };
+        let admits = |access: &Access, ip: &str| access.judge(ip.parse().unwrap(), || Ok(None)).is_ok();
+        assert!(["127.0.0.1", "::1", "192.168.7.9", "::ffff:192.168.7.9"].iter().all(|ip| admits(&access, ip)));
+        assert!(!admits(&access, "192.168.8.1") && !admits(&access, "2001:db8::1"));
+        assert!(!admits(&Access { users: Users::All, ..Access::default() }, "192.168.7.9"));
+    }
+
+    #[test]
+    fn regression_another_user_of_this_machine_is_turned_away() {
         let access = Access { networks: vec!["192.168.7.0/24".parse().unwrap()], ..Access::default() };
-        let admits = |ip: &str| access.admits(ip.parse().unwrap());
-        assert!(admits("127.0.0.1") && admits("::1") && admits("192.168.7.9") && admits("::ffff:192.168.7.9"));
-        assert!(!admits("192.168.8.1") && !admits("2001:db8::1"));
-        assert!(!Access::default().admits("192.168.7.9".parse().unwrap()));
+        let judge = |access: &Access, ip: &str, owner| access.judge(ip.parse().unwrap(), || owner);
+        for ip in ["127.0.0.1", "::1", "192.168.7.1", "::ffff:127.0.0.1"] {
+            assert!(judge(&access, ip, of(Some(own_user()))).is_ok() && judge(&access, ip, of(Some(0))).is_ok(), "{ip}");
+            assert!(matches!(judge(&access, ip, of(Some(4_000_000))), Err(TurnedAway::User(4_000_000))), "{ip}");
+            assert!(matches!(judge(&access, ip, of(None)), Err(TurnedAway::Nobody)), "a socket that was closed: {ip}");
+        }
+        let unable = || Err(io::ErrorKind::Unsupported.into());
+        assert!(judge(&access, "192.168.7.9", Ok(None)).is_ok() && judge(&access, "192.168.7.9", unable()).is_ok(), "another machine's");
+        assert!(matches!(judge(&access, "127.0.0.1", Ok(None)), Err(TurnedAway::Nobody)));
+        assert!(matches!(judge(&access, "127.0.0.1", unable()), Err(TurnedAway::Untold(_))));
+        let named = Access { users: Users::These([4_000_000].into()), ..Access::default() };
+        assert!(judge(&named, "127.0.0.1", of(Some(4_000_000))).is_ok());
+        let asked = Access { credentials: Credentials::parse("ann:x\n", "f").unwrap(), ..Access::default() };
+        assert!(judge(&asked, "127.0.0.1", of(Some(4_000_000))).is_ok(), "the password decides");
     }
 
     #[test]

@@ -3,11 +3,14 @@
 use std::io;
 use std::net::SocketAddr;
 
+use braid_model::Protocol;
 use braid_peer::address::{Address, Host};
+use braid_platform::linux::sockdiag::owner;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
+use crate::access::Access;
 use crate::outbound::Datagrams;
 use crate::wire::{self, Reply};
 
@@ -15,16 +18,19 @@ use crate::wire::{self, Reply};
 const LONGEST: usize = 65_535;
 
 /// Carries datagrams between the client and its targets until the connection ends. They are taken from the client's address only, and
-/// from the first port that sends, or the one that it has announced.
+/// from the first port that sends and whose user is let in, or the one that it has announced.
 pub(crate) async fn serve(
     mut stream: TcpStream,
     client: SocketAddr,
     announced: Option<Address>,
     onward: Box<dyn Datagrams>,
+    access: &Access,
 ) -> io::Result<()> {
     let socket = UdpSocket::bind(SocketAddr::new(stream.local_addr()?.ip(), 0)).await?;
     stream.write_all(&wire::reply(Reply::Succeeded, socket.local_addr()?)).await?;
-    let mut port = announced.filter(|address| is(&address.host, client)).map(|address| address.port());
+    let announced = announced.filter(|address| is(&address.host, client)).map(|address| address.port());
+    // The client's, once its user has shown.
+    let mut port = None;
     let (mut buffer, mut word) = (BytesMut::zeroed(LONGEST), [0; 64]);
     loop {
         tokio::select! {
@@ -39,7 +45,12 @@ pub(crate) async fn serve(
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
                     Err(error) => return Err(error),
                 };
-                if from.ip().to_canonical() != client.ip().to_canonical() || port.is_some_and(|port| port != from.port()) {
+                if from.ip().to_canonical() != client.ip().to_canonical() || port.or(announced).is_some_and(|port| port != from.port()) {
+                    continue;
+                }
+                let owner = || owner(Protocol::Udp, from, socket.local_addr()?);
+                if port.is_none() && let Err(why) = access.judge(from.ip(), owner) {
+                    tracing::info!(client = %from.ip(), "datagrams turned away: {why}");
                     continue;
                 }
                 port = Some(from.port());
@@ -49,7 +60,7 @@ pub(crate) async fn serve(
             }
             answer = onward.receive() => {
                 let (from, payload) = answer?;
-                if let Some(port) = port {
+                if let Some(port) = port.or(announced) {
                     let mut datagram = wire::datagram_head(from);
                     datagram.extend_from_slice(&payload);
                     let _ = socket.send_to(&datagram, SocketAddr::new(client.ip(), port)).await;

@@ -22,7 +22,7 @@ mod socks;
 mod split;
 mod wire;
 
-pub use access::{Access, Credentials, CredentialsError};
+pub use access::{Access, Credentials, CredentialsError, Users};
 pub use braid_fetch::splice::Bounds as SplitBounds;
 pub use outbound::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
 pub use serve::{Bounds, Proxy};

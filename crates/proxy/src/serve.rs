@@ -6,11 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use braid_carry::{copy_both, keep_alive};
 use braid_fetch::splice::{self, Splicer};
+use braid_model::Protocol;
+use braid_platform::linux::sockdiag::owner;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
@@ -79,8 +82,9 @@ impl Proxy {
     }
 
     fn admit(&self, stream: TcpStream, client: SocketAddr) {
-        if !self.shared.access.admits(client.ip()) {
-            tracing::info!(client = %client.ip(), "turned away: its address is in none of the networks of --allow");
+        let owner = || owner(Protocol::Tcp, client, stream.local_addr()?);
+        if let Err(why) = self.shared.access.judge(client.ip(), owner) {
+            tracing::info!(client = %client.ip(), "turned away: {why}");
             return;
         }
         let Some(place) = Place::take(&self.shared, client.ip(), self.bounds) else {
@@ -128,6 +132,7 @@ impl Drop for Place {
 
 async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    keep_alive(&stream);
     let mut first = [0];
     if timeout(GREETING, stream.peek(&mut first)).await?? == 0 {
         return Ok(());
@@ -135,9 +140,9 @@ async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io
     if first[0] == wire::VERSION { socks::serve(stream, client, shared).await } else { http::serve(stream, client, shared).await }
 }
 
-/// Moves bytes both ways until both have ended. What breaks at one end is reset at the other.
+/// Moves bytes both ways until both have ended, or nothing has moved for a day. What breaks at one end is reset at the other.
 pub(crate) async fn join(mut client: TcpStream, mut onward: impl AsyncRead + AsyncWrite + Unpin) {
-    if copy_bidirectional(&mut client, &mut onward).await.is_err() {
+    if copy_both(&mut client, &mut onward).await.is_err() {
         let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
     }
 }

@@ -26,7 +26,7 @@ pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Sha
         (Command::Connect, Some(target)) => connect(talk, origin, target, &shared).await,
         (Command::Connect, None) => talk.refuse(Reply::NoAddress).await,
         (Command::Associate, announced) => match shared.outbound.datagrams(&origin).await {
-            Ok(datagrams) => associate::serve(talk.stream, client, announced, datagrams).await,
+            Ok(datagrams) => associate::serve(talk.stream, client, announced, datagrams, &shared.access).await,
             Err(error) => {
                 tracing::debug!(%client, %error, "no datagrams can be carried");
                 talk.refuse(Reply::Failure).await

@@ -73,7 +73,7 @@ async fn proxy_with(credentials: Credentials, bounds: Bounds, listen: &str) -> R
     let (sender, origins) = mpsc::unbounded_channel();
     let allowed = vec!["127.0.0.0/8".parse().unwrap(), "::1/128".parse().unwrap()];
     let outbound = Arc::new(Direct { policy: Policy::relay(allowed, Vec::new()), origins: sender });
-    tokio::spawn(Proxy::new(listener, Access { networks: Vec::new(), credentials }, outbound, bounds).run());
+    tokio::spawn(Proxy::new(listener, Access { credentials, ..Access::default() }, outbound, bounds).run());
     Running { address, origins }
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct Get {
     /// Do not offer HTTP/2.
     #[arg(long = "http1.1")]
     pub(crate) http1: bool,
-    /// Follow no more redirections than this.
+    /// Follow no more redirections than this. One from https to http is followed without users, passwords and header fields that may be secret.
     #[arg(long, value_name = "COUNT", default_value_t = 30)]
     pub(crate) max_redirs: u32,
     /// Give a file up when so many attempts in a row bring nothing.

@@ -30,17 +30,21 @@ pub(crate) struct Run {
 
 /// Carry what other devices ask for over all links, as an HTTP and SOCKS5 proxy.
 ///
-/// All of it (HTTP, CONNECT, SOCKS5) is on one port, and needs no privilege. Clients set it as their proxy, or load http://ADDRESS/proxy.pac. It listens on the loopback unless told otherwise; clients from elsewhere
-/// are let in by --allow. Rules of the configuration hold: match = { client = "192.168.7.0/24" }, or a name of --passwords, stands for the
+/// All of it (HTTP, CONNECT, SOCKS5) is on one port, and needs no privilege. Clients set it as their proxy, or load http://ADDRESS/proxy.pac. It listens on the loopback unless told otherwise, for
+/// the programs of the user who starts it; other users of this machine are let in by --allow-user, clients from elsewhere by --allow. Rules of the configuration hold: match = { client = "192.168.7.0/24" }, or a name of --passwords, stands for the
 /// application; --carry is for flows that no rule speaks of.
 #[derive(Debug, Args)]
 pub(crate) struct Proxy {
     /// Listen here.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:5758")]
     pub(crate) listen: SocketAddr,
-    /// Let clients in from this network; may be given several times. Left out: only this machine's.
+    /// Let clients in from this network; may be given several times. Left out: only this machine's, as --allow-user says.
     #[arg(long, value_name = "NET")]
     pub(crate) allow: Vec<IpNet>,
+    /// Let this machine's user in, by name or number, or "all"; may be given several times. Left out: the one who starts it, and root. With
+    /// --passwords the password decides.
+    #[arg(long, value_name = "USER|all")]
+    pub(crate) allow_user: Vec<String>,
     /// Ask clients for a name and a password: lines of NAME:PASSWORD in a file that only its owner may read.
     #[arg(long, value_name = "FILE")]
     pub(crate) passwords: Option<PathBuf>,

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use braid_platform::linux::owner::as_owner_of;
+
 use crate::store::{AppKey, AppRow, Learnt, LinkKey, LinkRow, Store};
 
 /// How long the command's first connections wait for what earlier runs learnt.
@@ -33,8 +35,8 @@ impl Memory {
         let (found, recalled) = mpsc::channel();
         let folder = folder.to_owned();
         std::thread::spawn(move || {
-            let learnt = if Store::exists(&folder) { Store::open(&folder).1 } else { Learnt::default() };
-            let _ = found.send(learnt);
+            let learnt = as_owner_of(&folder, || if Store::exists(&folder) { Store::open(&folder).1 } else { Learnt::default() });
+            let _ = found.send(learnt.unwrap_or_default());
         });
         recalled.recv_timeout(RECALL_PATIENCE).unwrap_or_default()
     }
@@ -45,9 +47,9 @@ impl Memory {
         let (lessons, taken) = mpsc::channel::<Lessons>();
         let (done, written) = mpsc::channel();
         let folder = folder.to_owned();
-        std::thread::spawn(move || {
+        let remember = move |folder: &Path| {
             // What goes wrong with it is not worth a word on the command's own standard error.
-            let (mut store, learnt, _) = Store::open(&folder);
+            let (mut store, learnt, _) = Store::open(folder);
             let _ = found.send(learnt);
             for Lessons { apps, links } in taken {
                 apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
@@ -55,7 +57,9 @@ impl Memory {
                 store.flush();
                 let _ = done.send(());
             }
-        });
+        };
+        // Under sudo the folder may be another user's.
+        std::thread::spawn(move || as_owner_of(&folder, || remember(&folder)));
         Self { recalled, lessons, written }
     }
 

@@ -6,6 +6,7 @@ use braid_carry::FlowEnd;
 use braid_carry::client::Peer;
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
+use braid_platform::linux::owner;
 
 use super::memory;
 use crate::peers::stored::{self, Stored};
@@ -47,7 +48,7 @@ fn list(known: &[String]) -> String {
 /// [`RelayError`]; nothing is changed then.
 pub fn join(line: &str, name: Option<&str>) -> Result<String, RelayError> {
     let place = place()?;
-    join_at(&place, line, name)
+    as_owner_of(&place, || join_at(&place, line, name))
 }
 
 /// Forgets a relay.
@@ -56,11 +57,15 @@ pub fn join(line: &str, name: Option<&str>) -> Result<String, RelayError> {
 /// [`RelayError`]; nothing is changed then.
 pub fn leave(name: &str) -> Result<String, RelayError> {
     let place = place()?;
-    let all = read(&place)?;
+    as_owner_of(&place, || leave_at(&place, name))
+}
+
+fn leave_at(place: &Path, name: &str) -> Result<String, RelayError> {
+    let all = read(place)?;
     if !all.iter().any(|stored| stored.name == name) {
         return Err(RelayError::Unknown { name: name.to_owned(), known: all.into_iter().map(|stored| stored.name).collect() });
     }
-    write(&place, &all.iter().filter(|stored| stored.name != name).collect::<Vec<_>>())?;
+    write(place, &all.iter().filter(|stored| stored.name != name).collect::<Vec<_>>())?;
     Ok(format!("{name} is left; commands that run keep it"))
 }
 
@@ -86,7 +91,8 @@ pub(super) struct Relay {
 impl Relay {
     /// The one called `name`, else the first by name.
     pub(super) fn find(name: Option<&str>) -> Result<Self, RelayError> {
-        Self::find_at(place()?, name)
+        let place = place()?;
+        as_owner_of(&place, || Self::find_at(place.clone(), name))
     }
 
     fn find_at(place: PathBuf, name: Option<&str>) -> Result<Self, RelayError> {
@@ -105,11 +111,21 @@ impl Relay {
     /// The relay knows this user now: the invitation's token is of no use any more.
     pub(super) fn forget_token(&self) {
         let Some(token) = self.peer.token else { return };
-        let Ok(mut all) = read(&self.place) else { return };
+        let _ = as_owner_of(&self.place, || self.forget(token));
+    }
+
+    fn forget(&self, token: [u8; 16]) -> Result<(), RelayError> {
+        let mut all = read(&self.place)?;
         // One that was joined anew meanwhile has a token of its own.
         all.iter_mut().filter(|stored| stored.token == Some(token)).for_each(|stored| stored.token = None);
-        let _ = write(&self.place, &all.iter().collect::<Vec<_>>());
+        write(&self.place, &all.iter().collect::<Vec<_>>())
     }
+}
+
+/// Does the work with the rights to files of the place's owner: under sudo it may be another user's.
+fn as_owner_of<T: Send>(place: &Path, work: impl FnOnce() -> Result<T, RelayError> + Send) -> Result<T, RelayError> {
+    let unable = |error| RelayError::Place(format!("cannot act as the owner of {}: {error}; run braid as that user", place.display()));
+    owner::as_owner_of(place, work).map_err(unable)?
 }
 
 fn place() -> Result<PathBuf, RelayError> {

@@ -30,7 +30,7 @@ pub(super) fn read(path: &Path) -> io::Result<String> {
 pub(super) fn writable(path: &Path) -> bool {
     let place = place(path);
     let Some(folder) = place.parent() else { return false };
-    let ours = std::fs::metadata(&place).map_or(true, |data| data.uid() == own_user());
+    let ours = std::fs::metadata(&place).map_or(true, |data| data.uid() == own_user()) && !is_anothers_link(path);
     // The first change makes the directory too.
     let folder = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     ours && may_write(folder)
@@ -48,6 +48,10 @@ impl Staged {
     /// # Errors
     /// Those of writing, and of keeping the file's owner.
     pub(super) fn new(path: &Path, text: &str) -> io::Result<Self> {
+        if is_anothers_link(path) {
+            let reason = "it is a link that another user made, which is not followed; put the file itself in its place";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+        }
         let place = place(path);
         let folder = place.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder)?;
@@ -90,6 +94,11 @@ impl Drop for Staged {
     }
 }
 
+/// Whether `path` is a link of somebody who is neither root nor this process's user: it may lead to any file of this process's.
+fn is_anothers_link(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink() && found.uid() != 0 && found.uid() != own_user())
+}
+
 /// The file itself, where `path` is a link to it.
 fn place(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
@@ -113,6 +122,20 @@ mod tests {
         assert_eq!((read(&file).unwrap(), std::fs::metadata(&file).unwrap().mode() & 0o777), ("b".to_owned(), 0o640));
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside it");
+    }
+
+    #[test]
+    fn regression_a_link_of_another_user_is_not_followed() {
+        if own_user() != 0 {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("precious"), folder.path().join("braid.toml"));
+        std::fs::write(&file, "a").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+        assert!(Staged::new(&link, "b").is_err_and(|error| error.to_string().contains("another user")) && !writable(&link));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "a");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The registry's file.
 
-use std::fs::Permissions;
+use std::fs::{OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -43,12 +44,15 @@ pub(super) fn open(dir: &StateDir) -> Result<(PathBuf, Connection), RegistryErro
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(unusable(&error)),
     }
-    let found = path.symlink_metadata().map_err(|error| unusable(&error))?;
+    // What is looked at is what is changed. A descriptor that opens nothing, since closing another would undo SQLite's locks.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(&path).map_err(|error| unusable(&error))?;
+    let found = file.metadata().map_err(|error| unusable(&error))?;
     if !found.is_file() {
         return Err(unusable(&"it is not a plain file"));
     }
     if found.permissions().mode() & 0o077 != 0 {
-        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(|error| unusable(&error))?;
+        let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+        std::fs::set_permissions(itself, Permissions::from_mode(0o600)).map_err(|error| unusable(&error))?;
     }
     let connection = reopen(&path)?;
     Ok((path, connection))

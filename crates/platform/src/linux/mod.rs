@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod measure;
 pub mod model;
 pub mod netlink;
+pub mod owner;
 pub mod probe;
 pub mod process;
 pub mod resolvers;

@@ -6,8 +6,8 @@
 //!
 //! Other calls are answered in the kernel's place ([`Listener::answer`]), some by writing into the caller's memory ([`told`]): with the
 //! caller's own rights to it, as the kernel itself would, so another thread that changes or unmaps the memory meanwhile gets what it
-//! would have got. What is to be written where is read once. That the call still waits is asked before anything is written: its thread
-//! cannot leave the call except by being killed, and a number is not given to another thread before all others have been.
+//! would have got. What is to be written where is read once. The memory is held by a descriptor before it is asked whether the call still waits:
+//! what is written after that reaches the caller or nobody, also where the caller is killed and its number given to another thread.
 
 use std::fs::File;
 use std::io;

@@ -172,20 +172,31 @@ pub fn destroy(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: 
     }
 }
 
-/// The cookie of the UDP socket at `local` that gets what `remote` sends, in this network namespace; `None` without one. Needs no
-/// privilege.
-pub fn udp_owner(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64>> {
+/// A socket, and whose it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// A number that no other socket will have while the machine runs.
+    pub cookie: u64,
+    /// The user; `None` where no program holds it any more.
+    pub user: Option<u32>,
+}
+
+/// The socket at `local` that gets what `remote` sends, in this network namespace; `None` without one. Needs no privilege.
+pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Owner>> {
+    let (local, remote) =
+        (SocketAddr::new(local.ip().to_canonical(), local.port()), SocketAddr::new(remote.ip().to_canonical(), remote.port()));
+    // For UDP the kernel takes the ends the other way round.
+    let (source, destination) = if protocol == Protocol::Udp { (remote, local) } else { (local, remote) };
     let request = InetRequest {
         family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
-        protocol: libc::IPPROTO_UDP as u8,
+        protocol: number(protocol),
         extensions: ExtensionFlags::empty(),
         states: StateFlags::all(),
-        // For UDP the kernel takes the ends the other way round.
         socket_id: SocketId {
-            source_port: remote.port(),
-            destination_port: local.port(),
-            source_address: remote.ip(),
-            destination_address: local.ip(),
+            source_port: source.port(),
+            destination_port: destination.port(),
+            source_address: source.ip(),
+            destination_address: destination.ip(),
             interface_id: 0,
             cookie: NO_COOKIE,
         },
@@ -194,11 +205,27 @@ pub fn udp_owner(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64
     let (bytes, _) = socket.recv_from_full()?;
     match NetlinkMessage::<SockDiagMessage>::deserialize(&bytes).map_err(io::Error::other)?.payload {
         NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
-            Ok(Some(u64::from_ne_bytes(response.header.socket_id.cookie)))
+            let header = response.header;
+            // The kernel calls root the user of a socket that was closed.
+            let user = (header.inode != 0).then_some(header.uid);
+            Ok(Some(Owner { cookie: u64::from_ne_bytes(header.socket_id.cookie), user }))
         }
         NetlinkPayload::Error(error) if error.to_io().raw_os_error() == Some(libc::ENOENT) => Ok(None),
         NetlinkPayload::Error(error) => Err(error.to_io()),
         _ => Ok(None),
+    }
+}
+
+/// The cookie of the UDP socket at `local` that gets what `remote` sends, in this network namespace; `None` without one. Needs no
+/// privilege.
+pub fn udp_owner(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64>> {
+    Ok(owner(Protocol::Udp, local, remote)?.map(|owner| owner.cookie))
+}
+
+fn number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => libc::IPPROTO_TCP as u8,
+        Protocol::Udp => libc::IPPROTO_UDP as u8,
     }
 }
 
@@ -212,10 +239,7 @@ fn as_mapped(addr: SocketAddr) -> SocketAddr {
 fn destroy_as(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>) -> io::Result<()> {
     let request = InetRequest {
         family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
-        protocol: match protocol {
-            Protocol::Tcp => libc::IPPROTO_TCP as u8,
-            Protocol::Udp => libc::IPPROTO_UDP as u8,
-        },
+        protocol: number(protocol),
         extensions: ExtensionFlags::empty(),
         states: StateFlags::all(),
         socket_id: SocketId {
@@ -278,6 +302,22 @@ mod tests {
             Err(error) if unsafe { libc::geteuid() } != 0 => eprintln!("skipped, since it needs root: {error}"),
             Err(error) => panic!("{error}"),
         }
+    }
+
+    #[test]
+    fn a_connection_tells_its_user_until_its_program_lets_go_of_it() {
+        let (near, far) = pair("127.0.0.1");
+        let (local, remote) = (near.local_addr().unwrap(), near.peer_addr().unwrap());
+        let mapped = |address| as_mapped(address);
+        let cookie = socket2::SockRef::from(&near).cookie().unwrap();
+        let own = Some(Owner { cookie, user: Some(crate::linux::sys::process::own_user()) });
+        assert_eq!(owner(Protocol::Tcp, local, remote).unwrap(), own);
+        assert_eq!(owner(Protocol::Tcp, mapped(local), mapped(remote)).unwrap(), own);
+        drop(near);
+        // The far end holds its own open, so this one waits for it.
+        assert_eq!(owner(Protocol::Tcp, local, remote).unwrap().map(|owner| owner.user), Some(None));
+        drop(far);
+        assert_eq!(owner(Protocol::Tcp, "127.0.0.1:1".parse().unwrap(), remote).unwrap(), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
+use super::sys::Memory;
 use super::{Listener, RawCall, Reaches, Socket, sys};
 
 /// The largest datagram.
@@ -20,41 +21,40 @@ pub type Told = Result<i64, i32>;
 impl Listener {
     /// Answers a `getpeername` or `getsockname` on a socket that `reaches` these families.
     pub fn tell_address(&self, call: &RawCall, reaches: Reaches, address: SocketAddr) -> Told {
-        self.still(call)?;
-        put_address(call.thread, (call.args[1], call.args[2]), reaches, address)?;
+        put_address(&self.hold(call)?, call.thread, (call.args[1], call.args[2]), reaches, address)?;
         Ok(0)
     }
 
     /// Answers a `getsockopt` of `SO_ERROR`; 0 is none.
     pub fn tell_error(&self, call: &RawCall, error: i32) -> Told {
-        self.still(call)?;
+        let memory = self.hold(call)?;
         let (value, length) = (call.args[3], call.args[4]);
         let room = u32::from_ne_bytes(get(call.thread, length)?) as i32;
         let room = usize::try_from(room).map_err(|_| libc::EINVAL)?.min(size_of::<i32>());
-        put(call.thread, value, &error.to_ne_bytes()[..room])?;
-        put(call.thread, length, &(room as u32).to_ne_bytes())?;
+        put(&memory, value, &error.to_ne_bytes()[..room])?;
+        put(&memory, length, &(room as u32).to_ne_bytes())?;
         Ok(0)
     }
 
     /// Answers a `recvfrom`, `recvmsg` or `recvmmsg` on a connected datagram socket with what waits there, as if it came from `from`.
     /// Of several that `recvmmsg` asks for, as many are told as wait. `Err(EAGAIN)`: none does.
     pub fn tell_datagram(&self, call: &RawCall, socket: &Socket, from: SocketAddr) -> Told {
-        let (thread, args) = (call.thread, call.args);
+        let (memory, thread, args) = (self.hold(call)?, call.thread, call.args);
         match call.number {
             libc::SYS_recvfrom => {
                 let room = [(args[1], args[2])];
-                let got = self.receive(call, socket, &room, 0, args[3] as i32)?;
+                let got = self.receive(call, &memory, socket, &room, 0, args[3] as i32)?;
                 if args[5] != 0 {
-                    put_address(thread, (args[4], args[5]), socket.reaches(), from)?;
+                    put_address(&memory, thread, (args[4], args[5]), socket.reaches(), from)?;
                 }
                 Ok(got.length as i64)
             }
-            libc::SYS_recvmsg => self.tell_message(call, socket, args[1], args[2] as i32, from),
+            libc::SYS_recvmsg => self.tell_message(call, &memory, socket, args[1], args[2] as i32, from),
             _ => {
                 for index in 0..(args[2] as u32 as u64).min(MOST_DATAGRAMS) {
                     let at = args[1].wrapping_add(index * MMSGHDR);
-                    match self.tell_message(call, socket, at, args[3] as i32, from) {
-                        Ok(length) => put(thread, at.wrapping_add(MSGHDR), &(length as u32).to_ne_bytes())?,
+                    match self.tell_message(call, &memory, socket, at, args[3] as i32, from) {
+                        Ok(length) => put(&memory, at.wrapping_add(MSGHDR), &(length as u32).to_ne_bytes())?,
                         Err(_) if index > 0 => return Ok(index as i64),
                         Err(error) => return Err(error),
                     }
@@ -77,11 +77,12 @@ impl Listener {
             }
             libc::SYS_sendmsg => self.send_message(call, socket, args[1], args[2] as i32),
             _ => {
+                let memory = self.hold(call)?;
                 let count = u64::from(args[2] as u32).min(MOST_DATAGRAMS);
                 for index in 0..count {
                     let at = args[1].wrapping_add(index * MMSGHDR);
                     match self.send_message(call, socket, at, args[3] as i32) {
-                        Ok(length) => put(thread, at.wrapping_add(MSGHDR), &(length as u32).to_ne_bytes())?,
+                        Ok(length) => put(&memory, at.wrapping_add(MSGHDR), &(length as u32).to_ne_bytes())?,
                         Err(_) if index > 0 => return Ok(index as i64),
                         Err(error) => return Err(error),
                     }
@@ -113,24 +114,31 @@ impl Listener {
         flags_of(call) & libc::MSG_ERRQUEUE != 0
     }
 
-    fn tell_message(&self, call: &RawCall, socket: &Socket, at: u64, flags: i32, from: SocketAddr) -> Told {
-        let thread = call.thread;
-        let message = Message::read(thread, at)?;
+    fn tell_message(&self, call: &RawCall, memory: &Memory, socket: &Socket, at: u64, flags: i32, from: SocketAddr) -> Told {
+        let message = Message::read(call.thread, at)?;
         let room = if message.control == 0 { 0 } else { message.room };
-        let got = self.receive(call, socket, &message.pieces, room, flags)?;
-        put(thread, message.control, &got.control)?;
+        let got = self.receive(call, memory, socket, &message.pieces, room, flags)?;
+        put(memory, message.control, &got.control)?;
         if message.name != 0 {
             let bytes = sockaddr(socket.reaches(), from);
-            put(thread, message.name, &bytes[..(message.name_room as usize).min(bytes.len())])?;
-            put(thread, at.wrapping_add(8), &(bytes.len() as u32).to_ne_bytes())?;
+            put(memory, message.name, &bytes[..(message.name_room as usize).min(bytes.len())])?;
+            put(memory, at.wrapping_add(8), &(bytes.len() as u32).to_ne_bytes())?;
         }
-        put(thread, at.wrapping_add(40), &(got.control.len() as u64).to_ne_bytes())?;
-        put(thread, at.wrapping_add(48), &got.flags.to_ne_bytes())?;
+        put(memory, at.wrapping_add(40), &(got.control.len() as u64).to_ne_bytes())?;
+        put(memory, at.wrapping_add(48), &got.flags.to_ne_bytes())?;
         Ok(got.length as i64)
     }
 
     /// Receives a datagram and spreads it over these pieces (address, length) of the caller's memory.
-    fn receive(&self, call: &RawCall, socket: &Socket, pieces: &[(u64, u64)], control_room: u64, flags: i32) -> Result<Got, i32> {
+    fn receive(
+        &self,
+        call: &RawCall,
+        memory: &Memory,
+        socket: &Socket,
+        pieces: &[(u64, u64)],
+        control_room: u64,
+        flags: i32,
+    ) -> Result<Got, i32> {
         let room = pieces.iter().fold(0u64, |sum, (_, length)| sum.saturating_add(*length)).min(LARGEST as u64) as usize;
         let mut bytes = vec![0; room];
         let mut words = vec![0u64; (control_room / 8).min(MOST_CONTROL as u64) as usize];
@@ -140,11 +148,17 @@ impl Listener {
         let mut rest = &bytes[..received.length.min(room)];
         for (address, length) in pieces {
             let (now, later) = rest.split_at(rest.len().min(usize::try_from(*length).unwrap_or(usize::MAX)));
-            put(call.thread, *address, now)?;
+            put(memory, *address, now)?;
             rest = later;
         }
         let control = words.iter().flat_map(|word| word.to_ne_bytes()).take(received.control).collect();
         Ok(Got { length: received.length, control, flags: received.flags })
+    }
+
+    /// The memory of the thread that waits: only once it is held does it show that it is of that thread, and not of one with its number.
+    fn hold(&self, call: &RawCall) -> Result<Memory, i32> {
+        let memory = Memory::open(call.thread).map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))?;
+        self.still(call).map(|()| memory)
     }
 
     fn still(&self, call: &RawCall) -> Result<(), i32> {
@@ -211,12 +225,12 @@ fn flags_of(call: &RawCall) -> i32 {
 }
 
 /// Puts an address where a caller has room for one, and its whole length where that room's length stood.
-fn put_address(thread: i32, (to, length): (u64, u64), reaches: Reaches, address: SocketAddr) -> Result<(), i32> {
+fn put_address(memory: &Memory, thread: i32, (to, length): (u64, u64), reaches: Reaches, address: SocketAddr) -> Result<(), i32> {
     let room = u32::from_ne_bytes(get(thread, length)?) as i32;
     let room = usize::try_from(room).map_err(|_| libc::EINVAL)?;
     let bytes = sockaddr(reaches, address);
-    put(thread, to, &bytes[..room.min(bytes.len())])?;
-    put(thread, length, &(bytes.len() as u32).to_ne_bytes())
+    put(memory, to, &bytes[..room.min(bytes.len())])?;
+    put(memory, length, &(bytes.len() as u32).to_ne_bytes())
 }
 
 fn get<const N: usize>(thread: i32, address: u64) -> Result<[u8; N], i32> {
@@ -228,11 +242,11 @@ fn get<const N: usize>(thread: i32, address: u64) -> Result<[u8; N], i32> {
     }
 }
 
-fn put(thread: i32, address: u64, bytes: &[u8]) -> Result<(), i32> {
+fn put(memory: &Memory, address: u64, bytes: &[u8]) -> Result<(), i32> {
     if bytes.is_empty() {
         return Ok(());
     }
-    sys::write_memory(thread, address, bytes).map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))
+    memory.write(address, bytes).map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))
 }
 
 /// An address as the kernel tells it: of an IPv6 socket always the IPv6 form.
@@ -276,13 +290,14 @@ mod tests {
     #[test]
     fn an_address_is_cut_to_the_room_and_its_length_told() {
         let me = std::process::id() as i32;
+        let memory = Memory::open(me).unwrap();
         let at = |bytes: &mut [u8]| bytes.as_mut_ptr() as u64;
         let (mut room, mut length) = ([0xffu8; 28], 6u32.to_ne_bytes());
-        put_address(me, (at(&mut room), at(&mut length)), Reaches::V4, "192.0.2.1:80".parse().unwrap()).unwrap();
+        put_address(&memory, me, (at(&mut room), at(&mut length)), Reaches::V4, "192.0.2.1:80".parse().unwrap()).unwrap();
         assert_eq!((&room[2..8], u32::from_ne_bytes(length)), (&[0, 80, 192, 0, 0xff, 0xff][..], 16));
         let mut negative = (-1i32).to_ne_bytes();
-        let told = put_address(me, (at(&mut room), at(&mut negative)), Reaches::V4, "192.0.2.1:80".parse().unwrap());
+        let told = put_address(&memory, me, (at(&mut room), at(&mut negative)), Reaches::V4, "192.0.2.1:80".parse().unwrap());
         assert_eq!(told, Err(libc::EINVAL));
-        assert_eq!(put_address(me, (at(&mut room), 8), Reaches::V4, "192.0.2.1:80".parse().unwrap()), Err(libc::EFAULT));
+        assert_eq!(put_address(&memory, me, (at(&mut room), 8), Reaches::V4, "192.0.2.1:80".parse().unwrap()), Err(libc::EFAULT));
     }
 }

@@ -420,6 +420,23 @@ pub fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// Has the calling thread, and those it makes from now on, use files with the rights of this user and group and no others. Everything else that
+/// the thread may do stays.
+///
+/// # Errors
+/// Those of `setgroups`; `EPERM` where the system does not let this process be that user.
+pub fn use_files_as(user: u32, group: u32) -> io::Result<()> {
+    // SAFETY: takes no list. By itself the system call concerns this thread alone.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) } as c_int)?;
+    // SAFETY: they take integers only and concern this thread alone. Both tell what was there before, whether or not they change it.
+    let now = unsafe {
+        libc::setfsgid(group);
+        libc::setfsuid(user);
+        (libc::setfsuid(u32::MAX) as u32, libc::setfsgid(u32::MAX) as u32)
+    };
+    if now == (user, group) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
+}
+
 /// Who listens on an abstract Unix name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listener {

@@ -1,8 +1,10 @@
 //! System calls behind `braid run`: the filter, its listener, and what a supervisor asks of a stopped system call.
 
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 
 use libc::{c_int, c_long, c_void, sock_filter};
 
@@ -222,18 +224,106 @@ pub fn read_memory(thread: i32, address: u64, into: &mut [u8]) -> io::Result<usi
     check(read as c_long).map(|count| count as usize)
 }
 
-/// Writes another process's memory at `address`, all of it. What it may not write to itself is not written to.
-///
-/// # Errors
-/// `EPERM`: the process may not be looked into. `ESRCH`: it is gone. `EFAULT`: it has no writable memory there.
-pub fn write_memory(thread: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
-    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: bytes.len() };
-    let remote = libc::iovec { iov_base: address as usize as *mut c_void, iov_len: bytes.len() };
-    // SAFETY: `local` is a live buffer of that length, which is only read; `remote` is an address of the other process, which the
-    // kernel checks.
-    let written = unsafe { libc::process_vm_writev(thread, &raw const local, 1, &raw const remote, 1, 0) };
-    if check(written as c_long)? as usize == bytes.len() { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFAULT)) }
+/// The memory of another thread's process, held by descriptors: who gets the thread's number later, or starts another program, has another
+/// memory, to which nothing is written.
+#[derive(Debug)]
+pub struct Memory {
+    bytes: File,
+    regions: File,
 }
+
+impl Memory {
+    /// Holds what is the thread's memory now.
+    ///
+    /// # Errors
+    /// `EPERM`, `EACCES`: the process may not be looked into. `ENOENT`, `ESRCH`: it is gone.
+    pub fn open(thread: i32) -> io::Result<Self> {
+        let bytes = OpenOptions::new().write(true).open(format!("/proc/{thread}/mem"))?;
+        Ok(Self { bytes, regions: File::open(format!("/proc/{thread}/maps"))? })
+    }
+
+    /// Writes at `address`, all of it. What its program may not write to itself is not written to, although the kernel would let a debugger.
+    ///
+    /// # Errors
+    /// `EFAULT`: there is no writable memory there, or none at all any more.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        let fault = || io::Error::from_raw_os_error(libc::EFAULT);
+        let end = address.checked_add(bytes.len() as u64).ok_or_else(fault)?;
+        let mut checked = address;
+        while checked < end {
+            let region = self.region(checked)?.filter(|region| region.writable).ok_or_else(fault)?;
+            checked = region.end;
+        }
+        self.bytes.write_all_at(bytes, address).map_err(|_| fault())
+    }
+
+    /// The region that `address` lies in.
+    fn region(&self, address: u64) -> io::Result<Option<Region>> {
+        match self.ask_region(address) {
+            // Before Linux 6.11.
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.read_region(address),
+            asked => asked,
+        }
+    }
+
+    fn ask_region(&self, address: u64) -> io::Result<Option<Region>> {
+        let mut query = RegionQuery { size: size_of::<RegionQuery>() as u64, address, ..RegionQuery::default() };
+        // SAFETY: the kernel reads and writes one structure, whose size it is told, at the place we own.
+        match check(unsafe { libc::ioctl(self.regions.as_raw_fd(), PROCMAP_QUERY, &raw mut query) }.into()) {
+            Ok(_) => Ok(Some(Region { end: query.end, writable: query.permissions & VMA_WRITABLE != 0 })),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same by the kernel's text: `BEGIN-END rwxp ...`, in order.
+    fn read_region(&self, address: u64) -> io::Result<Option<Region>> {
+        let mut text = &self.regions;
+        text.seek(SeekFrom::Start(0))?;
+        for line in BufReader::with_capacity(16 << 10, text).lines() {
+            let line = line?;
+            let mut words = line.split([' ', '-']);
+            let mut number = || words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
+            let (Some(begin), Some(end)) = (number(), number()) else { continue };
+            if address < end {
+                let writable = words.next().is_some_and(|permissions| permissions.as_bytes().get(1) == Some(&b'w'));
+                return Ok((begin <= address).then_some(Region { end, writable }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Memory that is alike up to `end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Region {
+    end: u64,
+    writable: bool,
+}
+
+/// `struct procmap_query` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct RegionQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    begin: u64,
+    end: u64,
+    permissions: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name: u64,
+    build_id: u64,
+}
+
+/// `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: libc::Ioctl = (3 << 30 | (size_of::<RegionQuery>() as u32) << 16 | (b'f' as u32) << 8 | 17) as libc::Ioctl;
+const VMA_WRITABLE: u64 = 2;
 
 /// A second descriptor for `fd` of the process that `thread` belongs to. Close it soon: a connection ends only with its last one.
 ///
@@ -372,6 +462,9 @@ fn check(result: c_long) -> io::Result<c_long> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -403,6 +496,48 @@ mod tests {
                 };
                 at += usize::from(if holds { step.jt } else { step.jf });
             }
+        }
+    }
+
+    #[test]
+    fn regression_memory_that_is_held_is_not_that_of_who_has_the_number_next() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; read go; exec sh -c 'echo other; read end'"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (number, mut said) = (child.id(), BufReader::new(child.stdout.take().unwrap()).lines());
+        let stack = || {
+            let text = std::fs::read_to_string(format!("/proc/{number}/maps")).unwrap();
+            let line = text.lines().find(|line| line.contains("[stack]")).unwrap().to_owned();
+            u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()
+        };
+        assert_eq!(said.next().unwrap().unwrap(), "one");
+        let memory = Memory::open(number as i32).unwrap();
+        memory.write(stack(), &[0]).unwrap();
+        child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+        assert_eq!(said.next().unwrap().unwrap(), "other");
+        // The same number, another program: the place is there and writable, and nothing reaches it.
+        Memory::open(number as i32).unwrap().write(stack(), &[0]).unwrap();
+        assert_eq!(memory.write(stack(), &[0]).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn only_what_its_program_may_write_to_is_written() {
+        static CONSTANT: [u8; 4096] = [7; 4096];
+        let memory = Memory::open(std::process::id() as i32).unwrap();
+        let mut room = vec![0u8; 3 << 20];
+        let bytes = vec![5; room.len()];
+        memory.write(room.as_mut_ptr() as u64, &bytes).unwrap();
+        assert_eq!(room, bytes);
+        for wrong in [CONSTANT.as_ptr() as u64, 0, 8, u64::MAX - 1, 1 << 62] {
+            assert_eq!(memory.write(wrong, &[1, 2, 3]).unwrap_err().raw_os_error(), Some(libc::EFAULT), "{wrong:#x}");
+        }
+        assert!(CONSTANT.iter().all(|byte| *byte == 7));
+        // Both ways to look agree, in gaps too.
+        for address in [room.as_ptr() as u64, CONSTANT.as_ptr() as u64, 0, 4096] {
+            let told = memory.read_region(address).unwrap();
+            assert_eq!(told.map(|region| region.writable), memory.region(address).unwrap().map(|region| region.writable), "{address:#x}");
         }
     }
 
@@ -467,10 +602,10 @@ mod tests {
         assert_eq!(seen, secret);
         assert_eq!(read_memory(me, 8, &mut seen).unwrap_err().raw_os_error(), Some(libc::EFAULT));
         let mut changed = [0u8; 3];
-        write_memory(me, changed.as_mut_ptr() as u64, b"new").unwrap();
+        Memory::open(me).unwrap().write(changed.as_mut_ptr() as u64, b"new").unwrap();
         assert_eq!(std::hint::black_box(changed), *b"new");
         static FIXED: &str = "constant";
-        assert_eq!(write_memory(me, FIXED.as_ptr() as u64, b"v").unwrap_err().raw_os_error(), Some(libc::EFAULT), "{FIXED}");
+        assert_eq!(Memory::open(me).unwrap().write(FIXED.as_ptr() as u64, b"v").unwrap_err().raw_os_error(), Some(libc::EFAULT), "{FIXED}");
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let copy = std::net::UdpSocket::from(duplicate(me, socket.as_raw_fd()).unwrap());
         assert_eq!(copy.local_addr().unwrap(), socket.local_addr().unwrap());

@@ -1,0 +1,128 @@
+//! Connections that are kept for long: a far end that is gone is noticed, and one on which nothing moves for very long ends.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+/// A connection on which nothing has moved for so long is reset, though its far ends live: longer than programs leave one idle that they want to
+/// go on with, and far longer than the two hours that translators owe it (RFC 5382, section 5).
+pub(crate) const IDLE: Duration = Duration::from_secs(24 * 3600);
+
+/// A far end that is silent for so long is asked whether it lives, again and again for a quarter of an hour. That outlasts most failures of
+/// links, and wakes no radio often.
+const SILENCE: Duration = Duration::from_secs(15 * 60);
+const AGAIN: Duration = Duration::from_secs(75);
+const TRIES: u32 = 12;
+
+/// Has the system end the connection with an error once its far end is gone without a word.
+pub fn keep_alive(stream: &TcpStream) {
+    let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(AGAIN).with_retries(TRIES);
+    let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
+}
+
+/// Copies both ways between a socket and what is behind it until both directions have ended.
+///
+/// # Errors
+/// What broke first; `TimedOut` where nothing moved for a day.
+pub async fn copy_both(stream: &mut TcpStream, onward: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    copy_within(stream, onward, IDLE).await
+}
+
+pub(crate) async fn copy_within(
+    stream: &mut TcpStream,
+    onward: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    idle: Duration,
+) -> io::Result<()> {
+    keep_alive(stream);
+    let lull = Lull::default();
+    let mut watched = Watched { stream, lull: &lull };
+    tokio::select! {
+        copied = copy_bidirectional(&mut watched, onward) => copied.map(drop),
+        () = lull.lasts(idle) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// How long nothing has moved.
+#[derive(Debug)]
+pub(crate) struct Lull(Mutex<Instant>);
+
+impl Default for Lull {
+    fn default() -> Self {
+        Self(Mutex::new(Instant::now()))
+    }
+}
+
+impl Lull {
+    /// Something moves.
+    pub(crate) fn end(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Waits until nothing has moved for so long.
+    pub(crate) async fn lasts(&self, limit: Duration) {
+        loop {
+            let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if since.elapsed() >= limit {
+                return;
+            }
+            tokio::time::sleep_until(since + limit).await;
+        }
+    }
+}
+
+/// A socket whose bytes end the lull.
+struct Watched<'a> {
+    stream: &'a mut TcpStream,
+    lull: &'a Lull,
+}
+
+impl AsyncRead for Watched<'_> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut *self.stream).poll_read(context, buffer);
+        if polled.is_ready() {
+            self.lull.end();
+        }
+        polled
+    }
+}
+
+impl AsyncWrite for Watched<'_> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut *self.stream).poll_write(context, data);
+        if polled.is_ready() {
+            self.lull.end();
+        }
+        polled
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_moves_ends_a_lull() {
+        let (lull, limit) = (Lull::default(), Duration::from_secs(3600));
+        let hour_ago = Instant::now().checked_sub(limit).unwrap();
+        *lull.0.lock().unwrap() = hour_ago;
+        lull.lasts(limit).await;
+        lull.end();
+        let mut later = Box::pin(lull.lasts(limit));
+        assert!(std::future::poll_fn(|context| Poll::Ready(later.as_mut().poll(context).is_pending())).await);
+    }
+}
