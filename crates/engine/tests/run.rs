@@ -244,6 +244,8 @@ fn regression_a_supervisor_that_hangs_holds_the_command_up_for_seconds_only() {
     let front = world.run(&[&TURNS[..], &["--", "sh", "-c", &script]].concat()).stdout(Stdio::piped()).spawn().unwrap();
     let supervisor = only_child(front.id(), |_| true);
     only_child(supervisor, |name| name == "sh");
+    // The guard, which is started after the command.
+    only_child(supervisor, |name| name == "run");
     check(Command::new("kill").args(["-STOP", &supervisor.to_string()]));
     world.open_gate();
     let output = front.wait_with_output().unwrap();
