@@ -3,17 +3,17 @@
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
-use braid_api::UiAddress;
+use braid_api::{UiAddress, UiRequest};
 
 use crate::cli::Ui;
 use crate::client;
 
 /// Asks for the page's address, opens it where there is a desktop, and tells it in any case.
 pub(crate) fn open(command: &Ui) -> anyhow::Result<()> {
-    let address: UiAddress = client::send(&command.daemon.socket, "/v1/ui", &())?;
+    let here = !command.print && desktop();
+    let address: UiAddress = client::send(&command.daemon.socket, "/v1/ui", &UiRequest { here })?;
     let mut out = io::stdout();
-    if !command.print && desktop() && Command::new("xdg-open").arg(&address.url).stdout(Stdio::null()).stderr(Stdio::null()).spawn().is_ok()
-    {
+    if here && Command::new("xdg-open").arg(&address.url).stdout(Stdio::null()).stderr(Stdio::null()).spawn().is_ok() {
         writeln!(out, "the page opens in your browser; if it does not, go to (within two minutes):")?;
     } else if !command.print {
         writeln!(out, "open this in a browser within two minutes:")?;

@@ -118,6 +118,15 @@ pub struct Session {
     pub may_change: bool,
 }
 
+/// What `POST /v1/ui` takes; nothing: the defaults.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UiRequest {
+    /// The page is opened by a browser of the asking user on this machine, whose command line others can read: nobody else can begin a
+    /// session by the address.
+    #[serde(default)]
+    pub here: bool,
+}
+
 /// Where the web page is: the answer to `POST /v1/ui`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UiAddress {

@@ -19,7 +19,7 @@ mod problem;
 mod status;
 
 pub use app::App;
-pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress};
+pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress, UiRequest};
 pub use doctor::{Check, DoctorReport, Mode, Verdict};
 pub use explain::{Candidate, ExplainRequest, Explanation, Outcome, Share};
 pub use flow::{Flow, LinkBytes};

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Flow, Gains, History, JoinRequest,
-    LeaveRequest, Link, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint, UiAddress,
+    LeaveRequest, Link, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest,
 };
 
 /// Who may call an operation. Over the Unix socket everybody may read, and root, the daemon's own user and the group `braid` may change;
@@ -135,7 +135,7 @@ pub const OPERATIONS: [Operation; 27] = [
     },
     Operation {
         needs: Needs::Reading,
-        ..change("/v1/ui", "Where the web page is, with a token for what this client may do.", None, of::<UiAddress>)
+        ..change("/v1/ui", "Where the web page is, with a token for what this client may do.", Some(of::<UiRequest>), of::<UiAddress>)
     },
     change("/v1/config", "Applies edits, and writes them to the file.", Some(of::<ConfigChange>), of::<ConfigChanged>),
     change("/v1/config/undo", "Takes the last applied change back.", None, of::<ConfigView>),

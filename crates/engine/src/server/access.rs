@@ -1,7 +1,8 @@
 //! Who may do what.
 //!
 //! Over the Unix socket the kernel says who connected: everybody may read; root, the daemon's own user and members of the group `braid` may
-//! change. Over TCP a token says it, or the cookie that a browser got for one. A browser is also made to say which page asks (the `Origin`,
+//! change. Over TCP a token says it, or the cookie that a browser got for one: a cookie counts for programs of the user who began its session,
+//! as `sock_diag` tells, since browsers show it to whoever listens on another port of this machine. A browser is also made to say which page asks (the `Origin`,
 //! `Sec-Fetch-Site`), and by which name it came (the `Host`), so that neither another site nor one that gives its own name this machine's
 //! address (DNS rebinding) gets anywhere.
 
@@ -19,6 +20,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use braid_api::Problem;
 use braid_api::openapi::{Needs, operation};
+use braid_model::Protocol;
+use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::access::peer_groups;
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -47,9 +50,34 @@ pub(super) enum Client {
     Local {
         /// As the kernel says.
         may_change: bool,
+        /// Its user.
+        user: Option<u32>,
     },
-    /// By TCP: each request says for itself.
-    Remote,
+    /// By TCP: each request says for itself what it may do.
+    Remote(Origin),
+}
+
+/// Where a TCP client is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A program of this user on this machine.
+    User(u32),
+    /// A program on this machine, whose user cannot be told.
+    Somebody,
+    /// Another machine, or another network namespace.
+    Elsewhere,
+}
+
+impl Origin {
+    /// Where the far end of a connection to the address `local` is.
+    pub(super) fn of(local: SocketAddr, remote: SocketAddr) -> Self {
+        let [own, far] = [local, remote].map(|address| address.ip().to_canonical());
+        if !far.is_loopback() && far != own {
+            return Self::Elsewhere;
+        }
+        let owner = sockdiag::owner(Protocol::Tcp, remote, local).ok().flatten();
+        owner.and_then(|owner| owner.user).map_or(Self::Somebody, Self::User)
+    }
 }
 
 impl Client {
@@ -62,7 +90,7 @@ impl Client {
             let first = user.map(|user| user.gid());
             group.is_some_and(|group| first == Some(group) || peer_groups(stream).is_ok_and(|groups| groups.contains(&group)))
         };
-        Self::Local { may_change: trusted || member() }
+        Self::Local { may_change: trusted || member(), user: user.map(|user| user.uid()) }
     }
 }
 
@@ -86,7 +114,20 @@ pub(super) struct Keys {
 struct Known {
     hash: [u8; 32],
     needs: Needs,
+    /// Where it counts; `None`: anywhere.
+    origin: Option<Origin>,
     since: Instant,
+}
+
+/// Remembers one more; what allows least goes first where there are too many, and of that the oldest: who may only look must not push out who
+/// may change.
+fn remember(all: &mut VecDeque<Known>, known: Known) {
+    all.push_back(known);
+    if all.len() > SESSIONS {
+        let weakest = all.iter().map(|known| known.needs).min();
+        let at = all.iter().position(|known| Some(known.needs) == weakest).unwrap_or(0);
+        all.remove(at);
+    }
 }
 
 impl Keys {
@@ -115,45 +156,42 @@ impl Keys {
     }
 
     /// What begins one session, soon: an address is seen by others where it stands in a command line or a browser's history, a token must
-    /// not be. `None` where the system gives no random numbers.
-    pub(super) fn ticket(&self, needs: Needs) -> Option<String> {
+    /// not be. With a `user`, only that user's programs on this machine can begin it. `None` where the system gives no random numbers.
+    pub(super) fn ticket(&self, needs: Needs, user: Option<u32>) -> Option<String> {
         let ticket = random().ok()?;
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
-        if tickets.len() == SESSIONS {
-            tickets.pop_front();
-        }
-        tickets.push_back(Known { hash: hash(&ticket), needs, since: Instant::now() });
+        tickets.retain(|known| known.since.elapsed() < TICKET);
+        remember(&mut tickets, Known { hash: hash(&ticket), needs, origin: user.map(Origin::User), since: Instant::now() });
         Some(ticket)
     }
 
-    fn redeem(&self, ticket: &str) -> Option<Needs> {
+    fn redeem(&self, ticket: &str, origin: Origin) -> Option<Needs> {
         let wanted = hash(ticket);
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.retain(|known| known.since.elapsed() < TICKET);
-        let at = tickets.iter().position(|known| equal(&known.hash, &wanted))?;
+        let counts = |known: &Known| equal(&known.hash, &wanted) && known.origin.is_none_or(|wanted| wanted == origin);
+        let at = tickets.iter().position(counts)?;
         tickets.remove(at).map(|known| known.needs)
     }
 
     /// Begins a session by a token or a ticket: what it allows, and the cookie.
-    pub(super) fn begin(&self, token: &str) -> Option<(Needs, HeaderValue)> {
-        let needs = self.allows(token).or_else(|| self.redeem(token))?;
+    pub(super) fn begin(&self, token: &str, origin: Origin) -> Option<(Needs, HeaderValue)> {
+        let needs = self.allows(token).or_else(|| self.redeem(token, origin))?;
         let cookie = random().ok()?;
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        if sessions.len() == SESSIONS {
-            sessions.pop_front();
-        }
-        sessions.push_back(Known { hash: hash(&cookie), needs, since: Instant::now() });
+        sessions.retain(|known| known.since.elapsed() < SESSION);
+        remember(&mut sessions, Known { hash: hash(&cookie), needs, origin: Some(origin), since: Instant::now() });
         let secure = if self.tls { "; Secure" } else { "" };
         let text = format!("{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}{secure}", SESSION.as_secs());
         Some((needs, HeaderValue::from_str(&text).ok()?))
     }
 
-    fn session(&self, cookie: &str) -> Option<Needs> {
+    fn session(&self, cookie: &str, origin: Origin) -> Option<Needs> {
         let (wanted, mut found) = (hash(cookie), None);
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|known| known.since.elapsed() < SESSION);
         for known in sessions.iter() {
-            if equal(&known.hash, &wanted) {
+            if equal(&known.hash, &wanted) && known.origin == Some(origin) && origin != Origin::Somebody {
                 found = Some(known.needs);
             }
         }
@@ -161,14 +199,14 @@ impl Keys {
     }
 
     /// What a request's headers allow.
-    fn of(&self, headers: &HeaderMap) -> Option<Needs> {
+    fn of(&self, headers: &HeaderMap, origin: Origin) -> Option<Needs> {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         if let Some(given) = text(header::AUTHORIZATION) {
             return self.allows(given.strip_prefix("Bearer ")?.trim());
         }
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
         let mut pairs = cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        self.session(pairs.find(|(name, _)| *name == COOKIE)?.1)
+        self.session(pairs.find(|(name, _)| *name == COOKIE)?.1, origin)
     }
 
     /// Whether a client may come by this `Host`: any address, since names only can be made to mean another machine.
@@ -211,17 +249,19 @@ fn judge(api: &Api, client: Client, request: &Request) -> Result<May, Refusal> {
     let needs = operation(request.method().as_str(), request.uri().path()).map_or(Needs::Nothing, |operation| operation.needs);
     let refuse = |status, title, detail: &str| Err(Refusal(Problem::new(status, title, detail)));
     let may = match (client, &api.keys) {
-        (Client::Local { may_change }, _) => Some(if may_change { Needs::Changing } else { Needs::Reading }),
-        (Client::Remote, None) => None,
-        (Client::Remote, Some(keys)) => {
+        (Client::Local { may_change, .. }, _) => Some(if may_change { Needs::Changing } else { Needs::Reading }),
+        (Client::Remote(_), None) => None,
+        (Client::Remote(origin), Some(keys)) => {
             of_this_site(keys, request)?;
-            keys.of(request.headers())
+            keys.of(request.headers(), origin)
         }
     };
     match may {
         _ if needs == Needs::Nothing => Ok(May(may.unwrap_or(Needs::Nothing))),
         Some(may) if may >= needs => Ok(May(may)),
-        Some(_) if client == Client::Remote => refuse(403, "Not allowed", "the read-only token changes nothing: use the full one"),
+        Some(_) if matches!(client, Client::Remote(_)) => {
+            refuse(403, "Not allowed", "the read-only token changes nothing: use the full one")
+        }
         Some(_) => {
             let detail = "only root, the daemon's own user and members of the group braid may do this: run the command with sudo";
             refuse(403, "Not allowed", detail)
@@ -340,25 +380,80 @@ mod tests {
     fn a_token_or_its_cookie_says_what_a_client_may() {
         let folder = tempfile::tempdir().unwrap();
         let keys = keys(folder.path(), true);
+        let origin = Origin::User(1000);
         let bearer = |token: &str| HeaderMap::from_iter([(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap())]);
-        assert_eq!(keys.of(&bearer(keys.token(Needs::Changing))), Some(Needs::Changing));
-        assert_eq!(keys.of(&bearer(keys.token(Needs::Reading))), Some(Needs::Reading));
-        assert_eq!((keys.of(&bearer("x")), keys.of(&HeaderMap::new()), keys.begin("x").is_none()), (None, None, true));
-        let (may, cookie) = keys.begin(keys.token(Needs::Reading)).unwrap();
+        assert_eq!(keys.of(&bearer(keys.token(Needs::Changing)), origin), Some(Needs::Changing));
+        assert_eq!(keys.of(&bearer(keys.token(Needs::Reading)), origin), Some(Needs::Reading));
+        assert_eq!(
+            (keys.of(&bearer("x"), origin), keys.of(&HeaderMap::new(), origin), keys.begin("x", origin).is_none()),
+            (None, None, true)
+        );
+        let (may, cookie) = keys.begin(keys.token(Needs::Reading), origin).unwrap();
         let cookie = cookie.to_str().unwrap();
         assert!(may == Needs::Reading && cookie.contains("HttpOnly; SameSite=Strict") && cookie.ends_with("; Secure"), "{cookie}");
         let pair = cookie.split(';').next().unwrap();
         let with = |text: String| HeaderMap::from_iter([(header::COOKIE, text.parse().unwrap())]);
-        assert_eq!(keys.of(&with(format!("a=b; {pair}"))), Some(Needs::Reading));
-        assert_eq!(keys.of(&with(format!("{pair}0"))), None);
-        let ticket = keys.ticket(Needs::Changing).unwrap();
-        assert_eq!(keys.of(&bearer(&ticket)), None, "a ticket is no token");
-        assert_eq!(keys.begin(&ticket).map(|begun| begun.0), Some(Needs::Changing));
-        assert!(keys.begin(&ticket).is_none(), "it begins one session");
+        assert_eq!(keys.of(&with(format!("a=b; {pair}")), origin), Some(Needs::Reading));
+        assert_eq!(keys.of(&with(format!("{pair}0")), origin), None);
+        let ticket = keys.ticket(Needs::Changing, None).unwrap();
+        assert_eq!(keys.of(&bearer(&ticket), origin), None, "a ticket is no token");
+        assert_eq!(keys.begin(&ticket, origin).map(|begun| begun.0), Some(Needs::Changing));
+        assert!(keys.begin(&ticket, origin).is_none(), "it begins one session");
         for _ in 0..SESSIONS {
-            keys.begin(keys.token(Needs::Changing)).unwrap();
+            keys.begin(keys.token(Needs::Changing), origin).unwrap();
         }
-        assert_eq!(keys.of(&with(pair.to_owned())), None, "sessions are bounded: the oldest goes");
+        assert_eq!(keys.of(&with(pair.to_owned()), origin), None, "sessions are bounded: the oldest goes");
+    }
+
+    /// The ticket stands in the browser's command line, and a cookie is shown to every port of this machine.
+    #[test]
+    fn regression_another_users_ticket_or_cookie_opens_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = keys(folder.path(), false);
+        let ticket = keys.ticket(Needs::Changing, Some(1000)).unwrap();
+        for thief in [Origin::User(1001), Origin::Elsewhere, Origin::Somebody] {
+            assert!(keys.begin(&ticket, thief).is_none(), "{thief:?}");
+        }
+        let (_, cookie) = keys.begin(&ticket, Origin::User(1000)).expect("whoever asked for it");
+        let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
+        let headers = HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]);
+        assert_eq!(keys.of(&headers, Origin::User(1000)), Some(Needs::Changing));
+        for thief in [Origin::User(1001), Origin::Elsewhere, Origin::Somebody] {
+            assert_eq!(keys.of(&headers, thief), None, "{thief:?}");
+        }
+        let (_, cookie) = keys.begin(keys.token(Needs::Changing), Origin::Elsewhere).unwrap();
+        let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
+        let headers = HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]);
+        assert_eq!((keys.of(&headers, Origin::Elsewhere), keys.of(&headers, Origin::User(0))), (Some(Needs::Changing), None));
+    }
+
+    #[test]
+    fn regression_who_may_only_look_pushes_nobody_out_who_may_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = keys(folder.path(), false);
+        let origin = Origin::User(0);
+        let ticket = keys.ticket(Needs::Changing, None).unwrap();
+        let (_, cookie) = keys.begin(keys.token(Needs::Changing), origin).unwrap();
+        for _ in 0..2 * SESSIONS {
+            keys.ticket(Needs::Reading, None).unwrap();
+            keys.begin(keys.token(Needs::Reading), origin).unwrap();
+        }
+        let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
+        assert_eq!(keys.of(&HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]), origin), Some(Needs::Changing));
+        assert!(keys.begin(&ticket, origin).is_some());
+        assert_eq!(keys.sessions.lock().unwrap().len(), SESSIONS);
+    }
+
+    #[test]
+    fn a_connection_of_this_machine_is_its_users() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, from) = listener.accept().unwrap();
+        let own = braid_platform::linux::sys::process::own_user();
+        assert_eq!(Origin::of(accepted.local_addr().unwrap(), from), Origin::User(own));
+        drop(near);
+        assert_eq!(Origin::of(accepted.local_addr().unwrap(), from), Origin::Somebody);
+        assert_eq!(Origin::of(accepted.local_addr().unwrap(), "192.0.2.1:9".parse().unwrap()), Origin::Elsewhere);
     }
 
     #[test]

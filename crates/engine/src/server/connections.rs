@@ -51,7 +51,7 @@ impl Listener for Connections {
             let mut places: Vec<_> = self.free.clone().acquire_owned().await.into_iter().collect();
             let (stream, address) = Listener::accept(&mut self.listener).await;
             let client = Client::of(&stream, self.own);
-            if client != (Client::Local { may_change: true }) {
+            if !matches!(client, Client::Local { may_change: true, .. }) {
                 // One too many is let go at once.
                 let Ok(place) = self.strangers.clone().try_acquire_owned() else { continue };
                 places.push(place);
@@ -158,7 +158,7 @@ mod tests {
         let _clients = [UnixStream::connect(&path).await.unwrap(), UnixStream::connect(&path).await.unwrap()];
         let (first, _) = connections.accept().await;
         let second = tokio::time::timeout(Duration::from_millis(50), connections.accept()).await;
-        assert_eq!(second.is_ok(), first.client() == Client::Local { may_change: true });
+        assert_eq!(second.is_ok(), matches!(first.client(), Client::Local { may_change: true, .. }));
     }
 
     #[tokio::test]

@@ -1,19 +1,19 @@
 //! What each path does.
 
-use axum::body::Body as Content;
+use axum::body::{Body as Content, Bytes};
 use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Extension, Query, Request as HttpRequest, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Extension, Query, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use axum::{Json, Router, extract::connect_info::Connected, middleware};
 use braid_api::openapi::{Needs, OPERATIONS};
-use braid_api::{Accepted, ConfigView, Explanation, Problem, Resolution, Session, SessionRequest, UiAddress};
+use braid_api::{Accepted, ConfigView, Explanation, Problem, Resolution, Session, SessionRequest, UiAddress, UiRequest};
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
-use super::access::{Client, May, guard};
+use super::access::{Client, May, Origin, guard};
 use super::connections::Connections;
 use super::tcp::Entrance;
 use super::{Answer, Api, PATIENCE, Refusal, Request, metrics, pages};
@@ -220,24 +220,39 @@ async fn who(Extension(May(needs)): Extension<May>) -> Json<Session> {
 }
 
 /// A token becomes a cookie, which scripts cannot read.
-async fn session(State(api): Core, body: Body<SessionRequest>) -> Result<Response, Refusal> {
+async fn session(State(api): Core, ConnectInfo(client): ConnectInfo<Client>, body: Body<SessionRequest>) -> Result<Response, Refusal> {
     let request = said(body)?;
+    let origin = match client {
+        Client::Remote(origin) => origin,
+        Client::Local { user, .. } => user.map_or(Origin::Somebody, Origin::User),
+    };
     let Some(keys) = &api.keys else {
         return Err(Refusal(Problem::new(409, "No tokens", "the daemon was started without --ui: it knows no tokens")));
     };
     let wrong = || Refusal(Problem::new(401, "Not a token", "this is not a token of this daemon: open the page by `braid ui`"));
-    let (needs, cookie): (Needs, HeaderValue) = keys.begin(&request.token).ok_or_else(wrong)?;
+    let (needs, cookie): (Needs, HeaderValue) = keys.begin(&request.token, origin).ok_or_else(wrong)?;
     Ok(([(header::SET_COOKIE, cookie)], Json(Session { may_change: needs == Needs::Changing })).into_response())
 }
 
 /// The page's address with a ticket for what whoever asks may do.
-async fn ui(State(api): Core, Extension(May(needs)): Extension<May>) -> Reply<UiAddress> {
+async fn ui(
+    State(api): Core,
+    Extension(May(needs)): Extension<May>,
+    ConnectInfo(client): ConnectInfo<Client>,
+    body: Bytes,
+) -> Reply<UiAddress> {
+    let asked = if body.is_empty() { Ok(UiRequest::default()) } else { serde_json::from_slice(&body) };
+    let here = asked.map_err(|error| not_understood(&error.to_string()))?.here;
     let (Some(keys), Some(page)) = (&api.keys, &api.page) else {
         let detail =
             "the daemon serves no page: start it with `braid up --ui` (as a service: BRAID_OPTIONS=\"--ui\" in /etc/default/braid)";
         return Err(Refusal(Problem::new(409, "No page", detail)));
     };
-    let ticket = keys.ticket(needs).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;
+    let user = match client {
+        Client::Local { user, .. } if here => user,
+        _ => None,
+    };
+    let ticket = keys.ticket(needs, user).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;
     Ok(Json(UiAddress { url: format!("{page}#token={ticket}"), may_change: needs == Needs::Changing }))
 }
 

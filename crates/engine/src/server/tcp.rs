@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::access::Client;
+use super::access::{Client, Origin};
 use super::connections::{Connection, IDLE};
 
 /// The most connections at a time; further ones wait in the kernel's queue.
@@ -161,7 +161,8 @@ async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: m
         // The semaphore is never closed.
         let Ok(place) = free.clone().acquire_owned().await else { return };
         // It waits where the system has no descriptor left.
-        let (stream, _) = Listener::accept(&mut listener).await;
+        let (stream, remote) = Listener::accept(&mut listener).await;
+        let origin = stream.local_addr().map_or(Origin::Somebody, |local| Origin::of(local, remote));
         let (acceptor, clients) = (acceptor.clone(), clients.clone());
         tokio::spawn(async move {
             // An event that is small must not wait for the next.
@@ -174,7 +175,7 @@ async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: m
                     _ => return,
                 },
             };
-            let _ = clients.send(Connection::of(stream, Client::Remote, IDLE, vec![place])).await;
+            let _ = clients.send(Connection::of(stream, Client::Remote(origin), IDLE, vec![place])).await;
         });
     }
 }

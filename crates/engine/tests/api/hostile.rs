@@ -1,5 +1,5 @@
-//! Ten thousand requests made up from the API's own document, most of them wrong: none may be answered by a failure of the server, and none may
-//! leave a configuration behind that the checker refuses.
+//! Ten thousand requests made up from the API's own document, most of them wrong: none may be answered by a failure of the server, none may
+//! leave a configuration behind that the checker refuses, and no answer may hold a byte of the files that requests name.
 
 use std::sync::OnceLock;
 
@@ -15,6 +15,26 @@ use serde_json::{Map, Value, json};
 use crate::fixture::{Connection, FILE, Fixture};
 
 const CASES: u32 = 10_000;
+
+/// What stands in the files that nobody may be told of: a text of their own, and what the environment of this process begins a line with.
+const CANARIES: [&str; 2] = ["canary-4f1c9e", "CARGO_PKG_NAME="];
+
+/// Files that must not be read, as in /etc, in the state directory and in /proc, and files that keep whoever opens or reads them.
+fn files() -> &'static [String] {
+    static FILES: OnceLock<Vec<String>> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("canaries");
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(folder.join("etc")).unwrap();
+        std::fs::create_dir_all(folder.join("state")).unwrap();
+        std::fs::write(folder.join("etc/shadow"), "root:canary-4f1c9e:19000:0:99999:7:::\n").unwrap();
+        std::fs::write(folder.join("state/ui-token"), "canary-4f1c9e\n").unwrap();
+        std::fs::write(folder.join("state/profiles.toml"), "[[profile]]\ncanary-4f1c9e = 1\n").unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(folder.join("state/fifo")).status().unwrap().success());
+        let own = ["etc/shadow", "state/ui-token", "state/profiles.toml", "state/fifo"].map(|name| folder.join(name).display().to_string());
+        own.into_iter().chain(["/proc/self/environ", "/dev/zero"].map(str::to_owned)).collect()
+    })
+}
 
 /// Texts that mean something to somebody.
 const WORDS: [&str; 40] = [
@@ -85,8 +105,13 @@ impl Chance {
         match self.below(40) {
             0 => "x".repeat(5000),
             1 => WORDS.concat(),
+            2..6 => self.file(),
             _ => self.of(&WORDS).to_owned(),
         }
+    }
+
+    fn file(&mut self) -> String {
+        files()[self.below(files().len())].clone()
     }
 
     fn number(&mut self) -> Value {
@@ -149,7 +174,9 @@ impl Chance {
     /// An edit that may well do.
     fn edit(&mut self) -> Value {
         let (word, index) = (self.word(), self.below(4));
-        match self.below(10) {
+        match self.below(12) {
+            10 => json!({"op": "set", "path": ["energy_profiles"], "value": self.file()}),
+            11 => json!({"op": "app-add", "at": null, "value": {"match": {"exe": self.file()}, "class": "bulk"}}),
             0 => json!({"op": "set", "path": ["scheduler"], "value": self.of(&["operetta", "round-robin", "only-one"])}),
             1 => json!({"op": "unset", "path": ["scheduler"]}),
             2 => json!({"op": "link", "name": "wlan0", "set": {"metered": self.one_in(2)}, "unset": ["role"]}),
@@ -283,6 +310,10 @@ async fn judged(
         return Ok(());
     };
     prop_assert!(answer.status < 500, "{answer:?}: {what}");
+    let told = String::from_utf8_lossy(&answer.body);
+    for canary in CANARIES {
+        prop_assert!(!told.contains(canary), "{told}: {what}");
+    }
     if answer.status >= 400 && !head_only {
         prop_assert_eq!(answer.header("content-type"), Problem::MEDIA_TYPE, "{}: {}", answer.status, &what);
         let problem: Problem = serde_json::from_slice(&answer.body).map_err(|error| TestCaseError::fail(format!("{error}: {what}")))?;
@@ -349,4 +380,15 @@ fn who_may_only_read_changes_nothing() {
         prop_assert_eq!(fixture.mind.borrow().notes().len(), 0);
         Ok(())
     });
+}
+
+/// The files are there to be read, and one who looks into them is found out.
+#[test]
+fn the_canaries_sing() {
+    let texts: Vec<_> = files().iter().filter(|name| !name.contains("fifo") && !name.contains("zero")).collect();
+    assert_eq!(texts.len(), 4);
+    for name in texts {
+        let text = String::from_utf8_lossy(&std::fs::read(name).unwrap()).into_owned();
+        assert!(CANARIES.iter().any(|canary| text.contains(canary)), "{name}");
+    }
 }

@@ -87,7 +87,7 @@ fn a_host_is_asked_once_beside_its_first_flow_over_the_same_link() {
     assert_eq!(world.asked(), Vec::<String>::new());
     world.spoken_with("test", ("203.0.113.11", 80), true);
     assert_eq!(world.asked(), ["203.0.113.11"], "also when the flow is over before it is looked at");
-    world.answer(Answer::Silent);
+    world.answer_over(slot, Answer::Silent);
     world.run(Duration::from_secs(60));
     world.spoken_with("test", ("203.0.113.10", 80), false);
     assert_eq!(world.asked(), Vec::<String>::new());
