@@ -43,6 +43,8 @@ pub async fn splice_connections(mut one: TcpStream, mut other: TcpStream) {
 async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (u64, u64) {
     // Braid decides what goes together; the system would wait for more.
     let _ = stream.set_nodelay(true);
+    // Goes before the socket does.
+    let _counted = account.map(|account| account.count_socket(flow.bond(), &stream));
     // Should this be cut short, be it by the end of the process, the other end hears of a reset and not of an orderly end.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     let (mut up, mut down) = (0, 0);
@@ -55,10 +57,11 @@ async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (
 }
 
 async fn send(mut from: ReadHalf<'_>, flow: &Flow, account: Option<&Account>, count: &mut u64) -> Result<(), FlowEnd> {
-    let mut buffer = BytesMut::new();
     loop {
         let room = flow.room().await?.min(READ);
-        buffer.reserve(READ);
+        // One that waits has no buffer. What is wrong with the socket, reading it tells.
+        let _ = from.readable().await;
+        let mut buffer = BytesMut::with_capacity(READ);
         let mut part = (&mut from).take(room as u64);
         match part.read_buf(&mut buffer).await {
             Ok(0) => {
