@@ -22,10 +22,12 @@ use tokio::sync::mpsc;
 use crate::chronicle::AppPulse;
 use crate::core::{BondLink, Bonded, Ended, Grounds, Question, ServerNews};
 use carry::Exchanges;
+use crowd::Crowd;
 use servers::{Servers, Standing};
 use stored::{NotInvited, Stored};
 
 mod carry;
+mod crowd;
 mod explained;
 pub(crate) mod pins;
 pub(crate) mod redirected;
@@ -88,6 +90,7 @@ pub struct Peers {
     links: Vec<BondLink>,
     flows: Flows,
     exchanges: Exchanges,
+    crowd: Crowd,
     /// How many sessions with relays were begun.
     sessions: u64,
     changes: mpsc::UnboundedSender<Change>,
@@ -176,8 +179,9 @@ pub fn joined(dir: &Path) -> Option<Vec<String>> {
 }
 
 impl Peers {
-    /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone.
-    pub fn open(dir: &Path) -> (Self, mpsc::UnboundedReceiver<Change>) {
+    /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone. This process
+    /// may have so many open files.
+    pub fn open(dir: &Path, open_files: u64) -> (Self, mpsc::UnboundedReceiver<Change>) {
         let (changes, receiver) = mpsc::unbounded_channel();
         let mut peers = Self {
             dir: dir.to_owned(),
@@ -186,6 +190,7 @@ impl Peers {
             links: Vec::new(),
             flows: Flows::default(),
             exchanges: Exchanges::default(),
+            crowd: Crowd::new(open_files),
             sessions: 0,
             changes,
         };
@@ -361,7 +366,8 @@ impl Peers {
 
     /// Begins to take flows that are to be bonded.
     pub(crate) fn take(&self, redirect: Arc<Redirect>) -> mpsc::Receiver<redirected::Arrival> {
-        redirected::take(redirect, self.exchanges.clone())
+        self.crowd.tell(redirect.clone());
+        redirected::take(redirect, self.exchanges.clone(), self.crowd.clone())
     }
 
     /// `GET /v1/peers`: relays, then servers; `known` are those that run Braid, as far as is known.
