@@ -49,7 +49,15 @@ MAP(exchanges, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_EXCHANG
 /* The address of an exchange by socket and remote; of one at ::1 by socket alone. */
 MAP(exchange_keys, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, BRAID_MAX_EXCHANGES, 0);
 
+/* Users that have as many redirected flows as one may have: their next ones go direct. */
+MAP(heavy_users, BPF_MAP_TYPE_HASH, __u32, __u32, 1024, 0);
+
 static const struct braid_arrival no_arrival;
+
+BRAID_INLINE _Bool is_heavy(__u32 user)
+{
+	return bpf_map_lookup_elem(&heavy_users, &user) != NULL;
+}
 
 /* What of `own` still waits for the daemon, or NULL. */
 BRAID_INLINE struct braid_arrival *arrival_of(const struct disguise *own)
@@ -173,7 +181,9 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	by_port = socket->family == AF_INET6 && BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);
 	port = by_port ? open->port6 : open->port4;
 	/* One that sends nothing before its first byte (TCP_FASTOPEN_CONNECT) would hold its place for as long as it likes. */
-	address = port && !BPF_CORE_READ_BITFIELD_PROBED(tcp, fastopen_connect) ? reserve_address() : 0;
+	address = 0;
+	if (port && !BPF_CORE_READ_BITFIELD_PROBED(tcp, fastopen_connect) && !is_heavy(request->user))
+		address = reserve_address();
 	if (!address) {
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;
@@ -228,7 +238,7 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 			return 1;
 		}
 	}
-	address = port ? reserve_exchange() : 0;
+	address = port && !is_heavy(request->user) ? reserve_exchange() : 0;
 	if (!address) {
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;

@@ -99,6 +99,57 @@ fn joined<'a>(lab: &'a Lab, relay: &Relay<'_>) -> Up<'a> {
     up
 }
 
+/// Opens connections to a server, one after the other, has each of them answered and keeps it; then waits for the end of its input.
+const MANY: &str = r#"
+import socket, sys
+host, count = sys.argv[1], int(sys.argv[2])
+kept = []
+for number in range(count):
+    connection = socket.create_connection((host, 80), timeout=50)
+    connection.sendall(b"GET /1000.bin HTTP/1.1\r\nHost: lab\r\n\r\n")
+    assert connection.recv(15).startswith(b"HTTP/1.1 200"), number
+    kept.append(connection)
+print("all", flush=True)
+sys.stdin.read()
+"#;
+
+/// The daemon could open fewer files than the program had connections: they waited for it, or failed.
+#[test]
+fn regression_what_one_user_has_too_many_of_goes_direct() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    web.file(Bytes::new(1000)).unwrap();
+    let relay = Relay::start(&lab);
+    let config = "[[app]]\nmatch = { port = 80 }\ncarry = \"bond\"\n";
+    let up = Up::start_by(&lab, &["prlimit", "--nofile=300:300"], config, &lab.directory().join("braid/state"));
+    assert!(up.braid(&["join", &relay.invite(), "--name", "home"]).status.success());
+    eventually("both paths are good", || good_paths(&up) == 2);
+    let mut python = lab.client().command("python3").unwrap();
+    python.args(["-c", MANY, &Lab::internet(10).to_string(), "350"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = python.spawn().unwrap();
+    let mut said = [0; 3];
+    let mut output = program.stdout.take().unwrap();
+    output.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"all");
+    let redirected = |up: &Up<'_>| {
+        let counters = up.status().unwrap()["counters"].clone();
+        (counters["redirected"].as_u64(), counters["not_redirected"].as_u64())
+    };
+    let (bonded, direct) = redirected(&up);
+    assert!(bonded.is_some_and(|count| count > 0) && direct.is_some_and(|count| count > 100), "{bonded:?} bonded, {direct:?} direct");
+    drop(program.stdin.take());
+    let status = program.wait().unwrap();
+    assert!(status.success(), "{status}");
+    eventually("new flows are bonded again", || {
+        let before = redirected(&up).0;
+        ended(curl(&lab, &format!("http://{}/1000.bin", Lab::internet(10))));
+        redirected(&up).0 > before
+    });
+}
+
 fn good_paths(up: &Up<'_>) -> usize {
     let status = up.status().unwrap();
     let peer = &status["peers"][0];

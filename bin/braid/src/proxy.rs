@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use braid_engine::config::{Config, World};
 use braid_engine::daemon::default_config;
 use braid_engine::proxy::{ProxyFlows, ProxyOptions};
+use braid_platform::linux::sys::process::raise_open_files;
 use braid_proxy::{Access, Bounds, Credentials, Proxy, Users};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -37,6 +38,9 @@ pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
     let access = Access { networks: args.allow, users: users(&args.allow_user, &World::here(false).users)?, credentials };
     let Steering { scheduler, links, carry, relay } = args.steering;
     let options = ProxyOptions { scheduler: scheduler.unwrap_or(policy.scheduler), links, policy, carry, relay, reach: args.reach };
+    if let Err(error) = raise_open_files() {
+        tracing::warn!("the limit of open files stays as it is: {error}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(args.listen, access, options))
 }

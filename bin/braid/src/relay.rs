@@ -14,7 +14,7 @@ use braid_peer::limits::Limits;
 use braid_peer::registry::{Client, Month, Registry};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
-use braid_platform::linux::sys::process::keep_memory;
+use braid_platform::linux::sys::process::{keep_memory, raise_open_files};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -56,6 +56,9 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
         Reach::Internet { registry: Box::new(Registry::open(&dir)?), allow: options.allow, own: options.own }
     };
     keep_memory();
+    if let Err(error) = raise_open_files() {
+        tracing::warn!("the limit of open files stays as it is: {error}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ready = |address| {
         tracing::info!(%address, key = key.short(), "the relay is up");
@@ -72,7 +75,12 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
             braid_engine::daemon::notify("STOPPING=1");
         };
         let memory = Memory { client: options.client_memory, total: options.max_memory };
-        Ok(relay::run(Options { listen: options.listen, keys, reach, flows: options.max_flows, memory }, ready, stop).await?)
+        Ok(relay::run(
+            Options { listen: options.listen, keys, reach, flows: options.max_flows, client_flows: options.client_flows, memory },
+            ready,
+            stop,
+        )
+        .await?)
     })
 }
 

@@ -1,5 +1,6 @@
 //! A relay's clients as its operator manages them: the binary on a state directory.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, chown, lchown, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -150,6 +151,32 @@ fn clients_are_listed_limited_and_revoked() {
     assert_eq!(relay.clients()[1]["state"], "revoked");
     let table = relay.ask(&["clients"]);
     assert!(table.contains("revoked") && table.contains("admitted") && table.contains(&phone[..8]), "{table}");
+}
+
+#[test]
+fn regression_a_relay_opens_as_many_files_as_it_may() {
+    let relay = Relay::new();
+    let mut command = Command::new("prlimit");
+    command.args(["--nofile=256:1024", env!("CARGO_BIN_EXE_braid"), "relay", "--listen", "127.0.0.1:0"]);
+    command.env("BRAID_RELAY_STATE_DIR", relay.dir()).env_remove("RUST_LOG").stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let (said, errors) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let up = |line: std::io::Result<String>| line.unwrap().contains("the relay is up");
+    let found = std::thread::scope(|scope| {
+        let wait = |from: Box<dyn std::io::Read + Send>| scope.spawn(move || BufReader::new(from).lines().any(up));
+        let waiting = [wait(Box::new(said)), wait(Box::new(errors))];
+        while !waiting.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let said = waiting.map(|thread| thread.join().unwrap());
+        assert!(said.contains(&true), "it is up");
+        limits
+    });
+    let files: Vec<&str> = found.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap().split_whitespace().collect();
+    assert_eq!(files[..2], ["1024", "1024"]);
 }
 
 #[test]

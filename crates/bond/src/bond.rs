@@ -66,9 +66,14 @@ pub struct Bond {
     /// Paths of which there is news to tell.
     pub(crate) news: BTreeMap<PathId, PathNews>,
     /// Flows that could send but for the credit of all.
-    pub(crate) starved: bool,
+    pub(crate) starved: BTreeSet<FlowKey>,
     /// Flows that could be written to but for what all flows hold.
-    crowded: bool,
+    crowded: BTreeSet<FlowKey>,
+    /// Flows that are kept from some paths for a while.
+    pub(crate) kept: BTreeSet<FlowKey>,
+    /// How often a flow was refreshed.
+    #[cfg(test)]
+    pub(crate) refreshed: usize,
     /// Pieces of all flows that came too early.
     pieces: usize,
     /// What the messages of all flows cost that wait to be read, and to be sent.
@@ -106,8 +111,11 @@ impl Bond {
             read_total: 0,
             receive_limit: INITIAL_TOTAL,
             news: BTreeMap::new(),
-            starved: false,
-            crowded: false,
+            starved: BTreeSet::new(),
+            crowded: BTreeSet::new(),
+            kept: BTreeSet::new(),
+            #[cfg(test)]
+            refreshed: 0,
             pieces: 0,
             unread_messages: 0,
             queued_messages: 0,
@@ -245,7 +253,7 @@ impl Bond {
         let room = own.min(self.limits.total_window.saturating_sub(self.held_total));
         if room == 0 {
             flow.blocked = Some(flow.send.held());
-            self.crowded = true;
+            self.crowded.insert(id);
         }
         usize::try_from(room).unwrap_or(usize::MAX)
     }

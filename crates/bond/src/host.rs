@@ -6,6 +6,7 @@
 
 mod admission;
 mod conn;
+mod source;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -22,8 +23,9 @@ use noq_proto::{
 };
 use thiserror::Error;
 
-pub use self::admission::{refusals, source};
+pub use self::admission::refusals;
 use self::conn::{Conn, Stage, transport};
+pub use self::source::{Begins, Source, source, sources};
 use crate::controller::{Gauge, Radio};
 use crate::hello::{BondId, Hello, Secret, VERSION};
 use crate::{Bond, Event, Limits, PathId, Side};
@@ -34,6 +36,11 @@ const CONNECTION_ID: usize = 4;
 /// A path that nothing is heard of for this long is gone; so is a server's bond without paths, and a client's whose server does not answer
 /// new paths either.
 const IDLE: Duration = Duration::from_secs(90);
+/// Handshakes that one source may begin at once, and the pause for each one more: their cost is the server's.
+const HANDSHAKES: u32 = 128;
+const HANDSHAKE_PAUSE: Duration = Duration::from_millis(125);
+/// Sources whose handshakes are counted at a time.
+const SOURCES: usize = 65_536;
 /// Datagrams of one call, so that the system can be given them at once.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
 
@@ -50,7 +57,7 @@ pub enum HostEvent {
         connection: ConnectionId,
         /// What it said.
         hello: Hello,
-        /// Where it comes from.
+        /// Where it comes from: the address with which the handshake was made.
         remote: SocketAddr,
     },
     /// A path has joined its bond.
@@ -146,6 +153,9 @@ pub struct Host {
     /// Server: those of `conns` that were not admitted.
     strangers: BTreeSet<usize>,
     bounds: HostLimits,
+    /// Handshakes that strangers begin, without having shown that they are where they say, and having.
+    unproven: Begins,
+    proven: Begins,
     first_rtt: Option<Duration>,
     sessions: BTreeMap<BondId, Session>,
     timers: BTreeSet<(Instant, Timer)>,
@@ -193,6 +203,8 @@ impl Host {
             conns: BTreeMap::new(),
             strangers: BTreeSet::new(),
             bounds: HostLimits::default(),
+            unproven: Begins::new(HANDSHAKES, HANDSHAKE_PAUSE, SOURCES),
+            proven: Begins::new(HANDSHAKES, HANDSHAKE_PAUSE, SOURCES),
             first_rtt: None,
             sessions: BTreeMap::new(),
             timers: BTreeSet::new(),
@@ -397,7 +409,7 @@ impl Host {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(conn) = self.conns.get_mut(&handle.0) {
                     conn.connection.handle_event(event);
-                    (conn.remote, conn.heard) = (remote, Some(now));
+                    conn.heard = Some(now);
                     self.touched.insert(handle.0);
                 }
             }

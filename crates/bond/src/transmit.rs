@@ -293,6 +293,7 @@ impl Bond {
             let Some(better) = self.better_elsewhere(now, id, flow) else { return Some((flow, LinkSet::default())) };
             let found = self.flows.get_mut(&flow)?;
             found.held = (found.held | 1 << slot) & !(1 << better);
+            self.kept.insert(flow);
             self.reconsider.get_or_insert(now + RECONSIDER);
             self.narrow(flow);
         }

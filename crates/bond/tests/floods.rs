@@ -50,6 +50,8 @@ struct Net {
     told: Vec<HostEvent>,
     lost: BTreeMap<usize, (String, Option<u64>)>,
     joined: BTreeMap<usize, usize>,
+    /// Where Hellos came from.
+    remotes: Vec<SocketAddr>,
     /// Whom a path belongs to; `None` turns it away.
     owner: fn(&Hello) -> Option<&'static [u8]>,
 }
@@ -68,6 +70,7 @@ impl Net {
             told: Vec::new(),
             lost: BTreeMap::new(),
             joined: BTreeMap::new(),
+            remotes: Vec::new(),
             owner: |_| Some(b"client"),
         }
     }
@@ -114,10 +117,13 @@ impl Net {
             });
             let Some(event) = self.server.poll_event() else { return out };
             match event {
-                HostEvent::Hello { connection, hello, .. } => match (self.owner)(&hello) {
-                    Some(owner) => drop(self.server.admit(self.now, connection, &hello, owner, Limits::default())),
-                    None => self.server.refuse(self.now, connection, refusals::UNKNOWN, "who are you?"),
-                },
+                HostEvent::Hello { connection, hello, remote } => {
+                    self.remotes.push(remote);
+                    match (self.owner)(&hello) {
+                        Some(owner) => drop(self.server.admit(self.now, connection, &hello, owner, Limits::default())),
+                        None => self.server.refuse(self.now, connection, refusals::UNKNOWN, "who are you?"),
+                    }
+                }
                 event => self.told.push(event),
             }
         }
@@ -175,6 +181,77 @@ impl Net {
         }
         self.now = end;
     }
+}
+
+/// A client that comes from `from`, alone with the server, until nobody has anything to say; whether it was let in.
+fn meet(net: &mut Net, client: usize, from: SocketAddr) -> bool {
+    let (mut joined, mut paused) = (false, false);
+    loop {
+        let said = net.speak(client);
+        let mut quiet = said.is_empty();
+        said.iter().for_each(|datagram| net.hear(from, datagram));
+        while let Some(event) = net.clients[client].poll_event() {
+            joined |= matches!(event, HostEvent::Joined { .. });
+        }
+        for (_, datagram) in net.answers().into_iter().filter(|(to, _)| *to == from) {
+            quiet = false;
+            net.clients[client].receive(net.now, 0, (SERVER.into(), None), None, BytesMut::from(&datagram[..]));
+        }
+        if quiet && (joined || std::mem::replace(&mut paused, true)) {
+            return joined;
+        }
+        if quiet {
+            // A packet with a Retry's token is paced.
+            net.now += Duration::from_millis(30);
+            net.clients[client].handle_timeout(net.now);
+        }
+    }
+}
+
+/// Each was let in that had gone before the next one came.
+#[test]
+fn regression_handshakes_of_one_source_are_few_however_short() {
+    const VISITS: u16 = 600;
+    let mut net = Net::new();
+    let mut visit = |at: u16, from: SocketAddr| {
+        let client = net.client();
+        net.dial(client, at, 1, 0);
+        let joined = meet(&mut net, client, from);
+        let bond = net.clients[client].bonds().next().map(|(id, _)| id);
+        bond.into_iter().for_each(|bond| net.clients[client].end(net.now, bond, "done"));
+        for datagram in net.speak(client) {
+            net.hear(from, &datagram);
+        }
+        net.answers();
+        joined
+    };
+    let joined = (0..VISITS).filter(|at| visit(*at, SocketAddr::from(([10, 9, 9, 9], 1000 + at)))).count();
+    // Half of those that come at once, and some for the time that passes.
+    assert!((256..550).contains(&joined), "{joined} of {VISITS}");
+    assert!(visit(VISITS, SocketAddr::from(([10, 9, 9, 8], 1))), "another source");
+}
+
+/// Whoever sends a packet with a connection's id changed where its Hello seemed to come from, and so whom it counted for.
+#[test]
+fn regression_a_hello_comes_from_where_the_handshake_was_made() {
+    let mut net = Net::new();
+    let client = net.client();
+    let (there, elsewhere) = (address(client), SocketAddr::from(([203, 0, 113, 66], 6)));
+    net.dial(client, 1, 1, 0);
+    for _ in 0..10 {
+        for datagram in net.speak(client) {
+            net.hear(there, &datagram);
+            let mut forged = datagram.to_vec();
+            *forged.last_mut().unwrap() ^= 1;
+            net.hear(elsewhere, &forged);
+        }
+        for (to, datagram) in net.answers() {
+            if to == there {
+                net.clients[client].receive(net.now, 0, (SERVER.into(), None), None, BytesMut::from(&datagram[..]));
+            }
+        }
+    }
+    assert_eq!(net.remotes, [there]);
 }
 
 /// A client was told that its paths were gone, and waited for the server's return with all its flows.

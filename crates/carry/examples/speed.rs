@@ -49,7 +49,14 @@ fn main() {
             });
             let allow = vec!["127.0.0.0/8".parse().expect("a network")];
             let reach = Reach::Internet { registry: Box::new(registry), allow, own: Vec::new() };
-            let options = Options { listen: ([127, 0, 0, 1], 0).into(), keys, reach, flows: 10_000, memory: Default::default() };
+            let options = Options {
+                listen: ([127, 0, 0, 1], 0).into(),
+                keys,
+                reach,
+                flows: 10_000,
+                client_flows: 10_000,
+                memory: Default::default(),
+            };
             let tell = |address: SocketAddr| ready.send((address, target)).expect("somebody waits");
             relay::run(options, tell, std::future::pending()).await.expect("a relay");
         });

@@ -228,13 +228,10 @@ impl Carrier {
                 Notice::Lost { connection, reason, refused, forgotten, another_key }
             }
             HostEvent::Ended { bond, reason } => {
-                slots.retain(|(of, _), slot| {
-                    let kept = *of != bond;
-                    if !kept {
-                        slot.end(libc::ECONNRESET as u64);
-                    }
-                    kept
-                });
+                let theirs: Vec<_> = slots.range((bond, FlowKey(0))..=(bond, FlowKey(u64::MAX))).map(|(key, _)| *key).collect();
+                for key in theirs {
+                    slots.remove(&key).iter().for_each(|slot| slot.end(libc::ECONNRESET as u64));
+                }
                 Notice::Ended(bond, reason)
             }
             HostEvent::Bond(bond, Event::Incoming { flow, open }) => {

@@ -2,9 +2,11 @@
 //!
 //! With [`Reach::Itself`] it is a server's own: it knows nobody, serves anyone, and opens the host's own services only.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,19 +18,23 @@ use braid_peer::address::Address;
 use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
 use braid_peer::keys::{KeyPair, PublicKey};
 use braid_peer::limits::{Direction, Exceeded, Limits, Meter};
-use braid_peer::registry::{ClientId, Month, Registry};
+use braid_peer::registry::{Client, ClientId, Month, Registry};
 use braid_peer::tls::{self, Clients};
 use bytes::Bytes;
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
+mod clerk;
 mod clock;
 mod memory;
+mod sockets;
 
 pub use memory::Memory;
 
+use clerk::{Applicant, Clerk, Used, Word};
 use clock::Clock;
+use sockets::{Counted, Sockets};
 
 use crate::carrier::{Carrier, Notice};
 use crate::flow::Flow;
@@ -68,6 +74,8 @@ pub struct Options {
     pub reach: Reach,
     /// Flows of all clients together, at most.
     pub flows: usize,
+    /// Flows of one client that has no limit of its own, at most.
+    pub client_flows: u32,
     /// What bonds may hold.
     pub memory: Memory,
 }
@@ -87,7 +95,13 @@ pub enum RelayError {
     /// No random numbers.
     #[error("the system gives no random numbers")]
     Random,
+    /// No thread for the registry.
+    #[error("cannot start a thread for the registry: {0}; raise the limit of this user's tasks")]
+    Thread(std::io::Error),
 }
+
+/// Connections and exchanges of datagrams that one client may have at a time unless told otherwise: less than half of what a relay takes.
+pub const CLIENT_FLOWS: u32 = 4096;
 
 /// What to do where a relay cannot listen.
 fn remedy(error: &std::io::Error) -> &'static str {
@@ -128,6 +142,7 @@ pub(crate) struct Account {
     moved: [AtomicU64; 2],
     /// What may be opened for it; its look-ups are its own.
     policy: Policy,
+    sockets: Sockets,
 }
 
 impl Account {
@@ -138,6 +153,11 @@ impl Account {
 
     fn meter<T>(&self, act: impl FnOnce(&mut Meter) -> T) -> T {
         act(&mut self.meter.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Counts what the system buffers for the socket of a flow of `bond`.
+    pub(crate) fn count_socket(&self, bond: BondId, socket: &impl AsFd) -> Counted<'_> {
+        self.sockets.count(bond, socket)
     }
 
     /// Waits until `amount` may go, and counts it. `false` if the client's month is used up.
@@ -159,7 +179,8 @@ impl Account {
 
 struct Relay {
     carrier: Carrier,
-    registry: Option<Registry>,
+    /// Has the registry; `None` with [`Reach::Itself`].
+    clerk: Option<Clerk>,
     policy: Policy,
     accounts: BTreeMap<PublicKey, Arc<Account>>,
     owners: BTreeMap<BondId, Owner>,
@@ -167,6 +188,7 @@ struct Relay {
     sources: Sources,
     share: Limits,
     limit: usize,
+    client_flows: u32,
     memory: Memory,
     clock: Clock,
     draining: bool,
@@ -202,8 +224,8 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     carrier.set_socket(0, Some(socket), ipv6);
     ready(address);
     let mut share = Limits { flows: Some(ANONYMOUS_FLOWS_OF_ONE), ..Limits::default() };
-    let (registry, policy) = match options.reach {
-        Reach::Internet { registry, allow, own } => (Some(*registry), Policy::relay(allow, own)),
+    let (clerk, policy) = match options.reach {
+        Reach::Internet { registry, allow, own } => (Some(Clerk::start(*registry).map_err(RelayError::Thread)?), Policy::relay(allow, own)),
         Reach::Itself { own, ports, rate } => {
             (share.rate_down, share.rate_up) = (rate, rate);
             tracing::info!(%ports, "anyone may reach these ports of this host");
@@ -212,13 +234,14 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     };
     let mut relay = Relay {
         carrier,
-        registry,
+        clerk,
         policy,
         accounts: BTreeMap::new(),
         owners: BTreeMap::new(),
         sources: Sources::default(),
         share,
         limit: options.flows,
+        client_flows: options.client_flows,
         memory: options.memory,
         clock: Clock::start(),
         draining: false,
@@ -236,6 +259,12 @@ impl Relay {
         let mut flush = tokio::time::interval(FLUSH);
         let mut until = None;
         loop {
+            let word = async {
+                match &mut self.clerk {
+                    Some(clerk) => clerk.word().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 () = &mut stop, if !self.draining => {
                     tracing::info!(flows = self.flows(), "stopping: no new flows, those that run may end");
@@ -246,6 +275,7 @@ impl Relay {
                     Some(notice) => self.on_notice(notice),
                     None => break,
                 },
+                word = word => self.on_word(word),
                 _ = every_second.tick() => {
                     if let Some(jump) = self.clock.jump() {
                         tracing::warn!("{jump}");
@@ -253,7 +283,11 @@ impl Relay {
                     self.look();
                     self.guard_memory();
                 }
-                _ = flush.tick() => self.flush(),
+                _ = flush.tick() => {
+                    if self.clerk.as_ref().is_some_and(|clerk| !clerk.is_writing()) {
+                        self.write_down();
+                    }
+                }
             }
             if until.is_some_and(|until| !self.is_busy() || Instant::now() >= until) {
                 break;
@@ -261,8 +295,11 @@ impl Relay {
         }
         let bonds: Vec<BondId> = self.owners.keys().copied().collect();
         self.carrier.with(|host, now| bonds.iter().for_each(|bond| host.end(now, *bond, "the relay is stopping")));
-        self.flush();
+        self.write_down();
         self.carrier.farewell().await;
+        if let Some(clerk) = self.clerk.take() {
+            clerk.end().await;
+        }
     }
 
     fn flows(&self) -> usize {
@@ -276,7 +313,7 @@ impl Relay {
 
     fn on_notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Hello(connection, hello, remote) => self.on_hello(connection, &hello, remote),
+            Notice::Hello(connection, hello, remote) => self.on_hello(connection, hello, remote),
             Notice::Incoming(flow, open) => self.on_flow(flow, open),
             Notice::Ended(bond, reason) => {
                 if let Some(owner) = self.owners.remove(&bond) {
@@ -288,71 +325,85 @@ impl Relay {
         }
     }
 
-    fn on_hello(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr) {
-        let verdict =
-            if self.draining { Err((refusals::BUSY, "the relay is stopping".to_owned())) } else { self.judge(connection, hello, remote) };
-        match verdict {
-            Ok((key, account)) => {
-                let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
-                let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
-                let others = self.owners.iter().filter(theirs).count();
-                let limits = if key.is_some() { self.memory.part(self.limit, others) } else { ANONYMOUS };
-                if self.carrier.with(|host, now| host.admit(now, connection, hello, owner, limits)) {
-                    tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
-                    self.owners.entry(hello.bond).or_insert_with(|| {
-                        self.sources.begun(remote);
-                        Owner { key, account, remote }
-                    });
-                }
-            }
-            Err((code, reason)) => {
-                tracing::info!(%remote, reason, "a path is turned away");
-                self.carrier.with(|host, now| host.refuse(now, connection, code, &reason));
-            }
+    fn on_hello(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) {
+        if let Err((code, reason)) = self.hear(connection, hello, remote) {
+            self.turn_away(connection, remote, code, &reason);
         }
     }
 
-    /// Whether the client that has proved its key may have a path.
-    fn judge(
-        &mut self,
-        connection: ConnectionId,
-        hello: &Hello,
-        remote: SocketAddr,
-    ) -> Result<(Option<PublicKey>, Arc<Account>), (u64, String)> {
-        let Some(registry) = &mut self.registry else {
+    /// Lets a path in, or asks the registry about it; or why it may not be.
+    fn hear(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) -> Result<(), (u64, String)> {
+        self.may_begin()?;
+        let Some(clerk) = &self.clerk else {
             let new = !self.owners.contains_key(&hello.bond);
             let fresh = || account(self.share, None, &self.policy);
-            let taken = self.sources.take(Instant::now(), remote, new, fresh);
-            return taken.map(|account| (None, account)).map_err(|reason| (refusals::BUSY, reason.to_owned()));
+            let account = self.sources.take(Instant::now(), remote, new, fresh).map_err(|reason| (refusals::BUSY, reason.to_owned()))?;
+            self.let_in(connection, &hello, remote, None, account);
+            return Ok(());
         };
-        let unknown = |why: String| (refusals::UNKNOWN, why);
         let key = self.carrier.with(|host, _| host.connection(connection).and_then(tls::peer_key));
-        let key = key.ok_or_else(|| unknown("it has shown no key".to_owned()))?;
-        let trouble = |error: &dyn std::fmt::Display| {
-            tracing::error!(%error, "the registry cannot be read");
-            (refusals::BUSY, "the relay cannot read its registry".to_owned())
-        };
-        let known = registry.lookup(&key).map_err(|error| trouble(&error))?;
-        let client = match (known.filter(|client| client.revoked.is_none() || hello.token.is_some()), hello.token) {
-            (Some(client), _) if client.revoked.is_none() => client,
-            (_, Some(token)) => {
-                let wished = hello.name.parse().ok();
-                registry.redeem(&token.into(), &key, wished.as_ref(), SystemTime::now()).map_err(|error| unknown(error.to_string()))?
+        let key = key.ok_or_else(|| (refusals::UNKNOWN, "it has shown no key".to_owned()))?;
+        let asked = clerk.judge(Applicant { connection, hello, remote, key });
+        asked.then_some(()).ok_or_else(|| (refusals::BUSY, "too many wait for the relay's registry: try again later".to_owned()))
+    }
+
+    fn may_begin(&self) -> Result<(), (u64, String)> {
+        if self.draining { Err((refusals::BUSY, "the relay is stopping".to_owned())) } else { Ok(()) }
+    }
+
+    fn turn_away(&self, connection: ConnectionId, remote: SocketAddr, code: u64, reason: &str) {
+        tracing::info!(%remote, reason, "a path is turned away");
+        self.carrier.with(|host, now| host.refuse(now, connection, code, reason));
+    }
+
+    fn let_in(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr, key: Option<PublicKey>, account: Arc<Account>) {
+        let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
+        let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
+        let others = self.owners.iter().filter(theirs).count();
+        let limits = if key.is_some() { self.memory.part(self.limit, others) } else { ANONYMOUS };
+        if self.carrier.with(|host, now| host.admit(now, connection, hello, owner, limits)) {
+            tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
+            self.owners.entry(hello.bond).or_insert_with(|| {
+                self.sources.begun(remote);
+                Owner { key, account, remote }
+            });
+        }
+    }
+
+    /// The registry has said something.
+    fn on_word(&mut self, word: Word) {
+        match word {
+            Word::Judged(applicant, verdict) => {
+                let Applicant { connection, hello, remote, key } = applicant;
+                match self.may_begin().and(*verdict) {
+                    Ok((client, month)) => {
+                        let account = self.account_of(key, &client, month);
+                        self.let_in(connection, &hello, remote, Some(key), account);
+                    }
+                    Err((code, reason)) => self.turn_away(connection, remote, code, &reason),
+                }
             }
-            (_, None) => {
-                return Err(unknown("its key is not known here, or was revoked: ask the relay's operator for an invitation".to_owned()));
-            }
-        };
+            Word::Looked(clients) => clients.into_iter().for_each(|(key, client)| self.on_client(key, client)),
+            Word::Written => {}
+        }
+    }
+
+    fn account_of(&mut self, key: PublicKey, client: &Client, month: Month) -> Arc<Account> {
+        let limits = self.granted(client.limits);
         if let Some(account) = self.accounts.get(&key) {
             // An invitation may have brought other limits.
             let (now, _) = account.now();
-            account.meter(|meter| meter.set_limits(client.limits, now));
-            return Ok((Some(key), account.clone()));
+            account.meter(|meter| meter.set_limits(limits, now));
+            return account.clone();
         }
-        let month = registry.used(client.id, SystemTime::now()).map_err(|error| trouble(&error))?;
-        let account = Arc::new(account(client.limits, Some((client.id, month)), &self.policy));
+        let account = Arc::new(account(limits, Some((client.id, month)), &self.policy));
         self.accounts.insert(key, account.clone());
-        Ok((Some(key), account))
+        account
+    }
+
+    /// A client's limits, with those that everybody has.
+    fn granted(&self, limits: Limits) -> Limits {
+        Limits { flows: limits.flows.or(Some(self.client_flows)), ..limits }
     }
 
     fn on_flow(&mut self, flow: Flow, open: Open) {
@@ -366,11 +417,11 @@ impl Relay {
             Err(Exceeded::Monthly(_)) => return flow.answer(codes::QUOTA),
         }
         let (account, counted) = (account.clone(), self.open.clone());
-        let policy = match self.registry {
+        let policy = match self.clerk {
             Some(_) => account.policy.clone(),
             None => account.policy.reached_at(self.carrier.with(|host, _| host.local_addresses(flow.bond()))),
         };
-        let named = self.registry.is_none() && matches!(open.target, Target::Name(..));
+        let named = self.clerk.is_none() && matches!(open.target, Target::Name(..));
         tokio::spawn(async move {
             match open.carrier {
                 // Strangers have no business with the resolver.
@@ -383,27 +434,26 @@ impl Relay {
         });
     }
 
-    /// What others have changed in the registry takes effect on those who are connected.
+    /// What others have changed in the registry is to take effect on those who are connected.
     fn look(&mut self) {
         self.sources.sweep(Instant::now());
-        let Some(registry) = &mut self.registry else { return };
-        match registry.changed() {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => return tracing::error!(%error, "the registry cannot be read: who is known stays so"),
+        if let Some(clerk) = &mut self.clerk {
+            clerk.look(self.accounts.keys().copied().collect());
         }
-        for (key, account) in &self.accounts {
-            match registry.lookup(key) {
-                Ok(Some(client)) if client.revoked.is_none() => {
-                    let (now, _) = account.now();
-                    account.meter(|meter| meter.set_limits(client.limits, now));
-                }
-                Ok(_) => {
-                    let theirs = self.owners.iter().filter(|(_, owner)| owner.key.as_ref() == Some(key)).map(|(bond, _)| *bond);
-                    let theirs: Vec<BondId> = theirs.collect();
-                    self.carrier.with(|host, now| theirs.iter().for_each(|bond| host.end(now, *bond, "revoked")));
-                }
-                Err(error) => tracing::error!(%error, "the registry cannot be read: who is known stays so"),
+    }
+
+    /// What a client is now.
+    fn on_client(&self, key: PublicKey, client: Option<Client>) {
+        let Some(account) = self.accounts.get(&key) else { return };
+        match client.filter(|client| client.revoked.is_none()) {
+            Some(client) => {
+                let (now, _) = account.now();
+                account.meter(|meter| meter.set_limits(self.granted(client.limits), now));
+            }
+            None => {
+                let theirs = self.owners.iter().filter(|(_, owner)| owner.key == Some(key)).map(|(bond, _)| *bond);
+                let theirs: Vec<BondId> = theirs.collect();
+                self.carrier.with(|host, now| theirs.iter().for_each(|bond| host.end(now, *bond, "revoked")));
             }
         }
     }
@@ -411,9 +461,15 @@ impl Relay {
     /// Ends bonds that hold too much.
     fn guard_memory(&self) {
         // Who shares an account is one client, or one source of anonymous ones.
-        let owner = |bond: BondId| self.owners.get(&bond).map(|owner| Arc::as_ptr(&owner.account));
-        let held: Vec<_> =
-            self.carrier.with(|host, _| host.bonds().filter_map(|(bond, state)| Some((bond, owner(bond)?, state.held()))).collect());
+        let accounts: BTreeMap<*const Account, &Account> =
+            self.owners.values().map(|owner| (Arc::as_ptr(&owner.account), &*owner.account)).collect();
+        let sockets: BTreeMap<BondId, Amount> = accounts.values().flat_map(|account| account.sockets.held()).collect();
+        let bonds: Vec<_> = self.carrier.with(|host, _| host.bonds().map(|(bond, state)| (bond, state.held())).collect());
+        let all = |(bond, held): (BondId, Amount)| {
+            let owner = Arc::as_ptr(&self.owners.get(&bond)?.account);
+            Some((bond, owner, held + sockets.get(&bond).copied().unwrap_or_default()))
+        };
+        let held: Vec<_> = bonds.into_iter().filter_map(all).collect();
         for (bond, excess) in self.memory.excess(&held) {
             tracing::warn!(%bond, "a bond is ended: {}", excess.reason());
             self.carrier.with(|host, now| host.end(now, bond, excess.reason()));
@@ -427,24 +483,20 @@ impl Relay {
         bonds.iter().filter_map(|bond| self.owners.get(bond)?.key).collect()
     }
 
-    /// Writes down what clients have used, and now and then who is there.
-    fn flush(&mut self) {
-        let due = self.registry.is_some() && self.present.elapsed() >= PRESENCE;
+    /// Has written down what clients have used, and now and then who is there.
+    fn write_down(&mut self) {
+        let due = self.clerk.is_some() && self.present.elapsed() >= PRESENCE;
         let present = if due { self.present() } else { BTreeSet::new() };
         if due {
             self.present = Instant::now();
         }
-        if let Some(registry) = &mut self.registry {
-            for (key, account) in &self.accounts {
-                let [down, up] = [0, 1].map(|way: usize| Amount::new(account.moved[way].swap(0, Ordering::Relaxed)));
-                if let Some(client) = account.client.filter(|_| down != Amount::ZERO || up != Amount::ZERO || present.contains(key)) {
-                    registry.count(client, down, up, SystemTime::now());
-                }
-            }
-        }
-        if let Some(trouble) = self.registry.as_mut().and_then(Registry::flush) {
-            tracing::error!(trouble, "usage cannot be written down");
-        }
+        let Some(clerk) = &mut self.clerk else { return };
+        let used = |(key, account): (&PublicKey, &Arc<Account>)| {
+            let client = account.client?;
+            let [down, up] = [0, 1].map(|way: usize| Amount::new(account.moved[way].swap(0, Ordering::Relaxed)));
+            (down != Amount::ZERO || up != Amount::ZERO || present.contains(key)).then_some(Used { client, down, up })
+        };
+        clerk.write(self.accounts.iter().filter_map(used).collect());
     }
 }
 
@@ -467,8 +519,8 @@ async fn messages(flow: Flow, target: &Target, account: &Arc<Account>, policy: &
         Ok(socket) => socket,
         Err(code) => return flow.answer(code),
     };
+    let _counted = account.count_socket(flow.bond(), &socket);
     flow.answer(0);
-    let mut buffer = vec![0; READ];
     loop {
         tokio::select! {
             message = flow.receive() => {
@@ -478,13 +530,14 @@ async fn messages(flow: Flow, target: &Target, account: &Arc<Account>, policy: &
                 }
                 let _ = socket.send(&message).await;
             }
-            read = socket.recv(&mut buffer) => match read {
-                Ok(read) => {
-                    if !account.pass(Direction::Down, read).await {
+            _ = socket.readable() => match receive(&socket) {
+                Ok(message) => {
+                    if !account.pass(Direction::Down, message.len()).await {
                         return;
                     }
-                    flow.send(Bytes::copy_from_slice(&buffer[..read]));
+                    flow.send(message);
                 }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 // The target's port is closed: it may open again.
                 Err(error) if code(&error) == libc::ECONNREFUSED as u64 => {}
                 Err(_) => return,
@@ -492,6 +545,14 @@ async fn messages(flow: Flow, target: &Target, account: &Arc<Account>, policy: &
             () = tokio::time::sleep(UDP_IDLE) => return,
         }
     }
+}
+
+/// The next datagram, if one is there. All sockets of a thread share one buffer: most of them wait.
+fn receive(socket: &UdpSocket) -> std::io::Result<Bytes> {
+    thread_local! {
+        static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ]);
+    }
+    BUFFER.with_borrow_mut(|buffer| socket.try_recv(buffer).map(|read| Bytes::copy_from_slice(&buffer[..read])))
 }
 
 async fn udp(target: &Target, policy: &Policy) -> Result<UdpSocket, u64> {
@@ -514,7 +575,7 @@ pub(crate) fn account(limits: Limits, client: Option<(ClientId, Month)>, policy:
     let policy = policy.for_another_client();
     let used = client.map_or(Amount::ZERO, |(_, month)| month.down + month.up);
     let meter = Mutex::new(Meter::new(limits, used, Time::ZERO, unix));
-    Account { meter, started, client: client.map(|(client, _)| client), moved: Default::default(), policy }
+    Account { meter, started, client: client.map(|(client, _)| client), moved: Default::default(), policy, sockets: Sockets::default() }
 }
 
 /// Bytes from the system's source of chance.

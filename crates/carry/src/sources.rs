@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use braid_bond::host::source;
+use braid_bond::host::{Begins, Source, source, sources};
 
 use crate::relay::Account;
 
-/// Bonds of one source at a time.
+/// Bonds of one source at a time; wider networks of IPv6 have some times as many.
 const BONDS: usize = 16;
 /// Paths that one source may begin at once, and then one for each pause: each costs a handshake.
 const PATHS_AT_ONCE: u32 = 64;
@@ -17,24 +17,22 @@ const PAUSE: Duration = Duration::from_millis(125);
 /// Sources at a time. Each has proved its address.
 const SOURCES: usize = 65_536;
 
-/// All sources; a source is an IPv4 address or an IPv6 network of 64 bits.
-#[derive(Default)]
-pub(crate) struct Sources(BTreeMap<u128, Source>);
-
-struct Source {
-    account: Arc<Account>,
-    bonds: usize,
-    /// Paths it may begin now, and since when that is so.
-    paths: u32,
-    counted: Instant,
+/// All sources, by their networks (see [`sources`]). The narrowest have accounts.
+pub(crate) struct Sources {
+    paths: Begins,
+    bonds: BTreeMap<Source, usize>,
+    accounts: BTreeMap<Source, Held>,
 }
 
-impl Source {
-    fn refill(&mut self, now: Instant) {
-        let gained = now.saturating_duration_since(self.counted).as_nanos() / PAUSE.as_nanos();
-        let gained = u32::try_from(gained).unwrap_or(u32::MAX);
-        self.paths = self.paths.saturating_add(gained).min(PATHS_AT_ONCE);
-        self.counted += PAUSE.saturating_mul(gained);
+struct Held {
+    account: Arc<Account>,
+    /// When it was asked for last.
+    asked: Instant,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        Self { paths: Begins::new(PATHS_AT_ONCE, PAUSE, SOURCES), bonds: BTreeMap::new(), accounts: BTreeMap::new() }
     }
 }
 
@@ -48,42 +46,40 @@ impl Sources {
         account: impl FnOnce() -> Account,
     ) -> Result<Arc<Account>, &'static str> {
         let id = source(remote);
-        if self.0.len() >= SOURCES && !self.0.contains_key(&id) {
+        if self.accounts.len() >= SOURCES && !self.accounts.contains_key(&id) {
             return Err("as many others as there may be use this server now: try again later");
         }
-        let fresh = || Source { account: Arc::new(account()), bonds: 0, paths: PATHS_AT_ONCE, counted: now };
-        let entry = self.0.entry(id).or_insert_with(fresh);
-        entry.refill(now);
-        if entry.paths == 0 {
-            return Err("too many paths from this address: try again later");
+        let has = |source: &Source| self.bonds.get(source).copied().unwrap_or(0);
+        if new && sources(remote).iter().any(|(source, times)| has(source) >= BONDS * *times as usize) {
+            return Err("as many bonds from this address, or its network, as there may be: end one first");
         }
-        if new && entry.bonds >= BONDS {
-            return Err("as many bonds from this address as there may be: end one first");
+        if !self.paths.take(now, remote) {
+            return Err("too many paths from this address, or its network: try again later");
         }
-        entry.paths -= 1;
-        Ok(entry.account.clone())
+        let held = self.accounts.entry(id).or_insert_with(|| Held { account: Arc::new(account()), asked: now });
+        held.asked = now;
+        Ok(held.account.clone())
     }
 
     /// A bond from `remote` has begun.
     pub(crate) fn begun(&mut self, remote: SocketAddr) {
-        if let Some(entry) = self.0.get_mut(&source(remote)) {
-            entry.bonds += 1;
-        }
+        sources(remote).into_iter().for_each(|(source, _)| *self.bonds.entry(source).or_default() += 1);
     }
 
     /// It has ended.
     pub(crate) fn ended(&mut self, remote: SocketAddr) {
-        if let Some(entry) = self.0.get_mut(&source(remote)) {
-            entry.bonds = entry.bonds.saturating_sub(1);
+        for (source, _) in sources(remote) {
+            match self.bonds.get_mut(&source) {
+                Some(count) if *count > 1 => *count -= 1,
+                _ => drop(self.bonds.remove(&source)),
+            }
         }
     }
 
     /// Forgets those of whom there is nothing to remember.
     pub(crate) fn sweep(&mut self, now: Instant) {
-        self.0.retain(|_, entry| {
-            entry.refill(now);
-            entry.bonds > 0 || entry.paths < PATHS_AT_ONCE
-        });
+        let Self { bonds, accounts, .. } = self;
+        accounts.retain(|id, held| bonds.contains_key(id) || now.saturating_duration_since(held.asked) < PAUSE * PATHS_AT_ONCE);
     }
 }
 
@@ -110,12 +106,31 @@ mod tests {
         let begun = (0..200).filter(|_| sources.take(now, one, false, fresh).is_ok()).count();
         assert_eq!(begun, PATHS_AT_ONCE as usize);
         assert!(sources.take(now, other, true, fresh).is_ok());
+        sources.begun(other);
         let later = now + 3 * PAUSE;
         assert_eq!((0..200).filter(|_| sources.take(later, one, false, fresh).is_ok()).count(), 3);
-        sources.sweep(later);
-        assert_eq!(sources.0.len(), 1, "the other has nothing any more that is worth remembering");
         sources.sweep(later + PAUSE * PATHS_AT_ONCE);
-        assert!(sources.0.is_empty());
+        assert_eq!(sources.accounts.len(), 1, "the first has nothing any more that is worth remembering");
+        sources.ended(other);
+        sources.sweep(later + PAUSE * PATHS_AT_ONCE);
+        assert!(sources.accounts.is_empty() && sources.bonds.is_empty());
+    }
+
+    /// Whoever has a network of 48 bits had the bonds of 65,536 sources.
+    #[test]
+    fn regression_bonds_of_neighbouring_networks_are_bounded_together() {
+        let (mut sources, mut now) = (Sources::default(), Instant::now());
+        let mut begin = |net: u16| {
+            let remote = from(&format!("[2001:db8:7:{net:x}::1]:9"));
+            now += PAUSE;
+            let begun = sources.take(now, remote, true, fresh).is_ok();
+            if begun {
+                sources.begun(remote);
+            }
+            begun
+        };
+        assert_eq!((0..256).filter(|net| begin(*net)).count(), 2 * BONDS, "of 56 bits");
+        assert_eq!((0x100..0x1000).filter(|net| begin(*net)).count(), 2 * BONDS, "of 48 bits");
     }
 
     #[test]

@@ -50,6 +50,8 @@ async fn splice_within(mut one: TcpStream, mut other: TcpStream, idle: Duration)
 async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (u64, u64) {
     // Braid decides what goes together; the system would wait for more.
     let _ = stream.set_nodelay(true);
+    // Goes before the socket does.
+    let _counted = account.map(|account| account.count_socket(flow.bond(), &stream));
     // Should this be cut short, be it by the end of the process, the other end hears of a reset and not of an orderly end.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     keep_alive(&stream);
@@ -72,10 +74,11 @@ async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (
 type Moved<'a> = (&'a mut u64, &'a Lull);
 
 async fn send(mut from: ReadHalf<'_>, flow: &Flow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
-    let mut buffer = BytesMut::new();
     loop {
         let room = flow.room().await?.min(READ);
-        buffer.reserve(READ);
+        // One that waits has no buffer. What is wrong with the socket, reading it tells.
+        let _ = from.readable().await;
+        let mut buffer = BytesMut::with_capacity(READ);
         let mut part = (&mut from).take(room as u64);
         match part.read_buf(&mut buffer).await {
             Ok(0) => {

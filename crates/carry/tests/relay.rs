@@ -45,10 +45,10 @@ impl TestRelay {
     }
 
     async fn start_in(dir: tempfile::TempDir, listen: SocketAddr) -> Self {
-        Self::start_with(dir, listen, Memory::default()).await
+        Self::start_with(dir, listen, Memory::default(), relay::CLIENT_FLOWS).await
     }
 
-    async fn start_with(dir: tempfile::TempDir, listen: SocketAddr, memory: Memory) -> Self {
+    async fn start_with(dir: tempfile::TempDir, listen: SocketAddr, memory: Memory, client_flows: u32) -> Self {
         let state = StateDir::open(&dir.path().join("relay")).unwrap();
         let keys = KeyPair::load_or_generate(&state, "relay.key").unwrap();
         let mut registry = Registry::open(&state).unwrap();
@@ -60,6 +60,7 @@ impl TestRelay {
             keys,
             reach: Reach::Internet { registry: Box::new(registry), allow, own: Vec::new() },
             flows: 10_000,
+            client_flows,
             memory,
         };
         let (ready, listening) = oneshot::channel();
@@ -85,6 +86,14 @@ impl TestRelay {
         tokio::task::spawn_blocking(move || runtime.shutdown_timeout(PATIENCE)).await.unwrap();
     }
 
+    fn folder(&self) -> std::path::PathBuf {
+        self.dir.as_ref().unwrap().path().join("relay")
+    }
+
+    fn registry(&self) -> Registry {
+        Registry::open(&StateDir::open(&self.folder()).unwrap()).unwrap()
+    }
+
     fn peer(&self, token: bool) -> Peer {
         let token = token.then(|| *self.token.reveal());
         Peer { addresses: vec![self.address.to_string().parse().unwrap()], key: Some(self.key), token, name: "test".into() }
@@ -99,6 +108,13 @@ fn links(count: u8) -> Vec<Link> {
 async fn until(client: &Client, wanted: impl Fn(&State) -> bool) {
     let mut state = client.state();
     tokio::time::timeout(PATIENCE, state.wait_for(|state| wanted(state))).await.expect("in time").unwrap();
+}
+
+/// Another invitation to a relay that runs, and what its clients are written down in.
+fn invited(relay: &TestRelay, name: &str) -> Peer {
+    let mut registry = relay.registry();
+    let token = registry.invite(Some(&name.parse().unwrap()), Duration::from_secs(60), SystemTime::now()).unwrap();
+    Peer { token: Some(*token.reveal()), ..relay.peer(true) }
 }
 
 async fn client(relay: &TestRelay) -> Client {
@@ -220,7 +236,7 @@ async fn strangers_are_turned_away_and_the_revoked_are_put_out() {
     stream.write_all(b"hello").await.unwrap();
     let mut back = [0; 5];
     stream.read_exact(&mut back).await.unwrap();
-    let mut registry = Registry::open(&StateDir::open(&relay.dir.as_ref().unwrap().path().join("relay")).unwrap()).unwrap();
+    let mut registry = relay.registry();
     let id = registry.find("test").unwrap().id;
     assert!(registry.revoke(id, SystemTime::now()).unwrap());
     assert!(tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.expect("put out").is_err());
@@ -279,7 +295,7 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
     // Sooner than after the half minute that it gives flows whose client has not said goodbye. Regression: a goodbye that had to wait for
     // its path's pace was never said.
     tokio::time::timeout(Duration::from_secs(25), &mut relay.ended).await.expect("it stops").unwrap();
-    let mut registry = Registry::open(&StateDir::open(&relay.dir.as_ref().unwrap().path().join("relay")).unwrap()).unwrap();
+    let mut registry = relay.registry();
     let client = registry.find("test").unwrap();
     let month = registry.used(client.id, SystemTime::now()).unwrap();
     assert_eq!((month.down.get(), month.up.get()), (300_000, 300_000));
@@ -297,7 +313,7 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
 #[tokio::test]
 async fn a_client_that_hoards_the_relays_memory_loses_that_bond_and_others_go_on() {
     let memory = Memory { client: braid_model::Bytes::new(400_000), ..Memory::default() };
-    let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), memory).await;
+    let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), memory, relay::CLIENT_FLOWS).await;
     let client = client(&relay).await;
     // A target that never reads: what the relay takes for it stays there.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -383,4 +399,126 @@ async fn regression_a_relay_that_stops_delivers_what_it_has_taken_first() {
     }
     assert_eq!(read, SIZE);
     tokio::time::timeout(PATIENCE, &mut relay.ended).await.expect("then it stops").unwrap();
+}
+
+#[tokio::test]
+async fn regression_one_client_leaves_flows_for_others_and_its_own_limit_counts() {
+    let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), Memory::default(), 3).await;
+    let greedy = client(&relay).await;
+    let target = echo().await;
+    let open = |client: &Client| client.open(to(target, Kind::Stream)).unwrap();
+    let flows: Vec<_> = (0..5).map(|_| open(&greedy)).collect();
+    let mut said = Vec::new();
+    for flow in &flows {
+        said.push(tokio::time::timeout(PATIENCE, flow.opened()).await.expect("an answer"));
+    }
+    let busy = Err(FlowEnd(codes::BUSY));
+    assert_eq!(said, [Ok(()), Ok(()), Ok(()), busy, busy]);
+    let other = Client::start(invited(&relay, "other"), Some(&KeyPair::generate().unwrap()), None).unwrap();
+    other.set_links(links(1));
+    until(&other, |state| *state == State::Up).await;
+    assert_eq!(open(&other).opened().await, Ok(()));
+    // Its operator gives it more, which the relay sees by itself.
+    let mut registry = relay.registry();
+    let client = registry.find("test").unwrap();
+    registry.set_limits(client.id, braid_peer::limits::Limits { flows: Some(4), ..client.limits }).unwrap();
+    let granted = async { while open(&greedy).opened().await != Ok(()) {} };
+    tokio::time::timeout(PATIENCE, granted).await.expect("one more");
+}
+
+/// What the relay's sockets buffer was not counted: here nothing stays in the bond.
+#[tokio::test]
+async fn regression_what_the_system_buffers_for_a_clients_sockets_counts_as_its_memory() {
+    let memory = Memory { client: braid_model::Bytes::new(2_000_000), ..Memory::default() };
+    let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), memory, relay::CLIENT_FLOWS).await;
+    let client = client(&relay).await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    // Nobody accepts, nobody reads.
+    let deaf = socket.listen(128).unwrap();
+    let mut streams = Vec::new();
+    for _ in 0..60 {
+        let mut stream = connect(&client, deaf.local_addr().unwrap()).await;
+        // Less than the system takes of one at once.
+        if stream.write_all(&[7; 60_000]).await.is_err() {
+            break;
+        }
+        streams.push(stream);
+    }
+    let ended = async {
+        for stream in &mut streams {
+            assert!(stream.read_to_end(&mut Vec::new()).await.is_err(), "none of them ends in order");
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.expect("a bond that holds too much is ended");
+}
+
+/// The relay's registry is written and read beside what it forwards: here nobody may write it for a while.
+#[tokio::test]
+async fn regression_a_registry_that_does_not_answer_holds_no_traffic_up() {
+    const ROUNDS: usize = 20;
+    let relay = TestRelay::start().await;
+    let member = client(&relay).await;
+    let mut stream = connect(&member, echo().await).await;
+    let mut attempt = 0;
+    // On a machine that is busy enough, the newcomer is turned away before the rounds are done: then once more.
+    loop {
+        attempt += 1;
+        assert!(attempt <= 10, "nothing goes through the relay while a newcomer waits for its registry");
+        let newcomer = invited(&relay, &format!("newcomer{attempt}"));
+        let lock = rusqlite::Connection::open(relay.folder().join("relay.sqlite")).unwrap();
+        lock.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let newcomer = Client::start(newcomer, Some(&KeyPair::generate().unwrap()), None).unwrap();
+        newcomer.set_links(links(1));
+        let begun = async {
+            while !newcomer.is_answered() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, begun).await.expect("a handshake");
+        let mut rounds = 0;
+        let mut state = newcomer.state();
+        while rounds < ROUNDS && !state.has_changed().unwrap() {
+            stream.write_all(b"round").await.unwrap();
+            tokio::time::timeout(PATIENCE, stream.read_exact(&mut [0; 5])).await.expect("an echo").unwrap();
+            rounds += 1;
+        }
+        let waits = *state.borrow_and_update() == State::Connecting;
+        drop(lock);
+        if rounds == ROUNDS && waits {
+            until(&newcomer, |state| *state == State::Up).await;
+            return;
+        }
+    }
+}
+
+/// All that the relay takes was gone, and nobody else could open anything.
+#[tokio::test]
+async fn regression_a_crowd_of_one_client_leaves_room_for_another() {
+    braid_platform::linux::sys::process::raise_open_files().unwrap();
+    let relay = TestRelay::start().await;
+    let other = client(&relay).await;
+    let (target, greedy) = (echo().await, KeyPair::generate().unwrap());
+    // A bond has 10,000 flows at most; a client may have several.
+    let (mut peer, mut bonds, mut flows) = (invited(&relay, "greedy"), Vec::new(), Vec::new());
+    for carrier in [Kind::Stream, Kind::Stream, Kind::Messages] {
+        let bond = Client::start(peer, Some(&greedy), None).unwrap();
+        peer = relay.peer(false);
+        bond.set_links(links(1));
+        until(&bond, |state| *state == State::Up).await;
+        flows.extend((0..10_000).map(|_| bond.open(to(target, carrier)).unwrap()));
+        bonds.push(bond);
+    }
+    let (mut taken, mut refused) = (0, 0);
+    for flow in &flows {
+        match tokio::time::timeout(PATIENCE, flow.opened()).await.expect("an answer") {
+            Ok(()) => taken += 1,
+            Err(FlowEnd(codes::BUSY)) => refused += 1,
+            Err(end) => panic!("{end}"),
+        }
+    }
+    assert_eq!((taken, refused), (relay::CLIENT_FLOWS, 30_000 - relay::CLIENT_FLOWS));
+    let flow = other.open(to(target, Kind::Stream)).unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, flow.opened()).await.expect("an answer"), Ok(()));
 }

@@ -14,7 +14,7 @@ use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
-use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code};
+use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code, raise_open_files};
 use braid_platform::linux::{reverse_path, watch::ExeWatch};
 use braid_platform::steering::Steering;
 use tokio::signal::unix::{SignalKind, signal};
@@ -96,8 +96,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     tracing::debug!(?swept, "cleared away what an earlier Braid left");
     let mut guardian = Guardian::start(&["guardian"]).context("cannot start the guardian")?;
     keep_memory();
+    let open_files = raise_open_files().context("cannot raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
-    let result = runtime.block_on(live(options, config_path, config, &mut guardian));
+    let result = runtime.block_on(live(options, config_path, config, (&mut guardian, open_files)));
     // Programs and maps went with the loop; rules and routes go now, whatever happened.
     let swept = netlink::sweep();
     reverse_path::end_stranded();
@@ -118,7 +119,12 @@ pub fn sweep() -> anyhow::Result<Option<String>> {
     Ok(found.then(|| format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes)))
 }
 
-async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, guardian: &mut Guardian) -> anyhow::Result<()> {
+async fn live(
+    options: &Options,
+    config_path: Option<PathBuf>,
+    config: Config,
+    (guardian, open_files): (&mut Guardian, u64),
+) -> anyhow::Result<()> {
     let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
     let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
     let server = Server::bind(&socket)?;
@@ -149,7 +155,7 @@ async fn live(options: &Options, config_path: Option<PathBuf>, config: Config, g
             core.distrust_servers(reason);
         }
     }
-    let (peers, changes) = Peers::open(&state_dir);
+    let (peers, changes) = Peers::open(&state_dir, open_files);
     let (requests, inbox) = mpsc::channel(64);
     let (api, feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, ui, api, spreader).context("cannot serve the API")?;

@@ -23,10 +23,12 @@ use tokio::sync::mpsc;
 use crate::chronicle::AppPulse;
 use crate::core::{BondLink, Bonded, Ended, Grounds, Question, ServerNews};
 use carry::Exchanges;
+use crowd::Crowd;
 use servers::{Servers, Standing};
 use stored::{NotInvited, Stored};
 
 mod carry;
+mod crowd;
 mod explained;
 mod names;
 pub(crate) mod pins;
@@ -99,6 +101,7 @@ pub struct Peers {
     links: Vec<BondLink>,
     flows: Flows,
     exchanges: Exchanges,
+    crowd: Crowd,
     /// How many sessions with relays were begun.
     sessions: u64,
     changes: mpsc::UnboundedSender<Change>,
@@ -187,8 +190,9 @@ pub fn joined(dir: &Path) -> Option<Vec<String>> {
 }
 
 impl Peers {
-    /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone.
-    pub fn open(dir: &Path) -> (Self, mpsc::UnboundedReceiver<Change>) {
+    /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone. This process
+    /// may have so many open files.
+    pub fn open(dir: &Path, open_files: u64) -> (Self, mpsc::UnboundedReceiver<Change>) {
         let (changes, receiver) = mpsc::unbounded_channel();
         let mut peers = Self {
             dir: dir.to_owned(),
@@ -198,6 +202,7 @@ impl Peers {
             links: Vec::new(),
             flows: Flows::default(),
             exchanges: Exchanges::default(),
+            crowd: Crowd::new(open_files),
             sessions: 0,
             changes,
         };
@@ -378,7 +383,8 @@ impl Peers {
 
     /// Begins to take flows that are to be bonded.
     pub(crate) fn take(&self, redirect: Arc<Redirect>) -> mpsc::Receiver<redirected::Arrival> {
-        redirected::take(redirect, self.exchanges.clone())
+        self.crowd.tell(redirect.clone());
+        redirected::take(redirect, self.exchanges.clone(), self.crowd.clone())
     }
 
     /// `GET /v1/peers`: relays, then servers; `known` are those that run Braid, as far as is known.

@@ -107,6 +107,19 @@ fn a_link_that_loses_carrier_is_given_nothing_more() {
 }
 
 #[test]
+fn regression_a_run_may_open_more_files_and_its_command_as_many_as_before() {
+    if !may_make_namespaces("limits of open files") {
+        return;
+    }
+    let world = World::new();
+    let raised = "grep -q 'Max open files *1024 *1024 ' /proc/$PPID/limits";
+    let script = format!("ulimit -Sn; for i in $(seq 600); do {raised} && echo raised && break; sleep 0.1; done");
+    let mut command = world.as_nobody("prlimit");
+    let output = command.args(["--nofile=256:1024", "./run", "--", "sh", "-c", &script]).output().unwrap();
+    assert_eq!(text(&output.stdout), "256\nraised\n", "{}", text(&output.stderr));
+}
+
+#[test]
 fn a_strict_filter_keeps_a_link_out_and_says_so() {
     if !may_make_namespaces("strict reverse-path filter") {
         return;

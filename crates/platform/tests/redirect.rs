@@ -382,6 +382,30 @@ fn what_was_sent_before_the_close_arrives_and_what_never_comes_is_forgotten() {
 }
 
 #[test]
+fn regression_a_user_that_has_enough_goes_direct_and_others_do_not() {
+    in_world("a user with too many redirected flows", 2, || {
+        let mut steering = steering(&redirecting());
+        let runtime = runtime();
+        let redirect = runtime.block_on(async { steering.redirect().unwrap() });
+        redirect.set_ready(Taking::All).unwrap();
+        let redirected = |steering: &mut BpfSteering| steering.counters().unwrap().redirected;
+        let server = "203.0.113.10";
+        let theirs = format!("import socket\nsocket.create_connection((\"{server}\", 80))");
+        let datagram = format!("import socket\nsocket.socket(2, 2).sendto(b\"x\", (\"{server}\", 4000))");
+        redirect.set_heavy(65534, true).unwrap();
+        as_nobody(&theirs);
+        as_nobody(&datagram);
+        assert_eq!(redirected(&mut steering), 0);
+        drop(TcpStream::connect((server, 80)).unwrap());
+        assert_eq!(redirected(&mut steering), 1, "another user's");
+        redirect.set_heavy(65534, false).unwrap();
+        as_nobody(&theirs);
+        as_nobody(&datagram);
+        assert_eq!(redirected(&mut steering), 3, "it has fewer by now");
+    });
+}
+
+#[test]
 fn a_full_map_sends_the_rest_direct() {
     in_world("a full map of redirected connections", 2, || {
         let mut steering = steering(&redirecting());

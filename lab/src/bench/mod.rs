@@ -75,6 +75,7 @@ const ALL: &[(&str, Bench)] = &[
     ("bond-messages", bond::messages::run),
     ("bond-speed", bond::speed::run),
     ("bond-relay", bond::relay::run),
+    ("relay-crowd", bond::crowd::run),
     ("get", get::run),
     ("proxy", proxy::run),
 ];

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use braid_carry::relay::Memory;
+use braid_carry::relay::{CLIENT_FLOWS, Memory};
 use braid_model::{Bytes, Rate};
 use braid_peer::address::Address;
 use braid_peer::name::ClientName;
@@ -58,7 +58,10 @@ pub(crate) struct RelayServer {
     /// Flows of all clients together, at most.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub(crate) max_flows: usize,
-    /// Bytes that all bonds together may hold on their way through; the largest is ended beyond it.
+    /// Connections and UDP exchanges of one client at a time, unless "braid relay limit" gives it its own number; what is beyond goes direct.
+    #[arg(long, value_name = "COUNT", default_value_t = CLIENT_FLOWS)]
+    pub(crate) client_flows: u32,
+    /// Bytes that all bonds together may hold on their way through, with what the system buffers for their sockets; the largest is ended beyond it.
     #[arg(long, value_name = "BYTES", default_value_t = Memory::default().total)]
     pub(crate) max_memory: Bytes,
     /// The same for the bonds of one client.
@@ -160,7 +163,7 @@ pub(crate) struct RelayLimits {
     /// Bits per second from the client.
     #[arg(long, value_name = "RATE", value_parser = limit::<Rate>)]
     pub(crate) rate_up: Option<Limit<Rate>>,
-    /// Flows at a time.
+    /// Connections and UDP exchanges at a time; "none" for as many as the relay grants everybody (--client-flows).
     #[arg(long, alias = "max-flows", value_name = "COUNT", value_parser = limit::<u32>)]
     pub(crate) flows: Option<Limit<u32>>,
     /// Bytes in a calendar month (UTC), both directions together, as in 50GB.

@@ -79,9 +79,7 @@ impl Bond {
             Frame::TotalCredit { limit } => {
                 if limit > self.send_limit {
                     self.send_limit = limit;
-                    if std::mem::take(&mut self.starved) {
-                        self.refresh_all();
-                    }
+                    std::mem::take(&mut self.starved).into_iter().for_each(|id| self.refresh(id));
                 }
                 Ok(())
             }
@@ -168,12 +166,12 @@ impl Bond {
 
     /// Flows that waited for room among all flows' bytes may have nothing of their own whose arrival would wake them.
     pub(super) fn wake_crowded(&mut self) {
-        if self.crowded && self.held_total <= self.limits.total_window / 4 * 3 {
-            self.crowded = false;
-            for (id, flow) in &mut self.flows {
-                if flow.blocked.take().is_some() {
-                    self.events.push_back(Event::Writable(*id));
-                }
+        if self.crowded.is_empty() || self.held_total > self.limits.total_window / 4 * 3 {
+            return;
+        }
+        for id in std::mem::take(&mut self.crowded) {
+            if self.flows.get_mut(&id).is_some_and(|flow| flow.blocked.take().is_some()) {
+                self.events.push_back(Event::Writable(id));
             }
         }
     }

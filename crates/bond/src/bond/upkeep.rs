@@ -126,20 +126,26 @@ impl Bond {
     pub(crate) fn release(&mut self, id: FlowKey) {
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.held != 0) else { return };
         flow.held = 0;
+        self.kept.remove(&id);
         self.narrow(id);
     }
 
     pub(super) fn release_all(&mut self) {
-        let held: Vec<FlowKey> = self.flows.iter().filter(|(_, flow)| flow.held != 0).map(|(id, _)| *id).collect();
-        held.into_iter().for_each(|id| self.release(id));
+        std::mem::take(&mut self.kept).into_iter().for_each(|id| self.release(id));
     }
 
     /// Tells the scheduler what a flow has to send now.
     pub(crate) fn refresh(&mut self, id: FlowKey) {
+        #[cfg(test)]
+        {
+            self.refreshed += 1;
+        }
         let fresh = self.send_limit - self.sent_total;
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let stream = flow.send.pending(fresh);
-        self.starved |= fresh == 0 && flow.send.unsent() > 0;
+        if fresh == 0 && flow.send.unsent() > 0 {
+            self.starved.insert(id);
+        }
         let head = stream.or(flow.messages.head().map(|size| size as u64));
         let head = head.map(|size| Amount::new(size.min(QUANTUM.get())));
         if let Some(chooser) = &mut self.chooser {
@@ -169,7 +175,9 @@ impl Bond {
         let by_link = amounts(&flow.by_link);
         self.keys.remove(&flow.key);
         let _ = self.scheduler.remove_flow(flow.key);
-        self.urgent.remove(&id);
+        for waiting in [&mut self.urgent, &mut self.starved, &mut self.crowded, &mut self.kept] {
+            waiting.remove(&id);
+        }
         self.unread_messages -= flow.messages.unread();
         self.queued_messages -= flow.messages.queued();
         self.chooser.iter_mut().for_each(|chooser| chooser.set_ready(id, false));
@@ -183,5 +191,48 @@ impl Bond {
     /// Whether a flow carries messages.
     pub(crate) fn is_messages(&self, id: FlowKey) -> bool {
         self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.carrier == Carrier::Messages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use braid_model::Rate;
+    use bytes::{Bytes, BytesMut};
+
+    use super::*;
+    use crate::wire::{Frame, Header};
+    use crate::{Limits, PathFacts, Target};
+
+    const FLOWS: usize = 1000;
+
+    /// A client with many flows, of which the first has bytes that the credit of all flows does not let go.
+    fn crowd() -> (Bond, FlowKey) {
+        let now = Time::from_millis(1000);
+        let mut bond = Bond::new(Side::Client, Limits::default(), now);
+        let (rtt, amount) = (Duration::from_millis(20), Amount::new(1 << 20));
+        assert!(bond.add_path(now, PathId(0), 0, PathFacts { rtt, rate: Rate::from_mbps(100), room: amount, window: amount }));
+        let open =
+            || Open { carrier: Carrier::Stream, target: Target::Address(([192, 0, 2, 1], 80).into()), policy: FlowPolicy::default() };
+        let flows: Vec<FlowKey> = (0..FLOWS).map(|_| bond.open(now, open()).unwrap()).collect();
+        bond.send_limit = bond.sent_total;
+        bond.write(flows[0], Bytes::from_static(b"late"));
+        bond.refreshed = 0;
+        (bond, flows[0])
+    }
+
+    #[test]
+    fn regression_credit_for_all_flows_costs_what_waits_not_what_is_there() {
+        let (mut bond, waiting) = crowd();
+        let mut credit = BytesMut::new();
+        Header { sequence: None }.encode(&mut credit);
+        Frame::TotalCredit { limit: 1 << 20 }.encode(&mut credit);
+        bond.receive(Time::from_millis(1001), PathId(0), credit.freeze()).unwrap();
+        assert_eq!(bond.refreshed, 1, "of {FLOWS} flows one waited");
+        let mut sent = BytesMut::new();
+        while bond.poll_datagram(Time::from_millis(1002), PathId(0), 1200, &mut sent) {}
+        assert!(sent.windows(4).any(|part| part == b"late"), "it goes now");
+        assert_eq!(bond.flow(waiting).unwrap().held, Amount::new(4));
     }
 }

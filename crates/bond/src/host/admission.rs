@@ -1,7 +1,7 @@
 //! Who may be a path: strangers, first messages, and what a server answers.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,14 @@ use braid_decide::midrr;
 use noq_proto::{Dir, Incoming, ServerConfig};
 
 use super::conn::{Conn, HORIZON, Stage, transport};
+use super::source::sources;
 use super::{ConnectionId, Host, HostEvent, Session};
 use crate::controller::{Gauge, Radio};
 use crate::hello::{Hello, VERSION, Welcome};
 use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
 
-/// Strangers (connections that were not admitted) at a time, and of those from one source (an IPv4 address, or an IPv6 network of 64 bits); more are refused.
+/// Strangers (connections that were not admitted) at a time, and of those from one source, wider networks of IPv6 having some times as many (see
+/// [`sources`]); more are refused.
 const STRANGERS: usize = 1024;
 const STRANGERS_OF_ONE: usize = 128;
 /// With fewer strangers than this nobody counts whose they are.
@@ -92,16 +94,18 @@ impl Host {
     pub(super) fn accept(&mut self, now: Instant, link: u8, incoming: Incoming) {
         let remote = incoming.remote_address();
         self.buffer.clear();
-        // Whoever has not shown yet that it is where it says it is gets no state and a small answer.
-        if !incoming.remote_address_validated() && incoming.may_retry() && self.strangers.len() >= self.bounds.unproven {
+        let proven = incoming.remote_address_validated();
+        // Whoever has not shown yet that it is where it says it is gets no state and a small answer. Others can use up what an address may begin so,
+        // but not what it may once it has shown that it is there.
+        let crowd = self.strangers.len() >= self.bounds.unproven;
+        if !proven && incoming.may_retry() && (crowd || !self.unproven.take(now, remote)) {
             if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
                 self.responses.push_back((link, transmit, self.buffer.clone()));
             }
             return;
         }
-        let alike = |id: &&usize| self.conns.get(*id).is_some_and(|conn| source(conn.remote) == source(remote));
-        let crowded = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS;
-        if crowded || self.strangers.len() >= FEW && self.strangers.iter().filter(alike).count() >= STRANGERS_OF_ONE {
+        let crowded = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS || self.is_hoarding(remote);
+        if crowded || proven && !self.proven.take(now, remote) {
             let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
             self.responses.push_back((link, transmit, self.buffer.clone()));
             return;
@@ -123,6 +127,16 @@ impl Host {
                 }
             }
         }
+    }
+
+    /// Whether a network that the address is in has as many strangers as it may have.
+    fn is_hoarding(&self, remote: SocketAddr) -> bool {
+        if self.strangers.len() < FEW {
+            return false;
+        }
+        let theirs: Vec<_> = self.strangers.iter().filter_map(|id| self.conns.get(id)).flat_map(|conn| sources(conn.remote)).collect();
+        let count = |source| theirs.iter().filter(|(theirs, _)| *theirs == source).count();
+        sources(remote).into_iter().any(|(source, times)| count(source) >= STRANGERS_OF_ONE * times as usize)
     }
 
     /// The first messages.
@@ -178,14 +192,6 @@ impl Host {
         } else {
             self.close(now, ConnectionId(id), "too many paths, or a path of that number is there already");
         }
-    }
-}
-
-/// Whom strangers are counted by: an IPv6 network gives each of its hosts as many addresses as it likes.
-pub fn source(remote: SocketAddr) -> u128 {
-    match remote.ip().to_canonical() {
-        IpAddr::V4(ip) => u128::from(ip.to_bits()),
-        IpAddr::V6(ip) => ip.to_bits() >> 64 << 64,
     }
 }
 

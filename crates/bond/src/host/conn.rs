@@ -51,6 +51,7 @@ pub(super) struct Conn {
     pub(super) inbox: Vec<u8>,
     /// When it is closed unless it is a path by then.
     pub(super) deadline: Instant,
+    /// Whom the handshake is made with: it ends only if what is sent there arrives. Later packets may come from elsewhere.
     pub(super) remote: SocketAddr,
     pub(super) timer: Option<Instant>,
     pub(super) refused: Option<u64>,

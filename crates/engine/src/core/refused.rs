@@ -58,7 +58,11 @@ impl<S: Steering> Core<S> {
             self.told.declined.insert((relay.to_owned(), code), before);
             return None;
         }
-        let why = if code == codes::QUOTA { "this device's bytes of the month are used up there" } else { "it has as many as it may have" };
+        let why = if code == codes::QUOTA {
+            "this device's bytes of the month are used up there"
+        } else {
+            "the relay, or this device, has as many there as it may have"
+        };
         Some(format!("{relay} takes no flow of this device now, {why}: flows go direct meanwhile"))
     }
 

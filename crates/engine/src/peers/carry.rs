@@ -286,9 +286,12 @@ impl Peers {
         policy: &BondPolicy,
         server: Option<PublicKey>,
     ) {
-        let (exchanges, exit) = (self.exchanges.clone(), policy.exit.clone());
+        let (exchanges, exit, place) = (self.exchanges.clone(), policy.exit.clone(), self.crowd.enter(facts.user));
         let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
-            tokio::spawn(exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload));
+            tokio::spawn(async move {
+                let _place = place;
+                exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
+            });
             return;
         };
         let flow = opened.flow.clone();
@@ -296,6 +299,7 @@ impl Peers {
         flow.send(payload.clone());
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
+            let _place = place;
             let outcome = opened.outcome().await;
             let mut state = opened.state.clone();
             drop(opened);
@@ -329,13 +333,17 @@ impl Peers {
     /// program's connect: a connection of the daemon's own is next best.
     pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
         let Redirected { stream, flow: facts } = redirected;
-        let exit = policy.exit.clone();
+        let (exit, place) = (policy.exit.clone(), self.crowd.enter(facts.user));
         let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
-            tokio::spawn(carry_directly(stream, facts.remote, exit));
+            tokio::spawn(async move {
+                let _place = place;
+                carry_directly(stream, facts.remote, exit).await;
+            });
             return;
         };
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
+            let _place = place;
             let outcome = opened.outcome().await;
             let flow = opened.flow.clone();
             // Whoever holds its client holds the bond, which may have to end before this flow does.

@@ -1,5 +1,6 @@
 //! Takes what the BPF programs turn to the daemon, on tasks of its own, and hands it to the daemon.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use super::carry::Exchanges;
+use super::crowd::Crowd;
 
 /// What waits for the daemon at most; more wait in the system's queues.
 const WAITING: usize = 256;
@@ -17,6 +19,9 @@ const WAITING: usize = 256;
 const SWEEP: Duration = Duration::from_secs(5);
 /// After an error of the system, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// So many more files must be there before flows are taken again.
+const ROOM: usize = 16;
 
 /// A flow that is to be carried.
 #[derive(Debug)]
@@ -28,7 +33,7 @@ pub(crate) enum Arrival {
 }
 
 /// Begins to take flows, for as long as the receiver is there. Datagrams of exchanges that are known go straight to their flows.
-pub(crate) fn take(redirect: Arc<Redirect>, exchanges: Exchanges) -> mpsc::Receiver<Arrival> {
+pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, crowd: Crowd) -> mpsc::Receiver<Arrival> {
     let (send, receive) = mpsc::channel(WAITING);
     if let Err(error) = redirect.set_ready(Taking::All) {
         tracing::warn!("no flow can be bonded: {error}");
@@ -36,25 +41,38 @@ pub(crate) fn take(redirect: Arc<Redirect>, exchanges: Exchanges) -> mpsc::Recei
         tokio::spawn(async move { send.closed().await });
         return receive;
     }
-    tokio::spawn(take_connections(redirect.clone(), send.clone()));
+    tokio::spawn(take_connections(redirect.clone(), crowd, send.clone()));
     tokio::spawn(take_datagrams(redirect, exchanges, send));
     receive
 }
 
-async fn take_connections(redirect: Arc<Redirect>, send: mpsc::Sender<Arrival>) {
+async fn take_connections(redirect: Arc<Redirect>, crowd: Crowd, send: mpsc::Sender<Arrival>) {
     loop {
+        if crowd.is_exhausted() && has_room() {
+            crowd.set_exhausted(false);
+        }
         let accepted = tokio::select! {
             accepted = redirect.accept() => accepted,
+            () = tokio::time::sleep(PAUSE), if crowd.is_exhausted() => continue,
             () = send.closed() => return,
         };
         match accepted {
             Ok(redirected) => drop(send.send(Arrival::Connection(Box::new(redirected))).await),
             Err(error) => {
-                tracing::warn!("a connection to be bonded cannot be taken: {error}");
+                // Those that wait already are taken once there is room; no more are to join them.
+                match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => crowd.set_exhausted(true),
+                    _ => tracing::warn!("a connection to be bonded cannot be taken: {error}"),
+                }
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
+}
+
+/// Whether the system gives a few more files.
+fn has_room() -> bool {
+    (0..ROOM).map(|_| File::open("/dev/null")).collect::<Result<Vec<_>, _>>().is_ok()
 }
 
 async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mpsc::Sender<Arrival>) {

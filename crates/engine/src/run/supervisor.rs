@@ -44,6 +44,8 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
         return 1;
     }
     // From here on nothing that fails may end this process: the command runs.
+    // It may carry what the command connects. The command, which is started, keeps the limit that it was given.
+    let _ = process::raise_open_files();
     let _ = process::leave_session();
     let _ = process::silence(&[0, 1]);
     let _ = process::close_inherited(&[listener.as_raw_fd(), front.as_raw_fd()]);

@@ -1,6 +1,7 @@
 //! Flows that go through a relay, over all links at once.
 
 pub(super) mod churn;
+pub(super) mod crowd;
 pub(super) mod cut;
 pub(super) mod fair;
 pub(super) mod few;

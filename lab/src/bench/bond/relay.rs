@@ -105,7 +105,7 @@ fn remember(report: &mut Report, what: &str, figures: [f64; 2], unit: &str) {
 }
 
 /// A server that sends a byte over every connection and keeps it, for as long as the lab lives.
-fn greeter(lab: &Lab) -> Result<SocketAddr> {
+pub(super) fn greeter(lab: &Lab) -> Result<SocketAddr> {
     let to: SocketAddr = (Lab::internet(10), 8080).into();
     let listener = lab.server().run(|| -> std::io::Result<_> {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;

@@ -97,6 +97,7 @@ struct Maps {
     sources6: Array<MapData, u32>,
     exchanges: HashMap<MapData, u32, abi::Arrival>,
     exchange_keys: HashMap<MapData, abi::DatagramKey, u32>,
+    heavy_users: HashMap<MapData, u32, u32>,
     /// Exchanges whose sender has been looked at, with their keys.
     known: BTreeMap<Exchange, (u32, u64)>,
 }
@@ -139,6 +140,7 @@ impl BpfSteering {
             sources6: Array::try_from(map("sources6")?).map_err(failed(ACTION))?,
             exchanges: HashMap::try_from(map("exchanges")?).map_err(failed(ACTION))?,
             exchange_keys: HashMap::try_from(map("exchange_keys")?).map_err(failed(ACTION))?,
+            heavy_users: HashMap::try_from(map("heavy_users")?).map_err(failed(ACTION))?,
             known: BTreeMap::new(),
         };
         Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, maps: Mutex::new(maps) })
@@ -155,6 +157,20 @@ impl Redirect {
             Taking::All => self.ports,
         };
         self.maps().switch.set(0, ports, 0).map_err(failed("switch redirection"))
+    }
+
+    /// A user has as many redirected flows as it may have, and its next ones go direct; or it has not any more. At most 1,024 users: more is an
+    /// error.
+    pub fn set_heavy(&self, user: u32, heavy: bool) -> Result<(), SteeringError> {
+        let users = &mut self.maps().heavy_users;
+        match heavy {
+            true => users.insert(user, 1, 0).map_err(failed("let a user's flows go direct")),
+            // It may not have found room.
+            false => {
+                let _ = users.remove(&user);
+                Ok(())
+            }
+        }
     }
 
     /// The next redirected connection. Whatever else comes to the listeners is closed without a word. Nothing is lost when the future is

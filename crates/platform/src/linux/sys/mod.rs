@@ -6,4 +6,5 @@ pub mod bpf;
 pub mod datagram;
 pub mod process;
 pub mod seccomp;
+pub mod socket;
 pub mod watch;

@@ -463,6 +463,21 @@ pub fn unix_listener(name: &[u8]) -> io::Result<Listener> {
     Ok(Listener { user: user.uid, process: user.pid })
 }
 
+/// Lets this process, and what it starts from now on, have as many open files as it may: the soft limit becomes the hard one. How many those
+/// are.
+///
+/// # Errors
+/// Those of `getrlimit` and `setrlimit`.
+pub fn raise_open_files() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one structure, ours.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads one structure, ours.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    Ok(limit.rlim_cur)
+}
+
 /// This process's number.
 pub fn own_number() -> i32 {
     process::id() as i32

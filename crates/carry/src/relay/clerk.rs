@@ -1,0 +1,184 @@
+//! The registry on a thread of its own: a disk that is slow or full, or a file that is locked, must not hold up what is forwarded.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, SystemTime};
+
+use braid_bond::Hello;
+use braid_bond::host::{ConnectionId, refusals};
+use braid_model::Bytes as Amount;
+use braid_peer::keys::PublicKey;
+use braid_peer::registry::{Client, ClientId, Month, RedeemError, Registry};
+use tokio::sync::{mpsc, oneshot};
+
+/// Orders that wait at most. Each is of a connection that has not been let in, of which there are no more, or one of two others.
+const WAITING: usize = 1026;
+/// How long the last usage may take to be written down.
+const LAST_WORD: Duration = Duration::from_secs(10);
+
+/// Asks for a path: a connection that has proved a key.
+#[derive(Debug)]
+pub(super) struct Applicant {
+    pub(super) connection: ConnectionId,
+    pub(super) hello: Box<Hello>,
+    pub(super) remote: SocketAddr,
+    pub(super) key: PublicKey,
+}
+
+/// What a client moved, towards it and from it; nothing: it was there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Used {
+    pub(super) client: ClientId,
+    pub(super) down: Amount,
+    pub(super) up: Amount,
+}
+
+/// What the registry is asked for.
+#[derive(Debug)]
+enum Order {
+    Judge(Applicant),
+    /// Whether others have changed it, and what these clients are now.
+    Look(Vec<PublicKey>),
+    Write(Vec<Used>),
+}
+
+/// Who an applicant is, and what it has used of its month; or a code of [`refusals`] and the reason.
+pub(super) type Verdict = Result<(Client, Month), (u64, String)>;
+
+/// What it says.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// Whether an applicant may have a path.
+    Judged(Applicant, Box<Verdict>),
+    /// Who the clients are now that were asked for; empty if nobody has changed anything.
+    Looked(Vec<(PublicKey, Option<Client>)>),
+    /// Usage is written down, or kept for the next time.
+    Written,
+}
+
+/// The relay's end.
+pub(super) struct Clerk {
+    orders: SyncSender<Order>,
+    words: mpsc::UnboundedReceiver<Word>,
+    ended: oneshot::Receiver<()>,
+    looking: bool,
+    writing: bool,
+}
+
+impl Clerk {
+    /// Gives the registry its thread.
+    pub(super) fn start(registry: Registry) -> std::io::Result<Self> {
+        let (orders, inbox) = sync_channel(WAITING);
+        let (say, words) = mpsc::unbounded_channel();
+        let (end, ended) = oneshot::channel();
+        std::thread::Builder::new().name("registry".to_owned()).spawn(move || {
+            work(registry, &inbox, &say);
+            let _ = end.send(());
+        })?;
+        Ok(Self { orders, words, ended, looking: false, writing: false })
+    }
+
+    /// What it says next.
+    pub(super) async fn word(&mut self) -> Word {
+        let Some(word) = self.words.recv().await else { return std::future::pending().await };
+        match word {
+            Word::Judged(..) => {}
+            Word::Looked(_) => self.looking = false,
+            Word::Written => self.writing = false,
+        }
+        word
+    }
+
+    /// Asks who an applicant is; `false` where too many wait.
+    pub(super) fn judge(&self, applicant: Applicant) -> bool {
+        self.orders.try_send(Order::Judge(applicant)).is_ok()
+    }
+
+    /// Asks what these clients are now, unless the last answer is still awaited.
+    pub(super) fn look(&mut self, clients: Vec<PublicKey>) {
+        self.looking = self.looking || self.orders.try_send(Order::Look(clients)).is_ok();
+    }
+
+    /// Whether usage is still being written down.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing
+    }
+
+    /// Has usage written down.
+    pub(super) fn write(&mut self, used: Vec<Used>) {
+        self.writing |= self.orders.try_send(Order::Write(used)).is_ok();
+    }
+
+    /// Waits until all is written down, but not for a disk that does not answer.
+    pub(super) async fn end(self) {
+        let Self { orders, ended, .. } = self;
+        drop(orders);
+        if tokio::time::timeout(LAST_WORD, ended).await.is_err() {
+            tracing::error!("the registry's disk does not answer: what clients used last is not written down");
+        }
+    }
+}
+
+fn work(mut registry: Registry, orders: &Receiver<Order>, words: &mpsc::UnboundedSender<Word>) {
+    while let Ok(order) = orders.recv() {
+        let word = match order {
+            Order::Judge(applicant) => {
+                let verdict = judge(&mut registry, &applicant);
+                Word::Judged(applicant, Box::new(verdict))
+            }
+            Order::Look(clients) => Word::Looked(look(&mut registry, clients)),
+            Order::Write(used) => {
+                used.into_iter().for_each(|used| registry.count(used.client, used.down, used.up, SystemTime::now()));
+                if let Some(trouble) = registry.flush() {
+                    tracing::error!(trouble, "usage cannot be written down");
+                }
+                Word::Written
+            }
+        };
+        // Once the relay listens no more, usage is still written down.
+        let _ = words.send(word);
+    }
+}
+
+/// Whether the client that has proved its key may have a path.
+fn judge(registry: &mut Registry, applicant: &Applicant) -> Verdict {
+    let Applicant { hello, key, .. } = applicant;
+    let unknown = |why: String| (refusals::UNKNOWN, why);
+    let trouble = |error: &dyn std::fmt::Display| {
+        tracing::error!(%error, "the registry cannot be read");
+        (refusals::BUSY, "the relay cannot read its registry".to_owned())
+    };
+    let known = registry.lookup(key).map_err(|error| trouble(&error))?;
+    let client = match (known.filter(|client| client.revoked.is_none()), hello.token) {
+        (Some(client), _) => client,
+        (None, Some(token)) => {
+            let wished = hello.name.parse().ok();
+            let redeemed = registry.redeem(&token.into(), key, wished.as_ref(), SystemTime::now());
+            redeemed.map_err(|error| match error {
+                // The client may ask again.
+                RedeemError::Registry(error) => trouble(&error),
+                error => unknown(error.to_string()),
+            })?
+        }
+        (None, None) => {
+            return Err(unknown("its key is not known here, or was revoked: ask the relay's operator for an invitation".to_owned()));
+        }
+    };
+    let month = registry.used(client.id, SystemTime::now()).map_err(|error| trouble(&error))?;
+    Ok((client, month))
+}
+
+/// What these clients are now, if others have changed the registry.
+fn look(registry: &mut Registry, clients: Vec<PublicKey>) -> Vec<(PublicKey, Option<Client>)> {
+    let failed = |error| tracing::error!(%error, "the registry cannot be read: who is known stays so");
+    match registry.changed() {
+        Ok(true) => {}
+        Ok(false) => return Vec::new(),
+        Err(error) => {
+            failed(error);
+            return Vec::new();
+        }
+    }
+    let now = |key: PublicKey| Some((key, registry.lookup(&key).map_err(failed).ok()?));
+    clients.into_iter().filter_map(now).collect()
+}

@@ -1,0 +1,90 @@
+//! What the system buffers for a client's sockets, which is the relay's memory too.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use braid_bond::BondId;
+use braid_model::Bytes;
+use braid_platform::linux::sys::socket::buffered;
+use socket2::SockRef;
+
+/// Sockets of one client whose buffers the system sizes as it likes.
+const WIDE: usize = 256;
+/// What those beyond may buffer in each direction. The system doubles it for its own bookkeeping.
+const NARROW: usize = 64 << 10;
+
+/// The sockets of one client's flows.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets(Mutex<BTreeMap<RawFd, BondId>>);
+
+/// A socket is counted for as long as this lives, which must end before the socket does: its number is given to another then.
+#[derive(Debug)]
+pub(crate) struct Counted<'a> {
+    sockets: &'a Sockets,
+    socket: RawFd,
+}
+
+impl Sockets {
+    /// Counts the socket of a flow of `bond`. Those of a crowd get small buffers.
+    pub(crate) fn count(&self, bond: BondId, socket: &impl AsFd) -> Counted<'_> {
+        let number = socket.as_fd().as_raw_fd();
+        let crowd = {
+            let mut sockets = self.lock();
+            sockets.insert(number, bond);
+            sockets.len() > WIDE
+        };
+        if crowd {
+            // Without them it works too, and is counted.
+            let socket = SockRef::from(socket);
+            let _ = socket.set_recv_buffer_size(NARROW);
+            let _ = socket.set_send_buffer_size(NARROW);
+        }
+        Counted { sockets: self, socket: number }
+    }
+
+    /// What the system holds for the sockets of each bond.
+    pub(crate) fn held(&self) -> BTreeMap<BondId, Bytes> {
+        let mut held: BTreeMap<BondId, Bytes> = BTreeMap::new();
+        for (socket, bond) in self.lock().iter() {
+            *held.entry(*bond).or_default() += buffered(*socket);
+        }
+        held
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<RawFd, BondId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.sockets.lock().remove(&self.socket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn sockets_count_for_their_bond_and_those_of_a_crowd_are_small() {
+        let sockets = Sockets::default();
+        let [one, other] = [1, 2].map(|name| BondId([name; 16]));
+        let bound = || UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (full, empty, sender) = (bound(), bound(), bound());
+        sender.send_to(&[0; 5000], full.local_addr().unwrap()).unwrap();
+        let counted = (sockets.count(one, &full), sockets.count(other, &empty));
+        let held = sockets.held();
+        assert!(held[&one].get() >= 5000 && held[&other] == Bytes::ZERO, "{held:?}");
+        let size = |socket: &UdpSocket| SockRef::from(socket).recv_buffer_size().unwrap();
+        let before = size(&empty);
+        let crowd: Vec<UdpSocket> = (0..WIDE).map(|_| bound()).collect();
+        let all: Vec<Counted<'_>> = crowd.iter().map(|socket| sockets.count(one, socket)).collect();
+        assert_eq!((size(&empty), size(&crowd[0]), size(&crowd[WIDE - 1])), (before, before, 2 * NARROW));
+        drop((counted, all));
+        assert!(sockets.held().is_empty());
+    }
+}
