@@ -7,8 +7,10 @@ use braid_api::{Accepted, JoinRequest, Peer};
 use braid_peer::invite::Invite;
 
 use crate::cli::Join;
-use crate::{client, print_accepted, printable_lines};
+use crate::{client, print_accepted, printable_lines, secret};
 
+/// What the line is called where it is asked for.
+pub(crate) const INVITATION: &str = "invitation";
 /// An answer takes some round trips; one that takes longer is not waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The daemon is asked so often meanwhile.
@@ -16,9 +18,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Has the daemon join, and tells whether the relay answers. That it does not yet is no failure: it is joined, and dialled again and again.
 pub(crate) fn run(join: Join) -> anyhow::Result<()> {
-    let address = Invite::parse(&join.line).ok().and_then(|invite| invite.addresses().first().map(ToString::to_string));
+    let line = secret::line(join.line, INVITATION)?;
+    let address = Invite::parse(&line).ok().and_then(|invite| invite.addresses().first().map(ToString::to_string));
     let socket = &join.daemon.socket;
-    let accepted: Accepted = client::send(socket, "/v1/join", &JoinRequest { line: join.line, name: join.name.clone() })?;
+    let accepted: Accepted = client::send(socket, "/v1/join", &JoinRequest { line, name: join.name.clone() })?;
     print_accepted(&accepted)?;
     let ours = |peer: &Peer| match &join.name {
         Some(name) => peer.name == *name,

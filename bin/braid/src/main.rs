@@ -12,6 +12,7 @@ mod join;
 mod past;
 mod proxy;
 mod relay;
+mod secret;
 mod show;
 mod sim;
 mod start;
@@ -87,7 +88,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Sim(command) => return sim::run(&command),
         Command::Peers(query) => show_facts(&query, "/v1/peers", |page, peers: &Vec<Peer>| show::peers(page, peers))?,
         Command::Join(join) if join.user => {
-            let message = relays::join(&join.line, join.name.as_deref())?;
+            let message = relays::join(&secret::line(join.line, join::INVITATION)?, join.name.as_deref())?;
             print_accepted(&Accepted { message, warnings: Vec::new() })?;
         }
         Command::Join(join) => join::run(join)?,

@@ -137,7 +137,7 @@ fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
     if out.is_terminal() {
         let span = age(Some(u64::try_from(options.expires.as_millis()).unwrap_or(u64::MAX))).unwrap_or_default();
         show_qr(&mut out, &invite)?;
-        writeln!(out, "Good for one device and {span}, with {}. There: braid join LINE", describe(limits))?;
+        writeln!(out, "Good for one device and {span}, with {}. There: braid join, which asks for the line", describe(limits))?;
     }
     Ok(())
 }

@@ -215,7 +215,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
             ]
         }));
     }
-    page.table(&columns, &rows, "no peers: \"braid join LINE\" with the line that a relay's \"braid relay invite\" printed")
+    page.table(&columns, &rows, "no peers: \"braid join\" with the line that a relay's \"braid relay invite\" printed")
 }
 
 /// `braid apps`.

@@ -1,6 +1,6 @@
 //! The binary as users meet it: against no daemon, against one that answers from fixed data, and with files of all sorts.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -276,6 +276,77 @@ fn the_doctor_finds_something_to_say() {
     assert!(read["checks"].as_array().unwrap().len() >= 10 && read["whole_machine"].is_boolean());
     let checks = read["checks"].as_array().unwrap();
     assert!(checks.iter().all(|check| check["verdict"] != "missing" || check["remedy"].is_string()), "{read:#}");
+}
+
+/// An invitation that nobody has to answer.
+fn invitation() -> String {
+    let key = braid_peer::keys::KeyPair::generate().unwrap().public();
+    let token = braid_peer::invite::Token::generate().unwrap();
+    braid_peer::invite::Invite::new(key, token, vec!["192.0.2.1:5757".parse().unwrap()], None).unwrap().to_line()
+}
+
+#[test]
+fn regression_an_invitation_need_not_stand_among_the_arguments() {
+    let line = invitation();
+    for words in [&["join", "--user", "--name", "home"][..], &["join", "--user", "--name", "home", "-"]] {
+        let home = tempfile::tempdir().unwrap();
+        let joining = || {
+            let mut command = braid(words);
+            command.env("XDG_STATE_HOME", home.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+        };
+        let refused = fail(joining(), 1);
+        assert!(refused.contains("no invitation came on standard input"), "{refused}");
+        let mut child = joining().stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(format!("{line}\nnot this\n").as_bytes()).unwrap();
+        let done = child.wait_with_output().unwrap();
+        assert!(done.status.success() && text(&done.stdout).contains("home is joined"), "{}", text(&done.stderr));
+    }
+}
+
+#[test]
+fn an_invitation_is_asked_for_on_a_terminal_and_not_shown() {
+    if !Path::new("/usr/bin/script").exists() {
+        return;
+    }
+    let (line, home) = (invitation(), tempfile::tempdir().unwrap());
+    let mut command = Command::new("script");
+    let join = format!("{} join --user --name home", env!("CARGO_BIN_EXE_braid"));
+    command.args(["-qec", &join, "/dev/null"]).env("XDG_STATE_HOME", home.path()).env("TERM", "xterm").env_remove("BRAID_SOCKET");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut shown, mut said) = (child.stdout.take().unwrap(), String::new());
+    let mut until = |wanted: &str| {
+        let mut byte = [0];
+        while !said.contains(wanted) {
+            assert!(std::io::Read::read(&mut shown, &mut byte).unwrap() == 1, "the end comes before {wanted:?}: {said}");
+            said.push(byte[0].into());
+        }
+        said.clone()
+    };
+    until("invitation: ");
+    child.stdin.as_mut().unwrap().write_all(format!("{line}\r").as_bytes()).unwrap();
+    let said = until("home is joined");
+    assert!(!said.contains(&line[..12]), "{said}");
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
+
+#[test]
+fn regression_a_download_s_secrets_need_not_stand_among_the_arguments() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("fields");
+    std::fs::write(&file, "X-Key: one\n\nX-Other: two\nwrong\n").unwrap();
+    let get = |words: &[&str]| {
+        let mut command =
+            braid(&[&["get", "http://192.0.2.1/file", "-o"][..], &[home.path().join("out").to_str().unwrap()], words].concat());
+        command.env("XDG_STATE_HOME", home.path());
+        command
+    };
+    let from = format!("@{}", file.display());
+    let told = fail(get(&["--header", &from]), 26);
+    assert!(told.contains("line 4") && told.contains("NAME: VALUE"), "{told}");
+    let told = fail(get(&["--user", "ann"]), 2);
+    assert!(told.contains("ann") && told.contains("--netrc-file"), "{told}");
 }
 
 #[test]

@@ -44,9 +44,9 @@ const SOURCES: usize = 65_536;
 /// Datagrams of one call, so that the system can be given them at once.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
 
-/// One QUIC connection of a host, until it is gone.
+/// One QUIC connection of a host. It is never given to another, so what comes late for one that is gone reaches nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(usize);
+pub struct ConnectionId(u64);
 
 /// What happened that the driver should know.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ struct Session {
     owner: Vec<u8>,
     /// Whether it ever had a path.
     established: bool,
-    connections: BTreeSet<usize>,
+    connections: BTreeSet<ConnectionId>,
     timer: Option<Instant>,
     /// Since when it has no connection.
     alone_since: Option<Instant>,
@@ -149,9 +149,13 @@ pub struct Host {
     endpoint: Endpoint,
     epoch: Instant,
     server: Option<Arc<ServerConfig>>,
-    conns: BTreeMap<usize, Conn>,
+    conns: BTreeMap<ConnectionId, Conn>,
+    /// By QUIC's own handles, which are given again.
+    handles: BTreeMap<usize, ConnectionId>,
+    /// Connections so far.
+    counted: u64,
     /// Server: those of `conns` that were not admitted.
-    strangers: BTreeSet<usize>,
+    strangers: BTreeSet<ConnectionId>,
     bounds: HostLimits,
     /// Handshakes that strangers begin, without having shown that they are where they say, and having.
     unproven: Begins,
@@ -160,8 +164,8 @@ pub struct Host {
     sessions: BTreeMap<BondId, Session>,
     timers: BTreeSet<(Instant, Timer)>,
     /// Connections that something was done to, and those that may have something to send for it.
-    touched: BTreeSet<usize>,
-    speaking: BTreeSet<usize>,
+    touched: BTreeSet<ConnectionId>,
+    speaking: BTreeSet<ConnectionId>,
     awake: BTreeSet<BondId>,
     events: VecDeque<HostEvent>,
     responses: VecDeque<(u8, Transmit, Vec<u8>)>,
@@ -172,7 +176,7 @@ pub struct Host {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
-    Connection(usize),
+    Connection(ConnectionId),
     Bond(BondId),
 }
 
@@ -201,6 +205,8 @@ impl Host {
             epoch: now,
             server,
             conns: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            counted: 0,
             strangers: BTreeSet::new(),
             bounds: HostLimits::default(),
             unproven: Begins::new(HANDSHAKES, HANDSHAKE_PAUSE, SOURCES),
@@ -281,18 +287,17 @@ impl Host {
             self.endpoint.connect(now, config, remote, server_name).map_err(|error| DialError::Connect(remote, error.to_string()))?;
         let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, joins, backup, token, name };
         let conn = Conn { bond: Some(bond), hello: Some(hello), path, backup, ..Conn::new(now, connection, handle, gauge, link, remote) };
-        self.insert_conn(conn);
-        Ok(ConnectionId(handle.0))
+        Ok(self.insert_conn(conn))
     }
 
     /// The QUIC connection of a path, to read the peer's key from.
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection> {
-        self.conns.get(&id.0).map(|conn| &conn.connection)
+        self.conns.get(&id).map(|conn| &conn.connection)
     }
 
     /// Client: whether anything that belongs to a connection has come from the other end.
     pub fn has_heard(&self, id: ConnectionId) -> bool {
-        self.conns.get(&id.0).is_some_and(|conn| conn.heard.is_some())
+        self.conns.get(&id).is_some_and(|conn| conn.heard.is_some())
     }
 
     /// Client: whether the other end of a bond has sent anything that belongs to one of the connections that the bond has now.
@@ -329,11 +334,11 @@ impl Host {
         // A client would else wait for the bond's return.
         let code = if self.server.is_some() { refusals::FORGOTTEN } else { 0 };
         for connection in session.connections {
-            self.close_with(now, ConnectionId(connection), code, reason);
+            self.close_with(now, connection, code, reason);
         }
         // Those that still shake hands for it.
-        let greeting: Vec<usize> = self.conns.iter().filter(|(_, conn)| conn.bond == Some(id)).map(|(at, _)| *at).collect();
-        greeting.into_iter().for_each(|at| self.close_with(now, ConnectionId(at), code, reason));
+        let greeting: Vec<ConnectionId> = self.conns.iter().filter(|(_, conn)| conn.bond == Some(id)).map(|(at, _)| *at).collect();
+        greeting.into_iter().for_each(|at| self.close_with(now, at, code, reason));
         self.awake.remove(&id);
         self.events.push_back(HostEvent::Ended { bond: id, reason: reason.to_owned() });
     }
@@ -344,11 +349,11 @@ impl Host {
     }
 
     fn close_with(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
-        if let Some(conn) = self.conns.get_mut(&id.0) {
+        if let Some(conn) = self.conns.get_mut(&id) {
             conn.farewell |= !conn.connection.is_closed();
             conn.connection.close(now, VarInt::try_from(code).unwrap_or_default(), Bytes::copy_from_slice(reason.as_bytes()));
-            self.touched.insert(id.0);
-            self.lose(now, id.0, reason, false);
+            self.touched.insert(id);
+            self.lose(now, id, reason, false);
         }
     }
 
@@ -378,7 +383,7 @@ impl Host {
                     conn.timer = None;
                     conn.connection.handle_timeout(now);
                     if conn.pending_deadline().is_some_and(|at| at <= now) {
-                        self.close(now, ConnectionId(id), "no greeting");
+                        self.close(now, id, "no greeting");
                     }
                     self.touched.insert(id);
                 }
@@ -407,10 +412,11 @@ impl Host {
         self.buffer.clear();
         match self.endpoint.handle(now, FourTuple::new(remote, local), ecn, data, &mut self.buffer) {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                if let Some(conn) = self.conns.get_mut(&handle.0) {
+                let Some(id) = self.handles.get(&handle.0).copied() else { return };
+                if let Some(conn) = self.conns.get_mut(&id) {
                     conn.connection.handle_event(event);
                     conn.heard = Some(now);
-                    self.touched.insert(handle.0);
+                    self.touched.insert(id);
                 }
             }
             Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, link, incoming),
@@ -447,7 +453,7 @@ impl Host {
     }
 
     /// Takes in what a connection has to say.
-    fn hear(&mut self, now: Instant, id: usize) {
+    fn hear(&mut self, now: Instant, id: ConnectionId) {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         while let Some(event) = conn.connection.poll_endpoint_events() {
@@ -513,7 +519,7 @@ impl Host {
     }
 
     /// A connection is gone, or going: its path is, and the driver hears of it once.
-    fn lose(&mut self, now: Instant, id: usize, reason: &str, forgotten: bool) {
+    fn lose(&mut self, now: Instant, id: ConnectionId, reason: &str, forgotten: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if conn.told {
             return;
@@ -521,7 +527,7 @@ impl Host {
         conn.told = true;
         let joined = std::mem::replace(&mut conn.stage, Stage::Closed) == Stage::Joined;
         let event = HostEvent::Lost {
-            connection: ConnectionId(id),
+            connection: id,
             bond: conn.bond,
             path: conn.path,
             reason: reason.to_owned(),
@@ -556,7 +562,7 @@ impl Host {
     /// Gives all of a bond's paths what they can send.
     fn drive_bond(&mut self, now: Instant, id: BondId, sink: &mut Sink<'_>) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let connections: Vec<usize> = session.connections.iter().copied().collect();
+        let connections: Vec<ConnectionId> = session.connections.iter().copied().collect();
         if connections.is_empty() {
             session.alone_since.get_or_insert(now);
         } else {
@@ -585,7 +591,7 @@ impl Host {
 
     /// Sends what a connection has, and what its bond gives it, until it is full; whether there was anything. A connection that nothing was
     /// done to since, and that is given nothing, is not asked.
-    fn give_out(&mut self, now: Instant, id: usize, touched: bool, sink: &mut Sink<'_>) -> bool {
+    fn give_out(&mut self, now: Instant, id: ConnectionId, touched: bool, sink: &mut Sink<'_>) -> bool {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         let held = conn.held(now);
@@ -630,8 +636,7 @@ impl Host {
         set_timer(&mut self.timers, &mut conn.timer, timer, Timer::Connection(id));
         if gone {
             self.lose(now, id, "closed", false);
-            self.conns.remove(&id);
-            self.strangers.remove(&id);
+            self.remove_conn(id);
         }
         any
     }
@@ -645,10 +650,22 @@ impl Host {
         set_timer(&mut self.timers, &mut session.timer, timer, Timer::Bond(id));
     }
 
-    fn insert_conn(&mut self, conn: Conn) {
-        let id = conn.handle.0;
+    fn insert_conn(&mut self, conn: Conn) -> ConnectionId {
+        self.counted += 1;
+        let id = ConnectionId(self.counted);
+        self.handles.insert(conn.handle.0, id);
         self.conns.insert(id, conn);
         self.touched.insert(id);
+        id
+    }
+
+    fn remove_conn(&mut self, id: ConnectionId) {
+        let handle = self.conns.remove(&id).map(|conn| conn.handle.0);
+        // QUIC may have given the handle to another already.
+        if let Some(handle) = handle.filter(|handle| self.handles.get(handle) == Some(&id)) {
+            self.handles.remove(&handle);
+        }
+        self.strangers.remove(&id);
     }
 
     fn insert_session(&mut self, id: BondId, session: Session) {

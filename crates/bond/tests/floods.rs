@@ -256,6 +256,25 @@ fn regression_a_hello_comes_from_where_the_handshake_was_made() {
 
 /// A client was told that its paths were gone, and waited for the server's return with all its flows.
 #[test]
+fn regression_the_id_of_a_connection_that_is_gone_names_no_other() {
+    let mut net = Net::new();
+    let client = net.client();
+    let first = net.dial(client, 0, 1, 0);
+    net.clients[client].close(net.now, first, "enough");
+    while net.clients[client].connection(first).is_some() {
+        net.speak(client);
+        net.now = net.clients[client].poll_timeout().map_or(net.now, |at| at.max(net.now));
+        net.clients[client].handle_timeout(net.now);
+    }
+    let second = net.dial(client, 0, 1, 1);
+    // What was meant for the first and comes late.
+    net.clients[client].close(net.now, first, "late");
+    net.clients[client].refuse(net.now, first, refusals::UNKNOWN, "late");
+    assert!(first != second && net.clients[client].connection(first).is_none());
+    assert!(!net.clients[client].connection(second).unwrap().is_closed());
+}
+
+#[test]
 fn regression_a_client_is_told_that_the_server_has_ended_its_bond() {
     let mut net = Net::new();
     let client = net.client();

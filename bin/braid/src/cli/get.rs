@@ -56,12 +56,14 @@ pub(crate) struct Get {
     /// Refuse larger files.
     #[arg(long, value_name = "AMOUNT")]
     pub(crate) max_filesize: Option<Bytes>,
-    /// Add a field to the header of requests; may be given several times.
-    #[arg(long, short = 'H', value_name = "NAME: VALUE", value_parser = header_field)]
-    pub(crate) header: Vec<(hyper::header::HeaderName, hyper::header::HeaderValue)>,
-    /// Ask as this user (basic authentication), at the hosts named only.
-    #[arg(long, short, value_name = "USER:PASSWORD")]
-    pub(crate) user: Option<Credentials>,
+    /// Add a field to the header of requests, or those of a file, a line each; may be given several times. Other users of this machine see what
+    /// stands here: secrets belong in a file.
+    #[arg(long, short = 'H', value_name = "NAME: VALUE|@FILE", value_parser = header_fields)]
+    pub(crate) header: Vec<HeaderFields>,
+    /// Ask as this user (basic authentication), at the hosts named only. The password is asked for on a terminal; other users of this machine see
+    /// one that stands here.
+    #[arg(long, short, value_name = "USER[:PASSWORD]", value_parser = user)]
+    pub(crate) user: Option<User>,
     /// Take users and passwords from ~/.netrc.
     #[arg(long, short)]
     pub(crate) netrc: bool,
@@ -121,7 +123,37 @@ fn price(text: &str) -> Result<f64, String> {
     if price.is_finite() && price >= 0.0 { Ok(price) } else { Err("write a number from 0".to_owned()) }
 }
 
-fn header_field(text: &str) -> Result<(hyper::header::HeaderName, hyper::header::HeaderValue), String> {
+/// What `--header` names.
+#[derive(Debug, Clone)]
+pub(crate) enum HeaderFields {
+    One(HeaderField),
+    /// Those in a file.
+    File(PathBuf),
+}
+
+/// A field of a header.
+pub(crate) type HeaderField = (hyper::header::HeaderName, hyper::header::HeaderValue);
+
+fn header_fields(text: &str) -> Result<HeaderFields, String> {
+    match text.strip_prefix('@') {
+        Some(file) => Ok(HeaderFields::File(file.into())),
+        None => header_field(text).map(HeaderFields::One),
+    }
+}
+
+/// Whom `--user` names.
+#[derive(Debug, Clone)]
+pub(crate) enum User {
+    Known(Credentials),
+    /// Its password is to be asked for.
+    Asked(String),
+}
+
+fn user(text: &str) -> Result<User, String> {
+    if text.contains(':') { text.parse().map(User::Known) } else { Ok(User::Asked(text.to_owned())) }
+}
+
+pub(crate) fn header_field(text: &str) -> Result<HeaderField, String> {
     let (name, value) = text.split_once(':').ok_or("write NAME: VALUE")?;
     let name: hyper::header::HeaderName = name.trim().parse().map_err(|_| format!("{name:?} is no name of a header field"))?;
     if [hyper::header::RANGE, hyper::header::IF_RANGE].contains(&name) {

@@ -1,7 +1,7 @@
 //! The command line.
 
 mod energy;
-mod get;
+pub(crate) mod get;
 mod past;
 mod relay;
 mod sim;

@@ -177,11 +177,13 @@ pub(crate) struct Limit<T>(pub(crate) Option<T>);
 
 /// Bond with a relay from now on, by the line that its operator gave.
 ///
-/// Waits three seconds at most for the relay's answer. One that gives none yet is joined all the same, and dialled again and again.
+/// Asks for the line on a terminal, without showing it. Waits three seconds at most for the relay's answer. One that gives none yet is joined
+/// all the same, and dialled again and again.
 #[derive(Debug, Args)]
 pub(crate) struct Join {
-    /// What "braid relay invite" printed.
-    pub(crate) line: String,
+    /// What "braid relay invite" printed. Left out, or "-": asked for on a terminal, else read from standard input. It holds a secret, and other
+    /// users of this machine see what stands here.
+    pub(crate) line: Option<String>,
     /// What the relay shall be called here. Left out: its host.
     #[arg(long)]
     pub(crate) name: Option<String>,

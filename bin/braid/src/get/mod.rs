@@ -3,7 +3,7 @@
 mod advice;
 mod show;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,11 +11,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use braid_engine::run::{Reachable, reachable, remember};
-use braid_fetch::{Cookies, Download, Event, FetchError, Link, LinkProgress, Netrc, Options, Output, Proxy, Sockets, fetch, group};
-use braid_model::{Bytes, Rate};
+use braid_fetch::{
+    Cookies, Credentials, Download, Event, FetchError, Link, LinkProgress, Netrc, Options, Output, Proxy, Sockets, fetch, group,
+};
+use braid_model::{Bytes, Rate, printable};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::Get;
+use crate::cli::get::{HeaderField, HeaderFields, User, header_field};
+use crate::secret;
 use advice::Advice;
 use show::Show;
 
@@ -130,9 +134,16 @@ fn options(get: &Get) -> Result<Options, FetchError> {
         Some(path) => Cookies::parse(&read(path)?, unix()).map_err(|reason| FetchError::Read { path: path.clone(), reason })?,
         None => Cookies::default(),
     };
+    let mut headers = Vec::new();
+    for fields in &get.header {
+        match fields {
+            HeaderFields::One(field) => headers.push(field.clone()),
+            HeaderFields::File(path) => headers.extend(header_lines(path, &read(path)?)?),
+        }
+    }
     Ok(Options {
-        headers: get.header.clone(),
-        credentials: get.user.clone(),
+        headers,
+        credentials: get.user.clone().map(credentials).transpose()?,
         netrc,
         cookies,
         proxy: Proxy::new(get.proxy.as_deref(), |name| std::env::var(name).ok())?,
@@ -148,6 +159,30 @@ fn options(get: &Get) -> Result<Options, FetchError> {
         tries: get.tries,
         connections: get.connections as usize,
     })
+}
+
+/// The fields in a file; empty lines count nothing.
+fn header_lines(path: &Path, text: &str) -> Result<Vec<HeaderField>, FetchError> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let field = |(number, line)| {
+        let bad = |reason| FetchError::Read { path: path.to_owned(), reason: format!("line {}: {reason}", number + 1) };
+        header_field(line).map_err(bad)
+    };
+    lines.map(field).collect()
+}
+
+fn credentials(user: User) -> Result<Credentials, FetchError> {
+    let user = match user {
+        User::Known(credentials) => return Ok(credentials),
+        User::Asked(user) => user,
+    };
+    if !io::stdin().is_terminal() {
+        let text = format!("the password of {user} is asked for on a terminal, and there is none: write both to a file for --netrc-file");
+        return Err(FetchError::Option(text));
+    }
+    let asked = secret::ask(&format!("password of {}: ", printable(&user)));
+    let password = asked.map_err(|error| FetchError::Option(format!("the password of {user} cannot be read: {error}")))?;
+    Ok(Credentials { user, password })
 }
 
 /// The links to use, with what earlier runs and the daemon know of them.
@@ -206,4 +241,18 @@ fn refused(path: &Path, error: &io::Error) -> FetchError {
 
 fn unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_fields_come_from_a_file() {
+        let read = |text| header_lines(Path::new("fields"), text);
+        let fields = read("X-Key: one\n\n x-other : two\r\n").unwrap();
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        assert_eq!(fields, [("x-key", "one"), ("x-other", "two")]);
+        assert!(read("X-Key: one\nwrong").unwrap_err().to_string().contains("line 2"));
+    }
 }

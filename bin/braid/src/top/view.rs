@@ -256,7 +256,7 @@ fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         }
     }
     if rows.is_empty() {
-        rows.push(Row::new([Cell::from("none: braid join LINE"), Cell::from("")]));
+        rows.push(Row::new([Cell::from("none: braid join"), Cell::from("")]));
     }
     scrolled(frame, model, area, rows, &[Constraint::Length(24), Constraint::Fill(1)], Row::new(["PEER", "STATE"]));
 }

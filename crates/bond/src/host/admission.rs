@@ -30,7 +30,7 @@ impl Host {
     /// Server: takes a path in. A bond that is there already must have the same secret and owner. `false` if it may not join.
     pub fn admit(&mut self, now: Instant, id: ConnectionId, hello: &Hello, owner: &[u8], limits: Limits) -> bool {
         let time = self.time(now);
-        if self.conns.get(&id.0).is_none_or(|conn| conn.stage != Stage::Asked) {
+        if self.conns.get(&id).is_none_or(|conn| conn.stage != Stage::Asked) {
             return false;
         }
         if !self.sessions.contains_key(&hello.bond) {
@@ -66,28 +66,28 @@ impl Host {
             self.refuse(now, id, refusals::BUSY, "that bond has as many paths as it may have");
             return false;
         }
-        let Some(conn) = self.conns.get_mut(&id.0) else { return false };
-        self.strangers.remove(&id.0);
+        let Some(conn) = self.conns.get_mut(&id) else { return false };
+        self.strangers.remove(&id);
         (conn.stage, conn.bond, conn.path) = (Stage::Welcomed, Some(hello.bond), PathId(hello.path));
         (conn.link_there, conn.backup) = (hello.link, hello.backup);
-        session.connections.insert(id.0);
+        session.connections.insert(id);
         session.alone_since = None;
         let version = hello.version.min(VERSION);
         conn.say(&Welcome { version, capabilities: 0, code: 0, reason: String::new() }.encode());
-        self.touched.insert(id.0);
+        self.touched.insert(id);
         true
     }
 
     /// Server: turns a path away.
     pub fn refuse(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
-        if let Some(conn) = self.conns.get_mut(&id.0) {
+        if let Some(conn) = self.conns.get_mut(&id) {
             conn.stage = Stage::Closed;
             conn.deadline = conn.deadline.min(now + FAREWELL);
             conn.say(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
             if let Some(stream) = conn.stream {
                 let _ = conn.connection.send_stream(stream).finish();
             }
-            self.touched.insert(id.0);
+            self.touched.insert(id);
         }
     }
 
@@ -118,8 +118,8 @@ impl Host {
         });
         match self.endpoint.accept(incoming, now, &mut self.buffer, config) {
             Ok((handle, connection)) => {
-                self.strangers.insert(handle.0);
-                self.insert_conn(Conn::new(now, connection, handle, gauge, link, remote));
+                let id = self.insert_conn(Conn::new(now, connection, handle, gauge, link, remote));
+                self.strangers.insert(id);
             }
             Err(error) => {
                 if let Some(transmit) = error.response {
@@ -140,14 +140,14 @@ impl Host {
     }
 
     /// The first messages.
-    pub(super) fn greet(&mut self, now: Instant, id: usize) {
+    pub(super) fn greet(&mut self, now: Instant, id: ConnectionId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if self.server.is_some() && conn.stream.is_none() {
             conn.stream = conn.connection.streams().accept(Dir::Bi);
         }
         let Some(stream) = conn.stream else { return };
         if let Err(reason) = conn.hear(stream) {
-            self.close(now, ConnectionId(id), reason);
+            self.close(now, id, reason);
             return;
         }
         if self.server.is_some() {
@@ -155,9 +155,9 @@ impl Host {
                 Ok(None) => {}
                 Ok(Some(hello)) => {
                     (conn.stage, conn.inbox) = (Stage::Asked, Vec::new());
-                    self.events.push_back(HostEvent::Hello { connection: ConnectionId(id), hello, remote: conn.remote });
+                    self.events.push_back(HostEvent::Hello { connection: id, hello, remote: conn.remote });
                 }
-                Err(error) => self.close(now, ConnectionId(id), &error.to_string()),
+                Err(error) => self.close(now, id, &error.to_string()),
             }
             return;
         }
@@ -170,27 +170,27 @@ impl Host {
                     code => (code, welcome.reason),
                 };
                 conn.refused = Some(code);
-                self.close(now, ConnectionId(id), &reason);
+                self.close(now, id, &reason);
             }
-            Err(error) => self.close(now, ConnectionId(id), &error.to_string()),
+            Err(error) => self.close(now, id, &error.to_string()),
         }
     }
 
     /// The server has taken a path in, and here both know it.
-    pub(super) fn join(&mut self, now: Instant, id: usize) {
+    pub(super) fn join(&mut self, now: Instant, id: ConnectionId) {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let Some((bond, session)) = conn.bond.and_then(|bond| Some((bond, self.sessions.get_mut(&bond)?))) else { return };
         if conn.connection.datagrams().max_size().is_none_or(|size| size < MIN_DATAGRAM) {
-            self.close(now, ConnectionId(id), "it takes no datagrams, or too small ones");
+            self.close(now, id, "it takes no datagrams, or too small ones");
         } else if session.bond.add_path(time, conn.path, conn.link_there, conn.facts(0, HORIZON)) {
             (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
             session.bond.set_backup(conn.path, conn.backup);
             session.connections.insert(id);
             session.established = true;
-            self.events.push_back(HostEvent::Joined { connection: ConnectionId(id), bond, path: conn.path });
+            self.events.push_back(HostEvent::Joined { connection: id, bond, path: conn.path });
         } else {
-            self.close(now, ConnectionId(id), "too many paths, or a path of that number is there already");
+            self.close(now, id, "too many paths, or a path of that number is there already");
         }
     }
 }

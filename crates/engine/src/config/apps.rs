@@ -121,7 +121,7 @@ fn carried(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<Strin
         if let Some(value) =
             written.filter(|_| matches!(carry, Carry::Bond | Carry::Duplicate) && world.relays.as_ref().is_some_and(Vec::is_empty))
         {
-            let remedy = "braid join LINE, with the line that a relay's operator gave; until then only servers that run Braid are reached so, and \
+            let remedy = "braid join, with the line that a relay's operator gave; until then only servers that run Braid are reached so, and \
                           other flows go direct";
             value.reader.warn(&value.span, format!("no relay is joined that could carry \"{}\"", value.text().unwrap_or_default()), remedy);
         }
@@ -160,8 +160,8 @@ fn relay(value: &Value<'_>, world: &World) -> Option<String> {
     if let Some(relays) = world.relays.as_ref().filter(|relays| !relays.iter().any(|relay| relay == text)) {
         let severity = if world.strict { Severity::Error } else { Severity::Warning };
         let remedy = match &relays[..] {
-            [] => format!("none was joined: braid join LINE --name {text}; until then its flows go direct"),
-            joined => format!("joined were {}; another is joined by braid join LINE --name {text}", joined.join(", ")),
+            [] => format!("none was joined: braid join --name {text}; until then its flows go direct"),
+            joined => format!("joined were {}; another is joined by braid join --name {text}", joined.join(", ")),
         };
         let near = nearest(text, relays.iter().map(String::as_str));
         value.reader.note(severity, &value.span, format!("no relay is called {text} here"), near, Some(remedy));

@@ -24,7 +24,7 @@ pub enum RelayError {
     #[error("{0}")]
     Invitation(String),
     /// There is none of this name.
-    #[error("no relay is called {name:?} here: {}; join one with: braid join --user LINE", list(.known))]
+    #[error("no relay is called {name:?} here: {}; join one with: braid join --user", list(.known))]
     Unknown {
         /// What was asked for.
         name: String,
@@ -32,9 +32,7 @@ pub enum RelayError {
         known: Vec<String>,
     },
     /// There is none at all.
-    #[error(
-        "no relay was joined by this user; join one with: braid join --user LINE (a relay's operator gives the line: braid relay invite)"
-    )]
+    #[error("no relay was joined by this user; join one with: braid join --user (a relay's operator gives the line: braid relay invite)")]
     None,
 }
 
