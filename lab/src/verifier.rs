@@ -32,15 +32,14 @@ pub fn run(objects: &[PathBuf]) -> Result<()> {
     if is_first {
         prepare()?;
     }
-    let outcome = objects.iter().try_for_each(|object| survey(object));
+    // One that cannot be read does not keep the others from being tried.
+    let outcomes: Vec<Result<()>> = objects.iter().map(|object| survey(object)).collect();
     if is_first {
-        if let Err(error) = &outcome {
-            println!("{error:#}");
-        }
+        outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).for_each(|error| println!("{error:#}"));
         std::fs::write("/proc/sysrq-trigger", "o").context("cannot switch this machine off")?;
         std::thread::park();
     }
-    outcome
+    outcomes.into_iter().collect()
 }
 
 fn survey(path: &Path) -> Result<()> {
