@@ -10,9 +10,9 @@ pub struct DoctorReport {
     pub schema_version: u32,
     /// The program's version.
     pub version: String,
-    /// `braid up` can steer the whole machine.
+    /// Nothing is known to be missing that `braid up` needs; `modes` tells what could not be found out.
     pub whole_machine: bool,
-    /// `braid run` can steer one command.
+    /// The same for `braid run`.
     pub one_command: bool,
     /// What each way of using Braid can do here.
     #[serde(default)]

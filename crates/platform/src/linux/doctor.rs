@@ -341,8 +341,10 @@ pub fn is_locked_down() -> bool {
 fn lockdown_mode(root: &Path) -> String {
     fs::read_to_string(root.join("sys/kernel/security/lockdown")).unwrap_or_else(|_| {
         let booted = read(root, "proc/cmdline");
-        let mode = booted.split_whitespace().filter_map(|word| word.strip_prefix("lockdown=")).next_back();
-        mode.map(|mode| format!("[{mode}]")).unwrap_or_default()
+        // The kernel only ever raises it, whatever comes later on the line.
+        let modes = booted.split_whitespace().filter_map(|word| word.strip_prefix("lockdown="));
+        let strictest = modes.max_by_key(|mode| ["integrity", "confidentiality"].iter().position(|known| known == mode));
+        strictest.map(|mode| format!("[{mode}]")).unwrap_or_default()
     })
 }
 
@@ -428,7 +430,7 @@ mod tests {
         };
         let locked = || locks_bpf_out(&lockdown_mode(root.path()));
         assert!(!locked());
-        write("proc/cmdline", "quiet lockdown=integrity lockdown=confidentiality ro\n");
+        write("proc/cmdline", "quiet lockdown=confidentiality lockdown=integrity ro\n");
         assert!(locked());
         write("sys/kernel/security/lockdown", "[none] integrity confidentiality\n");
         assert!(!locked(), "what the kernel shows counts more than what it was booted with");

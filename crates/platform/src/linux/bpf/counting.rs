@@ -57,6 +57,8 @@ impl Counting {
     /// A walk has ended that began in the state `before`; `used` if it met a UDP socket.
     pub(super) fn walked(self, before: Self, used: bool, now: Time) -> (Self, Step) {
         match self {
+            // Its event was lost, or attaching failed when it asked.
+            Self::Off if used => (Self::On { unused_since: None }, Step::Attach),
             Self::Off => (self, Step::Stay),
             Self::On { .. } if used => (Self::On { unused_since: None }, Step::Stay),
             Self::On { unused_since: None } => (Self::On { unused_since: Some(now) }, Step::Stay),
@@ -83,6 +85,13 @@ mod tests {
     fn the_first_socket_attaches_and_later_ones_do_nothing() {
         assert_eq!(Counting::Off.wanted(), (ON, Step::Attach));
         assert_eq!(ON.wanted(), (ON, Step::Stay));
+    }
+
+    /// The ring of events may be full, and attaching may fail: the socket asks once.
+    #[test]
+    fn regression_a_socket_whose_question_was_lost_is_counted_once_it_is_met() {
+        assert_eq!(Counting::Off.walked(Counting::Off, true, at(1)), (ON, Step::Attach));
+        assert_eq!(Counting::Off.walked(Counting::Off, false, at(1)), (Counting::Off, Step::Stay));
     }
 
     #[test]

@@ -204,8 +204,8 @@ impl BpfSteering {
         if self.serves_redirected {
             return Ok(());
         }
-        self.attach_now(&SHOW, "show redirected sockets the addresses they asked for")?;
-        self.attach_now(&["braid_state"], "note where redirected connections come from")?;
+        let names: Vec<&'static str> = SHOW.into_iter().chain(["braid_state"]).collect();
+        self.attach_now(&names, "show redirected sockets the addresses they asked for, and note where they come from")?;
         self.serves_redirected = true;
         Ok(())
     }

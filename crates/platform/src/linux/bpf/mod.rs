@@ -131,9 +131,15 @@ macro_rules! typed_map {
 impl BpfSteering {
     /// Counts datagrams from now on, as if a UDP socket had asked.
     pub fn count_datagrams(&mut self) {
-        let (next, step) = self.counting.wanted();
-        // Shown as a warning: a flow whose bytes are not known is steered all the same.
-        self.uncounted = self.count(next, step).err().map(|error| error.to_string());
+        self.count_if_possible(self.counting.wanted());
+    }
+
+    /// What cannot be done is shown as a warning, and tried again at the next walk: a flow whose bytes are not known is steered all the same.
+    fn count_if_possible(&mut self, (next, step): (Counting, Step)) {
+        self.uncounted = match self.count(next, step) {
+            Ok(()) if step == Step::Stay => self.uncounted.take().filter(|_| next == Counting::Off),
+            done => done.err().map(|error| error.to_string()),
+        };
     }
 
     fn count(&mut self, next: Counting, step: Step) -> Result<(), SteeringError> {
@@ -358,8 +364,7 @@ impl Steering for BpfSteering {
 
     fn end_walk(&mut self, now: Time, walked: Walked) -> Result<Vec<FlowRow>, SteeringError> {
         let Walked { mut loads, mut rows, datagrams, counting, began, turn } = walked;
-        let (next, step) = self.counting.walked(counting, datagrams, now);
-        self.count(next, step)?;
+        self.count_if_possible(self.counting.walked(counting, datagrams, now));
         let (datagrams, idle) = self.walk_datagrams(now)?;
         loads.add(&datagrams);
         rows.extend(datagrams.iter().filter_map(flow_row));
@@ -417,14 +422,17 @@ impl Steering for BpfSteering {
 
     fn events(&mut self, limit: usize) -> Vec<SteeringEvent> {
         let mut events: Vec<_> = self.heal.ended.drain(..).map(SteeringEvent::Ended).collect();
+        let mut is_asked_to_count = false;
         while events.len() < limit {
             let Some(item) = self.events.next() else { break };
             let Some(event) = abi::read::<abi::Event>(&item) else { continue };
             drop(item);
-            if event.kind == abi::event::COUNT {
-                self.count_datagrams();
-            }
+            is_asked_to_count |= event.kind == abi::event::COUNT;
             events.extend(convert::event(&event));
+        }
+        // Once for all that ask, since attaching takes a while and may fail each time.
+        if is_asked_to_count {
+            self.count_datagrams();
         }
         events
     }
