@@ -10,14 +10,15 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .NOTPARALLEL:
-.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-arm64 bench check screenshots deb static package book install uninstall
+.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-arm64 bench check audit screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
 	@echo "make test       all tests; those on real kernels need root"
 	@echo "make test-ui    tests of the web page in Chromium, against a mock and a real daemon, and of Chromium through the proxy (installs Chromium and Node)"
 	@echo "make bench      measurements, with the figures the documentation quotes"
-	@echo "make check      formatting, lints and the purity of the pure crates"
+	@echo "make check      formatting, lints, the purity of the pure crates, licences and sources of dependencies"
+	@echo "make audit      licences, sources, duplicates and known vulnerabilities of all dependencies, with cargo-deny (installs it)"
 	@echo "make screenshots  pictures of the living web page, to docs/screenshots (seven minutes; needs root; ALL=1: every view)"
 	@echo "make deb        a package for Debian and Ubuntu, to $(TARGET)/package"
 	@echo "make package    the same, and a tarball with a static program for any Linux"
@@ -110,6 +111,10 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	.ci/purity
+	CARGO="$(CARGO)" .ci/licences
+
+audit:
+	CARGO="$(CARGO)" .ci/audit
 
 # Root seldom has a Rust of its own: what the user has built is taken as it stands.
 $(TARGET)/release/braid:

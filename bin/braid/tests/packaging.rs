@@ -1,4 +1,4 @@
-//! The package's scripts, as root in a mount namespace whose files are of no consequence.
+//! The package's scripts, as root in a mount namespace whose files are of no consequence; and what dependencies may be.
 
 use std::process::Command;
 
@@ -48,4 +48,22 @@ fn installation_makes_a_configuration_once() {
         echo mine >/etc/braid/braid.toml; $1/deb/postinst configure '' >&2; cat /etc/braid/braid.toml"
     ));
     assert_eq!(shown.lines().collect::<Vec<_>>(), ["braid:braid:644", "mine"]);
+}
+
+#[test]
+fn regression_licences_and_sources_are_held_to_the_list() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let rules = std::fs::read_to_string(format!("{root}/deny.toml")).unwrap();
+    let judged = |without: &str| {
+        assert!(rules.contains(without));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), rules.replace(without, "")).unwrap();
+        let ran = Command::new(format!("{root}/.ci/licences")).arg(file.path()).env("CARGO", env!("CARGO")).output().unwrap();
+        (ran.status.success(), String::from_utf8(ran.stderr).unwrap())
+    };
+    assert_eq!(judged("# One a line"), (true, String::new()));
+    let (good, said) = judged("    \"ISC\",\n");
+    assert!(!good && said.contains("untrusted") && said.contains("\"ISC\""), "{said}");
+    let (good, said) = judged("    \"https://github.com/rust-lang/crates.io-index\",\n");
+    assert!(!good && said.contains("Cargo.lock takes a package from registry+https"), "{said}");
 }
