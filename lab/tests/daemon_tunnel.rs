@@ -235,3 +235,44 @@ fn the_tunnels_own_packets_go_by_a_link() {
         .unwrap();
     eventually("the marked datagram is on a link", || packets(&lab, &watches) == [1, 0]);
 }
+
+/// What strongSwan does for a tunnel that takes all IPv4: no device, a policy for what has the address that it gave, and a route that gives it.
+fn ipsec(lab: &Lab) {
+    let default = client(lab, &format!("ip -4 route show default dev {}", NAMES[0]));
+    let gateway = default.split_whitespace().nth(2).unwrap().to_owned();
+    client(lab, &format!("ip address add 10.200.0.2/32 dev {}", NAMES[0]));
+    client(lab, &format!("ip route add default via {gateway} dev {} src 10.200.0.2 table 220", NAMES[0]));
+    client(lab, "ip rule add priority 220 table 220");
+    client(lab, "ip xfrm policy add dir out src 10.200.0.2/32 dst 0.0.0.0/0 tmpl src 10.200.0.2 dst 203.0.113.30 proto esp mode tunnel");
+}
+
+#[test]
+fn regression_what_an_ipsec_policy_covers_leaves_in_clear_by_no_link() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    ipsec(&lab);
+    let watches: Vec<_> = (10..20).flat_map(|host| watch_all(&lab, Filter::to(Lab::internet(host)))).collect();
+    let up = Up::start(&lab, EAGER);
+    try_all(&lab, 10..15);
+    assert_eq!(sum(&lab, &watches), 0);
+    let explained = || {
+        let output = up.braid(&["explain", "curl", "203.0.113.10:80"]);
+        text(&output.stdout) + &text(&output.stderr)
+    };
+    assert!(explained().contains("an IPsec policy covers 0.0.0.0/0"), "{}", explained());
+    // It goes, and comes back while the daemon runs.
+    client(&lab, "ip xfrm policy flush");
+    client(&lab, "ip rule del priority 220");
+    eventually("flows use links again", || {
+        try_all(&lab, 10..11);
+        sum(&lab, &watches) > 0 && !explained().contains("IPsec")
+    });
+    client(&lab, "ip rule add priority 220 table 220");
+    client(&lab, "ip xfrm policy add dir out src 10.200.0.2/32 dst 0.0.0.0/0 tmpl src 10.200.0.2 dst 203.0.113.30 proto esp mode tunnel");
+    eventually("the daemon has heard of it", || explained().contains("an IPsec policy covers"));
+    let before = sum(&lab, &watches);
+    try_all(&lab, 15..20);
+    assert_eq!(sum(&lab, &watches), before);
+}

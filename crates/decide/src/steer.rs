@@ -1,7 +1,7 @@
 //! Which destinations may be steered: those that the kernel itself would send by a link's default route.
 //!
-//! Everything else (VPNs, containers, static routes, neighbours, the machine itself) is left alone, and so is whatever cannot be told
-//! ahead. The answer is a prefix map, looked up by longest prefix at every connect.
+//! Everything else (VPNs, IPsec policies, containers, static routes, neighbours, the machine itself) is left alone, and so is whatever cannot be
+//! told ahead. The answer is a prefix map, looked up by longest prefix at every connect.
 //!
 //! The kernel's side of it: `fib_rules_lookup` (net/core/fib_rules.c), `fib_table_lookup` (net/ipv4/fib_trie.c) and
 //! `fib6_table_lookup` (net/ipv6/route.c).
@@ -25,10 +25,13 @@ pub enum Verdict {
 /// nothing would see it.
 ///
 /// `Steer` stands where the kernel, by all its rules and tables but Braid's own, would take a default route (`0.0.0.0/0`, `::/0` or
-/// `2000::/3`) whose every usable hop is in `links`; where a selector cannot be told ahead, it must do so either way.
+/// `2000::/3`) whose every usable hop is in `links`; where a selector cannot be told ahead, it must do so either way. Not where an IPsec policy
+/// covers it, nor by a default route that gives packets an address which its device does not have: both are how VPNs without a device of
+/// their own work, and a socket bound to a link would leave them in clear.
 /// The entries are in rising order, the first is `/0`, and none repeats the verdict of its nearest covering entry.
 /// Takes O(n log n) for n routes, times the number of rules.
 pub fn prefix_map(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, family: Family) -> Vec<(IpNet, Verdict)> {
+    let links = &own_addressed(snapshot, links);
     let chain = Chain::new(snapshot, family);
     let mut cells = Cells::new(snapshot, &chain, family);
     let mut walk: Vec<Cell> = Vec::new();
@@ -65,6 +68,18 @@ pub fn is_default(destination: IpNet) -> bool {
     destination.prefix_len() == 0 || destination == IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3))
 }
 
+/// Those of the links whose default routes name no source address, or one of the link's own.
+fn own_addressed(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>) -> BTreeSet<LinkIndex> {
+    let has = |device: LinkIndex, address: IpAddr| {
+        snapshot.interface(device).is_some_and(|facts| facts.addresses.iter().any(|net| net.addr() == address))
+    };
+    let defaults = snapshot.routes.iter().filter(|route| !route.ours && is_default(route.destination));
+    let sources = defaults.filter_map(|route| Some((route, route.source?)));
+    let foreign: BTreeSet<LinkIndex> =
+        sources.flat_map(|(route, source)| route.hops.iter().map(|hop| hop.device).filter(move |device| !has(*device, source))).collect();
+    links.difference(&foreign).copied().collect()
+}
+
 /// A prefix less the prefixes of the partition below it.
 struct Cell {
     net: IpNet,
@@ -88,6 +103,7 @@ impl<'a> Cells<'a> {
         let mut never: BTreeSet<IpNet> = never_steered(family).into_iter().collect();
         let addresses = snapshot.interfaces.iter().flat_map(|facts| &facts.addresses).map(|net| IpNet::from(net.addr()));
         never.extend(addresses.filter(|net| of_family(*net, family)));
+        never.extend(snapshot.protected.iter().map(IpNet::trunc).filter(|net| of_family(*net, family)));
 
         let mut nets = never.clone();
         nets.insert(everything(family));

@@ -270,7 +270,7 @@ mod tests {
     fn network(interfaces: Vec<LinkFacts>) -> (NetworkSnapshot, BTreeMap<LinkIndex, usize>) {
         let slots = interfaces.iter().enumerate().map(|(slot, facts)| (facts.index, slot)).collect();
         let routes = interfaces.iter().flat_map(connected).collect();
-        (NetworkSnapshot { interfaces, routes, rules: Vec::new() }, slots)
+        (NetworkSnapshot { interfaces, routes, ..NetworkSnapshot::default() }, slots)
     }
 
     /// The routes that the kernel makes beside addresses.

@@ -15,6 +15,8 @@ pub struct NetworkSnapshot {
     pub routes: Vec<RouteFacts>,
     /// Every policy rule, in the order in which the kernel tries them, per family.
     pub rules: Vec<RuleFacts>,
+    /// Where IPsec policies of this machine's own packets (XFRM, RFC 4301 section 4.4.1) protect or block what is sent.
+    pub protected: Vec<IpNet>,
 }
 
 impl NetworkSnapshot {

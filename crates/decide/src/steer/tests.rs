@@ -67,6 +67,7 @@ fn two_links() -> NetworkSnapshot {
             route(MAIN, "2001:db8:1::/64", LAN, 100),
         ],
         rules: Vec::new(),
+        protected: Vec::new(),
     };
     for family in Family::ALL {
         for (priority, table) in [(0, 255), (32766, MAIN), (32767, 253)] {
@@ -432,7 +433,7 @@ fn a_network(family: Family) -> impl Strategy<Value = NetworkSnapshot> {
                     *to += priority as u32 + 1;
                 }
             }
-            NetworkSnapshot { interfaces: vec![interface(2, &own.to_string())], routes, rules }
+            NetworkSnapshot { interfaces: vec![interface(2, &own.to_string())], routes, rules, protected: Vec::new() }
         },
     )
 }
@@ -470,4 +471,35 @@ proptest! {
             prop_assert_eq!(look(&map, address), reference::verdict(&snapshot, &links, address), "{}", address);
         }
     }
+}
+
+#[test]
+fn regression_what_an_ipsec_policy_covers_is_left_alone() {
+    let mut snapshot = two_links();
+    let links = [LAN, WLAN].map(LinkIndex).into();
+    let steers = |snapshot: &NetworkSnapshot, address: &str| {
+        let address: IpAddr = address.parse().unwrap();
+        let map = prefix_map(snapshot, &links, Family::of(address));
+        map.iter().filter(|(net, _)| net.contains(&address)).max_by_key(|(net, _)| net.prefix_len()).unwrap().1 == Verdict::Steer
+    };
+    assert!(steers(&snapshot, "203.0.113.9") && steers(&snapshot, "2001:db8:9::1"));
+    snapshot.protected = vec!["203.0.113.77/24".parse().unwrap(), net("2001:db8:9::/48")];
+    assert_eq!(
+        ["203.0.113.9", "203.0.114.9", "2001:db8:9::1", "2001:db8:a::1"].map(|address| steers(&snapshot, address)),
+        [false, true, false, true]
+    );
+    // A default route of another table does not lead out of it.
+    snapshot.protected = vec![net("0.0.0.0/0")];
+    assert_eq!(["203.0.113.9", "1.1.1.1", "2001:db8:9::1"].map(|address| steers(&snapshot, address)), [false, false, true]);
+}
+
+#[test]
+fn regression_a_default_route_with_an_address_that_is_not_its_links_is_left_alone() {
+    let mut snapshot = two_links();
+    let links = [LAN, WLAN].map(LinkIndex).into();
+    let verdict = |snapshot: &NetworkSnapshot| prefix_map(snapshot, &links, Family::V4)[0].1;
+    snapshot.routes[0].source = "192.168.1.5".parse().ok();
+    assert_eq!(verdict(&snapshot), Verdict::Steer, "its own address");
+    snapshot.routes[0].source = "10.99.0.1".parse().ok();
+    assert_eq!(verdict(&snapshot), Verdict::Leave, "the address that a VPN gave");
 }

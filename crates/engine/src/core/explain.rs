@@ -191,6 +191,9 @@ impl<S: Steering> Core<S> {
         let links = self.links.values().filter(|link| link.refused.is_none()).map(|link| link.facts.index).collect();
         let map = steer::prefix_map(&self.network, &links, family);
         let covering = map.iter().filter(|(net, _)| net.contains(&subject.destination)).max_by_key(|(net, _)| net.prefix_len());
+        if let Some(net) = self.network.protected.iter().find(|net| net.contains(&subject.destination)) {
+            return none(Outcome::LeftAlone, format!("an IPsec policy covers {net}, so it is left alone"));
+        }
         if covering.is_none_or(|(_, verdict)| *verdict == Verdict::Leave) {
             return none(
                 Outcome::LeftAlone,

@@ -51,5 +51,5 @@ pub(crate) fn network(devices: &[LinkFacts]) -> NetworkSnapshot {
             ours: false,
         })
     });
-    NetworkSnapshot { interfaces: devices.to_vec(), routes: routes.collect(), rules: vec![main_rule()] }
+    NetworkSnapshot { interfaces: devices.to_vec(), routes: routes.collect(), rules: vec![main_rule()], ..NetworkSnapshot::default() }
 }

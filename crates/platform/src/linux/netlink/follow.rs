@@ -26,7 +26,7 @@ use tokio::sync::watch;
 
 use super::advertised::{Advertised, RTM_NEWNDUSEROPT};
 use super::talk::{self, Conversation};
-use super::{DumpError, Files, device, facts};
+use super::{DumpError, Files, device, facts, ipsec};
 use crate::linux::resolvers::Resolvers;
 
 /// Changes come in bursts; one reading serves all of a burst.
@@ -74,6 +74,8 @@ pub struct Follower {
 
 struct Shared {
     news: Socket,
+    /// News of IPsec policies, where they can be had.
+    policies: Option<Socket>,
     stop: AtomicBool,
 }
 
@@ -97,7 +99,12 @@ impl Follower {
         let mut kernel = Conversation::open().map_err(FollowError::Listen)?;
         let first = Arc::new(take(&mut kernel, &files, &Advertised::default())?);
         let (sender, receiver) = watch::channel(first);
-        let shared = Arc::new(Shared { news, stop: AtomicBool::new(false) });
+        let policies = ipsec::listen().map_err(FollowError::Listen)?;
+        let shared = Arc::new(Shared { news, policies, stop: AtomicBool::new(false) });
+        if shared.policies.is_some() {
+            let hearing = shared.clone();
+            thread::Builder::new().name("braid-ipsec".into()).spawn(move || hearing.pass_on_policies()).map_err(FollowError::Thread)?;
+        }
         let (piece, advertised) = (Vec::with_capacity(talk::PIECE), Advertised::default());
         let reader =
             Reader { shared: shared.clone(), kernel, files, sender, piece, advertised, rest_until: Instant::now(), went_down: false };
@@ -109,8 +116,33 @@ impl Follower {
 impl Drop for Follower {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        // The kernel's answer to an empty request wakes the thread.
-        let _ = self.shared.news.send(&talk::request(NetlinkPayload::Noop, NLM_F_REQUEST | NLM_F_ACK, 0), 0);
+        wake(&self.shared.news);
+        self.shared.policies.iter().for_each(wake);
+    }
+}
+
+/// The kernel's answer to an empty request wakes the thread that waits for news.
+fn wake(socket: &Socket) {
+    let _ = socket.send(&talk::request(NetlinkPayload::Noop, NLM_F_REQUEST | NLM_F_ACK, 0), 0);
+}
+
+impl Shared {
+    /// Has all read again when an IPsec policy changes.
+    fn pass_on_policies(&self) {
+        let Some(policies) = &self.policies else { return };
+        let mut piece = Vec::with_capacity(talk::PIECE);
+        while !self.stop.load(Ordering::Acquire) {
+            piece.clear();
+            match policies.recv(&mut piece, 0) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.raw_os_error() != Some(libc::ENOBUFS) => {
+                    tracing::warn!(%error, "no news of IPsec policies; looking every second");
+                    thread::sleep(RETRY);
+                }
+                _ => {}
+            }
+            wake(&self.news);
+        }
     }
 }
 
@@ -251,7 +283,8 @@ pub(super) fn take(kernel: &mut Conversation, files: &Files, advertised: &Advert
     let all_addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let addresses = kernel.dump(&all_addresses, facts::address).map_err(failed("addresses"))?;
     let (rules, routes) = (rules(kernel)?, routes(kernel)?);
-    Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, (files, advertised)), routes, rules })
+    let protected = ipsec::protected().map_err(failed("IPsec policies"))?;
+    Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, (files, advertised)), routes, rules, protected })
 }
 
 /// All rules of both families, in the order in which they are tried.

@@ -8,6 +8,7 @@ mod apply;
 mod device;
 mod facts;
 mod follow;
+mod ipsec;
 mod talk;
 
 use std::io;

@@ -29,7 +29,12 @@ pub(super) struct Conversation {
 
 impl Conversation {
     pub(super) fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Self::with(NETLINK_ROUTE)
+    }
+
+    /// The same with another part of the kernel.
+    pub(super) fn with(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         // Old kernels lack these two; then errors are shorter.
@@ -65,9 +70,25 @@ impl Conversation {
     }
 
     /// Sends and reads up to the end of the answer. Tells whether the answer shows one moment (not `NLM_F_DUMP_INTR`).
-    fn exchange(&mut self, payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, mut each: impl FnMut(&[u8])) -> io::Result<bool> {
+    fn exchange(&mut self, payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, each: impl FnMut(&[u8])) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);
-        self.socket.send(&request(payload, flags, self.sequence), 0)?;
+        self.converse(&request(payload, flags, self.sequence), each)
+    }
+
+    /// Everything that a request of `kind`, with a body of zeros, asks for.
+    pub(super) fn dump_all(&mut self, kind: u16, body: usize, each: impl FnMut(&[u8])) -> io::Result<bool> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut bytes = vec![0; HEADER + body];
+        let mut header = NetlinkBuffer::new(&mut bytes);
+        header.set_length((HEADER + body) as u32);
+        header.set_message_type(kind);
+        header.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
+        header.set_sequence_number(self.sequence);
+        self.converse(&bytes, each)
+    }
+
+    fn converse(&mut self, request: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<bool> {
+        self.socket.send(request, 0)?;
         let mut consistent = true;
         loop {
             self.piece.clear();

@@ -1,0 +1,121 @@
+//! IPsec policies (XFRM): where the kernel protects or blocks what this machine sends, whatever the routing tables say.
+//!
+//! A policy is held to a packet's addresses once it has them. Tunnels without a device (strongSwan and its like) give the system's own packets
+//! an address of theirs; a socket bound to a link has the link's, to which the policy does not apply, and would send in clear.
+//!
+//! `struct xfrm_userpolicy_info` and its attributes: include/uapi/linux/xfrm.h.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use netlink_packet_core::NlasIterator;
+use netlink_sys::constants::NETLINK_XFRM;
+use netlink_sys::{Socket, SocketAddr};
+
+use super::talk::Conversation;
+
+const XFRM_MSG_GETPOLICY: u16 = 0x15;
+/// `struct xfrm_userpolicy_id`, of which the request is.
+const POLICY_ID: usize = 64;
+/// `struct xfrm_userpolicy_info`.
+const POLICY: usize = 168;
+const XFRMNLGRP_POLICY: u32 = 4;
+const XFRMA_TMPL: u16 = 5;
+const POLICY_OUT: u8 = 1;
+const POLICY_BLOCK: u8 = 1;
+
+/// Where policies for outgoing packets protect or block. Nothing where the kernel knows no IPsec, and for whoever may not read them (it takes
+/// CAP_NET_ADMIN).
+pub(super) fn protected() -> io::Result<Vec<IpNet>> {
+    match read() {
+        Err(error) if is_none(&error) => Ok(Vec::new()),
+        outcome => outcome,
+    }
+}
+
+fn read() -> io::Result<Vec<IpNet>> {
+    let mut found = Vec::new();
+    Conversation::with(NETLINK_XFRM)?.dump_all(XFRM_MSG_GETPOLICY, POLICY_ID, |body| found.extend(covered(body)))?;
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// Hears of changes; `None` where there is nothing to hear.
+pub(super) fn listen() -> io::Result<Option<Socket>> {
+    let open = || {
+        let mut socket = Socket::new(NETLINK_XFRM)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        socket.add_membership(XFRMNLGRP_POLICY)?;
+        Ok(socket)
+    };
+    match open() {
+        Ok(socket) => Ok(Some(socket)),
+        Err(error) if is_none(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_none(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENOENT))
+}
+
+/// Where a policy protects or blocks what this machine sends. One that lets pass is none: what it covers, routes may cover as well, and to
+/// leave that alone does no harm.
+fn covered(body: &[u8]) -> Option<IpNet> {
+    let info = body.get(..POLICY)?;
+    let applies =
+        NlasIterator::new(body.get(POLICY..)?).flatten().any(|attribute| attribute.kind() == XFRMA_TMPL && attribute.value_length() > 0);
+    if info[160] != POLICY_OUT || !(applies || info[161] == POLICY_BLOCK) {
+        return None;
+    }
+    let address: [u8; 16] = info[..16].try_into().ok()?;
+    let address = match i32::from(u16::from_ne_bytes([info[40], info[41]])) {
+        libc::AF_INET => IpAddr::V4(Ipv4Addr::new(address[0], address[1], address[2], address[3])),
+        libc::AF_INET6 => IpAddr::V6(Ipv6Addr::from(address)),
+        _ => return None,
+    };
+    IpNet::new(address, info[42]).ok().map(|net| net.trunc())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(family: i32, address: &[u8], length: u8, (direction, action): (u8, u8), templates: usize) -> Vec<u8> {
+        let mut body = vec![0; POLICY];
+        body[..address.len()].copy_from_slice(address);
+        body[40..42].copy_from_slice(&(family as u16).to_ne_bytes());
+        (body[42], body[160], body[161]) = (length, direction, action);
+        if templates > 0 {
+            body.extend((4 + 64 * templates as u16).to_ne_bytes());
+            body.extend(XFRMA_TMPL.to_ne_bytes());
+            body.extend(vec![0; 64 * templates]);
+        }
+        body
+    }
+
+    #[test]
+    fn policies_that_protect_or_block_what_is_sent_cover_it() {
+        let v4 = |length, kind, templates| covered(&policy(libc::AF_INET, &[10, 1, 2, 3], length, kind, templates));
+        assert_eq!(v4(8, (1, 0), 1), Some("10.0.0.0/8".parse().unwrap()));
+        assert_eq!(v4(0, (1, 0), 2), Some("0.0.0.0/0".parse().unwrap()));
+        assert_eq!(v4(32, (1, 1), 0), Some("10.1.2.3/32".parse().unwrap()), "it blocks");
+        assert_eq!(v4(8, (1, 0), 0), None, "it lets pass");
+        assert_eq!([0, 2, 4].map(|direction| v4(8, (direction, 0), 1)), [None; 3], "what comes in, what is forwarded, one socket's own");
+        let v6 = covered(&policy(libc::AF_INET6, &"2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), 32, (1, 0), 1));
+        assert_eq!(v6, Some("2001:db8::/32".parse().unwrap()));
+    }
+
+    #[test]
+    fn regression_what_is_malformed_covers_nothing_and_harms_nobody() {
+        let whole = policy(libc::AF_INET, &[10, 1, 2, 3], 8, (1, 0), 1);
+        for end in 0..whole.len() {
+            let _ = covered(&whole[..end]);
+        }
+        assert_eq!(covered(&policy(libc::AF_INET, &[10, 1, 2, 3], 33, (1, 0), 1)), None);
+        assert_eq!(covered(&policy(77, &[10, 1, 2, 3], 8, (1, 0), 1)), None);
+    }
+}
