@@ -1,7 +1,7 @@
 //! What each path does.
 
 use axum::body::{Body as Content, Bytes};
-use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::rejection::{BytesRejection, JsonRejection, QueryRejection};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Extension, Query, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -99,10 +99,14 @@ async fn order<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, Answer<T
 /// Reads a body.
 fn said<T>(body: Body<T>) -> Result<T, Refusal> {
     body.map(|Json(said)| said).map_err(|error| match error.status().as_u16() {
-        413 => Refusal(Problem::new(413, "Too much", format!("the body is larger than {LARGEST} bytes"))),
+        413 => too_much(),
         415 => Refusal(Problem::new(415, "Not JSON", "send JSON, and say so: `Content-Type: application/json`")),
         _ => not_understood(&error.body_text()),
     })
+}
+
+fn too_much() -> Refusal {
+    Refusal(Problem::new(413, "Too much", format!("the body is larger than {LARGEST} bytes")))
 }
 
 fn not_understood(why: &str) -> Refusal {
@@ -239,8 +243,9 @@ async fn ui(
     State(api): Core,
     Extension(May(needs)): Extension<May>,
     ConnectInfo(client): ConnectInfo<Client>,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Reply<UiAddress> {
+    let body = body.map_err(|error| if error.status().as_u16() == 413 { too_much() } else { not_understood(&error.body_text()) })?;
     let asked = if body.is_empty() { Ok(UiRequest::default()) } else { serde_json::from_slice(&body) };
     let here = asked.map_err(|error| not_understood(&error.to_string()))?.here;
     let (Some(keys), Some(page)) = (&api.keys, &api.page) else {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use braid_api::{ConfigChange, ExplainRequest, JoinRequest, LeaveRequest, MoveRequest, SessionRequest};
+use braid_api::{ConfigChange, ExplainRequest, JoinRequest, LeaveRequest, MoveRequest, SessionRequest, UiRequest};
 use braid_engine::config::{Config, ConfigErrors, Files, World};
 use braid_engine::settings::Settings;
 use braid_peer::invite::Invite;
@@ -38,7 +38,8 @@ pub fn config(bytes: &[u8]) {
 }
 
 /// The operations of the API that take a body; a body's first byte names one by its place.
-pub const OPERATIONS: [&str; 7] = ["/v1/config", "/v1/config/preview", "/v1/explain", "/v1/join", "/v1/leave", "/v1/move", "/v1/session"];
+pub const OPERATIONS: [&str; 8] =
+    ["/v1/config", "/v1/config/preview", "/v1/explain", "/v1/join", "/v1/leave", "/v1/move", "/v1/session", "/v1/ui"];
 
 /// The body of a request, which begins with a digit for its operation; whether it is read. What is read can be said again; what changes the
 /// configuration at `example` leaves one that is taken.
@@ -51,6 +52,7 @@ pub fn body(bytes: &[u8], example: &Path) -> bool {
         "/v1/leave" => said::<LeaveRequest>(body).is_some(),
         "/v1/move" => said::<MoveRequest>(body).is_some(),
         "/v1/session" => said::<SessionRequest>(body).is_some(),
+        "/v1/ui" => said::<UiRequest>(body).is_some(),
         other => panic!("{other} is read by nobody here"),
     }
 }
