@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{ConnectInfo, Request, State};
@@ -24,13 +24,14 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::UnixStream;
 
+use super::places::{Origin, Place};
 use super::{Api, Refusal};
 
 /// Members of this group may change.
 const GROUP: &str = "braid";
 /// The cookie's name.
 const COOKIE: &str = "braid-session";
-/// Sessions remembered; the oldest goes first.
+/// Sessions, and tickets, that are remembered of those that may change, and as many of those that may read; the oldest goes first.
 const SESSIONS: usize = 64;
 /// How long a session lasts.
 const SESSION: Duration = Duration::from_secs(7 * 86_400);
@@ -41,15 +42,12 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
                       manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Who is connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) enum Client {
-    /// By the Unix socket.
-    Local {
-        /// As the kernel says.
-        may_change: bool,
-    },
+    /// By the Unix socket, as the kernel says.
+    Local { user: u32, may_change: bool },
     /// By TCP: each request says for itself.
-    Remote,
+    Remote(Arc<Place>),
 }
 
 impl Client {
@@ -62,7 +60,20 @@ impl Client {
             let first = user.map(|user| user.gid());
             group.is_some_and(|group| first == Some(group) || peer_groups(stream).is_ok_and(|groups| groups.contains(&group)))
         };
-        Self::Local { may_change: trusted || member() }
+        Self::Local { user: user.map_or(u32::MAX, |user| user.uid()), may_change: trusted || member() }
+    }
+
+    /// Whether the kernel says that it may change something.
+    pub(super) fn may_change(&self) -> bool {
+        matches!(self, Self::Local { may_change: true, .. })
+    }
+
+    /// Whom it counts for.
+    pub(super) fn origin(&self) -> Origin {
+        match self {
+            Self::Local { user, .. } => Origin::User(*user),
+            Self::Remote(place) => place.origin(),
+        }
     }
 }
 
@@ -87,6 +98,17 @@ struct Known {
     hash: [u8; 32],
     needs: Needs,
     since: Instant,
+}
+
+/// Remembers one more, for which the oldest makes room that allows as much: who may only read makes nobody else come anew.
+fn remember(known: &mut VecDeque<Known>, one: Known) {
+    let alike = |known: &Known| known.needs == one.needs;
+    if known.iter().filter(|known| alike(known)).count() >= SESSIONS
+        && let Some(oldest) = known.iter().position(alike)
+    {
+        known.remove(oldest);
+    }
+    known.push_back(one);
 }
 
 impl Keys {
@@ -119,10 +141,7 @@ impl Keys {
     pub(super) fn ticket(&self, needs: Needs) -> Option<String> {
         let ticket = random().ok()?;
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
-        if tickets.len() == SESSIONS {
-            tickets.pop_front();
-        }
-        tickets.push_back(Known { hash: hash(&ticket), needs, since: Instant::now() });
+        remember(&mut tickets, Known { hash: hash(&ticket), needs, since: Instant::now() });
         Some(ticket)
     }
 
@@ -139,10 +158,7 @@ impl Keys {
         let needs = self.allows(token).or_else(|| self.redeem(token))?;
         let cookie = random().ok()?;
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        if sessions.len() == SESSIONS {
-            sessions.pop_front();
-        }
-        sessions.push_back(Known { hash: hash(&cookie), needs, since: Instant::now() });
+        remember(&mut sessions, Known { hash: hash(&cookie), needs, since: Instant::now() });
         let secure = if self.tls { "; Secure" } else { "" };
         let text = format!("{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}{secure}", SESSION.as_secs());
         Some((needs, HeaderValue::from_str(&text).ok()?))
@@ -195,25 +211,41 @@ impl Keys {
 
 /// Looks at every request before it is answered, and gives every answer the headers that keep browsers in bounds.
 pub(super) async fn guard(State(api): State<Api>, ConnectInfo(client): ConnectInfo<Client>, mut request: Request, next: Next) -> Response {
-    let may = match judge(&api, client, &request) {
+    let may = match judge(&api, &client, &request) {
         Ok(may) => may,
         Err(refusal) => return bounded(refusal.into_response()),
     };
+    let _place = match (may, &client) {
+        (May(Needs::Changing), Client::Remote(place)) => {
+            place.keep();
+            None
+        }
+        (May(Needs::Reading), _) => match api.reading.try_take(client.origin()) {
+            Some(place) => Some(place),
+            None => return bounded(crowded().into_response()),
+        },
+        _ => None,
+    };
     request.extensions_mut().insert(may);
     bounded(next.run(request).await)
+}
+
+fn crowded() -> Refusal {
+    let detail = "as many questions of those who may only read are being answered as may be: ask again in a moment, and fewer at a time";
+    Refusal(Problem::new(429, "Too many requests", detail))
 }
 
 /// What the client of a request may do.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct May(pub(super) Needs);
 
-fn judge(api: &Api, client: Client, request: &Request) -> Result<May, Refusal> {
+fn judge(api: &Api, client: &Client, request: &Request) -> Result<May, Refusal> {
     let needs = operation(request.method().as_str(), request.uri().path()).map_or(Needs::Nothing, |operation| operation.needs);
     let refuse = |status, title, detail: &str| Err(Refusal(Problem::new(status, title, detail)));
     let may = match (client, &api.keys) {
-        (Client::Local { may_change }, _) => Some(if may_change { Needs::Changing } else { Needs::Reading }),
-        (Client::Remote, None) => None,
-        (Client::Remote, Some(keys)) => {
+        (Client::Local { may_change, .. }, _) => Some(if *may_change { Needs::Changing } else { Needs::Reading }),
+        (Client::Remote(_), None) => None,
+        (Client::Remote(_), Some(keys)) => {
             of_this_site(keys, request)?;
             keys.of(request.headers())
         }
@@ -221,7 +253,9 @@ fn judge(api: &Api, client: Client, request: &Request) -> Result<May, Refusal> {
     match may {
         _ if needs == Needs::Nothing => Ok(May(may.unwrap_or(Needs::Nothing))),
         Some(may) if may >= needs => Ok(May(may)),
-        Some(_) if client == Client::Remote => refuse(403, "Not allowed", "the read-only token changes nothing: use the full one"),
+        Some(_) if matches!(client, Client::Remote(_)) => {
+            refuse(403, "Not allowed", "the read-only token changes nothing: use the full one")
+        }
         Some(_) => {
             let detail = "only root, the daemon's own user and members of the group braid may do this: run the command with sudo";
             refuse(403, "Not allowed", detail)
@@ -356,9 +390,26 @@ mod tests {
         assert_eq!(keys.begin(&ticket).map(|begun| begun.0), Some(Needs::Changing));
         assert!(keys.begin(&ticket).is_none(), "it begins one session");
         for _ in 0..SESSIONS {
-            keys.begin(keys.token(Needs::Changing)).unwrap();
+            keys.begin(keys.token(Needs::Reading)).unwrap();
         }
         assert_eq!(keys.of(&with(pair.to_owned())), None, "sessions are bounded: the oldest goes");
+    }
+
+    /// The oldest went, whosever it was.
+    #[test]
+    fn regression_those_who_may_only_read_evict_nobody_who_may_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = keys(folder.path(), false);
+        let ticket = keys.ticket(Needs::Changing).unwrap();
+        let (_, cookie) = keys.begin(keys.token(Needs::Changing)).unwrap();
+        let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
+        for _ in 0..3 * SESSIONS {
+            keys.ticket(Needs::Reading).unwrap();
+            keys.begin(keys.token(Needs::Reading)).unwrap();
+        }
+        assert_eq!(keys.tickets.lock().unwrap().len(), SESSIONS + 1);
+        assert_eq!(keys.of(&HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())])), Some(Needs::Changing));
+        assert_eq!(keys.begin(&ticket).map(|begun| begun.0), Some(Needs::Changing));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use axum::body::Body as Content;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Extension, Query, Request as HttpRequest, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Extension, Query, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -119,11 +119,16 @@ async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status)).into_response())
 }
 
-async fn events(State(api): Core, headers: HeaderMap) -> Result<Response, Refusal> {
+async fn events(
+    State(api): Core,
+    Extension(May(may)): Extension<May>,
+    ConnectInfo(client): ConnectInfo<Client>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
     let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.trim().parse().ok());
     let crowded = "too many programs listen already: close some pages of Braid's";
     // Before the first is told, so that nothing falls between the two.
-    let listener = api.live.listen().ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
+    let listener = api.live.listen(client.origin(), may).ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
     let first = exchange(&api, |answer| Request::Subscribe(after, answer)).await?;
     Ok(listener.stream(aside(move || first.opening()).await?))
 }

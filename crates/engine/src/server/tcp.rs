@@ -10,22 +10,26 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::serve::Listener;
+use braid_bond::host::source;
 use ring::digest::{SHA256, digest};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::access::Client;
-use super::connections::{Connection, IDLE};
+use super::connections::{Connection, Patience};
+use super::places::{Origin, Places};
 
-/// The most connections at a time; further ones wait in the kernel's queue.
+/// The most connections at a time, and of one address or its network. For one more, the oldest goes that has not shown that it may change
+/// something.
 const MOST: usize = 128;
+const OF_ONE: usize = 32;
 /// How long a client may take to agree on TLS.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
@@ -155,26 +159,33 @@ fn tls(chain: &Path, key: &Path) -> Result<(Arc<ServerConfig>, String), UiError>
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: mpsc::Sender<Connection<Stream>>) {
-    let free = Arc::new(Semaphore::new(MOST));
+    let places = Places::new(MOST, OF_ONE);
     let mut listener = listener;
     loop {
-        // The semaphore is never closed.
-        let Ok(place) = free.clone().acquire_owned().await else { return };
         // It waits where the system has no descriptor left.
-        let (stream, _) = Listener::accept(&mut listener).await;
+        let (stream, remote) = Listener::accept(&mut listener).await;
+        let Some((place, mut ended)) = places.take(Origin::Address(source(remote))) else { continue };
         let (acceptor, clients) = (acceptor.clone(), clients.clone());
         tokio::spawn(async move {
             // An event that is small must not wait for the next.
             let _ = stream.set_nodelay(true);
             let stream = match acceptor {
                 None => Stream::Plain(stream),
-                Some(acceptor) => match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-                    Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
-                    // A scanner, or one that does not trust the certificate.
-                    _ => return,
-                },
+                Some(acceptor) => {
+                    let agreed = tokio::select! {
+                        agreed = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)) => agreed,
+                        _ = &mut ended => return,
+                    };
+                    match agreed {
+                        Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
+                        // A scanner, or one that does not trust the certificate.
+                        _ => return,
+                    }
+                }
             };
-            let _ = clients.send(Connection::of(stream, Client::Remote, IDLE, vec![place])).await;
+            let place = Arc::new(place);
+            let connection = Connection::of(stream, Client::Remote(place.clone()), Patience::default());
+            let _ = clients.send(connection.at(place, ended)).await;
         });
     }
 }
