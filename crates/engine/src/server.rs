@@ -33,6 +33,7 @@ mod flows;
 mod live;
 mod metrics;
 mod pages;
+mod places;
 mod routes;
 mod tcp;
 
@@ -40,6 +41,7 @@ use access::{Client, Keys};
 use connections::Connections;
 pub use flows::FlowList;
 pub use live::{Feed, First, Spreader, Update};
+use places::Places;
 use tcp::Door;
 pub use tcp::{UiError, UiOptions};
 
@@ -48,6 +50,10 @@ pub const DEFAULT_SOCKET: &str = "/run/braid/braid.sock";
 
 /// How long the core may take to answer before the client is told that it hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Requests under way at a time of those who may only read, and of one user or address of them. The core's queue holds more.
+const READING: usize = 48;
+const READING_OF_ONE: usize = 16;
 
 /// What the core answers: what was asked for, or the problem the client is told.
 pub type Answer<T> = oneshot::Sender<Result<T, Problem>>;
@@ -163,6 +169,8 @@ pub struct Api {
     core: mpsc::Sender<Request>,
     live: live::Live,
     keys: Option<Arc<Keys>>,
+    /// Requests under way of those who may only read.
+    reading: Places,
     /// The web page's address.
     page: Option<String>,
 }
@@ -171,7 +179,7 @@ impl Api {
     /// An API that asks `core`; what happens comes by the [`Feed`], for as long as the [`Spreader`] is run.
     pub fn new(core: mpsc::Sender<Request>) -> (Self, Feed, Spreader) {
         let (live, feed, spreader) = live::live();
-        (Self { core, live, keys: None, page: None }, feed, spreader)
+        (Self { core, live, keys: None, reading: Places::new(READING, READING_OF_ONE), page: None }, feed, spreader)
     }
 }
 

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{ConnectInfo, Request, State};
@@ -20,20 +20,19 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use braid_api::Problem;
 use braid_api::openapi::{Needs, operation};
-use braid_model::Protocol;
-use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::access::peer_groups;
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::UnixStream;
 
+use super::places::{Origin, Place};
 use super::{Api, Refusal};
 
 /// Members of this group may change.
 const GROUP: &str = "braid";
 /// The cookie's name.
 const COOKIE: &str = "braid-session";
-/// Sessions remembered; the oldest goes first.
+/// Sessions, and tickets, that are remembered of those that may change, and as many of those that may read; the oldest goes first.
 const SESSIONS: usize = 64;
 /// How long a session lasts.
 const SESSION: Duration = Duration::from_secs(7 * 86_400);
@@ -44,39 +43,32 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
                       manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Who is connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) enum Client {
-    /// By the Unix socket.
-    Local {
-        /// As the kernel says.
-        may_change: bool,
-        /// Its user.
-        user: Option<u32>,
-    },
+    /// By the Unix socket, as the kernel says.
+    Local { user: u32, may_change: bool },
     /// By TCP: each request says for itself what it may do.
-    Remote(Origin),
+    Remote(Arc<Place>),
 }
 
-/// Where a TCP client is.
+/// Where a session counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
-    /// A program of this user on this machine.
+pub(super) enum Seat {
+    /// With programs of this user on this machine.
     User(u32),
-    /// A program on this machine, whose user cannot be told.
-    Somebody,
-    /// Another machine, or another network namespace.
+    /// Nowhere: a program on this machine whose user cannot be told.
+    Nobody,
+    /// On other machines.
     Elsewhere,
 }
 
-impl Origin {
-    /// Where the far end of a connection to the address `local` is.
-    pub(super) fn of(local: SocketAddr, remote: SocketAddr) -> Self {
-        let [own, far] = [local, remote].map(|address| address.ip().to_canonical());
-        if !far.is_loopback() && far != own {
-            return Self::Elsewhere;
+impl From<Origin> for Seat {
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::User(user) => Self::User(user),
+            Origin::Somebody => Self::Nobody,
+            Origin::Address(_) => Self::Elsewhere,
         }
-        let owner = sockdiag::owner(Protocol::Tcp, remote, local).ok().flatten();
-        owner.and_then(|owner| owner.user).map_or(Self::Somebody, Self::User)
     }
 }
 
@@ -90,7 +82,20 @@ impl Client {
             let first = user.map(|user| user.gid());
             group.is_some_and(|group| first == Some(group) || peer_groups(stream).is_ok_and(|groups| groups.contains(&group)))
         };
-        Self::Local { may_change: trusted || member(), user: user.map(|user| user.uid()) }
+        Self::Local { user: user.map_or(u32::MAX, |user| user.uid()), may_change: trusted || member() }
+    }
+
+    /// Whether the kernel says that it may change something.
+    pub(super) fn may_change(&self) -> bool {
+        matches!(self, Self::Local { may_change: true, .. })
+    }
+
+    /// Whom it counts for.
+    pub(super) fn origin(&self) -> Origin {
+        match self {
+            Self::Local { user, .. } => Origin::User(*user),
+            Self::Remote(place) => place.origin(),
+        }
     }
 }
 
@@ -115,19 +120,19 @@ struct Known {
     hash: [u8; 32],
     needs: Needs,
     /// Where it counts; `None`: anywhere.
-    origin: Option<Origin>,
+    seat: Option<Seat>,
     since: Instant,
 }
 
-/// Remembers one more; what allows least goes first where there are too many, and of that the oldest: who may only look must not push out who
-/// may change.
-fn remember(all: &mut VecDeque<Known>, known: Known) {
-    all.push_back(known);
-    if all.len() > SESSIONS {
-        let weakest = all.iter().map(|known| known.needs).min();
-        let at = all.iter().position(|known| Some(known.needs) == weakest).unwrap_or(0);
-        all.remove(at);
+/// Remembers one more, for which the oldest makes room that allows as much: who may only read makes nobody else come anew.
+fn remember(known: &mut VecDeque<Known>, one: Known) {
+    let alike = |known: &Known| known.needs == one.needs;
+    if known.iter().filter(|known| alike(known)).count() >= SESSIONS
+        && let Some(oldest) = known.iter().position(alike)
+    {
+        known.remove(oldest);
     }
+    known.push_back(one);
 }
 
 impl Keys {
@@ -161,37 +166,37 @@ impl Keys {
         let ticket = random().ok()?;
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.retain(|known| known.since.elapsed() < TICKET);
-        remember(&mut tickets, Known { hash: hash(&ticket), needs, origin: user.map(Origin::User), since: Instant::now() });
+        remember(&mut tickets, Known { hash: hash(&ticket), needs, seat: user.map(Seat::User), since: Instant::now() });
         Some(ticket)
     }
 
-    fn redeem(&self, ticket: &str, origin: Origin) -> Option<Needs> {
+    fn redeem(&self, ticket: &str, seat: Seat) -> Option<Needs> {
         let wanted = hash(ticket);
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.retain(|known| known.since.elapsed() < TICKET);
-        let counts = |known: &Known| equal(&known.hash, &wanted) && known.origin.is_none_or(|wanted| wanted == origin);
+        let counts = |known: &Known| equal(&known.hash, &wanted) && known.seat.is_none_or(|wanted| wanted == seat);
         let at = tickets.iter().position(counts)?;
         tickets.remove(at).map(|known| known.needs)
     }
 
     /// Begins a session by a token or a ticket: what it allows, and the cookie.
-    pub(super) fn begin(&self, token: &str, origin: Origin) -> Option<(Needs, HeaderValue)> {
-        let needs = self.allows(token).or_else(|| self.redeem(token, origin))?;
+    pub(super) fn begin(&self, token: &str, seat: Seat) -> Option<(Needs, HeaderValue)> {
+        let needs = self.allows(token).or_else(|| self.redeem(token, seat))?;
         let cookie = random().ok()?;
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|known| known.since.elapsed() < SESSION);
-        remember(&mut sessions, Known { hash: hash(&cookie), needs, origin: Some(origin), since: Instant::now() });
+        remember(&mut sessions, Known { hash: hash(&cookie), needs, seat: Some(seat), since: Instant::now() });
         let secure = if self.tls { "; Secure" } else { "" };
         let text = format!("{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}{secure}", SESSION.as_secs());
         Some((needs, HeaderValue::from_str(&text).ok()?))
     }
 
-    fn session(&self, cookie: &str, origin: Origin) -> Option<Needs> {
+    fn session(&self, cookie: &str, seat: Seat) -> Option<Needs> {
         let (wanted, mut found) = (hash(cookie), None);
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|known| known.since.elapsed() < SESSION);
         for known in sessions.iter() {
-            if equal(&known.hash, &wanted) && known.origin == Some(origin) && origin != Origin::Somebody {
+            if equal(&known.hash, &wanted) && known.seat == Some(seat) && seat != Seat::Nobody {
                 found = Some(known.needs);
             }
         }
@@ -199,14 +204,14 @@ impl Keys {
     }
 
     /// What a request's headers allow.
-    fn of(&self, headers: &HeaderMap, origin: Origin) -> Option<Needs> {
+    fn of(&self, headers: &HeaderMap, seat: Seat) -> Option<Needs> {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         if let Some(given) = text(header::AUTHORIZATION) {
             return self.allows(given.strip_prefix("Bearer ")?.trim());
         }
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
         let mut pairs = cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        self.session(pairs.find(|(name, _)| *name == COOKIE)?.1, origin)
+        self.session(pairs.find(|(name, _)| *name == COOKIE)?.1, seat)
     }
 
     /// Whether a client may come by this `Host`: any address, since names only can be made to mean another machine.
@@ -233,27 +238,43 @@ impl Keys {
 
 /// Looks at every request before it is answered, and gives every answer the headers that keep browsers in bounds.
 pub(super) async fn guard(State(api): State<Api>, ConnectInfo(client): ConnectInfo<Client>, mut request: Request, next: Next) -> Response {
-    let may = match judge(&api, client, &request) {
+    let may = match judge(&api, &client, &request) {
         Ok(may) => may,
         Err(refusal) => return bounded(refusal.into_response()),
     };
+    let _place = match (may, &client) {
+        (May(Needs::Changing), Client::Remote(place)) => {
+            place.keep();
+            None
+        }
+        (May(Needs::Reading), _) => match api.reading.try_take(client.origin()) {
+            Some(place) => Some(place),
+            None => return bounded(crowded().into_response()),
+        },
+        _ => None,
+    };
     request.extensions_mut().insert(may);
     bounded(next.run(request).await)
+}
+
+fn crowded() -> Refusal {
+    let detail = "as many questions of those who may only read are being answered as may be: ask again in a moment, and fewer at a time";
+    Refusal(Problem::new(429, "Too many requests", detail))
 }
 
 /// What the client of a request may do.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct May(pub(super) Needs);
 
-fn judge(api: &Api, client: Client, request: &Request) -> Result<May, Refusal> {
+fn judge(api: &Api, client: &Client, request: &Request) -> Result<May, Refusal> {
     let needs = operation(request.method().as_str(), request.uri().path()).map_or(Needs::Nothing, |operation| operation.needs);
     let refuse = |status, title, detail: &str| Err(Refusal(Problem::new(status, title, detail)));
     let may = match (client, &api.keys) {
-        (Client::Local { may_change, .. }, _) => Some(if may_change { Needs::Changing } else { Needs::Reading }),
+        (Client::Local { may_change, .. }, _) => Some(if *may_change { Needs::Changing } else { Needs::Reading }),
         (Client::Remote(_), None) => None,
-        (Client::Remote(origin), Some(keys)) => {
+        (Client::Remote(place), Some(keys)) => {
             of_this_site(keys, request)?;
-            keys.of(request.headers(), origin)
+            keys.of(request.headers(), place.origin().into())
         }
     };
     match may {
@@ -380,29 +401,26 @@ mod tests {
     fn a_token_or_its_cookie_says_what_a_client_may() {
         let folder = tempfile::tempdir().unwrap();
         let keys = keys(folder.path(), true);
-        let origin = Origin::User(1000);
+        let seat = Seat::User(1000);
         let bearer = |token: &str| HeaderMap::from_iter([(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap())]);
-        assert_eq!(keys.of(&bearer(keys.token(Needs::Changing)), origin), Some(Needs::Changing));
-        assert_eq!(keys.of(&bearer(keys.token(Needs::Reading)), origin), Some(Needs::Reading));
-        assert_eq!(
-            (keys.of(&bearer("x"), origin), keys.of(&HeaderMap::new(), origin), keys.begin("x", origin).is_none()),
-            (None, None, true)
-        );
-        let (may, cookie) = keys.begin(keys.token(Needs::Reading), origin).unwrap();
+        assert_eq!(keys.of(&bearer(keys.token(Needs::Changing)), seat), Some(Needs::Changing));
+        assert_eq!(keys.of(&bearer(keys.token(Needs::Reading)), seat), Some(Needs::Reading));
+        assert_eq!((keys.of(&bearer("x"), seat), keys.of(&HeaderMap::new(), seat), keys.begin("x", seat).is_none()), (None, None, true));
+        let (may, cookie) = keys.begin(keys.token(Needs::Reading), seat).unwrap();
         let cookie = cookie.to_str().unwrap();
         assert!(may == Needs::Reading && cookie.contains("HttpOnly; SameSite=Strict") && cookie.ends_with("; Secure"), "{cookie}");
         let pair = cookie.split(';').next().unwrap();
         let with = |text: String| HeaderMap::from_iter([(header::COOKIE, text.parse().unwrap())]);
-        assert_eq!(keys.of(&with(format!("a=b; {pair}")), origin), Some(Needs::Reading));
-        assert_eq!(keys.of(&with(format!("{pair}0")), origin), None);
+        assert_eq!(keys.of(&with(format!("a=b; {pair}")), seat), Some(Needs::Reading));
+        assert_eq!(keys.of(&with(format!("{pair}0")), seat), None);
         let ticket = keys.ticket(Needs::Changing, None).unwrap();
-        assert_eq!(keys.of(&bearer(&ticket), origin), None, "a ticket is no token");
-        assert_eq!(keys.begin(&ticket, origin).map(|begun| begun.0), Some(Needs::Changing));
-        assert!(keys.begin(&ticket, origin).is_none(), "it begins one session");
+        assert_eq!(keys.of(&bearer(&ticket), seat), None, "a ticket is no token");
+        assert_eq!(keys.begin(&ticket, seat).map(|begun| begun.0), Some(Needs::Changing));
+        assert!(keys.begin(&ticket, seat).is_none(), "it begins one session");
         for _ in 0..SESSIONS {
-            keys.begin(keys.token(Needs::Changing), origin).unwrap();
+            keys.begin(keys.token(Needs::Reading), seat).unwrap();
         }
-        assert_eq!(keys.of(&with(pair.to_owned()), origin), None, "sessions are bounded: the oldest goes");
+        assert_eq!(keys.of(&with(pair.to_owned()), seat), None, "sessions are bounded: the oldest goes");
     }
 
     /// The ticket stands in the browser's command line, and a cookie is shown to every port of this machine.
@@ -411,49 +429,37 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let keys = keys(folder.path(), false);
         let ticket = keys.ticket(Needs::Changing, Some(1000)).unwrap();
-        for thief in [Origin::User(1001), Origin::Elsewhere, Origin::Somebody] {
+        for thief in [Seat::User(1001), Seat::Elsewhere, Seat::Nobody] {
             assert!(keys.begin(&ticket, thief).is_none(), "{thief:?}");
         }
-        let (_, cookie) = keys.begin(&ticket, Origin::User(1000)).expect("whoever asked for it");
+        let (_, cookie) = keys.begin(&ticket, Seat::User(1000)).expect("whoever asked for it");
         let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
         let headers = HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]);
-        assert_eq!(keys.of(&headers, Origin::User(1000)), Some(Needs::Changing));
-        for thief in [Origin::User(1001), Origin::Elsewhere, Origin::Somebody] {
+        assert_eq!(keys.of(&headers, Seat::User(1000)), Some(Needs::Changing));
+        for thief in [Seat::User(1001), Seat::Elsewhere, Seat::Nobody] {
             assert_eq!(keys.of(&headers, thief), None, "{thief:?}");
         }
-        let (_, cookie) = keys.begin(keys.token(Needs::Changing), Origin::Elsewhere).unwrap();
+        let (_, cookie) = keys.begin(keys.token(Needs::Changing), Seat::Elsewhere).unwrap();
         let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
         let headers = HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]);
-        assert_eq!((keys.of(&headers, Origin::Elsewhere), keys.of(&headers, Origin::User(0))), (Some(Needs::Changing), None));
+        assert_eq!((keys.of(&headers, Seat::Elsewhere), keys.of(&headers, Seat::User(0))), (Some(Needs::Changing), None));
     }
 
     #[test]
     fn regression_who_may_only_look_pushes_nobody_out_who_may_change() {
         let folder = tempfile::tempdir().unwrap();
         let keys = keys(folder.path(), false);
-        let origin = Origin::User(0);
+        let seat = Seat::User(0);
         let ticket = keys.ticket(Needs::Changing, None).unwrap();
-        let (_, cookie) = keys.begin(keys.token(Needs::Changing), origin).unwrap();
+        let (_, cookie) = keys.begin(keys.token(Needs::Changing), seat).unwrap();
         for _ in 0..2 * SESSIONS {
             keys.ticket(Needs::Reading, None).unwrap();
-            keys.begin(keys.token(Needs::Reading), origin).unwrap();
+            keys.begin(keys.token(Needs::Reading), seat).unwrap();
         }
         let pair = cookie.to_str().unwrap().split(';').next().unwrap().to_owned();
-        assert_eq!(keys.of(&HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]), origin), Some(Needs::Changing));
-        assert!(keys.begin(&ticket, origin).is_some());
-        assert_eq!(keys.sessions.lock().unwrap().len(), SESSIONS);
-    }
-
-    #[test]
-    fn a_connection_of_this_machine_is_its_users() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (accepted, from) = listener.accept().unwrap();
-        let own = braid_platform::linux::sys::process::own_user();
-        assert_eq!(Origin::of(accepted.local_addr().unwrap(), from), Origin::User(own));
-        drop(near);
-        assert_eq!(Origin::of(accepted.local_addr().unwrap(), from), Origin::Somebody);
-        assert_eq!(Origin::of(accepted.local_addr().unwrap(), "192.0.2.1:9".parse().unwrap()), Origin::Elsewhere);
+        assert_eq!(keys.of(&HeaderMap::from_iter([(header::COOKIE, pair.parse().unwrap())]), seat), Some(Needs::Changing));
+        assert!(keys.begin(&ticket, seat).is_some());
+        assert_eq!(keys.tickets.lock().unwrap().len(), SESSIONS);
     }
 
     #[test]

@@ -12,32 +12,51 @@ use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::access::Client;
+use super::places::{Ended, Place, Places};
 
 /// The most connections at a time; further ones wait in the kernel's queue.
 const MOST: usize = 256;
-/// The most of those who may not change anything, so that they keep nobody out who may.
-const STRANGERS: usize = 192;
+/// The most of those who may not change anything, so that they keep nobody out who may; and of one user of them.
+const READERS: usize = 192;
+const OF_ONE_READER: usize = 32;
 /// A connection over which nothing has come or gone for so long is closed. Longer than any answer takes, shorter than
 /// clients wait.
-pub(super) const IDLE: Duration = Duration::from_secs(6);
+const IDLE: Duration = Duration::from_secs(6);
+/// From the first byte of a request until it is whole and its answer begins: a client that sends a byte now and then is let go.
+const REQUEST: Duration = Duration::from_secs(15);
+
+/// How long a client may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    idle: Duration,
+    request: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { idle: IDLE, request: REQUEST }
+    }
+}
 
 /// Accepts clients of the Unix socket.
 pub(super) struct Connections {
     listener: UnixListener,
     free: Arc<Semaphore>,
-    strangers: Arc<Semaphore>,
-    idle: Duration,
+    readers: Places,
+    patience: Patience,
     own: u32,
 }
 
 impl Connections {
     /// For a daemon of this user.
     pub(super) fn of(listener: UnixListener, own: u32) -> Self {
-        Self { listener, free: Semaphore::new(MOST).into(), strangers: Semaphore::new(STRANGERS).into(), idle: IDLE, own }
+        let readers = Places::new(READERS, OF_ONE_READER);
+        Self { listener, free: Semaphore::new(MOST).into(), readers, patience: Patience::default(), own }
     }
 }
 
@@ -47,16 +66,18 @@ impl Listener for Connections {
 
     async fn accept(&mut self) -> (Connection<UnixStream>, SocketAddr) {
         loop {
-            // The semaphores are never closed.
-            let mut places: Vec<_> = self.free.clone().acquire_owned().await.into_iter().collect();
+            // The semaphore is never closed.
+            let free = self.free.clone().acquire_owned().await.ok();
             let (stream, address) = Listener::accept(&mut self.listener).await;
             let client = Client::of(&stream, self.own);
-            if !matches!(client, Client::Local { may_change: true, .. }) {
+            let mut connection = Connection::of(stream, client.clone(), self.patience);
+            connection._free = free;
+            if !client.may_change() {
                 // One too many is let go at once.
-                let Ok(place) = self.strangers.clone().try_acquire_owned() else { continue };
-                places.push(place);
+                let Some((place, ended)) = self.readers.take(client.origin()) else { continue };
+                connection = connection.at(place.into(), ended);
             }
-            return (Connection::of(stream, client, self.idle, places), address);
+            return (connection, address);
         }
     }
 
@@ -69,26 +90,48 @@ impl Listener for Connections {
 pub(super) struct Connection<S> {
     stream: S,
     client: Client,
-    idle: Duration,
+    patience: Patience,
     silence: Pin<Box<Sleep>>,
-    _places: Vec<OwnedSemaphorePermit>,
+    /// Since when a request comes in, or waits for its answer.
+    asked: Option<Instant>,
+    ended: Option<Ended>,
+    is_over: bool,
+    _free: Option<OwnedSemaphorePermit>,
+    _place: Option<Arc<Place>>,
 }
 
 impl<S> Connection<S> {
-    /// A connection that ends when nothing moves for `idle`, and gives its places back then.
-    pub(super) fn of(stream: S, client: Client, idle: Duration, places: Vec<OwnedSemaphorePermit>) -> Self {
-        Self { stream, client, idle, silence: Box::pin(sleep(idle)), _places: places }
+    /// A connection that ends when its client makes it wait for too long.
+    pub(super) fn of(stream: S, client: Client, patience: Patience) -> Self {
+        let silence = Box::pin(sleep(patience.idle));
+        Self { stream, client, patience, silence, asked: None, ended: None, is_over: false, _free: None, _place: None }
+    }
+
+    /// The same, which ends too when its place is given to another.
+    pub(super) fn at(self, place: Arc<Place>, ended: Ended) -> Self {
+        Self { ended: Some(ended), _place: Some(place), ..self }
     }
 
     /// Who is at the other end.
     pub(super) fn client(&self) -> Client {
-        self.client
+        self.client.clone()
     }
 
-    /// Passes on what became of an attempt, unless nothing has moved for too long.
+    /// Passes on what became of an attempt, unless the client has had its time.
     fn heard<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        // A poll may be put off for other tasks' sake.
+        let is_over = |ended: &mut Ended| ended.try_recv() == Err(TryRecvError::Closed) || Pin::new(ended).poll(context).is_ready();
+        if self.ended.as_mut().is_some_and(is_over) {
+            (self.ended, self.is_over) = (None, true);
+        }
+        if self.is_over {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        if self.asked.is_some_and(|asked| asked.elapsed() >= self.patience.request) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         if outcome.is_ready() {
-            let end = Instant::now() + self.idle;
+            let end = Instant::now() + self.patience.idle;
             self.silence.as_mut().reset(end);
             return outcome;
         }
@@ -98,7 +141,11 @@ impl<S> Connection<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.asked.get_or_insert_with(Instant::now);
+        }
         self.heard(context, outcome)
     }
 }
@@ -106,6 +153,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if matches!(outcome, Poll::Ready(Ok(written)) if written > 0) {
+            self.asked = None;
+        }
         self.heard(context, outcome)
     }
 
@@ -122,6 +172,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
 mod tests {
     use super::*;
     use braid_platform::linux::sys::process::own_user;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
@@ -129,7 +181,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
-        connections.idle = Duration::from_millis(50);
+        connections.patience.idle = Duration::from_millis(50);
         let mut clients = Vec::new();
         for _ in 0..MOST + 1 {
             clients.push(UnixStream::connect(&path).await.unwrap());
@@ -148,17 +200,82 @@ mod tests {
         assert_eq!(last.read_u8().await.unwrap(), b'x');
     }
 
+    /// So many connections of a user, over each of which it sends a byte.
+    struct Visitor(std::process::Child);
+
+    impl Visitor {
+        fn of(user: u32, path: &std::path::Path, count: usize) -> Self {
+            let script = "import socket, sys\nkept = []\nfor _ in range(int(sys.argv[2])):\n one = socket.socket(1, 1)\n one.connect(sys.argv[1])\n \
+                          one.send(b'x')\n kept.append(one)\nsys.stdin.read()";
+            let mut command = std::process::Command::new("python3");
+            command.args(["-c", script]).arg(path).arg(count.to_string()).uid(user).gid(user);
+            Self(command.stdin(std::process::Stdio::piped()).spawn().unwrap())
+        }
+    }
+
+    impl Drop for Visitor {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// One of them had all the places that there were for those who may only read.
     #[tokio::test]
-    async fn those_who_may_only_read_keep_nobody_else_out() {
+    async fn regression_a_user_who_may_only_read_keeps_nobody_out() {
+        if own_user() != 0 {
+            assert!(std::env::var_os("CI").is_none(), "users need root");
+            return println!("skipped: needs root");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = folder.path().join("socket");
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), 0);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let _greedy = Visitor::of(65_534, &path, READERS);
+        let mut served = Vec::new();
+        for _ in 0..READERS {
+            served.push(connections.accept().await.0);
+        }
+        let mut living = 0;
+        for connection in &mut served {
+            assert!(!connection.client().may_change());
+            living += usize::from(connection.read_u8().await.is_ok());
+        }
+        assert_eq!(living, OF_ONE_READER);
+        for (user, may_change) in [(65_533, false), (0, true)] {
+            let _visitor = Visitor::of(user, &path, 1);
+            let accepted = tokio::time::timeout(Duration::from_secs(60), connections.accept()).await;
+            let (mut connection, _) = accepted.expect("it is let in");
+            assert_eq!(connection.client().may_change(), may_change);
+            assert_eq!(connection.read_u8().await.unwrap(), b'x');
+        }
+    }
+
+    /// Each byte made it wait anew.
+    #[tokio::test]
+    async fn regression_a_request_that_comes_byte_by_byte_is_given_up() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        // For a daemon of another user, this process is a stranger unless it is root's.
-        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user().wrapping_add(1));
-        connections.strangers = Semaphore::new(1).into();
-        let _clients = [UnixStream::connect(&path).await.unwrap(), UnixStream::connect(&path).await.unwrap()];
-        let (first, _) = connections.accept().await;
-        let second = tokio::time::timeout(Duration::from_millis(50), connections.accept()).await;
-        assert_eq!(second.is_ok(), matches!(first.client(), Client::Local { may_change: true, .. }));
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
+        connections.patience = Patience { idle: Duration::from_secs(60), request: Duration::from_millis(50) };
+        let mut client = UnixStream::connect(&path).await.unwrap();
+        let (mut connection, _) = connections.accept().await;
+        // One that is answered goes on.
+        for _ in 0..3 {
+            client.write_all(b"x").await.unwrap();
+            connection.read_u8().await.unwrap();
+            connection.write_all(b"y").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(60)).await;
+        }
+        for _ in 0..5000 {
+            client.write_all(b"x").await.unwrap();
+            if let Err(error) = connection.read_u8().await {
+                return assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        panic!("it is still waited for");
     }
 
     #[tokio::test]
@@ -166,7 +283,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
-        connections.idle = Duration::from_millis(50);
+        connections.patience.idle = Duration::from_millis(50);
         let _client = UnixStream::connect(&path).await.unwrap();
         let (mut connection, _) = connections.accept().await;
         let error = connection.write_all(&vec![0; 1 << 24]).await.unwrap_err();

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use braid_api::openapi::Needs;
 use braid_api::{App, AppsSample, Note, Peer, Sample, Status};
 use bytes::Bytes;
 use futures_util::stream;
@@ -17,9 +18,13 @@ use serde::Serialize;
 use tokio::sync::{broadcast, mpsc};
 
 use super::FlowList;
+use super::places::{Origin, Place, Places};
 
-/// The most listeners.
-const MOST: usize = 64;
+/// The most listeners of those who may change something.
+const CHANGERS: usize = 32;
+/// The most of those who may only read, and of one user or address of them.
+const READERS: usize = 48;
+const OF_ONE_READER: usize = 12;
 /// Seconds that a listener may lag behind; what is kept for it meanwhile is a few megabytes at most.
 const LAG: usize = 8;
 /// Updates that the API's thread may lag behind.
@@ -112,6 +117,8 @@ impl Spreader {
 pub(super) struct Live {
     frames: broadcast::WeakSender<Frame>,
     listeners: Arc<AtomicUsize>,
+    changers: Places,
+    readers: Places,
 }
 
 /// The three ends of a stream of events.
@@ -119,7 +126,8 @@ pub(super) fn live() -> (Live, Feed, Spreader) {
     let (frames, _) = broadcast::channel(LAG);
     let (send, updates) = mpsc::channel(UPDATES);
     let listeners = Arc::new(AtomicUsize::new(0));
-    let live = Live { frames: frames.downgrade(), listeners: listeners.clone() };
+    let (changers, readers) = (Places::new(CHANGERS, CHANGERS), Places::new(READERS, OF_ONE_READER));
+    let live = Live { frames: frames.downgrade(), listeners: listeners.clone(), changers, readers };
     (live, Feed { updates: send, listeners }, Spreader { updates, frames })
 }
 
@@ -147,6 +155,7 @@ impl Frame {
 pub(super) struct Listener {
     frames: broadcast::Receiver<Frame>,
     listeners: Arc<AtomicUsize>,
+    _place: Place,
 }
 
 impl Drop for Listener {
@@ -156,11 +165,13 @@ impl Drop for Listener {
 }
 
 impl Live {
-    /// Lets one more in; `None` where there are too many, or the daemon is ending.
-    pub(super) fn listen(&self) -> Option<Listener> {
+    /// Lets one more in that may do so much; `None` where there are too many of its kind, or the daemon is ending.
+    pub(super) fn listen(&self, origin: Origin, may: Needs) -> Option<Listener> {
+        let places = if may == Needs::Changing { &self.changers } else { &self.readers };
+        let place = places.try_take(origin)?;
         let frames = self.frames.upgrade()?.subscribe();
-        let listener = Listener { frames, listeners: self.listeners.clone() };
-        (self.listeners.fetch_add(1, Ordering::Relaxed) < MOST).then_some(listener)
+        self.listeners.fetch_add(1, Ordering::Relaxed);
+        Some(Listener { frames, listeners: self.listeners.clone(), _place: place })
     }
 }
 
@@ -275,6 +286,23 @@ mod tests {
         Note { id, at_ms: id, kind: "link".into(), level: "info".into(), text: "a\nb\r\n<script>".into() }
     }
 
+    fn listen(live: &Live) -> Option<Listener> {
+        live.listen(Origin::User(0), Needs::Changing)
+    }
+
+    #[test]
+    fn those_who_may_only_read_leave_streams_to_each_other_and_to_those_who_may_change() {
+        let (live, _feed, _spreader) = live();
+        let reads = |user: u32| live.listen(Origin::User(user), Needs::Reading);
+        let first: Vec<_> = std::iter::from_fn(|| reads(1000)).collect();
+        assert_eq!(first.len(), OF_ONE_READER);
+        let others: Vec<_> = (1001..1100).filter_map(reads).collect();
+        assert_eq!(others.len(), READERS - OF_ONE_READER);
+        assert!(listen(&live).is_some());
+        drop(first);
+        assert!(reads(2000).is_some());
+    }
+
     async fn next(body: &mut Body) -> Option<String> {
         let frame = body.frame().await?.unwrap().into_data().unwrap();
         Some(String::from_utf8(frame.to_vec()).unwrap())
@@ -285,7 +313,7 @@ mod tests {
         let (live, feed, spreader) = live();
         assert!(!feed.heard());
         let spread = tokio::spawn(spreader.run());
-        let (one, two) = (live.listen().unwrap(), live.listen().unwrap());
+        let (one, two) = (listen(&live).unwrap(), listen(&live).unwrap());
         assert!(feed.heard());
         let mut bodies = [one.stream(first(7)).into_body(), two.stream(first(8)).into_body()];
         for body in &mut bodies {
@@ -312,18 +340,18 @@ mod tests {
         for mut body in bodies {
             assert_eq!(next(&mut body).await, None, "the stream ends with the daemon");
         }
-        assert!(live.listen().is_none());
+        assert!(listen(&live).is_none());
     }
 
     #[tokio::test]
     async fn listeners_are_bounded_and_slow_ones_let_go() {
         let (live, feed, spreader) = live();
         let spread = tokio::spawn(spreader.run());
-        let mut slow = live.listen().unwrap().stream(first(0)).into_body();
-        let crowd: Vec<_> = (1..MOST).map(|_| live.listen().unwrap()).collect();
-        assert!(live.listen().is_none());
+        let mut slow = listen(&live).unwrap().stream(first(0)).into_body();
+        let crowd: Vec<_> = (1..CHANGERS).map(|_| listen(&live).unwrap()).collect();
+        assert!(listen(&live).is_none());
         drop(crowd);
-        assert!(live.listen().is_some());
+        assert!(listen(&live).is_some());
         for n in 1..=(LAG as u64 + 2) {
             while !feed.tell(Update { notes: vec![note(n)], ..Update::default() }) {
                 tokio::task::yield_now().await;

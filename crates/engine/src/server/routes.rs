@@ -13,7 +13,7 @@ use braid_api::{Accepted, ConfigView, Explanation, Problem, Resolution, Session,
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
-use super::access::{Client, May, Origin, guard};
+use super::access::{Client, May, guard};
 use super::connections::Connections;
 use super::tcp::Entrance;
 use super::{Answer, Api, PATIENCE, Refusal, Request, metrics, pages};
@@ -123,11 +123,16 @@ async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status)).into_response())
 }
 
-async fn events(State(api): Core, headers: HeaderMap) -> Result<Response, Refusal> {
+async fn events(
+    State(api): Core,
+    Extension(May(may)): Extension<May>,
+    ConnectInfo(client): ConnectInfo<Client>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
     let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.trim().parse().ok());
     let crowded = "too many programs listen already: close some pages of Braid's";
     // Before the first is told, so that nothing falls between the two.
-    let listener = api.live.listen().ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
+    let listener = api.live.listen(client.origin(), may).ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
     let first = exchange(&api, |answer| Request::Subscribe(after, answer)).await?;
     Ok(listener.stream(aside(move || first.opening()).await?))
 }
@@ -226,15 +231,11 @@ async fn who(Extension(May(needs)): Extension<May>) -> Json<Session> {
 /// A token becomes a cookie, which scripts cannot read.
 async fn session(State(api): Core, ConnectInfo(client): ConnectInfo<Client>, body: Body<SessionRequest>) -> Result<Response, Refusal> {
     let request = said(body)?;
-    let origin = match client {
-        Client::Remote(origin) => origin,
-        Client::Local { user, .. } => user.map_or(Origin::Somebody, Origin::User),
-    };
     let Some(keys) = &api.keys else {
         return Err(Refusal(Problem::new(409, "No tokens", "the daemon was started without --ui: it knows no tokens")));
     };
     let wrong = || Refusal(Problem::new(401, "Not a token", "this is not a token of this daemon: open the page by `braid ui`"));
-    let (needs, cookie): (Needs, HeaderValue) = keys.begin(&request.token, origin).ok_or_else(wrong)?;
+    let (needs, cookie): (Needs, HeaderValue) = keys.begin(&request.token, client.origin().into()).ok_or_else(wrong)?;
     Ok(([(header::SET_COOKIE, cookie)], Json(Session { may_change: needs == Needs::Changing })).into_response())
 }
 
@@ -254,7 +255,7 @@ async fn ui(
         return Err(Refusal(Problem::new(409, "No page", detail)));
     };
     let user = match client {
-        Client::Local { user, .. } if here => user,
+        Client::Local { user, .. } if here => Some(user),
         _ => None,
     };
     let ticket = keys.ticket(needs, user).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;

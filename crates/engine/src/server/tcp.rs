@@ -10,22 +10,28 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::serve::Listener;
+use braid_bond::host::source;
+use braid_model::Protocol;
+use braid_platform::linux::sockdiag;
 use ring::digest::{SHA256, digest};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::access::{Client, Origin};
-use super::connections::{Connection, IDLE};
+use super::access::Client;
+use super::connections::{Connection, Patience};
+use super::places::{Origin, Places};
 
-/// The most connections at a time; further ones wait in the kernel's queue.
+/// The most connections at a time, and of one address or its network. For one more, the oldest goes that has not shown that it may change
+/// something.
 const MOST: usize = 128;
+const OF_ONE: usize = 32;
 /// How long a client may take to agree on TLS.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
@@ -154,28 +160,45 @@ fn tls(chain: &Path, key: &Path) -> Result<(Arc<ServerConfig>, String), UiError>
     Ok((Arc::new(config), hash.join(":")))
 }
 
+/// Whom a connection counts for: a user of this machine, as far as that can be told, or an address elsewhere.
+fn origin(stream: &TcpStream, remote: SocketAddr) -> Origin {
+    let Ok(local) = stream.local_addr() else { return Origin::Somebody };
+    let [own, far] = [local, remote].map(|address| address.ip().to_canonical());
+    if !far.is_loopback() && far != own {
+        return Origin::Address(source(remote));
+    }
+    let owner = sockdiag::owner(Protocol::Tcp, remote, local).ok().flatten();
+    owner.and_then(|owner| owner.user).map_or(Origin::Somebody, Origin::User)
+}
+
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: mpsc::Sender<Connection<Stream>>) {
-    let free = Arc::new(Semaphore::new(MOST));
+    let places = Places::new(MOST, OF_ONE);
     let mut listener = listener;
     loop {
-        // The semaphore is never closed.
-        let Ok(place) = free.clone().acquire_owned().await else { return };
         // It waits where the system has no descriptor left.
         let (stream, remote) = Listener::accept(&mut listener).await;
-        let origin = stream.local_addr().map_or(Origin::Somebody, |local| Origin::of(local, remote));
+        let Some((place, mut ended)) = places.take(origin(&stream, remote)) else { continue };
         let (acceptor, clients) = (acceptor.clone(), clients.clone());
         tokio::spawn(async move {
             // An event that is small must not wait for the next.
             let _ = stream.set_nodelay(true);
             let stream = match acceptor {
                 None => Stream::Plain(stream),
-                Some(acceptor) => match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-                    Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
-                    // A scanner, or one that does not trust the certificate.
-                    _ => return,
-                },
+                Some(acceptor) => {
+                    let agreed = tokio::select! {
+                        agreed = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)) => agreed,
+                        _ = &mut ended => return,
+                    };
+                    match agreed {
+                        Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
+                        // A scanner, or one that does not trust the certificate.
+                        _ => return,
+                    }
+                }
             };
-            let _ = clients.send(Connection::of(stream, Client::Remote(origin), IDLE, vec![place])).await;
+            let place = Arc::new(place);
+            let connection = Connection::of(stream, Client::Remote(place.clone()), Patience::default());
+            let _ = clients.send(connection.at(place, ended)).await;
         });
     }
 }
@@ -283,5 +306,18 @@ mod tests {
         let other = rcgen::generate_simple_self_signed(vec!["a".into()]).unwrap();
         std::fs::write(&key, other.signing_key.serialize_pem()).unwrap();
         assert!(open().contains("c.pem"), "the key is another's");
+    }
+
+    #[tokio::test]
+    async fn a_connection_of_this_machine_is_its_users() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, from) = listener.accept().await.unwrap();
+        let own = braid_platform::linux::sys::process::own_user();
+        assert_eq!(origin(&accepted, from), Origin::User(own));
+        drop(near);
+        assert_eq!(origin(&accepted, from), Origin::Somebody);
+        let elsewhere = "192.0.2.1:9".parse().unwrap();
+        assert_eq!(origin(&accepted, elsewhere), Origin::Address(source(elsewhere)));
     }
 }

@@ -14,6 +14,7 @@ use braid_model::{Bytes, FlowId};
 use fixture::{FILE, Fixture, NOW, request};
 use http_body_util::BodyExt;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
 /// Runs a test in a runtime of its own.
 fn in_runtime<T>(test: impl Future<Output = T>) -> T {
@@ -218,5 +219,60 @@ fn the_tradeoff_is_of_the_links_present() {
         assert_eq!((bps(0), bps(10), bps(20)), (Some(100_000_000), Some(150_000_000), Some(200_000_000)));
         // Both links alike: 81.16 J a gigabyte, at 25 MB/s.
         assert!((points[20]["power_w"].as_f64().unwrap() - 2.03).abs() < 0.01, "{tradeoff}");
+    });
+}
+
+/// Sixty-four readers had all streams that there were.
+#[test]
+fn regression_readers_leave_streams_to_those_who_may_change() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let bearer = fixture.tokens.clone().map(|token| format!("Bearer {token}"));
+        let stream = |token: &str| request("GET /v1/events", &[("authorization", token)], "");
+        let mut kept = Vec::new();
+        for _ in 0..64 {
+            let mut reader = fixture.remote().await;
+            let answer = reader.begin(stream(&bearer[1])).await.unwrap();
+            if answer.status() == 200 {
+                kept.push((reader, answer));
+            }
+        }
+        assert!(!kept.is_empty());
+        let answer = fixture.remote().await.begin(stream(&bearer[0])).await.unwrap();
+        assert_eq!(answer.status(), 200);
+    });
+}
+
+/// Requests whose bodies come slowly took any number of places.
+#[test]
+fn regression_a_reader_has_so_many_requests_under_way_and_others_are_answered() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let bearer = fixture.tokens.clone().map(|token| format!("Bearer {token}"));
+        let mut slow = Vec::new();
+        for _ in 0..16 {
+            let mut stream = tokio::net::TcpStream::connect(fixture.address).await.unwrap();
+            let head = format!(
+                "POST /v1/explain HTTP/1.1\r\nhost: localhost\r\nauthorization: {}\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{{",
+                bearer[1]
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            slow.push(stream);
+        }
+        let status = async |token: &str| fixture.remote().await.ask("GET /v1/status", &[("authorization", token)], "").await.status;
+        let refused = async {
+            while status(&bearer[1]).await != 429 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), refused).await.expect("it has as many as it may have");
+        assert_eq!(status(&bearer[0]).await, 200);
+        drop(slow);
+        let answered = async {
+            while status(&bearer[1]).await != 200 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), answered).await.expect("it has fewer now");
     });
 }
