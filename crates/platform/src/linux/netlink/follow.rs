@@ -95,11 +95,11 @@ impl Follower {
     /// The same with other places for what the kernel does not tell.
     pub fn with_files(files: Files) -> Result<(Self, watch::Receiver<Arc<NetworkSnapshot>>), FollowError> {
         let news = listen().map_err(FollowError::Listen)?;
-        // Both sockets are opened here: they belong to this thread's namespace.
+        let policies = ipsec::listen().map_err(FollowError::Listen)?;
+        // All sockets are opened here: they belong to this thread's namespace.
         let mut kernel = Conversation::open().map_err(FollowError::Listen)?;
         let first = Arc::new(take(&mut kernel, &files, &Advertised::default())?);
         let (sender, receiver) = watch::channel(first);
-        let policies = ipsec::listen().map_err(FollowError::Listen)?;
         let shared = Arc::new(Shared { news, policies, stop: AtomicBool::new(false) });
         if shared.policies.is_some() {
             let hearing = shared.clone();

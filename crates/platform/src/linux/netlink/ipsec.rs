@@ -22,6 +22,8 @@ const POLICY_ID: usize = 64;
 const POLICY: usize = 168;
 const XFRMNLGRP_POLICY: u32 = 4;
 const XFRMA_TMPL: u16 = 5;
+const XFRMA_MARK: u16 = 21;
+const XFRMA_IF_ID: u16 = 31;
 const POLICY_OUT: u8 = 1;
 const POLICY_BLOCK: u8 = 1;
 
@@ -62,22 +64,33 @@ fn is_none(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENOENT))
 }
 
-/// Where a policy protects or blocks what this machine sends. One that lets pass is none: what it covers, routes may cover as well, and to
-/// leave that alone does no harm.
-fn covered(body: &[u8]) -> Option<IpNet> {
-    let info = body.get(..POLICY)?;
-    let applies =
-        NlasIterator::new(body.get(POLICY..)?).flatten().any(|attribute| attribute.kind() == XFRMA_TMPL && attribute.value_length() > 0);
-    if info[160] != POLICY_OUT || !(applies || info[161] == POLICY_BLOCK) {
-        return None;
+/// Where a policy protects or blocks what this machine sends; everywhere in its family if it cannot be read whole. One that lets pass is none:
+/// what it covers, routes may cover as well, and to leave that alone does no harm. Nor is one of a device (`if_id`) or of packets with a mark,
+/// which routes lead to it: those are looked at.
+fn covered(body: &[u8]) -> Vec<IpNet> {
+    let everywhere = || [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)].map(|ip| IpNet::new_assert(ip, 0));
+    let (Some(info), Some(attributes)) = (body.get(..POLICY), body.get(POLICY..)) else { return everywhere().to_vec() };
+    let (mut applies, mut elsewhere) = (info[161] == POLICY_BLOCK, false);
+    for attribute in NlasIterator::new(attributes).flatten() {
+        let number = |at: usize| attribute.value().get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
+        match attribute.kind() {
+            XFRMA_TMPL => applies |= attribute.value_length() > 0,
+            XFRMA_MARK => elsewhere |= number(0) & number(4) != 0,
+            XFRMA_IF_ID => elsewhere |= number(0) != 0,
+            _ => {}
+        }
     }
-    let address: [u8; 16] = info[..16].try_into().ok()?;
+    if info[160] != POLICY_OUT || !applies || elsewhere {
+        return Vec::new();
+    }
+    let (v4, v6): ([u8; 4], [u8; 16]) = (info[..4].try_into().unwrap_or_default(), info[..16].try_into().unwrap_or_default());
     let address = match i32::from(u16::from_ne_bytes([info[40], info[41]])) {
-        libc::AF_INET => IpAddr::V4(Ipv4Addr::new(address[0], address[1], address[2], address[3])),
-        libc::AF_INET6 => IpAddr::V6(Ipv6Addr::from(address)),
-        _ => return None,
+        libc::AF_INET => IpAddr::from(v4),
+        libc::AF_INET6 => IpAddr::from(v6),
+        _ => return everywhere().to_vec(),
     };
-    IpNet::new(address, info[42]).ok().map(|net| net.trunc())
+    let whole = || everywhere().into_iter().find(|net| net.addr().is_ipv4() == address.is_ipv4());
+    IpNet::new(address, info[42]).ok().map(|net| net.trunc()).or_else(whole).into_iter().collect()
 }
 
 #[cfg(test)]
@@ -99,23 +112,34 @@ mod tests {
 
     #[test]
     fn policies_that_protect_or_block_what_is_sent_cover_it() {
-        let v4 = |length, kind, templates| covered(&policy(libc::AF_INET, &[10, 1, 2, 3], length, kind, templates));
+        let v4 = |length, kind, templates| covered(&policy(libc::AF_INET, &[10, 1, 2, 3], length, kind, templates)).first().copied();
         assert_eq!(v4(8, (1, 0), 1), Some("10.0.0.0/8".parse().unwrap()));
         assert_eq!(v4(0, (1, 0), 2), Some("0.0.0.0/0".parse().unwrap()));
         assert_eq!(v4(32, (1, 1), 0), Some("10.1.2.3/32".parse().unwrap()), "it blocks");
         assert_eq!(v4(8, (1, 0), 0), None, "it lets pass");
         assert_eq!([0, 2, 4].map(|direction| v4(8, (direction, 0), 1)), [None; 3], "what comes in, what is forwarded, one socket's own");
         let v6 = covered(&policy(libc::AF_INET6, &"2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), 32, (1, 0), 1));
-        assert_eq!(v6, Some("2001:db8::/32".parse().unwrap()));
+        assert_eq!(v6, ["2001:db8::/32".parse().unwrap()]);
+        for (kind, value, covers) in [(XFRMA_IF_ID, 7u32, false), (XFRMA_IF_ID, 0, true), (XFRMA_MARK, 7, false), (XFRMA_MARK, 0, true)] {
+            let mut body = policy(libc::AF_INET, &[10, 1, 2, 3], 8, (1, 0), 1);
+            body.extend(if kind == XFRMA_MARK { 12u16 } else { 8 }.to_ne_bytes());
+            body.extend(kind.to_ne_bytes());
+            body.extend(value.to_ne_bytes());
+            body.extend(if kind == XFRMA_MARK { vec![0xff; 4] } else { vec![] });
+            assert_eq!(!covered(&body).is_empty(), covers, "{kind} {value}");
+        }
     }
 
     #[test]
-    fn regression_what_is_malformed_covers_nothing_and_harms_nobody() {
+    fn regression_a_policy_that_cannot_be_read_covers_everything() {
         let whole = policy(libc::AF_INET, &[10, 1, 2, 3], 8, (1, 0), 1);
-        for end in 0..whole.len() {
+        for end in 0..POLICY {
+            assert_eq!(covered(&whole[..end]).len(), 2, "{end}");
+        }
+        for end in POLICY..whole.len() {
             let _ = covered(&whole[..end]);
         }
-        assert_eq!(covered(&policy(libc::AF_INET, &[10, 1, 2, 3], 33, (1, 0), 1)), None);
-        assert_eq!(covered(&policy(77, &[10, 1, 2, 3], 8, (1, 0), 1)), None);
+        assert_eq!(covered(&policy(libc::AF_INET, &[10, 1, 2, 3], 33, (1, 0), 1)), ["0.0.0.0/0".parse().unwrap()]);
+        assert_eq!(covered(&policy(77, &[10, 1, 2, 3], 8, (1, 0), 1)).len(), 2);
     }
 }
