@@ -34,13 +34,18 @@ def main(table, verdicts, kernels, compilers):
         verdicts = {(v["kernel"], v["object"], v["program"]): v for v in map(json.loads, lines)}
     columns = [(kernel, compiler) for kernel in kernels.split() for compiler in compilers.split()]
     known = read(table)
-    programs = sorted({program for _, _, program in verdicts} or {program for _, program in known})
+    # Where only some columns are tried, the others' programs must not be lost.
+    partial = not verdicts or {column for column, _ in known} - set(columns)
+    programs = sorted({program for _, _, program in verdicts} | ({program for _, program in known} if partial else set()))
     text = render(columns, programs, lambda column, program: cell(verdicts.get((*column, program))))
     print(text)
     faults = [fault for column in columns for program in programs for fault in judge(verdicts.get((*column, program)), column, program)]
     faults += [fault for column in columns for fault in uncounted(verdicts, column)]
     if os.environ.get("UPDATE"):
-        write(table, known, columns, programs, verdicts)
+        if faults:
+            print("the table is not written, since something failed")
+        else:
+            write(table, known, columns, programs, verdicts)
     else:
         faults += compare(known, verdicts, columns, programs)
     for fault in faults:
@@ -160,6 +165,9 @@ def self_test():
     assert judged(calls("6.12")) == 1, "calls that should load"
     os.environ["UPDATE"] = "1"
     assert judged(calls("6.1")) == 0 and judged([v for v in whole if v["kernel"] == "6.12"], "6.12") == 0
+    before = table.read_text()
+    assert judged([v for v in whole if (v["kernel"], v["program"]) == ("6.12", "one")], "6.12") == 1, "an update that would lose a program"
+    assert table.read_text() == before
     os.environ.pop("UPDATE")
     assert judged(calls("6.1")) == 0, "an update of one kernel leaves the other's columns"
     print("test result: ok. 1 passed; 0 failed; verdicts.py")
