@@ -30,8 +30,8 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 			return 0;
 	}
 	if (conditions & BRAID_IF_EXE) {
-		struct braid_exe_key key = request->app.exe;
-		struct braid_exe *exe = bpf_map_lookup_elem(&executables, &key);
+		struct braid_exe_key program = request->app.exe;
+		struct braid_exe *exe = bpf_map_lookup_elem(&executables, &program);
 
 		if (!exe || exe->id[request->bank & 1] != rule->exe)
 			return 0;
