@@ -35,10 +35,10 @@ fn first_line(from: impl BufRead) -> io::Result<String> {
 /// # Errors
 /// `Interrupted` for Ctrl-C, else those of the terminal.
 pub(crate) fn ask(prompt: &str) -> io::Result<String> {
-    write!(io::stderr(), "{prompt}")?;
-    io::stderr().flush()?;
+    // First: what is typed at the prompt, however early, is not shown.
     enable_raw_mode()?;
-    let typed = typed();
+    let prompted = write!(io::stderr(), "{prompt}").and_then(|()| io::stderr().flush());
+    let typed = prompted.and_then(|()| typed());
     let restored = disable_raw_mode();
     writeln!(io::stderr())?;
     restored.and(typed)

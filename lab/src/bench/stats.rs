@@ -70,6 +70,14 @@ impl Pairs {
         Mean::of(&self.ratios())
     }
 
+    /// The geometric mean of the ratios, with the ends of its 95 % confidence interval (Student's, of their logarithms):
+    /// a ratio and its inverse weigh the same, so two sides that only scatter come to 1.
+    pub(super) fn geometric(&self) -> [f64; 3] {
+        let logs = Mean::of(&self.ratios().iter().map(|ratio| ratio.ln()).collect::<Vec<_>>());
+        let (low, high) = logs.interval();
+        [logs.mean, low, high].map(f64::exp)
+    }
+
     /// What the side with Braid takes more, pair by pair.
     pub(super) fn more(&self) -> Mean {
         Mean::of(&self.with.iter().zip(&self.without).map(|(with, without)| with - without).collect::<Vec<_>>())
@@ -131,6 +139,18 @@ mod tests {
         assert_eq!((median(&values), worst(&values), quantile(&values, 0.99), quantile(&values, 0.0)), (3.0, 5.0, 5.0, 1.0));
         assert_eq!(median(&[1.0, 2.0]), 1.0);
         assert_eq!((median(&[]), worst(&[])), (0.0, 0.0));
+    }
+
+    #[test]
+    fn scatter_alone_is_no_gain() {
+        let mut pairs = Pairs::default();
+        for (with, without) in [(2.0, 1.0), (1.0, 2.0), (4.0, 1.0), (1.0, 4.0)] {
+            pairs.push(true, with);
+            pairs.push(false, without);
+        }
+        let [middle, low, high] = pairs.geometric();
+        assert!((middle - 1.0).abs() < 1e-12 && (low * high - 1.0).abs() < 1e-12 && low < 0.5, "{middle} {low} {high}");
+        assert!(pairs.ratio().mean > 1.6);
     }
 
     #[test]
