@@ -166,6 +166,8 @@ struct braid_affinity_value {
 #define BRAID_FLOW_PENDING 1u /* connected UDP that has sent nothing yet: reserves nothing; or a place of TCP's that is being written */
 #define BRAID_FLOW_MARKER 2u  /* not a flow: the socket sends unconnected datagrams, see `datagrams` */
 
+#define BRAID_FLOW_FILTERED 4u /* it goes direct though its destination runs Braid: programs of others filter its cgroup */
+
 struct braid_flow {
 	__u64 id; /* the socket's cookie */
 	__u64 started;
@@ -217,6 +219,7 @@ struct braid_redirection {
 };
 
 #define BRAID_ARRIVAL_UNCONNECTED 1u
+#define BRAID_ARRIVAL_FILTERED 2u /* programs of others filter its cgroup: it goes to a relay, not straight to its destination */
 
 /*
  * A redirected connection that the daemon has not taken yet, or an exchange of datagrams; its key is the loopback address of its

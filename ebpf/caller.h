@@ -29,6 +29,7 @@ struct request {
 	__u8 placed : 1; /* it has the place that its cookie gives it */
 	__u8 strict : 1; /* its rule names the links: where they cannot be had, it must fail */
 	__u8 redirect : 1; /* the policy has it carried by the daemon */
+	__u8 filtered : 1; /* its destination runs Braid, and programs of others filter its cgroup */
 	__u8 by_port : 1; /* a redirected one goes to ::1 instead of `turned` */
 	__u16 listener; /* where a redirected one goes: the port, network order */
 	__u32 turned; /* and the loopback address, network order; 0: it is not redirected */
@@ -218,6 +219,49 @@ BRAID_INLINE void read_source(struct bpf_sock *socket, struct request *request)
 		request->source[3] = BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
 	else
 		BPF_CORE_READ_INTO(&request->source, sk, __sk_common.skc_v6_rcv_saddr);
+}
+
+/* More programs of one kind than this are not looked through. */
+#define BRAID_MAX_PROGRAMS 16
+
+/* Whether a program that is no Braid's runs for the caller's cgroup at this attach type (of the kernel's own numbers); unknown counts. */
+__attribute__((noinline)) int has_foreign_program(__u32 type)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	const void *cgroup = BPF_CORE_READ(task, cgroups, dfl_cgrp);
+	const void *slot = cgroup + bpf_core_field_offset(struct cgroup, bpf) + bpf_core_field_offset(struct cgroup_bpf, effective);
+	const void *programs = NULL;
+
+	if (!cgroup || bpf_probe_read_kernel(&programs, sizeof(programs), slot + type * sizeof(programs)) || !programs)
+		return 1;
+	programs += bpf_core_field_offset(struct bpf_prog_array, items);
+#pragma unroll
+	for (__u32 at = 0; at < BRAID_MAX_PROGRAMS; at++) {
+		const struct bpf_prog_array_item *item = programs + at * bpf_core_type_size(struct bpf_prog_array_item);
+		const struct bpf_prog *program = BPF_CORE_READ(item, prog);
+		char name[16] = {};
+
+		if (!program)
+			return 0;
+		BPF_CORE_READ_INTO(&name, program, aux, name);
+		if (name[0] != 'b' || name[1] != 'r' || name[2] != 'a' || name[3] != 'i' || name[4] != 'd' || name[5] != '_')
+			return 1;
+	}
+	return 1;
+}
+
+/*
+ * Whether programs of others filter what the caller's cgroup sends or receives (`IPAddressDeny=` and its like). They do not see what the
+ * daemon sends for it. Other Braids, in other network namespaces, filter nothing.
+ */
+BRAID_INLINE _Bool is_filtered(void)
+{
+	return has_foreign_program(bpf_core_enum_value(enum cgroup_bpf_attach_type, CGROUP_INET_EGRESS)) ||
+	       has_foreign_program(bpf_core_enum_value(enum cgroup_bpf_attach_type, CGROUP_INET_INGRESS)) ||
+	       has_foreign_program(bpf_core_enum_value(enum cgroup_bpf_attach_type, CGROUP_INET4_CONNECT)) ||
+	       has_foreign_program(bpf_core_enum_value(enum cgroup_bpf_attach_type, CGROUP_INET6_CONNECT)) ||
+	       has_foreign_program(bpf_core_enum_value(enum cgroup_bpf_attach_type, CGROUP_UDP4_SENDMSG)) ||
+	       has_foreign_program(bpf_core_enum_value(enum cgroup_bpf_attach_type, CGROUP_UDP6_SENDMSG));
 }
 
 BRAID_INLINE _Bool is_ours(__u32 mark)

@@ -193,7 +193,7 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 	flow->ifindex = now->slots[request->slot & (BRAID_MAX_LINKS - 1)].ifindex;
 	flow->process = request->process;
 	flow->user = request->user;
-	flow->flags = flags;
+	flow->flags = flags | (request->filtered ? BRAID_FLOW_FILTERED : 0);
 	flow->direction = request->direction;
 	flow->class_ = request->class_;
 	flow->scheduler = now->scheduler;
@@ -248,7 +248,7 @@ static __attribute__((noinline)) int follow(struct bpf_sock *socket, const struc
 	own->flow.reserved = request->demand;
 	own->socket = (__u64)socket;
 	__asm__ volatile("" ::: "memory");
-	own->flow.flags = 0;
+	own->flow.flags &= ~BRAID_FLOW_PENDING;
 	return 0;
 }
 

@@ -52,7 +52,38 @@ struct signal_struct {
 	struct pid *pids[4];
 };
 
+struct bpf_prog_aux {
+	char name[16];
+};
+
+struct bpf_prog {
+	struct bpf_prog_aux *aux;
+};
+
+struct bpf_prog_array_item {
+	struct bpf_prog *prog;
+};
+
+/* The last item has no program. */
+struct bpf_prog_array {
+	struct bpf_prog_array_item items[1];
+};
+
+/* By attach type, what runs for a cgroup: its own programs and those of the cgroups above it. */
+struct cgroup_bpf {
+	struct bpf_prog_array *effective[1];
+};
+
+struct cgroup {
+	struct cgroup_bpf bpf;
+};
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
+
 struct task_struct {
+	struct css_set *cgroups;
 	struct task_struct *group_leader;
 	struct signal_struct *signal;
 	struct mm_struct *mm;
@@ -120,5 +151,15 @@ struct tcp_sock {
 };
 
 #pragma clang attribute pop
+
+/* The numbers differ from kernel to kernel: they are read by `bpf_core_enum_value` alone. */
+enum cgroup_bpf_attach_type {
+	CGROUP_INET_INGRESS,
+	CGROUP_INET_EGRESS,
+	CGROUP_INET4_CONNECT,
+	CGROUP_INET6_CONNECT,
+	CGROUP_UDP4_SENDMSG,
+	CGROUP_UDP6_SENDMSG,
+};
 
 #endif

@@ -164,9 +164,9 @@ BRAID_INLINE void expect(const struct braid_params *now, struct request *request
 
 /*
  * Whether the flow is turned to the daemon because its destination runs Braid itself. One that may use a single link gains nothing by it.
- * Datagrams only where a rule says so: most are of protocols that take another order for loss.
+ * Datagrams only where a rule says so: most are of protocols that take another order for loss. None whose cgroup others filter.
  */
-BRAID_INLINE _Bool goes_straight(const struct braid_params *now, const struct request *request, __u32 actions)
+BRAID_INLINE _Bool goes_straight(const struct braid_params *now, struct request *request, __u32 actions)
 {
 	struct braid_datagram_key key = {};
 
@@ -180,7 +180,10 @@ BRAID_INLINE _Bool goes_straight(const struct braid_params *now, const struct re
 	key.port = request->port;
 	if (!bpf_map_lookup_elem(&servers, key.remote))
 		return 0;
-	return !bpf_map_lookup_elem(&shut, &key);
+	if (bpf_map_lookup_elem(&shut, &key))
+		return 0;
+	request->filtered = is_filtered();
+	return !request->filtered;
 }
 
 enum judgement { GO_ON, LEAVE_ALONE, FAIL };
@@ -225,6 +228,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		return LEAVE_ALONE;
 	request->bank = bank;
 	request->strict = 0;
+	request->filtered = 0;
 	rule = first_match(bank, now, request);
 	usable = now->usable[request->family == 6];
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
@@ -256,6 +260,8 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		request->redirect = !bpf_map_lookup_elem(&refused, &remote);
 	if (!request->redirect)
 		request->redirect = goes_straight(now, request, rule ? rule->actions : 0);
+	else if (bpf_map_lookup_elem(&servers, &remote))
+		request->filtered = is_filtered();
 	if (request->source[0] | request->source[1] | request->source[3]) {
 		request->allowed &= with_source(now, request);
 		if (!request->allowed)

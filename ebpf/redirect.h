@@ -153,6 +153,8 @@ BRAID_INLINE void fill_arrival(struct braid_arrival *arrival, const struct reque
 	arrival->class_ = request->class_;
 	arrival->rule = request->rule;
 	arrival->direction = request->direction;
+	if (request->filtered)
+		arrival->flags |= BRAID_ARRIVAL_FILTERED;
 	arrival->started = bpf_ktime_get_ns();
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The connection rule alone, for tests and benchmarks: an object of its own, which the product never loads. Each run takes one decision on
- * the trial in the map and writes the outcome back.
+ * What tests and benchmarks need, in an object of its own, which the product never loads. First the connection rule alone: each run takes
+ * one decision on the trial in the map and writes the outcome back.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -50,6 +50,13 @@ int braid_trial(struct __sk_buff *skb)
 	trial->winner = trial->state.winner;
 	bpf_spin_unlock(&trial->lock);
 	return 0;
+}
+
+/* Somebody else's filter, for tests: lets everything pass. */
+SEC("cgroup_skb/egress")
+int foreign_filter(struct __sk_buff *skb)
+{
+	return 1;
 }
 
 char LICENSE[] SEC("license") = "GPL";

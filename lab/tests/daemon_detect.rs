@@ -172,6 +172,30 @@ fn the_first_flow_goes_direct_and_later_ones_use_both_links() {
 }
 
 #[test]
+fn regression_no_flow_leaves_a_sandbox_of_nftables() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let _server = Server::start(&lab, ALL);
+    let up = Up::start(&lab, DETECT);
+    detected(&lab, &up, &web);
+    eventually("flows are bonded", || bonded(&lab, &up, &web, 100_000));
+    let nft = |words: &str| assert!(lab.client().command("nft").unwrap().args(words.split(' ')).status().unwrap().success(), "{words}");
+    nft("add table inet sandbox");
+    nft("add chain inet sandbox out { type filter hook output priority 0 ; }");
+    nft("add rule inet sandbox out meta skuid 4711 drop");
+    eventually("the rule is seen", || up.status().unwrap()["warnings"].to_string().contains("table sandbox, chain out"));
+    assert!(!bonded(&lab, &up, &web, 100_000));
+    let explained = up.braid(&["explain", "curl", "203.0.113.10:80"]);
+    let explained = text(&explained.stdout) + &text(&explained.stderr);
+    assert!(explained.contains("runs Braid, but a firewall rule looks at who sends"), "{explained}");
+    nft("flush ruleset");
+    eventually("flows are bonded again", || bonded(&lab, &up, &web, 100_000));
+}
+
+#[test]
 fn servers_are_found_and_used_in_ipv6_too() {
     if !able() {
         return;

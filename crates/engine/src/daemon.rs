@@ -11,7 +11,7 @@ use braid_decide::tradeoff::Supply;
 use braid_model::{NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
-use braid_platform::linux::netlink::{self, Follower};
+use braid_platform::linux::netlink::{self, Firewall, Follower};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code, raise_open_files};
@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::chronicle::{AppPulse, Chronicle};
 use crate::config::Config;
-use crate::core::Core;
+use crate::core::{Core, UNREAD};
 use crate::desk::Desk;
 use crate::guardian::Guardian;
 use crate::lock::Lock;
@@ -172,6 +172,8 @@ async fn live(
         next_second: Time::ZERO,
         tellings: 0,
         network,
+        firewall: None,
+        follows_firewall: false,
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
         looks: mpsc::channel(1),
@@ -195,6 +197,7 @@ async fn live(
         unapplied: None,
         troubles: BTreeMap::new(),
     };
+    daemon.follow_firewall();
     let first = daemon.network.borrow_and_update().clone();
     // What fails now is no passing trouble: better no daemon than half of one.
     daemon.on_network(first)?;
@@ -232,6 +235,9 @@ struct Daemon<'a> {
     /// How often listeners were told.
     tellings: u32,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
+    /// Followed while hosts are asked whether they run Braid.
+    firewall: Option<(Firewall, watch::Receiver<Option<String>>)>,
+    follows_firewall: bool,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
     looks: (mpsc::Sender<Looked>, mpsc::Receiver<Looked>),
@@ -324,6 +330,12 @@ impl Daemon<'_> {
                     None => std::future::pending().await,
                 }
             };
+            let firewall = async {
+                match &mut self.firewall {
+                    Some((_, news)) => news.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 ready = events.records() => {
                     ready.context("cannot wait for the BPF programs' events any more")?;
@@ -334,6 +346,7 @@ impl Daemon<'_> {
                     changed.context("the kernel's network cannot be followed any more")?;
                     self.take_network();
                 }
+                _ = firewall => self.take_firewall(),
                 Some((link, family, outcome)) = self.probes.1.recv() => {
                     let judged = self.core.on_probe(now(), link, family, outcome);
                     self.bear(STEERING, judged);
@@ -382,6 +395,7 @@ impl Daemon<'_> {
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
             }
+            self.follow_firewall();
             self.act();
             if !self.peers.is_empty() {
                 self.peers.set_links(self.core.bond_links());
@@ -428,6 +442,39 @@ impl Daemon<'_> {
             let learnt = self.core.on_carried(&flow, energy);
             self.bear(STEERING, learnt);
         }
+    }
+
+    /// Follows the firewall while hosts are asked whether they run Braid.
+    fn follow_firewall(&mut self) {
+        let wanted = self.core.detects_any();
+        if wanted == self.follows_firewall {
+            return;
+        }
+        self.follows_firewall = wanted;
+        self.firewall = None;
+        match wanted.then(Firewall::start) {
+            Some(Ok(started)) => {
+                self.firewall = Some(started);
+                self.take_firewall();
+            }
+            Some(Err(error)) => self.set_owner_filter(Some(format!("nftables' rules cannot be read ({error})"))),
+            None => self.set_owner_filter(Some(UNREAD.to_owned())),
+        }
+    }
+
+    fn take_firewall(&mut self) {
+        let Some((_, news)) = &mut self.firewall else { return };
+        if news.has_changed().is_ok() {
+            let heard = news.borrow_and_update().clone();
+            return self.set_owner_filter(heard);
+        }
+        self.firewall = None;
+        self.set_owner_filter(Some("nftables' rules are followed no more".to_owned()));
+    }
+
+    fn set_owner_filter(&mut self, filter: Option<String>) {
+        let told = self.core.set_owner_filter(now(), filter);
+        self.bear(STEERING, told);
     }
 
     fn take_network(&mut self) {

@@ -37,6 +37,8 @@ pub struct FakeSteering {
     servers: Vec<IpAddr>,
     shut: Vec<(IpAddr, u16)>,
     refused: Vec<IpAddr>,
+    /// Applications in whose cgroups programs of others filter.
+    filtered: BTreeSet<AppId>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), Learnt>,
     classes: BTreeMap<AppId, Class>,
@@ -102,6 +104,11 @@ impl FakeSteering {
         self.redirect_ready = ready;
     }
 
+    /// Programs of others filter the application's cgroup from now on.
+    pub fn filter(&mut self, app: &AppId) {
+        self.filtered.insert(app.clone());
+    }
+
     /// A program connects.
     pub fn connect(&mut self, now: Time, app: &AppId, user: u32, to: (IpAddr, u16)) -> Steered {
         let Some(params) = self.params.clone() else { return Steered::LeftAlone };
@@ -131,7 +138,8 @@ impl FakeSteering {
         let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
         let wanted = params.straight || found.is_some_and(|rule| rule.straight == Straight::All);
         let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.shut.contains(&to);
-        if (redirect || straight) && self.redirect_ready {
+        let filtered = straight && self.filtered.contains(app);
+        if (redirect || straight && !filtered) && self.redirect_ready {
             self.counters.redirected += 1;
             return Steered::Redirected;
         }
@@ -172,6 +180,7 @@ impl FakeSteering {
             segments_out: Some(1),
             delivery_rate: None,
             connecting: true,
+            filtered,
         };
         self.flows.insert(id, row);
         self.counters.steered += 1;

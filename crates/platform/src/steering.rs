@@ -193,6 +193,8 @@ pub struct RedirectedFlow {
     pub demand: Bytes,
     /// When its program asked.
     pub started: Time,
+    /// It goes to a relay, not straight to a destination that runs Braid: BPF programs of others filter its cgroup.
+    pub filtered: bool,
 }
 
 /// A flow as steering sees it.
@@ -250,6 +252,8 @@ pub struct FlowRow {
     pub delivery_rate: Option<Rate>,
     /// Whether its handshake has not been answered yet.
     pub connecting: bool,
+    /// It goes direct though its destination runs Braid: BPF programs of others filter its cgroup.
+    pub filtered: bool,
 }
 
 /// What happened.

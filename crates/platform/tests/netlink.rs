@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use braid_decide::tables;
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, RouteFacts, RuleAction};
-use braid_platform::linux::netlink::{self, Files, Follower, Swept};
+use braid_platform::linux::netlink::{self, Files, Firewall, Follower, Swept};
 use support::world::{Place, World, may_make_namespaces};
 use tokio::sync::watch;
 
@@ -433,4 +433,40 @@ fn without_privilege_the_network_is_read_and_changes_are_refused_with_the_remedy
     });
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("remove") && error.contains("CAP_NET_ADMIN"), "{error}");
+}
+
+#[test]
+fn regression_rules_by_user_and_cgroup_are_seen_as_they_come_and_go() {
+    if !may_make_namespaces("the firewall's rules") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    world.client.run(|| {
+        let nft = |words: &str| assert!(Command::new("nft").args(words.split(' ')).status().unwrap().success(), "nft {words}");
+        let (_firewall, mut news) = Firewall::start().unwrap();
+        assert_eq!(*news.borrow(), None);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let mut until = |what: &str, wanted: fn(&str) -> bool| {
+            let found = news.wait_for(|filter| wanted(filter.as_deref().unwrap_or("none")));
+            let found = runtime.block_on(async { tokio::time::timeout(LIMIT, found).await.is_ok() });
+            assert!(found, "{what}: {:?}", news.borrow());
+        };
+        nft("add table inet sandbox");
+        nft("add chain inet sandbox out { type filter hook output priority 0 ; }");
+        nft("add rule inet sandbox out ip daddr 192.0.2.1 tcp dport 25 drop");
+        for rule in ["meta skuid 4711 drop", "meta skgid 4711 drop", "meta cgroup 7 drop"] {
+            nft(&format!("add rule inet sandbox out {rule}"));
+            until(rule, |filter| filter.contains("nftables, table sandbox, chain out"));
+            nft("flush chain inet sandbox out");
+            until("it is gone", |filter| filter == "none");
+        }
+        // Whoever may not read them is told so, and takes them for rules of that kind.
+        std::thread::spawn(|| {
+            // SAFETY: no pointers; the thread alone becomes another user.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
+            assert!(Firewall::start().map_or(true, |(_, news)| news.borrow().is_some()));
+        })
+        .join()
+        .unwrap();
+    });
 }

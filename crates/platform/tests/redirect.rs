@@ -7,10 +7,13 @@ mod support {
 }
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,8 +21,9 @@ use braid_decide::connection::LinkMask;
 use braid_model::{Class, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Swept, Taking};
+use braid_platform::linux::bpf::trial::ForeignFilter;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, Straight, Way};
+use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent, Straight, Way};
 use support::steered::{LIMIT, beat, fetch, in_world, params, set, steering};
 
 /// Two links, everything redirected.
@@ -292,6 +296,66 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         fetch(addr("203.0.113.10:80"), 1000);
         steering.set_refused(&[]).unwrap();
         assert_eq!(told(&mut TcpStream::connect("203.0.113.10:80").unwrap()), addr("203.0.113.10:80"), "a relay may open it again");
+    });
+}
+
+/// A cgroup below the test's own, with another in it; removed when dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Self {
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).expect("cgroup v2 is there");
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).and_then(|line| line.split(' ').nth(4));
+        let path = Path::new(mount.expect("cgroup v2 is mounted")).join(own).join(format!("braid-test-{}", std::process::id()));
+        std::fs::create_dir_all(path.join("inner")).unwrap();
+        Self(path)
+    }
+
+    /// A program in the inner one connects and ends.
+    fn connect(&self, to: SocketAddr) {
+        let words = format!("echo $$ >\"$0/inner/cgroup.procs\" && exec 3<>/dev/tcp/{}/{}", to.ip(), to.port());
+        assert!(Command::new("bash").arg("-c").arg(words).arg(&self.0).status().unwrap().success());
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(self.0.join("inner"));
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn regression_a_flow_whose_cgroup_others_filter_is_not_taken_from_its_socket() {
+    in_world("flows of filtered cgroups", 2, || {
+        let mut params = params(2);
+        let mut steering = steering(&params);
+        let taker = Taker::start(&mut steering);
+        let to = addr("203.0.113.10:80");
+        steering.set_servers(&[to.ip()], &[]).unwrap();
+        let cgroup = Cgroup::new();
+        let redirected = |steering: &mut BpfSteering| {
+            let before = steering.counters().unwrap();
+            cgroup.connect(to);
+            let after = steering.counters().unwrap();
+            (after.redirected - before.redirected, after.steered - before.steered)
+        };
+        assert_eq!(redirected(&mut steering), (1, 0));
+        let filter = ForeignFilter::attach(File::open(&cgroup.0).unwrap()).unwrap();
+        assert_eq!(redirected(&mut steering), (0, 1), "another filters the cgroup above");
+        let events = steering.events(100);
+        let ended = |event: &SteeringEvent| matches!(event, SteeringEvent::Ended(row) if row.filtered && row.remote.1 == 80);
+        assert!(events.iter().any(ended), "{events:?}");
+        assert_eq!(told(&mut TcpStream::connect(to).unwrap()), to, "not this test's own");
+        params.rules = vec![SteerRule { carry: Some(Way::Redirect), ..Default::default() }];
+        set(&mut steering, &params);
+        assert_eq!(redirected(&mut steering), (1, 0), "a rule says so");
+        drop(filter);
+        assert_eq!(redirected(&mut steering), (1, 0));
+        let filtered: Vec<_> = taker.taken().iter().map(|flow| flow.filtered).collect();
+        assert_eq!(filtered, [false, false, true, false]);
     });
 }
 

@@ -22,6 +22,7 @@ RATES = ("20mbit", "10mbit")
 WEB = "203.0.113.10"
 WEB6 = "2001:db8:113::10"
 RELAY = "203.0.113.20"
+IPSEC = "203.0.113.30"
 SIZE = 4_000_000
 NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
 HOME = pathlib.Path("/tmp/home")
@@ -232,6 +233,52 @@ def down():
     require(routing() == routing_before, f"left behind: {routing() - routing_before}")
     seen = addresses_of(4, lambda: tcp(WEB))
     require(seen == {"10.77.0.2"}, seen)
+
+
+# What strongSwan sets up for a tunnel that takes all IPv4: an address, a route that gives it, and policies; here with keys that both ends know.
+TUNNEL = ("10.77.0.2", IPSEC)
+INNER = "10.200.0.2"
+
+
+@check("ipsec")
+def ipsec():
+    own, far = ["ip", "-n", "client"], ["ip", "-n", "server"]
+    call(*own, "address", "add", f"{INNER}/32", "dev", "wlan0")
+    call(*own, "route", "add", "default", "via", "10.77.0.1", "dev", "wlan0", "src", INNER, "table", "220")
+    call(*own, "rule", "add", "priority", "220", "table", "220")
+    call(*far, "route", "add", INNER, "via", "10.77.0.2")
+    for spi, (src, dst) in ((0x101, TUNNEL), (0x102, TUNNEL[::-1])):
+        ends = ["src", src, "dst", dst, "proto", "esp"]
+        for side in (own, far):
+            call(*side, "xfrm", "state", "add", *ends, "spi", hex(spi), "reqid", "1", "mode", "tunnel", "aead", "rfc4106(gcm(aes))", f"0x{spi:040x}", "128")
+        template = ["tmpl", *ends, "reqid", "1", "mode", "tunnel"]
+        inner = ["src", f"{INNER}/32", "dst", "0.0.0.0/0"] if src == TUNNEL[0] else ["src", "0.0.0.0/0", "dst", f"{INNER}/32"]
+        out, into = (own, far) if src == TUNNEL[0] else (far, own)
+        call(*out, "xfrm", "policy", "add", *inner, "dir", "out", *template)
+        call(*into, "xfrm", "policy", "add", *inner, "dir", "in", *template)
+    require(tcp(WEB) == INNER, "the tunnel does not work without Braid")
+    daemon.start(f'scheduler = "round-robin"\n{LINK_ENTRIES}')
+    before = encrypted()
+    # A packet with a link's address would match no policy, and the server would see that address.
+    seen = {address for _ in range(4) for address in (tcp(WEB), udp(WEB, True), udp(WEB, False), curl(f"http://{WEB}/1000.bin"))}
+    require(seen == {INNER}, f"what the policy covers leaves with {seen}")
+    require(encrypted() - before >= 4 * 4, f"only {encrypted() - before} packets were encrypted")
+    require(both(addresses_of(4, lambda: tcp(WEB6))), "what the policy does not cover is left alone too")
+    for side in (own, far):
+        call(*side, "xfrm", "policy", "flush")
+        call(*side, "xfrm", "state", "flush")
+    call(*own, "rule", "del", "priority", "220")
+    call(*own, "route", "flush", "table", "220")
+    call(*own, "address", "del", f"{INNER}/32", "dev", "wlan0")
+    eventually(lambda: both(addresses_of(4, lambda: tcp(WEB))), lambda: "flows do not use both links again")
+    braid("down")
+    daemon.process.wait(LIMIT)
+
+
+def encrypted():
+    """Packets that this end has sent through the tunnel."""
+    said = call("ip", "-s", "xfrm", "state", "get", "src", TUNNEL[0], "dst", TUNNEL[1], "proto", "esp", "spi", "0x101")
+    return int(said.split("lifetime current:")[1].split("(bytes),")[1].split("(packets)")[0])
 
 
 @check("run")

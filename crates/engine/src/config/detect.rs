@@ -36,6 +36,11 @@ impl Detect {
         }
     }
 
+    /// Whether any host is asked.
+    pub fn any(&self) -> bool {
+        *self != Self::Nobody
+    }
+
     /// The names that are to be looked up.
     pub fn names(&self) -> &[HostName] {
         match self {

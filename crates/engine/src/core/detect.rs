@@ -21,6 +21,11 @@ const MAX_SERVERS: usize = 1024;
 /// What the kernel could not be told is told again after this.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Why no flow goes straight to its server before anybody has looked at the firewall.
+pub const UNREAD: &str = "the firewall's rules are not read yet";
+/// Why a flow goes direct whose cgroup others filter.
+const FILTERED: &str = "a BPF program that is not Braid's filters the flow's cgroup, and would not see what Braid sends for it";
+
 /// A host to be asked whether it runs Braid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
@@ -95,6 +100,11 @@ impl<S: Steering> Core<S> {
         self.update_servers(now)
     }
 
+    /// Whether any host is asked.
+    pub fn detects_any(&self) -> bool {
+        self.config.detect.any()
+    }
+
     /// The names of `detect`, which are to be looked up.
     pub fn names_to_detect(&self) -> &[HostName] {
         self.config.detect.names()
@@ -111,7 +121,8 @@ impl<S: Steering> Core<S> {
         let rule = self.rule_of(flow);
         let straight = rule.map_or(Straight::Usual, rules::straight);
         let (host, port) = (flow.remote.ip(), flow.remote.port());
-        if self.detection.shut(now).any(|shut| shut == (host, port)) || self.unseen(now, host, rule).is_some() {
+        let shut = self.detection.shut(now).any(|shut| shut == (host, port));
+        if shut || flow.filtered || self.barred(now, host, rule).is_some() {
             return None;
         }
         match self.detection.knowledge(now, host) {
@@ -124,12 +135,22 @@ impl<S: Steering> Core<S> {
     /// speaks of do not go straight there.
     pub fn known_servers(&self, now: Time) -> Vec<(IpAddr, Knowledge<PublicKey>, Option<String>)> {
         let hosts = self.detection.servers(now).into_iter().chain(self.detection.impostors());
-        hosts.map(|host| (host, self.detection.knowledge(now, host), self.unseen(now, host, None))).collect()
+        hosts.map(|host| (host, self.detection.knowledge(now, host), self.barred(now, host, None))).collect()
     }
 
-    /// Why a flow that may use these links must not go straight to `host`: over some of them it has not shown its key. Whoever controls one
-    /// link could answer there in its place, and would draw to himself what would have taken another.
-    fn unseen(&self, now: Time, host: IpAddr, rule: Option<&AppRule>) -> Option<String> {
+    /// What firewalls say of who sends; `Some`: why no flow goes straight to a server, since its packets would leave by the daemon's sockets.
+    pub fn set_owner_filter(&mut self, now: Time, filter: Option<String>) -> Result<(), SteeringError> {
+        self.owner_filter = filter;
+        self.update_servers(now)
+    }
+
+    /// Why a flow under this rule must not go straight to `host`: a firewall looks at whose packets they are, or the host has not shown its key
+    /// over each link that the flow may use. Whoever controls one link could answer there in its place, and would draw to himself what would
+    /// have taken another.
+    fn barred(&self, now: Time, host: IpAddr, rule: Option<&AppRule>) -> Option<String> {
+        if self.owner_filter.is_some() {
+            return self.owner_filter.clone();
+        }
         let missing = LinkMask(self.admitted(rule, Family::of(host)).0 & !self.detection.seen_over(now, host).0);
         let devices = self.links.values().filter(|link| missing.contains(link.slot)).map(|link| link.facts.name.as_str());
         let devices = devices.collect::<Vec<_>>().join(", ");
@@ -166,7 +187,7 @@ impl<S: Steering> Core<S> {
     /// Tells the kernel what is redirected for its destination's sake.
     pub(super) fn update_servers(&mut self, now: Time) -> Result<(), SteeringError> {
         let mut servers = self.detection.servers(now);
-        servers.retain(|host| self.detects(*host) && self.unseen(now, *host, None).is_none());
+        servers.retain(|host| self.detects(*host) && self.barred(now, *host, None).is_none());
         servers.truncate(MAX_SERVERS);
         servers.sort();
         let shut: Vec<_> = self.detection.shut(now).filter(|(host, _)| servers.binary_search(host).is_ok()).collect();
@@ -193,15 +214,24 @@ impl<S: Steering> Core<S> {
                 "{host} ran Braid under another key than it shows now: flows to it go direct. If it was set up anew, say \"braid leave {host}\""
             )
         };
-        self.detection.impostors().map(impostor).chain(self.detection_trouble.clone()).collect()
+        let filter = self.owner_filter.as_ref().filter(|reason| self.detects_any() && *reason != UNREAD);
+        let filtered = filter.map(|reason| format!("flows to servers that run Braid go direct: {reason}"));
+        self.detection.impostors().map(impostor).chain(self.detection_trouble.clone()).chain(filtered).collect()
     }
 
     /// What is said of a flow to `host`, beside its link. Whether it is bonded straight.
-    pub(super) fn explain_server(&self, now: Time, host: IpAddr, rule: Option<&AppRule>, protocol: Protocol) -> (bool, Option<String>) {
+    pub(super) fn explain_server(
+        &self,
+        now: Time,
+        host: IpAddr,
+        rule: Option<&AppRule>,
+        (protocol, filtered): (Protocol, bool),
+    ) -> (bool, Option<String>) {
+        let barred = || if filtered { Some(FILTERED.to_owned()) } else { self.barred(now, host, rule) };
         let straight = self.would_go_straight(rule, protocol) && self.may_use_several(rule, Family::of(host));
         match self.detection.knowledge(now, host) {
             _ if !self.detects(host) => (false, None),
-            Knowledge::Runs(_) if straight => match self.unseen(now, host, rule) {
+            Knowledge::Runs(_) if straight => match barred() {
                 Some(reason) => (false, Some(format!("the server runs Braid, but {reason}: the flow goes direct"))),
                 None => (true, Some("the server runs Braid: the flow is bonded straight to it".to_owned())),
             },

@@ -22,6 +22,8 @@ struct Question {
     protocol: Protocol,
     user: Option<u32>,
     cgroup: Option<String>,
+    /// BPF programs of others filter its cgroup, as was seen when it began.
+    filtered: bool,
 }
 
 /// What the rule answers, with the reason why a flow is not steered.
@@ -86,6 +88,7 @@ impl<S: Steering> Core<S> {
             protocol: if request.protocol.as_deref() == Some("udp") { Protocol::Udp } else { Protocol::Tcp },
             user: request.user,
             cgroup: request.cgroup.clone(),
+            filtered: false,
         })
     }
 
@@ -101,6 +104,7 @@ impl<S: Steering> Core<S> {
             protocol: row.protocol,
             user: Some(row.user),
             cgroup,
+            filtered: row.filtered,
         };
         let mut explanation = self.answer(now, &question, board);
         let link = self.device_name(row);
@@ -144,7 +148,8 @@ impl<S: Steering> Core<S> {
             Some(slot) => self.why(mode, slot, &request, board, affinity),
             None => verdicts.reason.clone(),
         };
-        let server = chosen.map(|_| self.explain_server(now, question.destination, rule.map(|rule| &policy.apps[rule]), question.protocol));
+        let how = (question.protocol, question.filtered);
+        let server = chosen.map(|_| self.explain_server(now, question.destination, rule.map(|rule| &policy.apps[rule]), how));
         let straight = matches!(server, Some((true, _)));
         let (link, reason) = match server {
             Some((true, Some(text))) => {

@@ -75,7 +75,8 @@ fn reason(rule: Option<&AppRule>) -> String {
     match rule {
         Some(rule) if rule.carry.needs_peer() => {
             let relay = rule.relay.as_ref().map(|relay| format!(" and relay = \"{relay}\"")).unwrap_or_default();
-            format!("its rule says carry = \"{}\"{relay}", rule.carry.name())
+            let unseen = "Braid sends its packets: firewalls that look at the user or cgroup do not see whose they are";
+            format!("its rule says carry = \"{}\"{relay} ({unseen})", rule.carry.name())
         }
         _ => "it is real-time, a relay can be reached and no link is metered, so each of its packets goes over two links".to_owned(),
     }

@@ -43,7 +43,7 @@ use apps::Apps;
 pub use apps::Ended;
 use bonds::PastRules;
 pub use bonds::{BondLink, BondPolicy, Exit};
-pub use detect::{Question, ServerNews};
+pub use detect::{Question, ServerNews, UNREAD};
 pub use flows::Stuck;
 pub use grounds::Grounds;
 pub use learnt::{AppsView, Bonded};
@@ -129,6 +129,8 @@ pub struct Core<S> {
     detected_names: BTreeSet<IpAddr>,
     /// Why none is trusted.
     detection_trouble: Option<String>,
+    /// Why no flow goes straight to its server, if a firewall is the reason.
+    owner_filter: Option<String>,
     /// What the kernel was told of them, and when to look at that again.
     servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
     servers_due: Option<Time>,
@@ -180,6 +182,7 @@ impl<S: Steering> Core<S> {
             detection: Detection::new(now),
             detected_names: BTreeSet::new(),
             detection_trouble: None,
+            owner_filter: Some(UNREAD.to_owned()),
             servers: Default::default(),
             servers_due: None,
             refusals: Refusals::default(),

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use braid_api::ExplainRequest;
 use braid_decide::detection::{Answer, FRESH};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, Scheduler};
 use braid_engine::config::{Config, Detect};
-use braid_engine::core::ServerNews;
-use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts};
+use braid_engine::core::{ServerNews, UNREAD};
+use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts, Time};
 use braid_peer::keys::PublicKey;
 use braid_platform::fake::{FakeSteering, Steered};
 use braid_platform::steering::{AppId, ExeId, RedirectedFlow};
@@ -45,6 +46,29 @@ impl World {
     fn is_redirected(&mut self, name: &str) -> bool {
         matches!(self.connect(name, 5), Steered::Redirected)
     }
+}
+
+/// A flow to the server that was redirected.
+fn turned(now: Time) -> RedirectedFlow {
+    RedirectedFlow {
+        id: FlowId(1),
+        remote: (SERVER, 443).into(),
+        app: AppId { exe: ExeId { device: 1, inode: 1 }, name: "test".into() },
+        process: 1,
+        user: 1,
+        cgroup: 1,
+        class: Class::Unclassified,
+        rule: None,
+        direction: Direction::Down,
+        demand: Bytes::ZERO,
+        started: now,
+        filtered: false,
+    }
+}
+
+fn explained(world: &mut World, name: &str) -> String {
+    let request = ExplainRequest { name: Some(name.to_owned()), destination: Some(SERVER.to_string()), ..Default::default() };
+    world.core.explain(world.now, &request).unwrap().reason
 }
 
 fn named(name: &str) -> AppRule {
@@ -240,22 +264,56 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
     world.set_network();
     world.spoken_with("test", ("203.0.113.10", 443), false);
     world.answer(Answer::Runs(KEY.into()));
-    let flow = RedirectedFlow {
-        id: FlowId(1),
-        remote: (SERVER, 443).into(),
-        app: AppId { exe: ExeId { device: 1, inode: 1 }, name: "test".into() },
-        process: 1,
-        user: 1,
-        cgroup: 1,
-        class: Class::Unclassified,
-        rule: None,
-        direction: Direction::Down,
-        demand: Bytes::ZERO,
-        started: world.now,
-    };
+    let flow = turned(world.now);
     assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
     world.core.on_network(world.now, network).unwrap();
     assert_eq!(world.core.server_of(world.now, &flow), None);
+}
+
+#[test]
+fn regression_nothing_goes_straight_past_a_firewall_that_looks_at_who_sends() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.apps = vec![AppRule { carry: Carry::Bond, ..named("relayed") }];
+    let mut world = straight(config);
+    world.core.set_peer_ready(world.now, "home", true).unwrap();
+    assert!(world.is_redirected("test"));
+    world.core.set_owner_filter(world.now, Some("a rule looks at users".into())).unwrap();
+    assert!(world.core.steering().servers().is_empty() && !world.is_redirected("test"));
+    assert!(world.is_redirected("relayed"), "its rule asks for it");
+    let to_server = RedirectedFlow { filtered: false, ..turned(world.now) };
+    assert_eq!(world.core.server_of(world.now, &to_server), None, "a relay carries it");
+    let told = explained(&mut world, "test");
+    assert!(told.contains("runs Braid, but a rule looks at users: the flow goes direct"), "{told}");
+    let told = explained(&mut world, "relayed");
+    assert!(told.contains("do not see whose they are"), "{told}");
+    let warnings = world.core.status(world.now).warnings;
+    assert!(warnings.iter().any(|text| text.contains("a rule looks at users")), "{warnings:?}");
+    world.core.set_owner_filter(world.now, None).unwrap();
+    assert!(world.is_redirected("test"));
+    assert_eq!(world.core.server_of(world.now, &to_server), Some(KEY.into()));
+}
+
+/// Before anybody has looked at the firewall nothing goes past it.
+#[test]
+fn regression_a_firewall_that_was_not_looked_at_counts() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    world.core.set_owner_filter(world.now, Some(UNREAD.into())).unwrap();
+    assert!(!world.is_redirected("test"));
+    assert!(world.core.status(world.now).warnings.iter().all(|text| !text.contains(UNREAD)), "that is no news");
+}
+
+#[test]
+fn regression_a_flow_whose_cgroup_others_filter_keeps_to_its_socket() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "sandboxed".to_owned() };
+    world.core.steering().filter(&app);
+    let Steered::To(_, id) = world.connect("sandboxed", 5) else { panic!("it goes direct") };
+    assert!(world.is_redirected("test"), "others do not");
+    world.run(Duration::from_millis(300));
+    let told = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..Default::default() }).unwrap().reason;
+    assert!(told.contains("a BPF program that is not Braid's filters the flow's cgroup"), "{told}");
+    let flow = RedirectedFlow { filtered: true, ..turned(world.now) };
+    assert_eq!(world.core.server_of(world.now, &flow), None, "what a rule bonds goes to a relay");
 }
 
 #[test]

@@ -82,6 +82,7 @@ fn turned(rule: Option<u8>) -> RedirectedFlow {
         direction: Direction::Down,
         demand: Bytes::ZERO,
         started: Time::ZERO,
+        filtered: false,
     }
 }
 

@@ -61,7 +61,8 @@ impl World {
         let names = FakeNames([("/usr/bin/curl".to_owned(), 7)].into());
         let now = Time::from_millis(1000);
         let devices = vec![facts(1, "wlan0"), facts(2, "lte0")];
-        let core = Core::new(steering, Box::new(names), config, now).unwrap();
+        let mut core = Core::new(steering, Box::new(names), config, now).unwrap();
+        core.set_owner_filter(now, None).unwrap();
         let mut world = Self { core, now, devices, answering: BTreeMap::new(), probes: Vec::new(), beat: 0, questions: Vec::new() };
         world.set_network();
         world

@@ -286,6 +286,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         segments_out: tcp.then_some(raw.segments_out),
         delivery_rate: (raw.delivery_rate > 0).then(|| Rate::from_bps(raw.delivery_rate.saturating_mul(8))),
         connecting: tcp && raw.state == TCP_SYN_SENT,
+        filtered: flow.flags & abi::flow::FILTERED != 0,
     })
 }
 
@@ -302,6 +303,7 @@ pub(super) fn redirected(raw: &abi::Arrival) -> RedirectedFlow {
         direction: if raw.direction == 1 { Direction::Up } else { Direction::Down },
         demand: Bytes::new(raw.demand),
         started: Time::from_nanos(raw.started),
+        filtered: raw.flags & abi::arrival::FILTERED != 0,
     }
 }
 

@@ -93,7 +93,7 @@ fn walk_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn, counting: c
     }
     let mut rows: Vec<abi::FlowRow> = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).collect();
     let datagrams = rows.iter().any(|row| i32::from(row.flow.protocol) != libc::IPPROTO_TCP);
-    rows.retain(|row| row.flow.flags == 0);
+    rows.retain(|row| row.flow.flags & (abi::flow::PENDING | abi::flow::MARKER) == 0);
     let mut loads = heal::Loads::default();
     loads.add(&rows);
     Ok(Walked { loads, rows: rows.iter().filter_map(flow_row).collect(), datagrams, counting, began, turn })

@@ -27,8 +27,6 @@ const AT_MOST: Duration = Duration::from_secs(180);
 
 /// What an unconnected socket sends to one remote is forgotten after this long without a datagram from it.
 const UNCONNECTED_FOR: Duration = Duration::from_secs(120);
-/// `BRAID_ARRIVAL_UNCONNECTED`.
-const UNCONNECTED: u32 = 1;
 
 /// A connection that was turned to the daemon.
 #[derive(Debug)]
@@ -259,7 +257,7 @@ impl Redirect {
             arrival.started != 0 && (released || silent || age(arrival.started) > AT_MOST)
         };
         let ended = |exchange: &abi::Arrival| {
-            let patience = if exchange.flags & UNCONNECTED != 0 { UNCONNECTED_FOR } else { RELEASED_FOR };
+            let patience = if exchange.flags & abi::arrival::UNCONNECTED != 0 { UNCONNECTED_FOR } else { RELEASED_FOR };
             exchange.started != 0 && exchange.released != 0 && age(exchange.released) > patience
         };
         let mut swept = Swept::default();
@@ -357,7 +355,7 @@ fn closed_at(entry: &abi::Arrival, far: SocketAddr) -> bool {
 /// What `exchange_keys` has of an exchange, if anything.
 fn exchange_key(exchange: &abi::Arrival) -> abi::DatagramKey {
     let key = abi::DatagramKey { socket: exchange.socket, ..Default::default() };
-    if exchange.flags & UNCONNECTED == 0 {
+    if exchange.flags & abi::arrival::UNCONNECTED == 0 {
         return key;
     }
     abi::DatagramKey { remote: exchange.remote, port: exchange.port.into(), ..key }

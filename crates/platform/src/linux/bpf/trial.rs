@@ -1,7 +1,7 @@
-//! The connection rule alone, in the kernel, for tests and benchmarks. The product never loads it.
+//! What tests and benchmarks need in the kernel: the connection rule alone, and a filter of somebody else. The product never loads it.
 
 use aya::maps::Array;
-use aya::programs::Program;
+use aya::programs::{CgroupAttachMode, CgroupSkbAttachType, Program};
 use aya::{Ebpf, EbpfLoader};
 use braid_decide::connection::LinkMask;
 use std::os::fd::AsFd;
@@ -17,6 +17,26 @@ const ACTION: &str = "run a trial of the connection rule";
 /// The loaded test program `braid_trial`.
 #[derive(Debug)]
 pub struct KernelRule(Ebpf);
+
+/// A filter on what a cgroup sends that is not Braid's, and lets everything pass; dropping it removes it.
+#[derive(Debug)]
+pub struct ForeignFilter {
+    _ebpf: Ebpf,
+}
+
+impl ForeignFilter {
+    /// Attaches it to the cgroup whose directory this is. Needs CAP_BPF and CAP_NET_ADMIN.
+    pub fn attach(cgroup: impl AsFd) -> Result<Self, LoadError> {
+        let refused = |error: &dyn std::error::Error| LoadError::Object { reason: detail(error) };
+        let mut ebpf = EbpfLoader::new().load(OBJECT).map_err(|error| refused(&error))?;
+        let Some(Program::CgroupSkb(program)) = ebpf.program_mut("foreign_filter") else {
+            return Err(LoadError::Object { reason: "the test object has no program foreign_filter".to_owned() });
+        };
+        program.load().map_err(|error| refused(&error))?;
+        program.attach(cgroup, CgroupSkbAttachType::Egress, CgroupAttachMode::default()).map_err(|error| refused(&error))?;
+        Ok(Self { _ebpf: ebpf })
+    }
+}
 
 impl KernelRule {
     /// Loads the program. Needs CAP_BPF and CAP_PERFMON.

@@ -122,7 +122,7 @@ impl Drop for Follower {
 }
 
 /// The kernel's answer to an empty request wakes the thread that waits for news.
-fn wake(socket: &Socket) {
+pub(super) fn wake(socket: &Socket) {
     let _ = socket.send(&talk::request(NetlinkPayload::Noop, NLM_F_REQUEST | NLM_F_ACK, 0), 0);
 }
 

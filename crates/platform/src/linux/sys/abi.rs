@@ -126,6 +126,21 @@ pub mod rule {
     pub const DO_STRAIGHT_NEVER: u32 = 64;
 }
 
+/// Flags of a [`Flow`].
+#[allow(missing_docs)]
+pub mod flow {
+    pub const PENDING: u32 = 1;
+    pub const MARKER: u32 = 2;
+    pub const FILTERED: u32 = 4;
+}
+
+/// Flags of an [`Arrival`].
+#[allow(missing_docs)]
+pub mod arrival {
+    pub const UNCONNECTED: u32 = 1;
+    pub const FILTERED: u32 = 2;
+}
+
 /// Kinds of [`Event`].
 #[allow(missing_docs)]
 pub mod event {
