@@ -113,7 +113,8 @@ fn datagrams_are_counted_without_their_headers_by_call_and_by_packet() {
         for counters in [Counters::Calls, Counters::Packets] {
             let mut steering = steering_that_counts(&params(2), Some(counters));
             steering.count_datagrams();
-            for (server, wildcard) in [("203.0.113.10:5000", "0.0.0.0:0"), ("[2001:db8:113::10]:5000", "[::]:0")] {
+            let mapped = ("[::ffff:203.0.113.11]:5000", "[::]:0");
+            for (server, wildcard) in [("203.0.113.10:5000", "0.0.0.0:0"), ("[2001:db8:113::10]:5000", "[::]:0"), mapped] {
                 for connected in [true, false] {
                     let socket = UdpSocket::bind(wildcard).unwrap();
                     let mut received = 0;
@@ -128,7 +129,8 @@ fn datagrams_are_counted_without_their_headers_by_call_and_by_packet() {
                     }
                     let rows = steering.flows(now()).unwrap();
                     let server: SocketAddr = server.parse().unwrap();
-                    let row = rows.iter().find(|row| row.remote == (server.ip(), server.port())).expect("the flow is listed");
+                    let remote = (server.ip().to_canonical(), server.port());
+                    let row = rows.iter().find(|row| row.remote == remote).expect("the flow is listed");
                     assert_eq!(
                         (row.tx, row.rx),
                         (Bytes::new(1 + 700 + 1900), Bytes::new(received)),

@@ -37,20 +37,23 @@ const PULSE: Duration = Duration::from_millis(100);
 const TELLING: f64 = 0.03;
 
 /// Kinds of traffic, with the unit of their rates.
-const TRAFFIC: [(Traffic, &str); 5] = [
+const TRAFFIC: [(Traffic, &str); 6] = [
     (Traffic::Bulk, "bulk TCP, windows of 64 KiB, Gbit/s"),
-    (Traffic::BesideDatagrams, "the same beside an unconnected UDP socket that Braid steers, Gbit/s"),
     (Traffic::WideBulk, "bulk TCP, the kernel's windows, Gbit/s"),
-    (Traffic::Datagrams, "bulk UDP, thousand datagrams of 1400 bytes a second"),
     (Traffic::Messages, "64-byte requests and answers on 64 connections, thousand a second"),
+    // Datagrams are counted from here on.
+    (Traffic::Datagrams, "bulk UDP, thousand datagrams of 1400 bytes a second"),
+    (Traffic::BulkBeside, "bulk TCP, windows of 64 KiB, beside an unconnected UDP socket that Braid steers, Gbit/s"),
+    (Traffic::MessagesBeside, "64-byte requests and answers beside such a socket, thousand a second"),
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Traffic {
     /// The windows are so small that all data stays in the processor's caches: the rate repeats within a few per cent.
     Bulk,
-    /// The programs that watch datagrams are attached to the whole machine while any socket needs them.
-    BesideDatagrams,
+    /// The programs that count datagrams are attached to the whole machine while any socket needs them.
+    BulkBeside,
+    MessagesBeside,
     /// The rate has two levels, more than a factor of two apart, and stays at one for seconds whether or not Braid runs.
     WideBulk,
     Datagrams,
@@ -79,7 +82,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          (schedstat), of all the CPU that the machine used meanwhile.",
     );
     let rounds = rounds(settings)?;
-    let own = [own(settings, Traffic::WideBulk)?, own(settings, Traffic::BesideDatagrams)?];
+    let own = [own(settings, Traffic::WideBulk)?, own(settings, Traffic::BulkBeside)?];
     tell_rounds(&rounds, &mut report);
     tell_own("Braid's own CPU time while ten streams run:", &own[0], &mut report);
     tell_own("The same beside an unconnected UDP socket that Braid steers:", &own[1], &mut report);
@@ -316,19 +319,25 @@ impl Servers {
         match traffic {
             Traffic::Bulk => transfer(lab, &["-w", "64K"]),
             Traffic::WideBulk => transfer(lab, &[]),
-            Traffic::BesideDatagrams => {
-                let over = AtomicBool::new(false);
-                thread::scope(|scope| {
-                    let pulses = scope.spawn(|| lab.client().run(|| send_pulses(self.datagrams, &over))?.context("cannot send datagrams"));
-                    let rate = transfer(lab, &["-w", "64K"]);
-                    over.store(true, Ordering::Relaxed);
-                    pulses.join().expect("the thread does not panic")?;
-                    rate
-                })
-            }
+            Traffic::BulkBeside => self.beside_pulses(lab, || transfer(lab, &["-w", "64K"])),
+            Traffic::MessagesBeside => self.beside_pulses(lab, || exchange(lab)),
             Traffic::Datagrams => Ok(lab.client().run(|| send_bursts(self.datagrams))??),
             Traffic::Messages => exchange(lab),
         }
+    }
+}
+
+impl Servers {
+    /// Measures while an unconnected socket sends now and then.
+    fn beside_pulses(&self, lab: &Lab, measure: impl FnOnce() -> Result<f64>) -> Result<f64> {
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let pulses = scope.spawn(|| lab.client().run(|| send_pulses(self.datagrams, &over))?.context("cannot send datagrams"));
+            let rate = measure();
+            over.store(true, Ordering::Relaxed);
+            pulses.join().expect("the thread does not panic")?;
+            rate
+        })
     }
 }
 
@@ -482,14 +491,14 @@ mod tests {
     #[test]
     fn what_costs_too_much_is_told() {
         let pairs = |without: f64, with: f64| Pairs { without: vec![without; 3], with: vec![with; 3] };
-        let told = |with: f64, own: Own| {
+        let told = |with: f64, own: [Own; 1]| {
             let mut report = Report::new("overhead", "", "");
             judge(&[Rates { what: "bulk", daemon: pairs(40.0, with), placebo: pairs(40.0, 40.0) }], &own, &mut report);
             report.aims
         };
-        let cheap = told(39.3, Own { programs: 0.005, daemon: 0.001, all: 1.0 });
+        let cheap = told(39.3, [Own { programs: 0.005, daemon: 0.001, all: 1.0 }]);
         assert!(cheap.len() == 2 && cheap.iter().all(|aim| aim.met), "{cheap:?}");
-        let dear = told(39.1, Own { programs: 0.02, daemon: 0.01, all: 1.0 });
+        let dear = told(39.1, [Own { programs: 0.02, daemon: 0.01, all: 1.0 }]);
         assert!(dear.iter().all(|aim| !aim.met), "{dear:?}");
     }
 }
