@@ -80,7 +80,8 @@ package: deb static
 	packaging/build tarball $(TARGET)/$(STATIC)/release/braid $(TARGET)/package
 
 test-package: deb
-	$(SUDO) packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
+	$(CARGO) build --locked -p braid-lab
+	$(SUDO) env BRAID_LAB=$(abspath $(TARGET))/debug/braid-lab packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
 
 # The same package and profile as the tests': a loader that they have built is not built again.
 test-verifier: deps

@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 
 mod air;
+mod ask;
 pub mod bench;
 pub mod browser;
 pub mod churn;
@@ -41,6 +42,7 @@ mod web;
 pub mod workload;
 
 pub use air::{Count, Counters, SAMPLE_EVERY, Sample, Watch};
+pub use ask::ask;
 pub use frame::{Filter, Way};
 pub use lab::{Builder, Lab};
 pub use namespace::Namespace;

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use braid_lab::{Lab, LinkSpec, Responder, Web, become_root_of_a_user_namespace, bench, churn, demo, effective_user, verifier, workload};
+use braid_lab::{
+    Lab, LinkSpec, Responder, Web, ask, become_root_of_a_user_namespace, bench, churn, demo, effective_user, verifier, workload,
+};
 use braid_model::Rate;
 use clap::{Parser, Subcommand};
 
@@ -59,6 +61,15 @@ enum Action {
     /// Holds memory and wakes now and then: what the benchmark `overhead` compares the daemon with.
     #[command(hide = true)]
     Placebo,
+    /// Asks a `braid relay --local` to open addresses, and prints what it answers: packaging/test-boot holds the relay's own unit to it.
+    #[command(hide = true)]
+    Ask {
+        /// The relay.
+        relay: std::net::SocketAddr,
+        /// The addresses.
+        #[arg(required = true)]
+        targets: Vec<std::net::SocketAddr>,
+    },
     /// Loads each program of BPF objects alone and prints what the kernel says, a line of JSON each. May be the first process of a machine,
     /// which it then switches off: lab/kernels/test-verifier boots kernels with nothing else.
     #[command(hide = true)]
@@ -94,6 +105,7 @@ fn main() -> Result<()> {
         }
         Action::Download => workload::serve_orders(),
         Action::Placebo => bench::placebo(),
+        Action::Ask { relay, targets } => ask(relay, &targets),
         Action::Verifier { objects } => verifier::run(&objects),
         Action::Hold { links } => hold(&links),
     }
