@@ -10,10 +10,10 @@ use braid_netem::Profile;
 
 use crate::air::{Air, Count, Counters, Sample, Watch};
 use crate::frame::{Filter, Way};
-use crate::guardian::{Guardian, Home};
 use crate::namespace::Namespace;
 use crate::spec::{LinkSpec, Medium};
 use crate::sys;
+use crate::watchdog::{Home, Watchdog};
 
 /// How long the kernel may take to take addresses up.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ const INTERNET: [u8; 22] = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 
 pub struct Lab {
     // Dropped in this order: no more traffic, then the programs, then the namespaces.
     air: Option<Air>,
-    _guardian: Guardian,
+    _watchdog: Watchdog,
     client: Namespace,
     server: Namespace,
     between: Namespace,
@@ -82,7 +82,7 @@ impl Builder {
         let client = Namespace::new("client", &mark, Some(&resolv_conf))?;
         let server = Namespace::new("server", &mark, Some(&resolv_conf))?;
         let between = Namespace::new("middle", &mark, None)?;
-        let guardian = Guardian::start(&home, &[&client, &server, &between])?;
+        let watchdog = Watchdog::start(&home, &[&client, &server, &between])?;
 
         between.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         for namespace in [&client, &server] {
@@ -100,7 +100,7 @@ impl Builder {
 
         let wires = self.wires();
         let air = if wires.is_empty() { None } else { Some(Air::start(&between, &wires, self.seed)?) };
-        Ok(Lab { air, _guardian: guardian, client, server, between, links: self.links, home })
+        Ok(Lab { air, _watchdog: watchdog, client, server, between, links: self.links, home })
     }
 
     /// Waits until the kernel has done, in its own time, what the links' IPv6 addresses bring with them, and each has its link-local one.

@@ -27,7 +27,6 @@ pub mod churn;
 pub mod daemon;
 pub mod demo;
 mod frame;
-mod guardian;
 mod lab;
 mod namespace;
 pub mod plot;
@@ -38,6 +37,7 @@ pub mod ssh;
 #[allow(unsafe_code)]
 mod sys;
 pub mod verifier;
+mod watchdog;
 mod web;
 pub mod workload;
 

@@ -94,7 +94,7 @@ fn flows_that_a_strict_filter_would_starve_are_ended_with_the_daemon() {
 }
 
 #[test]
-fn what_a_daemon_and_its_guardian_leave_when_both_are_killed_is_swept() {
+fn what_a_daemon_and_its_watchdog_leave_when_both_are_killed_is_swept() {
     if !able() {
         return;
     }
@@ -103,8 +103,8 @@ fn what_a_daemon_and_its_guardian_leave_when_both_are_killed_is_swept() {
     for next in ["down", "up"] {
         let mut up = Up::start(&lab, EAGER);
         up.signal("STOP");
-        for guardian in children(up.pid()) {
-            assert!(std::process::Command::new("kill").args(["-9", &guardian.to_string()]).status().unwrap().success());
+        for watchdog in children(up.pid()) {
+            assert!(std::process::Command::new("kill").args(["-9", &watchdog.to_string()]).status().unwrap().success());
         }
         up.signal("KILL");
         up.wait_end();

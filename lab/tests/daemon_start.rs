@@ -1,4 +1,4 @@
-//! Starts that fail leave nothing half done and say why; starts in poor places succeed; the guardian's odd days.
+//! Starts that fail leave nothing half done and say why; starts in poor places succeed; the watchdog's odd days.
 
 mod support;
 
@@ -131,14 +131,14 @@ fn a_running_daemon_holds_only_the_capabilities_it_uses() {
     }
     let lab = lab(2);
     let up = Up::start(&lab, ROUND_ROBIN);
-    let [guardian] = children(up.pid())[..] else { panic!("one guardian") };
-    eventually("the guardian has begun", || capabilities(guardian, "CapPrm:") == [12]);
+    let [watchdog] = children(up.pid())[..] else { panic!("one watchdog") };
+    eventually("the watchdog has begun", || capabilities(watchdog, "CapPrm:") == [12]);
     // CAP_DAC_READ_SEARCH, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_PTRACE, CAP_BPF.
     hold_only(up.pid(), &[2, 12, 13, 19, 39]);
-    hold_only(guardian, &[12]);
-    kill("-KILL", guardian);
-    eventually("there is another guardian", || children(up.pid()).iter().any(|other| *other != guardian));
-    let next = *children(up.pid()).iter().find(|other| **other != guardian).unwrap();
+    hold_only(watchdog, &[12]);
+    kill("-KILL", watchdog);
+    eventually("there is another watchdog", || children(up.pid()).iter().any(|other| *other != watchdog));
+    let next = *children(up.pid()).iter().find(|other| **other != watchdog).unwrap();
     // Its bound is the daemon's: to lower that takes a capability that the daemon has given up.
     eventually("the next one has given up privileges too", || capabilities(next, "CapPrm:") == [12]);
     assert_eq!((capabilities(next, "CapEff:"), field(next, "NoNewPrivs:").as_str()), (vec![12], "1"));
@@ -175,21 +175,21 @@ fn line(status: &str, name: &str) -> String {
 }
 
 #[test]
-fn regression_a_killed_guardian_is_replaced_and_the_new_one_does_its_work() {
+fn regression_a_killed_watchdog_is_replaced_and_the_new_one_does_its_work() {
     if !able() {
         return;
     }
     let lab = lab(2);
     let before = routing(&lab);
     let mut up = Up::start(&lab, ROUND_ROBIN);
-    let [first] = children(up.pid())[..] else { panic!("one guardian") };
-    eventually("the guardian has begun", || capabilities(first, "CapPrm:") == [12]);
+    let [first] = children(up.pid())[..] else { panic!("one watchdog") };
+    eventually("the watchdog has begun", || capabilities(first, "CapPrm:") == [12]);
     kill("-TERM", first);
     thread::sleep(Duration::from_millis(50));
-    assert_eq!(children(up.pid()), [first], "what is meant for the daemon does not end the guardian");
+    assert_eq!(children(up.pid()), [first], "what is meant for the daemon does not end the watchdog");
     kill("-KILL", first);
-    eventually("there is another guardian", || children(up.pid()).iter().any(|guardian| *guardian != first));
-    eventually("the log tells", || up.log().contains("guardian was killed"));
+    eventually("there is another watchdog", || children(up.pid()).iter().any(|watchdog| *watchdog != first));
+    eventually("the log tells", || up.log().contains("watchdog was killed"));
     up.signal("KILL");
     up.wait_end();
     let took = eventually("rules and routes are gone", || routing(&lab) == before);
@@ -197,7 +197,7 @@ fn regression_a_killed_guardian_is_replaced_and_the_new_one_does_its_work() {
 }
 
 #[test]
-fn regression_the_old_guardian_does_not_sweep_what_the_next_daemon_put_in_place() {
+fn regression_the_old_watchdog_does_not_sweep_what_the_next_daemon_put_in_place() {
     if !able() {
         return;
     }
@@ -206,22 +206,22 @@ fn regression_the_old_guardian_does_not_sweep_what_the_next_daemon_put_in_place(
     let mut up = Up::start(&lab, ROUND_ROBIN);
     let there = routing(&lab);
     for _ in 0..5 {
-        let guardian = children(up.pid())[0];
-        let state = || field(guardian, "State:");
-        kill("-STOP", guardian);
-        eventually("the guardian stands still", || state().starts_with('T'));
+        let watchdog = children(up.pid())[0];
+        let state = || field(watchdog, "State:");
+        kill("-STOP", watchdog);
+        eventually("the watchdog stands still", || state().starts_with('T'));
         up.signal("KILL");
         up.wait_end();
         drop(up);
         up = Up::start(&lab, ROUND_ROBIN);
         assert!(state().starts_with('T'), "{}", state());
-        kill("-CONT", guardian);
-        eventually("the old guardian ends", || state().starts_with('Z'));
+        kill("-CONT", watchdog);
+        eventually("the old watchdog ends", || state().starts_with('Z'));
         assert_eq!(routing(&lab), there);
     }
 }
 
-/// What is left of a daemon that died becomes this process's own, whose session it is of. Else its guardian might be of an orphaned process
+/// What is left of a daemon that died becomes this process's own, whose session it is of. Else its watchdog might be of an orphaned process
 /// group then, in which the kernel sets going again what was stopped.
 fn adopt_orphans() {
     // SAFETY: a plain system call without pointers.

@@ -59,10 +59,10 @@ pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
-/// The hidden guardian, started by the daemon.
-pub(crate) fn guardian(verbose: u8) -> anyhow::Result<()> {
+/// The hidden watchdog, started by the daemon.
+pub(crate) fn watchdog(verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    braid_engine::guardian::watch()
+    braid_engine::watchdog::watch()
 }
 
 /// Removes what a dead daemon may have left; tells what was done, if there was anything to do.

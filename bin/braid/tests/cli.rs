@@ -389,7 +389,7 @@ fn completions_and_manual_pages_are_written() {
         assert!(succeed(braid(&["completions", shell])).contains("explain"), "{shell}");
     }
     let page = succeed(braid(&["man"]));
-    assert!(page.contains(".TH braid") && !page.contains("guardian"), "{page}");
+    assert!(page.contains(".TH braid") && !page.contains("watchdog"), "{page}");
     let folder = tempfile::tempdir().unwrap();
     succeed(braid(&["man", folder.path().to_str().unwrap()]));
     assert!(folder.path().join("braid-up.1").exists());

@@ -21,11 +21,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::chronicle::{AppPulse, Chronicle};
+use crate::api_handler::ApiHandler;
 use crate::config::Config;
 use crate::core::{Core, UNREAD};
-use crate::desk::Desk;
-use crate::guardian::Guardian;
+use crate::history::{AppPulse, HistoryStore};
 use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::peers::pins::Pins;
@@ -33,6 +32,7 @@ use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::server::{Answer as Reply, Api, DEFAULT_SOCKET, FlowList, Request, Server, Serving, Ui, UiOptions};
 use crate::settings::Settings;
+use crate::watchdog::Watchdog;
 use acts::{MEASURE, Measured, ProbeAnswer};
 use looks::{Lists, Looked};
 pub use system::notify;
@@ -94,15 +94,15 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     let swept = netlink::sweep().context("cannot clear away what an earlier Braid left")?;
     tracing::debug!(?swept, "cleared away what an earlier Braid left");
-    let mut guardian = Guardian::start(&["guardian"]).context("cannot start the guardian")?;
+    let mut watchdog = Watchdog::start(&["watchdog"]).context("cannot start the watchdog")?;
     keep_memory();
     let open_files = raise_open_files().context("cannot raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
-    let result = runtime.block_on(live(options, config_path, config, (&mut guardian, open_files)));
+    let result = runtime.block_on(live(options, config_path, config, (&mut watchdog, open_files)));
     // Programs and maps went with the loop; rules and routes go now, whatever happened.
     let swept = netlink::sweep();
     reverse_path::end_stranded();
-    guardian.dismiss();
+    watchdog.dismiss();
     drop(lock);
     // A thread may still wait for a disk that does not answer.
     runtime.shutdown_background();
@@ -123,7 +123,7 @@ async fn live(
     options: &Options,
     config_path: Option<PathBuf>,
     config: Config,
-    (guardian, open_files): (&mut Guardian, u64),
+    (watchdog, open_files): (&mut Watchdog, u64),
 ) -> anyhow::Result<()> {
     let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
     let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
@@ -159,15 +159,15 @@ async fn live(
     let (requests, inbox) = mpsc::channel(64);
     let (api, feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, ui, api, spreader).context("cannot serve the API")?;
-    let mut chronicle = Chronicle::default();
-    chronicle.recall(memory.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
-    chronicle.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " was started"));
-    let desk = Desk::new(chronicle, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
+    let mut history = HistoryStore::default();
+    history.recall(memory.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
+    history.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " was started"));
+    let handler = ApiHandler::new(history, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
     let mut daemon = Daemon {
         core,
         memory,
-        desk,
+        handler,
         page,
         next_second: Time::ZERO,
         tellings: 0,
@@ -191,7 +191,7 @@ async fn live(
         watch,
         config_trouble: None,
         next_look: Time::ZERO,
-        guardian,
+        watchdog,
         backlog: false,
         again: None,
         unapplied: None,
@@ -227,10 +227,10 @@ async fn live(
 struct Daemon<'a> {
     core: Core<BpfSteering>,
     memory: Memory,
-    desk: Desk,
+    handler: ApiHandler,
     /// The web page's address.
     page: Option<String>,
-    /// The chronicle is not written before.
+    /// The history is not written before.
     next_second: Time,
     /// How often listeners were told.
     tellings: u32,
@@ -260,7 +260,7 @@ struct Daemon<'a> {
     config_trouble: Option<String>,
     /// The flows are not looked at again before.
     next_look: Time,
-    guardian: &'a mut Guardian,
+    watchdog: &'a mut Watchdog,
     /// More events wait than were taken at once.
     backlog: bool,
     /// When to take in the network once more, since that failed.
@@ -405,12 +405,12 @@ impl Daemon<'_> {
 
     /// Writes down what happened, in plain words.
     fn note(&mut self, kind: &str, level: &str, text: impl Into<String>) {
-        self.desk.chronicle.note(unix_ms(), kind, level, text);
+        self.handler.history.note(unix_ms(), kind, level, text);
     }
 
     /// Hands what was measured to the store.
     fn keep_history(&mut self) {
-        self.memory.keep_history(self.desk.chronicle.rows());
+        self.memory.keep_history(self.handler.history.rows());
     }
 
     /// Once a second: what every link does, and what listeners have not heard yet.
@@ -419,12 +419,12 @@ impl Daemon<'_> {
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
         let carried = self.peers.take_moved(self.core.slot_costs(time));
         let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(carried).collect();
-        self.desk.on_second(unix_ms(), links, self.core.power(), &apps);
-        if self.desk.heard() {
+        self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
+        if self.handler.heard() {
             let apps = self.tellings.is_multiple_of(APPS_EVERY);
             self.tellings = self.tellings.wrapping_add(1);
             let rest = self.rest(time, apps);
-            self.desk.tell(&self.core, time, rest);
+            self.handler.tell(&self.core, time, rest);
         }
     }
 
@@ -490,9 +490,9 @@ impl Daemon<'_> {
         self.take_events();
         self.take_carried(now());
         self.memory.go_on_recalling(&mut self.core);
-        let revived = self.guardian.revive();
-        if let Some(true) = self.bear("cannot start another guardian", revived) {
-            tracing::warn!("the guardian was killed: another one is started");
+        let revived = self.watchdog.revive();
+        if let Some(true) = self.bear("cannot start another watchdog", revived) {
+            tracing::warn!("the watchdog was killed: another one is started");
         }
         if self.again.is_some_and(|again| again <= now()) {
             self.take_network();

@@ -2,12 +2,11 @@
 
 #![forbid(unsafe_code)]
 
-pub mod chronicle;
+pub mod api_handler;
 pub mod config;
 pub mod core;
 pub mod daemon;
-pub mod desk;
-pub mod guardian;
+pub mod history;
 mod lock;
 mod memory;
 mod named_file;
@@ -19,3 +18,4 @@ pub mod run;
 pub mod server;
 pub mod settings;
 pub mod store;
+pub mod watchdog;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use braid_platform::linux::sys::process as sys;
 
-/// How long a daemon that starts waits for the guardian of one that died: that sweeps under the lock.
+/// How long a daemon that starts waits for the watchdog of one that died: that sweeps under the lock.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 const NAME: &[u8] = b"braid daemon";

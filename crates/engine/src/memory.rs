@@ -12,8 +12,8 @@ use braid_model::{Bytes, Rate, Time};
 use braid_platform::linux::process;
 use braid_platform::steering::{AppId, ExeId, Learnt, Steering};
 
-use crate::chronicle;
 use crate::core::Core;
+use crate::history;
 use crate::store::{self, AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
 
 /// How long the start waits for the executables to be found; it goes on without them.
@@ -23,7 +23,7 @@ const SLOW: Duration = Duration::from_secs(5);
 /// How long the end waits for the disk.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
 
-/// The most rows of the chronicle that wait for a disk that does not answer: those of three days.
+/// The most rows of the history that wait for a disk that does not answer: those of three days.
 const HISTORY_LIMIT: usize = 1000;
 
 /// The memory.
@@ -49,7 +49,7 @@ struct Fresh {
     apps: BTreeMap<AppKey, AppRow>,
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
-    history: chronicle::Rows,
+    history: history::Rows,
 }
 
 impl Memory {
@@ -64,13 +64,13 @@ impl Memory {
         Self { folder: folder.to_owned(), store, recalled, learnt, fresh, warnings, written: Instant::now(), recognised }
     }
 
-    /// What the chronicle of an earlier life wrote, once.
+    /// What the history of an earlier life wrote, once.
     pub(crate) fn take_history(&mut self) -> BTreeMap<(String, u64), String> {
         std::mem::take(&mut self.learnt.history)
     }
 
-    /// Takes in what the chronicle wants kept, for the next [`keep`](Self::keep).
-    pub(crate) fn keep_history(&mut self, rows: chronicle::Rows) {
+    /// Takes in what the history wants kept, for the next [`keep`](Self::keep).
+    pub(crate) fn keep_history(&mut self, rows: history::Rows) {
         self.fresh.history.extend(rows);
         while self.fresh.history.len() > HISTORY_LIMIT {
             self.fresh.history.pop_first();

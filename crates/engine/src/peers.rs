@@ -20,8 +20,8 @@ use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::steering::AppId;
 use tokio::sync::mpsc;
 
-use crate::chronicle::AppPulse;
 use crate::core::{BondLink, Bonded, Ended, Grounds, Question, ServerNews};
+use crate::history::AppPulse;
 use carry::Exchanges;
 use crowd::Crowd;
 use servers::{Servers, Standing};

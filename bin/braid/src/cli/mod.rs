@@ -98,7 +98,7 @@ pub(crate) enum Command {
     Proxy(Box<Proxy>),
     /// Take a dead daemon's rules down (started by the daemon).
     #[command(hide = true)]
-    Guardian,
+    Watchdog,
 }
 
 /// How the daemon is reached.

@@ -15,7 +15,7 @@ use braid_platform::steering::{AppId, FlowRow, Steering, SteeringError, Steering
 use super::apps::Ended;
 use super::living::{self, Living};
 use super::{Core, rules};
-use crate::chronicle::AppPulse;
+use crate::history::AppPulse;
 
 /// Ended flows remembered for people to look at.
 const RECENT: usize = 256;

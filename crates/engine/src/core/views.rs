@@ -9,7 +9,7 @@ use braid_platform::steering::{FlowRow, Steering};
 use super::energy::LinkEnergy;
 use super::link::Link;
 use super::{Core, living};
-use crate::chronicle::{Power, Pulse};
+use crate::history::{Power, Pulse};
 
 impl<S: Steering> Core<S> {
     /// `GET /v1/status`.
@@ -89,7 +89,7 @@ impl<S: Steering> Core<S> {
         device.map_or_else(|| living::gone(row.link), |device| device.name.clone())
     }
 
-    /// What every link does, for the chronicle. `bonded` counts the flows that peers carry over a device.
+    /// What every link does, for the history. `bonded` counts the flows that peers carry over a device.
     pub fn pulses(&self, now: Time, bonded: impl Fn(&str) -> u64) -> Vec<Pulse> {
         let pulse = |link: &Link| Pulse {
             index: link.facts.index,

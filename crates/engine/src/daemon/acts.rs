@@ -38,7 +38,7 @@ impl Daemon<'_> {
         }
         for (link, count) in ended.into_iter().filter(|(_, count)| *count > 0) {
             let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
-            self.desk.chronicle.on_ended(unix_ms(), count, &device);
+            self.handler.history.on_ended(unix_ms(), count, &device);
         }
         questions.into_iter().for_each(|question| self.peers.ask(question));
     }

@@ -9,10 +9,10 @@ use braid_platform::linux::sys::bpf::now;
 
 use super::system::unix_ms;
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
-use crate::chronicle::changes;
+use crate::api_handler::{Moment, Rest};
 use crate::config::{Config, ConfigErrors};
 use crate::core::Core;
-use crate::desk::{Moment, Rest};
+use crate::history::changes;
 use crate::memory::Memory;
 use crate::server::Request;
 use crate::settings;
@@ -31,20 +31,20 @@ impl Daemon<'_> {
             *trouble = None;
             Ok(())
         };
-        let rest = self.desk.answer(&mut self.core, moment, &|| peers.names(), &mut enforce, request);
+        let rest = self.handler.answer(&mut self.core, moment, &|| peers.names(), &mut enforce, request);
         if changes {
             self.watch_executables();
         }
         rest.is_some_and(|request| self.on_other(request, time))
     }
 
-    /// Answers what the desk cannot.
+    /// Answers what the API handler cannot.
     fn on_other(&mut self, request: Request, time: Time) -> bool {
         match request {
             Request::Status(answer) => drop(answer.send(Ok(self.status(time)))),
             Request::Subscribe(after, answer) => {
                 let rest = self.rest(time, true);
-                let _ = answer.send(Ok(Box::new(self.desk.first(&self.core, time, after, rest))));
+                let _ = answer.send(Ok(Box::new(self.handler.first(&self.core, time, after, rest))));
             }
             Request::Apps(answer) => drop(answer.send(Ok(self.core.apps_view(time, self.peers.living())))),
             Request::Flows(answer) => self.ask_flows(time, answer),
@@ -79,7 +79,7 @@ impl Daemon<'_> {
                 let _ = answer.send(Ok(accepted));
                 return true;
             }
-            // The desk has answered these.
+            // The API handler has answered these.
             Request::Links(_)
             | Request::Policy(_)
             | Request::Tradeoff(_)
@@ -105,7 +105,7 @@ impl Daemon<'_> {
         status.peers = self.peers.views(&self.core.known_servers(time));
         // Those that nothing uses now are for `braid peers`.
         status.peers.retain(|peer| peer.state != "idle");
-        status.config = self.desk.settings.path().map(|path| path.display().to_string());
+        status.config = self.handler.settings.path().map(|path| path.display().to_string());
         status.warnings.extend(self.memory.trouble());
         status.warnings.extend(self.config_trouble.clone());
         status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
@@ -114,7 +114,7 @@ impl Daemon<'_> {
     }
 
     pub(super) fn reload(&mut self) -> Result<Accepted, Problem> {
-        let Some(path) = self.desk.settings.path().map(Path::to_owned) else {
+        let Some(path) = self.handler.settings.path().map(Path::to_owned) else {
             let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
             return Err(Problem::new(409, "No configuration file", detail));
         };

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use braid_api::{Accepted, Note, Problem};
 use braid_decide::health::Outcome;
-use braid_engine::chronicle::{Chronicle, Power};
+use braid_engine::api_handler::{ApiHandler, Moment, Rest};
 use braid_engine::config::Config;
 use braid_engine::core::{Core, Names};
-use braid_engine::desk::{Desk, Moment, Rest};
+use braid_engine::history::{HistoryStore, Power};
 use braid_engine::server::{Api, FlowList, Request, Server, Ui, UiOptions};
 use braid_engine::settings::Settings;
 use braid_model::{Application, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
@@ -60,7 +60,7 @@ pub(crate) struct Fixture {
 /// What the daemon would be.
 pub(crate) struct Mind {
     pub(crate) core: Core<FakeSteering>,
-    pub(crate) desk: Desk,
+    pub(crate) handler: ApiHandler,
     /// Commands that the daemon itself would follow.
     pub(crate) commands: u32,
     seconds: u64,
@@ -85,8 +85,8 @@ impl Fixture {
         core.on_events(NOW, vec![met]).unwrap();
         core.steering().connect(NOW, &app, 0, ("203.0.113.10".parse().unwrap(), 443));
         core.look(NOW).unwrap();
-        let desk = Desk::new(Chronicle::default(), Settings::new(Some(config), PathBuf::from("/nowhere")), feed);
-        let mind = Rc::new(RefCell::new(Mind { core, desk, commands: 0, seconds: 0 }));
+        let handler = ApiHandler::new(HistoryStore::default(), Settings::new(Some(config), PathBuf::from("/nowhere")), feed);
+        let mind = Rc::new(RefCell::new(Mind { core, handler, commands: 0, seconds: 0 }));
         let server = Server::bind(&folder.path().join("socket")).unwrap();
         let options = UiOptions { listen: "127.0.0.1:0".parse().unwrap(), names: vec![], certificate: None };
         let ui = Ui::open(&options, folder.path()).unwrap();
@@ -117,10 +117,10 @@ impl Mind {
     pub(crate) fn second(&mut self) {
         self.seconds += 1;
         let pulses = self.core.pulses(NOW, |_| 0);
-        self.desk.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved());
-        if self.desk.heard() {
+        self.handler.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved());
+        if self.handler.heard() {
             let rest = self.rest();
-            self.desk.tell(&self.core, NOW, rest);
+            self.handler.tell(&self.core, NOW, rest);
         }
     }
 
@@ -130,7 +130,7 @@ impl Mind {
     }
 
     pub(crate) fn notes(&self) -> Vec<Note> {
-        self.desk.chronicle.notes_after(0)
+        self.handler.history.notes_after(0)
     }
 
     fn rest(&mut self) -> Rest {
@@ -141,12 +141,12 @@ impl Mind {
 async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
     while let Some(request) = inbox.recv().await {
         let mut mind = mind.borrow_mut();
-        let Mind { core, desk, .. } = &mut *mind;
+        let Mind { core, handler, .. } = &mut *mind;
         let moment = Moment { now: NOW, unix_ms: UNIX_MS };
         let mut enforce = |core: &mut Core<FakeSteering>, config: Config| {
             core.reconfigure(NOW, config).map_err(|error| Problem::new(500, "Not applied", error.to_string()))
         };
-        let Some(rest) = desk.answer(core, moment, &Vec::new, &mut enforce, request) else { continue };
+        let Some(rest) = handler.answer(core, moment, &Vec::new, &mut enforce, request) else { continue };
         let done = || Ok(Accepted { message: "done".to_owned(), warnings: vec![] });
         match rest {
             Request::Status(answer) => drop(answer.send(Ok(core.status(NOW)))),
@@ -156,7 +156,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
             Request::Peers(answer) => drop(answer.send(Ok(vec![]))),
             Request::Subscribe(after, answer) => {
                 let rest = mind.rest();
-                drop(answer.send(Ok(Box::new(mind.desk.first(&mind.core, NOW, after, rest)))));
+                drop(answer.send(Ok(Box::new(mind.handler.first(&mind.core, NOW, after, rest)))));
             }
             Request::Join(_, answer)
             | Request::Leave(_, answer)

@@ -77,30 +77,30 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Usually gone: the guardian was faster.
+        // Usually gone: the watchdog was faster.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
 /// The process that waits.
 #[derive(Debug)]
-pub(crate) struct Guardian(Child);
+pub(crate) struct Watchdog(Child);
 
-impl Guardian {
+impl Watchdog {
     /// Starts it. It holds the namespaces, so that their numbers name nothing else before it has done its work.
     pub(crate) fn start(home: &Home, namespaces: &[&Namespace]) -> Result<Self> {
         let mut command = Command::new("sh");
-        command.args(["-c", SCRIPT, "braid-lab-guardian"]).arg(home.path());
+        command.args(["-c", SCRIPT, "braid-lab-watchdog"]).arg(home.path());
         for namespace in namespaces {
             command.arg(namespace.inode()?.to_string());
         }
         sys::detach_keeping(&mut command, namespaces.iter().map(|n| n.network().as_raw_fd()).collect());
         let child = command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        Ok(Self(child.context("cannot start the guardian")?))
+        Ok(Self(child.context("cannot start the watchdog")?))
     }
 }
 
-impl Drop for Guardian {
+impl Drop for Watchdog {
     /// Lets it do its work and waits until it is done.
     fn drop(&mut self) {
         drop(self.0.stdin.take());

@@ -32,7 +32,7 @@ const NOTES: usize = 1000;
 /// The longest note.
 const NOTE_BYTES: usize = 500;
 
-/// One link at one moment, as the chronicle sees it.
+/// One link at one moment, as the history sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pulse {
     /// The device's number.
@@ -81,9 +81,9 @@ pub struct Power {
 /// Rows for the store: kind, moment, JSON.
 pub type Rows = BTreeMap<(&'static str, u64), String>;
 
-/// The chronicle.
+/// What happened to links, applications and the daemon, as far back as each resolution goes.
 #[derive(Debug, Default)]
-pub struct Chronicle {
+pub struct HistoryStore {
     notes: VecDeque<Note>,
     last_note: u64,
     /// How many of the last are not stored yet.
@@ -103,7 +103,7 @@ struct Before {
     links: Vec<Pulse>,
 }
 
-impl Chronicle {
+impl HistoryStore {
     /// Takes up what an earlier life stored; rows that make no sense are passed over.
     pub fn recall<'a>(&mut self, rows: impl IntoIterator<Item = (&'a str, u64, &'a str)>) {
         for (kind, at, body) in rows {
@@ -258,7 +258,7 @@ impl Chronicle {
     }
 }
 
-/// How many rows of a kind the store keeps: what the chronicle would recall.
+/// How many rows of a kind the store keeps: what the history would recall.
 pub fn kept(kind: &str) -> usize {
     match kind {
         gains::KIND => gains::KEPT,
@@ -294,76 +294,76 @@ mod tests {
 
     #[test]
     fn a_sample_is_what_the_counters_grew_by() {
-        let mut chronicle = Chronicle::default();
-        let first = chronicle.on_second(1_000, vec![pulse(1, "wlan0")], Power::default());
+        let mut history = HistoryStore::default();
+        let first = history.on_second(1_000, vec![pulse(1, "wlan0")], Power::default());
         assert_eq!((first.links[0].rx_bps, first.links[0].rtt_us, first.links[0].power_w), (None, Some(1000), None));
         let read_at = |seconds: u64| Time::from_millis(seconds * 1000);
         let moved = Pulse { device: Some([Bytes::new(1000), Bytes::new(500)]), energy: Some(Joules::new(3.0)), ..pulse(1, "wlan0") };
-        let second = chronicle.on_second(3_000, vec![Pulse { read_at: read_at(2), ..moved.clone() }], Power::default());
+        let second = history.on_second(3_000, vec![Pulse { read_at: read_at(2), ..moved.clone() }], Power::default());
         assert_eq!((second.links[0].rx_bps, second.links[0].tx_bps, second.links[0].power_w), (Some(4000), Some(2000), Some(1.5)));
-        let anew = chronicle.on_second(4_000, vec![Pulse { read_at: read_at(3), ..pulse(1, "wlan0") }], Power::default());
+        let anew = history.on_second(4_000, vec![Pulse { read_at: read_at(3), ..pulse(1, "wlan0") }], Power::default());
         assert_eq!((anew.links[0].rx_bps, anew.links[0].power_w), (None, None), "the device was made anew");
-        let other = chronicle.on_second(5_000, vec![Pulse { read_at: read_at(3), ..pulse(1, "wlan0") }], Power::default());
+        let other = history.on_second(5_000, vec![Pulse { read_at: read_at(3), ..pulse(1, "wlan0") }], Power::default());
         assert_eq!(other.links[0].rx_bps, None, "the counters were not read meanwhile");
-        let late = chronicle.on_second(6_000, vec![Pulse { read_at: read_at(7), ..moved }], Power::default());
+        let late = history.on_second(6_000, vec![Pulse { read_at: read_at(7), ..moved }], Power::default());
         assert_eq!(late.links[0].rx_bps, Some(2000), "what they grew by took four seconds, not one");
     }
 
     #[test]
     fn notes_are_bounded_and_their_ids_grow_even_when_the_clock_does_not() {
-        let mut chronicle = Chronicle::default();
+        let mut history = HistoryStore::default();
         for n in 0..NOTES + 10 {
-            chronicle.note(1_000, "config", "info", format!("note {n}"));
+            history.note(1_000, "config", "info", format!("note {n}"));
         }
-        assert_eq!(chronicle.notes_after(0).len(), NOTES);
-        let last = chronicle.last_notes(2);
-        assert_eq!((last[1].id, last[1].id - last[0].id, chronicle.last_note()), (1_000 + NOTES as u64 + 9, 1, last[1].id));
-        assert_eq!(chronicle.notes_after(last[0].id), last[1..]);
-        chronicle.note(1_000, "link", "info", "ü".repeat(5000));
-        assert!(chronicle.last_notes(1)[0].text.len() <= NOTE_BYTES);
+        assert_eq!(history.notes_after(0).len(), NOTES);
+        let last = history.last_notes(2);
+        assert_eq!((last[1].id, last[1].id - last[0].id, history.last_note()), (1_000 + NOTES as u64 + 9, 1, last[1].id));
+        assert_eq!(history.notes_after(last[0].id), last[1..]);
+        history.note(1_000, "link", "info", "ü".repeat(5000));
+        assert!(history.last_notes(1)[0].text.len() <= NOTE_BYTES);
     }
 
     #[test]
     fn notes_outlive_the_daemon_and_their_ids_grow_on() {
-        let mut chronicle = Chronicle::default();
+        let mut history = HistoryStore::default();
         for n in 0..NOTES + 10 {
-            chronicle.note(5_000, "link", "info", format!("note {n}"));
+            history.note(5_000, "link", "info", format!("note {n}"));
         }
-        let rows = chronicle.rows();
+        let rows = history.rows();
         assert_eq!(rows.len(), NOTES);
-        let mut next = Chronicle::default();
+        let mut next = HistoryStore::default();
         next.recall(rows.iter().map(|((kind, at), body)| (*kind, *at, body.as_str())).chain([("note", 7, "{}")]));
-        assert_eq!(next.notes_after(0), chronicle.notes_after(0));
+        assert_eq!(next.notes_after(0), history.notes_after(0));
         next.note(1_000, "link", "info", "the clock was set back meanwhile");
-        assert_eq!((next.last_note(), next.notes_after(0).len()), (chronicle.last_note() + 1, NOTES));
+        assert_eq!((next.last_note(), next.notes_after(0).len()), (history.last_note() + 1, NOTES));
         assert_eq!(next.rows().len(), 1, "only what is new is written");
     }
 
     #[test]
     fn what_is_stored_is_recalled_and_nonsense_passed_over() {
-        let mut chronicle = Chronicle::default();
+        let mut history = HistoryStore::default();
         for second in 0..7200u64 {
             let device = Some([Bytes::new(1000 * second); 2]);
-            chronicle.on_second(
+            history.on_second(
                 second * 1000,
                 vec![Pulse { device, read_at: Time::from_millis(second * 1000), ..pulse(1, "wlan0") }],
                 Power::default(),
             );
         }
-        let rows = chronicle.rows();
-        let mut next = Chronicle::default();
+        let rows = history.rows();
+        let mut next = HistoryStore::default();
         next.recall(rows.iter().map(|((kind, at), body)| (*kind, *at, body.as_str())).chain([
             ("5m", 1, "{"),
             ("day", 2, "[]"),
             ("x", 3, ""),
         ]));
         for resolution in [Resolution::FiveMinutes, Resolution::Hour] {
-            let (had, has) = (chronicle.history(resolution, 0), next.history(resolution, 0));
+            let (had, has) = (history.history(resolution, 0), next.history(resolution, 0));
             assert!(had == has && !has.samples.is_empty(), "{had:?} {has:?}");
         }
-        assert_eq!(chronicle.gains(7_200_000, 30), next.gains(7_200_000, 30));
+        assert_eq!(history.gains(7_200_000, 30), next.gains(7_200_000, 30));
         assert_eq!(next.gains(7_200_000, 30).links[0].rx_bytes, 7_199_000);
         assert_eq!(next.history(Resolution::Second, 0).samples, []);
-        assert!(chronicle.rows().is_empty(), "nothing has changed since");
+        assert!(history.rows().is_empty(), "nothing has changed since");
     }
 }

@@ -1,7 +1,7 @@
-//! The guardian: a small process that outlives the daemon and takes its rules and routes down when it dies, however it dies. Connections
+//! The watchdog: a small process that outlives the daemon and takes its rules and routes down when it dies, however it dies. Connections
 //! that can hear no answer without them it ends, so that their programs connect anew.
 //!
-//! The BPF programs need no guardian: they are held by the daemon's descriptors and go with it.
+//! The BPF programs need no watchdog: they are held by the daemon's descriptors and go with it.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -12,21 +12,21 @@ use braid_platform::linux::{netlink, reverse_path};
 
 use crate::lock::{Lock, LockError, PATIENCE};
 
-/// The daemon's end. While it lives, the guardian waits.
-pub struct Guardian {
+/// The daemon's end. While it lives, the watchdog waits.
+pub struct Watchdog {
     child: Child,
     arguments: Vec<String>,
 }
 
-impl Guardian {
-    /// Starts the guardian: this program again, with `arguments` (the hidden subcommand). Its standard input is a pipe that ends
+impl Watchdog {
+    /// Starts the watchdog: this program again, with `arguments` (the hidden subcommand). Its standard input is a pipe that ends
     /// when this process does.
     pub fn start(arguments: &[&str]) -> io::Result<Self> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         Ok(Self { child: spawn(&arguments)?, arguments })
     }
 
-    /// Starts another guardian if this one was killed; whether it was.
+    /// Starts another watchdog if this one was killed; whether it was.
     pub fn revive(&mut self) -> io::Result<bool> {
         if self.child.try_wait()?.is_none() {
             return Ok(false);
@@ -35,7 +35,7 @@ impl Guardian {
         Ok(true)
     }
 
-    /// Ends the guardian without a sweep by it: the caller has swept, or will.
+    /// Ends the watchdog without a sweep by it: the caller has swept, or will.
     pub fn dismiss(mut self) {
         if let Some(mut pipe) = self.child.stdin.take() {
             let _ = io::Write::write_all(&mut pipe, b"q");
@@ -50,7 +50,7 @@ fn spawn(arguments: &[String]) -> io::Result<Child> {
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn()
 }
 
-/// The guardian's whole life: waits for the pipe to end, then sweeps.
+/// The watchdog's whole life: waits for the pipe to end, then sweeps.
 pub fn watch() -> anyhow::Result<()> {
     // A service manager asks all its processes to end; this one ends after the daemon.
     block_signals(&FORWARDED)?;

@@ -1,4 +1,4 @@
-//! Answers clients out of the [`Core`], and keeps what only they need: the chronicle, the configuration's text, and what listeners were told.
+//! Answers clients out of the [`Core`], and keeps what only they need: the history, the configuration's text, and what listeners were told.
 //!
 //! What needs more of the system than the core (peers, the end of the daemon) is left to the daemon.
 
@@ -8,20 +8,20 @@ use braid_api::{App, AppsSample, Flow, Peer, Problem, Sample, Status};
 use braid_model::Time;
 use braid_platform::steering::Steering;
 
-use crate::chronicle::{AppPulse, Chronicle, Power, Pulse};
 use crate::config::{Config, World};
 use crate::core::Core;
+use crate::history::{AppPulse, HistoryStore, Power, Pulse};
 use crate::server::{Feed, First, FlowList, Request, Update};
 use crate::settings::Settings;
 
 /// Notes that a listener is told first.
 const FIRST_NOTES: usize = 100;
 
-/// The desk.
+/// The API handler.
 #[derive(Debug)]
-pub struct Desk {
+pub struct ApiHandler {
     /// What happened and was measured.
-    pub chronicle: Chronicle,
+    pub history: HistoryStore,
     /// The configuration's file.
     pub settings: Settings,
     feed: Feed,
@@ -51,7 +51,7 @@ pub struct Moment {
     pub unix_ms: u64,
 }
 
-/// What the desk is told of, besides the core, once a second while somebody listens.
+/// What the API handler is told of, besides the core, once a second while somebody listens.
 pub struct Rest {
     /// The daemon at a glance.
     pub status: Status,
@@ -68,10 +68,10 @@ fn client_world<S: Steering>(core: &Core<S>, relays: &dyn Fn() -> Vec<String>) -
     World { relays: Some(relays()), ..World::for_client(core.config()) }
 }
 
-impl Desk {
-    /// A desk that tells `feed`.
-    pub fn new(chronicle: Chronicle, settings: Settings, feed: Feed) -> Self {
-        Self { chronicle, settings, feed, sample: None, app_sample: None, told: Told::default() }
+impl ApiHandler {
+    /// An API handler that tells `feed`.
+    pub fn new(history: HistoryStore, settings: Settings, feed: Feed) -> Self {
+        Self { history, settings, feed, sample: None, app_sample: None, told: Told::default() }
     }
 
     /// Whether anybody listens.
@@ -94,12 +94,12 @@ impl Desk {
             Request::Links(answer) => drop(answer.send(Ok(core.links(now)))),
             Request::Policy(answer) => drop(answer.send(Ok(core.policy()))),
             Request::Tradeoff(answer) => drop(answer.send(Ok(core.tradeoff(now)))),
-            Request::Notes(after, answer) => drop(answer.send(Ok(self.chronicle.notes_after(after)))),
-            Request::History(resolution, since_ms, answer) => drop(answer.send(Ok(self.chronicle.history(resolution, since_ms)))),
+            Request::Notes(after, answer) => drop(answer.send(Ok(self.history.notes_after(after)))),
+            Request::History(resolution, since_ms, answer) => drop(answer.send(Ok(self.history.history(resolution, since_ms)))),
             Request::AppHistory(resolution, since_ms, application, answer) => {
-                drop(answer.send(Ok(self.chronicle.app_history(resolution, since_ms, application.as_deref()))));
+                drop(answer.send(Ok(self.history.app_history(resolution, since_ms, application.as_deref()))));
             }
-            Request::Gains(days, answer) => drop(answer.send(Ok(self.chronicle.gains(unix_ms, days)))),
+            Request::Gains(days, answer) => drop(answer.send(Ok(self.history.gains(unix_ms, days)))),
             Request::Config(answer) => drop(answer.send(Ok(self.settings.look()))),
             Request::Preview(change, answer) => drop(answer.send(self.settings.preview(&change, &client_world(core, relays)))),
             Request::Apply(change, answer) => {
@@ -107,7 +107,7 @@ impl Desk {
                 let applied = self.settings.apply(&change, &world, |config| enforce(core, config));
                 if let Ok(changed) = &applied {
                     let text = format!("the configuration was changed: {}", changed.changes.join("; "));
-                    self.chronicle.note(unix_ms, "config", "info", text);
+                    self.history.note(unix_ms, "config", "info", text);
                 }
                 let _ = answer.send(applied);
             }
@@ -115,7 +115,7 @@ impl Desk {
                 let world = client_world(core, relays);
                 let undone = self.settings.undo(&world, |config| enforce(core, config));
                 if undone.is_ok() {
-                    self.chronicle.note(unix_ms, "config", "info", "the last change of the configuration was taken back");
+                    self.history.note(unix_ms, "config", "info", "the last change of the configuration was taken back");
                 }
                 let _ = answer.send(undone);
             }
@@ -129,27 +129,27 @@ impl Desk {
         // As of the moment that the next changes are told against: what came and went between would never be told to be gone.
         let flows = self.told.flows.clone().unwrap_or_else(|| FlowList::new(core.flows_view(now), rest.bonded).into());
         let notes = match after {
-            Some(after) => self.chronicle.notes_after(after),
-            None => self.chronicle.last_notes(FIRST_NOTES),
+            Some(after) => self.history.notes_after(after),
+            None => self.history.last_notes(FIRST_NOTES),
         };
-        let (last_note, sample, app_sample) = (self.chronicle.last_note(), self.sample.clone(), self.app_sample.clone());
+        let (last_note, sample, app_sample) = (self.history.last_note(), self.sample.clone(), self.app_sample.clone());
         let apps = rest.apps.unwrap_or_default();
         First { status: rest.status, flows, apps, peers: rest.peers, notes, last_note, sample, app_sample }
     }
 
     /// Once a second: takes in what every link does, and what applications moved.
     pub fn on_second(&mut self, unix_ms: u64, links: Vec<Pulse>, power: Power, apps: &[AppPulse]) {
-        self.app_sample = Some(self.chronicle.on_apps(unix_ms, apps));
-        self.sample = Some(self.chronicle.on_second(unix_ms, links, power));
+        self.app_sample = Some(self.history.on_apps(unix_ms, apps));
+        self.sample = Some(self.history.on_second(unix_ms, links, power));
         if !self.heard() {
             // Whoever comes is told the notes up to now first.
-            self.told = Told { note: self.chronicle.last_note(), ..Told::default() };
+            self.told = Told { note: self.history.last_note(), ..Told::default() };
         }
     }
 
     /// Once a second, while somebody listens: tells what has changed.
     pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
-        let notes = self.chronicle.notes_after(self.told.note);
+        let notes = self.history.notes_after(self.told.note);
         let told = &mut self.told;
         let flows = Arc::new(FlowList::new(core.flows_view(now), rest.bonded));
         let update = Update {
@@ -164,7 +164,7 @@ impl Desk {
         };
         if self.feed.tell(update) {
             told.flows = Some(flows);
-            told.note = self.chronicle.last_note();
+            told.note = self.history.last_note();
         } else {
             // It was lost: the next one tells all of these again, and of flows what has changed since the last that was not.
             (told.apps, told.peers) = Default::default();
