@@ -154,10 +154,10 @@ BRAID_INLINE _Bool to_loopback(const struct request *request)
 	return request->family == 4 ? is_loopback4(request->remote[3]) : is_loopback6(request->remote);
 }
 
-BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *socket, struct request *request, _Bool was_turned)
+BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *socket, struct request *request, _Bool was_redirected)
 {
 	const struct braid_params *now;
-	struct wishes wishes;
+	struct socket_options asked;
 	int judgement;
 	__u32 bank;
 
@@ -167,21 +167,21 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 	request->protocol = ctx->protocol;
 	request->port = bpf_ntohs((__u16)ctx->user_port);
 	if (request->protocol == IPPROTO_TCP) {
-		if (read_tcp_wishes(socket, &wishes))
+		if (read_tcp_socket_options(socket, &asked))
 			return ALLOW;
-		if (wishes.device && is_followed(ctx))
+		if (asked.device && is_followed(ctx))
 			return ALLOW; /* a retry keeps its link */
 	} else {
-		read_wishes(socket, &wishes);
-		forget(ctx, socket, wishes.mark);
+		read_socket_options(socket, &asked);
+		forget(ctx, socket, asked.mark);
 	}
-	if (wishes.device || (wishes.locks & SOCK_BINDADDR_LOCK) || (wishes.mark && !is_ours(wishes.mark)) ||
-	    (request->protocol == IPPROTO_UDP && (wishes.locks & SOCK_BINDPORT_LOCK)) || !steerable(request)) {
+	if (asked.device || (asked.locks & SOCK_BINDADDR_LOCK) || (asked.mark && !is_ours(asked.mark)) ||
+	    (request->protocol == IPPROTO_UDP && (asked.locks & SOCK_BINDPORT_LOCK)) || !steerable(request)) {
 		count(BRAID_COUNT_LEFT);
 		return ALLOW;
 	}
 	/* What a redirected socket had on the loopback binds it to no link. */
-	if (request->protocol == IPPROTO_UDP && !was_turned)
+	if (request->protocol == IPPROTO_UDP && !was_redirected)
 		read_source(socket, request);
 	read_caller(request);
 	judgement = judge(request, bank);
@@ -201,17 +201,17 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *request)
 {
 	struct bpf_sock *socket = ctx->sk;
-	_Bool was_turned;
+	_Bool was_redirected;
 	int verdict;
 
 	if (!socket || (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP))
 		return ALLOW;
-	was_turned = undisguise(socket);
-	if (was_turned && ctx->protocol == IPPROTO_UDP)
-		was_turned = on_loopback(socket, request->family);
-	verdict = decide_connect(ctx, socket, request, was_turned);
+	was_redirected = clear_redirect_state(socket);
+	if (was_redirected && ctx->protocol == IPPROTO_UDP)
+		was_redirected = on_loopback(socket, request->family);
+	verdict = decide_connect(ctx, socket, request, was_redirected);
 	/* A UDP socket keeps its source address: from the loopback it would reach nobody. It may disconnect, and connect again. */
-	if (verdict == ALLOW && was_turned && !request->turned && ctx->protocol == IPPROTO_UDP && !to_loopback(request))
+	if (verdict == ALLOW && was_redirected && !request->loopback && ctx->protocol == IPPROTO_UDP && !to_loopback(request))
 		return refuse();
 	return verdict;
 }
@@ -224,8 +224,8 @@ int braid_connect4(struct bpf_sock_addr *ctx)
 
 	set_remote4(&request, ctx->user_ip4);
 	verdict = intercept_connect(ctx, &request);
-	if (request.turned) {
-		ctx->user_ip4 = request.turned;
+	if (request.loopback) {
+		ctx->user_ip4 = request.loopback;
 		ctx->user_port = request.listener;
 	}
 	return verdict;
@@ -241,8 +241,8 @@ int braid_connect6(struct bpf_sock_addr *ctx)
 	if (is_mapped(request.remote))
 		request.family = 4;
 	verdict = intercept_connect(ctx, &request);
-	if (request.turned) {
-		__u32 to[4] = { 0, 0, request.by_port ? 0 : bpf_htonl(0xffff), request.by_port ? bpf_htonl(1) : request.turned };
+	if (request.loopback) {
+		__u32 to[4] = { 0, 0, request.by_port ? 0 : bpf_htonl(0xffff), request.by_port ? bpf_htonl(1) : request.loopback };
 
 		write_address6(ctx, to);
 		ctx->user_port = request.listener;
@@ -273,7 +273,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	struct braid_datagram_key key = {};
 	const struct braid_params *now;
 	struct braid_flow *flow;
-	struct wishes wishes;
+	struct socket_options asked;
 	int judgement;
 	__u32 bank;
 
@@ -286,8 +286,8 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	*bank_in_force = now;
 	request->protocol = IPPROTO_UDP;
 	request->port = bpf_ntohs((__u16)ctx->user_port);
-	read_wishes(socket, &wishes);
-	if (wishes.device || wishes.mark || (wishes.locks & (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK)) || !steerable(request)) {
+	read_socket_options(socket, &asked);
+	if (asked.device || asked.mark || (asked.locks & (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK)) || !steerable(request)) {
 		count(BRAID_COUNT_LEFT);
 		return BRAID_NO_SLOT;
 	}
@@ -341,7 +341,7 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 {
 	struct request request = {};
 	const struct braid_params *now = NULL;
-	struct disguise *own = disguise_of(ctx);
+	struct redirect_state *own = redirect_state_of(ctx);
 	int verdict;
 	__u32 slot;
 
@@ -358,8 +358,8 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 		return ALLOW; /* the program, or an earlier connect, chose it */
 	set_remote4(&request, ctx->user_ip4);
 	slot = route_datagram(ctx, &request, &now, &verdict);
-	if (request.turned) {
-		ctx->user_ip4 = request.turned;
+	if (request.loopback) {
+		ctx->user_ip4 = request.loopback;
 		ctx->user_port = request.listener;
 	} else if (slot < BRAID_MAX_LINKS && now) {
 		ctx->msg_src_ip4 = now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)].source4;
@@ -368,7 +368,7 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 }
 
 /* A datagram to an address, on a socket that is connected: to where it is connected, or elsewhere. */
-BRAID_INLINE void send_turned6(struct bpf_sock_addr *ctx, const struct disguise *own)
+BRAID_INLINE void send_redirected6(struct bpf_sock_addr *ctx, const struct redirect_state *own)
 {
 	const __u32 loopback[4] = { 0, 0, 0, bpf_htonl(1) };
 	__u32 addr[4];
@@ -394,7 +394,7 @@ BRAID_INLINE void turn6(struct bpf_sock_addr *ctx, const struct request *request
 	ctx->user_ip6[0] = prefix[0];
 	ctx->user_ip6[1] = prefix[1];
 	ctx->user_ip6[2] = prefix[2];
-	ctx->user_ip6[3] = request->turned;
+	ctx->user_ip6[3] = request->loopback;
 	ctx->user_port = request->listener;
 	ctx->msg_src_ip6[0] = 0;
 	ctx->msg_src_ip6[1] = 0;
@@ -407,12 +407,12 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 {
 	struct request request = { .family = 6 };
 	const struct braid_params *now = NULL;
-	struct disguise *own = disguise_of(ctx);
+	struct redirect_state *own = redirect_state_of(ctx);
 	int verdict;
 	__u32 slot;
 
 	if (own && own->by_port) {
-		send_turned6(ctx, own);
+		send_redirected6(ctx, own);
 		return ALLOW;
 	}
 	if (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3])
@@ -421,7 +421,7 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 	if (is_mapped(request.remote))
 		return ALLOW; /* the kernel asks again, as IPv4 */
 	slot = route_datagram(ctx, &request, &now, &verdict);
-	if (request.turned) {
+	if (request.loopback) {
 		turn6(ctx, &request);
 	} else if (slot < BRAID_MAX_LINKS && now) {
 		const struct braid_slot *link = &now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)];

@@ -30,9 +30,9 @@ struct request {
 	__u8 strict : 1; /* its rule names the links: where they cannot be had, it must fail */
 	__u8 redirect : 1; /* the policy has it carried by the daemon */
 	__u8 filtered : 1; /* its destination runs Braid, and programs of others filter its cgroup */
-	__u8 by_port : 1; /* a redirected one goes to ::1 instead of `turned` */
+	__u8 by_port : 1; /* a redirected one goes to ::1 instead of `loopback` */
 	__u16 listener; /* where a redirected one goes: the port, network order */
-	__u32 turned; /* and the loopback address, network order; 0: it is not redirected */
+	__u32 loopback; /* and the loopback address, network order; 0: it is not redirected */
 };
 
 static const struct braid_flow no_flow;
@@ -175,27 +175,27 @@ BRAID_INLINE const void *as_number(const void *pointer)
 }
 
 /* What the program itself asked of its socket. */
-struct wishes {
+struct socket_options {
 	__u32 device;
 	__u32 mark;
 	__u8 locks;
 };
 
-static __attribute__((noinline)) int read_wishes(struct bpf_sock *socket, struct wishes *wishes)
+static __attribute__((noinline)) int read_socket_options(struct bpf_sock *socket, struct socket_options *asked)
 {
 	const struct inet_sock *inet = as_number(socket);
 	struct ipv6_pinfo *inet6 = BPF_CORE_READ(inet, pinet6);
 
-	wishes->mark = socket->mark;
-	wishes->locks = BPF_CORE_READ_BITFIELD_PROBED(&inet->sk, sk_userlocks);
-	wishes->device = socket->bound_dev_if | BPF_CORE_READ(inet, uc_index);
+	asked->mark = socket->mark;
+	asked->locks = BPF_CORE_READ_BITFIELD_PROBED(&inet->sk, sk_userlocks);
+	asked->device = socket->bound_dev_if | BPF_CORE_READ(inet, uc_index);
 	if (inet6)
-		wishes->device |= BPF_CORE_READ(inet6, ucast_oif);
+		asked->device |= BPF_CORE_READ(inet6, ucast_oif);
 	return 0;
 }
 
 /* The same of a TCP socket, which the verifier lets us read as it is, without a call for each field. */
-static __attribute__((noinline)) int read_tcp_wishes(struct bpf_sock *socket, struct wishes *wishes)
+static __attribute__((noinline)) int read_tcp_socket_options(struct bpf_sock *socket, struct socket_options *asked)
 {
 	const struct inet_sock *inet = (const void *)bpf_skc_to_tcp_sock(socket);
 	struct ipv6_pinfo *inet6;
@@ -203,11 +203,11 @@ static __attribute__((noinline)) int read_tcp_wishes(struct bpf_sock *socket, st
 	if (!inet)
 		return -1;
 	inet6 = inet->pinet6;
-	wishes->mark = socket->mark;
-	wishes->locks = BPF_CORE_READ_BITFIELD(&inet->sk, sk_userlocks);
-	wishes->device = socket->bound_dev_if | inet->uc_index;
+	asked->mark = socket->mark;
+	asked->locks = BPF_CORE_READ_BITFIELD(&inet->sk, sk_userlocks);
+	asked->device = socket->bound_dev_if | inet->uc_index;
 	if (inet6)
-		wishes->device |= inet6->ucast_oif;
+		asked->device |= inet6->ucast_oif;
 	return 0;
 }
 

@@ -76,7 +76,7 @@ MAP(servers, BPF_MAP_TYPE_HASH, struct address, __u32, 1024, 0);
 /* Services of theirs that are not to be had that way. The key's socket is 0. */
 MAP(shut, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, 1024, 0);
 /* Destinations that no relay opens. */
-MAP(refused, BPF_MAP_TYPE_HASH, struct address, __u32, 512, 0);
+MAP(bypass, BPF_MAP_TYPE_HASH, struct address, __u32, 512, 0);
 MAP(executables, BPF_MAP_TYPE_HASH, struct braid_exe_key, struct braid_exe, 1024, 0);
 MAP(names, BPF_MAP_TYPE_HASH, struct process_name, struct braid_app, 1024, 0);
 MAP(apps, BPF_MAP_TYPE_LRU_HASH, struct braid_app_key, struct braid_app, 4096, 0);

@@ -163,7 +163,7 @@ BRAID_INLINE void expect(const struct braid_params *now, struct request *request
 }
 
 /*
- * Whether the flow is turned to the daemon because its destination runs Braid itself. One that may use a single link gains nothing by it.
+ * Whether the flow is redirected to the daemon because its destination runs Braid itself. One that may use a single link gains nothing by it.
  * Datagrams only where a rule says so: most are of protocols that take another order for loss. None whose cgroup others filter.
  */
 BRAID_INLINE _Bool goes_straight(const struct braid_params *now, struct request *request, __u32 actions)
@@ -257,7 +257,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		return LEAVE_ALONE;
 	__builtin_memcpy(remote.word, request->remote, sizeof(remote.word));
 	if (request->redirect)
-		request->redirect = !bpf_map_lookup_elem(&refused, &remote);
+		request->redirect = !bpf_map_lookup_elem(&bypass, &remote);
 	if (!request->redirect)
 		request->redirect = goes_straight(now, request, rule ? rule->actions : 0);
 	else if (bpf_map_lookup_elem(&servers, &remote))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Connections that Braid carries itself: at connect they are turned to the daemon's listener on the loopback, each by an address of
+ * Connections that Braid carries itself: at connect they are redirected to the daemon's listener on the loopback, each by an address of
  * its own, under which the daemon finds who wanted to reach what. The program sees the addresses it asked for.
  *
  * Datagrams go the same way. Those of connected IPv6 sockets go to ::1, where the source port tells one socket from another; those
@@ -22,7 +22,7 @@
 #define REDIRECT_PREFIX { bpf_htonl(0xfd627261u), bpf_htonl(0x69645757u), 0 }
 
 /* What a redirected socket knows of itself for as long as it lives. Addresses are IPv6 or IPv4-mapped, all in network order. */
-struct disguise {
+struct redirect_state {
 	__u64 socket; /* its cookie */
 	__u32 remote[4]; /* what it asked for */
 	__u32 local[4]; /* what it would have had; zero: not known */
@@ -37,8 +37,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct disguise);
-} disguises SEC(".maps");
+	__type(value, struct redirect_state);
+} redirect_states SEC(".maps");
 
 MAP(redirection, BPF_MAP_TYPE_ARRAY, __u32, struct braid_redirection, 1, 0);
 MAP(arrivals, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_ARRIVALS, 0);
@@ -60,7 +60,7 @@ BRAID_INLINE _Bool is_heavy(__u32 user)
 }
 
 /* What of `own` still waits for the daemon, or NULL. */
-BRAID_INLINE struct braid_arrival *arrival_of(const struct disguise *own)
+BRAID_INLINE struct braid_arrival *arrival_of(const struct redirect_state *own)
 {
 	__u32 address = own->address;
 	struct braid_arrival *arrival;
@@ -73,9 +73,9 @@ BRAID_INLINE struct braid_arrival *arrival_of(const struct disguise *own)
 }
 
 /* Takes back what an earlier connect of this socket was given: it failed, or was ended. */
-static __attribute__((noinline)) int undisguise(struct bpf_sock *socket)
+static __attribute__((noinline)) int clear_redirect_state(struct bpf_sock *socket)
 {
-	struct disguise *own = bpf_sk_storage_get(&disguises, socket, NULL, 0);
+	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
 	__u32 address;
 
 	if (!own)
@@ -91,7 +91,7 @@ static __attribute__((noinline)) int undisguise(struct bpf_sock *socket)
 	} else if (arrival_of(own)) {
 		bpf_map_delete_elem(&arrivals, &address);
 	}
-	bpf_sk_storage_delete(&disguises, socket);
+	bpf_sk_storage_delete(&redirect_states, socket);
 	return 1;
 }
 
@@ -123,7 +123,7 @@ BRAID_INLINE __u32 reserve_exchange(void)
 	return 0;
 }
 
-BRAID_INLINE void dress(struct disguise *own, const struct braid_params *now, const struct request *request)
+BRAID_INLINE void fill_redirect_state(struct redirect_state *own, const struct braid_params *now, const struct request *request)
 {
 	__builtin_memcpy(own->remote, request->remote, sizeof(own->remote));
 	if (request->family == 6) {
@@ -132,7 +132,7 @@ BRAID_INLINE void dress(struct disguise *own, const struct braid_params *now, co
 		own->local[2] = bpf_htonl(0xffff);
 		own->local[3] = now->local4;
 	}
-	own->address = request->turned;
+	own->address = request->loopback;
 	own->port = bpf_htons(request->port);
 	own->listener = request->listener;
 	own->by_port = request->by_port;
@@ -159,7 +159,7 @@ BRAID_INLINE void fill_arrival(struct braid_arrival *arrival, const struct reque
 }
 
 /*
- * Whether the connection goes to the daemon: then `request->turned` is the address and `request->listener` the port it goes to. 0: it
+ * Whether the connection goes to the daemon: then `request->loopback` is the address and `request->listener` the port it goes to. 0: it
  * goes on as if nobody had asked. A function of its own, for the sake of the stack's 512 bytes.
  */
 __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request *request, __u32 bank)
@@ -170,7 +170,7 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	const struct sock *sk;
 	struct braid_arrival *arrival;
 	struct braid_redirection *open;
-	struct disguise *own;
+	struct redirect_state *own;
 	__u32 zero = 0, address;
 	_Bool by_port;
 	__u16 port;
@@ -191,17 +191,17 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 		return 0;
 	}
 	arrival = bpf_map_lookup_elem(&arrivals, &address);
-	own = bpf_sk_storage_get(&disguises, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	own = bpf_sk_storage_get(&redirect_states, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!arrival || !own) {
 		bpf_map_delete_elem(&arrivals, &address);
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;
 	}
-	request->turned = address;
+	request->loopback = address;
 	request->listener = bpf_htons(port);
 	request->by_port = by_port;
 	own->socket = bpf_get_socket_cookie(ctx);
-	dress(own, now, request);
+	fill_redirect_state(own, now, request);
 	fill_arrival(arrival, request, own->socket);
 	count(BRAID_COUNT_REDIRECTED);
 	return 1;
@@ -215,7 +215,7 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 	struct braid_datagram_key key = {};
 	struct braid_redirection *open;
 	struct braid_arrival *exchange;
-	struct disguise *own = NULL;
+	struct redirect_state *own = NULL;
 	__u32 zero = 0, address, *held;
 	_Bool by_port;
 	__u16 port;
@@ -236,7 +236,7 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 		exchange = bpf_map_lookup_elem(&exchanges, &address);
 		if (port && exchange && exchange->socket == key.socket) {
 			exchange->released = bpf_ktime_get_ns();
-			request->turned = address;
+			request->loopback = address;
 			return 1;
 		}
 	}
@@ -247,19 +247,19 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 	}
 	exchange = bpf_map_lookup_elem(&exchanges, &address);
 	if (connected)
-		own = bpf_sk_storage_get(&disguises, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+		own = bpf_sk_storage_get(&redirect_states, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!exchange || (connected && !own) ||
 	    ((by_port || !connected) && bpf_map_update_elem(&exchange_keys, &key, &address, BPF_ANY))) {
 		bpf_map_delete_elem(&exchanges, &address);
 		if (own)
-			bpf_sk_storage_delete(&disguises, socket);
+			bpf_sk_storage_delete(&redirect_states, socket);
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;
 	}
-	request->turned = address;
+	request->loopback = address;
 	if (own) {
 		own->socket = key.socket;
-		dress(own, now, request);
+		fill_redirect_state(own, now, request);
 	} else {
 		exchange->flags = BRAID_ARRIVAL_UNCONNECTED;
 		exchange->released = bpf_ktime_get_ns();
@@ -272,7 +272,7 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 /* Notes whose segments may claim the arrival: called when a handshake is answered. */
 BRAID_INLINE void note_source(struct sock *socket)
 {
-	struct disguise *own = bpf_sk_storage_get(&disguises, socket, NULL, 0);
+	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
 	struct braid_arrival *arrival;
 	__u32 port, address;
 
@@ -293,7 +293,7 @@ BRAID_INLINE void note_source(struct sock *socket)
 /* The end of a redirected socket. What it has sent already may still wait for the daemon, which then takes it or forgets it in time. */
 BRAID_INLINE void part(struct bpf_sock *socket)
 {
-	struct disguise *own = bpf_sk_storage_get(&disguises, socket, NULL, 0);
+	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
 	struct braid_arrival *arrival;
 	__u32 address;
 
@@ -318,11 +318,11 @@ BRAID_INLINE void part(struct bpf_sock *socket)
 
 /* ------------------------------------------------------------------ what the program sees */
 
-BRAID_INLINE struct disguise *disguise_of(struct bpf_sock_addr *ctx)
+BRAID_INLINE struct redirect_state *redirect_state_of(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *socket = ctx->sk;
 
-	return socket ? bpf_sk_storage_get(&disguises, socket, NULL, 0) : NULL;
+	return socket ? bpf_sk_storage_get(&redirect_states, socket, NULL, 0) : NULL;
 }
 
 BRAID_INLINE _Bool is_loopback4(__u32 addr)
@@ -354,7 +354,7 @@ BRAID_INLINE void write_address6(struct bpf_sock_addr *ctx, const __u32 *addr)
 SEC("cgroup/getpeername4")
 int braid_getpeername4(struct bpf_sock_addr *ctx)
 {
-	struct disguise *own = disguise_of(ctx);
+	struct redirect_state *own = redirect_state_of(ctx);
 
 	if (own && ctx->user_ip4 == own->address && (__u16)ctx->user_port == own->listener) {
 		ctx->user_ip4 = own->remote[3];
@@ -366,7 +366,7 @@ int braid_getpeername4(struct bpf_sock_addr *ctx)
 SEC("cgroup/getpeername6")
 int braid_getpeername6(struct bpf_sock_addr *ctx)
 {
-	struct disguise *own = disguise_of(ctx);
+	struct redirect_state *own = redirect_state_of(ctx);
 	__u32 addr[4];
 
 	if (!own || (__u16)ctx->user_port != own->listener)
@@ -382,7 +382,7 @@ int braid_getpeername6(struct bpf_sock_addr *ctx)
 SEC("cgroup/getsockname4")
 int braid_getsockname4(struct bpf_sock_addr *ctx)
 {
-	struct disguise *own = disguise_of(ctx);
+	struct redirect_state *own = redirect_state_of(ctx);
 
 	if (own && own->local[3] && is_loopback4(ctx->user_ip4))
 		ctx->user_ip4 = own->local[3];
@@ -392,7 +392,7 @@ int braid_getsockname4(struct bpf_sock_addr *ctx)
 SEC("cgroup/getsockname6")
 int braid_getsockname6(struct bpf_sock_addr *ctx)
 {
-	struct disguise *own = disguise_of(ctx);
+	struct redirect_state *own = redirect_state_of(ctx);
 	__u32 addr[4];
 
 	if (!own || !(own->local[0] | own->local[2] | own->local[3]))
@@ -403,7 +403,7 @@ int braid_getsockname6(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
-BRAID_INLINE _Bool is_turned(__u32 addr)
+BRAID_INLINE _Bool is_redirect_address(__u32 addr)
 {
 	return (bpf_ntohl(addr) & ~REDIRECT_HOSTS) == REDIRECT_BASE;
 }
@@ -418,7 +418,7 @@ BRAID_INLINE _Bool is_prefixed(const __u32 *addr)
 /* The exchange of this socket that a datagram from this address belongs to, or NULL. */
 BRAID_INLINE struct braid_arrival *exchange_from(struct bpf_sock_addr *ctx, __u32 address)
 {
-	struct braid_arrival *exchange = is_turned(address) ? bpf_map_lookup_elem(&exchanges, &address) : NULL;
+	struct braid_arrival *exchange = is_redirect_address(address) ? bpf_map_lookup_elem(&exchanges, &address) : NULL;
 
 	return exchange && exchange->socket == bpf_get_socket_cookie(ctx) ? exchange : NULL;
 }
@@ -439,12 +439,12 @@ SEC("cgroup/recvmsg6")
 int braid_recvmsg6(struct bpf_sock_addr *ctx)
 {
 	struct braid_arrival *exchange;
-	struct disguise *own;
+	struct redirect_state *own;
 	__u32 addr[4];
 
 	read_address6(ctx, addr);
 	if (is_loopback6(addr)) {
-		own = disguise_of(ctx);
+		own = redirect_state_of(ctx);
 		if (own && own->by_port && (__u16)ctx->user_port == own->listener) {
 			write_address6(ctx, own->remote);
 			ctx->user_port = own->port;

@@ -22,8 +22,8 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, watch};
 
-use super::disguises::{Disguise, Disguises, State};
 use super::meeting::Meeting;
+use super::redirect_states::{RedirectState, RedirectStates, State};
 use super::relays::{Relay, word_of_destination};
 use super::supervisor::Choice;
 
@@ -40,7 +40,7 @@ const LAST: Duration = Duration::from_secs(60);
 pub(super) struct Carrying {
     pub(super) listener: Arc<Listener>,
     pub(super) choice: Arc<Choice>,
-    pub(super) disguises: Disguises,
+    pub(super) redirect_states: RedirectStates,
     pub(super) runtime: Handle,
     client: Client,
     meeting: Meeting,
@@ -107,7 +107,7 @@ impl Carrying {
         let carrying = Arc::new(Self {
             listener,
             choice,
-            disguises: Disguises::default(),
+            redirect_states: RedirectStates::default(),
             runtime: runtime.handle().clone(),
             client: client.clone(),
             meeting,
@@ -140,7 +140,7 @@ impl Carrying {
         match intent {
             Intent::Nothing => Ok(false),
             Intent::Reach { remote, fd, connect: true } => {
-                if !self.choice.chooser().may_bond(remote.ip()) && self.disguises.is_empty() {
+                if !self.choice.chooser().may_bond(remote.ip()) && self.redirect_states.is_empty() {
                     return Ok(false);
                 }
                 let Some(socket) = self.listener.socket(call, fd)?.filter(|socket| self.choice.is_ours(socket)) else { return Ok(false) };
@@ -150,17 +150,17 @@ impl Carrying {
                 })
             }
             Intent::Reach { fd, connect: false, .. } | Intent::Dissolve { fd } | Intent::Ask { fd, .. } => {
-                if self.disguises.is_empty() {
+                if self.redirect_states.is_empty() {
                     return Ok(false);
                 }
                 let Some(socket) = self.listener.socket(call, fd)? else { return Ok(false) };
                 let cookie = socket.cookie();
-                let Some(disguise) = self.disguises.get(cookie) else { return Ok(false) };
+                let Some(redirect_state) = self.redirect_states.get(cookie) else { return Ok(false) };
                 Ok(match intent {
-                    Intent::Ask { question, .. } => self.on_question(call, socket, question, cookie, disguise),
-                    Intent::Reach { remote, .. } => self.on_send(call, &socket, remote, cookie, disguise),
+                    Intent::Ask { question, .. } => self.on_question(call, socket, question, cookie, redirect_state),
+                    Intent::Reach { remote, .. } => self.on_send(call, &socket, remote, cookie, redirect_state),
                     _ => {
-                        self.disguises.forget(cookie);
+                        self.redirect_states.forget(cookie);
                         false
                     }
                 })
@@ -177,20 +177,27 @@ impl Carrying {
         self.client.end();
     }
 
-    fn on_question(self: &Arc<Self>, call: &RawCall, socket: Socket, question: Question, cookie: u64, disguise: Disguise) -> bool {
-        let told = match (question, disguise.state) {
+    fn on_question(
+        self: &Arc<Self>,
+        call: &RawCall,
+        socket: Socket,
+        question: Question,
+        cookie: u64,
+        redirect_state: RedirectState,
+    ) -> bool {
+        let told = match (question, redirect_state.state) {
             (Question::Peer, State::Open | State::Datagrams(_)) if socket.connected() => {
-                self.listener.tell_address(call, socket.reaches(), disguise.remote)
+                self.listener.tell_address(call, socket.reaches(), redirect_state.remote)
             }
             (Question::Local, State::Waiting | State::Open | State::Datagrams(_)) => {
-                let Some(local) = disguise.local else { return false };
+                let Some(local) = redirect_state.local else { return false };
                 self.listener.tell_address(call, socket.reaches(), SocketAddr::new(local, socket.local().port()))
             }
             (Question::Error, State::Failing(error) | State::Failed(error)) => {
                 let told = move |carrying: &Self, call: &RawCall| carrying.listener.tell_error(call, error);
                 return self.tell_failure(call, socket, cookie, told);
             }
-            (Question::Datagram, State::Datagrams(_)) => return self.on_receive(call, socket, disguise.remote),
+            (Question::Datagram, State::Datagrams(_)) => return self.on_receive(call, socket, redirect_state.remote),
             _ => return false,
         };
         drop(socket);
@@ -200,23 +207,23 @@ impl Carrying {
 
     fn on_connect(self: &Arc<Self>, call: &RawCall, socket: Socket, remote: SocketAddr) -> bool {
         let cookie = socket.cookie();
-        match self.disguises.get(cookie).map(|disguise| disguise.state) {
+        match self.redirect_states.get(cookie).map(|redirect_state| redirect_state.state) {
             Some(State::Failing(error) | State::Failed(error)) => return self.tell_failure(call, socket, cookie, move |_, _| Err(error)),
             // The kernel knows what to say: already, or connected.
             Some(_) if !socket.is_fresh_stream() => return false,
-            Some(_) => drop(self.disguises.forget(cookie)),
+            Some(_) => drop(self.redirect_states.forget(cookie)),
             None => {}
         }
         let free = !socket.is_directed() && socket.local().ip().is_unspecified() && socket.is_fresh_stream() && !socket.connects_late();
         let Some(place) = self.meeting.place(socket.reaches()).filter(|_| free && self.may_carry(remote)) else { return false };
         let application = std::fs::read_link(format!("/proc/{}/exe", call.thread)).unwrap_or_default();
         let (inode, blocks) = (socket.inode(), !socket.is_nonblocking());
-        self.disguises.put(cookie, Disguise { remote, local: source(remote), state: State::Waiting });
+        self.redirect_states.put(cookie, RedirectState { remote, local: source(remote), state: State::Waiting });
         let stage = if blocks {
             Stage::Held(socket, self.hold(call.id))
         } else {
             if socket.begin(place).is_err() {
-                self.disguises.forget(cookie);
+                self.redirect_states.forget(cookie);
                 return false;
             }
             let caller = socket.local();
@@ -245,7 +252,7 @@ impl Carrying {
                     attempt.stage = match self.let_wait(&attempt.call, attempt.stage, attempt.place) {
                         Ok(begun) => begun,
                         Err(()) => {
-                            self.disguises.forget(attempt.cookie);
+                            self.redirect_states.forget(attempt.cookie);
                             return;
                         }
                     };
@@ -256,20 +263,20 @@ impl Carrying {
         let cookie = attempt.cookie;
         match (way, attempt.stage) {
             (Way::Failed(error), Stage::Held(socket, _hold)) => {
-                self.disguises.forget(cookie);
+                self.redirect_states.forget(cookie);
                 drop(socket);
                 self.listener.answer(attempt.call.id, Err(error));
             }
             (Way::Direct, Stage::Held(socket, _hold)) => {
-                self.disguises.forget(cookie);
+                self.redirect_states.forget(cookie);
                 self.choice.steer(&socket, attempt.inode, remote, &attempt.application);
                 drop(socket);
                 self.listener.let_go_on(attempt.call.id);
             }
             (Way::Bond(flow), stage @ Stage::Held(..)) => {
-                self.disguises.set(cookie, State::Open);
+                self.redirect_states.set(cookie, State::Open);
                 let Some((stream, hold, waits)) = self.meet_held(stage, attempt.place).await else {
-                    self.disguises.forget(cookie);
+                    self.redirect_states.forget(cookie);
                     self.listener.answer(attempt.call.id, Err(libc::ECONNABORTED));
                     return flow.reset(0);
                 };
@@ -278,7 +285,7 @@ impl Carrying {
                 self.listener.let_go_on(attempt.call.id);
                 drop(hold);
                 splice(stream, flow).await;
-                self.disguises.forget(cookie);
+                self.redirect_states.forget(cookie);
             }
             (Way::Failed(error), Stage::Begun(caller)) => self.fail(cookie, attempt.place, caller, error).await,
             (Way::Direct, Stage::Begun(caller)) => match self.choice.connect(remote, &attempt.application).await {
@@ -288,13 +295,13 @@ impl Carrying {
                 }
             },
             (Way::Bond(flow), Stage::Begun(caller)) => {
-                self.disguises.set(cookie, State::Open);
+                self.redirect_states.set(cookie, State::Open);
                 match Meeting::join(attempt.place, caller).await {
                     Ok(stream) => drop(splice(stream, flow).await),
                     // Its program has closed it meanwhile.
                     Err(_) => flow.reset(0),
                 }
-                self.disguises.forget(cookie);
+                self.redirect_states.forget(cookie);
             }
         }
     }
@@ -319,9 +326,9 @@ impl Carrying {
 
     /// Lets a connection that was begun fail. Its program is told the reason where it asks for it, and else hears of a reset.
     async fn fail(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, error: i32) {
-        self.disguises.set(cookie, State::Failing(error));
+        self.redirect_states.set(cookie, State::Failing(error));
         drop(Meeting::join(place, caller).await);
-        self.disguises.set(cookie, State::Failed(error));
+        self.redirect_states.set(cookie, State::Failed(error));
         self.failed.notify_waiters();
     }
 
@@ -335,13 +342,13 @@ impl Carrying {
         self.runtime.spawn(async move {
             loop {
                 let failed = carrying.failed.notified();
-                match carrying.disguises.get(cookie).map(|disguise| disguise.state) {
+                match carrying.redirect_states.get(cookie).map(|redirect_state| redirect_state.state) {
                     Some(State::Failing(_)) => failed.await,
                     _ => break,
                 }
             }
             let _ = socket.take_error();
-            carrying.disguises.forget(cookie);
+            carrying.redirect_states.forget(cookie);
             drop(socket);
             let told = told(&carrying, &call);
             carrying.listener.answer(call.id, told);
@@ -351,11 +358,11 @@ impl Carrying {
     }
 
     async fn relay_directly(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, onward: TcpStream) {
-        self.disguises.set(cookie, State::Open);
+        self.redirect_states.set(cookie, State::Open);
         if let Ok(stream) = Meeting::join(place, caller).await {
             splice_connections(stream, onward).await;
         }
-        self.disguises.forget(cookie);
+        self.redirect_states.forget(cookie);
     }
 
     /// How a flow to `remote` goes, as soon as that is known.

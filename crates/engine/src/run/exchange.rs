@@ -21,7 +21,7 @@ use bytes::Bytes;
 use tokio::net::UdpSocket;
 
 use super::carrying::{Carrying, Way, source};
-use super::disguises::{Disguise, State};
+use super::redirect_states::{RedirectState, State};
 
 /// How often it is looked whether the program's socket is still there.
 const LOOK: Duration = Duration::from_millis(250);
@@ -52,7 +52,7 @@ impl Carrying {
     pub(super) fn on_connect_datagrams(self: &Arc<Self>, call: &RawCall, socket: &Socket, remote: SocketAddr) -> bool {
         let cookie = socket.cookie();
         let family = Family::of(remote.ip());
-        if self.disguises.forget(cookie).is_some() {
+        if self.redirect_states.forget(cookie).is_some() {
             // As its program had it before.
             let _ = socket.disconnect();
         }
@@ -67,7 +67,7 @@ impl Carrying {
             let _ = socket.disconnect();
             return false;
         };
-        self.disguises.put(cookie, Disguise { remote, local: source(remote), state: State::Datagrams(number) });
+        self.redirect_states.put(cookie, RedirectState { remote, local: source(remote), state: State::Datagrams(number) });
         let (carrying, active) = (self.clone(), self.active());
         self.runtime.spawn(async move {
             carrying.carry_exchange(exchange).await;
@@ -128,7 +128,7 @@ impl Carrying {
             }
         }
         if self.is_current(&exchange) {
-            self.disguises.forget(exchange.cookie);
+            self.redirect_states.forget(exchange.cookie);
         }
     }
 
@@ -141,21 +141,21 @@ impl Carrying {
     }
 
     fn is_current(&self, exchange: &Exchange) -> bool {
-        self.disguises.get(exchange.cookie).is_some_and(|disguise| disguise.state == State::Datagrams(exchange.number))
+        self.redirect_states.get(exchange.cookie).is_some_and(|redirect_state| redirect_state.state == State::Datagrams(exchange.number))
     }
 
     /// A datagram that names its destination, on a socket that is carried.
-    pub(super) fn on_send(&self, call: &RawCall, socket: &Socket, remote: SocketAddr, cookie: u64, disguise: Disguise) -> bool {
-        let State::Datagrams(_) = disguise.state else { return false };
-        if remote == disguise.remote {
+    pub(super) fn on_send(&self, call: &RawCall, socket: &Socket, remote: SocketAddr, cookie: u64, redirect_state: RedirectState) -> bool {
+        let State::Datagrams(_) = redirect_state.state else { return false };
+        if remote == redirect_state.remote {
             let told = self.listener.send(call, socket);
             self.listener.answer(call.id, told);
             return true;
         }
         // Somebody else is reached from where it really is: it goes direct from now on, to both.
-        self.disguises.forget(cookie);
+        self.redirect_states.forget(cookie);
         let _ = socket.disconnect();
-        let _ = socket.begin(disguise.remote);
+        let _ = socket.begin(redirect_state.remote);
         false
     }
 

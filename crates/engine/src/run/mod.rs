@@ -35,7 +35,6 @@
 
 mod carrying;
 mod chooser;
-mod disguises;
 mod exchange;
 mod front;
 mod guard;
@@ -46,6 +45,7 @@ mod message;
 mod own;
 mod prefixes;
 mod reach;
+mod redirect_states;
 pub mod relays;
 mod streams;
 mod supervisor;

@@ -316,7 +316,7 @@ impl Steering for BpfSteering {
 
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
         const ACTION: &str = "tell the kernel what relays do not open";
-        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "refused", "tell the kernel what relays do not open");
+        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "bypass", "tell the kernel what relays do not open");
         keep_hosts(&mut map, refused.iter().take(abi::MAX_REFUSED), ACTION)
     }
 
