@@ -74,7 +74,7 @@ MAP(resolvers, BPF_MAP_TYPE_HASH, struct address, __u32, 256, 0);
 /* Hosts that run Braid themselves. */
 MAP(servers, BPF_MAP_TYPE_HASH, struct address, __u32, 1024, 0);
 /* Services of theirs that are not to be had that way. The key's socket is 0. */
-MAP(shut, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, 1024, 0);
+MAP(closed, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, 1024, 0);
 /* Destinations that no relay opens. */
 MAP(bypass, BPF_MAP_TYPE_HASH, struct address, __u32, 512, 0);
 MAP(executables, BPF_MAP_TYPE_HASH, struct braid_exe_key, struct braid_exe, 1024, 0);

@@ -180,7 +180,7 @@ BRAID_INLINE _Bool goes_straight(const struct braid_params *now, struct request 
 	key.port = request->port;
 	if (!bpf_map_lookup_elem(&servers, key.remote))
 		return 0;
-	if (bpf_map_lookup_elem(&shut, &key))
+	if (bpf_map_lookup_elem(&closed, &key))
 		return 0;
 	request->filtered = is_filtered();
 	return !request->filtered;

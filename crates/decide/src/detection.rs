@@ -25,8 +25,8 @@ const FIRST_ABSENCE: Duration = Duration::from_secs(60);
 /// A question that nobody has answered by then, not even its sender.
 const LOST: Duration = Duration::from_secs(10);
 /// A service that a host does not open over a bond is tried again after this. So many are remembered.
-const SHUT: Duration = Duration::from_secs(600);
-const MOST_SHUT: usize = 1024;
+const CLOSED: Duration = Duration::from_secs(600);
+const MOST_CLOSED: usize = 1024;
 /// Hosts that are remembered at most, pinned ones included; at most half of them pinned.
 pub const MOST_HOSTS: usize = 8192;
 /// What a question weighs, how many go out in the long run, and at once: a program that meets hundreds of hosts must not flood a link.
@@ -69,7 +69,7 @@ pub struct Detection<K> {
     /// How many of them are pinned.
     pinned: usize,
     /// Services that hosts do not open over a bond, until when that is believed.
-    shut: BTreeMap<(IpAddr, u16), Time>,
+    closed: BTreeMap<(IpAddr, u16), Time>,
     questions: Bucket,
 }
 
@@ -109,7 +109,7 @@ impl<K: Copy + PartialEq> Detection<K> {
         Self {
             hosts: BTreeMap::new(),
             pinned: 0,
-            shut: BTreeMap::new(),
+            closed: BTreeMap::new(),
             questions: Bucket::new(rate, Bytes::new(QUESTION.get() * QUESTIONS_AT_ONCE), now),
         }
     }
@@ -194,19 +194,19 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// A host does not open this port over a bond: nobody listens there, or it is not for strangers.
-    pub fn on_shut(&mut self, now: Time, host: IpAddr, port: u16) {
-        self.shut.retain(|_, until| now < *until);
-        if self.shut.len() >= MOST_SHUT
-            && let Some(soonest) = self.shut.iter().min_by_key(|(_, until)| **until).map(|(service, _)| *service)
+    pub fn on_closed(&mut self, now: Time, host: IpAddr, port: u16) {
+        self.closed.retain(|_, until| now < *until);
+        if self.closed.len() >= MOST_CLOSED
+            && let Some(soonest) = self.closed.iter().min_by_key(|(_, until)| **until).map(|(service, _)| *service)
         {
-            self.shut.remove(&soonest);
+            self.closed.remove(&soonest);
         }
-        self.shut.insert((host, port), now + SHUT);
+        self.closed.insert((host, port), now + CLOSED);
     }
 
     /// Services that are not opened over a bond now.
-    pub fn shut(&self, now: Time) -> impl Iterator<Item = (IpAddr, u16)> {
-        self.shut.iter().filter(move |(_, until)| now < **until).map(|(service, _)| *service)
+    pub fn closed(&self, now: Time) -> impl Iterator<Item = (IpAddr, u16)> {
+        self.closed.iter().filter(move |(_, until)| now < **until).map(|(service, _)| *service)
     }
 
     /// What is known of the host.
@@ -244,16 +244,16 @@ impl<K: Copy + PartialEq> Detection<K> {
         self.hosts.iter().filter(move |(_, entry)| shown(entry)).map(|(host, _)| *host)
     }
 
-    /// When what [`servers`](Self::servers) or [`shut`](Self::shut) tell becomes too old.
+    /// When what [`servers`](Self::servers) or [`closed`](Self::closed) tell becomes too old.
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
         let heard = self.hosts.values().flat_map(|entry| entry.links.values());
         let ends = heard.filter(|heard| heard.state == State::Here).map(|heard| heard.until);
-        ends.chain(self.shut.values().copied()).filter(|until| now < *until).min()
+        ends.chain(self.closed.values().copied()).filter(|until| now < *until).min()
     }
 
     /// Forgets a host, its pin too; false if there was none.
     pub fn forget(&mut self, host: IpAddr) -> bool {
-        self.shut.retain(|(of, _), _| *of != host);
+        self.closed.retain(|(of, _), _| *of != host);
         let pinned = self.hosts.remove(&host).is_some_and(|entry| entry.pin.is_some());
         self.pinned -= usize::from(pinned);
         pinned
@@ -453,18 +453,18 @@ mod tests {
     #[test]
     fn a_service_that_is_shut_is_tried_again_after_a_while() {
         let (mut known, now) = start();
-        known.on_shut(now, host(1), 25);
-        known.on_shut(now, host(2), 80);
-        assert_eq!(known.shut(now).collect::<Vec<_>>(), [(host(1), 25), (host(2), 80)]);
-        assert_eq!(known.poll_timeout(now), Some(now + SHUT));
+        known.on_closed(now, host(1), 25);
+        known.on_closed(now, host(2), 80);
+        assert_eq!(known.closed(now).collect::<Vec<_>>(), [(host(1), 25), (host(2), 80)]);
+        assert_eq!(known.poll_timeout(now), Some(now + CLOSED));
         known.forget(host(1));
-        assert_eq!(known.shut(now).collect::<Vec<_>>(), [(host(2), 80)]);
-        assert_eq!((known.shut(now + SHUT).count(), known.poll_timeout(now + SHUT)), (0, None));
-        for port in 0..2 * MOST_SHUT as u16 {
-            known.on_shut(now + Duration::from_millis(port.into()), host(3), port);
+        assert_eq!(known.closed(now).collect::<Vec<_>>(), [(host(2), 80)]);
+        assert_eq!((known.closed(now + CLOSED).count(), known.poll_timeout(now + CLOSED)), (0, None));
+        for port in 0..2 * MOST_CLOSED as u16 {
+            known.on_closed(now + Duration::from_millis(port.into()), host(3), port);
         }
-        assert_eq!(known.shut.len(), MOST_SHUT);
-        assert!(known.shut.contains_key(&(host(3), 2 * MOST_SHUT as u16 - 1)), "the oldest go first");
+        assert_eq!(known.closed.len(), MOST_CLOSED);
+        assert!(known.closed.contains_key(&(host(3), 2 * MOST_CLOSED as u16 - 1)), "the oldest go first");
     }
 
     #[test]

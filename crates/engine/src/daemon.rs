@@ -290,9 +290,9 @@ impl Daemon<'_> {
         begin_allowances(&mut self.core)
     }
 
-    /// Goes on in spite of an error: what failed is tried again, and meanwhile the system's own choice or the last policy holds, which is
-    /// better than no daemon. Said once in the log, and in `braid status` for as long as it lasts.
-    fn bear<T, E: Into<anyhow::Error>>(&mut self, what: &'static str, result: Result<T, E>) -> Option<T> {
+    /// Logs the error once, shows it in `braid status`, and leaves the retry to the next call. Meanwhile the last policy, or the system's own
+    /// choice, stays in force.
+    fn log_and_retry<T, E: Into<anyhow::Error>>(&mut self, what: &'static str, result: Result<T, E>) -> Option<T> {
         let error = match result {
             Ok(value) => return Some(value),
             Err(error) => error.into(),
@@ -349,7 +349,7 @@ impl Daemon<'_> {
                 _ = firewall => self.take_firewall(),
                 Some((link, family, outcome)) = self.probes.1.recv() => {
                     let judged = self.core.on_probe(now(), link, family, outcome);
-                    self.bear(STEERING, judged);
+                    self.log_and_retry(STEERING, judged);
                 }
                 changed = changed => {
                     if let Err(error) = changed {
@@ -357,25 +357,25 @@ impl Daemon<'_> {
                         self.watch = None;
                     }
                     let done = self.core.on_executables_changed(now());
-                    self.bear(STEERING, done);
+                    self.log_and_retry(STEERING, done);
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     let done = self.core.tick(now());
-                    self.bear(STEERING, done);
+                    self.log_and_retry(STEERING, done);
                 }
                 _ = tick.tick() => self.on_tick(),
                 Some((walked, spent)) = self.looks.1.recv() => self.end_look(walked, spent),
                 Some((link, rate)) = self.measured.1.recv() => {
                     let done = self.core.on_measured(now(), link, rate);
-                    self.bear(STEERING, done);
+                    self.log_and_retry(STEERING, done);
                 }
                 Some(supply) = self.supply.recv() => {
                     let done = self.core.on_supply(now(), supply);
-                    self.bear(STEERING, done);
+                    self.log_and_retry(STEERING, done);
                 }
                 Some(change) = self.changes.recv() => {
                     let done = self.on_change(change);
-                    self.bear(STEERING, done);
+                    self.log_and_retry(STEERING, done);
                 }
                 Some(arrival) = arrival => self.on_arrival(arrival),
                 _ = measure.tick() => self.measure(),
@@ -433,14 +433,14 @@ impl Daemon<'_> {
         let batch = self.core.steering().events(EVENTS_AT_ONCE);
         self.backlog = batch.len() >= EVENTS_AT_ONCE;
         let done = self.core.on_events(now(), batch);
-        self.bear(STEERING, done);
+        self.log_and_retry(STEERING, done);
     }
 
     /// Learns from the flows that peers carried to their end.
     fn take_carried(&mut self, time: Time) {
         for (flow, energy) in self.peers.take_ended(time) {
             let learnt = self.core.on_carried(&flow, energy);
-            self.bear(STEERING, learnt);
+            self.log_and_retry(STEERING, learnt);
         }
     }
 
@@ -474,24 +474,24 @@ impl Daemon<'_> {
 
     fn set_owner_filter(&mut self, filter: Option<String>) {
         let told = self.core.set_owner_filter(now(), filter);
-        self.bear(STEERING, told);
+        self.log_and_retry(STEERING, told);
     }
 
     fn take_network(&mut self) {
         let network = self.network.borrow_and_update().clone();
         let taken = self.on_network(network);
         self.again = taken.is_err().then(|| now() + AGAIN);
-        self.bear("cannot follow the network", taken);
+        self.log_and_retry("cannot follow the network", taken);
     }
 
     fn on_tick(&mut self) {
         let done = self.core.tick(now());
-        self.bear(STEERING, done);
+        self.log_and_retry(STEERING, done);
         self.take_events();
         self.take_carried(now());
         self.memory.go_on_recalling(&mut self.core);
         let revived = self.watchdog.revive();
-        if let Some(true) = self.bear("cannot start another watchdog", revived) {
+        if let Some(true) = self.log_and_retry("cannot start another watchdog", revived) {
             tracing::warn!("the watchdog was killed: another one is started");
         }
         if self.again.is_some_and(|again| again <= now()) {

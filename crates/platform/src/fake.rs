@@ -35,7 +35,7 @@ pub struct FakeSteering {
     prefixes: BTreeMap<Family, Vec<(IpNet, bool)>>,
     resolvers: Vec<(IpAddr, LinkMask)>,
     servers: Vec<IpAddr>,
-    shut: Vec<(IpAddr, u16)>,
+    closed: Vec<(IpAddr, u16)>,
     refused: Vec<IpAddr>,
     /// Applications in whose cgroups programs of others filter.
     filtered: BTreeSet<AppId>,
@@ -137,7 +137,7 @@ impl FakeSteering {
         let redirect = redirect && !self.refused.contains(&to.0);
         let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
         let wanted = params.straight || found.is_some_and(|rule| rule.straight == Straight::All);
-        let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.shut.contains(&to);
+        let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.closed.contains(&to);
         let filtered = straight && self.filtered.contains(app);
         if (redirect || straight && !filtered) && self.redirect_ready {
             self.counters.redirected += 1;
@@ -310,9 +310,9 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
+    fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
         self.call("tell the kernel which hosts run Braid")?;
-        (self.servers, self.shut) = (servers.to_vec(), shut.to_vec());
+        (self.servers, self.closed) = (servers.to_vec(), closed.to_vec());
         Ok(())
     }
 

@@ -357,7 +357,7 @@ pub trait Steering {
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError>;
     /// Replaces the set of hosts that run Braid themselves, and of their services (ports) that are not to be had that way; at most 1024
     /// each, the first ones count.
-    fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError>;
+    fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError>;
     /// Replaces the set of destinations that no relay opens: what a rule or its class would have redirected goes direct there. At most 512,
     /// the first ones count.
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError>;

@@ -68,7 +68,7 @@ pub(super) struct Conn {
     /// Whether the driver was told that it is gone.
     pub(super) told: bool,
     /// What its pace allows it to send by now, in bytes, and when that was counted.
-    pub(super) purse: u64,
+    pub(super) pacing_credit: u64,
     pub(super) counted: Instant,
 }
 
@@ -115,7 +115,7 @@ impl Conn {
             backup: false,
             hello: None,
             told: false,
-            purse: 0,
+            pacing_credit: 0,
             counted: now,
         }
     }
@@ -153,7 +153,7 @@ impl Conn {
         let queued = EMPTY_SPACE.saturating_sub(self.connection.datagrams().send_buffer_space()) as u64;
         let window = self.gauge.window();
         let free = window.get().saturating_sub(self.gauge.in_flight().get());
-        let soon = if self.gauge.is_fast() { free.min(self.purse) } else { free.min(self.paced(horizon)) + most };
+        let soon = if self.gauge.is_fast() { free.min(self.pacing_credit) } else { free.min(self.paced(horizon)) + most };
         let room = soon.saturating_sub(queued);
         // Less than a datagram is none: it would only make them small.
         let room = if room < most { 0 } else { room };
@@ -175,15 +175,15 @@ impl Conn {
         let enough = self.paced(BATCHED).min(BATCH.get() as u64 * u64::from(self.connection.current_mtu()));
         let since = now.saturating_duration_since(self.counted);
         let earned = u128::from(rate) * since.as_nanos() / 1_000_000_000;
-        self.purse = self.purse.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(self.paced(CATCH_UP));
+        self.pacing_credit = self.pacing_credit.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(self.paced(CATCH_UP));
         self.counted = now.max(self.counted);
-        let short = enough.saturating_sub(self.purse);
+        let short = enough.saturating_sub(self.pacing_credit);
         (short > 0).then(|| now + Duration::from_nanos(short.saturating_mul(1_000_000_000) / rate.max(1)))
     }
 
     /// It has sent so many bytes.
     pub(super) fn spend(&mut self, bytes: usize) {
-        self.purse = self.purse.saturating_sub(bytes as u64);
+        self.pacing_credit = self.pacing_credit.saturating_sub(bytes as u64);
     }
 
     /// Gives QUIC what the bond has for this path now, no more than goes in one call, so that it is still in the processor's cache then; whether

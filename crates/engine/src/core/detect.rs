@@ -49,7 +49,7 @@ pub enum ServerNews {
     /// It does not open the address that it was asked for at.
     Elsewhere,
     /// It does not open this port: nobody listens there, or it is not for strangers.
-    Shut(u16),
+    Closed(u16),
 }
 
 impl<S: Steering> Core<S> {
@@ -94,7 +94,7 @@ impl<S: Steering> Core<S> {
             ServerNews::Reached => self.detection.on_reached(now, host),
             ServerNews::Lost => self.detection.on_lost(now, host),
             ServerNews::AnotherKey => self.detection.on_another_key(now, host),
-            ServerNews::Shut(port) => self.detection.on_shut(now, host, port),
+            ServerNews::Closed(port) => self.detection.on_closed(now, host, port),
             ServerNews::Elsewhere => self.detection.on_elsewhere(now, host),
         }
         self.update_servers(now)
@@ -121,8 +121,8 @@ impl<S: Steering> Core<S> {
         let rule = self.rule_of(flow);
         let straight = rule.map_or(Straight::Usual, rules::straight);
         let (host, port) = (flow.remote.ip(), flow.remote.port());
-        let shut = self.detection.shut(now).any(|shut| shut == (host, port));
-        if shut || flow.filtered || self.barred(now, host, rule).is_some() {
+        let closed = self.detection.closed(now).any(|closed| closed == (host, port));
+        if closed || flow.filtered || self.barred(now, host, rule).is_some() {
             return None;
         }
         match self.detection.knowledge(now, host) {
@@ -190,8 +190,8 @@ impl<S: Steering> Core<S> {
         servers.retain(|host| self.detects(*host) && self.barred(now, *host, None).is_none());
         servers.truncate(MAX_SERVERS);
         servers.sort();
-        let shut: Vec<_> = self.detection.shut(now).filter(|(host, _)| servers.binary_search(host).is_ok()).collect();
-        let next = (servers, shut);
+        let closed: Vec<_> = self.detection.closed(now).filter(|(host, _)| servers.binary_search(host).is_ok()).collect();
+        let next = (servers, closed);
         self.servers_due = self.detection.poll_timeout(now);
         if next != self.servers {
             self.servers_due = Some(now + AGAIN);

@@ -47,7 +47,7 @@ impl Daemon<'_> {
     pub(super) fn apply(&mut self, plan: TablePlan) {
         let applied = netlink::apply(&plan, self.core.network());
         self.unapplied = applied.is_err().then(|| (plan, now() + AGAIN));
-        self.bear("cannot put all rules and routes in place", applied);
+        self.log_and_retry("cannot put all rules and routes in place", applied);
     }
 
     /// Starts the measurement of one link, where servers are configured for it.

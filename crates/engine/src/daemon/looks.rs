@@ -33,7 +33,7 @@ impl Daemon<'_> {
     pub(super) fn begin_look(&mut self) {
         let begun = thread_time();
         let walk = self.core.begin_look(now());
-        let Some(walk) = self.bear(LOOK, walk) else { return self.tell_flows() };
+        let Some(walk) = self.log_and_retry(LOOK, walk) else { return self.tell_flows() };
         if self.core.flow_count() <= FEW_FLOWS {
             let walked = walk();
             return self.end_look(walked, thread_time().since(begun));
@@ -52,7 +52,7 @@ impl Daemon<'_> {
         let begun = thread_time();
         self.looking = false;
         let looked = walked.map_err(anyhow::Error::from).and_then(|walked| self.take_look(walked));
-        self.bear(LOOK, looked);
+        self.log_and_retry(LOOK, looked);
         self.tell_flows();
         // What the CPU does for others meanwhile does not count: on a busy machine a dead link would be found later.
         self.next_look = now() + (spent + thread_time().since(begun)) * LOOKS_SHARE;

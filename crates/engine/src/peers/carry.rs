@@ -206,11 +206,11 @@ impl Straight {
     fn judge(&self, end: FlowEnd) -> Outcome {
         match end.0 {
             codes::BUSY | codes::QUOTA => {}
-            codes::NOT_OPENED => self.tell(ServerNews::Shut(self.port)),
+            codes::NOT_OPENED => self.tell(ServerNews::Closed(self.port)),
             codes::NOT_ITS_OWN => self.tell(ServerNews::Elsewhere),
             codes::REFUSED => {
                 // The program was let in before that was known. Others see it as it is.
-                self.tell(ServerNews::Shut(self.port));
+                self.tell(ServerNews::Closed(self.port));
                 return Outcome::Failed(end);
             }
             _ => return Outcome::Failed(end),

@@ -340,7 +340,7 @@ fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
 #[test]
 fn a_service_that_is_shut_goes_direct_and_the_others_do_not() {
     let mut world = straight(config(Scheduler::RoundRobin));
-    world.core.on_server(world.now, SERVER, ServerNews::Shut(443)).unwrap();
+    world.core.on_server(world.now, SERVER, ServerNews::Closed(443)).unwrap();
     assert!(!world.is_redirected("test"));
     let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "test".to_owned() };
     let now = world.now;

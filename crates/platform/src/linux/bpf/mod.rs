@@ -295,13 +295,13 @@ impl Steering for BpfSteering {
         Ok(())
     }
 
-    fn set_servers(&mut self, servers: &[IpAddr], shut: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
+    fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
         const ACTION: &str = "tell the kernel which hosts run Braid";
         if !servers.is_empty() {
             self.serve_redirected()?;
         }
-        let mut map: HashMap<_, abi::DatagramKey, u32> = typed_map!(self, HashMap, "shut", "tell the kernel which hosts run Braid");
-        let wanted: BTreeSet<_> = shut.iter().take(abi::MAX_SERVERS).map(|(host, port)| (mapped(*host), u32::from(*port))).collect();
+        let mut map: HashMap<_, abi::DatagramKey, u32> = typed_map!(self, HashMap, "closed", "tell the kernel which hosts run Braid");
+        let wanted: BTreeSet<_> = closed.iter().take(abi::MAX_SERVERS).map(|(host, port)| (mapped(*host), u32::from(*port))).collect();
         let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| (key.remote, key.port)).collect();
         let key = |(remote, port): &([u32; 4], u32)| abi::DatagramKey { remote: *remote, port: *port, ..Default::default() };
         for gone in had.difference(&wanted) {
