@@ -91,7 +91,7 @@ function showGains(gains, tiles, share, note) {
   const saved = (pair) => (pair && known(pair.only_one) && known(pair.actual) ? pair.only_one - pair.actual : null);
   const words = (name, verb, pair, text) => {
     const left = saved(pair);
-    if (left === null) return [name, 'Not known', 'for want of figures'];
+    if (left === null) return [name, 'Not known', 'not enough data yet'];
     const other = `One link only would ${verb} ${text(pair.only_one).replace(' ', '\u00a0')}`;
     return [`${name} ${left >= 0 ? 'saved' : 'spent more'}`, text(Math.abs(left)), other];
   };

@@ -43,7 +43,7 @@ const CARRIES = { direct: 'over one link each', bond: 'over several links at onc
 export function ruleWords(rule) {
   const words = [];
   if (rule.links) words.push(`only ${rule.links.join(', ')}`);
-  if (rule.prefer.length) words.push(`rather ${rule.prefer.join(', ')}`);
+  if (rule.prefer.length) words.push(`prefers ${rule.prefer.join(', ')}`);
   if (CARRIES[rule.carry]) words.push(CARRIES[rule.carry]);
   if (rule.relay) words.push(`by ${rule.relay}`);
   if (rule.class) words.push(`as ${rule.class}`);

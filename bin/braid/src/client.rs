@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// Why the daemon gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    #[error("no braid answers on {0}: {start}, or name its socket with --socket or BRAID_SOCKET", start = start(is_packaged()))]
+    #[error("the Braid daemon is not running, or does not answer on {0}: {start}, or name its socket with --socket or BRAID_SOCKET", start = start(is_packaged()))]
     NobodyThere(PathBuf),
     #[error("{0} may not be connected to by this user: run the command with sudo")]
     NotAllowed(PathBuf),
@@ -159,7 +159,7 @@ mod tests {
         assert!(start(true).contains("systemctl start braid") && !start(true).contains("braid up"));
         assert!(start(false).contains("sudo braid up"));
         let said = ClientError::NobodyThere("/run/x".into()).to_string();
-        assert!(said.starts_with("no braid answers on /run/x: start "), "{said}");
+        assert!(said.starts_with("the Braid daemon is not running, or does not answer on /run/x: start "), "{said}");
     }
 
     #[test]

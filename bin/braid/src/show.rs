@@ -283,7 +283,7 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
     for (index, app) in policy.apps.iter().enumerate() {
         let mut says = Vec::new();
         says.extend(app.links.as_ref().map(|links| format!("only {}", links.join(", "))));
-        says.extend((!app.prefer.is_empty()).then(|| format!("rather {}", app.prefer.join(", "))));
+        says.extend((!app.prefer.is_empty()).then(|| format!("prefers {}", app.prefer.join(", "))));
         says.extend(app.class.as_ref().map(|class| format!("class {class}")));
         says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
         says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app, relays))));

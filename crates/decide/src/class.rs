@@ -150,7 +150,7 @@ mod tests {
     fn names_fit_the_kernel_and_stand_once() {
         for (index, (name, _)) in NAMES.iter().enumerate() {
             assert!(name.len() <= 15, "{name}");
-            assert!(NAMES[..index].iter().all(|(other, _)| other != name), "{name} stands twice");
+            assert!(NAMES[..index].iter().all(|(other, _)| other != name), "{name} is given twice");
         }
     }
 

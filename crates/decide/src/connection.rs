@@ -1,6 +1,6 @@
 //! The one rule that gives a new connection its link.
 //!
-//! It stands twice: here, as the reference, and in `ebpf/schedule.h`, where the kernel runs it at `connect`.
+//! It is implemented twice: here, as the reference, and in `ebpf/schedule.h`, which the kernel runs at `connect`. `rule.rs` checks that both agree.
 //! Both are integer arithmetic without overflow up to loads of 1 EB and rates of 400 Gbit/s, and a test drives both with the same
 //! inputs and demands the same answers. Change one and you must change the other.
 //!

@@ -1,4 +1,4 @@
-//! The connection rule stands twice; here both are driven with the same inputs: the native build on many, the kernel's on fewer.
+//! The connection rule is implemented twice. Both implementations get the same inputs here: the native build on many, the kernel's on fewer.
 
 use braid_decide::connection::{Board, Lane, LinkMask, MAX_LINKS, Mode, Request};
 use braid_decide::policy::{Admission, admit};

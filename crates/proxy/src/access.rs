@@ -103,7 +103,7 @@ pub enum CredentialsError {
     /// A line has no name or no password.
     #[error("line {1} of {0} is not \"name:password\", with 1 to 255 bytes each")]
     Line(String, usize),
-    /// A name stands twice.
+    /// A name is given twice.
     #[error("line {1} of {0} has the name {2} again")]
     Twice(String, usize, String),
 }

@@ -138,7 +138,7 @@ pub(crate) struct Up {
     pub(crate) state_dir: PathBuf,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
-    /// Serve the web page on this address, with TLS but on the loopback. Without an address: 127.0.0.1:5759.
+    /// Serve the web page on this address, with TLS except on loopback. Without an address: 127.0.0.1:5759.
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:5759")]
     pub(crate) ui: Option<SocketAddr>,
     /// Let browsers come to the page by this name, besides addresses and localhost; may be given several times.

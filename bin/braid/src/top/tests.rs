@@ -107,7 +107,7 @@ fn every_view_is_as_it_was_seen() {
         assert!(model.press(Press::NextView));
     }
     assert_shows("small", &screen(&model, 60, 10));
-    model.lose("no braid answers".to_owned());
+    model.lose("the Braid daemon is not running".to_owned());
     assert_shows("lost", &screen(&model, 80, 12));
     assert_shows("waiting", &screen(&Model::default(), 40, 4));
 }

@@ -298,7 +298,7 @@ fn selectors(value: &Value<'_>, links: &[LinkEntry], world: &World) -> Option<Ve
         let wanted = "a link: a device's name, \"wlan0\", or \"kind:cellular\"";
         let Some(selector) = element.parsed::<LinkSelector>(wanted) else { continue };
         if read.contains(&selector) {
-            element.reader.refuse(&element.span, format!("{selector} stands twice in {}", value.key), "write it once");
+            element.reader.refuse(&element.span, format!("{selector} is given twice in {}", value.key), "write it once");
             continue;
         }
         known(element, &selector, links, world);
