@@ -12,7 +12,7 @@ use braid_lab::{Filter, Lab, LinkSpec, Web};
 use braid_model::Bytes;
 use support::*;
 
-const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
 /// Whether both links get flows, which the system alone never does: its first default route takes all.
 fn steered(lab: &Lab) -> bool {

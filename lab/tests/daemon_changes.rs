@@ -11,7 +11,7 @@ use braid_model::Bytes;
 use socket2::{Domain, Socket, Type};
 use support::*;
 
-const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
 /// The local addresses of new flows; those that fail are left out.
 fn locals(lab: &Lab, count: usize) -> Vec<String> {

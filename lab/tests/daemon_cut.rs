@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use braid_lab::{Lab, LinkSpec, mbps, ms};
 use support::*;
 
-const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 const SPARING: &str = "scheduler = \"round-robin\"\n";
 
 fn three_links() -> Lab {
@@ -229,7 +229,7 @@ fn flows_stuck_on_a_dead_link_are_ended_so_that_programs_connect_anew() {
     }
     let lab = three_links();
     let from = endless(&lab);
-    let up = Up::start(&lab, &format!("destroy_stuck_after = \"500 ms\"\n{EAGER}"));
+    let up = Up::start(&lab, &format!("reconnect_after = \"500 ms\"\n{EAGER}"));
     let flows = downloads(&lab, from, 6);
     assert_ended(&lab, &flows, 1, |_, link| link == 1);
     drop(flows);
@@ -244,7 +244,7 @@ fn pinned_flows_are_left_to_wait_for_their_dead_link() {
     let lab = three_links();
     let from = endless(&lab);
     let rule = "[[app]]\nmatch = { destination = \"203.0.113.11\" }\nlinks = [\"lte0\"]\n";
-    let _up = Up::start(&lab, &format!("destroy_stuck_after = \"500 ms\"\n{EAGER}{rule}"));
+    let _up = Up::start(&lab, &format!("reconnect_after = \"500 ms\"\n{EAGER}{rule}"));
     let mut flows = downloads(&lab, from, 3);
     flows.push(open(&lab, remote(11, 9000)));
     assert_ended(&lab, &flows, 1, |flow, link| link == 1 && flow.peer_addr().unwrap() == from);

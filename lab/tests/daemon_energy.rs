@@ -15,7 +15,7 @@ fn config(utility: &str) -> String {
              energy = {{ receive_mw = {milliwatts}, transmit_mw = {milliwatts} }}\n"
         )
     };
-    format!("scheduler = \"operetta\"\nprobe = \"eager\"\nutility = {utility}\n{}{}", link("wlan0", 3000), link("lte0", 1000))
+    format!("scheduler = \"operetta\"\nprobe = \"continuous\"\nutility = {utility}\n{}{}", link("wlan0", 3000), link("lte0", 1000))
 }
 
 /// How many of ten connections that are there together each link gets.

@@ -9,7 +9,7 @@ use braid_lab::{Filter, Lab, LinkSpec, Responder, Web};
 use braid_model::Bytes;
 use support::*;
 
-const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
 /// Tries to reach this host in every way there is; nothing needs to answer.
 fn try_all(lab: &Lab, host: u8) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use braid_lab::Lab;
 use support::*;
 
-const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
 /// Runs `braid up` by way of `wrapper` to its end. It must fail, and leave routing as it was.
 #[track_caller]

@@ -9,7 +9,7 @@ use braid_lab::{Filter, Lab, Watch, Web};
 use socket2::{Domain, Socket, Type};
 use support::*;
 
-const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"eager\"\n";
+const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
 /// A device that is no link, and swallows what enters it.
 fn add_tunnel(lab: &Lab) {

@@ -550,7 +550,7 @@ ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE  ENERGY
         let value = json!({
             "schema_version": 1, "scheduler": "round-robin", "affinity": null, "default_demand_bytes": 1_000_000,
             "links": [{"matches": "kind = \"cellular\"", "devices": [], "role": "backup", "priority": 2, "metered": true, "cap_bytes": 10_000_000_000u64,
-                       "reset_day": 3, "probe": "eager"}],
+                       "reset_day": 3, "probe": "continuous"}],
             "apps": [{"matches": "name = \"curl\"", "links": ["wlan0"], "prefer": [], "class": "bulk", "affinity": null,
                       "carry": "bond", "relay": "home", "weight": 0.5}],
             "exclude": [{"matches": "user = 7"}],
@@ -560,7 +560,7 @@ scheduler       round-robin
 affinity        by class
 default demand  1.0 MB
 
-link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, probed eager (no device now)
+link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, probed continuous (no device now)
 
 app 1 { name = \"curl\" }: only wlan0; class bulk; carried over all links by home; weight 0.5
 left to the system { user = 7 }

@@ -43,7 +43,7 @@ pub struct LinkEntry {
     pub cap_bytes: Option<u64>,
     /// The day on which the count starts anew.
     pub reset_day: Option<u8>,
-    /// `eager`, `sparing`.
+    /// `continuous`, `on-demand`.
     pub probe: Option<String>,
     /// What a gigabyte costs in money.
     #[serde(default)]

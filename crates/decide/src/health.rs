@@ -3,7 +3,7 @@
 //! Proof of life is an answer or bytes that arrived; signs of death (a stall, a timeout) only make it ask. A link with carrier may
 //! reach nothing, so asking goes out of the link itself. Sans-IO: the caller sends the probes and passes the time.
 //!
-//! Detection: a routine probe every [`EAGER_PERIOD`] and two silent ones in a row find an idle link's death within a second while the
+//! Detection: a routine probe every [`CONTINUOUS_PERIOD`] and two silent ones in a row find an idle link's death within a second while the
 //! round trip is under 200 ms; after a stall or a timeout one silent probe is enough, since the sign counts for the other. A first
 //! segment without an answer does not count: servers die more often than links.
 
@@ -14,11 +14,11 @@ use braid_model::Time;
 use crate::policy::ProbeMode;
 
 /// Time between routine probes of an eager link.
-pub const EAGER_PERIOD: Duration = Duration::from_millis(300);
-/// Time between routine probes of a sparing link at first; it doubles up to [`SPARING_MOST`].
-pub const SPARING_PERIOD: Duration = Duration::from_secs(30);
+pub const CONTINUOUS_PERIOD: Duration = Duration::from_millis(300);
+/// Time between routine probes of a sparing link at first; it doubles up to [`ON_DEMAND_MOST`].
+pub const ON_DEMAND_PERIOD: Duration = Duration::from_secs(30);
 /// The longest time between routine probes of a sparing link.
-pub const SPARING_MOST: Duration = Duration::from_secs(300);
+pub const ON_DEMAND_MOST: Duration = Duration::from_secs(300);
 /// Time between probes of a dead link at first.
 pub const DEAD_PERIOD: Duration = Duration::from_millis(500);
 /// The longest time between probes of a dead link that is sparing.
@@ -276,7 +276,8 @@ impl Health {
         // The outcome should come by itself; if it never does, that is silence too.
         self.waiting_until = Some(now + timeout + Duration::from_secs(1));
         self.routine = self.routine.wrapping_add(1);
-        let thorough = self.judgement != Judgement::Alive || self.mode == ProbeMode::Sparing || self.routine.is_multiple_of(THOROUGH_EVERY);
+        let thorough =
+            self.judgement != Judgement::Alive || self.mode == ProbeMode::OnDemand || self.routine.is_multiple_of(THOROUGH_EVERY);
         Some(ProbeRequest { timeout, thorough })
     }
 
@@ -312,7 +313,7 @@ impl Health {
 
     fn back_off(&mut self, now: Time) {
         self.probe_again(now, self.period);
-        if self.mode == ProbeMode::Sparing {
+        if self.mode == ProbeMode::OnDemand {
             self.period = (self.period * 3 / 2).min(DEAD_MOST);
         }
     }
@@ -320,8 +321,8 @@ impl Health {
     /// It lives. The next routine probe is a period away from the last proof, so that traffic makes probes needless.
     fn revive(&mut self, now: Time) {
         let (first, most) = match self.mode {
-            ProbeMode::Eager => (EAGER_PERIOD, EAGER_PERIOD),
-            ProbeMode::Sparing => (SPARING_PERIOD, SPARING_MOST),
+            ProbeMode::Continuous => (CONTINUOUS_PERIOD, CONTINUOUS_PERIOD),
+            ProbeMode::OnDemand => (ON_DEMAND_PERIOD, ON_DEMAND_MOST),
         };
         self.period = if self.judgement == Judgement::Alive { (self.period * 2).clamp(first, most) } else { first };
         self.judgement = Judgement::Alive;
@@ -421,7 +422,7 @@ mod tests {
     #[test]
     fn an_idle_eager_link_is_found_dead_within_a_second_and_used_again_within_two() {
         for dark in 1000..1400 {
-            let mut health = settled(ProbeMode::Eager);
+            let mut health = settled(ProbeMode::Continuous);
             let changes = simulate(&mut health, 1000, 20_000, |now| now < dark || now >= 15_000);
             let dead = when(&changes, Judgement::Dead).unwrap();
             assert!(dead < dark + 1000, "dark at {dark}, dead at {dead}");
@@ -432,7 +433,7 @@ mod tests {
 
     #[test]
     fn a_stall_is_followed_up_at_once_even_when_sparing() {
-        let mut health = settled(ProbeMode::Sparing);
+        let mut health = settled(ProbeMode::OnDemand);
         let mut changes = simulate(&mut health, 1000, 5000, |_| true);
         assert!(changes.is_empty());
         health.on_suffering(ms(5000), Suffering::Stall);
@@ -443,7 +444,7 @@ mod tests {
 
     #[test]
     fn a_stall_of_one_server_does_not_kill_a_link_that_answers() {
-        let mut health = settled(ProbeMode::Sparing);
+        let mut health = settled(ProbeMode::OnDemand);
         for second in 1..10 {
             health.on_suffering(ms(second * 1000), Suffering::Stall);
             let changes = simulate(&mut health, second * 1000, (second + 1) * 1000, |_| true);
@@ -454,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_far_link_is_given_the_time_it_needs() {
-        for mode in [ProbeMode::Eager, ProbeMode::Sparing] {
+        for mode in [ProbeMode::Continuous, ProbeMode::OnDemand] {
             let mut health = Health::new(mode, ms(0));
             health.on_usable(ms(0), true);
             let changes = simulate_at(&mut health, 0, 60_000, FAR, |_| true);
@@ -464,7 +465,7 @@ mod tests {
 
     #[test]
     fn regression_a_link_held_from_the_start_is_not_probed_without_end() {
-        let mut health = Health::new(ProbeMode::Eager, ms(0));
+        let mut health = Health::new(ProbeMode::Continuous, ms(0));
         for step in 0..10 {
             health.on_usable(ms(step), step % 2 == 0);
         }
@@ -483,7 +484,7 @@ mod tests {
 
     #[test]
     fn regression_bytes_from_before_a_suspicion_do_not_allay_it() {
-        let mut health = settled(ProbeMode::Sparing);
+        let mut health = settled(ProbeMode::OnDemand);
         health.on_suffering(ms(3000), Suffering::Timeout);
         health.on_progress(ms(3100), ms(2850));
         assert_eq!(health.judgement(), Judgement::Suspect);
@@ -493,7 +494,7 @@ mod tests {
 
     #[test]
     fn regression_bytes_from_before_a_death_do_not_revive() {
-        let mut health = settled(ProbeMode::Sparing);
+        let mut health = settled(ProbeMode::OnDemand);
         health.on_suffering(ms(3000), Suffering::Timeout);
         let mut now = 3000;
         while health.judgement() != Judgement::Dead {
@@ -512,7 +513,7 @@ mod tests {
 
     #[test]
     fn regression_a_dead_server_and_one_lost_probe_do_not_kill_a_link() {
-        let mut health = settled(ProbeMode::Sparing);
+        let mut health = settled(ProbeMode::OnDemand);
         health.on_suffering(ms(3000), Suffering::NoAnswer);
         health.poll_probe(ms(3000)).unwrap();
         health.on_probe(ms(3200), Outcome::Silent);
@@ -524,7 +525,7 @@ mod tests {
 
     #[test]
     fn traffic_makes_probes_needless() {
-        let mut health = settled(ProbeMode::Eager);
+        let mut health = settled(ProbeMode::Continuous);
         for step in 0..100 {
             let now = ms(1000 + step * 100);
             health.on_progress(now, now);
@@ -534,7 +535,7 @@ mod tests {
 
     #[test]
     fn routine_probes_of_a_sparing_link_are_rare() {
-        let mut health = settled(ProbeMode::Sparing);
+        let mut health = settled(ProbeMode::OnDemand);
         let mut probes = 0;
         for second in 1..3600 {
             if health.poll_probe(ms(second * 1000)).is_some() {
@@ -547,7 +548,7 @@ mod tests {
 
     #[test]
     fn a_portal_is_no_internet_until_it_answers_as_it_should() {
-        let mut health = settled(ProbeMode::Sparing);
+        let mut health = settled(ProbeMode::OnDemand);
         health.on_probe(ms(1000), Outcome::Portal);
         assert_eq!((health.judgement(), health.alive()), (Judgement::Portal, false));
         health.on_progress(ms(1100), ms(1100));
@@ -558,7 +559,7 @@ mod tests {
 
     #[test]
     fn a_link_that_flaps_every_second_is_kept_out_for_longer_and_longer() {
-        let mut health = settled(ProbeMode::Eager);
+        let mut health = settled(ProbeMode::Continuous);
         let mut alive = 0;
         let mut changes = 0;
         for second in 1..61 {
@@ -577,7 +578,7 @@ mod tests {
 
     #[test]
     fn an_outcome_that_never_comes_counts_as_silence() {
-        let mut health = Health::new(ProbeMode::Eager, ms(0));
+        let mut health = Health::new(ProbeMode::Continuous, ms(0));
         health.on_usable(ms(0), true);
         for _ in 0..2 {
             let due = health.poll_timeout().unwrap();
@@ -593,7 +594,7 @@ mod tests {
         /// Whatever happens, a usable link always has something due: it is never forgotten.
         #[test]
         fn a_usable_link_is_never_forgotten(steps in prop::collection::vec((0..8u8, 1..2000u64), 1..200), eager in any::<bool>()) {
-            let mode = if eager { ProbeMode::Eager } else { ProbeMode::Sparing };
+            let mode = if eager { ProbeMode::Continuous } else { ProbeMode::OnDemand };
             let mut health = Health::new(mode, ms(0));
             let mut now = 0;
             for (what, wait) in steps {

@@ -32,10 +32,10 @@ struct Case {
 }
 
 const CASES: [Case; 4] = [
-    Case { title: "dark, flows in progress, sparing probes", carrier: false, busy: true, probe: "sparing", aim: 1.0 },
-    Case { title: "dark, flows in progress, eager probes", carrier: false, busy: true, probe: "eager", aim: 1.0 },
-    Case { title: "dark, idle, eager probes", carrier: false, busy: false, probe: "eager", aim: 1.0 },
-    Case { title: "carrier lost, idle, sparing probes", carrier: true, busy: false, probe: "sparing", aim: 0.1 },
+    Case { title: "dark, flows in progress, sparing probes", carrier: false, busy: true, probe: "on-demand", aim: 1.0 },
+    Case { title: "dark, flows in progress, eager probes", carrier: false, busy: true, probe: "continuous", aim: 1.0 },
+    Case { title: "dark, idle, eager probes", carrier: false, busy: false, probe: "continuous", aim: 1.0 },
+    Case { title: "carrier lost, idle, sparing probes", carrier: true, busy: false, probe: "on-demand", aim: 0.1 },
 ];
 /// Wanted, in seconds, from coming back to the first use.
 const BACK: f64 = 2.0;

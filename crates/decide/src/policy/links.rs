@@ -46,10 +46,10 @@ pub struct LinkRule {
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeMode {
     /// All the time, so that an idle link's death is found within a second.
-    Eager,
+    Continuous,
     /// Rarely while idle, at once on suspicion.
     #[default]
-    Sparing,
+    OnDemand,
 }
 
 /// Conditions on a device; all that are given must hold.

@@ -37,7 +37,7 @@ pub struct Policy {
     /// What energy and money weigh in the price.
     pub weights: Weights,
     /// How much shorter another link's round trip must be before [`Scheduler::Handover`] moves to it.
-    pub maxdiff: Duration,
+    pub hysteresis: Duration,
     /// On a low battery all flows take the link that needs least energy (`virtual_interface::saves_power`).
     pub power_saving: bool,
     /// What is said of links; the first entry that matches a device counts.
@@ -56,7 +56,7 @@ impl Default for Policy {
             default_demand: Bytes::new(1_000_000),
             utility: UtilityRule::default(),
             weights: Weights::default(),
-            maxdiff: MAXDIFF,
+            hysteresis: MAXDIFF,
             power_saving: false,
             links: Vec::new(),
             apps: Vec::new(),
@@ -119,7 +119,7 @@ pub enum Scheduler {
     Operetta,
     /// Each link in inverse proportion to its round-trip time ([`virtual_interface::shares`](crate::virtual_interface::shares)).
     RttShare,
-    /// All on the link with the shortest round trip, left only for one that is shorter by more than `maxdiff`
+    /// All on the link with the shortest round trip, left only for one that is shorter by more than `hysteresis`
     /// ([`virtual_interface::Handover`](crate::virtual_interface::Handover)).
     Handover,
 }

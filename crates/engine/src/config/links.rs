@@ -8,7 +8,7 @@ use braid_model::{Bytes, LinkKind, Rate, Role};
 
 use super::findings::{Severity, nearest};
 use super::reader::{Section, Value};
-use super::{PROBE_MODES, World, energy, targets};
+use super::{World, energy, probe_mode, targets};
 
 /// A `[[link]]` entry and where it stands.
 pub(super) struct LinkEntry {
@@ -77,7 +77,7 @@ fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
         metered,
         cap: amount,
         reset_day: reset_day.and_then(|value| value.whole(1..=31)).map_or(1, |day| day as u8),
-        probe: section.take("probe").and_then(|value| value.one_of(&PROBE_MODES)),
+        probe: section.take("probe").and_then(|value| probe_mode(&value)),
         probe_targets: section.take("probe_targets").map(targets::probe_targets).unwrap_or_default(),
         capacity_down: capacity(section.take("capacity_down")),
         capacity_up: capacity(section.take("capacity_up")),

@@ -37,7 +37,7 @@ pub struct Config {
     /// What is probed where a link's entry does not say, besides the gateway and the last destination that answered.
     pub probe_targets: Vec<ProbeTarget>,
     /// A flow on a dead link is ended after this long; `None`: never.
-    pub destroy_stuck_after: Option<Duration>,
+    pub reconnect_after: Option<Duration>,
     /// End also those flows whose rule pins them to the dead link.
     pub destroy_pinned: bool,
     /// Which hosts are asked whether they run Braid; flows to those that do are bonded straight.
@@ -67,7 +67,7 @@ impl Default for Config {
             policy: Policy::default(),
             probe: ProbeMode::default(),
             probe_targets: Vec::new(),
-            destroy_stuck_after: Some(Duration::from_secs(5)),
+            reconnect_after: Some(Duration::from_secs(5)),
             destroy_pinned: false,
             detect: Detect::default(),
             measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
@@ -125,8 +125,11 @@ impl Config {
 const AFFINITIES: [(&str, Affinity); 3] =
     [("none", Affinity::None), ("destination", Affinity::Destination), ("application", Affinity::Application)];
 
-/// The names of [`ProbeMode`].
-const PROBE_MODES: [(&str, ProbeMode); 2] = [("eager", ProbeMode::Eager), ("sparing", ProbeMode::Sparing)];
+/// Reads a [`ProbeMode`].
+fn probe_mode(value: &reader::Value<'_>) -> Option<ProbeMode> {
+    let names = [("continuous", ProbeMode::Continuous), ("on-demand", ProbeMode::OnDemand)];
+    value.one_of_renamed(&names, &[("eager", "continuous"), ("sparing", "on-demand")])
+}
 
 fn document_of(mut section: Section<'_>, world: &World) -> Config {
     let mut config = Config::default();
@@ -143,13 +146,13 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(demand) = section.take("default_demand").and_then(|value| value.quantity("an amount of data such as \"1 MB\"")) {
         config.policy.default_demand = demand;
     }
-    if let Some(mode) = section.take("probe").and_then(|value| value.one_of(&PROBE_MODES)) {
+    if let Some(mode) = section.take("probe").and_then(|value| probe_mode(&value)) {
         config.probe = mode;
     }
     config.probe_targets = section.take("probe_targets").map(targets::probe_targets).unwrap_or_default();
-    if let Some(value) = section.take("destroy_stuck_after") {
+    if let Some(value) = section.take_renamed("reconnect_after", "destroy_stuck_after") {
         let never = value.is_text() && value.text() == Some("never");
-        config.destroy_stuck_after = if never { None } else { value.duration().or(config.destroy_stuck_after) };
+        config.reconnect_after = if never { None } else { value.duration().or(config.reconnect_after) };
     }
     config.destroy_pinned = section.take("destroy_pinned").and_then(|value| value.flag()).unwrap_or(false);
     config.detect = section.take("detect").and_then(|value| detect::detect(&value)).unwrap_or_default();
@@ -159,8 +162,8 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(utility) = section.take("utility").and_then(|value| energy::utility(&value)) {
         config.policy.utility = utility;
     }
-    if let Some(maxdiff) = section.take("maxdiff").and_then(|value| value.duration()) {
-        config.policy.maxdiff = maxdiff;
+    if let Some(hysteresis) = section.take_renamed("hysteresis", "maxdiff").and_then(|value| value.duration()) {
+        config.policy.hysteresis = hysteresis;
     }
     config.policy.power_saving = section.take("power_saving").and_then(|value| value.flag()).unwrap_or(false);
     if let Some(weights) = section.take("price").and_then(|value| energy::weights(&value)) {

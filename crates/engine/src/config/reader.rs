@@ -64,18 +64,38 @@ pub(super) struct Section<'a> {
     what: &'static str,
     table: &'a DeTable<'a>,
     known: Vec<&'static str>,
+    /// Keys of the release before.
+    old: Vec<&'static str>,
 }
 
 impl<'a> Section<'a> {
     pub(super) fn new(reader: &'a Reader<'a>, what: &'static str, span: Range<usize>, table: &'a DeTable<'a>) -> Self {
-        Self { reader, span, what, table, known: Vec::new() }
+        Self { reader, span, what, table, known: Vec::new(), old: Vec::new() }
     }
 
     /// The value of `key`, which thereby becomes a known key.
     pub(super) fn take(&mut self, key: &'static str) -> Option<Value<'a>> {
         self.known.push(key);
+        self.get(key)
+    }
+
+    fn get(&self, key: &'static str) -> Option<Value<'a>> {
         let (_, value) = self.table.iter().find(|(name, _)| name.get_ref() == key)?;
         Some(Value { reader: self.reader, key, span: value.span(), value: value.get_ref() })
+    }
+
+    /// The value of `key`, or of the key that had its meaning in the release before: with a warning, and refused beside the new one.
+    pub(super) fn take_renamed(&mut self, key: &'static str, before: &'static str) -> Option<Value<'a>> {
+        self.old.push(before);
+        let (new, old) = (self.take(key), self.get(before));
+        match (&new, &old) {
+            (Some(_), Some(old)) => {
+                self.reader.refuse(&old.span, format!("{before} is the old name of {key}"), "remove it: both are given")
+            }
+            (None, Some(old)) => old.warn_renamed(before, key),
+            _ => {}
+        }
+        new.or(old)
     }
 
     /// Whether nothing stands in it.
@@ -85,7 +105,7 @@ impl<'a> Section<'a> {
 
     /// Refuses every key that was not asked for.
     pub(super) fn finish(self) {
-        for key in self.table.keys().filter(|key| !self.known.contains(&key.get_ref().as_ref())) {
+        for key in self.table.keys().filter(|key| ![&self.known, &self.old].iter().any(|keys| keys.contains(&key.get_ref().as_ref()))) {
             let reason = format!("there is no key \"{}\" in {}", key.get_ref(), self.what);
             let near = nearest(key.get_ref(), self.known.iter().copied());
             let remedy = format!("the keys are: {}", self.known.join(", "));
@@ -195,6 +215,24 @@ impl<'a> Value<'a> {
     pub(super) fn parsed<T: FromStr>(&self, wanted: &str) -> Option<T> {
         let text = self.text()?;
         text.parse().ok().or_else(|| self.refuse(format!("{text:?} is not {wanted}"), format!("write {wanted}")))
+    }
+
+    fn warn_renamed(&self, before: &str, now: &str) {
+        self.reader.warn(
+            &self.span,
+            format!("\"{before}\" is now called \"{now}\""),
+            format!("write \"{now}\": the next release takes no other"),
+        );
+    }
+
+    /// One of some names, or of those `before` them, each with the name of today: with a warning.
+    pub(super) fn one_of_renamed<T: Copy>(&self, choices: &[(&'static str, T)], before: &[(&str, &str)]) -> Option<T> {
+        if let Some((old, new)) = self.is_text().then(|| self.text()).flatten().and_then(|text| before.iter().find(|(old, _)| *old == text))
+        {
+            self.warn_renamed(old, new);
+            return choices.iter().find(|(name, _)| name == new).map(|(_, value)| *value);
+        }
+        self.one_of(choices)
     }
 
     /// One of some names.

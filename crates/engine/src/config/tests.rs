@@ -54,7 +54,7 @@ fn the_example_is_taken_with_everything_switched_on() {
     assert_eq!(config.warnings, []);
     assert_eq!((config.probe_targets.len(), config.measure.servers.len(), config.policy.exclude.matchers().len()), (3, 1, 5));
     let [wifi, cellular] = &config.policy.links[..] else { panic!("{:?}", config.policy.links) };
-    assert_eq!((wifi.capacity_down, wifi.probe), (Some(Rate::from_mbps(20)), Some(ProbeMode::Eager)));
+    assert_eq!((wifi.capacity_down, wifi.probe), (Some(Rate::from_mbps(20)), Some(ProbeMode::Continuous)));
     assert_eq!((cellular.role, cellular.matcher.kind, cellular.matcher.mac.is_some()), (Role::Backup, Some(LinkKind::Cellular), true));
     let [_, client, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
     assert_eq!(client.matcher.client, Some(ClientMatcher::Network("192.168.7.0/24".parse().unwrap())));
@@ -158,7 +158,7 @@ fn what_cannot_be_is_refused() {
         ("affinity = \"sticky\"", "no affinity \"sticky\"", 1),
         ("probe = \"often\"", "no probe \"often\"", 1),
         ("default_demand = \"1 bucket\"", "\"1 bucket\" is not an amount", 1),
-        ("destroy_stuck_after = \"soon\"", "not a length of time", 1),
+        ("reconnect_after = \"soon\"", "not a length of time", 1),
         ("probe_targets = [\"tcp:example.org:80\"]", "not a probe target", 1),
         ("probe_targets = [{ status = 204 }]", "needs a url", 1),
         ("[measure]\nevery = \"1 s\"", "under a minute", 2),
@@ -271,6 +271,20 @@ fn a_start_does_without_a_user_that_was_removed() {
     assert_eq!(refused(text).len(), 1);
 }
 
+#[test]
+fn names_of_the_release_before_are_taken_with_a_warning() {
+    let old = "destroy_stuck_after = 9\nmaxdiff = \"20 ms\"\nprobe = \"eager\"\n[[link]]\nname = \"w*\"\nprobe = \"sparing\"\n";
+    let config = Config::parse("f", old, &World::default()).unwrap();
+    assert_eq!((config.reconnect_after, config.probe), (Some(Duration::from_secs(9)), ProbeMode::Continuous));
+    assert_eq!((config.policy.hysteresis, config.policy.links[0].probe), (Duration::from_millis(20), Some(ProbeMode::OnDemand)));
+    let said: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    for name in ["reconnect_after", "hysteresis", "continuous", "on-demand"] {
+        assert!(said.iter().any(|text| text.contains(&format!("is now called \"{name}\""))), "{name}: {said:?}");
+    }
+    let both = refused("destroy_stuck_after = 9\nreconnect_after = 8\n");
+    assert!(both.len() == 1 && both[0].to_string().contains("is the old name of reconnect_after"), "{both:?}");
+}
+
 /// What the README shows is copied to machines that have neither Zoom nor `eth0`.
 #[test]
 fn regression_the_readmes_policy_is_in_order_on_any_machine() {
@@ -302,7 +316,7 @@ fn entries_that_never_count_are_warned_of() {
         ("[[link]]\nname = \"w*\"\n[[link]]\nname = \"wlan0\"\nrole = \"backup\"\n", 3),
         ("[[app]]\nmatch = { name = \"curl\" }\n[[app]]\nmatch = { name = \"curl\", port = 80 }\n", 3),
         ("[exclude]\nusers = [0]\n[[app]]\nmatch = { user = \"root\", port = 80 }\n", 3),
-        ("[[link]]\nname = \"w*\"\nrole = \"excluded\"\nprobe = \"eager\"\n", 1),
+        ("[[link]]\nname = \"w*\"\nrole = \"excluded\"\nprobe = \"continuous\"\n", 1),
         ("[[app]]\nmatch = { destination = \"10.0.0.1/8\" }\n", 2),
     ] {
         let lines: Vec<_> = parse(text).warnings.iter().map(|finding| finding.line).collect();
@@ -337,10 +351,10 @@ fn regression_nobody_is_asked_whether_it_runs_braid_unless_the_file_says_so() {
 
 #[test]
 fn units_and_times_are_read() {
-    let config = parse("default_demand = 5\ndestroy_stuck_after = \"never\"\n[[link]]\nname = \"w\"\nmetered = true\ncap = \"2 GB\"\n");
-    assert_eq!((config.policy.default_demand, config.destroy_stuck_after), (Bytes::new(5), None));
+    let config = parse("default_demand = 5\nreconnect_after = \"never\"\n[[link]]\nname = \"w\"\nmetered = true\ncap = \"2 GB\"\n");
+    assert_eq!((config.policy.default_demand, config.reconnect_after), (Bytes::new(5), None));
     assert_eq!((config.policy.links[0].cap, config.policy.links[0].reset_day), (Some(Bytes::new(2_000_000_000)), 1));
-    assert_eq!(parse("destroy_stuck_after = 9").destroy_stuck_after, Some(Duration::from_secs(9)));
+    assert_eq!(parse("reconnect_after = 9").reconnect_after, Some(Duration::from_secs(9)));
 }
 
 #[test]

@@ -202,7 +202,7 @@ impl<S: Steering> Core<S> {
 
     /// Flows on a link that has been dead for longer than the grace, while another link could carry them.
     pub(super) fn find_stuck(&mut self, now: Time) {
-        let Some(grace) = self.config.destroy_stuck_after else { return };
+        let Some(grace) = self.config.reconnect_after else { return };
         // Asked at every turn, while links seldom die and flows may be thousands.
         if !self.carrying.iter().any(|lane| self.dead_since.contains_key(lane) || !self.links.contains_key(&lane.0)) {
             return;

@@ -154,7 +154,7 @@ impl<S: Steering> Core<S> {
     /// A core that has seen nothing yet.
     pub fn new(mut steering: S, names: Box<dyn Names>, config: Config, now: Time) -> Result<Self, SteeringError> {
         steering.set_names(braid_decide::class::NAMES)?;
-        let handover = Handover::new(config.policy.maxdiff);
+        let handover = Handover::new(config.policy.hysteresis);
         let mut core = Self {
             steering,
             names,
@@ -228,8 +228,8 @@ impl<S: Steering> Core<S> {
     pub fn reconfigure(&mut self, now: Time, config: Config) -> Result<(), SteeringError> {
         let old = std::mem::replace(&mut self.config, config);
         self.past.keep(now, &old.policy, &self.config.policy);
-        if self.config.policy.maxdiff != old.policy.maxdiff {
-            self.handover = Handover::new(self.config.policy.maxdiff);
+        if self.config.policy.hysteresis != old.policy.hysteresis {
+            self.handover = Handover::new(self.config.policy.hysteresis);
         }
         self.executables.refresh(&self.config.policy, self.names.as_mut());
         let network = self.network.clone();

@@ -138,8 +138,8 @@ impl<S: Steering> Core<S> {
                     cap_bytes: rule.cap.map(Bytes::get),
                     reset_day: rule.metered.then_some(rule.reset_day),
                     probe: rule.probe.map(|mode| match mode {
-                        ProbeMode::Eager => "eager".to_owned(),
-                        ProbeMode::Sparing => "sparing".to_owned(),
+                        ProbeMode::Continuous => "continuous".to_owned(),
+                        ProbeMode::OnDemand => "on-demand".to_owned(),
                     }),
                     cost_per_gb: (rule.cost_per_gb > 0.0).then_some(rule.cost_per_gb),
                 })

@@ -26,7 +26,7 @@ fn both_links_are_used_and_shown() {
 #[test]
 fn an_idle_link_that_goes_dark_is_left_within_a_second_and_used_again_within_two() {
     let mut config = config(Scheduler::RoundRobin);
-    config.probe = ProbeMode::Eager;
+    config.probe = ProbeMode::Continuous;
     let mut world = World::new(config);
     world.run(Duration::from_secs(3));
     world.answering.insert(LinkIndex(1), false);
@@ -61,8 +61,8 @@ fn a_stall_is_noticed_within_a_second_without_eager_probes() {
 #[test]
 fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not() {
     let mut config = config(Scheduler::OnlyOne);
-    config.probe = ProbeMode::Eager;
-    config.destroy_stuck_after = Some(Duration::from_secs(2));
+    config.probe = ProbeMode::Continuous;
+    config.reconnect_after = Some(Duration::from_secs(2));
     config.policy.apps = vec![AppRule {
         matcher: AppMatcher { exe: Some("/usr/bin/curl".into()), ..AppMatcher::default() },
         links: only(&["wlan0"]),
@@ -101,7 +101,7 @@ fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not(
 #[test]
 fn if_every_link_is_judged_dead_all_are_treated_as_up() {
     let mut config = config(Scheduler::RoundRobin);
-    config.probe = ProbeMode::Eager;
+    config.probe = ProbeMode::Continuous;
     let mut world = World::new(config);
     world.run(Duration::from_secs(1));
     world.answering = [(LinkIndex(1), false), (LinkIndex(2), false)].into();

@@ -212,7 +212,7 @@ fn flows_share_links_in_inverse_proportion_to_their_round_trips() {
 }
 
 #[test]
-fn a_handover_needs_a_gain_of_more_than_maxdiff() {
+fn a_handover_needs_a_gain_of_more_than_hysteresis() {
     let mut world = World::new(config(Scheduler::Handover));
     world.round_trip(1, 30);
     assert_eq!(world.ten(), [10, 0]);
@@ -223,7 +223,7 @@ fn a_handover_needs_a_gain_of_more_than_maxdiff() {
     world.round_trip(1, 10);
     assert_eq!(world.ten(), [0, 10], "nor are they on the way back");
     let mut eager = config(Scheduler::Handover);
-    (eager.policy.maxdiff, eager.probe) = (Duration::from_millis(1), ProbeMode::Eager);
+    (eager.policy.hysteresis, eager.probe) = (Duration::from_millis(1), ProbeMode::Continuous);
     world.core.reconfigure(world.now, eager).unwrap();
     assert_eq!(world.ten(), [10, 0]);
     world.answering.insert(LinkIndex(1), false);
@@ -233,7 +233,7 @@ fn a_handover_needs_a_gain_of_more_than_maxdiff() {
 
 #[test]
 fn links_of_the_highest_priority_share_and_the_others_wait() {
-    let mut config = Config { probe: ProbeMode::Eager, ..config(Scheduler::RoundRobin) };
+    let mut config = Config { probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) };
     config.policy.links = vec![LinkRule { priority: 1, ..link_rule("wlan0") }];
     let mut world = World::new(config.clone());
     world.run(Duration::from_secs(1));
