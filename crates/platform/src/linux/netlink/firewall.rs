@@ -45,6 +45,8 @@ const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/threa
 const LOOK: Duration = Duration::from_secs(10);
 /// After a reading of length t nothing is read for this many times t: following takes a tenth of one core at most.
 const REST: u32 = 9;
+/// So many messages are left out at once: whoever sends them faster than they are read must not keep the rules from being read.
+const MOST_NEWS: usize = 10_000;
 /// How often rules that change while they are read are read again.
 const TRIES: usize = 3;
 
@@ -106,10 +108,14 @@ impl Shared {
                 })
             };
             let rest = rest_until.saturating_duration_since(Instant::now());
-            // Lost news are news.
-            let changed = heard.map_or_else(|error| error.raw_os_error() == Some(libc::ENOBUFS), |_| true);
-            if changed && !rest.is_zero() {
-                tell(Some("nftables' rules have just changed and are not read again yet".to_owned()));
+            match heard.map_err(|error| error.raw_os_error()) {
+                // Lost news are news.
+                Ok(_) | Err(Some(libc::ENOBUFS)) if !rest.is_zero() => {
+                    tell(Some("nftables' rules have just changed and are not read again yet".to_owned()));
+                }
+                Ok(_) | Err(Some(libc::ENOBUFS | libc::EAGAIN | libc::EINTR)) => {}
+                // There may be no news any more: it is looked at as often as without.
+                Err(_) => thread::sleep(LOOK),
             }
             thread::sleep(rest);
             self.skip_news(&mut piece);
@@ -121,7 +127,10 @@ impl Shared {
 
     /// Leaves out what is about to be read anyway.
     fn skip_news(&self, piece: &mut Vec<u8>) {
-        while self.news.recv(piece, libc::MSG_DONTWAIT).is_ok() {
+        for _ in 0..MOST_NEWS {
+            if self.news.recv(piece, libc::MSG_DONTWAIT).is_err() {
+                break;
+            }
             piece.clear();
         }
     }
