@@ -260,7 +260,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		request->redirect = !bpf_map_lookup_elem(&bypass, &remote);
 	if (!request->redirect)
 		request->redirect = goes_straight(now, request, rule ? rule->actions : 0);
-	else if (bpf_map_lookup_elem(&servers, &remote))
+	else
 		request->filtered = is_filtered();
 	if (request->source[0] | request->source[1] | request->source[3]) {
 		request->allowed &= with_source(now, request);

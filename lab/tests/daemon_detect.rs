@@ -187,6 +187,7 @@ fn regression_no_flow_leaves_a_sandbox_of_nftables() {
     nft("add chain inet sandbox out { type filter hook output priority 0 ; }");
     nft("add rule inet sandbox out meta skuid 4711 drop");
     eventually("the rule is seen", || up.status().unwrap()["warnings"].to_string().contains("table sandbox, chain out"));
+    eventually("what went there already has ended", || server_of(&up)["state"] != "up");
     assert!(!bonded(&lab, &up, &web, 100_000));
     let explained = up.braid(&["explain", "curl", "203.0.113.10:80"]);
     let explained = text(&explained.stdout) + &text(&explained.stderr);

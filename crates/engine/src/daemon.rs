@@ -11,7 +11,8 @@ use braid_decide::tradeoff::Supply;
 use braid_model::{NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
-use braid_platform::linux::netlink::{self, Firewall, Follower};
+use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
+use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code, raise_open_files};
@@ -45,7 +46,7 @@ mod peering;
 mod system;
 
 /// Events taken from the kernel at a time, so that others get their turn.
-const EVENTS_AT_ONCE: usize = 2000;
+const EVENTS_AT_ONCE: usize = 500;
 /// The heartbeat, and what else has its time.
 const TICK: Duration = Duration::from_millis(250);
 /// Listeners are told of applications at every so many seconds: what was learnt changes slowly, and is read from the kernel.
@@ -341,7 +342,8 @@ impl Daemon<'_> {
                     ready.context("cannot wait for the BPF programs' events any more")?;
                     self.take_events();
                 }
-                () = std::future::ready(()), if self.backlog => self.take_events(),
+                // Not at once: timers, sockets and other tasks have their turn in between, however many events there are.
+                () = tokio::task::yield_now(), if self.backlog => self.take_events(),
                 changed = self.network.changed() => {
                     changed.context("the kernel's network cannot be followed any more")?;
                     self.take_network();
@@ -473,6 +475,10 @@ impl Daemon<'_> {
     }
 
     fn set_owner_filter(&mut self, filter: Option<String>) {
+        // What goes straight already is under the new rules too. While they are only being read again it goes on.
+        if filter.as_ref().is_some_and(|reason| reason != UNREAD && reason != CHANGED) {
+            self.peers.keep_servers(|_| false);
+        }
         let told = self.core.set_owner_filter(now(), filter);
         self.log_and_retry(STEERING, told);
     }

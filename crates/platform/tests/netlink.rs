@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use braid_decide::tables;
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, RouteFacts, RuleAction};
-use braid_platform::linux::netlink::{self, Files, Firewall, Follower, Swept};
+use braid_platform::linux::netlink::firewall::Firewall;
+use braid_platform::linux::netlink::{self, Files, Follower, Swept};
 use support::world::{Place, World, may_make_namespaces};
 use tokio::sync::watch;
 

@@ -359,6 +359,43 @@ fn regression_a_flow_whose_cgroup_others_filter_is_not_taken_from_its_socket() {
     });
 }
 
+/// Whoever sends to the daemon's port without having been redirected must not keep the daemon's other tasks from running.
+#[test]
+fn regression_strangers_datagrams_leave_other_tasks_their_turn() {
+    in_world("strangers' datagrams", 2, || {
+        let mut steering = steering(&redirecting());
+        // Ports of UDP sockets here, and how many bytes wait in each.
+        let waiting = || -> BTreeMap<u16, u64> {
+            let sockets = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+            let read = |line: &str| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                let (port, queue) = (fields[1].split(':').nth(1).unwrap(), fields[4].split(':').nth(1).unwrap());
+                (u16::from_str_radix(port, 16).unwrap(), u64::from_str_radix(queue, 16).unwrap())
+            };
+            sockets.lines().skip(1).map(read).collect()
+        };
+        runtime().block_on(async {
+            let redirect = steering.redirect().unwrap();
+            let [port] = waiting().into_keys().collect::<Vec<_>>()[..] else { panic!("{:?}", waiting()) };
+            let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+            for _ in 0..200 {
+                stranger.send_to(b"stray", ("127.0.0.1", port)).unwrap();
+            }
+            let mut buffer = vec![0; 2000];
+            let mut receive = std::pin::pin!(redirect.receive(&mut buffer));
+            let (all, mut rests) = (waiting()[&port], Vec::new());
+            // All are looked at in the end, and not in one turn.
+            std::future::poll_fn(|context| {
+                assert!(receive.as_mut().poll(context).is_pending(), "a stranger's datagram is taken");
+                rests.push(waiting()[&port]);
+                if rests.ends_with(&[0]) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            })
+            .await;
+            assert!(rests.iter().any(|rest| (1..all).contains(rest)), "{rests:?} of {all}");
+        });
+    });
+}
+
 #[test]
 fn without_a_ready_and_living_daemon_everything_goes_direct() {
     in_world("fail open of redirection", 2, || {

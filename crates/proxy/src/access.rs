@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use braid_platform::linux::netlink::is_own_address;
 use braid_platform::linux::sockdiag::Owner;
 use braid_platform::linux::sys::process::own_user;
 use data_encoding::BASE64;
@@ -77,7 +78,8 @@ impl Access {
             Ok(Some(Owner { user: Some(user), .. })) if users.contains(&user) => Ok(()),
             Ok(Some(Owner { user: Some(user), .. })) => Err(TurnedAway::User(user)),
             Ok(Some(Owner { user: None, .. })) => Err(TurnedAway::Nobody),
-            Ok(None) | Err(_) if !client.is_loopback() => Ok(()),
+            // Whose socket is closed already has no owner.
+            Ok(None) | Err(_) if !client.is_loopback() && !is_own_address(client).unwrap_or(false) => Ok(()),
             Ok(None) => Err(TurnedAway::Nobody),
             Err(error) => Err(TurnedAway::Untold(error)),
         }

@@ -43,7 +43,7 @@ impl Names for SystemNames {
 
     fn application(&mut self, app: &AppId, pid: u32, cgroup: u64) -> (Application, Option<String>) {
         // The process may be gone and its number taken by another: only the executable the kernel saw counts.
-        let exe = process::exe_path(pid).filter(|path| process::exe_id(path).is_none_or(|id| id.inode == app.exe.inode));
+        let exe = process::exe_path(pid).filter(|_| process::exe_inode(pid).is_ok_and(|inode| inode == app.exe.inode));
         let group = self.cgroups.as_mut().and_then(|tree| tree.path(cgroup, pid)).filter(|path| *path != "/").map(str::to_owned);
         (Application { exe, name: app.name.clone() }, group)
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap, MapData};
 use braid_model::Time;
@@ -25,6 +25,8 @@ const SILENT_FOR: Duration = Duration::from_secs(10);
 /// Nothing arrives after this: the kernel gives a handshake up by then.
 const AT_MOST: Duration = Duration::from_secs(180);
 
+/// All exchanges are looked at for a stranger's datagram no more often than this: it takes milliseconds.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// What an unconnected socket sends to one remote is forgotten after this long without a datagram from it.
 const UNCONNECTED_FOR: Duration = Duration::from_secs(120);
 
@@ -98,6 +100,8 @@ struct Maps {
     heavy_users: HashMap<MapData, u32, u32>,
     /// Exchanges whose sender has been looked at, with their keys.
     known: BTreeMap<Exchange, (u32, u64)>,
+    /// When all exchanges were looked at last for a stranger's datagram.
+    looked: Option<Instant>,
 }
 
 impl BpfSteering {
@@ -140,6 +144,7 @@ impl BpfSteering {
             exchange_keys: HashMap::try_from(map("exchange_keys")?).map_err(failed(ACTION))?,
             heavy_users: HashMap::try_from(map("heavy_users")?).map_err(failed(ACTION))?,
             known: BTreeMap::new(),
+            looked: None,
         };
         Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, maps: Mutex::new(maps) })
     }
@@ -200,6 +205,8 @@ impl Redirect {
     /// The next redirected datagram. Whatever else comes is dropped. Nothing is lost when the future is dropped.
     pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         loop {
+            // Waiting for readiness and `try_io` cost no budget: strangers' datagrams could keep all other tasks from running.
+            tokio::task::coop::consume_budget().await;
             let v6 = async {
                 match &self.datagrams6 {
                     Some(socket) => socket.readable().await.map(|()| socket),
@@ -320,26 +327,50 @@ impl Redirect {
 impl Maps {
     /// The entry of an exchange, if its datagram came from the socket that it is of: by asking the kernel for the sender, or, where that is
     /// closed, by what the programs noted then.
-    fn sender(&self, exchange: Exchange, ports: abi::Redirection) -> Option<(u32, abi::Arrival)> {
+    fn sender(&mut self, exchange: Exchange, ports: abi::Redirection) -> Option<(u32, abi::Arrival)> {
+        // Nobody's: seen before the kernel is asked for the sender, which takes several calls.
+        if addressed(exchange.near).is_some_and(|key| self.exchanges.get(&key, 0).is_err()) {
+            return None;
+        }
         let port = if exchange.near.is_ipv4() { ports.datagrams4 } else { ports.datagrams6 };
         let owner = sockdiag::udp_owner(exchange.far, SocketAddr::new(exchange.near, port)).ok()?;
-        let entry = match (exchange.near, owner) {
-            (IpAddr::V4(near), _) => {
-                let key = u32::from_ne_bytes(near.octets());
-                Some((key, self.exchanges.get(&key, 0).ok()?))
-            }
-            (IpAddr::V6(near), _) if LOOPBACK_PREFIX.contains(&IpAddr::V6(near)) => {
-                let [.., a, b, c, d] = near.octets();
-                let key = u32::from_ne_bytes([a, b, c, d]);
-                Some((key, self.exchanges.get(&key, 0).ok()?))
-            }
-            (IpAddr::V6(_), Some(socket)) => {
+        let entry = match (addressed(exchange.near), owner) {
+            (Some(key), _) => Some((key, self.exchanges.get(&key, 0).ok()?)),
+            (None, Some(socket)) => {
                 let key = self.exchange_keys.get(&abi::DatagramKey { socket, ..Default::default() }, 0).ok()?;
                 Some((key, self.exchanges.get(&key, 0).ok()?))
             }
-            (IpAddr::V6(_), None) => self.exchanges.iter().filter_map(Result::ok).find(|(_, entry)| closed_at(entry, exchange.far)),
+            (None, None) => self.closed(exchange.far),
         };
         entry.filter(|(_, entry)| owner.map_or_else(|| closed_at(entry, exchange.far), |socket| socket == entry.socket))
+    }
+}
+
+impl Maps {
+    /// The exchange at ::1 whose socket had this address and is closed. All exchanges are looked at for it, so that it is not done for every
+    /// datagram of strangers: what a closed socket sent last may be lost meanwhile.
+    fn closed(&mut self, far: SocketAddr) -> Option<(u32, abi::Arrival)> {
+        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK_PAUSE) {
+            return None;
+        }
+        let found = self.exchanges.iter().filter_map(Result::ok).find(|(_, entry)| closed_at(entry, far));
+        // One that is found will be asked for again by nobody else.
+        if found.is_none() {
+            self.looked = Some(Instant::now());
+        }
+        found
+    }
+}
+
+/// The key of the exchange that this loopback address is of; `None`: it is shared (::1).
+fn addressed(near: IpAddr) -> Option<u32> {
+    match near {
+        IpAddr::V4(near) => Some(u32::from_ne_bytes(near.octets())),
+        IpAddr::V6(near) if LOOPBACK_PREFIX.contains(&IpAddr::V6(near)) => {
+            let [.., a, b, c, d] = near.octets();
+            Some(u32::from_ne_bytes([a, b, c, d]))
+        }
+        IpAddr::V6(_) => None,
     }
 }
 

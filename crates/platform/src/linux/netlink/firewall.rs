@@ -50,6 +50,9 @@ const MOST_NEWS: usize = 10_000;
 /// How often rules that change while they are read are read again.
 const TRIES: usize = 3;
 
+/// The clause while changed rules wait to be read.
+pub const CHANGED: &str = "nftables' rules have just changed and are not read again yet";
+
 /// Follows the firewall of the network namespace of the thread that started it; dropping it ends that.
 #[derive(Debug)]
 pub struct Firewall {
@@ -111,7 +114,7 @@ impl Shared {
             match heard.map_err(|error| error.raw_os_error()) {
                 // Lost news are news.
                 Ok(_) | Err(Some(libc::ENOBUFS)) if !rest.is_zero() => {
-                    tell(Some("nftables' rules have just changed and are not read again yet".to_owned()));
+                    tell(Some(CHANGED.to_owned()));
                 }
                 Ok(_) | Err(Some(libc::ENOBUFS | libc::EAGAIN | libc::EINTR)) => {}
                 // There may be no news any more: it is looked at as often as without.

@@ -7,7 +7,7 @@ mod advertised;
 mod apply;
 mod device;
 mod facts;
-mod firewall;
+pub mod firewall;
 mod follow;
 mod ipsec;
 mod talk;
@@ -20,7 +20,6 @@ use braid_decide::tables::{self, PROTOCOL};
 use braid_model::{Bytes, LinkIndex, NetworkSnapshot, RouteFacts, RouteKind};
 
 pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, apply, own_loopback_prefix, sweep};
-pub use firewall::Firewall;
 pub use follow::{FollowError, Follower};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
 use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};
