@@ -361,7 +361,16 @@ impl Relay {
         let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
         let others = self.owners.iter().filter(theirs).count();
         let limits = if key.is_some() { self.memory.part(self.limit, others) } else { ANONYMOUS };
-        if self.carrier.with(|host, now| host.admit(now, connection, hello, owner, limits)) {
+        let known = self.owners.contains_key(&hello.bond);
+        let admitted = self.carrier.with(|host, now| {
+            // Its end waits among the notices: let in now, it would live on without an owner, counted by nobody.
+            if known && host.bond(hello.bond).is_none() {
+                host.refuse(now, connection, refusals::FORGOTTEN, "this bond has just ended");
+                return false;
+            }
+            host.admit(now, connection, hello, owner, limits)
+        });
+        if admitted {
             tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
             self.owners.entry(hello.bond).or_insert_with(|| {
                 self.sources.begun(remote);
@@ -465,6 +474,10 @@ impl Relay {
             self.owners.values().map(|owner| (Arc::as_ptr(&owner.account), &*owner.account)).collect();
         let sockets: BTreeMap<BondId, Amount> = accounts.values().flat_map(|account| account.sockets.held()).collect();
         let bonds: Vec<_> = self.carrier.with(|host, _| host.bonds().map(|(bond, state)| (bond, state.held())).collect());
+        for (bond, _) in bonds.iter().filter(|(bond, _)| !self.owners.contains_key(bond)) {
+            tracing::error!(%bond, "a bond without an owner is ended");
+            self.carrier.with(|host, now| host.end(now, *bond, "it has no owner"));
+        }
         let all = |(bond, held): (BondId, Amount)| {
             let owner = Arc::as_ptr(&self.owners.get(&bond)?.account);
             Some((bond, owner, held + sockets.get(&bond).copied().unwrap_or_default()))

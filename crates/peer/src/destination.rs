@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use braid_platform::linux::netlink::is_own_address;
+use braid_platform::linux::netlink::{Nearness, nearness};
 use ipnet::IpNet;
 use tokio::sync::Semaphore;
 
@@ -95,6 +95,8 @@ pub enum Forbidden {
     Special(&'static str),
     /// The address is the relay's own, or it cannot be told whether it is.
     Own,
+    /// It is a neighbour of the host.
+    Neighbour,
     /// The address is not the server's own, or it cannot be told whether it is, or clients from outside have no business with it.
     NotOwn,
     /// The server does not open that port.
@@ -161,8 +163,10 @@ impl Policy {
         if let Some(purpose) = special::purpose(ip) {
             return Err(Forbidden::Special(purpose));
         }
-        if self.is_own(ip) != Some(false) {
-            return Err(Forbidden::Own);
+        match self.nearness(ip) {
+            Some(Nearness::Elsewhere) => {}
+            Some(Nearness::Neighbour) => return Err(Forbidden::Neighbour),
+            Some(Nearness::Own) | None => return Err(Forbidden::Own),
         }
         match special::carried(ip) {
             Some(carried) => self.check_internet(carried.into(), allowed),
@@ -174,7 +178,7 @@ impl Policy {
     fn check_itself(&self, ip: IpAddr, outside: &[IpAddr]) -> Result<IpAddr, Forbidden> {
         let inward = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
         let reached = |ip: IpAddr| self.own.contains(&ip) && !inward(ip);
-        let global = || special::purpose(ip).is_none() && self.is_own(ip) == Some(true);
+        let global = || special::purpose(ip).is_none() && self.nearness(ip) == Some(Nearness::Own);
         if reached(ip) || global() {
             return Ok(ip);
         }
@@ -182,13 +186,13 @@ impl Policy {
         inside.filter(|_| outside.contains(&ip)).copied().ok_or(Forbidden::NotOwn)
     }
 
-    /// Whether the address is the host's own now; `None` if that cannot be told. Trying to bind a socket would not tell: with
+    /// Whether the address is the host's own now, or a neighbour's; `None` if that cannot be told. Trying to bind a socket would not tell: with
     /// `ip_nonlocal_bind` set every address can be bound.
-    fn is_own(&self, ip: IpAddr) -> Option<bool> {
+    fn nearness(&self, ip: IpAddr) -> Option<Nearness> {
         if self.own.contains(&ip) {
-            return Some(true);
+            return Some(Nearness::Own);
         }
-        is_own_address(ip).ok()
+        nearness(ip).ok()
     }
 }
 
@@ -196,6 +200,7 @@ impl fmt::Display for Forbidden {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Special(purpose) => write!(f, "the relay opens no {purpose} addresses unless its operator allows them"),
+            Self::Neighbour => f.write_str("the relay opens no addresses of its own network unless its operator allows them"),
             Self::Own => f.write_str("the relay opens none of its own addresses unless its operator allows them"),
             Self::NotOwn => f.write_str("this server opens its own addresses only"),
             Self::Service => f.write_str("this server does not open that port"),
@@ -320,8 +325,8 @@ mod tests {
     fn a_relay_does_not_open_itself() {
         assert_eq!(check(&relay(&[]), "9.9.9.9"), Err(Forbidden::Own));
         assert_eq!(check(&relay(&[]), "::ffff:9.9.9.9"), Err(Forbidden::Own));
-        assert_eq!(relay(&[]).is_own("127.0.0.53".parse().unwrap()), Some(true), "told without being listed");
-        assert_eq!(relay(&[]).is_own("1.1.1.1".parse().unwrap()), Some(false));
+        assert_eq!(relay(&[]).nearness("127.0.0.53".parse().unwrap()), Some(Nearness::Own), "told without being listed");
+        assert_eq!(relay(&[]).nearness("1.1.1.1".parse().unwrap()), Some(Nearness::Elsewhere));
     }
 
     #[test]

@@ -78,8 +78,8 @@ async fn reason(target: &str, policy: &Policy) -> Reason {
 }
 
 #[tokio::test]
-async fn a_relay_opens_its_neighbours_but_not_itself() {
-    if !inside("a_relay_opens_its_neighbours_but_not_itself") {
+async fn regression_a_relay_opens_neither_itself_nor_its_neighbours_unless_told() {
+    if !inside("regression_a_relay_opens_neither_itself_nor_its_neighbours_unless_told") {
         return;
     }
     let _host = Host::new();
@@ -89,10 +89,14 @@ async fn a_relay_opens_its_neighbours_but_not_itself() {
     for own in [format!("9.1.0.1:{port}"), format!("[2a00:9::1]:{port}"), format!("[::ffff:9.1.0.1]:{port}"), "9.1.0.255:9".to_owned()] {
         assert_eq!(reason(&own, &policy).await, Reason::Forbidden(Forbidden::Own), "{own}");
     }
-    assert_eq!(reason("9.1.0.2:80", &policy).await, Reason::Refused);
-    assert_eq!(reason("[2a00:9::2]:80", &policy).await, Reason::Refused);
+    for neighbour in ["9.1.0.2:80", "[2a00:9::2]:80", "9.1.0.77:80"] {
+        assert_eq!(reason(neighbour, &policy).await, Reason::Forbidden(Forbidden::Neighbour), "{neighbour}");
+    }
+    let told = relay(&["9.1.0.0/24", "2a00:9::/64"]);
+    assert_eq!(reason("9.1.0.2:80", &told).await, Reason::Refused);
+    assert_eq!(reason("[2a00:9::2]:80", &told).await, Reason::Refused);
+    assert_eq!(reason("9.1.0.77:80", &told).await, Reason::HostUnreachable);
     assert_eq!(reason("9.2.0.1:80", &policy).await, Reason::NetworkUnreachable);
-    assert_eq!(reason("9.1.0.77:80", &policy).await, Reason::HostUnreachable);
     let allowed = dial_tcp(&address(&format!("9.1.0.1:{port}")), &relay(&["9.1.0.1/32"])).await;
     assert!(allowed.is_ok(), "{allowed:?}");
 }
@@ -131,7 +135,7 @@ async fn of_a_names_addresses_those_allowed_are_tried() {
     )
     .unwrap();
     run(&["mount", "--bind", names.path().to_str().unwrap(), "/etc/hosts"]);
-    let policy = relay(&[]);
+    let policy = relay(&["9.1.0.0/24", "2a00:9::/64"]);
     assert_eq!(resolve(&address("mixed.example:80"), &policy).await.unwrap(), ["9.1.0.2:80".parse().unwrap()]);
     assert_eq!(reason("mixed.example:80", &policy).await, Reason::Refused);
     assert_eq!(reason("inside.example:80", &policy).await, Reason::Forbidden(Forbidden::Special("loopback")));
@@ -151,7 +155,8 @@ async fn regression_own_addresses_are_known_where_every_address_can_be_bound() {
         if hidden {
             run(&["mount", "-t", "tmpfs", "none", "/proc/sys"]);
         }
-        assert_eq!(reason("9.1.0.2:80", &relay(&[])).await, Reason::Refused, "others are not taken for its own");
+        assert_eq!(reason("9.1.0.2:80", &relay(&["9.1.0.0/24"])).await, Reason::Refused, "others are not taken for its own");
+        assert_eq!(reason("9.1.0.2:80", &relay(&[])).await, Reason::Forbidden(Forbidden::Neighbour));
         assert_eq!(reason("9.1.0.1:80", &relay(&[])).await, Reason::Forbidden(Forbidden::Own));
         let local = Policy::local(vec!["9.1.0.1".parse().unwrap()], Vec::new(), Ports::default(), 5757);
         for other in ["8.8.8.8:80", "9.1.0.2:80", "9.1.0.77:443"] {

@@ -1,5 +1,6 @@
 //! Opening destinations: names are looked up, addresses checked, and those that are left raced.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, LazyLock};
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::{Forbidden, Policy};
@@ -24,6 +25,9 @@ const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
 
 /// The most addresses of a name that are tried.
 const ADDRESS_LIMIT: usize = 16;
+
+/// The most addresses that are tried at a time, so that one flow holds so many sockets: the oldest attempt makes room.
+const ATTEMPTS: usize = 4;
 
 /// The most names that are looked up at a time: each keeps a thread.
 static LOOKUPS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(64)));
@@ -195,18 +199,29 @@ where
     let mut waiting = addresses.into_iter();
     let mut running = JoinSet::new();
     let mut worst: Option<Reason> = None;
-    let begin = |running: &mut JoinSet<io::Result<T>>, address: Option<SocketAddr>| {
-        address.map(|address| running.spawn(connect(address)));
+    let mut attempts: VecDeque<AbortHandle> = VecDeque::new();
+    let mut begin = |running: &mut JoinSet<io::Result<T>>, address: Option<SocketAddr>| {
+        let Some(address) = address else { return };
+        attempts.retain(|attempt| !attempt.is_finished());
+        if attempts.len() >= ATTEMPTS
+            && let Some(oldest) = attempts.pop_front()
+        {
+            oldest.abort();
+        }
+        attempts.push_back(running.spawn(connect(address)));
     };
     begin(&mut running, waiting.next());
     while !running.is_empty() {
         tokio::select! {
-            Some(done) = running.join_next() => match done.unwrap_or_else(|_| Err(io::ErrorKind::Other.into())) {
+            Some(done) = running.join_next() => match done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => {
                     let reason = Reason::of(&error);
                     worst = worst.into_iter().chain([reason]).max_by_key(|reason| reason.weight());
-                    begin(&mut running, waiting.next());
+                    // One that made room for another has failed, too.
+                    if running.len() < ATTEMPTS {
+                        begin(&mut running, waiting.next());
+                    }
                 }
             },
             () = sleep(STAGGER), if waiting.len() > 0 => begin(&mut running, waiting.next()),
@@ -218,6 +233,40 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Counts itself for as long as it lives.
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn regression_one_flow_holds_few_sockets_however_many_addresses_its_name_has() {
+        let (running, most, tried) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let addresses = (1..=16).map(|last| SocketAddr::from(([192, 0, 2, last], 80))).collect();
+        let silent = |_| {
+            let (running, most, tried) = (running.clone(), most.clone(), tried.clone());
+            async move {
+                most.fetch_max(running.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                tried.fetch_add(1, Ordering::Relaxed);
+                let _counted = Counted(running);
+                std::future::pending::<io::Result<()>>().await
+            }
+        };
+        let all_tried = async {
+            while tried.load(Ordering::Relaxed) < 16 {
+                sleep(STAGGER).await;
+            }
+        };
+        tokio::select! {
+            _ = race(addresses, silent) => panic!("nobody answers"),
+            () = all_tried => assert_eq!(most.load(Ordering::Relaxed), ATTEMPTS),
+        }
+    }
     use socket2::{Domain, Socket, Type};
     use std::net::{Ipv4Addr, TcpListener};
     use std::time::Instant;

@@ -81,11 +81,30 @@ pub fn route_between(from: Ipv4Addr, to: Ipv4Addr) -> io::Result<Option<RouteFac
     Conversation::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route)
 }
 
-/// Whether the kernel takes packets to this address in itself, by all its rules and routes as they are now. One short exchange, no privilege.
+/// How near an address is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nearness {
+    /// The kernel takes packets to it in itself.
+    Own,
+    /// A neighbour: a route that is no default route leads there without a gateway.
+    Neighbour,
+    /// Neither.
+    Elsewhere,
+}
+
+/// Whether the kernel takes packets to this address in itself; see [`nearness`].
+///
+/// # Errors
+/// Those of [`nearness`].
+pub fn is_own_address(ip: IpAddr) -> io::Result<bool> {
+    nearness(ip).map(|nearness| nearness == Nearness::Own)
+}
+
+/// How near an address is, by all the kernel's rules and routes as they are now. One short exchange, no privilege.
 ///
 /// # Errors
 /// Those of a sandbox that forbids AF_NETLINK, or of a family that the kernel does not speak: then it cannot be told.
-pub fn is_own_address(ip: IpAddr) -> io::Result<bool> {
+pub fn nearness(ip: IpAddr) -> io::Result<Nearness> {
     let mut request = RouteMessage::default();
     let (family, length, destination) = match ip {
         IpAddr::V4(v4) => (AddressFamily::Inet, 32, RouteAddress::Inet(v4)),
@@ -96,10 +115,19 @@ pub fn is_own_address(ip: IpAddr) -> io::Result<bool> {
     request.header.flags = RouteFlags::FibMatch;
     request.attributes = vec![RouteAttribute::Destination(destination)];
     match Conversation::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route) {
-        Ok(Some(route)) => Ok(matches!(route.kind, RouteKind::Local | RouteKind::Broadcast)),
+        Ok(Some(route)) if matches!(route.kind, RouteKind::Local | RouteKind::Broadcast) => Ok(Nearness::Own),
+        // A default route over a tunnel or PPP has no gateway either.
+        Ok(Some(route))
+            if route.destination.prefix_len() > 0 && !route.hops.is_empty() && route.hops.iter().all(|hop| hop.gateway.is_none()) =>
+        {
+            Ok(Nearness::Neighbour)
+        }
+        Ok(Some(_)) => Ok(Nearness::Elsewhere),
         Ok(None) => Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer names no route")),
         // No route at all, or one that refuses. The table of own addresses is looked up before any other.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES)) => Ok(false),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES)) => {
+            Ok(Nearness::Elsewhere)
+        }
         Err(error) => Err(error),
     }
 }
