@@ -354,6 +354,8 @@ fn regression_a_flow_whose_cgroup_others_filter_is_not_taken_from_its_socket() {
         assert_eq!(redirected(&mut steering), (1, 0), "a rule says so");
         drop(filter);
         assert_eq!(redirected(&mut steering), (1, 0));
+        // The cgroup's program does not wait for an answer, so the last of its connections may not have been accepted yet.
+        wait_until("four flows were taken", || taker.taken.lock().unwrap().len() == 4);
         let filtered: Vec<_> = taker.taken().iter().map(|flow| flow.filtered).collect();
         assert_eq!(filtered, [false, false, true, false]);
     });
