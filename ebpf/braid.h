@@ -176,7 +176,7 @@ struct braid_flow {
 	__u64 rx; /* UDP only; TCP's counters are the kernel's own */
 	__u64 tx;
 	__u64 cgroup;
-	__u64 last; /* last datagram, UDP only */
+	__u64 last; /* UDP only: the last datagram, to a tick of the kernel's (1 to 10 ms) */
 	struct braid_app_key app;
 	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
 	__u16 port; /* remote, host order */
@@ -191,7 +191,10 @@ struct braid_flow {
 	__u8 class_;
 	__u8 scheduler;
 	__u8 rule; /* index of the rule that matched; 255: none */
-	__u32 answered; /* TCP only: its handshake was answered, and counts among the link's signs */
+	union {
+		__u32 answered; /* TCP: its handshake was answered, and counts among the link's signs */
+		__u32 tick; /* UDP: the kernel's tick in which `last` was written */
+	};
 };
 
 /* One flow as a dump or an end event tells it. */

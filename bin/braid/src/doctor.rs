@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use braid_api::{Check, DoctorReport, Link, LinkEntry, Mode, PolicyView, SCHEMA_VERSION, Status, Verdict};
-use braid_engine::config::{Config, Detect};
+use braid_control::config::{Config, Detect};
+use braid_engine::config;
 use braid_engine::daemon::default_config;
 use braid_platform::linux::doctor::{self, Standing};
 
@@ -76,7 +77,7 @@ fn judge(mode: cli::Mode, checks: &[doctor::Check]) -> Mode {
 
 /// The configuration that the next start would read; what holds without one where it cannot be read.
 fn configured() -> Config {
-    default_config().and_then(|path| Config::load(&path, None).ok()).unwrap_or_default()
+    default_config().and_then(|path| config::load(&path, None).ok()).unwrap_or_default()
 }
 
 /// Who is told, unasked, that Braid is used here.

@@ -7,9 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use braid_control::profiles::{SIZE_LIMIT, from_json, shipped, to_toml};
 use braid_decide::energy::{Profile, Profiles};
 use braid_engine::profiles::database::Database;
-use braid_engine::profiles::{self, SIZE_LIMIT, service};
+use braid_engine::profiles::{self, service};
 use braid_platform::linux::owner::as_owner_of;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
@@ -34,7 +35,7 @@ pub(crate) fn run(energy: Energy) -> anyhow::Result<()> {
 }
 
 fn show(list: &EnergyList) -> anyhow::Result<()> {
-    let mut known = profiles::shipped();
+    let mut known = shipped();
     if let Some(file) = &list.file {
         known.extend(profiles::load(file)?);
     }
@@ -44,7 +45,7 @@ fn show(list: &EnergyList) -> anyhow::Result<()> {
         text.push(b'\n');
     } else if list.toml {
         let mut page = Page::new(&mut text, false);
-        profiles::to_toml(known.iter()).lines().try_for_each(|line| page.line(line))?;
+        to_toml(known.iter()).lines().try_for_each(|line| page.line(line))?;
     } else {
         table(&mut Page::new(&mut text, colour_wanted()), &known)?;
     }
@@ -115,12 +116,12 @@ fn fetch(options: &EnergyFetch) -> anyhow::Result<()> {
     let url = &options.url;
     let answer = runtime()?.block_on(async { tokio::time::timeout(PATIENCE, download(url)).await });
     let body = answer.with_context(|| format!("{url} does not answer within {} s", PATIENCE.as_secs()))??;
-    let fetched = profiles::from_json(&url.to_string(), &body)?;
+    let fetched = from_json(&url.to_string(), &body)?;
     let count = fetched.len();
     let Some(file) = &options.into else {
         let mut text = Vec::new();
         let mut page = Page::new(&mut text, false);
-        profiles::to_toml(&fetched).lines().try_for_each(|line| page.line(line))?;
+        to_toml(&fetched).lines().try_for_each(|line| page.line(line))?;
         return Ok(io::stdout().write_all(&text)?);
     };
     let mut all = Profiles::default();
@@ -128,7 +129,7 @@ fn fetch(options: &EnergyFetch) -> anyhow::Result<()> {
         all.extend(profiles::load(file)?);
     }
     all.extend(fetched);
-    as_owner_of(file, || replace(file, &profiles::to_toml(all.iter())))??;
+    as_owner_of(file, || replace(file, &to_toml(all.iter())))??;
     Ok(writeln!(io::stdout(), "{count} profiles are in {}: name it as energy_profiles in the configuration", file.display())?)
 }
 

@@ -26,7 +26,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use braid_api::{Accepted, App, Flow, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
-use braid_engine::config::{Config, ConfigErrors, Finding, Severity, World};
+use braid_control::config::{Finding, Severity};
+use braid_engine::config::{self, ConfigErrors, World};
 use braid_engine::daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
 use braid_engine::run::relays;
 use braid_model::{printable, steers};
@@ -180,7 +181,7 @@ fn relays_of(peers: Vec<Peer>) -> Vec<String> {
 
 fn check_file(check: &Check) -> anyhow::Result<ExitCode> {
     let world = World { relays: relays(&check.daemon), ..World::here(!check.portable) };
-    let result = Config::read(&check.file, &world);
+    let result = config::read(&check.file, &world);
     let (findings, taken) = match &result {
         Ok(config) => (config.warnings.as_slice(), true),
         Err(ConfigErrors::Refused(findings)) => (findings.as_slice(), false),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use braid_engine::config::{Config, World};
+use braid_engine::config::{self, World};
 use braid_engine::daemon::default_config;
 use braid_engine::proxy::{ProxyFlows, ProxyOptions};
 use braid_platform::linux::sys::process::raise_open_files;
@@ -31,7 +31,7 @@ pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
     }
     let policy = match args.config.clone().or_else(default_config) {
         // Another machine's programs and users are no mistake here.
-        Some(path) => Config::read(&path, &World::here(false))?.policy,
+        Some(path) => config::read(&path, &World::here(false))?.policy,
         None => Default::default(),
     };
     let credentials = args.passwords.as_deref().map(Credentials::read).transpose()?.unwrap_or_default();

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use braid_bond::host::{ConnectionId, Host, refusals};
 use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathNews, PathState, PathView, Secret};
-use braid_peer::address::Address;
-use braid_peer::keys::{KeyPair, PublicKey};
+use braid_model::address::Address;
+use braid_model::key::PublicKey;
+use braid_peer::keys::KeyPair;
 use braid_peer::tls::{self, Expect};
 use noq_proto::crypto::rustls::QuicClientConfig;
 use tokio::sync::{mpsc, watch};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use braid_peer::address::{Address, Host};
+use braid_model::address::{Address, Host};
 use tokio::task::JoinHandle;
 
 /// Where the peer is. Names are looked up beside everything else: a resolver that does not answer must not hold paths up.

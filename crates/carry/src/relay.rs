@@ -13,10 +13,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use braid_bond::host::{ConnectionId, Host, HostLimits, refusals};
 use braid_bond::{Bond, BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, PathState, Target, codes};
+use braid_model::address::Address;
+use braid_model::key::PublicKey;
 use braid_model::{Bytes as Amount, Rate, Time};
-use braid_peer::address::Address;
 use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
-use braid_peer::keys::{KeyPair, PublicKey};
+use braid_peer::keys::KeyPair;
 use braid_peer::limits::{Direction, Exceeded, Limits, Meter};
 use braid_peer::registry::{Client, ClientId, Month, Registry};
 use braid_peer::tls::{self, Clients};

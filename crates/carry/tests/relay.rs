@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 struct TestRelay {
     address: SocketAddr,
-    key: braid_peer::keys::PublicKey,
+    key: braid_model::key::PublicKey,
     token: Token,
     stop: Option<oneshot::Sender<()>>,
     /// Apart from the clients', so that it can be ended as a crash would end it.

@@ -293,6 +293,8 @@ pub struct Rtt {
 impl Rtt {
     /// How long the least value counts.
     const LEAST_LIFE: Duration = Duration::from_secs(300);
+    /// How long the smoothed one does.
+    const SMOOTHED_LIFE: Duration = Duration::from_secs(600);
 
     /// A measurement.
     pub fn on_sample(&mut self, now: Time, rtt: Duration) {
@@ -305,7 +307,12 @@ impl Rtt {
 
     /// The smoothed time; `None` before the first measurement, and after ten minutes without one.
     pub fn smoothed(&self, now: Time) -> Option<Duration> {
-        self.smoothed.filter(|_| now.since(self.at) < Duration::from_secs(600))
+        self.smoothed.filter(|_| now < self.at + Self::SMOOTHED_LIFE)
+    }
+
+    /// When the smoothed time becomes too old.
+    pub fn poll_timeout(&self, now: Time) -> Option<Time> {
+        self.smoothed(now).map(|_| self.at + Self::SMOOTHED_LIFE)
     }
 
     /// Since the last measurement, and how far the value is to be trusted (0 to 1, half after a minute).

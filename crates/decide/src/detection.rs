@@ -247,7 +247,7 @@ impl<K: Copy + PartialEq> Detection<K> {
     /// When what [`servers`](Self::servers) or [`closed`](Self::closed) tell becomes too old.
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
         let heard = self.hosts.values().flat_map(|entry| entry.links.values());
-        let ends = heard.filter(|heard| heard.state == State::Here).map(|heard| heard.until);
+        let ends = heard.filter(|heard| matches!(heard.state, State::Here | State::AnotherKey)).map(|heard| heard.until);
         ends.chain(self.closed.values().copied()).filter(|until| now < *until).min()
     }
 

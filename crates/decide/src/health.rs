@@ -135,6 +135,19 @@ impl Health {
         }
     }
 
+    /// Another entry holds for the link: what is known of it stays, and it is probed by the new mode from now on.
+    pub fn set_mode(&mut self, now: Time, mode: ProbeMode) {
+        self.mode = mode;
+        if self.next_probe.is_some() {
+            self.probe_again(now, Duration::ZERO);
+        }
+    }
+
+    /// How it is probed.
+    pub fn mode(&self) -> ProbeMode {
+        self.mode
+    }
+
     /// What is held of it now.
     pub fn judgement(&self) -> Judgement {
         self.judgement

@@ -5,14 +5,15 @@
 use std::sync::Arc;
 
 use braid_api::{App, AppsSample, Flow, Peer, Problem, Sample, Status};
+use braid_control::config::Config;
+use braid_control::steering::Steering;
 use braid_model::Time;
-use braid_platform::steering::Steering;
 
-use crate::config::{Config, World};
-use crate::core::Core;
-use crate::history::{AppPulse, HistoryStore, Power, Pulse};
+use crate::config::World;
 use crate::server::{Feed, First, FlowList, Request, Update};
 use crate::settings::Settings;
+use braid_control::core::Core;
+use braid_control::history::{AppPulse, HistoryStore, Power, Pulse};
 
 /// Notes that a listener is told first.
 const FIRST_NOTES: usize = 100;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use braid_control::config::Config;
+use braid_control::steering::Steering;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_model::{NetworkSnapshot, Time};
@@ -17,15 +19,12 @@ use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code, raise_open_files};
 use braid_platform::linux::{reverse_path, watch::ExeWatch};
-use braid_platform::steering::Steering;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::api_handler::ApiHandler;
-use crate::config::Config;
-use crate::core::{Core, UNREAD};
-use crate::history::{AppPulse, HistoryStore};
+use crate::config;
 use crate::lock::Lock;
 use crate::memory::Memory;
 use crate::peers::pins::Pins;
@@ -35,6 +34,8 @@ use crate::server::{Answer as Reply, Api, DEFAULT_SOCKET, FlowList, Request, Ser
 use crate::settings::Settings;
 use crate::watchdog::Watchdog;
 use acts::{MEASURE, Measured, ProbeAnswer};
+use braid_control::core::{Core, UNREAD};
+use braid_control::history::{AppPulse, HistoryStore};
 use looks::{Lists, Looked};
 pub use system::notify;
 use system::{SystemNames, unix, unix_ms, watch_battery};
@@ -87,7 +88,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let lock = Lock::take_within(crate::lock::PATIENCE).context("cannot start Braid")?;
     let config_path = options.config.clone().or_else(default_config);
     let config = match &config_path {
-        Some(path) => Config::load(path, joined(options.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE))))?,
+        Some(path) => config::load(path, joined(options.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE))))?,
         None => Config::default(),
     };
     for warning in &config.warnings {
@@ -318,7 +319,8 @@ impl Daemon<'_> {
         measure.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.watch_executables();
         loop {
-            let due = self.core.poll_timeout().map(|time| Instant::now() + time.since(now()));
+            let (due, _) = self.core.poll_timeout(now());
+            let due = Instant::now() + due.since(now());
             let changed = async {
                 match &mut self.watch {
                     Some(watch) => watch.changed().await,
@@ -361,7 +363,7 @@ impl Daemon<'_> {
                     let done = self.core.on_executables_changed(now());
                     self.log_and_retry(STEERING, done);
                 }
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                () = sleep_until(due) => {
                     let done = self.core.tick(now());
                     self.log_and_retry(STEERING, done);
                 }

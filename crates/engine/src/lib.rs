@@ -4,9 +4,7 @@
 
 pub mod api_handler;
 pub mod config;
-pub mod core;
 pub mod daemon;
-pub mod history;
 mod lock;
 mod memory;
 mod named_file;

@@ -8,13 +8,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use braid_control::steering::{AppId, ExeId, Learnt, Steering};
 use braid_model::{Bytes, Rate, Time};
 use braid_platform::linux::process;
-use braid_platform::steering::{AppId, ExeId, Learnt, Steering};
 
-use crate::core::Core;
-use crate::history;
 use crate::store::{self, AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
+use braid_control::core::Core;
+use braid_control::history;
 
 /// How long the start waits for the executables to be found; it goes on without them.
 const RECALL_PATIENCE: Duration = Duration::from_millis(30);
@@ -261,11 +261,11 @@ fn usage_key(key: &LinkKey) -> LinkKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-    use crate::core::Names;
+    use braid_control::config::Config;
+    use braid_control::core::Names;
+    use braid_control::fake::FakeSteering;
+    use braid_control::steering::SteeringEvent;
     use braid_model::{Application, Class};
-    use braid_platform::fake::FakeSteering;
-    use braid_platform::steering::SteeringEvent;
 
     const NOW: Time = Time::from_nanos(1_000_000_000_000);
     const UNIX: i64 = 1_800_000_000;

@@ -10,18 +10,19 @@ use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as Path
 use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
 use braid_carry::client::{Client, Link, State};
 use braid_carry::{Flow, Moved};
+use braid_control::steering::AppId;
 use braid_decide::detection::{Answer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_model::address::HostName;
+use braid_model::key::PublicKey;
 use braid_model::{Bytes, Joules, Time};
-use braid_peer::address::HostName;
-use braid_peer::keys::{CLIENT_KEY, KeyPair, PublicKey};
+use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
-use braid_platform::steering::AppId;
 use tokio::sync::mpsc;
 
-use crate::core::{BondLink, Bonded, Ended, Grounds, Question, ServerNews};
-use crate::history::AppPulse;
+use braid_control::core::{BondLink, Bonded, Ended, Grounds, Question, ServerNews};
+use braid_control::history::AppPulse;
 use carry::Exchanges;
 use crowd::Crowd;
 use servers::{Servers, Standing};

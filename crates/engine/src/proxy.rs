@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use braid_bond::{Carrier, Target};
 use braid_carry::{Flow, FlowStream, TcpConnection};
 use braid_decide::policy::{AppRule, Carry, Client, Policy, Resolve, Scheduler, Subject};
-use braid_peer::address::{Address, Host};
+use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
 use braid_proxy::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
 use bytes::Bytes;

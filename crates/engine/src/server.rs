@@ -24,8 +24,8 @@ use braid_api::{
 use braid_platform::linux::sys::process::own_user;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::core::AppsView;
 use crate::settings;
+use braid_control::core::AppsView;
 
 mod access;
 mod connections;

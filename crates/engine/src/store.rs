@@ -141,7 +141,7 @@ pub struct Learnt {
     pub links: BTreeMap<LinkKey, LinkRow>,
     /// Metered links' usage.
     pub usage: BTreeMap<LinkKey, UsageRow>,
-    /// What the [history](crate::history) wrote, by kind and moment.
+    /// What the [history](braid_control::history) wrote, by kind and moment.
     pub history: BTreeMap<(String, u64), String>,
 }
 
@@ -425,7 +425,7 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
         "DELETE FROM history WHERE kind = ?1 AND at < (SELECT at FROM history WHERE kind = ?1 ORDER BY at DESC LIMIT 1 OFFSET ?2)",
     )?;
     for kind in batch.history.keys().map(|(kind, _)| *kind).collect::<BTreeSet<_>>() {
-        prune.execute(params![kind, int(crate::history::kept(kind).saturating_sub(1) as u64)])?;
+        prune.execute(params![kind, int(braid_control::history::kept(kind).saturating_sub(1) as u64)])?;
     }
     bound_table(transaction, "app", "exe, name, port")?;
     bound_table(transaction, "link", "name, kind, network")
@@ -565,7 +565,7 @@ mod tests {
         store.put_history("day", 3, "x".into());
         assert_eq!(store.flush(), None);
         let history = Store::open(folder.path()).1.history;
-        assert_eq!(history.len(), crate::history::kept("5m") + 1);
+        assert_eq!(history.len(), braid_control::history::kept("5m") + 1);
         assert_eq!((history.keys().next().unwrap().1, &*history[&("day".to_owned(), 3)]), (712, "x"));
     }
 

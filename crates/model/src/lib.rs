@@ -4,11 +4,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
 mod application;
 mod energy;
 mod flow;
+pub mod key;
 mod link;
 mod network;
+pub mod special;
 mod text;
 mod units;
 

@@ -11,22 +11,16 @@
 //! keep the relay itself from those.
 
 mod dial;
-mod special;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use braid_model::special;
 use braid_platform::linux::netlink::{Nearness, nearness};
 use ipnet::IpNet;
 use tokio::sync::Semaphore;
-
-/// What an address is kept for that is not of the global Internet, as in "private": no relay opens it unless its operator allows it.
-pub fn purpose(ip: IpAddr) -> Option<&'static str> {
-    let ip = ip.to_canonical();
-    special::purpose(ip).or_else(|| special::purpose(special::carried(ip)?.into()))
-}
 
 pub use dial::{DialError, Reason, dial_by, dial_tcp, resolve};
 
@@ -160,7 +154,7 @@ impl Policy {
         if allowed.iter().any(|net| net.contains(&ip)) {
             return Ok(());
         }
-        if let Some(purpose) = special::purpose(ip) {
+        if let Some(purpose) = special::own_purpose(ip) {
             return Err(Forbidden::Special(purpose));
         }
         match self.nearness(ip) {
@@ -178,7 +172,7 @@ impl Policy {
     fn check_itself(&self, ip: IpAddr, outside: &[IpAddr]) -> Result<IpAddr, Forbidden> {
         let inward = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
         let reached = |ip: IpAddr| self.own.contains(&ip) && !inward(ip);
-        let global = || special::purpose(ip).is_none() && self.nearness(ip) == Some(Nearness::Own);
+        let global = || special::own_purpose(ip).is_none() && self.nearness(ip) == Some(Nearness::Own);
         if reached(ip) || global() {
             return Ok(ip);
         }
@@ -410,8 +404,8 @@ mod tests {
             let (v6, v4) = (Ipv6Addr::from(bits), Ipv4Addr::from(v4));
             let named4 = v4.is_private() || v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_broadcast() || v4.is_documentation();
             let named6 = v6.is_loopback() || v6.is_multicast() || v6.is_unique_local() || v6.is_unicast_link_local() || v6.is_unspecified();
-            prop_assert!(!named4 || special::purpose(v4.into()).is_some(), "{}", v4);
-            prop_assert!(!named6 || special::purpose(v6.into()).is_some(), "{}", v6);
+            prop_assert!(!named4 || special::own_purpose(v4.into()).is_some(), "{}", v4);
+            prop_assert!(!named6 || special::own_purpose(v6.into()).is_some(), "{}", v6);
         }
     }
 }

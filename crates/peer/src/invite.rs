@@ -24,9 +24,9 @@ use qrcode::{EcLevel, QrCode};
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroize;
 
-use crate::address::{Address, Host};
-use crate::keys::PublicKey;
 use crate::name::ClientName;
+use braid_model::address::{Address, Host};
+use braid_model::key::PublicKey;
 
 const PREFIX: &str = "braid1-";
 

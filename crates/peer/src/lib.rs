@@ -18,7 +18,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod address;
 pub mod destination;
 pub mod invite;
 pub mod keys;

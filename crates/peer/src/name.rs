@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::keys::PublicKey;
+use braid_model::key::PublicKey;
 
 /// What people call a client: 1 to 63 letters of ASCII, digits, dots, hyphens and underscores, the first a letter or digit; not what could
 /// be a key. Fit for terminals, tables and file names.

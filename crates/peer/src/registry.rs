@@ -16,10 +16,10 @@ use braid_model::{Bytes, Rate};
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 
 use crate::invite::{NoRandomness, Token};
-use crate::keys::PublicKey;
 use crate::limits::Limits;
 use crate::name::ClientName;
 use crate::state::StateDir;
+use braid_model::key::PublicKey;
 
 use usage::Pending;
 pub use usage::{Month, month_of};

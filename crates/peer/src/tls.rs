@@ -23,7 +23,8 @@ use rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage};
 use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, PeerIncompatible, SignatureScheme};
 
-use crate::keys::{KeyPair, PublicKey};
+use crate::keys::KeyPair;
+use braid_model::key::PublicKey;
 
 /// The application protocol (ALPN) of Braid's paths.
 pub const ALPN: &[u8] = b"braid/1";

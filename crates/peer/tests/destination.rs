@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
-use braid_peer::address::Address;
+use braid_model::address::Address;
 use braid_peer::destination::{Forbidden, Policy, Ports, Reason, dial_tcp, resolve};
 
 const INSIDE: &str = "BRAID_PEER_TEST_INSIDE";

@@ -1,7 +1,7 @@
 //! The invitation of `docs/protocol.md` is what is written and read.
 
+use braid_model::key::PublicKey;
 use braid_peer::invite::{Invite, Token};
-use braid_peer::keys::PublicKey;
 
 const DOCUMENT: &str = include_str!("../../../docs/protocol.md");
 

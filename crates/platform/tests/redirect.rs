@@ -17,13 +17,13 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use braid_control::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent, Straight, Way};
 use braid_decide::connection::LinkMask;
 use braid_model::{Class, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Swept, Taking};
 use braid_platform::linux::bpf::trial::ForeignFilter;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent, Straight, Way};
 use support::steered::{LIMIT, beat, fetch, in_world, params, set, steering};
 
 /// Two links, everything redirected.

@@ -11,13 +11,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, loaded_maps};
+use braid_control::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
 use braid_decide::connection::LinkMask;
 use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::{Counters, survey};
 use braid_platform::linux::sys::abi;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
 use support::steered::{LIMIT, beat, fetch, in_world, index_of, params, set, steering, steering_that_counts, tally};
 
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 10));

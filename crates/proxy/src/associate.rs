@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use braid_model::Protocol;
-use braid_peer::address::{Address, Host};
+use braid_model::address::{Address, Host};
 use braid_platform::linux::sockdiag::owner;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use braid_fetch::splice::SpliceError;
-use braid_peer::address::Address;
+use braid_model::address::Address;
 use braid_peer::destination::DialError;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use braid_peer::address::{Address, Host};
+use braid_model::address::{Address, Host};
 use braid_peer::destination::{DialError, Reason};
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;

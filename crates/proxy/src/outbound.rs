@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 
-use braid_peer::address::Address;
+use braid_model::address::Address;
 use braid_peer::destination::DialError;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use braid_peer::address::Address;
+use braid_model::address::Address;
 use braid_peer::destination::Reason;
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

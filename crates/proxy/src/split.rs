@@ -7,7 +7,7 @@ use std::sync::Arc;
 use braid_fetch::splice::{Begun, Offer, Spliced, Splicer};
 use braid_fetch::{BoxStream, FetchError, Link, Network};
 use braid_model::PerFamily;
-use braid_peer::address::Address;
+use braid_model::address::Address;
 use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, HeaderMap, RANGE, UPGRADE};
 use hyper::http::response::Parts;

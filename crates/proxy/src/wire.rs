@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use braid_peer::address::{Address, Host};
+use braid_model::address::{Address, Host};
 
 pub(crate) const VERSION: u8 = 5;
 /// Nobody is asked.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use braid_peer::address::Address;
+use braid_model::address::Address;
 use braid_peer::destination::{DialError, Policy, dial_tcp, resolve};
 use braid_proxy::{Access, Bounds, Credentials, Datagrams, Opened, Origin, Outbound, Pending, Proxy};
 use bytes::Bytes;

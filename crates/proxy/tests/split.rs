@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use braid_model::Bytes;
-use braid_peer::address::Address;
+use braid_model::address::Address;
 use braid_peer::destination::{DialError, Policy, resolve};
 use braid_proxy::{Access, Bounds, Connection, Datagrams, Opened, Origin, Outbound, Pending, Proxy, Share, SplitBounds, Way};
 use support::{Act, Asked, Server, answer, content, content_of, good, good_with};

@@ -8,8 +8,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use braid_carry::relay::{CLIENT_FLOWS, Memory};
+use braid_model::address::Address;
 use braid_model::{Bytes, Rate};
-use braid_peer::address::Address;
 use braid_peer::name::ClientName;
 use clap::{Args, Subcommand};
 use ipnet::IpNet;

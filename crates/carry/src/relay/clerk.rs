@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use braid_bond::Hello;
 use braid_bond::host::{ConnectionId, refusals};
 use braid_model::Bytes as Amount;
-use braid_peer::keys::PublicKey;
+use braid_model::key::PublicKey;
 use braid_peer::registry::{Client, ClientId, Month, RedeemError, Registry};
 use tokio::sync::{mpsc, oneshot};
 

@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use braid_control::config::Severity;
 use braid_decide::policy::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT, Resolve};
 use braid_model::{Class, Role};
 use ipnet::IpNet;
 
-use super::findings::{Severity, nearest, nearest_path};
+use super::findings::{nearest, nearest_path};
 use super::links::LinkEntry;
 use super::reader::{Section, Value};
 use super::{AFFINITIES, World};

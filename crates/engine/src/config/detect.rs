@@ -1,54 +1,12 @@
 //! `detect`: which hosts are asked whether they run Braid.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use braid_control::config::Detect;
 use braid_decide::detection::is_public;
-use braid_peer::address::HostName;
 use ipnet::IpNet;
 
 use super::reader::Value;
-
-/// Which hosts are asked whether they run Braid, so that flows to those that do are bonded straight.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Detect {
-    /// None.
-    #[default]
-    Nobody,
-    /// Those that are listed.
-    Listed {
-        /// By address.
-        nets: Vec<IpNet>,
-        /// By name; the daemon looks them up.
-        names: Vec<HostName>,
-    },
-    /// Every host that answers a flow.
-    Everybody,
-}
-
-impl Detect {
-    /// Whether `host` is asked; `named` are the addresses that the names lead to.
-    pub fn asks(&self, host: IpAddr, named: &BTreeSet<IpAddr>) -> bool {
-        match self {
-            Self::Nobody => false,
-            Self::Listed { nets, .. } => named.contains(&host) || nets.iter().any(|net| net.contains(&host)),
-            Self::Everybody => true,
-        }
-    }
-
-    /// Whether any host is asked.
-    pub fn any(&self) -> bool {
-        *self != Self::Nobody
-    }
-
-    /// The names that are to be looked up.
-    pub fn names(&self) -> &[HostName] {
-        match self {
-            Self::Listed { names, .. } => names,
-            Self::Nobody | Self::Everybody => &[],
-        }
-    }
-}
 
 /// Reads `detect`.
 pub(super) fn detect(value: &Value<'_>) -> Option<Detect> {

@@ -123,18 +123,19 @@ pub(super) fn link(value: &Value<'_>, profiles: &Profiles) -> Option<Profile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Finding};
+    use crate::config;
+    use braid_control::config::{Config, Finding};
 
     fn world() -> World {
         World { strict: true, ..World::default() }
     }
 
     fn parse(text: &str) -> Config {
-        Config::parse("f", text, &world()).unwrap_or_else(|error| panic!("{error}"))
+        config::parse("f", text, &world()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn refused(text: &str) -> Finding {
-        let findings = Config::parse("f", text, &world()).unwrap_err().findings().to_vec();
+        let findings = config::parse("f", text, &world()).unwrap_err().findings().to_vec();
         assert_eq!(findings.len(), 1, "{findings:#?}");
         findings.into_iter().next().unwrap()
     }

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use braid_control::config::Severity;
 use braid_decide::energy::Profiles;
 use braid_decide::policy::{LINK_KINDS, LinkMatcher, LinkRule, NAME_LIMIT, Pattern};
 use braid_model::{Bytes, LinkKind, Rate, Role};
 
-use super::findings::{Severity, nearest};
+use super::findings::nearest;
 use super::reader::{Section, Value};
 use super::{World, energy, probe_mode, targets};
 

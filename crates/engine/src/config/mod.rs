@@ -13,112 +13,58 @@ mod targets;
 mod tests;
 mod world;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use braid_decide::energy::Profiles;
-use braid_decide::policy::{HttpTarget, Policy, ProbeMode, ProbeTarget, Scheduler};
+use braid_control::config::{Config, Measure, Severity};
+use braid_decide::policy::{ProbeMode, Scheduler};
 use braid_model::Affinity;
 use toml::de::DeTable;
 
-pub use detect::Detect;
-pub use findings::{ConfigErrors, Finding, Severity};
+pub use findings::ConfigErrors;
 pub use world::{Files, World};
 
 use reader::{Reader, Section};
 
-/// What a configuration file says; [`Config::default`] is what holds without one.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Config {
-    /// Scheduler, links and applications.
-    pub policy: Policy,
-    /// How eagerly links are probed where their entry does not say.
-    pub probe: ProbeMode,
-    /// What is probed where a link's entry does not say, besides the gateway and the last destination that answered.
-    pub probe_targets: Vec<ProbeTarget>,
-    /// A flow on a dead link is ended after this long; `None`: never.
-    pub reconnect_after: Option<Duration>,
-    /// End also those flows whose rule pins them to the dead link.
-    pub destroy_pinned: bool,
-    /// Which hosts are asked whether they run Braid; flows to those that do are bonded straight.
-    pub detect: Detect,
-    /// Active measurement of capacities; no servers: none.
-    pub measure: Measure,
-    /// More energy profiles, and where they are read from.
-    pub energy_profiles: Option<PathBuf>,
-    /// What interfaces need: what ships with Braid, and before it what `energy_profiles` holds.
-    pub profiles: Profiles,
-    /// What the file was taken with nevertheless.
-    pub warnings: Vec<Finding>,
+/// Reads a file for a start: names that this machine does not have are warnings. `relays` are those that were joined, if that can be
+/// told.
+pub fn load(path: &Path, relays: Option<Vec<String>>) -> Result<Config, ConfigErrors> {
+    read(path, &World { relays, ..World::here(false) })
 }
 
-/// Active measurement of links' capacities.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Measure {
-    /// Pages to download, tried in turn.
-    pub servers: Vec<HttpTarget>,
-    /// The time between two measurements of one link.
-    pub every: Duration,
+/// Reads a file for `reload`: links, relays and users that this machine does not have are errors.
+pub fn check(path: &Path, relays: Option<Vec<String>>) -> Result<Config, ConfigErrors> {
+    read(path, &World { relays, files: Files::AskWithoutListing, ..World::here(true) })
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            policy: Policy::default(),
-            probe: ProbeMode::default(),
-            probe_targets: Vec::new(),
-            reconnect_after: Some(Duration::from_secs(5)),
-            destroy_pinned: false,
-            detect: Detect::default(),
-            measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
-            energy_profiles: None,
-            profiles: crate::profiles::shipped(),
-            warnings: Vec::new(),
-        }
+/// Reads a file and holds it against `world`.
+pub fn read(path: &Path, world: &World) -> Result<Config, ConfigErrors> {
+    let name = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&name, &text, world),
+        Err(error) => Err(ConfigErrors::Unreadable { path: name, error }),
     }
 }
 
-impl Config {
-    /// Reads a file for a start: names that this machine does not have are warnings. `relays` are those that were joined, if that can be
-    /// told.
-    pub fn load(path: &Path, relays: Option<Vec<String>>) -> Result<Self, ConfigErrors> {
-        Self::read(path, &World { relays, ..World::here(false) })
+/// Reads a document; `file` names it in findings.
+pub fn parse(file: &str, text: &str, world: &World) -> Result<Config, ConfigErrors> {
+    let reader = Reader::new(file, text);
+    let (document, broken) = DeTable::parse_recoverable(text);
+    for error in &broken {
+        let span = error.span().unwrap_or(0..0);
+        reader.refuse(&span, error.message().trim(), "see braid.example.toml for how the file is written");
     }
-
-    /// Reads a file for `reload`: links, relays and users that this machine does not have are errors.
-    pub fn check(path: &Path, relays: Option<Vec<String>>) -> Result<Self, ConfigErrors> {
-        Self::read(path, &World { relays, files: Files::AskWithoutListing, ..World::here(true) })
+    // A broken document is read no further: what is left of it would only give findings that mean nothing.
+    let mut config = Config::default();
+    if broken.is_empty() {
+        config = document_of(Section::new(&reader, "the configuration", document.span(), document.get_ref()), world);
     }
-
-    /// Reads a file and holds it against `world`.
-    pub fn read(path: &Path, world: &World) -> Result<Self, ConfigErrors> {
-        let name = path.display().to_string();
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&name, &text, world),
-            Err(error) => Err(ConfigErrors::Unreadable { path: name, error }),
-        }
+    let findings = reader.into_findings();
+    if findings.iter().any(|finding| finding.severity == Severity::Error) {
+        return Err(ConfigErrors::Refused(findings));
     }
-
-    /// Reads a document; `file` names it in findings.
-    pub fn parse(file: &str, text: &str, world: &World) -> Result<Self, ConfigErrors> {
-        let reader = Reader::new(file, text);
-        let (document, broken) = DeTable::parse_recoverable(text);
-        for error in &broken {
-            let span = error.span().unwrap_or(0..0);
-            reader.refuse(&span, error.message().trim(), "see braid.example.toml for how the file is written");
-        }
-        // A broken document is read no further: what is left of it would only give findings that mean nothing.
-        let mut config = Self::default();
-        if broken.is_empty() {
-            config = document_of(Section::new(&reader, "the configuration", document.span(), document.get_ref()), world);
-        }
-        let findings = reader.into_findings();
-        if findings.iter().any(|finding| finding.severity == Severity::Error) {
-            return Err(ConfigErrors::Refused(findings));
-        }
-        config.warnings = findings;
-        Ok(config)
-    }
+    config.warnings = findings;
+    Ok(config)
 }
 
 /// The names of [`Affinity`].

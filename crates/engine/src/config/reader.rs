@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
+use braid_control::config::{Finding, Severity};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::findings::{Finding, Severity, nearest};
+use super::findings::nearest;
 
 /// A longer text is not repeated in a remedy.
 const LONGEST_SHOWN: usize = 60;

@@ -4,6 +4,9 @@ use std::time::Duration;
 use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
 use braid_model::{Bytes, Class, LinkKind, Rate, Role};
 
+use crate::config;
+use braid_control::config::{Detect, Finding};
+
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../braid.example.toml");
@@ -19,12 +22,12 @@ fn world() -> World {
 }
 
 fn parse(text: &str) -> Config {
-    Config::parse("braid.toml", text, &world()).unwrap_or_else(|error| panic!("{error}"))
+    config::parse("braid.toml", text, &world()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The findings of a file that must be refused.
 fn refused(text: &str) -> Vec<Finding> {
-    match Config::parse("braid.toml", text, &world()) {
+    match config::parse("braid.toml", text, &world()) {
         Ok(config) => panic!("taken: {config:?}"),
         Err(error) => error.findings().to_vec(),
     }
@@ -79,7 +82,7 @@ fn a_relay_that_was_not_joined_is_told_with_the_nearest_name() {
     let [finding] = &refused(text)[..] else { panic!() };
     assert_eq!((finding.line, finding.nearest.as_deref()), (4, Some("home")));
     assert!(finding.remedy.as_ref().unwrap().contains("braid join --name hom"), "{finding}");
-    let with = |strict, relays: Option<Vec<String>>| Config::parse("braid.toml", text, &World { strict, relays, ..world() });
+    let with = |strict, relays: Option<Vec<String>>| config::parse("braid.toml", text, &World { strict, relays, ..world() });
     let lenient = with(false, Some(Vec::new())).unwrap();
     assert!(lenient.warnings.len() == 1 && lenient.warnings[0].to_string().contains("none was joined"), "{:?}", lenient.warnings);
     assert_eq!(with(true, None).unwrap().warnings, [], "nobody can tell");
@@ -90,7 +93,7 @@ fn a_relay_that_was_not_joined_is_told_with_the_nearest_name() {
 fn regression_a_bond_without_any_relay_is_warned_of() {
     let with = |carry: &str, relays: Option<Vec<String>>| {
         let text = format!("[[app]]\nmatch = {{ port = 80 }}\ncarry = \"{carry}\"\n");
-        Config::parse("braid.toml", &text, &World { relays, ..world() }).unwrap().warnings
+        config::parse("braid.toml", &text, &World { relays, ..world() }).unwrap().warnings
     };
     let [finding] = &with("bond", Some(Vec::new()))[..] else { panic!() };
     assert!(finding.line == 3 && finding.reason.contains("no relay is joined") && finding.to_string().contains("braid join"), "{finding}");
@@ -136,7 +139,7 @@ fn the_fixed_format_is_taken_literally() {
 
 #[test]
 fn a_wrong_key_is_shown_with_its_line_and_the_nearest_key() {
-    let error = Config::parse("braid.toml", "version = 1\nsheduler = \"round-robin\"\n", &world()).unwrap_err().to_string();
+    let error = config::parse("braid.toml", "version = 1\nsheduler = \"round-robin\"\n", &world()).unwrap_err().to_string();
     let expected = "braid.toml:2:1: error: there is no key \"sheduler\" in the configuration\n 2 | sheduler = \"round-robin\"\n   | ^^^^^^^^\n   = did you mean \"scheduler\"?\n   = the keys are: ";
     assert!(error.starts_with(expected), "{error}");
     assert!(error.ends_with("1 error: the configuration is refused"), "{error}");
@@ -229,7 +232,7 @@ fn nearest_names_are_offered() {
 fn a_start_takes_names_this_machine_does_not_have() {
     let lenient = World { strict: false, ..world() };
     let text = "[[app]]\nmatch = { exe = \"/opt/gone\" }\nlinks = [\"usb0\"]\n";
-    let config = Config::parse("f", text, &lenient).unwrap();
+    let config = config::parse("f", text, &lenient).unwrap();
     assert_eq!(config.warnings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 3]);
     let findings = refused(text);
     assert_eq!(findings.iter().map(|finding| finding.severity).collect::<Vec<_>>(), [Severity::Warning, Severity::Error], "{findings:#?}");
@@ -245,9 +248,9 @@ fn regression_a_link_that_no_device_bears_is_warned_of() {
     assert_eq!((warning.line, warning.nearest.as_deref(), warning.severity), (1, Some("wlan0"), Severity::Warning));
     assert!(warning.reason.contains("no device is called wlan7 now"), "{warning}");
     let start = World { strict: false, ..world() };
-    assert_eq!(Config::parse("f", text, &start).unwrap().warnings, [], "it may come after the start");
+    assert_eq!(config::parse("f", text, &start).unwrap().warnings, [], "it may come after the start");
     let unknown = World { devices: Vec::new(), ..world() };
-    assert_eq!(Config::parse("f", text, &unknown).unwrap().warnings, []);
+    assert_eq!(config::parse("f", text, &unknown).unwrap().warnings, []);
 }
 
 #[test]
@@ -265,7 +268,7 @@ fn regression_a_program_that_was_uninstalled_is_no_reason_to_refuse_the_file() {
 fn a_start_does_without_a_user_that_was_removed() {
     let lenient = World { strict: false, ..world() };
     let text = "[[app]]\nmatch = { user = \"gone\", port = 1 }\n";
-    let config = Config::parse("f", text, &lenient).unwrap();
+    let config = config::parse("f", text, &lenient).unwrap();
     assert_eq!(config.warnings.len(), 1, "{:#?}", config.warnings);
     assert_eq!(config.policy.apps[0].matcher.user, Some(u32::MAX), "which no process has");
     assert_eq!(refused(text).len(), 1);
@@ -274,7 +277,7 @@ fn a_start_does_without_a_user_that_was_removed() {
 #[test]
 fn names_of_the_release_before_are_taken_with_a_warning() {
     let old = "destroy_stuck_after = 9\nmaxdiff = \"20 ms\"\nprobe = \"eager\"\n[[link]]\nname = \"w*\"\nprobe = \"sparing\"\n";
-    let config = Config::parse("f", old, &World::default()).unwrap();
+    let config = config::parse("f", old, &World::default()).unwrap();
     assert_eq!((config.reconnect_after, config.probe), (Some(Duration::from_secs(9)), ProbeMode::Continuous));
     assert_eq!((config.policy.hysteresis, config.policy.links[0].probe), (Duration::from_millis(20), Some(ProbeMode::OnDemand)));
     let said: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
@@ -306,7 +309,7 @@ fn regression_the_readmes_policy_is_in_order_on_any_machine() {
         ..World::default()
     };
     for text in shown {
-        Config::parse("README.md", text, &bare).unwrap_or_else(|error| panic!("{error}"));
+        config::parse("README.md", text, &bare).unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
@@ -359,6 +362,6 @@ fn units_and_times_are_read() {
 
 #[test]
 fn an_unreadable_file_is_told_with_its_name() {
-    let error = Config::load(Path::new("/nonexistent/braid.toml"), None).unwrap_err();
+    let error = config::load(Path::new("/nonexistent/braid.toml"), None).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/braid.toml") && error.findings().is_empty(), "{error}");
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use braid_control::config::Config;
+use braid_control::profiles::{ProfileError, shipped};
 use braid_decide::energy::{Profile, Profiles};
 
-use super::Config;
-use crate::profiles::{self, ProfileError};
+use crate::profiles;
 
 /// What this machine has, and how strictly a file is held against it.
 #[derive(Debug, Clone, Default)]
@@ -78,7 +79,7 @@ impl World {
 
     /// What ships with Braid, and the energy profiles in the file at `path`.
     pub(super) fn profiles(&self, path: &Path) -> Result<Profiles, NoProfiles> {
-        let mut all = profiles::shipped();
+        let mut all = shipped();
         match &self.files {
             Files::Ask | Files::AskWithoutListing => all.extend(profiles::load(path)?),
             Files::These { profiles, .. } => all.extend(profiles.clone()),

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::system::unix_ms;
 use super::{AGAIN, Daemon};
-use crate::core::{ProbeOrder, Stuck, Todo};
+use braid_control::core::{ProbeOrder, Stuck, Todo};
 
 /// Links are looked over for one worth measuring this often; one is measured at a time.
 pub(super) const MEASURE: Duration = Duration::from_secs(10);

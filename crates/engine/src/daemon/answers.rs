@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use braid_api::{Accepted, Problem, Status};
+use braid_control::config::Config;
 use braid_model::Time;
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::bpf::now;
@@ -10,12 +11,12 @@ use braid_platform::linux::sys::bpf::now;
 use super::system::unix_ms;
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
 use crate::api_handler::{Moment, Rest};
-use crate::config::{Config, ConfigErrors};
-use crate::core::Core;
-use crate::history::changes;
+use crate::config::{self, ConfigErrors};
 use crate::memory::Memory;
 use crate::server::Request;
 use crate::settings;
+use braid_control::core::Core;
+use braid_control::history::changes;
 
 /// What spreads a bond's flows over its links.
 pub(super) const CARRIED_BY: &str = "midrr";
@@ -118,7 +119,7 @@ impl Daemon<'_> {
             let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
             return Err(Problem::new(409, "No configuration file", detail));
         };
-        let loaded = Config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
+        let loaded = config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
             tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
             self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
             self.note("config", "warning", format!("{} was refused: the policy before it stays in force", path.display()));

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use braid_control::steering::{Steering, SteeringError};
 use braid_model::Time;
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::netlink;
 use braid_platform::linux::sys::bpf::{now, thread_time};
-use braid_platform::steering::{Steering, SteeringError};
 
 use super::Daemon;
 use super::answers::CARRIED_BY;

@@ -3,16 +3,16 @@
 use std::net::IpAddr;
 
 use braid_api::{Accepted, Problem};
+use braid_control::steering::SteeringError;
 use braid_decide::detection::Answer;
 use braid_model::Time;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::SteeringError;
 
 use super::Daemon;
 use super::system::unix;
-use crate::core::ServerNews;
 use crate::peers::Change;
 use crate::peers::redirected::Arrival;
+use braid_control::core::ServerNews;
 
 impl Daemon<'_> {
     /// Something happened to a peer.

@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use braid_control::steering::{AppId, ExeId};
 use braid_decide::tradeoff::Supply;
 use braid_model::Application;
 use braid_platform::battery::BatterySensor;
 use braid_platform::linux::battery::SysBattery;
 use braid_platform::linux::model;
 use braid_platform::linux::process::{self, CgroupTree};
-use braid_platform::steering::{AppId, ExeId};
 use tokio::sync::mpsc;
 
-use crate::core::Names;
+use braid_control::core::Names;
 
 /// The battery is asked this often.
 const BATTERY: Duration = Duration::from_secs(2);

@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_carry::client::{Client, State};
 use braid_carry::{Flow, FlowEnd, splice, splice_connections};
+use braid_control::steering::RedirectedFlow;
 use braid_model::Bytes as Amount;
-use braid_peer::keys::PublicKey;
+use braid_model::key::PublicKey;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::RedirectedFlow;
 use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::{Carried, Change, Cost, Flows, Peers};
-use crate::core::{BondPolicy, Ended, Exit, ServerNews};
+use braid_control::core::{BondPolicy, Ended, Exit, ServerNews};
 
 /// A flow waits this long for its bond to begin, while the peer sends nothing; then it goes direct.
 const PATIENCE: Duration = Duration::from_secs(1);

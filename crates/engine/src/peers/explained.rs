@@ -9,7 +9,7 @@ use braid_carry::client::State;
 use braid_model::{Direction, Time};
 
 use super::{Carried, Peers, state_name, why_no_path};
-use crate::core::Grounds;
+use braid_control::core::Grounds;
 
 impl Peers {
     /// Keeps why a flow is carried, for as long as it is.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_peer::address::HostName;
+use braid_model::address::HostName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
-use braid_peer::keys::PublicKey;
+use braid_model::key::PublicKey;
 use braid_peer::state::StateDir;
 use serde::{Deserialize, Serialize};
 

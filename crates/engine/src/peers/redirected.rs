@@ -4,9 +4,9 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use braid_control::steering::RedirectedFlow;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected, Taking};
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::RedirectedFlow;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 

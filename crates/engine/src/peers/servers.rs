@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use braid_carry::client::{Answer as Asked, Client, Link, Peer, State, ask};
 use braid_decide::detection::{Answer, Knowledge};
-use braid_peer::keys::PublicKey;
+use braid_model::key::PublicKey;
 use tokio::sync::mpsc;
 
 use super::Change;
-use crate::core::{Question, ServerNews};
+use braid_control::core::{Question, ServerNews};
 
 /// Where hosts that run Braid are asked (docs/protocol.md).
 pub(super) const PORT: u16 = 5757;

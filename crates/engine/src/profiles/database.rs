@@ -47,7 +47,7 @@ impl Database {
             SCHEMA => {}
             0 => {
                 database.create().map_err(failed)?;
-                database.put(super::shipped().iter())?;
+                database.put(braid_control::profiles::shipped().iter())?;
             }
             _ => return Err(DatabaseError::Later { path: path.to_owned() }),
         }
@@ -133,7 +133,7 @@ mod tests {
     fn a_new_database_holds_what_is_shipped_and_keeps_what_is_put_in() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("energy.sqlite");
-        let shipped = super::super::shipped();
+        let shipped = braid_control::profiles::shipped();
         let mut database = Database::open(&path).unwrap();
         assert_eq!(database.profiles(None).unwrap().len(), shipped.iter().count());
         let mine = Row { source: "mine".into(), ..shipped.find(None, Technology::FiveG).unwrap().row().clone() };

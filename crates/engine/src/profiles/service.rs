@@ -174,10 +174,10 @@ mod tests {
     async fn profiles_are_given_out_by_technology_and_model() {
         let (address, _end, _folder) = start().await;
         let body = |text: String| text.split_once("\r\n\r\n").unwrap().1.to_owned();
-        let all = super::super::from_json("service", body(ask(address, "/v1/profiles").await).as_bytes()).unwrap();
-        assert_eq!(all.len(), super::super::shipped().iter().count());
+        let all = braid_control::profiles::from_json("service", body(ask(address, "/v1/profiles").await).as_bytes()).unwrap();
+        assert_eq!(all.len(), braid_control::profiles::shipped().iter().count());
         let path = "/v1/profiles?technology=wifi&model=netgear%20MA701";
-        let one = super::super::from_json("service", body(ask(address, path).await).as_bytes()).unwrap();
+        let one = braid_control::profiles::from_json("service", body(ask(address, path).await).as_bytes()).unwrap();
         assert_eq!(one.iter().map(|profile| profile.row().transmit_mw).collect::<Vec<_>>(), [990.0]);
     }
 

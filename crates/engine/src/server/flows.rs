@@ -7,7 +7,7 @@ use braid_api::{Flow, FlowChanges};
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
 
-use crate::core::FlowsView;
+use braid_control::core::FlowsView;
 
 /// Every living flow; written as a list of [`Flow`]s.
 #[derive(Debug, Clone, Default)]

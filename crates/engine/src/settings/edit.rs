@@ -483,7 +483,7 @@ users = [0]
             {"op": "app-add", "value": {"match": {"exe": "/usr/bin/curl \"x\""}, "carry": "direct"}},
         ]));
         let (text, changes) = apply("", &all).unwrap();
-        assert!(crate::config::Config::parse("f", &text, &crate::config::World::default()).is_ok(), "{text}");
+        assert!(crate::config::parse("f", &text, &crate::config::World::default()).is_ok(), "{text}");
         assert_eq!(changes.len(), 4);
     }
 }

@@ -10,9 +10,10 @@ mod words;
 use std::path::{Path, PathBuf};
 
 use braid_api::{ConfigChange, ConfigChanged, ConfigView, Finding as FindingView, Problem};
+use braid_control::config::{Config, Finding, Severity};
 use ring::digest::{SHA256, digest};
 
-use crate::config::{Config, ConfigErrors, Finding, Severity, World};
+use crate::config::{self, ConfigErrors, World};
 use edit::EditError;
 use file::Staged;
 
@@ -131,7 +132,7 @@ impl Settings {
     }
 
     fn parse(&self, text: &str, world: &World) -> Result<Config, ConfigErrors> {
-        Config::parse(&self.file().display().to_string(), text, world)
+        config::parse(&self.file().display().to_string(), text, world)
     }
 
     fn check(&self, before: &str, change: &ConfigChange, world: &World) -> Result<Checked, Problem> {

@@ -8,16 +8,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use braid_api::{Accepted, Note, Problem};
+use braid_control::config::Config;
+use braid_control::core::{Core, Names};
+use braid_control::fake::FakeSteering;
+use braid_control::history::{HistoryStore, Power};
+use braid_control::steering::{AppId, ExeId, SteeringEvent};
 use braid_decide::health::Outcome;
 use braid_engine::api_handler::{ApiHandler, Moment, Rest};
-use braid_engine::config::Config;
-use braid_engine::core::{Core, Names};
-use braid_engine::history::{HistoryStore, Power};
 use braid_engine::server::{Api, FlowList, Request, Server, Ui, UiOptions};
 use braid_engine::settings::Settings;
 use braid_model::{Application, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
-use braid_platform::fake::FakeSteering;
-use braid_platform::steering::{AppId, ExeId, SteeringEvent};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::SendRequest;
@@ -26,7 +26,7 @@ use tempfile::TempDir;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 
-use crate::network;
+use braid_control::fake::network;
 
 pub(crate) const FILE: &str = "# Mine.\nscheduler = \"round-robin\" # steady\n\n[[link]]\nname = \"wlan0\"\n";
 pub(crate) const NOW: Time = Time::from_nanos(1_000_000_000_000);

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use braid_api::Problem;
-use braid_engine::config::{Config, World};
+use braid_engine::config::{self, World};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
@@ -364,7 +364,7 @@ fn ten_thousand_requests_do_no_harm() {
         let text = fixture.text();
         changed.set(changed.get() + 1);
         let world = World { strict: false, ..World::here(false) };
-        let read = Config::parse("braid.toml", &text, &world);
+        let read = config::parse("braid.toml", &text, &world);
         prop_assert!(read.is_ok(), "{:?}\n{text}", read);
         prop_assert!(text.contains("# Mine."), "{text}");
         Ok(())

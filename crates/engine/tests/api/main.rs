@@ -2,8 +2,6 @@
 
 mod fixture;
 mod hostile;
-#[path = "../support/network.rs"]
-mod network;
 
 use std::future::Future;
 use std::time::Duration;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use braid_api::{ConfigChange, ExplainRequest, JoinRequest, LeaveRequest, MoveRequest, SessionRequest, UiRequest};
-use braid_engine::config::{Config, ConfigErrors, Files, World};
+use braid_engine::config::{self, ConfigErrors, Files, World};
 use braid_engine::settings::Settings;
 use braid_peer::invite::Invite;
 use serde::Serialize;
@@ -25,7 +25,7 @@ fn world() -> World {
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let lines = text.split('\n').count();
-    let read = || Config::parse("braid.toml", text, &world());
+    let read = || config::parse("braid.toml", text, &world());
     match read() {
         Ok(config) => assert_eq!(format!("{:?}", read().expect("taken before")), format!("{config:?}")),
         Err(errors @ ConfigErrors::Unreadable { .. }) => panic!("nothing was opened: {errors}"),
@@ -70,7 +70,7 @@ fn preview(mut change: ConfigChange, example: &Path) {
     match settings.preview(&change, &world()) {
         Ok(changed) => {
             let lenient = World { strict: false, ..world() };
-            Config::parse("braid.toml", &changed.text, &lenient).expect("what a change leaves is taken");
+            config::parse("braid.toml", &changed.text, &lenient).expect("what a change leaves is taken");
         }
         Err(problem) => assert!((400..500).contains(&problem.status), "{problem:?}"),
     }

@@ -12,7 +12,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::{Forbidden, Policy};
-use crate::address::{Address, Host};
+use braid_model::address::{Address, Host};
 
 /// How long one attempt goes alone before the next address is tried beside it (RFC 8305, section 5).
 const STAGGER: Duration = Duration::from_millis(250);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::linux::sys::bpf as sys;
 pub use crate::linux::sys::bpf::exe_inode;
-use crate::steering::ExeId;
+use braid_control::steering::ExeId;
 
 /// What the kernel will see as the executable when `path` is run now; `None` if there is no such file.
 ///

@@ -6,12 +6,12 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use braid_control::steering::{SteerLink, SteerParams, Steering};
 use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
 use braid_model::{Bytes, Family, LinkIndex, PerFamily, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::Counters;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::steering::{SteerLink, SteerParams, Steering};
 
 use super::world::{World, may_make_namespaces};
 

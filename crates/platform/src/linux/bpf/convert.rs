@@ -1,4 +1,4 @@
-//! Between the words of [`crate::steering`] and the layouts of `ebpf/braid.h`.
+//! Between the words of [`braid_control::steering`] and the layouts of `ebpf/braid.h`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,7 +7,7 @@ use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, 
 use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
-use crate::steering::{
+use braid_control::steering::{
     AppId, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Straight, Way,
 };
 
@@ -372,7 +372,8 @@ mod tests {
     #[test]
     fn an_executable_that_is_not_there_matches_nothing() {
         let mut ids = ExeIds::default();
-        let absent = SteerRule { matching: crate::steering::SteerMatch { exe: Some(vec![]), ..Default::default() }, ..Default::default() };
+        let absent =
+            SteerRule { matching: braid_control::steering::SteerMatch { exe: Some(vec![]), ..Default::default() }, ..Default::default() };
         assert_eq!(rule(&absent, &mut ids).conditions, bits::NEVER);
     }
 

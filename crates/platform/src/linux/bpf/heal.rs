@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::linux::sys::abi;
-use crate::steering::FlowRow;
+use braid_control::steering::FlowRow;
 use braid_decide::connection::MAX_LINKS;
 
 /// Compares the loads with the flows and says what to add to which lane.

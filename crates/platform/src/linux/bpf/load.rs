@@ -14,7 +14,7 @@ use super::convert::Daemon;
 use super::{BpfSteering, detail, take_map};
 use crate::linux::process;
 use crate::linux::sys::bpf as sys;
-use crate::steering::{SteerParams, SteeringError};
+use braid_control::steering::{SteerParams, SteeringError};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/braid.bpf.o"));
 
@@ -169,7 +169,7 @@ impl Counters {
 
 impl BpfSteering {
     /// Loads the programs and attaches them to every process of the machine; they act in this process's network namespace only,
-    /// and only once [`set_params`](crate::steering::Steering::set_params) has been called and the heartbeat goes.
+    /// and only once [`set_params`](braid_control::steering::Steering::set_params) has been called and the heartbeat goes.
     ///
     /// The sockets of `exempt`, the daemon's own process, are left alone.
     pub fn attach(exempt: u32) -> Result<Self, LoadError> {

@@ -23,7 +23,7 @@ use braid_model::{Bytes, Class, Family, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
-use crate::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent, Walk};
+use braid_control::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent, Walk};
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
 

@@ -16,7 +16,7 @@ use super::{BpfSteering, convert, failed, take_map};
 use crate::linux::netlink::{LOOPBACK_PREFIX, own_loopback_prefix};
 use crate::linux::sockdiag;
 use crate::linux::sys::{abi, datagram};
-use crate::steering::{RedirectedFlow, SteeringError};
+use braid_control::steering::{RedirectedFlow, SteeringError};
 
 /// What was sent before its socket was closed waits this long for the daemon.
 const RELEASED_FOR: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use super::load::LoadError;
 use super::{detail, failed};
 use crate::linux::sys::{abi, bpf as sys};
-use crate::steering::SteeringError;
+use braid_control::steering::SteeringError;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/trial.bpf.o"));
 const ACTION: &str = "run a trial of the connection rule";

@@ -74,7 +74,7 @@ abi! {
     Flow {
         id: u64, started: u64, demand: u64, reserved: u64, rx: u64, tx: u64, cgroup: u64, last: u64, app: AppKey,
         remote: [u32; 4], port: u16, protocol: u8, family: u8, slot: u32, ifindex: u32, process: u32, user: u32, flags: u32,
-        direction: u8, class: u8, scheduler: u8, rule: u8, answered: u32,
+        direction: u8, class: u8, scheduler: u8, rule: u8, answered_or_tick: u32,
     }
     /// `struct braid_flow_row`.
     FlowRow {

@@ -1,0 +1,382 @@
+//! The daemon's mind: takes in what the system tells, decides, and says what is to be done. It does no I/O of its own.
+//!
+//! The live loop of the daemon feeds it; tests feed it with a fake.
+
+pub mod apps;
+mod bonds;
+mod detect;
+mod energy;
+mod explain;
+mod flows;
+mod grounds;
+mod learnt;
+mod link;
+mod living;
+mod network;
+mod params;
+mod refused;
+mod rules;
+mod slots;
+mod timeouts;
+mod vi;
+mod views;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
+use braid_decide::detection::Detection;
+use braid_decide::energy::PowerFit;
+use braid_decide::health::Outcome;
+use braid_decide::policy::ProbeTarget;
+use braid_decide::refusals::Refusals;
+use braid_decide::tables::TablePlan;
+use braid_decide::tradeoff::Supply;
+use braid_decide::virtual_interface::Handover;
+use braid_model::{Bytes, Direction, Family, FlowId, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Rate, Time};
+
+use braid_model::key::PublicKey;
+use ipnet::IpNet;
+
+use crate::config::Config;
+use apps::Apps;
+pub use apps::Ended;
+use bonds::PastRules;
+pub use bonds::{BondLink, BondPolicy, Exit};
+pub use detect::{Question, ServerNews, UNREAD};
+pub use flows::Stuck;
+pub use grounds::Grounds;
+pub use learnt::{AppsView, Bonded};
+pub use link::Link;
+pub use living::FlowsView;
+use living::LivingFlows;
+use rules::Executables;
+pub use rules::Names;
+use slots::Slots;
+pub use timeouts::Due;
+
+/// Why a link has no slot.
+const CROWDED: &str = "there are more links than the 32 that Braid can use at once: exclude one of them to use this one";
+
+/// A probe to be sent out of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbeOrder {
+    /// The link.
+    pub link: LinkIndex,
+    /// Its device's name.
+    pub device: String,
+    /// The family to judge.
+    pub family: Family,
+    /// What to ask: the gateway, the last destination that answered, and what is configured.
+    pub gateways: Vec<IpAddr>,
+    /// Asked besides.
+    pub targets: Vec<ProbeTarget>,
+    /// How long to wait.
+    pub timeout: Duration,
+}
+
+/// What is to be done outside.
+#[derive(Debug, Default)]
+pub struct Todo {
+    /// Rules and routes to put in place.
+    pub plan: Option<TablePlan>,
+    /// Probes to send.
+    pub probes: Vec<ProbeOrder>,
+    /// Flows to end.
+    pub stuck: Vec<Stuck>,
+    /// Hosts to ask whether they run Braid.
+    pub questions: Vec<Question>,
+}
+
+/// The daemon's state.
+pub struct Core<S> {
+    steering: S,
+    names: Box<dyn Names>,
+    config: Config,
+    /// The rules that were in force before, for flows that began under them.
+    past: PastRules,
+    network: NetworkSnapshot,
+    links: BTreeMap<LinkIndex, Link>,
+    slots: Slots,
+    /// Links that there is no slot for.
+    crowd: Vec<LinkFacts>,
+    apps: Apps,
+    executables: Executables,
+    /// The living flows as of the last look.
+    flows: LivingFlows,
+    /// The links and families that have any.
+    carrying: BTreeSet<(LinkIndex, Family)>,
+    /// Those that ended since, and when they began.
+    ended: BTreeMap<living::Key, Time>,
+    /// What applications moved since that was asked for.
+    moved: BTreeMap<AppId, [Bytes; 2]>,
+    recent: VecDeque<FlowRow>,
+    params: Option<SteerParams>,
+    /// When parameters that could not be put in force are tried again.
+    params_due: Option<Time>,
+    plan: Option<TablePlan>,
+    /// What may be steered, by family.
+    steerable: PerFamily<Vec<(IpNet, bool)>>,
+    /// Flows already told to end.
+    ending: BTreeSet<FlowId>,
+    /// When the next flow on a dead link is to be ended.
+    stuck_due: Option<Time>,
+    /// When steering is to hear again that the daemon lives.
+    beat_due: Time,
+    /// When each link (and family) was judged dead.
+    dead_since: BTreeMap<(LinkIndex, Family), Time>,
+    todo: Todo,
+    /// What the machine runs on; `None`: not told, or no battery.
+    supply: Option<Supply>,
+    /// The peers that can be reached.
+    peers: BTreeSet<String>,
+    /// Which hosts run Braid.
+    detection: Detection<PublicKey>,
+    /// The addresses that the names of `detect` lead to.
+    detected_names: BTreeSet<IpAddr>,
+    /// Why none is trusted.
+    detection_trouble: Option<String>,
+    /// Why no flow goes straight to its server, if a firewall is the reason.
+    owner_filter: Option<String>,
+    /// What the kernel was told of them, and when to look at that again.
+    servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
+    servers_due: Option<Time>,
+    /// What relays do not open, what the kernel was told of that (`None`: it may have been told in part), what was noted, and when to look at
+    /// that again.
+    refusals: Refusals,
+    refused: Option<Vec<IpAddr>>,
+    told: refused::Told,
+    refused_due: Option<Time>,
+    /// The link that takes all flows, where the scheduler wants one.
+    handover: Handover,
+    /// What links were found to need, from the battery's own power.
+    fit: PowerFit,
+    started: Time,
+    /// When the flows were looked at last.
+    looked: Time,
+    unix: i64,
+}
+
+impl<S: Steering> Core<S> {
+    /// A core that has seen nothing yet.
+    pub fn new(mut steering: S, names: Box<dyn Names>, config: Config, now: Time) -> Result<Self, SteeringError> {
+        steering.set_names(braid_decide::class::NAMES)?;
+        let handover = Handover::new(config.policy.hysteresis);
+        let mut core = Self {
+            steering,
+            names,
+            config,
+            past: PastRules::default(),
+            network: NetworkSnapshot::default(),
+            links: BTreeMap::new(),
+            slots: Slots::default(),
+            crowd: Vec::new(),
+            apps: Apps::default(),
+            executables: Executables::default(),
+            flows: LivingFlows::default(),
+            carrying: BTreeSet::new(),
+            ended: BTreeMap::new(),
+            moved: BTreeMap::new(),
+            recent: VecDeque::new(),
+            params: None,
+            params_due: None,
+            plan: None,
+            steerable: PerFamily::default(),
+            ending: BTreeSet::new(),
+            stuck_due: None,
+            beat_due: now,
+            dead_since: BTreeMap::new(),
+            todo: Todo::default(),
+            supply: None,
+            peers: BTreeSet::new(),
+            detection: Detection::new(now),
+            detected_names: BTreeSet::new(),
+            detection_trouble: None,
+            owner_filter: Some(UNREAD.to_owned()),
+            servers: Default::default(),
+            servers_due: None,
+            refusals: Refusals::default(),
+            refused: Some(Vec::new()),
+            told: refused::Told::default(),
+            refused_due: None,
+            handover,
+            fit: PowerFit::default(),
+            started: now,
+            looked: now,
+            unix: 0,
+        };
+        core.executables.refresh(&core.config.policy, core.names.as_mut());
+        Ok(core)
+    }
+
+    /// What is to be done since the last call.
+    pub fn todo(&mut self) -> Todo {
+        std::mem::take(&mut self.todo)
+    }
+
+    /// The configuration in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Every link.
+    pub fn all_links_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.links.values_mut()
+    }
+
+    /// The path of an application's executable, where it is known.
+    pub fn executable_of(&self, app: &crate::steering::AppId) -> Option<String> {
+        self.apps.get(app)?.application.exe.as_ref().map(|exe| exe.display().to_string())
+    }
+
+    /// The steering, for what the loop asks of it directly.
+    pub fn steering(&mut self) -> &mut S {
+        &mut self.steering
+    }
+
+    /// Puts a new configuration in force, for flows to come.
+    pub fn reconfigure(&mut self, now: Time, config: Config) -> Result<(), SteeringError> {
+        let old = std::mem::replace(&mut self.config, config);
+        self.past.keep(now, &old.policy, &self.config.policy);
+        if self.config.policy.hysteresis != old.policy.hysteresis {
+            self.handover = Handover::new(self.config.policy.hysteresis);
+        }
+        self.executables.refresh(&self.config.policy, self.names.as_mut());
+        let network = self.network.clone();
+        // Links whose entry changed get it; what was learnt of them stays.
+        for link in self.links.values_mut() {
+            let rule = self.config.policy.link_rule(&link.facts).cloned().unwrap_or_default();
+            if rule != link.rule || self.config.probe != old.probe {
+                let kept = std::mem::replace(link, Link::new(link.facts.clone(), link.slot, rule, self.config.probe, now));
+                link.take_over(kept, now);
+            }
+        }
+        self.on_network(now, network)
+    }
+
+    /// The outcome of a probe ordered earlier.
+    pub fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) -> Result<(), SteeringError> {
+        if let Some(link) = self.links.get_mut(&link) {
+            let health = link.health.get_mut(family);
+            let before = health.judgement();
+            health.on_probe(now, outcome);
+            tracing::debug!(link = link.facts.name, ?family, ?outcome, ?before, after = ?health.judgement(), "a probe has ended");
+            if let Outcome::Alive { rtt } = outcome {
+                link.rtt.on_sample(now, rtt);
+            }
+        }
+        self.judge(now)
+    }
+
+    /// The links whose capacity is worth a measurement now: alive, idle, and not learnt from traffic for a while.
+    pub fn worth_measuring(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
+        let idle = |link: &Link| !self.flows.iter().any(|living| living.row.link == link.facts.index);
+        let stale = |link: &Link| link.estimate(Direction::Down, now).age.is_none_or(|age| age >= every);
+        let wanted = self.links.values().filter(|link| !link.capacity[0].is_fixed() && !link.rule.metered && idle(link) && stale(link));
+        wanted
+            .filter(|link| Family::ALL.iter().any(|family| link.usable(*family)))
+            .map(|link| (link.facts.index, link.facts.name.clone()))
+            .collect()
+    }
+
+    /// What an active measurement found, towards this machine.
+    pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: Rate) -> Result<(), SteeringError> {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.capacity[Direction::Down as usize].on_measured(now, rate);
+        }
+        self.update_params(now)
+    }
+
+    /// The devices' counters, received and sent, and the wall clock in seconds of Unix time.
+    pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, Bytes, Bytes)]) {
+        self.unix = unix;
+        let busy = self.busy(now);
+        let costs = self.byte_costs(now);
+        for (index, rx, tx) in counters {
+            if let Some(link) = self.links.get_mut(index) {
+                let busy = busy.get(index).copied().unwrap_or_default();
+                link.on_device(now, [*rx, *tx], unix, busy, costs.get(index).copied());
+            }
+        }
+    }
+
+    /// Lets time pass: does all that [`Self::poll_timeout`] names. One thing that fails keeps no other from being done; the first error is
+    /// returned, and what failed is due again a little later.
+    pub fn tick(&mut self, now: Time) -> Result<(), SteeringError> {
+        let beaten = self.beat(now);
+        let heard = self.hear_answers(now);
+        beaten.and(heard).and(self.judge(now))
+    }
+
+    /// Handshakes answered prove that a link lives.
+    fn hear_answers(&mut self, now: Time) -> Result<(), SteeringError> {
+        for link in self.links.values_mut() {
+            for family in Family::ALL {
+                let signs = self.steering.signs(link.slot, family)?;
+                let seen = link.answered.get_mut(family);
+                if signs.answered > *seen {
+                    *seen = signs.answered;
+                    link.health.get_mut(family).on_progress(now, signs.answered_at);
+                    *link.last_answer.get_mut(family) = signs.remote;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&mut self, now: Time) -> Result<(), SteeringError> {
+        let known = |family: Family| -> Vec<_> {
+            let answered = self.links.values().filter_map(|link| *link.last_answer.get(family));
+            // What belongs to a tunnel now is not asked outside it.
+            answered.filter(|(addr, _)| self.may_steer(*addr)).collect()
+        };
+        let known = PerFamily { v4: known(Family::V4), v6: known(Family::V6) };
+        for link in self.links.values_mut() {
+            for family in Family::ALL {
+                let health = link.health.get_mut(family);
+                health.handle_timeout(now);
+                if let Some(request) = health.poll_probe(now) {
+                    self.todo.probes.push(link.probe_order(family, request, &self.config.probe_targets, known.get(family)));
+                }
+            }
+            link.count_falls();
+        }
+        self.note_deaths(now);
+        self.find_stuck(now);
+        let servers = self.age_servers(now);
+        let refusals = self.age_refusals(now);
+        servers.and(refusals).and(self.update_params(now))
+    }
+
+    fn note_deaths(&mut self, now: Time) {
+        for (index, link) in &self.links {
+            for family in Family::ALL {
+                let dead = !link.configured(family) || !link.health.get(family).alive();
+                if !dead {
+                    self.dead_since.remove(&(*index, family));
+                } else {
+                    self.dead_since.entry((*index, family)).or_insert(now);
+                }
+            }
+        }
+        // Flows may be left on a device that is gone altogether.
+        for lane in self.carrying.iter().filter(|(index, _)| !self.links.contains_key(index)) {
+            self.dead_since.entry(*lane).or_insert(now);
+        }
+        self.dead_since.retain(|lane, _| self.links.contains_key(&lane.0) || self.carrying.contains(lane));
+    }
+
+    /// Executables may have been replaced.
+    pub fn on_executables_changed(&mut self, now: Time) -> Result<(), SteeringError> {
+        if self.executables.refresh(&self.config.policy, self.names.as_mut()) {
+            self.update_params(now)?;
+        }
+        Ok(())
+    }
+
+    /// The executables the policy names, to be watched.
+    pub fn executables(&self) -> BTreeSet<std::path::PathBuf> {
+        self.executables.paths().cloned().collect()
+    }
+}

@@ -1,0 +1,211 @@
+//! The applications met: what the kernel calls them, and what people do.
+
+use std::collections::BTreeMap;
+
+use crate::steering::{AppId, FlowRow};
+use braid_decide::class::{self, Pattern};
+use braid_decide::energy::EnergyMeter;
+use braid_model::{Application, Bytes, Class, Time};
+
+/// The most applications remembered; the longest silent one goes first.
+const LIMIT: usize = 4096;
+/// Traffic is judged after at least this many flows, or a large one.
+const PATTERN_FLOWS: u64 = 5;
+
+/// One application as met by the daemon.
+#[derive(Debug, Clone)]
+pub struct Met {
+    /// Executable and name.
+    pub application: Application,
+    /// Its class, and where that comes from.
+    pub class: Class,
+    /// `user`, `executable`, `port` or `pattern`.
+    pub source: &'static str,
+    /// Its control group.
+    pub cgroup: Option<String>,
+    /// When it was met last.
+    pub seen: Time,
+    /// What its traffic looked like.
+    traffic: Traffic,
+}
+
+/// Sums over an application's ended flows (DNIS III.A).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Traffic {
+    /// Flows ended.
+    pub flows: u64,
+    /// Bytes received.
+    pub rx: Bytes,
+    /// Bytes sent.
+    pub tx: Bytes,
+    /// Time its flows lasted, in seconds.
+    pub seconds: f64,
+    /// What they cost.
+    pub energy: EnergyMeter,
+    /// Highest mean rate of a flow, received, in bits per second.
+    pub max_down: u64,
+    /// Highest mean rate of a flow, sent.
+    pub max_up: u64,
+    /// Bytes of large flows, both ways.
+    large: Bytes,
+    first: Option<Time>,
+}
+
+/// A flow at its end, whoever carried it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Its application.
+    pub app: AppId,
+    /// The remote port.
+    pub port: u16,
+    /// When it began.
+    pub started: Time,
+    /// When it ended.
+    pub at: Time,
+    /// Bytes received.
+    pub rx: Bytes,
+    /// Bytes sent.
+    pub tx: Bytes,
+}
+
+impl From<&FlowRow> for Ended {
+    fn from(row: &FlowRow) -> Self {
+        Self { app: row.app.clone(), port: row.remote.1, started: row.started, at: row.read_at, rx: row.rx, tx: row.tx }
+    }
+}
+
+impl Traffic {
+    fn add(&mut self, flow: &Ended) {
+        let span = flow.at.since(flow.started);
+        self.flows += 1;
+        self.rx += flow.rx;
+        self.tx += flow.tx;
+        self.seconds += span.as_secs_f64();
+        if class::is_large(flow.rx, flow.tx, span.as_secs_f64()) {
+            self.large += flow.rx + flow.tx;
+        }
+        // A flow shorter than a round trip says nothing of a rate.
+        if span.as_millis() >= 20 {
+            self.max_down = self.max_down.max(flow.rx.per(span).bps());
+            self.max_up = self.max_up.max(flow.tx.per(span).bps());
+        }
+        self.first.get_or_insert(flow.started);
+    }
+
+    /// Mean rates received and sent in bits per second; `None` before anything lasted.
+    pub fn mean_rates(&self) -> Option<(u64, u64)> {
+        (self.seconds > 0.0)
+            .then(|| ((self.rx.get() as f64 * 8.0 / self.seconds) as u64, (self.tx.get() as f64 * 8.0 / self.seconds) as u64))
+    }
+}
+
+impl Met {
+    /// What its ended flows moved.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+}
+
+/// All applications met.
+#[derive(Debug, Default)]
+pub struct Apps {
+    met: BTreeMap<AppId, Met>,
+    /// Classes the user set, by executable path or name.
+    set: BTreeMap<String, Class>,
+}
+
+impl Apps {
+    /// Remembers an application.
+    pub fn meet(&mut self, id: AppId, application: Application, cgroup: Option<String>, class: Class, now: Time) {
+        if self.met.len() >= LIMIT
+            && let Some(oldest) = self.met.iter().min_by_key(|(_, met)| met.seen).map(|(id, _)| id.clone())
+        {
+            self.met.remove(&oldest);
+        }
+        let source = if class == Class::Unclassified { "" } else { "executable" };
+        let (class, source) = match self.set_class(&application) {
+            Some(class) => (class, "user"),
+            None => (class, source),
+        };
+        self.met.insert(id, Met { application, class, source, cgroup, seen: now, traffic: Traffic::default() });
+    }
+
+    fn set_class(&self, application: &Application) -> Option<Class> {
+        let exe = application.exe.as_ref().map(|exe| exe.display().to_string());
+        exe.and_then(|exe| self.set.get(&exe)).or_else(|| self.set.get(&application.name)).copied()
+    }
+
+    /// What is known of an application.
+    pub fn get(&self, id: &AppId) -> Option<&Met> {
+        self.met.get(id)
+    }
+
+    /// The name to show for it.
+    pub fn name(&self, id: &AppId) -> String {
+        self.met.get(id).map_or_else(|| id.name.clone(), |met| met.application.to_string())
+    }
+
+    /// Everything known.
+    pub fn iter(&self) -> impl Iterator<Item = (&AppId, &Met)> {
+        self.met.iter()
+    }
+
+    /// The kernel's names of an executable.
+    pub fn ids_of<'a>(&'a self, exe: &'a str) -> impl Iterator<Item = &'a AppId> {
+        self.met.iter().filter(move |(_, met)| met.application.exe.as_ref().is_some_and(|path| path.as_os_str() == exe)).map(|(id, _)| id)
+    }
+
+    /// Learns from an ended flow and what it cost. Returns the class if the kernel's side must know it: one guessed from the pattern of the traffic is
+    /// only shown, since affinity follows the class, and a guess may not tie a program's flows to one link.
+    pub fn ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Option<Class> {
+        let met = self.met.get_mut(&flow.app)?;
+        met.seen = flow.at;
+        met.traffic.add(flow);
+        met.traffic.energy.absorb(energy);
+        if matches!(met.source, "user" | "executable") {
+            return None;
+        }
+        let by_port = class::by_port(flow.port);
+        let tells = met.traffic.flows >= PATTERN_FLOWS || met.traffic.large > Bytes::ZERO;
+        let by_pattern = tells.then(|| class::by_pattern(&pattern(met, flow))).flatten();
+        let (class, source) = match (by_port, by_pattern) {
+            (Some(class), _) => (class, "port"),
+            (None, Some(class)) => (class, "pattern"),
+            (None, None) => return None,
+        };
+        met.source = source;
+        let changed = met.class != class;
+        met.class = class;
+        (changed && source == "port").then_some(class)
+    }
+
+    /// Takes a living flow into account that [is large](class::is_large): a download is one before its end. Only shown, as every guess.
+    pub fn grew_large(&mut self, row: &FlowRow) {
+        let Some(met) = self.met.get_mut(&row.app).filter(|met| matches!(met.source, "" | "pattern") && met.class != Class::Bulk) else {
+            return;
+        };
+        let (traffic, moved) = (&met.traffic, row.rx + row.tx);
+        if in_large(traffic.large + moved, traffic.rx + traffic.tx + moved) >= 0.5 {
+            (met.class, met.source) = (Class::Bulk, "pattern");
+        }
+    }
+}
+
+/// The share of large flows.
+fn in_large(large: Bytes, all: Bytes) -> f64 {
+    large.get() as f64 / all.get().max(1) as f64
+}
+
+fn pattern(met: &Met, flow: &Ended) -> Pattern {
+    let traffic = &met.traffic;
+    let minutes = traffic.first.map_or(0.0, |first| flow.at.since(first).as_secs_f64() / 60.0);
+    Pattern {
+        // A script's five requests in a second are no three hundred a minute.
+        flows_per_minute: traffic.flows as f64 / minutes.max(1.0),
+        mean_down: Bytes::new(traffic.rx.get() / traffic.flows.max(1)),
+        mean_up: Bytes::new(traffic.tx.get() / traffic.flows.max(1)),
+        mean_seconds: traffic.seconds / traffic.flows.max(1) as f64,
+        in_large: in_large(traffic.large, traffic.rx + traffic.tx),
+        port: flow.port,
+    }
+}

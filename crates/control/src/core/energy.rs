@@ -1,0 +1,189 @@
+//! What links cost, and what throughput is worth it: prices and targets for the rule, joules for people.
+
+use std::collections::BTreeMap;
+
+use crate::steering::{SteerLink, Steering, SteeringError};
+use braid_api::TradeoffPoint;
+use braid_decide::connection::{LinkMask, MAX_LINKS};
+use braid_decide::energy::{ByteCost, FittedPower, Profile, Technology};
+use braid_decide::policy::Scheduler;
+use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, fill, target};
+use braid_model::{Direction, Family, Joules, LinkIndex, Power, Rate, Time};
+
+use super::Core;
+use super::link::Link;
+use super::params::{coarse, rate_of};
+
+/// From this confidence on what the battery shows counts instead of a profile.
+const TRUSTED: f64 = 0.5;
+
+/// What a link's bytes cost, and how that is known.
+pub(super) struct LinkEnergy {
+    pub(super) cost: ByteCost,
+    pub(super) source: String,
+}
+
+impl<S: Steering> Core<S> {
+    /// What the machine runs on now.
+    pub fn on_supply(&mut self, now: Time, supply: Option<Supply>) -> Result<(), SteeringError> {
+        self.supply = supply;
+        if let Some(power) = supply.filter(|supply| !supply.plugged).and_then(|supply| supply.power) {
+            let links = self.links.iter().filter_map(|(index, link)| Some((*index, self.profile_power(link, now)?, share(link, now))));
+            let links: Vec<_> = links.collect();
+            links.iter().for_each(|(index, active, _)| self.fit.expect(*index, *active));
+            let shares: Vec<_> = links.iter().map(|(index, _, share)| (*index, *share)).collect();
+            self.fit.on_sample(now, power, &shares);
+        }
+        self.update_params(now)
+    }
+
+    /// What receiving at full rate adds to a link's power by its profile.
+    fn profile_power(&self, link: &Link, now: Time) -> Option<Power> {
+        let profile = self.profile(link)?;
+        Some(profile.power_at(rate_of(link, Direction::Down, now), Rate::ZERO).above(profile.idle()))
+    }
+
+    /// What receiving adds to a link's power, as far as that is known.
+    pub(super) fn active_power(&self, link: &Link, now: Time) -> Option<Power> {
+        self.measured(link).map(|found| found.active).or_else(|| self.profile_power(link, now))
+    }
+
+    fn profile<'a>(&'a self, link: &'a Link) -> Option<&'a Profile> {
+        let by_kind = || self.config.profiles.find(link.model.as_deref(), Technology::of(link.facts.kind)?);
+        link.rule.energy.as_ref().or_else(by_kind)
+    }
+
+    /// What the battery shows of a link, where that is enough and nobody said otherwise.
+    fn measured(&self, link: &Link) -> Option<FittedPower> {
+        self.fit.power(link.facts.index).filter(|found| link.rule.energy.is_none() && found.confidence >= TRUSTED)
+    }
+
+    /// What a link's bytes cost: as configured, else as the battery shows, else by a profile of its model or kind.
+    pub(super) fn byte_cost(&self, link: &Link, now: Time) -> Option<ByteCost> {
+        let rates = [Direction::Down, Direction::Up].map(|direction| rate_of(link, direction, now));
+        match self.measured(link) {
+            Some(found) => Some(ByteCost::of([found.active; 2], rates)),
+            None => self.profile(link).map(|profile| profile.cost(rates[0], rates[1])),
+        }
+    }
+
+    /// The same, with its source.
+    pub(super) fn link_energy(&self, link: &Link, now: Time) -> Option<LinkEnergy> {
+        let cost = self.byte_cost(link, now)?;
+        let source = match self.measured(link) {
+            Some(found) => format!("measured from the battery (confidence {:.0} %)", found.confidence * 100.0),
+            None => self.profile(link)?.row().source.clone(),
+        };
+        Some(LinkEnergy { cost, source })
+    }
+
+    pub(super) fn byte_costs(&self, now: Time) -> BTreeMap<LinkIndex, ByteCost> {
+        self.links.iter().filter_map(|(index, link)| Some((*index, self.byte_cost(link, now)?))).collect()
+    }
+
+    /// The same by the links' slots, which is how peers number them.
+    pub fn slot_costs(&self, now: Time) -> BTreeMap<u8, ByteCost> {
+        self.links.values().filter_map(|link| Some((u8::try_from(link.slot).ok()?, self.byte_cost(link, now)?))).collect()
+    }
+
+    /// The price of a byte on each link. A byte received stands for both ways: it is which link is cheaper that counts.
+    ///
+    /// A link whose appetite is not known (a tunnel) must not look free: it is taken to need as much as the dearest that is known.
+    pub(super) fn prices(&self, now: Time) -> BTreeMap<LinkIndex, u64> {
+        if self.config.policy.scheduler != Scheduler::Operetta {
+            return BTreeMap::new();
+        }
+        let costs = self.byte_costs(now);
+        let dearest = costs.values().fold(Joules::ZERO, |dearest, cost| if cost.down > dearest { cost.down } else { dearest });
+        let weights = self.config.policy.weights;
+        let price = |(index, link): (&LinkIndex, &Link)| {
+            let energy = costs.get(index).map_or(dearest, |cost| cost.down);
+            (*index, coarse(weights.price(energy, link.rule.cost_per_gb)))
+        };
+        self.links.iter().map(price).collect()
+    }
+
+    /// The throughput that the links which may be given flows are to reach, by direction. Links of the role "backup" count only
+    /// while no other is usable, as they do for flows.
+    pub(super) fn targets(&self, links: &[Option<SteerLink>; MAX_LINKS], usable: LinkMask, backup: LinkMask) -> [Option<Rate>; 2] {
+        if self.config.policy.scheduler != Scheduler::Operetta {
+            return [None; 2];
+        }
+        let normal = LinkMask(usable.0 & !backup.0);
+        let mask = if normal == LinkMask(0) { usable } else { normal };
+        let utility = self.utility();
+        [Direction::Down, Direction::Up].map(|direction| {
+            let offer = |link: &SteerLink| Offer { rate: link.rate[direction as usize], price: link.price, rank: link.rank };
+            let offers: Vec<Offer> = mask.slots().filter_map(|slot| links[slot].as_ref()).map(offer).collect();
+            target(utility, &offers)
+        })
+    }
+
+    /// `GET /v1/tradeoff`: what the links that may be given flows now could download together at each utility, and what that takes.
+    pub fn tradeoff(&self, now: Time) -> Vec<TradeoffPoint> {
+        let costs = self.byte_costs(now);
+        let dearest = costs.values().fold(Joules::ZERO, |dearest, cost| if cost.down > dearest { cost.down } else { dearest });
+        let usable = LinkMask(self.usable(Family::V4).0 | self.usable(Family::V6).0);
+        let normal = LinkMask(usable.0 & !self.waiting().0);
+        let mask = if normal == LinkMask(0) { usable } else { normal };
+        let links: Vec<&Link> = self.links.values().filter(|link| mask.contains(link.slot)).collect();
+        let offer = |link: &&Link| {
+            let energy = costs.get(&link.facts.index).map_or(dearest, |cost| cost.down);
+            let price = self.config.policy.weights.price(energy, link.rule.cost_per_gb);
+            Offer { rate: link.estimate(Direction::Down, now).rate, price, rank: link.facts.index.0 }
+        };
+        let offers: Vec<Offer> = links.iter().map(offer).collect();
+        let power = |rates: &[Rate]| {
+            let used = links.iter().zip(rates).filter(|(_, rate)| **rate > Rate::ZERO);
+            let watts = used.map(|(link, rate)| Some(costs.get(&link.facts.index)?.down.get() * rate.bps() as f64 / 8.0));
+            watts.sum::<Option<f64>>()
+        };
+        let point = |step: u32| {
+            let utility = f64::from(step) / 20.0;
+            let throughput = target(UtilityFunction::Fixed(utility), &offers);
+            let power_w = throughput.and_then(|throughput| power(&fill(throughput, &offers)));
+            TradeoffPoint { utility, throughput_bps: throughput.map(Rate::bps), power_w }
+        };
+        (0..=20).map(point).collect()
+    }
+
+    fn utility(&self) -> UtilityFunction {
+        self.config.policy.utility.now(self.supply.as_ref())
+    }
+
+    /// The utility in force, where the scheduler asks for one.
+    pub(super) fn utility_now(&self) -> Option<f64> {
+        match self.utility() {
+            UtilityFunction::Fixed(utility) if self.config.policy.scheduler == Scheduler::Operetta => Some(utility),
+            _ => None,
+        }
+    }
+
+    /// The target in force.
+    pub(super) fn target_now(&self, direction: Direction) -> Option<Rate> {
+        self.params.as_ref()?.targets[direction as usize]
+    }
+}
+
+/// The share of a link's capacity that is in use.
+fn share(link: &Link, now: Time) -> f64 {
+    let used = |direction: Direction| {
+        let (rate, capacity) = (link.rate[direction as usize].unwrap_or(Rate::ZERO), link.estimate(direction, now).rate);
+        if capacity == Rate::ZERO { 0.0 } else { rate.bps() as f64 / capacity.bps() as f64 }
+    };
+    (used(Direction::Down) + used(Direction::Up)).min(1.0)
+}
+
+/// A utility as people read it.
+pub(super) fn utility_text(rule: &UtilityRule) -> String {
+    let utility = match rule.utility {
+        UtilityFunction::Fixed(utility) => utility.to_string(),
+        UtilityFunction::Level => "the battery's level".to_owned(),
+        UtilityFunction::Step { threshold, above, below } => format!("{above} from a battery level of {threshold} on, {below} below"),
+        UtilityFunction::MatchDefault => "as much as the system's own choice would give".to_owned(),
+    };
+    match rule.plugged_in {
+        Some(plugged) => format!("{utility}; {plugged} while plugged in"),
+        None => utility,
+    }
+}

@@ -1,0 +1,320 @@
+//! Why a flow gets the link it gets: the same rule, on the same loads, with its reasons.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::steering::{AppId, FlowRow, Learnt, Steering};
+use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, Problem};
+use braid_decide::connection::{Board, LinkMask, Mode, Request};
+use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
+use braid_decide::steer::{self, Verdict};
+use braid_model::{Affinity, Bytes, Class, Direction, Family, Protocol, Time};
+
+use super::Core;
+use super::views::{affinity_name, matcher_text};
+
+/// What is asked, filled in.
+struct Question {
+    exe: Option<String>,
+    name: String,
+    destination: IpAddr,
+    port: u16,
+    protocol: Protocol,
+    user: Option<u32>,
+    cgroup: Option<String>,
+    /// BPF programs of others filter its cgroup, as was seen when it began.
+    filtered: bool,
+}
+
+/// What the rule answers, with the reason why a flow is not steered.
+struct Verdicts {
+    mask: LinkMask,
+    outcome: Outcome,
+    reason: String,
+    /// The links that the rule names in `links` and `prefer`, where it does.
+    strict: Option<LinkMask>,
+    prefer: Option<LinkMask>,
+}
+
+impl Verdicts {
+    /// Why the flow may not use a link that could be used; `waits` says that a better one is there.
+    fn why_not(&self, slot: usize, waits: bool) -> &'static str {
+        let without = |mask: Option<LinkMask>| mask.is_some_and(|mask| !mask.contains(slot));
+        match self.outcome {
+            Outcome::LeftAlone => "no link is chosen for it: the system decides",
+            _ if without(self.strict) => "its rule does not name it (links)",
+            // What a rule prefers counts only where one of it can be used.
+            _ if without(self.prefer) && self.prefer.is_some_and(|prefer| prefer.0 & self.mask.0 != 0) => {
+                "its rule prefers others (prefer)"
+            }
+            _ if waits => "it waits while a link of a better role or priority is usable",
+            _ => "others are usable",
+        }
+    }
+}
+
+impl<S: Steering> Core<S> {
+    /// `POST /v1/explain`.
+    pub fn explain(&mut self, now: Time, request: &ExplainRequest) -> Result<Explanation, Problem> {
+        let board = self.steering.board().map_err(|error| Problem::new(500, "Not explained", error.to_string()))?;
+        if let Some(id) = request.flow {
+            let row = self.flows.iter().map(|living| &living.row).find(|row| row.id.0 == id).cloned();
+            let row = row.ok_or_else(|| {
+                Problem::new(404, "No such flow", format!("no living flow has the id {id}: see `braid flows` for those that have one"))
+            })?;
+            return Ok(self.explain_flow(now, &row, &board));
+        }
+        let question = self.question(request)?;
+        let explanation = self.answer(now, &question, &board);
+        Ok(self.or_bonded(now, explanation, question.destination, question.port))
+    }
+
+    fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {
+        let unclear = |detail: String| Problem::new(400, "Not understood", detail);
+        let destination =
+            request.destination.as_deref().ok_or_else(|| unclear("name a flow, or a program and a destination address".into()))?;
+        let destination = destination.parse::<IpAddr>().map_err(|_| {
+            unclear(format!("{destination:?} is no IP address: names are not resolved here, since each link may answer otherwise"))
+        })?;
+        let exe = request.exe.clone();
+        let from_exe =
+            exe.as_deref().and_then(|exe| Path::new(exe).file_name()).map(|name| name.to_string_lossy().chars().take(15).collect());
+        let name = request.name.clone().or(from_exe).unwrap_or_default();
+        Ok(Question {
+            exe,
+            name,
+            destination: destination.to_canonical(),
+            port: request.port.unwrap_or(443),
+            protocol: if request.protocol.as_deref() == Some("udp") { Protocol::Udp } else { Protocol::Tcp },
+            user: request.user,
+            cgroup: request.cgroup.clone(),
+            filtered: false,
+        })
+    }
+
+    /// A living flow: its link is settled; the rest is what the rule would say of it now.
+    fn explain_flow(&mut self, now: Time, row: &FlowRow, board: &Board) -> Explanation {
+        let exe = self.apps.get(&row.app).and_then(|met| met.application.exe.as_ref()).map(|exe| exe.display().to_string());
+        let cgroup = self.apps.get(&row.app).and_then(|met| met.cgroup.clone());
+        let question = Question {
+            exe,
+            name: row.app.name.clone(),
+            destination: row.remote.0,
+            port: row.remote.1,
+            protocol: row.protocol,
+            user: Some(row.user),
+            cgroup,
+            filtered: row.filtered,
+        };
+        let mut explanation = self.answer(now, &question, board);
+        let link = self.device_name(row);
+        let age = now.since(row.started).as_secs_f64();
+        let scheduler =
+            braid_decide::policy::Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name());
+        explanation.reason = format!(
+            "it was given {link} by {scheduler} {age:.1} s ago and stays there; a new flow like it would now find this: {}",
+            explanation.reason
+        );
+        explanation.link = Some(link);
+        explanation.outcome = Outcome::Steered;
+        explanation.demand_bytes = Some(row.demand.get());
+        explanation.program_known = None;
+        explanation
+    }
+
+    fn answer(&mut self, now: Time, question: &Question, board: &Board) -> Explanation {
+        let family = Family::of(question.destination);
+        let subject = Subject {
+            exe: question.exe.as_deref().map(Path::new),
+            name: &question.name,
+            port: question.port,
+            destination: question.destination,
+            cgroup: question.cgroup.as_deref(),
+            user: question.user,
+            client: None,
+        };
+        let (demand, direction, class) = self.expected(question);
+        let policy = &self.config.policy;
+        let rule = policy.first_match(&subject);
+        let verdicts = self.verdicts(&subject, rule, family);
+        let class = rule.and_then(|rule| policy.apps[rule].class).unwrap_or(class);
+        let affinity = policy.affinity(rule.map(|rule| &policy.apps[rule]), class);
+        let request = Request { allowed: verdicts.mask, direction, demand };
+        let mode = self.params.as_ref().map_or(policy.scheduler.mode(), |params| params.mode_for(direction));
+        let chosen = board.pick(mode, &request);
+        let second = chosen.and_then(|slot| board.pick(mode, &Request { allowed: LinkMask(verdicts.mask.0 & !(1 << slot)), ..request }));
+        let name = |slot: usize| self.links.values().find(|link| link.slot == slot).map(|link| link.facts.name.clone());
+        let reason = match chosen {
+            Some(slot) => self.why(mode, slot, &request, board, affinity),
+            None => verdicts.reason.clone(),
+        };
+        let how = (question.protocol, question.filtered);
+        let server = chosen.map(|_| self.explain_server(now, question.destination, rule.map(|rule| &policy.apps[rule]), how));
+        let straight = matches!(server, Some((true, _)));
+        let (link, reason) = match server {
+            Some((true, Some(text))) => {
+                let links: Vec<String> = verdicts.mask.slots().filter_map(name).collect();
+                (Some(links.join("+")), format!("{text} over {}", links.join(" and ")))
+            }
+            Some((_, Some(text))) => (chosen.and_then(name), format!("{reason}; {text}")),
+            _ => (chosen.and_then(name), reason),
+        };
+        Explanation {
+            subject: format!(
+                "{} to {}",
+                question.exe.as_deref().unwrap_or(&question.name),
+                std::net::SocketAddr::new(question.destination, question.port)
+            ),
+            outcome: match chosen {
+                Some(_) if straight => Outcome::Bonded,
+                Some(_) => Outcome::Steered,
+                None => verdicts.outcome,
+            },
+            link,
+            runner_up: second.filter(|_| !straight).and_then(name),
+            reason,
+            rule: rule.map(|rule| rule as u32 + 1),
+            rule_text: rule.map(|rule| matcher_text(&policy.apps[rule].matcher)),
+            scheduler: policy.scheduler.to_string(),
+            class: Some(class.to_string()),
+            affinity: Some(affinity_name(affinity).to_owned()),
+            demand_bytes: Some(demand.get()),
+            direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
+            candidates: self.candidates(now, family, mode, &request, board, &verdicts),
+            peer: straight.then(|| question.destination.to_string()),
+            paths: Vec::new(),
+            program_known: Some(self.is_known(question)),
+        }
+    }
+
+    /// Which links the flow may use, or why none.
+    fn verdicts(&self, subject: &Subject<'_>, rule: Option<usize>, family: Family) -> Verdicts {
+        let none = |outcome, reason: String| Verdicts { mask: LinkMask(0), outcome, reason, strict: None, prefer: None };
+        if self.config.policy.excludes(subject) {
+            return none(Outcome::LeftAlone, "the configuration excludes it ([exclude])".to_owned());
+        }
+        let links = self.links.values().filter(|link| link.refused.is_none()).map(|link| link.facts.index).collect();
+        let map = steer::prefix_map(&self.network, &links, family);
+        let covering = map.iter().filter(|(net, _)| net.contains(&subject.destination)).max_by_key(|(net, _)| net.prefix_len());
+        if let Some(net) = self.network.protected.iter().find(|net| net.contains(&subject.destination)) {
+            return none(Outcome::LeftAlone, format!("an IPsec policy covers {net}, so it is left alone"));
+        }
+        if covering.is_none_or(|(_, verdict)| *verdict == Verdict::Leave) {
+            return none(
+                Outcome::LeftAlone,
+                "the system would not send it through a link's default route (a VPN, a static route, a local or on-link destination), so it is left alone".to_owned(),
+            );
+        }
+        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
+        let entry = rule.map(|rule| &self.config.policy.apps[rule]);
+        let strict = entry.and_then(|entry| entry.links.as_deref()).map(mask);
+        let prefer = entry.map(|entry| &entry.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
+        let verdicts = match admit(self.usable(family), self.waiting(), strict, prefer) {
+            Admission::Use(mask) => Verdicts { mask, ..none(Outcome::Steered, String::new()) },
+            Admission::Deny => none(Outcome::Denied, "its rule is strict (links = [...]) and none of those links is usable now".to_owned()),
+            Admission::LeaveAlone => none(Outcome::LeftAlone, format!("no link is usable for {family} now")),
+        };
+        Verdicts { strict, prefer, ..verdicts }
+    }
+
+    /// Whether flows of the program have been seen, or a rule speaks of it.
+    fn is_known(&self, question: &Question) -> bool {
+        let seen = match &question.exe {
+            Some(exe) => self.apps.ids_of(exe).next().is_some(),
+            None => self.apps.iter().any(|(id, _)| id.name == question.name),
+        };
+        let policy = &self.config.policy;
+        let mut matchers = policy.apps.iter().map(|rule| rule.matcher.clone()).chain(policy.exclude.matchers());
+        seen || matchers.any(|matcher| {
+            matcher.name.as_ref() == Some(&question.name)
+                || matcher.exe.as_deref() == question.exe.as_deref().map(Path::new) && matcher.exe.is_some()
+        })
+    }
+
+    /// What the kernel expects of such a flow: demand, direction, class.
+    fn expected(&mut self, question: &Question) -> (Bytes, Direction, Class) {
+        let ids: Vec<_> = match &question.exe {
+            Some(exe) => self.apps.ids_of(exe).cloned().collect(),
+            None => self.apps.iter().filter(|(id, _)| id.name == question.name).map(|(id, _)| id.clone()).collect(),
+        };
+        let class = ids.iter().find_map(|id| self.apps.get(id)).map(|met| met.class);
+        let class = class.unwrap_or_else(|| braid_decide::class::by_name(&question.name).unwrap_or_default());
+        let learnt = self.steering.learnt().unwrap_or_default();
+        // What was learnt in an earlier life is known before the program is met in this one.
+        // The file system is not asked about a path that a client names: a program that no rule names is recalled by its name.
+        let named = question.exe.as_deref().map(|exe| self.executables.of(Path::new(exe))).unwrap_or_default();
+        let recalled = |app: &AppId| if named.is_empty() { app.name == question.name } else { named.contains(&app.exe) };
+        let fits = |known: &&Learnt| known.port == question.port && (ids.contains(&known.app) || recalled(&known.app));
+        match learnt.iter().filter(fits).max_by_key(|known| known.count) {
+            Some(known) if known.up > known.down => (known.down + known.up, Direction::Up, class),
+            Some(known) => (known.down + known.up, Direction::Down, class),
+            None => (self.config.policy.default_demand, Direction::Down, class),
+        }
+    }
+
+    fn why(&self, mode: Mode, slot: usize, request: &Request, board: &Board, affinity: Affinity) -> String {
+        let mut text = match mode {
+            Mode::OnlyOne => "it is the link the system itself prefers (lowest metric)".to_owned(),
+            Mode::VirtualStart => "its turn is next".to_owned(),
+            Mode::CheapestInTime { target } => {
+                let seconds = |time: u64| time as f64 / f64::from(1 << 20);
+                let (finish, deadline) = (board.finish(slot, request), board.deadline(request, target));
+                match target {
+                    Some(target) if finish <= deadline => format!(
+                        "it is the cheapest link that is done within {:.3} s, by when all load together moves at {target}",
+                        seconds(deadline)
+                    ),
+                    Some(target) => {
+                        format!("no link is done in time to reach {target}, and it is done first, in {:.3} s", seconds(finish))
+                    }
+                    None => {
+                        let (end, ahead) = (seconds(board.end(slot, request)), board.ahead(slot, request));
+                        let (flows, load) = (board.lanes[slot].flows, Bytes::new(board.lanes[slot].load[request.direction as usize]));
+                        format!(
+                            "it is expected to end first there, in {end:.3} s: {} of its own behind {ahead} of the link's load, {load} of {flows} flow{}",
+                            request.demand,
+                            if flows == 1 { "" } else { "s" }
+                        )
+                    }
+                }
+            }
+        };
+        if request.allowed.slots().count() == 1 {
+            text = "it is the only link allowed and usable".to_owned();
+        }
+        match affinity {
+            Affinity::None => {}
+            Affinity::Destination => text += "; while it lives, further flows of the program to this destination follow the first one",
+            Affinity::Application => text += "; while it lives, further flows of the program follow the first one",
+        }
+        text
+    }
+
+    fn candidates(&self, now: Time, family: Family, mode: Mode, request: &Request, board: &Board, verdicts: &Verdicts) -> Vec<Candidate> {
+        let (direction, waiting) = (request.direction as usize, self.waiting());
+        let view = |link: &super::link::Link| {
+            let allowed = request.allowed.contains(link.slot);
+            let (lane, estimate) = (&board.lanes[link.slot], link.estimate(request.direction, now));
+            let never = |time: u64| (time != u64::MAX).then(|| ((u128::from(time) * 1_000_000) >> 20) as u64);
+            Candidate {
+                link: link.facts.name.clone(),
+                allowed,
+                reason: (!allowed).then(|| match link.usable(family) {
+                    true => verdicts.why_not(link.slot, waiting.contains(link.slot)).to_owned(),
+                    false => link.reason().unwrap_or_else(|| format!("{family} is {} on it", link.family_state(family))),
+                }),
+                load_bytes: Some(lane.load[direction]),
+                capacity_bps: Some(estimate.rate.bps()),
+                capacity_assumed: !estimate.is_known(),
+                finish_us: never(board.finish(link.slot, request)),
+                end_us: (mode == Mode::CheapestInTime { target: None }).then(|| board.end(link.slot, request)).and_then(never),
+                virtual_start: (mode == Mode::VirtualStart)
+                    .then(|| board.virtual_start(link.slot).saturating_sub(board.virtual_time) as f64 / f64::from(1 << 20)),
+                rank: Some(lane.rank).filter(|rank| *rank != u32::MAX),
+                flows: Some(u64::from(lane.flows)),
+            }
+        };
+        self.links.values().map(view).collect()
+    }
+}

@@ -1,0 +1,83 @@
+//! Why flows are carried to a peer, for people.
+
+use std::net::IpAddr;
+
+use crate::steering::{RedirectedFlow, Steering, Way};
+use braid_api::{Explanation, Outcome};
+use braid_decide::policy::AppRule;
+use braid_model::{Bytes, Class, Direction, Time};
+
+use super::views::matcher_text;
+use super::{Core, rules};
+
+/// Why a flow is carried to a peer, as it was when it began.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grounds {
+    /// The `[[app]]` entry that matched, counted from 1.
+    pub rule: Option<u32>,
+    /// Its conditions.
+    pub rule_text: Option<String>,
+    /// What kind of traffic it was taken for.
+    pub class: Class,
+    /// Bytes it is expected to move.
+    pub demand: Bytes,
+    /// Which way most of them go.
+    pub direction: Direction,
+    /// The reason, in a clause.
+    pub reason: String,
+}
+
+impl<S: Steering> Core<S> {
+    /// Why a redirected flow is carried to a peer; `straight` to its own server.
+    pub fn grounds(&self, flow: &RedirectedFlow, straight: bool) -> Grounds {
+        let (place, rule) = self.placed_rule_of(flow).unzip();
+        Grounds {
+            rule: place.map(|place| place as u32 + 1),
+            rule_text: rule.map(|rule| matcher_text(&rule.matcher)),
+            class: flow.class,
+            demand: flow.demand,
+            direction: flow.direction,
+            reason: if straight { "the server runs Braid itself".to_owned() } else { reason(rule) },
+        }
+    }
+
+    /// What becomes of a flow to come, whose link is explained: it may go to a peer instead, or would if one could be reached.
+    pub(super) fn or_bonded(&self, now: Time, mut explanation: Explanation, destination: IpAddr, port: u16) -> Explanation {
+        let Some(params) = self.params.as_ref().filter(|_| explanation.outcome == Outcome::Steered) else { return explanation };
+        let place = explanation.rule.map(|rule| rule as usize - 1);
+        let rule = place.and_then(|place| self.config.policy.apps.get(place));
+        let way = place.and_then(|place| params.rules.get(rules::exclusions(&self.config.policy) + place)?.carry);
+        let by_class = params.redirected.iter().any(|class| explanation.class.as_ref().is_some_and(|name| *name == class.to_string()));
+        let asks_link = port == 53 && self.links.values().any(|link| link.facts.resolvers.contains(&destination));
+        let turned = way == Some(Way::Redirect) || way.is_none() && by_class;
+        if turned && asks_link {
+            explanation.reason += "; it asks a link's own resolver, which no peer can do for it";
+        } else if turned && let Some(refused) = self.why_refused(now, rule, destination) {
+            explanation.reason += &format!("; {}, but {refused}, so it goes direct", reason(rule));
+        } else if turned {
+            let alone = explanation.link.take().map(|link| format!("; direct, it would go over {link}: {}", explanation.reason));
+            explanation.reason = format!("{}{}", reason(rule), alone.unwrap_or_default());
+            explanation.peer = rule.and_then(|rule| rule.relay.clone()).or_else(|| {
+                let refusing = self.refusing(now, destination);
+                self.peers.iter().find(|relay| !refusing.contains(relay)).cloned()
+            });
+            explanation.outcome = Outcome::Bonded;
+            explanation.runner_up = None;
+        } else if let Some(rule) = rule.filter(|rule| rule.carry.needs_peer()) {
+            let wanted = rule.relay.as_ref().map_or("a relay, and none".to_owned(), |relay| format!("the relay {relay}, which"));
+            explanation.reason += &format!("; its rule wants {wanted} can be reached now, so it goes direct: see \"braid peers\"");
+        }
+        explanation
+    }
+}
+
+fn reason(rule: Option<&AppRule>) -> String {
+    match rule {
+        Some(rule) if rule.carry.needs_peer() => {
+            let relay = rule.relay.as_ref().map(|relay| format!(" and relay = \"{relay}\"")).unwrap_or_default();
+            let unseen = "Braid sends its packets: firewalls that look at the user or cgroup do not see whose they are";
+            format!("its rule says carry = \"{}\"{relay} ({unseen})", rule.carry.name())
+        }
+        _ => "it is real-time, a relay can be reached and no link is metered, so each of its packets goes over two links".to_owned(),
+    }
+}

@@ -1,0 +1,97 @@
+//! Applications as people and programs are told of them, put together where that holds up nobody.
+
+use std::collections::BTreeMap;
+
+use crate::steering::{AppId, Learnt, Steering};
+use braid_api::App;
+use braid_decide::demand::Demand;
+use braid_decide::energy::EnergyMeter;
+use braid_model::{Joules, Time};
+
+use super::Core;
+use super::apps::{Met, Traffic};
+use super::living::{Key, Living, LivingFlows};
+
+/// What is known of applications at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct AppsView {
+    learnt: Vec<Learnt>,
+    met: BTreeMap<AppId, Met>,
+    flows: LivingFlows,
+    /// Those of them that have ended since.
+    ended: BTreeMap<Key, Time>,
+    bonded: Bonded,
+    now: Time,
+}
+
+/// The living flows that peers carry, by application and remote port: how many they are, and what they have cost.
+pub type Bonded = BTreeMap<(AppId, u16), (u64, EnergyMeter)>;
+
+impl<S: Steering> Core<S> {
+    /// What `GET /v1/apps` is made of. Takes little, however many flows there are.
+    pub fn apps_view(&mut self, now: Time, bonded: Bonded) -> AppsView {
+        let learnt = self.steering.learnt().unwrap_or_default();
+        let met = learnt.iter().filter_map(|learnt| Some((learnt.app.clone(), self.apps.get(&learnt.app)?.clone()))).collect();
+        AppsView { learnt, met, flows: self.flows.clone(), ended: self.ended.clone(), bonded, now }
+    }
+
+    /// `GET /v1/apps`.
+    pub fn applications(&mut self, now: Time, bonded: Bonded) -> Vec<App> {
+        self.apps_view(now, bonded).list()
+    }
+}
+
+impl AppsView {
+    /// In the API's words.
+    pub fn list(&self) -> Vec<App> {
+        // Flows are gone through once, not for each application.
+        let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
+        let mut energy: BTreeMap<&AppId, EnergyMeter> = BTreeMap::new();
+        for ((app, port), (count, cost)) in &self.bonded {
+            flows.insert((app, *port), *count);
+            energy.entry(app).or_default().absorb(*cost);
+        }
+        for living in self.flows.iter() {
+            let row = &living.row;
+            *flows.entry((&row.app, row.remote.1)).or_default() += 1;
+            if !self.is_over(living) {
+                energy.entry(&row.app).or_default().absorb(living.progress.energy);
+            }
+        }
+        let view = |learnt: &Learnt| {
+            let flows = flows.get(&(&learnt.app, learnt.port)).copied().unwrap_or(0);
+            self.view(learnt, flows, energy.get(&learnt.app).copied().unwrap_or_default())
+        };
+        self.learnt.iter().map(view).collect()
+    }
+
+    fn is_over(&self, living: &Living) -> bool {
+        self.ended.get(&living.key()) == Some(&living.row.started)
+    }
+
+    /// `flows` live to this port; `energy` is what all living flows of the application have cost.
+    fn view(&self, learnt: &Learnt, flows: u64, mut energy: EnergyMeter) -> App {
+        let met = self.met.get(&learnt.app);
+        let demand = Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
+        let rates = met.and_then(|met| met.traffic().mean_rates());
+        let highest = |pick: fn(&Traffic) -> u64| met.map(|met| pick(met.traffic())).filter(|rate| *rate > 0);
+        energy.absorb(met.map_or(EnergyMeter::default(), |met| met.traffic().energy));
+        App {
+            application: met.map_or_else(|| learnt.app.name.clone(), |met| met.application.to_string()),
+            name: learnt.app.name.clone(),
+            port: (learnt.port != 0).then_some(learnt.port),
+            class: met.map(|met| met.class).unwrap_or_default().to_string(),
+            class_source: met.map(|met| met.source.to_owned()).filter(|source| !source.is_empty()),
+            demand_bytes: Some((learnt.down + learnt.up).get()),
+            samples: learnt.count,
+            confidence: Some(demand.confidence(self.now)),
+            age_ms: Some(self.now.since(learnt.updated).as_millis() as u64),
+            rate_down_bps: rates.map(|rates| rates.0),
+            rate_up_bps: rates.map(|rates| rates.1),
+            max_rate_down_bps: highest(|traffic| traffic.max_down),
+            max_rate_up_bps: highest(|traffic| traffic.max_up),
+            flows,
+            energy_j: energy.total().map(Joules::get),
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! One link as the daemon knows it: facts, judgement, estimates and counts.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::steering::FlowRow;
+use braid_decide::allowance::Allowance;
+use braid_decide::capacity::{self, Busy, Capacity, Estimate, Loss, Rtt};
+use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_decide::health::{Health, Judgement, ProbeRequest};
+use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
+use braid_model::{Bytes, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};
+
+use super::ProbeOrder;
+
+fn target_address(target: &ProbeTarget) -> IpAddr {
+    match target {
+        ProbeTarget::Tcp(addr) => addr.ip(),
+        ProbeTarget::Icmp(addr) => *addr,
+        ProbeTarget::Http(page) => page.address.ip(),
+    }
+}
+
+/// A link.
+#[derive(Debug)]
+pub struct Link {
+    /// What the system says of it.
+    pub facts: LinkFacts,
+    /// The device's model, where it is known.
+    pub model: Option<String>,
+    /// Its slot in the rule.
+    pub slot: usize,
+    /// What the configuration says of it.
+    pub rule: LinkRule,
+    /// Why it cannot be used at all, where it cannot.
+    pub refused: Option<String>,
+    /// Whether it lives, by family.
+    pub health: PerFamily<Health>,
+    /// Capacity, by [`Direction`].
+    pub capacity: [Capacity; 2],
+    /// Round-trip time of its flows.
+    pub rtt: Rtt,
+    /// Share of segments sent again.
+    pub loss: Loss,
+    /// Its monthly allowance, where it is metered.
+    pub allowance: Option<Allowance>,
+    /// Bytes that Braid's ended flows moved, received and sent.
+    pub ended: [Bytes; 2],
+    /// Bytes that Braid's living flows moved so far.
+    pub living: [Bytes; 2],
+    /// The device's own counters, received and sent; `None` until read once.
+    pub device: Option<[Bytes; 2]>,
+    /// When they were read.
+    pub device_at: Time,
+    /// What the device moves now.
+    pub rate: [Option<Rate>; 2],
+    /// What all that the device moved has cost.
+    pub energy: EnergyMeter,
+    /// Handshakes answered, as counted by the steering.
+    pub answered: PerFamily<u64>,
+    /// Who answered last.
+    pub last_answer: PerFamily<Option<(IpAddr, u16)>>,
+    /// What an allowance that begins again takes up: bytes used and period.
+    pub used_before: Option<(Bytes, i64)>,
+    /// How often it went down or died.
+    pub falls: u64,
+    /// It was up since it last fell.
+    lived: bool,
+}
+
+impl Link {
+    /// A link just found.
+    pub fn new(facts: LinkFacts, slot: usize, rule: LinkRule, probe: ProbeMode, now: Time) -> Self {
+        let guess = capacity::guess(facts.kind, facts.nominal);
+        let capacity = |fixed: Option<Rate>| match fixed {
+            Some(rate) => Capacity::fixed(rate),
+            None => Capacity::new(guess, now),
+        };
+        let mode = rule.probe.unwrap_or(probe);
+        Self {
+            capacity: [capacity(rule.capacity_down), capacity(rule.capacity_up)],
+            health: PerFamily { v4: Health::new(mode, now), v6: Health::new(mode, now) },
+            allowance: None,
+            facts,
+            model: None,
+            slot,
+            rule,
+            refused: None,
+            rtt: Rtt::default(),
+            loss: Loss::default(),
+            ended: [Bytes::ZERO; 2],
+            living: [Bytes::ZERO; 2],
+            device: None,
+            device_at: now,
+            rate: [None; 2],
+            energy: EnergyMeter::default(),
+            answered: PerFamily::default(),
+            last_answer: PerFamily::default(),
+            used_before: None,
+            falls: 0,
+            lived: false,
+        }
+    }
+
+    /// Takes over what was learnt and counted before its entry in the configuration changed.
+    pub fn take_over(&mut self, before: Self, now: Time) {
+        // A link that was dead must not get flows until that is found out again.
+        let modes = Family::ALL.map(|family| self.health.get(family).mode());
+        self.health = before.health;
+        for (family, mode) in Family::ALL.into_iter().zip(modes) {
+            self.health.get_mut(family).set_mode(now, mode);
+        }
+        for (mine, theirs) in self.capacity.iter_mut().zip(before.capacity) {
+            if !mine.is_fixed() && !theirs.is_fixed() {
+                *mine = theirs;
+            }
+        }
+        (self.rtt, self.loss, self.ended, self.living) = (before.rtt, before.loss, before.ended, before.living);
+        (self.device, self.device_at, self.rate, self.energy) = (before.device, before.device_at, before.rate, before.energy);
+        self.model = before.model;
+        (self.falls, self.lived) = (before.falls, before.lived);
+        (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
+        // The device's bytes are counted under any rule, so that metering may begin in the middle of a month.
+        self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);
+    }
+
+    /// Learns from a flow at a look, given what its counters said at the look before.
+    pub fn learn(&mut self, now: Time, before: Option<(u32, u32)>, row: &FlowRow) {
+        if let Some(micros) = row.rtt_us {
+            self.rtt.on_sample(now, Duration::from_micros(micros.into()));
+        }
+        if let (Some(again), Some(sent)) = (row.retransmissions, row.segments_out) {
+            let (again_before, sent_before) = before.unwrap_or_default();
+            self.loss.on_segments(now, sent.saturating_sub(sent_before).into(), again.saturating_sub(again_before).into());
+        }
+        if let Some(rate) = row.delivery_rate.filter(|_| row.direction == Direction::Up) {
+            self.capacity[Direction::Up as usize].on_delivery_rate(now, rate);
+        }
+    }
+
+    /// The probe that judges `family` now.
+    ///
+    /// The gateway answers for the radio only, a destination for the Internet: so a thorough probe asks the gateway only where no
+    /// destination is known. `known` are destinations that answered elsewhere lately: where the last one here is silent, they may not be.
+    pub fn probe_order(&self, family: Family, request: ProbeRequest, configured: &[ProbeTarget], known: &[(IpAddr, u16)]) -> ProbeOrder {
+        let mut targets: Vec<ProbeTarget> = Vec::new();
+        if request.thorough {
+            let mine = if self.rule.probe_targets.is_empty() { configured } else { &self.rule.probe_targets };
+            targets.extend(mine.iter().filter(|target| Family::of(target_address(target)) == family).cloned());
+            // The last one here first, if it is still among those that may be asked.
+            let mine = known.iter().filter(|known| *self.last_answer.get(family) == Some(**known));
+            let answered = mine.chain(known).map(|(addr, port)| SocketAddr::new(*addr, *port));
+            for target in answered.filter(|addr| Family::of(addr.ip()) == family).map(ProbeTarget::Tcp).take(3) {
+                if !targets.contains(&target) {
+                    targets.push(target);
+                }
+            }
+        }
+        let gateways = match targets.is_empty() {
+            true => self.facts.gateways.get(family).iter().filter_map(|route| route.gateway).collect(),
+            false => Vec::new(),
+        };
+        ProbeOrder { link: self.facts.index, device: self.facts.name.clone(), family, gateways, targets, timeout: request.timeout }
+    }
+
+    /// Estimated capacity.
+    pub fn estimate(&self, direction: Direction, now: Time) -> Estimate {
+        self.capacity[direction as usize].estimate(now)
+    }
+
+    /// Bytes that Braid's flows moved, received and sent.
+    pub fn moved(&self) -> [Bytes; 2] {
+        [self.ended[0] + self.living[0], self.ended[1] + self.living[1]]
+    }
+
+    /// Takes in the device's counters; a count that went back means that the device was made anew. `cost` is that of a byte, where
+    /// it is known.
+    pub fn on_device(&mut self, now: Time, counters: [Bytes; 2], unix: i64, busy: [Busy; 2], cost: Option<ByteCost>) {
+        let span = now.since(self.device_at);
+        if self.rule.metered && self.allowance.is_none() {
+            let mut allowance = Allowance::new(self.rule.cap, self.rule.reset_day, unix);
+            if let Some((used, period)) = self.used_before.take() {
+                allowance.recall(used, period);
+            }
+            self.allowance = Some(allowance);
+        }
+        if let Some(before) = self.device {
+            let mut all = [Bytes::ZERO; 2];
+            for direction in [Direction::Down, Direction::Up] {
+                let index = direction as usize;
+                let moved = if counters[index] >= before[index] { counters[index].saturating_sub(before[index]) } else { counters[index] };
+                all[index] = moved;
+                self.rate[index] = (span > Duration::ZERO).then(|| moved.per(span));
+                if self.sound() {
+                    self.capacity[index].on_interval(now, moved, span, busy[index]);
+                } else {
+                    self.capacity[index].interrupt(now);
+                }
+                if let Some(allowance) = &mut self.allowance {
+                    allowance.on_bytes(unix, moved);
+                }
+            }
+            self.energy.count(cost, all[0], all[1]);
+        }
+        self.device = Some(counters);
+        self.device_at = now;
+    }
+
+    /// Whether it carries what it can: neither dead nor without carrier in every family.
+    fn sound(&self) -> bool {
+        Family::ALL.iter().any(|family| self.facts.usable(*family) && self.health.get(*family).alive())
+    }
+
+    /// Takes up what was used in an earlier life.
+    pub fn recall_usage(&mut self, used: Bytes, period: i64) {
+        match &mut self.allowance {
+            Some(allowance) => allowance.recall(used, period),
+            None => self.used_before = Some((used, period)),
+        }
+    }
+
+    /// Whether its allowance is used up.
+    pub fn capped(&self) -> bool {
+        self.allowance.as_ref().is_some_and(Allowance::exhausted)
+    }
+
+    /// Whether it may be given flows of `family` at all, dead or alive.
+    pub fn configured(&self, family: Family) -> bool {
+        self.refused.is_none() && self.rule.role != Role::Excluded && self.facts.usable(family)
+    }
+
+    /// Whether it may be given flows of `family` now.
+    pub fn usable(&self, family: Family) -> bool {
+        self.configured(family) && !self.capped() && self.health.get(family).alive()
+    }
+
+    /// The state of one family.
+    pub fn family_state(&self, family: Family) -> LinkState {
+        if self.rule.role == Role::Excluded || self.refused.is_some() {
+            return LinkState::Excluded;
+        }
+        if !self.facts.usable(family) {
+            return LinkState::Down;
+        }
+        if self.capped() {
+            return LinkState::Capped;
+        }
+        match self.health.get(family).judgement() {
+            Judgement::Dead | Judgement::Portal => LinkState::Dead,
+            Judgement::Unusable => LinkState::Down,
+            Judgement::Unknown => LinkState::Unknown,
+            Judgement::Alive | Judgement::Suspect if self.rule.role == Role::Backup => LinkState::Backup,
+            Judgement::Alive | Judgement::Suspect => LinkState::Up,
+        }
+    }
+
+    /// The state of the link: that of its better family.
+    pub fn state(&self) -> LinkState {
+        let order = |state: LinkState| match state {
+            LinkState::Up => 0,
+            LinkState::Backup => 1,
+            LinkState::Unknown => 2,
+            LinkState::Capped => 3,
+            LinkState::Excluded => 4,
+            LinkState::Dead => 5,
+            LinkState::Down => 6,
+        };
+        Family::ALL.map(|family| self.family_state(family)).into_iter().min_by_key(|state| order(*state)).unwrap_or(LinkState::Unknown)
+    }
+
+    /// Counts its falls: what comes and goes within a second is seen by nobody who looks once a second.
+    pub fn count_falls(&mut self) {
+        match self.state() {
+            LinkState::Up | LinkState::Backup => self.lived = true,
+            LinkState::Down | LinkState::Dead => self.falls += u64::from(std::mem::take(&mut self.lived)),
+            LinkState::Unknown | LinkState::Capped | LinkState::Excluded => {}
+        }
+    }
+
+    /// Why the link is in its state, where there is something to say.
+    pub fn reason(&self) -> Option<String> {
+        if let Some(refused) = &self.refused {
+            return Some(refused.clone());
+        }
+        match self.state() {
+            LinkState::Capped => Some("its monthly allowance is used up".to_owned()),
+            LinkState::Excluded => Some("the configuration excludes it".to_owned()),
+            LinkState::Down if !self.facts.carrier => Some("no carrier".to_owned()),
+            LinkState::Down if self.facts.addresses.is_empty() => Some("no address".to_owned()),
+            LinkState::Down => Some("no default route".to_owned()),
+            LinkState::Dead => {
+                Family::ALL.iter().filter(|family| self.facts.usable(**family)).find_map(|family| self.health.get(*family).reason())
+            }
+            LinkState::Up | LinkState::Backup | LinkState::Unknown => None,
+        }
+    }
+}

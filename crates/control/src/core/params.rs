@@ -1,0 +1,103 @@
+//! The rule's parameters, which the kernel decides by.
+
+use std::net::IpAddr;
+
+use crate::steering::{SteerLink, SteerParams, Steering, SteeringError};
+use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
+use braid_model::{Class, Direction, Family, PerFamily, Rate, Time};
+
+use super::timeouts::RETRY;
+use super::{Core, Link, rules};
+
+impl<S: Steering> Core<S> {
+    /// Puts the parameters of the rule in force, if they changed.
+    pub(super) fn update_params(&mut self, now: Time) -> Result<(), SteeringError> {
+        let params = self.build_params(now);
+        self.params_due = None;
+        if self.params.as_ref() != Some(&params) {
+            self.params_due = Some(now + RETRY);
+            self.steering.set_params(&params)?;
+            self.params_due = None;
+            self.params = Some(params);
+            // Which servers are used depends on which links are.
+            self.update_servers(now)?;
+        }
+        Ok(())
+    }
+
+    fn build_params(&mut self, now: Time) -> SteerParams {
+        let sole = self.sole(now);
+        let policy = &self.config.policy;
+        let backup = self.waiting();
+        let steps = steps(&self.weights(now), policy.scheduler.weighted());
+        let prices = self.prices(now);
+        let mut links = [const { None }; MAX_LINKS];
+        for link in self.links.values() {
+            let price = prices.get(&link.facts.index).copied().unwrap_or(0);
+            links[link.slot] = Some(self.steer_link(link, steps[link.slot], price, now));
+        }
+        if let Some(sole) = sole {
+            for (slot, link) in links.iter_mut().enumerate() {
+                let Some(link) = link else { continue };
+                link.rank = if slot == sole { 0 } else { link.rank.saturating_add(1) };
+            }
+        }
+        let usable = PerFamily { v4: self.usable(Family::V4), v6: self.usable(Family::V6) };
+        let targets = self.targets(&links, LinkMask(usable.v4.0 | usable.v6.0), backup);
+        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        SteerParams {
+            mode: if sole.is_some() { Mode::OnlyOne } else { policy.scheduler.mode() },
+            targets,
+            scheduler: policy.scheduler as u8,
+            default_demand: policy.default_demand,
+            affinity: policy.affinity,
+            links,
+            usable,
+            backup,
+            rules: rules::steer_rules(policy, &devices, &self.executables, &self.peers, self.names.as_mut()),
+            // Calls and the like go over two links at once, unless that costs money.
+            redirected: if self.peers.is_empty() || self.links.values().any(|link| link.rule.metered) {
+                Vec::new()
+            } else {
+                vec![Class::RealTime]
+            },
+            straight: self.straight(),
+        }
+    }
+
+    fn steer_link(&self, link: &Link, step: u64, price: u64, now: Time) -> SteerLink {
+        let facts = &link.facts;
+        let metric = Family::ALL.iter().filter_map(|family| facts.gateways.get(*family).first()).map(|route| route.metric).min();
+        let rate = [Direction::Down, Direction::Up].map(|direction| rate_of(link, direction, now));
+        SteerLink {
+            index: facts.index,
+            name: facts.name.clone(),
+            rank: metric.unwrap_or(u32::MAX),
+            source4: facts.source(Family::V4).and_then(|addr| match addr {
+                IpAddr::V4(v4) => Some(v4),
+                IpAddr::V6(_) => None,
+            }),
+            source6: facts.source(Family::V6).and_then(|addr| match addr {
+                IpAddr::V6(v6) => Some(v6),
+                IpAddr::V4(_) => None,
+            }),
+            rate,
+            price,
+            step,
+        }
+    }
+}
+
+/// Estimates move all the time; the kernel is told only what matters: a change of about 3 % or more.
+pub(super) fn coarse(rate: u64) -> u64 {
+    if rate < 32 {
+        return rate;
+    }
+    let shift = rate.ilog2() - 5;
+    (rate >> shift) << shift
+}
+
+/// A link's capacity as the kernel is told.
+pub(super) fn rate_of(link: &Link, direction: Direction, now: Time) -> Rate {
+    Rate::from_bps(coarse(link.estimate(direction, now).rate.bytes_per_second()).saturating_mul(8))
+}

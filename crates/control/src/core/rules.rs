@@ -1,0 +1,220 @@
+//! The policy as the kernel's side needs it: executables as inodes, control groups as ids, links as slots.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::steering::{AppId, ExeId, SteerMatch, SteerRule, Straight, Way};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Policy};
+use braid_model::{Application, LinkFacts};
+
+/// Finds programs and control groups in the running system.
+pub trait Names {
+    /// What the kernel sees as the executable when `path` is run now.
+    fn executable(&mut self, path: &Path) -> Option<ExeId>;
+    /// A control group's id and depth.
+    fn cgroup(&mut self, path: &str) -> Option<(u64, u32)>;
+    /// The program behind an application just met, by one of its processes, and the control group that process is in.
+    fn application(&mut self, app: &AppId, process: u32, cgroup: u64) -> (Application, Option<String>);
+    /// The model of a network device, where the system knows one.
+    fn model(&mut self, _device: &str) -> Option<String> {
+        None
+    }
+}
+
+/// The most replaced versions of a program that are still recognised while they run.
+const VERSIONS: usize = 4;
+
+/// The inodes of the policy's executables. A program that is upgraded gets a new one; processes of the old one still run.
+#[derive(Debug, Default)]
+pub(super) struct Executables {
+    versions: BTreeMap<PathBuf, Vec<ExeId>>,
+}
+
+impl Executables {
+    /// Looks at every executable the policy names again. Whether anything changed.
+    pub(super) fn refresh(&mut self, policy: &Policy, names: &mut dyn Names) -> bool {
+        let before = self.versions.clone();
+        let paths: Vec<PathBuf> = matchers(policy).into_iter().filter_map(|matcher| matcher.exe).collect();
+        self.versions.retain(|path, _| paths.contains(path));
+        for path in paths {
+            let current = names.executable(&path);
+            let versions = self.versions.entry(path).or_default();
+            if let Some(current) = current {
+                versions.retain(|known| *known != current);
+                versions.insert(0, current);
+                versions.truncate(VERSIONS);
+            }
+        }
+        before != self.versions
+    }
+
+    /// The executables looked at.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.versions.keys()
+    }
+
+    /// Every known version of the executable at `path`; none if the policy does not name it.
+    pub(super) fn of(&self, path: &Path) -> Vec<ExeId> {
+        self.versions.get(path).cloned().unwrap_or_default()
+    }
+}
+
+/// Every matcher in the order in which they are tried: exclusions, then `[[app]]` entries.
+fn matchers(policy: &Policy) -> Vec<AppMatcher> {
+    policy.exclude.matchers().into_iter().chain(policy.apps.iter().map(|rule| rule.matcher.clone())).collect()
+}
+
+/// How many of [`steer_rules`]'s rules are exclusions: those come first.
+pub(super) fn exclusions(policy: &Policy) -> usize {
+    policy.exclude.matchers().len()
+}
+
+/// Which way a rule's connections go: to the daemon only while a peer that may carry them can be reached.
+fn way(rule: &AppRule, peers: &BTreeSet<String>) -> Option<Way> {
+    let reached = rule.relay.as_ref().map_or(!peers.is_empty(), |relay| peers.contains(relay));
+    match rule.carry {
+        Carry::Auto => None,
+        Carry::Bond | Carry::Duplicate if reached => Some(Way::Redirect),
+        // Its destination may run Braid itself.
+        Carry::Bond | Carry::Duplicate if rule.relay.is_none() => None,
+        Carry::Direct | Carry::Bond | Carry::Duplicate => Some(Way::Direct),
+    }
+}
+
+/// What of a rule's flows goes straight to a host that runs Braid. A relay that is named is the only peer.
+pub(super) fn straight(rule: &AppRule) -> Straight {
+    match rule.carry {
+        _ if rule.relay.is_some() => Straight::Nothing,
+        Carry::Direct => Straight::Nothing,
+        Carry::Auto => Straight::Usual,
+        Carry::Bond | Carry::Duplicate => Straight::All,
+    }
+}
+
+/// The rules for the kernel's side; `peers` are those that can be reached.
+pub(super) fn steer_rules(
+    policy: &Policy,
+    links: &[(usize, &LinkFacts)],
+    executables: &Executables,
+    peers: &BTreeSet<String>,
+    names: &mut dyn Names,
+) -> Vec<SteerRule> {
+    let mut condition = |matcher: &AppMatcher| SteerMatch {
+        // What a client of the proxy asks for never comes by the kernel: no file is meant.
+        exe: if matcher.client.is_some() { Some(Vec::new()) } else { matcher.exe.as_ref().map(|path| executables.of(path)) },
+        name: matcher.name.clone(),
+        port: matcher.port,
+        destination: matcher.destination,
+        cgroup: matcher.cgroup.as_ref().map(|path| names.cgroup(path)),
+        user: matcher.user,
+    };
+    let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, links.iter().copied());
+    let excluded = policy.exclude.matchers();
+    let mut rules: Vec<_> =
+        excluded.iter().map(|matcher| SteerRule { matching: condition(matcher), exclude: true, ..Default::default() }).collect();
+    rules.extend(policy.apps.iter().map(|rule: &AppRule| SteerRule {
+        matching: condition(&rule.matcher),
+        exclude: false,
+        links: rule.links.as_deref().map(mask),
+        prefer: (!rule.prefer.is_empty()).then(|| mask(&rule.prefer)),
+        class: rule.class,
+        affinity: rule.affinity,
+        carry: way(rule, peers),
+        straight: straight(rule),
+    }));
+    rules
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_decide::connection::LinkMask;
+    use braid_decide::policy::{Exclusions, Pattern};
+    use braid_model::{LinkIndex, LinkKind, PerFamily};
+
+    #[derive(Default)]
+    struct FakeNames {
+        files: BTreeMap<PathBuf, u64>,
+    }
+
+    impl Names for FakeNames {
+        fn executable(&mut self, path: &Path) -> Option<ExeId> {
+            self.files.get(path).map(|inode| ExeId { device: 1, inode: *inode })
+        }
+        fn cgroup(&mut self, path: &str) -> Option<(u64, u32)> {
+            (path == "/known").then_some((77, 1))
+        }
+        fn application(&mut self, app: &AppId, _process: u32, _cgroup: u64) -> (Application, Option<String>) {
+            (Application { exe: None, name: app.name.clone() }, None)
+        }
+    }
+
+    fn device(name: &str) -> LinkFacts {
+        LinkFacts {
+            index: LinkIndex(1),
+            name: name.into(),
+            kind: LinkKind::Wired,
+            mac: None,
+            mtu: 1500,
+            carrier: true,
+            nominal: None,
+            addresses: Vec::new(),
+            gateways: PerFamily::default(),
+            resolvers: Vec::new(),
+        }
+    }
+
+    fn policy() -> Policy {
+        let exe = |path: &str| AppMatcher { exe: Some(path.into()), ..AppMatcher::default() };
+        Policy {
+            exclude: Exclusions { users: vec![7], ..Exclusions::default() },
+            apps: vec![
+                AppRule { matcher: exe("/bin/a"), links: Some(vec![LinkSelector::Name(Pattern::new("wlan0"))]), ..AppRule::default() },
+                AppRule { matcher: AppMatcher { cgroup: Some("/gone".into()), ..AppMatcher::default() }, ..AppRule::default() },
+            ],
+            ..Policy::default()
+        }
+    }
+
+    #[test]
+    fn exclusions_come_first_and_links_become_slots() {
+        let (wlan, lte) = (device("wlan0"), device("lte0"));
+        let mut names = FakeNames { files: [("/bin/a".into(), 5)].into() };
+        let mut executables = Executables::default();
+        assert!(executables.refresh(&policy(), &mut names));
+        let rules = steer_rules(&policy(), &[(3, &wlan), (4, &lte)], &executables, &BTreeSet::new(), &mut names);
+        assert_eq!(exclusions(&policy()), 1);
+        assert!(rules[0].exclude && rules[0].matching.user == Some(7));
+        assert_eq!(rules[1].links, Some(LinkMask(8)));
+        assert_eq!(rules[1].matching.exe, Some(vec![ExeId { device: 1, inode: 5 }]));
+        assert_eq!(rules[2].matching.cgroup, Some(None), "a group that is not there matches nothing");
+    }
+
+    #[test]
+    fn what_asks_for_a_peer_goes_direct_while_that_cannot_be_reached() {
+        let peers = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let rule = |carry, relay: Option<&str>| AppRule { carry, relay: relay.map(str::to_owned), ..AppRule::default() };
+        for (rule, peers, expected) in [
+            (rule(Carry::Auto, None), peers(&["home"]), None),
+            (rule(Carry::Direct, None), peers(&["home"]), Some(Way::Direct)),
+            (rule(Carry::Bond, None), peers(&[]), None),
+            (rule(Carry::Bond, Some("home")), peers(&[]), Some(Way::Direct)),
+            (rule(Carry::Bond, None), peers(&["home"]), Some(Way::Redirect)),
+            (rule(Carry::Duplicate, Some("home")), peers(&["work"]), Some(Way::Direct)),
+            (rule(Carry::Duplicate, Some("home")), peers(&["home", "work"]), Some(Way::Redirect)),
+        ] {
+            assert_eq!(way(&rule, &peers), expected, "{rule:?} {peers:?}");
+        }
+    }
+
+    #[test]
+    fn an_upgraded_program_is_recognised_in_both_versions() {
+        let mut names = FakeNames { files: [("/bin/a".into(), 5)].into() };
+        let mut executables = Executables::default();
+        executables.refresh(&policy(), &mut names);
+        names.files.insert("/bin/a".into(), 6);
+        assert!(executables.refresh(&policy(), &mut names));
+        assert!(!executables.refresh(&policy(), &mut names));
+        assert_eq!(executables.of(Path::new("/bin/a")).iter().map(|exe| exe.inode).collect::<Vec<_>>(), [6, 5]);
+    }
+}

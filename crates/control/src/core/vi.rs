@@ -1,0 +1,93 @@
+//! The virtual interface's rules for whole flows: which links wait for a better one, shares by round-trip time, handover with
+//! hysteresis, and saving power (`decide::virtual_interface`).
+
+use crate::steering::Steering;
+use braid_decide::connection::{LinkMask, MAX_LINKS};
+use braid_decide::policy::Scheduler;
+use braid_decide::virtual_interface::{self as vi, Interface, WINDOW};
+use braid_model::{Bytes, Direction, Family, Power, Rate, Role, Time};
+
+use super::Core;
+use super::link::Link;
+use super::params::{coarse, rate_of};
+
+/// What a packet is taken to hold; it makes no difference to which link takes least energy.
+const PACKET: Bytes = Bytes::new(1500);
+
+impl<S: Steering> Core<S> {
+    /// The links that wait while a better one can be used: those of a lower priority than the best usable one, backups behind all.
+    ///
+    /// Where a rule or an address family leaves a flow only links that wait, they share, whatever their priorities.
+    pub(super) fn waiting(&self) -> LinkMask {
+        let usable = LinkMask(self.usable(Family::V4).0 | self.usable(Family::V6).0);
+        let best = self.links.values().filter(|link| usable.contains(link.slot)).map(level).min();
+        let waits = |link: &&Link| best.map_or(link.rule.role == Role::Backup, |best| level(link) > best);
+        let mut waiting = LinkMask::default();
+        self.links.values().filter(waits).for_each(|link| waiting.insert(link.slot));
+        waiting
+    }
+
+    /// What each link weighs in weighted round robin, in one unit.
+    pub(super) fn weights(&self, now: Time) -> [u64; MAX_LINKS] {
+        let mut weights = [0; MAX_LINKS];
+        if self.config.policy.scheduler == Scheduler::RttShare {
+            for (weight, share) in weights.iter_mut().zip(vi::shares(&self.interfaces(now))) {
+                // Coarsely, so that the kernel is not told of every sample.
+                *weight = coarse((share * f64::from(1 << 20)) as u64);
+            }
+        } else {
+            for link in self.links.values() {
+                weights[link.slot] = rate_of(link, Direction::Down, now).bytes_per_second();
+            }
+        }
+        weights
+    }
+
+    /// The one link that takes all flows, if it is to be one: to save power, or because the scheduler is a handover.
+    pub(super) fn sole(&mut self, now: Time) -> Option<usize> {
+        let interfaces = self.interfaces(now);
+        if self.saves_power() {
+            let shares = vi::power_saving_shares(&interfaces, WINDOW, PACKET);
+            let used: Vec<usize> = (0..MAX_LINKS).filter(|slot| shares[*slot] > 0.0).collect();
+            if let [sole] = used[..] {
+                return Some(sole);
+            }
+        }
+        if self.config.policy.scheduler != Scheduler::Handover {
+            return None;
+        }
+        self.handover.update(&interfaces)
+    }
+
+    /// Whether flows go where they take least energy, since the battery is low.
+    pub(super) fn saves_power(&self) -> bool {
+        let battery = |supply: &braid_decide::tradeoff::Supply| vi::saves_power(Some((supply.level * 100.0) as u8), supply.plugged);
+        self.config.policy.power_saving && self.supply.as_ref().is_some_and(battery)
+    }
+
+    /// The links as the rules see them, by slot; empty slots are not available.
+    fn interfaces(&self, now: Time) -> [Interface; MAX_LINKS] {
+        let nobody = Interface { priority: 0, available: false, srtt: None, bandwidth: Rate::ZERO, power: Power::ZERO };
+        let mut interfaces = [nobody; MAX_LINKS];
+        let usable = LinkMask(self.usable(Family::V4).0 | self.usable(Family::V6).0);
+        // A link whose appetite is not known must not look free.
+        let powers = self.links.values().filter_map(|link| self.active_power(link, now));
+        let dearest = powers.fold(Power::ZERO, |most, power| if power > most { power } else { most });
+        for link in self.links.values() {
+            interfaces[link.slot] = Interface {
+                priority: level(link),
+                available: usable.contains(link.slot),
+                srtt: link.rtt.smoothed(now),
+                bandwidth: rate_of(link, Direction::Down, now),
+                power: self.active_power(link, now).unwrap_or(dearest),
+            };
+        }
+        interfaces
+    }
+}
+
+/// A link's place: its priority, 0 first; backups behind all others.
+fn level(link: &Link) -> u32 {
+    let behind = if link.rule.role == Role::Backup { 1 << 16 } else { 0 };
+    behind + u32::from(link.rule.priority)
+}

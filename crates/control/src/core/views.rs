@@ -1,0 +1,264 @@
+//! What people and programs are told, in the API's words.
+
+use crate::steering::{FlowRow, Steering};
+use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
+use braid_decide::capacity::Estimate;
+use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
+use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
+
+use super::energy::LinkEnergy;
+use super::link::Link;
+use super::{Core, living};
+use crate::history::{Power, Pulse};
+
+impl<S: Steering> Core<S> {
+    /// `GET /v1/status`.
+    pub fn status(&mut self, now: Time) -> Status {
+        let counters = self.steering.counters().ok();
+        let count = |get: fn(&crate::steering::SteeringCounters) -> u64| counters.as_ref().map(get);
+        Status {
+            schema_version: SCHEMA_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            scheduler: self.config.policy.scheduler.to_string(),
+            links: self.links(now),
+            flows: self.living_count() as u64,
+            peers: Vec::new(),
+            interception: Some("ebpf".to_owned()),
+            uptime_ms: Some(now.since(self.started).as_millis() as u64),
+            config: None,
+            counters: Counters {
+                steered: count(|counters| counters.steered),
+                left: count(|counters| counters.left_alone),
+                denied: count(|counters| counters.denied),
+                failed: count(|counters| counters.failed),
+                untracked: count(|counters| counters.untracked),
+                lost_events: count(|counters| counters.lost_events),
+                redirected: count(|counters| counters.redirected),
+                not_redirected: count(|counters| counters.not_redirected),
+            },
+            battery: self.supply.map(|supply| Battery {
+                level: supply.level,
+                plugged: supply.plugged,
+                power_w: supply.power.map(|power| power.watts()),
+            }),
+            utility: self.utility_now(),
+            saving_power: self.saves_power(),
+            target_down_bps: self.target_now(Direction::Down).map(|rate| rate.bps()),
+            target_up_bps: self.target_now(Direction::Up).map(|rate| rate.bps()),
+            warnings: self.warnings(),
+            ui: None,
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.steering.warnings();
+        for family in Family::ALL {
+            let configured = self.links.values().filter(|link| link.configured(family) && !link.capped()).count();
+            let alive = self.links.values().filter(|link| link.usable(family)).count();
+            if configured > 0 && alive == 0 {
+                warnings.push(format!("every link is judged dead in {family}: all are treated as up until one answers"));
+            }
+        }
+        if !self.links.is_empty() && self.links.values().all(|link| link.rule.role == Role::Excluded) {
+            let names: Vec<&str> = self.links.values().map(|link| link.facts.name.as_str()).collect();
+            warnings.push(format!(
+                "every link is excluded by its [[link]] entry ({}): nothing is steered; take role = \"excluded\" from one",
+                names.join(", ")
+            ));
+        }
+        warnings.extend(self.server_warnings());
+        warnings
+    }
+
+    /// `GET /v1/links`.
+    pub fn links(&mut self, now: Time) -> Vec<LinkView> {
+        let board = self.steering.board().ok();
+        let lane = |link: &Link| board.as_ref().map(|board| &board.lanes[link.slot]);
+        let used = self.links.values().map(|link| link_view(link, now, lane(link), self.link_energy(link, now)));
+        let crowd = self.crowd.iter().map(|facts| {
+            let rule = self.config.policy.link_rule(facts).cloned().unwrap_or_default();
+            let mut link = Link::new(facts.clone(), 0, rule, self.config.probe, now);
+            link.refused = Some(super::CROWDED.to_owned());
+            link_view(&link, now, None, None)
+        });
+        used.chain(crowd).collect()
+    }
+
+    pub(super) fn device_name(&self, row: &FlowRow) -> String {
+        let device = self.network.interface(row.link);
+        device.map_or_else(|| living::gone(row.link), |device| device.name.clone())
+    }
+
+    /// What every link does, for the history. `bonded` counts the flows that peers carry over a device.
+    pub fn pulses(&self, now: Time, bonded: impl Fn(&str) -> u64) -> Vec<Pulse> {
+        let pulse = |link: &Link| Pulse {
+            index: link.facts.index,
+            name: link.facts.name.clone(),
+            state: link.state(),
+            reason: link.reason(),
+            falls: link.falls,
+            usable: Family::ALL.iter().any(|family| link.usable(*family)),
+            rank: Family::ALL.iter().filter_map(|family| link.facts.gateways.get(*family).first()).map(|route| route.metric).min(),
+            device: link.device,
+            read_at: link.device_at,
+            rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
+            loss: link.loss.rate(now),
+            energy: link.energy.total(),
+            cost: self.byte_cost(link, now),
+            money_per_gb: link.rule.cost_per_gb,
+            flows: self.flows.iter().filter(|living| living.row.link == link.facts.index).count() as u64,
+            bonded: bonded(&link.facts.name),
+        };
+        self.links.values().map(pulse).collect()
+    }
+
+    /// What the machine runs on and does about it.
+    pub fn power(&self) -> Power {
+        Power { plugged: self.supply.map(|supply| supply.plugged), saving: self.saves_power() }
+    }
+
+    /// `GET /v1/policy`.
+    pub fn policy(&self) -> PolicyView {
+        let policy = &self.config.policy;
+        PolicyView {
+            schema_version: SCHEMA_VERSION,
+            scheduler: policy.scheduler.to_string(),
+            affinity: policy.affinity.map(|affinity| affinity_name(affinity).to_owned()),
+            utility: (policy.scheduler == Scheduler::Operetta).then(|| super::energy::utility_text(&policy.utility)),
+            default_demand_bytes: policy.default_demand.get(),
+            links: policy
+                .links
+                .iter()
+                .map(|rule| LinkEntry {
+                    matches: link_matcher_text(&rule.matcher),
+                    devices: self.links.values().filter(|link| link.rule == *rule).map(|link| link.facts.name.clone()).collect(),
+                    role: role_name(rule.role).to_owned(),
+                    priority: rule.priority,
+                    metered: rule.metered,
+                    cap_bytes: rule.cap.map(Bytes::get),
+                    reset_day: rule.metered.then_some(rule.reset_day),
+                    probe: rule.probe.map(|mode| match mode {
+                        ProbeMode::Continuous => "continuous".to_owned(),
+                        ProbeMode::OnDemand => "on-demand".to_owned(),
+                    }),
+                    cost_per_gb: (rule.cost_per_gb > 0.0).then_some(rule.cost_per_gb),
+                })
+                .collect(),
+            apps: policy
+                .apps
+                .iter()
+                .map(|rule| AppEntry {
+                    matches: matcher_text(&rule.matcher),
+                    links: rule.links.as_ref().map(|links| links.iter().map(ToString::to_string).collect()),
+                    prefer: rule.prefer.iter().map(ToString::to_string).collect(),
+                    class: rule.class.map(|class| class.to_string()),
+                    affinity: rule.affinity.map(|affinity| affinity_name(affinity).to_owned()),
+                    carry: rule.carry.name().to_owned(),
+                    copies: rule.copies,
+                    relay: rule.relay.clone(),
+                    resolve: rule.resolve.name().to_owned(),
+                    weight: rule.weight,
+                })
+                .collect(),
+            exclude: policy.exclude.matchers().iter().map(|matcher| ExcludeEntry { matches: matcher_text(matcher) }).collect(),
+        }
+    }
+
+    /// The network as last seen.
+    pub fn network(&self) -> &NetworkSnapshot {
+        &self.network
+    }
+}
+
+fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lane>, energy: Option<LinkEnergy>) -> LinkView {
+    let capacity = |direction| link.estimate(direction, now);
+    let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
+    // A guess is for the rule, which needs some number; people are told what is known.
+    let known = |estimate: &Estimate| Some(estimate.rate.bps()).filter(|rate| *rate > 0 && estimate.is_known());
+    let age = |estimate: &Estimate| estimate.age.map(|age| age.as_millis() as u64);
+    let gateways = |routes: &PerFamily<Vec<braid_model::DefaultRoute>>| {
+        let all = Family::ALL.iter().flat_map(|family| routes.get(*family).iter().filter_map(|route| route.gateway));
+        all.map(|gateway| gateway.to_string()).collect()
+    };
+    let moved = link.moved();
+    LinkView {
+        name: link.facts.name.clone(),
+        state: link.state().to_string(),
+        kind: link.facts.kind.to_string(),
+        addresses: link.facts.addresses.iter().map(ToString::to_string).collect(),
+        capacity_down_bps: known(&down),
+        capacity_up_bps: known(&up),
+        rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
+        loss: link.loss.rate(now),
+        rx_bytes: Some(moved[0].get()),
+        tx_bytes: Some(moved[1].get()),
+        flows: lane.map_or(0, |lane| u64::from(lane.flows)),
+        index: Some(link.facts.index.0),
+        reason: link.reason(),
+        role: Some(role_name(link.rule.role).to_owned()),
+        state_v4: Some(link.family_state(Family::V4).to_string()),
+        state_v6: Some(link.family_state(Family::V6).to_string()),
+        gateways: gateways(&link.facts.gateways),
+        resolvers: link.facts.resolvers.iter().map(ToString::to_string).collect(),
+        mtu: Some(link.facts.mtu),
+        device_rx_bytes: link.device.map(|device| device[0].get()),
+        device_tx_bytes: link.device.map(|device| device[1].get()),
+        rate_down_bps: link.rate[0].map(|rate| rate.bps()),
+        rate_up_bps: link.rate[1].map(|rate| rate.bps()),
+        load_down_bytes: lane.map(|lane| lane.load[0]),
+        load_up_bytes: lane.map(|lane| lane.load[1]),
+        capacity_confidence: Some(down.confidence),
+        capacity_age_ms: age(&down),
+        capacity_up_confidence: Some(up.confidence),
+        capacity_up_age_ms: age(&up),
+        metered: link.rule.metered,
+        cap_bytes: link.rule.cap.map(Bytes::get),
+        used_bytes: link.allowance.as_ref().map(|allowance| allowance.used().get()),
+        energy_j: link.energy.total().map(Joules::get),
+        energy_down_j_per_gb: energy.as_ref().map(|energy| energy.cost.down.get() * 1e9),
+        energy_up_j_per_gb: energy.as_ref().map(|energy| energy.cost.up.get() * 1e9),
+        energy_source: energy.map(|energy| energy.source),
+        cost_per_gb: (link.rule.cost_per_gb > 0.0).then_some(link.rule.cost_per_gb),
+    }
+}
+
+pub(super) fn affinity_name(affinity: Affinity) -> &'static str {
+    match affinity {
+        Affinity::None => "none",
+        Affinity::Destination => "destination",
+        Affinity::Application => "application",
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Normal => "normal",
+        Role::Backup => "backup",
+        Role::Excluded => "excluded",
+    }
+}
+
+/// A matcher as it reads in the configuration.
+pub(super) fn matcher_text(matcher: &AppMatcher) -> String {
+    let parts = [
+        matcher.exe.as_ref().map(|exe| format!("exe = {exe:?}")),
+        matcher.name.as_ref().map(|name| format!("name = {name:?}")),
+        matcher.port.map(|port| format!("port = {port}")),
+        matcher.destination.map(|net| format!("destination = \"{net}\"")),
+        matcher.cgroup.as_ref().map(|group| format!("cgroup = {group:?}")),
+        matcher.user.map(|user| format!("user = {user}")),
+        matcher.client.as_ref().map(|client| format!("client = \"{client}\"")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn link_matcher_text(matcher: &LinkMatcher) -> String {
+    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let parts = [
+        matcher.name.as_ref().map(|name| format!("name = \"{}\"", name.as_str())),
+        matcher.kind.map(|kind| format!("kind = \"{kind}\"")),
+        matcher.mac.map(|bytes| format!("mac = \"{}\"", mac(bytes))),
+        matcher.address.map(|net| format!("address = \"{net}\"")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,413 @@
+//! Steering without a kernel: the same rule on flows that live in memory. For tests of the engine, quick and exact.
+//!
+//! [`FakeSteering::chaos`] makes calls fail as a system in trouble would.
+
+pub mod network;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use braid_decide::connection::{Board, LinkMask, Request};
+use braid_decide::policy::{Admission, admit};
+use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time};
+use ipnet::IpNet;
+
+use crate::steering::{
+    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Straight, Walk, Way,
+};
+
+/// What became of a connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Steered {
+    /// It was given the link in this slot.
+    To(usize, FlowId),
+    /// It was turned to the daemon.
+    Redirected,
+    /// It was left to the system.
+    LeftAlone,
+    /// It failed.
+    Denied,
+}
+
+/// The fake.
+#[derive(Debug, Default)]
+pub struct FakeSteering {
+    params: Option<SteerParams>,
+    board: Board,
+    prefixes: BTreeMap<Family, Vec<(IpNet, bool)>>,
+    resolvers: Vec<(IpAddr, LinkMask)>,
+    servers: Vec<IpAddr>,
+    closed: Vec<(IpAddr, u16)>,
+    refused: Vec<IpAddr>,
+    /// Applications in whose cgroups programs of others filter.
+    filtered: BTreeSet<AppId>,
+    flows: BTreeMap<FlowId, FlowRow>,
+    learnt: BTreeMap<(AppId, u16), Learnt>,
+    classes: BTreeMap<AppId, Class>,
+    /// Applications that the daemon was told of.
+    introduced: BTreeSet<AppId>,
+    events: Vec<SteeringEvent>,
+    signs: BTreeMap<(usize, Family), Signs>,
+    counters: SteeringCounters,
+    heartbeat: Option<Time>,
+    /// How often anything was put in force.
+    changes: u64,
+    redirect_ready: bool,
+    next_id: u64,
+    /// Fails every n-th call, if set.
+    chaos: Option<u64>,
+    calls: u64,
+}
+
+impl FakeSteering {
+    /// A fake whose every `n`-th call fails.
+    pub fn chaos(n: u64) -> Self {
+        Self { chaos: Some(n.max(1)), ..Self::default() }
+    }
+
+    /// Every `n`-th call fails from now on, or none.
+    pub fn set_chaos(&mut self, n: Option<u64>) {
+        self.chaos = n.map(|n| n.max(1));
+    }
+
+    fn call(&mut self, action: &'static str) -> Result<(), SteeringError> {
+        self.calls += 1;
+        match self.chaos {
+            Some(n) if self.calls.is_multiple_of(n) => Err(SteeringError { action, reason: "the fake was told to fail".to_owned() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// How often anything was put in force: parameters, prefixes, resolvers, servers, refusals.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// The destinations that no relay opens.
+    pub fn refused(&self) -> &[IpAddr] {
+        &self.refused
+    }
+
+    /// The living flows.
+    pub fn living(&self) -> impl Iterator<Item = &FlowRow> {
+        self.flows.values()
+    }
+
+    /// The parameters in force.
+    pub fn params(&self) -> Option<&SteerParams> {
+        self.params.as_ref()
+    }
+
+    /// The resolvers in force.
+    pub fn resolvers(&self) -> &[(IpAddr, LinkMask)] {
+        &self.resolvers
+    }
+
+    /// The hosts that run Braid themselves.
+    pub fn servers(&self) -> &[IpAddr] {
+        &self.servers
+    }
+
+    /// The class that was set for an application, by which its flows get their affinity.
+    pub fn class_set(&self, app: &AppId) -> Option<Class> {
+        self.classes.get(app).copied()
+    }
+
+    /// When the daemon last said that it lives.
+    pub fn last_heartbeat(&self) -> Option<Time> {
+        self.heartbeat
+    }
+
+    /// Whether the daemon takes redirected connections; not at first.
+    pub fn set_redirect_ready(&mut self, ready: bool) {
+        self.redirect_ready = ready;
+    }
+
+    /// Programs of others filter the application's cgroup from now on.
+    pub fn filter(&mut self, app: &AppId) {
+        self.filtered.insert(app.clone());
+    }
+
+    /// A program connects.
+    pub fn connect(&mut self, now: Time, app: &AppId, user: u32, to: (IpAddr, u16)) -> Steered {
+        let Some(params) = self.params.clone() else { return Steered::LeftAlone };
+        let family = Family::of(to.0);
+        if !self.steerable(family, to.0) {
+            return Steered::LeftAlone;
+        }
+        let rule = params.rules.iter().position(|rule| rule_matches(rule, app, user, to));
+        let found = rule.map(|rule| &params.rules[rule]);
+        if found.is_some_and(|rule| rule.exclude) {
+            return Steered::LeftAlone;
+        }
+        let mask =
+            match admit(*params.usable.get(family), params.backup, found.and_then(|rule| rule.links), found.and_then(|rule| rule.prefer)) {
+                Admission::Use(mask) => mask,
+                Admission::Deny => {
+                    self.counters.denied += 1;
+                    return Steered::Denied;
+                }
+                Admission::LeaveAlone => return Steered::LeftAlone,
+            };
+        let redirect = match found.and_then(|rule| rule.carry) {
+            Some(carry) => carry == Way::Redirect,
+            None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
+        };
+        let redirect = redirect && !self.refused.contains(&to.0);
+        let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
+        let wanted = params.straight || found.is_some_and(|rule| rule.straight == Straight::All);
+        let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.closed.contains(&to);
+        let filtered = straight && self.filtered.contains(app);
+        if (redirect || straight && !filtered) && self.redirect_ready {
+            self.counters.redirected += 1;
+            return Steered::Redirected;
+        }
+        let known = self.learnt.get(&(app.clone(), to.1));
+        let demand = known.map_or(params.default_demand, |known| known.down + known.up);
+        let direction = if known.is_some_and(|known| known.up > known.down) { Direction::Up } else { Direction::Down };
+        self.sync_lanes(&params);
+        let Some(slot) = self.board.choose(params.mode_for(direction), &Request { allowed: mask, direction, demand }) else {
+            return Steered::LeftAlone;
+        };
+        let Some(link) = &params.links[slot] else { return Steered::LeftAlone };
+        self.next_id += 1;
+        let id = FlowId(self.next_id);
+        let row = FlowRow {
+            id,
+            protocol: Protocol::Tcp,
+            family,
+            app: app.clone(),
+            process: 1,
+            user,
+            cgroup: 1,
+            local: (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000),
+            remote: to,
+            slot,
+            link: link.index,
+            direction,
+            class: Class::Unclassified,
+            scheduler: params.scheduler,
+            rule: rule.map(|rule| rule as u8),
+            started: now,
+            read_at: now,
+            demand,
+            reserved: demand,
+            rx: Bytes::ZERO,
+            tx: Bytes::ZERO,
+            rtt_us: None,
+            retransmissions: Some(0),
+            segments_out: Some(1),
+            delivery_rate: None,
+            connecting: true,
+            filtered,
+        };
+        self.flows.insert(id, row);
+        self.counters.steered += 1;
+        if self.introduced.insert(app.clone()) {
+            self.events.push(SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 1, class: Class::Unclassified });
+        }
+        Steered::To(slot, id)
+    }
+
+    fn steerable(&self, family: Family, to: IpAddr) -> bool {
+        let map = self.prefixes.get(&family);
+        let covering = map.into_iter().flatten().filter(|(net, _)| net.contains(&to)).max_by_key(|(net, _)| net.prefix_len());
+        covering.is_some_and(|(_, steer)| *steer)
+    }
+
+    fn sync_lanes(&mut self, params: &SteerParams) {
+        for (slot, link) in params.links.iter().enumerate() {
+            if let Some(link) = link {
+                let lane = &mut self.board.lanes[slot];
+                lane.rate = link.rate.map(Rate::bytes_per_second);
+                (lane.price, lane.step, lane.rank) = (link.price, link.step, link.rank);
+            }
+        }
+    }
+
+    /// A flow's handshake was answered.
+    pub fn answer(&mut self, now: Time, id: FlowId) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.connecting = false;
+            let signs =
+                self.signs.entry((row.slot, row.family)).or_insert(Signs { answered: 0, answered_at: now, remote: None, timeouts: 0 });
+            signs.answered += 1;
+            signs.answered_at = now;
+            signs.remote = Some(row.remote);
+        }
+    }
+
+    /// A flow moved bytes.
+    pub fn transfer(&mut self, id: FlowId, rx: Bytes, tx: Bytes) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.rx += rx;
+            row.tx += tx;
+            row.connecting = false;
+        }
+    }
+
+    /// The kernel's last sample of what a flow sends; `None`: its program had no more to send.
+    pub fn sample(&mut self, id: FlowId, rate: Option<Rate>) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.delivery_rate = rate;
+        }
+    }
+
+    /// A segment of a flow was not answered in time.
+    pub fn suffer(&mut self, id: FlowId) {
+        if let Some(row) = self.flows.get(&id) {
+            self.events.push(SteeringEvent::Suffering {
+                link: row.link,
+                family: row.family,
+                connecting: row.connecting,
+                retries: 1,
+                remote: row.remote,
+            });
+        }
+    }
+
+    /// A program closes.
+    pub fn close(&mut self, now: Time, id: FlowId) {
+        let Some(mut row) = self.flows.remove(&id) else { return };
+        row.read_at = now;
+        let lane = &mut self.board.lanes[row.slot];
+        let load = &mut lane.load[row.direction as usize];
+        *load = load.saturating_sub(row.reserved.get());
+        lane.flows = lane.flows.saturating_sub(1);
+        self.learn_step(&row.app, row.remote.1, row.rx, row.tx, now);
+        self.counters.ended += 1;
+        self.events.push(SteeringEvent::Ended(row));
+    }
+
+    fn learn_step(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) {
+        if down + up == Bytes::ZERO {
+            return;
+        }
+        let fresh = || Learnt { app: app.clone(), port, down: Bytes::ZERO, up: Bytes::ZERO, count: 0, updated: now };
+        let known = self.learnt.entry((app.clone(), port)).or_insert_with(fresh);
+        let mut demand = braid_decide::demand::Demand { down: known.down, up: known.up, count: known.count, updated: known.updated };
+        demand.learn(down, up, now);
+        (known.down, known.up, known.count, known.updated) = (demand.down, demand.up, demand.count, demand.updated);
+    }
+}
+
+fn rule_matches(rule: &SteerRule, app: &AppId, user: u32, to: (IpAddr, u16)) -> bool {
+    let wanted = &rule.matching;
+    wanted.exe.as_ref().is_none_or(|files| files.contains(&app.exe))
+        && wanted.name.as_ref().is_none_or(|name| *name == app.name)
+        && wanted.port.is_none_or(|port| port == to.1)
+        && wanted.destination.is_none_or(|net| net.contains(&to.0))
+        && wanted.cgroup.is_none()
+        && wanted.user.is_none_or(|wanted| wanted == user)
+}
+
+impl Steering for FakeSteering {
+    type Walked = Vec<FlowRow>;
+
+    fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
+        self.call("say that Braid is alive")?;
+        self.heartbeat = Some(now);
+        Ok(())
+    }
+
+    fn set_params(&mut self, params: &SteerParams) -> Result<(), SteeringError> {
+        self.call("put a new policy in force")?;
+        self.params = Some(params.clone());
+        self.changes += 1;
+        self.sync_lanes(params);
+        Ok(())
+    }
+
+    fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
+        self.call("tell the kernel what may be steered")?;
+        self.prefixes.insert(family, map.to_vec());
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError> {
+        self.call("tell the kernel the links' resolvers")?;
+        self.resolvers = resolvers.to_vec();
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
+        self.call("tell the kernel which hosts run Braid")?;
+        (self.servers, self.closed) = (servers.to_vec(), closed.to_vec());
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
+        self.call("tell the kernel what relays do not open")?;
+        self.refused = refused.to_vec();
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn set_names(&mut self, _names: &[(&str, Class)]) -> Result<(), SteeringError> {
+        self.call("tell the kernel the programs' classes")
+    }
+
+    fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError> {
+        self.call("set an application's class")?;
+        self.classes.insert(app.clone(), class);
+        Ok(())
+    }
+
+    fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError> {
+        self.call("teach an application's demand")?;
+        self.learnt.insert((learnt.app.clone(), learnt.port), learnt.clone());
+        Ok(())
+    }
+
+    fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError> {
+        self.call("learn from a flow")?;
+        self.learn_step(app, port, down, up, now);
+        Ok(())
+    }
+
+    fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError> {
+        self.call("read what was learnt")?;
+        Ok(self.learnt.values().cloned().collect())
+    }
+
+    fn begin_walk(&mut self, now: Time) -> Result<Walk<Vec<FlowRow>>, SteeringError> {
+        self.call("list the flows")?;
+        for row in self.flows.values_mut() {
+            row.read_at = now;
+            let left = braid_decide::demand::remaining(row.demand, row.rx + row.tx);
+            let load = &mut self.board.lanes[row.slot].load[row.direction as usize];
+            *load = load.saturating_sub(row.reserved.get()).saturating_add(left.get());
+            row.reserved = left;
+        }
+        let rows = self.flows.values().cloned().collect();
+        Ok(Box::new(move || Ok(rows)))
+    }
+
+    fn end_walk(&mut self, _now: Time, walked: Vec<FlowRow>) -> Result<Vec<FlowRow>, SteeringError> {
+        Ok(walked)
+    }
+
+    fn board(&mut self) -> Result<Board, SteeringError> {
+        self.call("read the loads")?;
+        Ok(self.board.clone())
+    }
+
+    fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError> {
+        self.call("read a link's signs")?;
+        let none = Signs { answered: 0, answered_at: Time::ZERO, remote: None, timeouts: 0 };
+        Ok(self.signs.get(&(slot, family)).copied().unwrap_or(none))
+    }
+
+    fn counters(&mut self) -> Result<SteeringCounters, SteeringError> {
+        self.call("read the counters")?;
+        Ok(self.counters)
+    }
+
+    fn events(&mut self, limit: usize) -> Vec<SteeringEvent> {
+        let end = self.events.len().min(limit);
+        self.events.drain(..end).collect()
+    }
+}

@@ -1,0 +1,61 @@
+//! A network of wired links, told as the kernel would.
+
+use std::net::IpAddr;
+
+use braid_model::{
+    DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, NetworkSnapshot, NextHop, PerFamily, RouteFacts, RouteKind, RuleAction, RuleFacts,
+};
+use ipnet::{IpNet, Ipv4Net};
+
+/// A link of device `index`, with the address 10.0.`index`.2/24, the gateway 10.0.`index`.1 and the metric 100 + `index`.
+pub fn facts(index: u32, name: &str) -> LinkFacts {
+    let address = |host| IpAddr::from([10, 0, index as u8, host]);
+    let route = DefaultRoute { gateway: Some(address(1)), metric: 100 + index };
+    LinkFacts {
+        index: LinkIndex(index),
+        name: name.to_owned(),
+        kind: LinkKind::Wired,
+        mac: None,
+        mtu: 1500,
+        carrier: true,
+        nominal: None,
+        addresses: vec![IpNet::new_assert(address(2), 24)],
+        gateways: PerFamily { v4: vec![route], v6: vec![] },
+        resolvers: vec![],
+    }
+}
+
+fn main_rule() -> RuleFacts {
+    RuleFacts {
+        family: Family::V4,
+        priority: 32766,
+        source: None,
+        destination: None,
+        mark: None,
+        input: None,
+        output: None,
+        conditional: false,
+        invert: false,
+        action: RuleAction::Table(254),
+        suppress_prefix_len: None,
+        suppress_group: false,
+        ours: false,
+    }
+}
+
+/// The devices, and what the main table holds for them.
+pub fn network(devices: &[LinkFacts]) -> NetworkSnapshot {
+    let routes = devices.iter().flat_map(|device| {
+        device.gateways.v4.iter().map(|route| RouteFacts {
+            table: 254,
+            destination: Ipv4Net::default().into(),
+            kind: RouteKind::Unicast,
+            metric: route.metric,
+            hops: vec![NextHop { device: device.index, gateway: route.gateway, dead: false }],
+            source: None,
+            conditional: false,
+            ours: false,
+        })
+    });
+    NetworkSnapshot { interfaces: devices.to_vec(), routes: routes.collect(), rules: vec![main_rule()], ..NetworkSnapshot::default() }
+}

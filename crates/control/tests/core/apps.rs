@@ -1,0 +1,125 @@
+//! What applications are taken for, and what is learnt of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use braid_control::core::Ended;
+use braid_control::fake::Steered;
+use braid_control::steering::{AppId, ExeId};
+use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_decide::policy::Scheduler;
+use braid_model::{Bytes, FlowId, Joules};
+
+use super::world::*;
+
+const INODE: u64 = 77;
+
+fn id(name: &str) -> AppId {
+    AppId { exe: ExeId { device: 1, inode: INODE }, name: name.to_owned() }
+}
+
+fn open(world: &mut World, name: &str) -> FlowId {
+    match world.connect(name, INODE) {
+        Steered::To(_, id) => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Flows of a program that each last a tenth of a second.
+fn requests(world: &mut World, name: &str, count: u32) {
+    for _ in 0..count {
+        let flow = open(world, name);
+        world.core.steering().transfer(flow, Bytes::new(20_000), Bytes::new(600));
+        world.run(Duration::from_millis(100));
+        let now = world.now;
+        world.core.steering().close(now, flow);
+    }
+    world.run(Duration::from_millis(500));
+}
+
+/// The class that is shown of a program, and where it comes from.
+fn shown(world: &mut World, name: &str) -> (String, Option<String>) {
+    let now = world.now;
+    let app = world.core.applications(now, BTreeMap::new()).into_iter().find(|app| app.name == name).unwrap();
+    (app.class, app.class_source)
+}
+
+#[test]
+fn many_small_flows_look_like_a_browser_and_a_few_like_nothing() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    requests(&mut world, "script", 6);
+    assert_eq!(shown(&mut world, "script"), ("unclassified".to_owned(), None), "six requests in a second are no sixty a minute");
+    requests(&mut world, "pages", 20);
+    assert_eq!(shown(&mut world, "pages"), ("browser".to_owned(), Some("pattern".to_owned())));
+    assert_eq!(world.core.steering().class_set(&id("pages")), None, "a guess gives no affinity");
+}
+
+#[test]
+fn regression_a_download_among_small_requests_is_bulk_while_it_lasts() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    requests(&mut world, "fetcher", 20);
+    assert_eq!(shown(&mut world, "fetcher").0, "browser");
+    let download = open(&mut world, "fetcher");
+    for _ in 0..8 {
+        world.core.steering().transfer(download, Bytes::new(1_000_000), Bytes::new(500));
+        world.run(Duration::from_millis(500));
+    }
+    let now = world.now;
+    let flow = world.core.flows(now).into_iter().find(|flow| flow.id == download.0).unwrap();
+    assert_eq!(flow.class.as_deref(), Some("bulk"));
+    assert_eq!(shown(&mut world, "fetcher"), ("bulk".to_owned(), Some("pattern".to_owned())));
+    world.core.steering().close(now, download);
+    requests(&mut world, "fetcher", 3);
+    assert_eq!(shown(&mut world, "fetcher").0, "bulk", "most of what it moved was that");
+    assert_eq!(world.core.steering().class_set(&id("fetcher")), None, "a guess gives no affinity");
+}
+
+#[test]
+fn a_long_call_is_no_download() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    let call = open(&mut world, "phone");
+    for _ in 0..60 {
+        world.core.steering().transfer(call, Bytes::new(150_000), Bytes::new(140_000));
+        world.run(Duration::from_millis(500));
+    }
+    let now = world.now;
+    let flow = world.core.flows(now).into_iter().find(|flow| flow.id == call.0).unwrap();
+    assert_eq!(flow.class.as_deref(), Some("unclassified"), "it moved {:?}", flow.rx_bytes);
+}
+
+#[test]
+fn flows_that_peers_carry_count_as_those_over_one_link() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    requests(&mut world, "backup", 1);
+    let ended = |world: &World, rx: u64, seconds: u64| Ended {
+        app: id("backup"),
+        port: 443,
+        started: world.now,
+        at: world.now + Duration::from_secs(seconds),
+        rx: Bytes::new(rx),
+        tx: Bytes::new(600),
+    };
+    let flow = ended(&world, 8_000_000, 2);
+    let joules = |joules: f64| {
+        let mut meter = EnergyMeter::default();
+        meter.count(Some(ByteCost { down: Joules::new(joules), up: Joules::ZERO }), Bytes::new(1), Bytes::ZERO);
+        meter
+    };
+    world.core.on_carried(&flow, joules(5.0)).unwrap();
+    let now = flow.at;
+    let bonded = BTreeMap::from([((id("backup"), 443), (3, joules(2.0))), ((id("backup"), 80), (1, EnergyMeter::default()))]);
+    let apps = world.core.applications(now, bonded.clone());
+    let app = apps.iter().find(|app| app.name == "backup").unwrap();
+    assert_eq!((app.samples, app.flows, app.port), (2, 3, Some(443)));
+    assert_eq!(app.energy_j, Some(7.0), "what ended, and what lives");
+    // One eighth of the way from the first flow's to the second's.
+    assert_eq!(app.demand_bytes, Some(20_000 - 2_500 + 1_000_000 + 600 - 75 + 75));
+    assert_eq!(app.max_rate_down_bps, Some(32_000_000));
+    assert!(app.rate_down_bps > Some(20_000_000) && app.age_ms == Some(0), "{app:?}");
+    assert_eq!(app.class, "bulk", "by what it moved");
+    // A program that was never seen elsewhere.
+    let other = Ended { app: AppId { name: "new".to_owned(), ..id("new") }, ..ended(&world, 5_000, 1) };
+    world.core.on_carried(&other, EnergyMeter::default()).unwrap();
+    let apps = world.core.applications(now, bonded);
+    assert_eq!(apps.iter().find(|app| app.name == "new").unwrap().demand_bytes, Some(5_600));
+}

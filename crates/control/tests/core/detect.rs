@@ -1,0 +1,378 @@
+//! Servers that run Braid: who is asked, and what becomes of the answers.
+
+use std::time::Duration;
+
+use braid_api::ExplainRequest;
+use braid_control::config::{Config, Detect};
+use braid_control::core::{ServerNews, UNREAD};
+use braid_control::fake::{FakeSteering, Steered};
+use braid_control::steering::{AppId, ExeId, RedirectedFlow};
+use braid_decide::detection::{Answer, FRESH};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, Scheduler};
+use braid_model::key::PublicKey;
+use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts, Time};
+
+use super::world::*;
+
+impl World {
+    /// A program has a flow to `to` that is answered; closed at once if `short`.
+    fn spoken_with(&mut self, name: &str, to: (&str, u16), short: bool) {
+        let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: name.to_owned() };
+        let now = self.now;
+        let Steered::To(_, id) = self.core.steering().connect(now, &app, 1000, (to.0.parse().unwrap(), to.1)) else { return };
+        self.core.steering().transfer(id, Bytes::new(100), Bytes::new(100));
+        if short {
+            self.core.steering().close(now, id);
+        }
+        self.run(Duration::from_millis(300));
+    }
+
+    fn asked(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.questions).into_iter().map(|question| question.host.to_string()).collect()
+    }
+
+    /// The host says this over each link that it is asked over.
+    fn answer(&mut self, answer: Answer<PublicKey>) {
+        while let Some(question) = (!self.questions.is_empty()).then(|| self.questions.remove(0)) {
+            self.answer_over(question.link.slot, answer);
+        }
+    }
+
+    fn answer_over(&mut self, link: usize, answer: Answer<PublicKey>) {
+        self.core.on_answer(self.now, SERVER, link, answer).unwrap();
+        self.run(Duration::from_millis(10));
+    }
+
+    fn is_redirected(&mut self, name: &str) -> bool {
+        matches!(self.connect(name, 5), Steered::Redirected)
+    }
+}
+
+/// A flow to the server that was redirected.
+fn turned(now: Time) -> RedirectedFlow {
+    RedirectedFlow {
+        id: FlowId(1),
+        remote: (SERVER, 443).into(),
+        app: AppId { exe: ExeId { device: 1, inode: 1 }, name: "test".into() },
+        process: 1,
+        user: 1,
+        cgroup: 1,
+        class: Class::Unclassified,
+        rule: None,
+        direction: Direction::Down,
+        demand: Bytes::ZERO,
+        started: now,
+        filtered: false,
+    }
+}
+
+fn explained(world: &mut World, name: &str) -> String {
+    let request = ExplainRequest { name: Some(name.to_owned()), destination: Some(SERVER.to_string()), ..Default::default() };
+    world.core.explain(world.now, &request).unwrap().reason
+}
+
+fn named(name: &str) -> AppRule {
+    AppRule { matcher: AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() }, ..AppRule::default() }
+}
+
+/// Every host is asked.
+fn config(scheduler: Scheduler) -> Config {
+    Config { detect: Detect::Everybody, ..super::world::config(scheduler) }
+}
+
+const KEY: [u8; 32] = [7; 32];
+
+/// A world whose server is known to run Braid.
+fn straight(config: Config) -> World {
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.core.steering().set_redirect_ready(true);
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    assert_eq!(world.questions.len(), 1);
+    world.answer(Answer::Runs(KEY.into()));
+    world
+}
+
+#[test]
+fn a_host_is_asked_once_beside_its_first_flow_over_the_same_link() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let Steered::To(slot, id) = world.connect("test", 5) else { panic!() };
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.asked(), Vec::<String>::new(), "it has not answered the flow itself");
+    let now = world.now;
+    world.core.steering().answer(now, id);
+    world.run(Duration::from_millis(500));
+    let [question] = &std::mem::take(&mut world.questions)[..] else { panic!("{:?}", world.questions) };
+    assert_eq!((question.host, question.expect, question.link.slot), (SERVER, None, slot));
+    for short in [false, true] {
+        world.spoken_with("test", ("203.0.113.10", 80), short);
+    }
+    assert_eq!(world.asked(), Vec::<String>::new());
+    world.spoken_with("test", ("203.0.113.11", 80), true);
+    assert_eq!(world.asked(), ["203.0.113.11"], "also when the flow is over before it is looked at");
+    world.answer_over(slot, Answer::Silent);
+    world.run(Duration::from_secs(60));
+    world.spoken_with("test", ("203.0.113.10", 80), false);
+    assert_eq!(world.asked(), Vec::<String>::new());
+    assert!(!world.is_redirected("test"));
+}
+
+#[test]
+fn nobody_is_asked_whose_answer_would_not_be_used() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.exclude.names = vec!["excluded".to_owned()];
+    config.policy.apps = vec![
+        AppRule { carry: Carry::Direct, ..named("direct") },
+        AppRule { relay: Some("home".to_owned()), ..named("relayed") },
+        AppRule { links: only(&["lte0"]), ..named("pinned") },
+        AppRule { prefer: only(&["lte0"]).unwrap(), ..named("preferring") },
+        AppRule { carry: Carry::Bond, ..named("bonded") },
+    ];
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    for name in ["excluded", "direct", "relayed", "pinned", "preferring"] {
+        world.spoken_with(name, ("203.0.113.10", 443), false);
+        assert_eq!(world.asked(), Vec::<String>::new(), "{name}");
+    }
+    for private in ["10.1.2.3", "192.168.7.7", "172.16.1.1", "100.64.1.1", "169.254.1.1"] {
+        world.spoken_with("test", (private, 443), false);
+    }
+    world.spoken_with("test", ("203.0.113.10", 53), false);
+    world.spoken_with("test", ("203.0.113.10", 853), false);
+    assert_eq!(world.asked(), Vec::<String>::new());
+    world.spoken_with("bonded", ("203.0.113.10", 443), false);
+    assert_eq!(world.asked(), ["203.0.113.10"]);
+    for scheduler in [Scheduler::OnlyOne, Scheduler::Operetta, Scheduler::Handover] {
+        config.policy.scheduler = scheduler;
+        let mut world = World::new(config.clone());
+        world.run(Duration::from_secs(1));
+        world.spoken_with("test", ("203.0.113.10", 443), false);
+        assert_eq!(world.asked(), Vec::<String>::new(), "{scheduler}");
+        world.spoken_with("bonded", ("203.0.113.10", 443), false);
+        assert_eq!(world.asked(), ["203.0.113.10"], "{scheduler}");
+    }
+    for (detect, expected) in [
+        (Detect::Nobody, None),
+        (Detect::Listed { nets: vec!["203.0.113.11".parse::<std::net::IpAddr>().unwrap().into()], names: vec![] }, None),
+        (Detect::Listed { nets: vec!["203.0.113.0/24".parse().unwrap()], names: vec![] }, Some("203.0.113.10")),
+        (Detect::Listed { nets: vec![], names: vec!["server.example.org".parse().unwrap()] }, Some("203.0.113.10")),
+    ] {
+        config.detect = detect;
+        let mut world = World::new(config.clone());
+        let names = world.core.names_to_detect().len();
+        world.core.set_detected_names(world.now, (0..names).map(|_| SERVER).collect()).unwrap();
+        world.run(Duration::from_secs(1));
+        world.spoken_with("bonded", ("203.0.113.10", 443), false);
+        assert_eq!(world.asked(), Vec::from_iter(expected), "{:?}", config.detect);
+    }
+}
+
+#[test]
+fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.apps = vec![
+        AppRule { carry: Carry::Direct, ..named("direct") },
+        AppRule { relay: Some("home".to_owned()), ..named("relayed") },
+        AppRule { carry: Carry::Bond, ..named("bonded") },
+    ];
+    let mut world = straight(config.clone());
+    let which = |world: &mut World| ["test", "bonded", "direct", "relayed"].map(|name| world.is_redirected(name));
+    assert_eq!(which(&mut world), [true, true, false, false]);
+    for (news, there) in [(ServerNews::Lost, false), (ServerNews::Reached, true), (ServerNews::AnotherKey, false)] {
+        world.core.on_server(world.now, SERVER, news).unwrap();
+        assert_eq!(which(&mut world), [there, there, false, false], "{news:?}");
+    }
+    let now = world.now;
+    let warnings = world.core.status(now).warnings;
+    assert!(warnings.iter().any(|text| text.contains("203.0.113.10") && text.contains("braid leave")), "{warnings:?}");
+    assert!(world.core.forget_server(now, SERVER).unwrap());
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    assert_eq!(world.questions[0].expect, None);
+    world.answer(Answer::Runs([8; 32].into()));
+    assert_eq!(which(&mut world), [true, true, false, false]);
+    // One link is left: there is nothing to bond.
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(which(&mut world), [false; 4]);
+    world.devices[0].carrier = true;
+    world.set_network();
+    config.detect = Detect::Nobody;
+    world.core.reconfigure(world.now, config).unwrap();
+    assert_eq!(which(&mut world), [false; 4]);
+}
+
+/// Who controls one link answers there in the place of a host that flows reach over the other too.
+#[test]
+fn regression_a_key_seen_over_one_link_draws_no_flow_from_another() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    world.core.steering().set_redirect_ready(true);
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    let first = world.questions.remove(0);
+    world.answer_over(first.link.slot, Answer::Runs(KEY.into()));
+    assert!(!world.is_redirected("test"));
+    let other = world.questions.remove(0);
+    assert_eq!((other.expect, other.host), (Some(KEY.into()), SERVER));
+    assert_ne!(other.link.slot, first.link.slot);
+    let known = world.core.known_servers(world.now);
+    let reason = known[0].2.as_deref().unwrap_or_default();
+    assert!(reason.contains(&format!("it has not shown its key over {}", other.link.device)), "{reason}");
+    world.answer_over(other.link.slot, Answer::Silent);
+    assert!(!world.is_redirected("test"));
+    world.answer_over(other.link.slot, Answer::Runs(KEY.into()));
+    assert!(world.is_redirected("test"));
+    world.answer_over(other.link.slot, Answer::AnotherKey);
+    assert!(!world.is_redirected("test"), "one of the two is not the host");
+}
+
+/// What was shown over a network that a link has left says nothing of the one it leads to now.
+#[test]
+fn regression_a_link_that_leads_elsewhere_has_to_see_the_key_anew() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    assert!(world.is_redirected("test"));
+    world.devices[0].gateways.v4[0].gateway = "10.9.9.1".parse().ok();
+    world.set_network();
+    assert!(!world.is_redirected("test"));
+    for _ in 0..4 {
+        world.spoken_with("test", ("203.0.113.10", 443), false);
+    }
+    world.answer(Answer::Runs(KEY.into()));
+    assert!(world.is_redirected("test"));
+}
+
+#[test]
+fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let Steered::To(_, id) = world.connect("test", 5) else { panic!() };
+    let now = world.now;
+    world.core.steering().transfer(id, Bytes::new(100), Bytes::new(100));
+    let mut tunnel = facts(9, "wg0");
+    (tunnel.gateways, tunnel.addresses) = (PerFamily::default(), vec![]);
+    let mut network = network(&world.devices);
+    network.interfaces.push(tunnel);
+    network.routes.push(RouteFacts {
+        destination: "203.0.113.0/24".parse().unwrap(),
+        hops: vec![NextHop { device: LinkIndex(9), gateway: None, dead: false }],
+        ..network.routes[0].clone()
+    });
+    world.core.on_network(now, network.clone()).unwrap();
+    world.core.steering().close(now, id);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.asked(), Vec::<String>::new());
+    world.set_network();
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.answer(Answer::Runs(KEY.into()));
+    let flow = turned(world.now);
+    assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
+    world.core.on_network(world.now, network).unwrap();
+    assert_eq!(world.core.server_of(world.now, &flow), None);
+}
+
+#[test]
+fn regression_nothing_goes_straight_past_a_firewall_that_looks_at_who_sends() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.apps = vec![AppRule { carry: Carry::Bond, ..named("relayed") }];
+    let mut world = straight(config);
+    world.core.set_peer_ready(world.now, "home", true).unwrap();
+    assert!(world.is_redirected("test"));
+    world.core.set_owner_filter(world.now, Some("a rule looks at users".into())).unwrap();
+    assert!(world.core.steering().servers().is_empty() && !world.is_redirected("test"));
+    assert!(world.is_redirected("relayed"), "its rule asks for it");
+    let to_server = RedirectedFlow { filtered: false, ..turned(world.now) };
+    assert_eq!(world.core.server_of(world.now, &to_server), None, "a relay carries it");
+    let told = explained(&mut world, "test");
+    assert!(told.contains("runs Braid, but a rule looks at users: the flow goes direct"), "{told}");
+    let told = explained(&mut world, "relayed");
+    assert!(told.contains("do not see whose they are"), "{told}");
+    let warnings = world.core.status(world.now).warnings;
+    assert!(warnings.iter().any(|text| text.contains("a rule looks at users")), "{warnings:?}");
+    world.core.set_owner_filter(world.now, None).unwrap();
+    assert!(world.is_redirected("test"));
+    assert_eq!(world.core.server_of(world.now, &to_server), Some(KEY.into()));
+}
+
+/// Before anybody has looked at the firewall nothing goes past it.
+#[test]
+fn regression_a_firewall_that_was_not_looked_at_counts() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    world.core.set_owner_filter(world.now, Some(UNREAD.into())).unwrap();
+    assert!(!world.is_redirected("test"));
+    assert!(world.core.status(world.now).warnings.iter().all(|text| !text.contains(UNREAD)), "that is no news");
+}
+
+#[test]
+fn regression_a_flow_whose_cgroup_others_filter_keeps_to_its_socket() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "sandboxed".to_owned() };
+    world.core.steering().filter(&app);
+    let Steered::To(_, id) = world.connect("sandboxed", 5) else { panic!("it goes direct") };
+    assert!(world.is_redirected("test"), "others do not");
+    world.run(Duration::from_millis(300));
+    let told = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..Default::default() }).unwrap().reason;
+    assert!(told.contains("a BPF program that is not Braid's filters the flow's cgroup"), "{told}");
+    let flow = RedirectedFlow { filtered: true, ..turned(world.now) };
+    assert_eq!(world.core.server_of(world.now, &flow), None, "what a rule bonds goes to a relay");
+}
+
+#[test]
+fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    assert!(world.is_redirected("test"));
+    world.now = world.now + FRESH;
+    world.run(Duration::from_secs(1));
+    assert!(!world.is_redirected("test"));
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    assert_eq!(world.questions[0].expect, Some(KEY.into()));
+    let mut later = World::new(config(Scheduler::RoundRobin));
+    let pins: Vec<_> = world.core.pinned_servers().map(|(host, key, _)| (host, key, Duration::from_secs(60))).collect();
+    later.core.recall_servers(later.now, pins).unwrap();
+    later.run(Duration::from_secs(1));
+    later.core.steering().set_redirect_ready(true);
+    assert!(!later.is_redirected("test"), "it has to show its key anew");
+    later.spoken_with("test", ("203.0.113.10", 443), false);
+    assert_eq!(later.questions[0].expect, Some(KEY.into()), "the next life begins with the keys of this one");
+    later.answer(Answer::Runs(KEY.into()));
+    assert!(later.is_redirected("test"));
+}
+
+#[test]
+fn a_service_that_is_shut_goes_direct_and_the_others_do_not() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    world.core.on_server(world.now, SERVER, ServerNews::Closed(443)).unwrap();
+    assert!(!world.is_redirected("test"));
+    let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "test".to_owned() };
+    let now = world.now;
+    assert_eq!(world.core.steering().connect(now, &app, 1000, (SERVER, 80)), Steered::Redirected);
+    world.run(Duration::from_secs(601));
+    assert!(world.is_redirected("test"), "it may be open by now");
+    world.core.on_server(world.now, SERVER, ServerNews::Elsewhere).unwrap();
+    assert!(!world.is_redirected("test"));
+}
+
+#[test]
+fn without_the_keys_of_before_nobody_is_trusted() {
+    let mut world = straight(config(Scheduler::RoundRobin));
+    world.core.distrust_servers("servers.json cannot be read".to_owned());
+    world.core.recall_servers(world.now, []).unwrap();
+    assert!(!world.is_redirected("test"));
+    world.spoken_with("test", ("203.0.113.11", 443), false);
+    assert_eq!(world.asked(), Vec::<String>::new());
+    let now = world.now;
+    assert!(world.core.status(now).warnings.iter().any(|text| text.contains("servers.json")));
+}
+
+#[test]
+fn a_kernel_that_cannot_be_told_of_a_server_is_told_again() {
+    let mut world = World::with(FakeSteering::chaos(1_000_000), config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.answer(Answer::Runs(KEY.into()));
+    assert_eq!(world.core.steering().servers(), [SERVER]);
+    world.core.steering().set_chaos(Some(1));
+    assert!(world.core.on_server(world.now, SERVER, ServerNews::Lost).is_err());
+    world.core.steering().set_chaos(None);
+    world.run(Duration::from_secs(2));
+    assert!(world.core.steering().servers().is_empty());
+}

@@ -1,0 +1,159 @@
+//! Energy, money and the battery.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use braid_control::config::Config;
+use braid_control::fake::Steered;
+use braid_decide::energy::{Profile, Row, Technology};
+use braid_decide::policy::{LinkRule, Policy, Scheduler};
+use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
+use braid_model::{Bytes, LinkIndex, Rate};
+
+use super::world::*;
+
+/// Two links of 10 Mbit/s: a cheap one that needs 1 W, and one that needs 3 W and that the system itself prefers.
+fn operetta(utility: UtilityRule) -> Config {
+    let link = |name: &str, milliwatts: f64| {
+        let row = Row {
+            model: "*".to_owned(),
+            technology: Technology::Wifi,
+            idle_mw: 0.0,
+            receive_mw: milliwatts,
+            transmit_mw: milliwatts,
+            down_mw_per_mbps: 0.0,
+            up_mw_per_mbps: 0.0,
+            limit_down_mbps: None,
+            limit_up_mbps: None,
+            source: "a test".to_owned(),
+        };
+        let ten = Some(Rate::from_mbps(10));
+        LinkRule { energy: Some(Profile::try_from(row).unwrap()), capacity_down: ten, capacity_up: ten, ..link_rule(name) }
+    };
+    let policy =
+        Policy { scheduler: Scheduler::Operetta, utility, links: vec![link("wlan0", 3000.0), link("lte0", 1000.0)], ..Policy::default() };
+    Config { policy, ..Config::default() }
+}
+
+fn fixed(utility: f64) -> UtilityRule {
+    UtilityRule { utility: UtilityFunction::Fixed(utility), plugged_in: None }
+}
+
+#[test]
+fn operetta_takes_the_cheap_link_as_far_as_throughput_allows() {
+    let mut world = World::new(operetta(fixed(0.0)));
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.ten(), [0, 10], "least energy: the link with the cheapest byte alone");
+    let now = world.now;
+    let status = world.core.status(now);
+    assert_eq!((status.utility, status.battery), (Some(0.0), None));
+    // The kernel is told capacities to about 3 %.
+    assert!(status.target_down_bps.is_some_and(|bps| (9_700_000..=10_000_000).contains(&bps)), "{status:?}");
+    // A reload holds for the next flow.
+    world.core.reconfigure(world.now, operetta(fixed(1.0))).unwrap();
+    assert_eq!(world.ten(), [5, 5], "most throughput: both alike");
+    world.core.reconfigure(world.now, operetta(UtilityRule { utility: UtilityFunction::MatchDefault, plugged_in: None })).unwrap();
+    assert_eq!(world.ten(), [0, 10], "the system's own throughput, at less energy than its own choice");
+}
+
+#[test]
+fn operetta_follows_the_battery_and_the_mains() {
+    let step = UtilityFunction::Step { threshold: 0.3, above: 1.0, below: 0.0 };
+    let mut world = World::new(operetta(UtilityRule { utility: step, plugged_in: Some(1.0) }));
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.ten(), [5, 5], "no battery is like being plugged in");
+    world.supply(0.2, false, Some(7.5));
+    assert_eq!(world.ten(), [0, 10]);
+    let now = world.now;
+    let battery = world.core.status(now).battery.unwrap();
+    assert_eq!((battery.level, battery.plugged, battery.power_w), (0.2, false, Some(7.5)));
+    world.supply(0.2, true, None);
+    assert_eq!(world.ten(), [5, 5]);
+}
+
+#[test]
+fn money_can_make_the_thrifty_link_the_dear_one() {
+    let mut config = operetta(fixed(0.0));
+    config.policy.links[1].cost_per_gb = 8.0;
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.ten(), [0, 10], "money has no weight unless it is given one");
+    config.policy.weights = Weights { energy: 1.0, money: 1.0 };
+    world.core.reconfigure(world.now, config).unwrap();
+    assert_eq!(world.ten(), [10, 0], "0.8 kJ and 8 a GB are more than 2.4 kJ");
+}
+
+#[test]
+fn joules_are_counted_by_flow_application_and_link() {
+    let mut world = World::new(operetta(fixed(0.0)));
+    world.run(Duration::from_secs(1));
+    let Steered::To(1, id) = world.connect("test", 99) else { panic!() };
+    world.core.steering().transfer(id, Bytes::new(1_000_000), Bytes::new(500_000));
+    let now = world.now;
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), Bytes::ZERO, Bytes::ZERO)]);
+    world.run(Duration::from_secs(1));
+    let now = world.now;
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), Bytes::new(1_000_000), Bytes::new(500_000))]);
+    // 1.5 MB at 10 Mbit/s and 1 W take 1.2 J, give or take what the kernel is not told of the capacity.
+    let close = |joules: Option<f64>, wanted: f64| joules.is_some_and(|joules| (joules / wanted - 1.0).abs() < 0.04);
+    let flows = world.core.flows(now);
+    assert!(close(flows[0].energy_j, 1.2), "{:?}", flows[0]);
+    let link = world.core.links(now).into_iter().find(|link| link.name == "lte0").unwrap();
+    assert!(close(link.energy_j, 1.2) && link.energy_source.as_deref() == Some("a test"), "{link:?}");
+    world.core.steering().transfer(id, Bytes::new(1_000_000), Bytes::ZERO);
+    world.core.steering().close(now, id);
+    world.run(Duration::from_millis(300));
+    let now = world.now;
+    let app = world.core.applications(now, BTreeMap::new()).into_iter().find(|app| app.name == "test").unwrap();
+    assert!(close(app.energy_j, 2.0), "{app:?}");
+    assert!(world.core.flows(now).is_empty());
+}
+
+#[test]
+fn what_the_battery_shows_goes_before_a_profile_of_the_kind() {
+    let mut config = config(Scheduler::Operetta);
+    let ten = Some(Rate::from_mbps(10));
+    config.policy.links = ["wlan0", "lte0"].map(|name| LinkRule { capacity_down: ten, capacity_up: ten, ..link_rule(name) }).into();
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    let now = world.now;
+    let joules = |world: &mut World, name: &str| {
+        let now = world.now;
+        let link = world.core.links(now).into_iter().find(|link| link.name == name).unwrap();
+        (link.energy_down_j_per_gb.unwrap(), link.energy_source.unwrap())
+    };
+    assert!(joules(&mut world, "lte0").1.contains("802.3az"));
+    let mut moved = Bytes::ZERO;
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), moved, Bytes::ZERO)]);
+    for second in 0..600u64 {
+        // Every other 3 seconds it receives at full rate, which takes 2.5 W more of the battery.
+        let busy = second / 3 % 2 == 1;
+        world.now = world.now + Duration::from_secs(1);
+        moved += Bytes::new(if busy { 1_250_000 } else { 0 });
+        let now = world.now;
+        world.core.on_counters(now, UNIX, &[(LinkIndex(2), moved, Bytes::ZERO)]);
+        world.supply(0.8, false, Some(if busy { 8.5 } else { 6.0 }));
+    }
+    let (found, source) = joules(&mut world, "lte0");
+    assert!(source.contains("battery") && (found / 2000.0 - 1.0).abs() < 0.1, "{found} {source}");
+    // Of a link that was never used nothing was learnt, and its model is known.
+    assert!(joules(&mut world, "wlan0").1.contains("Intel 8255x"));
+}
+
+#[test]
+fn a_low_battery_puts_all_on_the_thrifty_link() {
+    let mut config = operetta(fixed(1.0));
+    config.policy.scheduler = Scheduler::RoundRobin;
+    let mut world = World::new(config.clone());
+    world.round_trip(1, 20);
+    world.round_trip(2, 20);
+    world.supply(0.05, false, None);
+    assert_eq!(world.ten(), [5, 5], "only if it is asked for");
+    config.policy.power_saving = true;
+    world.core.reconfigure(world.now, config).unwrap();
+    assert_eq!(world.ten(), [0, 10], "1 W against 3 W");
+    world.supply(0.05, true, None);
+    assert_eq!(world.ten(), [5, 5], "plugged in");
+    world.supply(0.15, false, None);
+    assert_eq!(world.ten(), [5, 5], "charged well enough");
+}

@@ -1,0 +1,312 @@
+//! Links come, die, return and fill up.
+
+use std::time::Duration;
+
+use braid_api::Link;
+use braid_control::config::Config;
+use braid_control::fake::Steered;
+use braid_control::steering::Steering;
+use braid_decide::health::Outcome;
+use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
+use braid_model::{Bytes, FlowId, LinkIndex, Rate, Role};
+
+use super::world::*;
+
+#[test]
+fn both_links_are_used_and_shown() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+    assert_eq!((world.state("wlan0"), world.state("lte0")), ("up".to_owned(), "up".to_owned()));
+    let now = world.now;
+    let status = world.core.status(now);
+    assert_eq!((status.schema_version, status.scheduler.as_str(), status.links.len()), (1, "round-robin", 2));
+}
+
+#[test]
+fn an_idle_link_that_goes_dark_is_left_within_a_second_and_used_again_within_two() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.probe = ProbeMode::Continuous;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(3));
+    world.answering.insert(LinkIndex(1), false);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["lte0"]);
+    assert_eq!(world.state("wlan0"), "dead");
+    world.answering.insert(LinkIndex(1), true);
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+}
+
+#[test]
+fn a_stall_is_noticed_within_a_second_without_eager_probes() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let flows: Vec<FlowId> =
+        (0..2).filter_map(|_| if let Steered::To(_, id) = world.connect("bulk", 8) { Some(id) } else { None }).collect();
+    for _ in 0..20 {
+        flows.iter().for_each(|id| world.core.steering().transfer(*id, Bytes::new(100_000), Bytes::new(100)));
+        world.run(Duration::from_millis(100));
+    }
+    world.answering.insert(LinkIndex(1), false);
+    for _ in 0..10 {
+        // The flow on the other link goes on.
+        world.core.steering().transfer(flows[1], Bytes::new(100_000), Bytes::new(100));
+        world.run(Duration::from_millis(100));
+    }
+    assert_eq!(world.state("wlan0"), "dead");
+    assert_eq!(world.used(), ["lte0"]);
+}
+
+#[test]
+fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not() {
+    let mut config = config(Scheduler::OnlyOne);
+    config.probe = ProbeMode::Continuous;
+    config.reconnect_after = Some(Duration::from_secs(2));
+    config.policy.apps = vec![AppRule {
+        matcher: AppMatcher { exe: Some("/usr/bin/curl".into()), ..AppMatcher::default() },
+        links: only(&["wlan0"]),
+        ..AppRule::default()
+    }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, free) = world.connect("free", 9) else { panic!() };
+    let Steered::To(0, _pinned) = world.connect("curl", 7) else { panic!() };
+    world.run(Duration::from_secs(1));
+    world.answering.insert(LinkIndex(1), false);
+    let mut ended = Vec::new();
+    for _ in 0..50 {
+        world.run(Duration::from_millis(10));
+        assert!(world.core.todo().stuck.is_empty() || world.state("wlan0") == "dead");
+    }
+    for step in 0..500 {
+        let end = world.now + Duration::from_millis(10);
+        world.core.tick(end).unwrap();
+        if step % 25 == 0 {
+            world.core.look(end).unwrap();
+        }
+        world.now = end;
+        let todo = world.core.todo();
+        ended.extend(todo.stuck.iter().map(|stuck| stuck.id));
+        for order in todo.probes {
+            world
+                .core
+                .on_probe(end, order.link, order.family, if order.link.0 == 1 { Outcome::Silent } else { Outcome::Alive { rtt: RTT } })
+                .unwrap();
+        }
+    }
+    assert_eq!(ended, [free], "once, and the pinned one never");
+}
+
+#[test]
+fn if_every_link_is_judged_dead_all_are_treated_as_up() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.probe = ProbeMode::Continuous;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.answering = [(LinkIndex(1), false), (LinkIndex(2), false)].into();
+    world.run(Duration::from_secs(2));
+    assert_eq!((world.state("wlan0"), world.state("lte0")), ("dead".to_owned(), "dead".to_owned()));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+    let now = world.now;
+    assert!(world.core.status(now).warnings.iter().any(|warning| warning.contains("treated as up")));
+}
+
+#[test]
+fn a_backup_link_serves_only_while_no_other_does() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.links = vec![LinkRule { role: Role::Backup, ..link_rule("lte0") }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["wlan0"]);
+    assert_eq!(world.state("lte0"), "backup");
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(world.used(), ["lte0"]);
+}
+
+#[test]
+fn a_capped_link_is_given_no_more_flows_until_its_month_ends() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.links = vec![LinkRule { metered: true, cap: Some(Bytes::new(1_000_000)), ..link_rule("lte0") }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    let counters = |lte: u64| [(LinkIndex(1), Bytes::ZERO, Bytes::ZERO), (LinkIndex(2), Bytes::new(lte), Bytes::ZERO)];
+    world.core.on_counters(world.now, UNIX, &counters(5_000_000));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0", "lte0"], "what the device carried before does not count");
+    world.core.on_counters(world.now, UNIX + 1, &counters(6_000_000));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0"]);
+    assert_eq!(world.state("lte0"), "capped");
+    world.core.on_counters(world.now, UNIX + 40 * 86_400, &counters(6_000_100));
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0", "lte0"]);
+}
+
+#[test]
+fn two_links_with_one_address_are_refused_with_the_reason() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.devices[1].addresses = world.devices[0].addresses.clone();
+    world.set_network();
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.used(), ["wlan0"]);
+    let now = world.now;
+    let lte = world.core.links(now).into_iter().find(|link| link.name == "lte0").unwrap();
+    assert_eq!(lte.state, "excluded");
+    assert!(lte.reason.unwrap().contains("10.0.1.2"));
+}
+
+#[test]
+fn a_link_beyond_the_thirty_second_is_shown_with_the_reason() {
+    let mut world = World::new(Config::default());
+    world.devices = (1..=33).map(|number| facts(number, &format!("eth{number}"))).collect();
+    world.set_network();
+    let links = world.core.links(world.now);
+    assert_eq!(links.len(), 33);
+    let last = links.iter().find(|link| link.name == "eth33").unwrap();
+    assert_eq!((last.state.as_str(), last.flows), ("excluded", 0));
+    assert!(last.reason.as_ref().unwrap().contains("more links than the 32"), "{last:?}");
+    assert!(links.iter().filter(|link| link.name != "eth33").all(|link| link.state != "excluded"));
+    world.devices.remove(0);
+    world.set_network();
+    let links = world.core.links(world.now);
+    assert!(links.len() == 32 && links.iter().all(|link| link.state != "excluded"), "it has the slot of one that is gone");
+}
+
+#[test]
+fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    let flows: Vec<FlowId> =
+        (0..3).filter_map(|_| if let Steered::To(0, id) = world.connect("bulk", 8) { Some(id) } else { None }).collect();
+    assert_eq!(flows.len(), 3);
+    let mut received = Bytes::ZERO;
+    let mut carry = |world: &mut World, quarters: u32, bytes: u64| {
+        for _ in 0..quarters {
+            flows.iter().for_each(|id| world.core.steering().transfer(*id, Bytes::new(bytes), Bytes::ZERO));
+            received += Bytes::new(bytes * flows.len() as u64);
+            world.run(Duration::from_millis(250));
+            let now = world.now;
+            world.core.on_counters(now, UNIX, &[(LinkIndex(1), received, Bytes::ZERO)]);
+        }
+        let now = world.now;
+        world.core.links(now)[0].capacity_down_bps.unwrap() as f64 / 1e6
+    };
+    let proven = carry(&mut world, 40, 500_000);
+    assert!((45.0..60.0).contains(&proven), "{proven}");
+    let dying = carry(&mut world, 16, 200);
+    assert!(dying < 40.0, "nothing tells it from a slow link so far: {dying}");
+    world.devices[0].carrier = false;
+    world.set_network();
+    let gone = carry(&mut world, 4, 0);
+    world.devices[0].carrier = true;
+    world.set_network();
+    let back = carry(&mut world, 8, 1000);
+    for kept in [gone, back] {
+        assert!((45.0..60.0).contains(&kept), "{kept} after {proven}");
+    }
+}
+
+/// Moves so many bytes (received, sent) by each flow, and as much by the device, every quarter of a second; gives wlan0 at the end.
+fn carry(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2], sample: Option<Rate>) -> Link {
+    let seen = |world: &mut World| {
+        let now = world.now;
+        world.core.links(now).into_iter().find(|link| link.name == "wlan0").unwrap()
+    };
+    for _ in 0..quarters {
+        for id in flows {
+            world.core.steering().transfer(*id, Bytes::new(rx), Bytes::new(tx));
+            world.core.steering().sample(*id, sample);
+        }
+        world.run(Duration::from_millis(250));
+        let before = seen(world);
+        let [down, up] = [before.device_rx_bytes, before.device_tx_bytes].map(|bytes| Bytes::new(bytes.unwrap_or(0)));
+        let count = flows.len() as u64;
+        let counters = [(LinkIndex(1), down + Bytes::new(rx * count), up + Bytes::new(tx * count))];
+        let now = world.now;
+        world.core.on_counters(now, UNIX, &counters);
+    }
+    world.run(Duration::from_millis(100));
+    seen(world)
+}
+
+/// A program that has sent more than it received before, with a flow on wlan0.
+fn sender(world: &mut World) -> FlowId {
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, first) = world.connect("sender", 9) else { panic!() };
+    world.core.steering().transfer(first, Bytes::new(100), Bytes::new(900));
+    let now = world.now;
+    world.core.steering().close(now, first);
+    let Steered::To(0, id) = world.connect("sender", 9) else { panic!() };
+    id
+}
+
+#[test]
+fn regression_requests_and_acknowledgements_teach_no_capacity_to_send() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    let flow = sender(&mut world);
+    let rate = |world: &mut World| world.core.steering().params().unwrap().links[0].as_ref().unwrap().rate;
+    let guess = rate(&mut world);
+    let link = carry(&mut world, &[flow], 240, [1_000, 4_970], None);
+    assert_eq!((link.capacity_up_bps, link.capacity_up_age_ms, link.capacity_up_confidence), (None, None, Some(0.0)));
+    assert_eq!(rate(&mut world), guess, "the rule is not misled either");
+    // A sample of long ago, before the requests.
+    let link = carry(&mut world, &[flow], 240, [1_000, 4_970], Some(Rate::from_mbps(12)));
+    assert_eq!(link.capacity_up_bps, None);
+    let link = carry(&mut world, &[flow], 240, [1_000, 375_000], Some(Rate::from_mbps(12)));
+    let learnt = link.capacity_up_bps.unwrap() as f64 / 12e6;
+    assert!((0.95..1.2).contains(&learnt) && link.capacity_up_confidence > Some(0.5), "{link:?}");
+    let link = carry(&mut world, &[flow], 480, [1_000, 4_970], Some(Rate::from_mbps(12)));
+    assert!(link.capacity_up_bps.unwrap() > 11_000_000, "small talk afterwards changes nothing: {link:?}");
+}
+
+#[test]
+fn regression_an_upload_that_nobody_expected_does_not_teach_a_capacity_to_receive() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, id) = world.connect("unheard-of", 10) else { panic!() };
+    let link = carry(&mut world, &[id], 120, [4_970, 375_000], Some(Rate::from_mbps(12)));
+    assert_eq!(link.capacity_down_bps, None, "{link:?}");
+    assert!(link.capacity_up_bps.is_some());
+    let link = carry(&mut world, &[id], 60, [1_000_000, 4_970], None);
+    assert!((30_000_000..36_000_000).contains(&link.capacity_down_bps.unwrap()), "{link:?}");
+}
+
+#[test]
+fn regression_a_link_that_falls_between_two_looks_has_fallen() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let falls = |world: &World| world.core.pulses(world.now, |_| 0).iter().map(|pulse| pulse.falls).collect::<Vec<_>>();
+    assert_eq!(falls(&world), [0, 0]);
+    for carrier in [false, true, false, true] {
+        world.devices[0].carrier = carrier;
+        world.set_network();
+        world.run(Duration::from_millis(500));
+    }
+    assert_eq!((world.state("wlan0").as_str(), falls(&world)), ("up", vec![2, 0]));
+    // A change of its entry is no fall.
+    let mut changed = config(Scheduler::RoundRobin);
+    changed.policy.links = vec![LinkRule { priority: 1, ..link_rule("wlan0") }];
+    world.core.reconfigure(world.now, changed).unwrap();
+    world.run(Duration::from_secs(1));
+    assert_eq!(falls(&world), [2, 0]);
+}
+
+#[test]
+fn regression_a_flow_that_has_just_ended_is_counted_nowhere() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    let Steered::To(_, id) = world.connect("curl", 7) else { panic!() };
+    world.run(Duration::from_secs(1));
+    let flows = |world: &mut World| {
+        let status = world.core.status(world.now);
+        (status.flows, status.links.iter().map(|link| link.flows).sum::<u64>())
+    };
+    assert_eq!(flows(&mut world), (1, 1));
+    let now = world.now;
+    world.core.steering().close(now, id);
+    let events = world.core.steering().events(10);
+    world.core.on_events(now, events).unwrap();
+    assert_eq!(flows(&mut world), (0, 0));
+}

@@ -1,0 +1,249 @@
+//! What the configuration asks for: schedulers, rules, preferences.
+
+use std::time::Duration;
+
+use braid_control::config::Config;
+use braid_control::core::Exit;
+use braid_control::fake::Steered;
+use braid_control::steering::{AppId, ExeId, RedirectedFlow};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkRule, ProbeMode, Scheduler};
+use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, Rate, Role, Time};
+
+use super::world::*;
+
+#[test]
+fn only_one_follows_the_systems_metric() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.used(), ["wlan0"]);
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(world.used(), ["lte0"], "and the next best when that is gone");
+}
+
+#[test]
+fn a_strict_rule_fails_and_a_preference_gives_way_when_its_link_is_gone() {
+    let mut config = config(Scheduler::RoundRobin);
+    let matcher = |name: &str| AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() };
+    config.policy.apps = vec![
+        AppRule { matcher: matcher("bank"), links: only(&["wlan0"]), ..AppRule::default() },
+        AppRule { matcher: matcher("radio"), prefer: only(&["wlan0"]).unwrap(), ..AppRule::default() },
+    ];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    assert!(matches!(world.connect("bank", 1), Steered::To(0, _)));
+    assert!(matches!(world.connect("radio", 2), Steered::To(0, _)));
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(world.connect("bank", 1), Steered::Denied);
+    assert!(matches!(world.connect("radio", 2), Steered::To(1, _)));
+}
+
+#[test]
+fn what_asks_for_a_relay_is_redirected_while_that_can_be_reached() {
+    let mut config = config(Scheduler::RoundRobin);
+    let rule = |name: &str, carry, relay: Option<&str>| AppRule {
+        matcher: AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() },
+        carry,
+        relay: relay.map(str::to_owned),
+        ..AppRule::default()
+    };
+    config.policy.exclude.users = vec![7];
+    config.policy.apps =
+        vec![rule("curl", Carry::Bond, None), rule("call", Carry::Duplicate, Some("home")), rule("ssh", Carry::Direct, None)];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.core.steering().set_redirect_ready(true);
+    let redirected = |world: &mut World| ["curl", "call", "ssh", "other"].map(|name| matches!(world.connect(name, 1), Steered::Redirected));
+    assert_eq!(redirected(&mut world), [false; 4]);
+    world.core.set_peer_ready(world.now, "work", true).unwrap();
+    assert_eq!(redirected(&mut world), [true, false, false, false]);
+    world.core.set_peer_ready(world.now, "home", true).unwrap();
+    assert_eq!(redirected(&mut world), [true, true, false, false]);
+    world.core.set_peer_ready(world.now, "work", false).unwrap();
+    assert_eq!(redirected(&mut world), [true, true, false, false]);
+    world.core.set_peer_ready(world.now, "home", false).unwrap();
+    assert_eq!(redirected(&mut world), [false; 4]);
+    let relays = [Some(2), Some(3), Some(0), Some(9), None].map(|rule| world.core.rule_of(&turned(rule)).map(|rule| rule.relay.clone()));
+    assert_eq!(relays, [Some(Some("home".to_owned())), Some(None), None, None, None], "the first rule is an exclusion");
+}
+
+/// A flow that was turned to the daemon by the rule of this number.
+fn turned(rule: Option<u8>) -> RedirectedFlow {
+    RedirectedFlow {
+        id: FlowId(1),
+        remote: (SERVER, 443).into(),
+        app: AppId { exe: ExeId { device: 1, inode: 1 }, name: "call".into() },
+        process: 1,
+        user: 1,
+        cgroup: 1,
+        class: Class::Unclassified,
+        rule,
+        direction: Direction::Down,
+        demand: Bytes::ZERO,
+        started: Time::ZERO,
+        filtered: false,
+    }
+}
+
+/// The daemon's own sockets are not steered: it has to keep to the rules itself.
+#[test]
+fn regression_what_no_relay_takes_leaves_as_the_kernel_would_have_steered_it() {
+    let mut config = config(Scheduler::RoundRobin);
+    let rule = |links: Option<&[&str]>, prefer: &[&str]| AppRule {
+        matcher: AppMatcher { port: Some(443), ..AppMatcher::default() },
+        links: links.and_then(only),
+        prefer: only(prefer).unwrap_or_default(),
+        carry: Carry::Bond,
+        ..AppRule::default()
+    };
+    let (wlan, lte) = (&["wlan0"][..], &["lte0"][..]);
+    config.policy.apps = vec![rule(None, &[]), rule(Some(wlan), &[]), rule(None, lte), rule(Some(wlan), lte)];
+    config.policy.links = vec![LinkRule { capacity_down: Some(Rate::from_mbps(900)), ..link_rule("wlan0") }];
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    let found = |world: &World| {
+        [0, 1, 2, 3].map(|rule| world.core.bond_policy(world.now, &turned(Some(rule)))).map(|policy| (policy.exit, policy.links))
+    };
+    let by = |name: &str| Exit::Device(name.to_owned());
+    let all = u64::MAX;
+    assert_eq!(found(&world), [(by("wlan0"), all), (by("wlan0"), 0b01), (by("lte0"), 0b10), (by("wlan0"), 0b01)]);
+    // What is strict stays so, what is preferred gives way.
+    world.devices[0].carrier = false;
+    world.set_network();
+    assert_eq!(found(&world), [(by("lte0"), all), (Exit::Nowhere, 0b01), (by("lte0"), 0b10), (Exit::Nowhere, 0b01)]);
+    world.devices[0].carrier = true;
+    world.set_network();
+    config.policy.links = vec![LinkRule { role: Role::Excluded, ..link_rule("wlan0") }];
+    world.core.reconfigure(world.now, config).unwrap();
+    assert_eq!(found(&world)[0], (by("lte0"), all), "an excluded link is none, whatever the system's own choice");
+}
+
+#[test]
+fn a_relays_refusals_are_noted_within_bounds_and_believed_of_private_addresses_only() {
+    use braid_bond::codes::{NOT_OPENED, QUOTA};
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    world.run(Duration::from_secs(1));
+    world.core.set_peer_ready(world.now, "home", true).unwrap();
+    let now = world.now;
+    let mut refused = |number: u32, code| world.core.on_refused(now, "home", std::net::Ipv4Addr::from_bits(number).into(), code).0;
+    let private = 0x0a00_0000;
+    let notes: Vec<String> = (0..100).filter_map(|number| refused(private + number, NOT_OPENED)).collect();
+    assert_eq!(notes.len(), 16, "{notes:#?}");
+    assert!(notes[0].contains("10.0.0.0, a private address") && notes[15].contains("not noted any more"), "{notes:#?}");
+    assert_eq!(refused(0x0808_0808, NOT_OPENED), None, "a router on the way there may have said so");
+    let quota: Vec<String> = (0..3).filter_map(|_| refused(0x0808_0808, QUOTA)).collect();
+    assert!(quota.len() == 1 && quota[0].contains("bytes of the month"), "{quota:#?}");
+    let refusing = |world: &World, remote: [u8; 4]| {
+        let flow = RedirectedFlow { remote: (remote, 443).into(), ..turned(None) };
+        world.core.bond_policy(world.now, &flow).refusing
+    };
+    assert_eq!((refusing(&world, [10, 0, 0, 7]), refusing(&world, [8, 8, 8, 8])), (vec!["home".to_owned()], Vec::new()));
+}
+
+#[test]
+fn a_new_configuration_holds_for_new_flows_and_keeps_what_was_learnt() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    world.run(Duration::from_secs(1));
+    let Steered::To(0, id) = world.connect("old", 5) else { panic!() };
+    world.core.steering().transfer(id, Bytes::new(5000), Bytes::new(10));
+    world.run(Duration::from_millis(500));
+    let mut next = config(Scheduler::RoundRobin);
+    next.policy.links = vec![LinkRule { role: Role::Backup, ..link_rule("wlan0") }];
+    world.core.reconfigure(world.now, next).unwrap();
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.used(), ["lte0"]);
+    let now = world.now;
+    assert_eq!(world.core.flows(now)[0].link, "wlan0", "a living flow stays where it is");
+    let wlan = world.core.links(now).into_iter().find(|link| link.name == "wlan0").unwrap();
+    assert_eq!((wlan.state.as_str(), wlan.rx_bytes), ("backup", Some(5000)));
+}
+
+#[test]
+fn an_explanation_names_the_rule_the_loads_and_the_runner_up() {
+    let mut config = config(Scheduler::MaxThroughput);
+    config.policy.apps =
+        vec![AppRule { matcher: AppMatcher { port: Some(25), ..AppMatcher::default() }, links: only(&["eth9"]), ..AppRule::default() }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.connect("busy", 3);
+    let ask = |port| braid_api::ExplainRequest {
+        exe: Some("/usr/bin/curl".into()),
+        destination: Some(SERVER.to_string()),
+        port: Some(port),
+        ..Default::default()
+    };
+    let now = world.now;
+    let answer = world.core.explain(now, &ask(443)).unwrap();
+    assert_eq!((answer.link.as_deref(), answer.runner_up.as_deref()), (Some("lte0"), Some("wlan0")), "{answer:?}");
+    let text = "it is expected to end first there, in 0.081 s: 1.0 MB of its own behind 0 B of the link's load, 0 B of 0 flows";
+    assert!(answer.reason.starts_with(text), "{}", answer.reason);
+    assert_eq!(answer.candidates.len(), 2);
+    assert!(answer.candidates.iter().all(|candidate| candidate.end_us <= candidate.finish_us && candidate.end_us.is_some()), "{answer:?}");
+    assert!(answer.candidates.iter().all(|candidate| candidate.capacity_assumed), "nothing has been measured: {answer:?}");
+    assert_eq!(answer.program_known, Some(false));
+    let denied = world.core.explain(now, &ask(25)).unwrap();
+    assert_eq!((denied.outcome, denied.rule), (braid_api::Outcome::Denied, Some(1)));
+    assert!(
+        denied.candidates.iter().all(|candidate| candidate.reason.as_deref() == Some("its rule does not name it (links)")),
+        "{denied:?}"
+    );
+    let busy = braid_api::ExplainRequest { exe: None, name: Some("busy".into()), ..ask(443) };
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.core.explain(world.now, &busy).unwrap().program_known, Some(true));
+    let mut unclear = ask(1);
+    unclear.destination = Some("example.org".into());
+    assert_eq!(world.core.explain(now, &unclear).unwrap_err().status, 400);
+}
+
+#[test]
+fn flows_share_links_in_inverse_proportion_to_their_round_trips() {
+    let mut config = config(Scheduler::RttShare);
+    let rates = [30, 10].map(|mbps| Some(Rate::from_mbps(mbps)));
+    config.policy.links =
+        ["wlan0", "lte0"].iter().zip(rates).map(|(name, rate)| LinkRule { capacity_down: rate, ..link_rule(name) }).collect();
+    let mut world = World::new(config);
+    world.round_trip(1, 60);
+    let first = world.ten();
+    assert!((7..=8).contains(&first[0]), "by capacity, 3 to 1, until both are measured: {first:?}");
+    world.round_trip(2, 15);
+    let shares: Vec<usize> = (0..4).map(|_| world.ten()[0]).collect();
+    assert!((7..=9).contains(&shares.iter().sum::<usize>()), "1 to 4: {shares:?}");
+}
+
+#[test]
+fn a_handover_needs_a_gain_of_more_than_hysteresis() {
+    let mut world = World::new(config(Scheduler::Handover));
+    world.round_trip(1, 30);
+    assert_eq!(world.ten(), [10, 0]);
+    world.round_trip(2, 25);
+    assert_eq!(world.ten(), [10, 0], "5 ms are not worth it");
+    world.round_trip(2, 15);
+    assert_eq!(world.ten(), [0, 10]);
+    world.round_trip(1, 10);
+    assert_eq!(world.ten(), [0, 10], "nor are they on the way back");
+    let mut eager = config(Scheduler::Handover);
+    (eager.policy.hysteresis, eager.probe) = (Duration::from_millis(1), ProbeMode::Continuous);
+    world.core.reconfigure(world.now, eager).unwrap();
+    assert_eq!(world.ten(), [10, 0]);
+    world.answering.insert(LinkIndex(1), false);
+    world.run(Duration::from_secs(3));
+    assert_eq!(world.ten(), [0, 10], "a dead link is left at once");
+}
+
+#[test]
+fn links_of_the_highest_priority_share_and_the_others_wait() {
+    let mut config = Config { probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) };
+    config.policy.links = vec![LinkRule { priority: 1, ..link_rule("wlan0") }];
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.ten(), [0, 10]);
+    world.answering.insert(LinkIndex(2), false);
+    world.run(Duration::from_secs(3));
+    assert_eq!(world.ten(), [10, 0], "the next priority when the first is dead");
+    config.policy.links.push(LinkRule { priority: 1, ..link_rule("lte0") });
+    world.answering.insert(LinkIndex(2), true);
+    world.core.reconfigure(world.now, config).unwrap();
+    world.run(Duration::from_secs(10));
+    assert_eq!(world.ten(), [5, 5], "equal priorities share");
+}

@@ -1,0 +1,177 @@
+//! A core on a fake system, and a clock of the test's own.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use braid_control::config::Config;
+use braid_control::core::{Core, Names, Question};
+use braid_control::fake::{FakeSteering, Steered};
+use braid_control::steering::{AppId, ExeId, Steering};
+use braid_decide::health::Outcome;
+use braid_decide::policy::{LinkMatcher, LinkRule, LinkSelector, Pattern, Policy, Scheduler};
+use braid_decide::tradeoff::Supply;
+use braid_model::{Application, Bytes, Family, LinkFacts, LinkIndex, Power, Time};
+
+pub(crate) use braid_control::fake::network::{facts, network};
+
+pub(crate) const RTT: Duration = Duration::from_millis(20);
+pub(crate) const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 10));
+/// 21 November 2026.
+pub(crate) const UNIX: i64 = 1_795_219_200;
+
+pub(crate) struct FakeNames(pub(crate) BTreeMap<String, u64>);
+
+impl Names for FakeNames {
+    fn executable(&mut self, path: &Path) -> Option<ExeId> {
+        self.0.get(path.to_str()?).map(|inode| ExeId { device: 1, inode: *inode })
+    }
+    fn cgroup(&mut self, _path: &str) -> Option<(u64, u32)> {
+        None
+    }
+    fn application(&mut self, app: &AppId, _process: u32, _cgroup: u64) -> (Application, Option<String>) {
+        (Application { exe: Some(format!("/usr/bin/{}", app.name).into()), name: app.name.clone() }, None)
+    }
+    fn model(&mut self, device: &str) -> Option<String> {
+        (device == "wlan0").then(|| "Intel 82559".to_owned())
+    }
+}
+
+/// A core with two links, on a clock of the test's own.
+pub(crate) struct World {
+    pub(crate) core: Core<FakeSteering>,
+    pub(crate) now: Time,
+    pub(crate) devices: Vec<LinkFacts>,
+    /// Which links answer probes.
+    pub(crate) answering: BTreeMap<LinkIndex, bool>,
+    /// Probes under way: when they end, and how.
+    pub(crate) probes: Vec<(Time, LinkIndex, Family, Outcome)>,
+    pub(crate) beat: u64,
+    /// Hosts that were to be asked whether they run Braid.
+    pub(crate) questions: Vec<Question>,
+}
+
+impl World {
+    pub(crate) fn new(config: Config) -> Self {
+        Self::with(FakeSteering::default(), config)
+    }
+
+    pub(crate) fn with(steering: FakeSteering, config: Config) -> Self {
+        let names = FakeNames([("/usr/bin/curl".to_owned(), 7)].into());
+        let now = Time::from_millis(1000);
+        let devices = vec![facts(1, "wlan0"), facts(2, "lte0")];
+        let mut core = Core::new(steering, Box::new(names), config, now).unwrap();
+        core.set_owner_filter(now, None).unwrap();
+        let mut world = Self { core, now, devices, answering: BTreeMap::new(), probes: Vec::new(), beat: 0, questions: Vec::new() };
+        world.set_network();
+        world
+    }
+
+    pub(crate) fn set_network(&mut self) {
+        let network = network(&self.devices);
+        self.core.on_network(self.now, network).unwrap();
+    }
+
+    /// Lets time pass as the live loop does.
+    pub(crate) fn run(&mut self, span: Duration) {
+        let end = self.now + span;
+        while self.now < end {
+            self.now = self.now + Duration::from_millis(10);
+            self.beat += 1;
+            let done: Vec<_> = self.probes.iter().filter(|(at, ..)| *at <= self.now).copied().collect();
+            self.probes.retain(|(at, ..)| *at > self.now);
+            for (_, link, family, outcome) in done {
+                self.core.on_probe(self.now, link, family, outcome).unwrap();
+            }
+            let events = self.core.steering().events(100);
+            self.core.on_events(self.now, events).unwrap();
+            if self.beat.is_multiple_of(25) {
+                self.core.look(self.now).unwrap();
+            }
+            self.core.tick(self.now).unwrap();
+            let todo = self.core.todo();
+            self.questions.extend(todo.questions);
+            for order in todo.probes {
+                let alive = self.answering.get(&order.link).copied().unwrap_or(true);
+                let (after, outcome) = if alive { (RTT, Outcome::Alive { rtt: RTT }) } else { (order.timeout, Outcome::Silent) };
+                self.probes.push((self.now + after, order.link, order.family, outcome));
+            }
+        }
+    }
+
+    pub(crate) fn connect(&mut self, name: &str, inode: u64) -> Steered {
+        let app = AppId { exe: ExeId { device: 1, inode }, name: name.to_owned() };
+        let now = self.now;
+        self.core.steering().connect(now, &app, 1000, (SERVER, 443))
+    }
+
+    /// The names of the links that ten new flows of one program use.
+    pub(crate) fn used(&mut self) -> Vec<String> {
+        let mut slots: Vec<_> = (0..10)
+            .filter_map(|_| match self.connect("test", 99) {
+                Steered::To(slot, id) => {
+                    let now = self.now;
+                    self.core.steering().close(now, id);
+                    Some(slot)
+                }
+                _ => None,
+            })
+            .collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let params = self.core.steering().params().unwrap().clone();
+        slots.into_iter().filter_map(|slot| Some(params.links[slot].as_ref()?.name.clone())).collect()
+    }
+
+    pub(crate) fn state(&mut self, name: &str) -> String {
+        let now = self.now;
+        self.core.links(now).into_iter().find(|link| link.name == name).map_or("absent".to_owned(), |link| link.state)
+    }
+}
+
+pub(crate) fn config(scheduler: Scheduler) -> Config {
+    Config { policy: Policy { scheduler, ..Policy::default() }, ..Config::default() }
+}
+
+pub(crate) fn link_rule(name: &str) -> LinkRule {
+    LinkRule { matcher: LinkMatcher { name: Some(Pattern::new(name)), ..LinkMatcher::default() }, reset_day: 1, ..LinkRule::default() }
+}
+
+pub(crate) fn only(names: &[&str]) -> Option<Vec<LinkSelector>> {
+    Some(names.iter().map(|name| LinkSelector::Name(Pattern::new(*name))).collect())
+}
+
+impl World {
+    /// The links of ten flows of 1 MB that are there together.
+    pub(crate) fn ten(&mut self) -> Vec<usize> {
+        let flows: Vec<_> = (0..10).map(|_| self.connect("test", 99)).collect();
+        let mut counts = vec![0; 2];
+        for flow in flows {
+            let Steered::To(slot, id) = flow else { panic!("{flow:?}") };
+            counts[slot] += 1;
+            let now = self.now;
+            self.core.steering().transfer(id, Bytes::new(1_000_000), Bytes::ZERO);
+            self.core.steering().close(now, id);
+        }
+        counts
+    }
+
+    pub(crate) fn supply(&mut self, level: f64, plugged: bool, watts: Option<f64>) {
+        let now = self.now;
+        self.core.on_supply(now, Some(Supply { level, plugged, power: watts.map(Power::from_watts) })).unwrap();
+    }
+}
+
+impl World {
+    /// Answers of probes with this round trip.
+    pub(crate) fn round_trip(&mut self, link: u32, milliseconds: u64) {
+        let outcome = Outcome::Alive { rtt: Duration::from_millis(milliseconds) };
+        for _ in 0..50 {
+            let now = self.now;
+            self.core.on_probe(now, LinkIndex(link), Family::V4, outcome).unwrap();
+        }
+        let now = self.now;
+        self.core.tick(now).unwrap();
+    }
+}

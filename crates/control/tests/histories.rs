@@ -1,0 +1,552 @@
+//! Random histories of the whole core in virtual time, held against a small model of what must be so: links come, go, renumber, fall silent
+//! and answer again; flows of every kind; relays and hosts that run Braid come and go; reloads, jumps of the wall clock, and a steering
+//! backend that fails.
+//!
+//! Time jumps from one due moment to the next, as [`Core::poll_timeout`] names them. A tick between two of them must find nothing to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use braid_bond::codes;
+use braid_control::config::{Config, Detect};
+use braid_control::core::{Core, Due, Names, Question, ServerNews};
+use braid_control::fake::network::{facts, network};
+use braid_control::fake::{FakeSteering, Steered};
+use braid_control::steering::{AppId, ExeId, Steering, SteeringError};
+use braid_decide::detection::Answer;
+use braid_decide::health::Outcome;
+use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, ProbeMode, Scheduler};
+use braid_decide::refusals::BELIEVED;
+use braid_decide::tradeoff::Supply;
+use braid_model::key::PublicKey;
+use braid_model::{Application, Bytes, Family, FlowId, LinkFacts, LinkIndex, Time};
+
+/// Repeats one history: the seed that a failure told.
+const SEED: &str = "BRAID_SEED";
+/// How many histories.
+const HISTORIES: &str = "BRAID_HISTORIES";
+const DEFAULT_HISTORIES: u64 = 200;
+
+/// Inputs in one history.
+const STEPS: usize = 60;
+/// A link that has been sound, or silent under traffic that asks for answers, for this long must be judged so.
+const LONG: Duration = Duration::from_secs(400);
+/// A link that was sound for this long has none of its flows ended.
+const SOUND: Duration = Duration::from_secs(60);
+
+/// Chance, from a seed (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    fn one_in(&mut self, bound: usize) -> bool {
+        self.below(bound) == 0
+    }
+
+    fn of<T: Clone>(&mut self, all: &[T]) -> Option<T> {
+        (!all.is_empty()).then(|| all[self.below(all.len())].clone())
+    }
+
+    /// From microseconds to half a minute, as many of each magnitude.
+    fn span(&mut self) -> Duration {
+        let most = [20, 200, 1_000, 5_000, 30_000][self.below(5)];
+        Duration::from_micros(1 + self.next() % (most * 1000))
+    }
+}
+
+struct FakeNames;
+
+impl Names for FakeNames {
+    fn executable(&mut self, _path: &Path) -> Option<ExeId> {
+        None
+    }
+    fn cgroup(&mut self, _path: &str) -> Option<(u64, u32)> {
+        None
+    }
+    fn application(&mut self, app: &AppId, _process: u32, _cgroup: u64) -> (Application, Option<String>) {
+        (Application { exe: None, name: app.name.clone() }, None)
+    }
+}
+
+/// A device of the model, and what lies behind it.
+struct Device {
+    facts: LinkFacts,
+    answering: bool,
+    /// Since when nothing about it changed.
+    since: Time,
+}
+
+struct History {
+    chance: Chance,
+    core: Core<FakeSteering>,
+    now: Time,
+    devices: BTreeMap<u32, Device>,
+    /// Probes under way: when they end, and how.
+    probes: Vec<(Time, LinkIndex, Family, Outcome)>,
+    /// Questions under way: when they are answered.
+    questions: Vec<(Time, Question)>,
+    flows: Vec<FlowId>,
+    /// Flows that were to be ended.
+    stuck: BTreeSet<FlowId>,
+    relays: BTreeSet<&'static str>,
+    /// What each relay refuses, and since when.
+    refusals: BTreeMap<(&'static str, IpAddr), Time>,
+    /// Hosts that have said that they run Braid.
+    ran: BTreeSet<IpAddr>,
+    /// Each n-th call of the backend fails, or did until then.
+    chaos: bool,
+    calm_since: Time,
+    /// What happened, for a failure's message.
+    told: Vec<String>,
+}
+
+const RELAYS: [&str; 2] = ["home", "office"];
+
+/// Destinations: public ones, and private ones that relays may refuse.
+fn hosts() -> Vec<IpAddr> {
+    ["1.1.1.1", "8.8.4.4", "93.184.216.34", "192.168.77.1", "172.16.9.9"].map(|host| host.parse().unwrap()).into()
+}
+
+fn config(chance: &mut Chance) -> Config {
+    let mut config = Config::default();
+    config.policy.scheduler = chance.of(&Scheduler::ALL).unwrap();
+    config.policy.power_saving = chance.one_in(4);
+    config.probe = if chance.one_in(2) { ProbeMode::Continuous } else { ProbeMode::OnDemand };
+    config.reconnect_after =
+        [None, Some(Duration::from_millis(200)), Some(Duration::from_secs(5)), Some(Duration::from_secs(90))][chance.below(4)];
+    config.destroy_pinned = chance.one_in(3);
+    config.detect = [Detect::Nobody, Detect::Everybody][chance.below(2)].clone();
+    if chance.one_in(3) {
+        let matcher = LinkMatcher { name: Some(Pattern::new("net2")), ..LinkMatcher::default() };
+        config.policy.links.push(LinkRule {
+            matcher,
+            reset_day: 1,
+            metered: true,
+            cap: Some(Bytes::new(5_000_000)),
+            ..LinkRule::default()
+        });
+    }
+    if chance.one_in(3) {
+        let links = Some(vec![LinkSelector::Name(Pattern::new("net1"))]);
+        let matcher = AppMatcher { port: Some(22), ..AppMatcher::default() };
+        config.policy.apps.push(AppRule { matcher, links, ..AppRule::default() });
+    }
+    config
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let mut chance = Chance(seed);
+        let now = Time::from_millis(1000);
+        let core = Core::new(FakeSteering::default(), Box::new(FakeNames), config(&mut chance), now).unwrap();
+        let mut history = Self {
+            chance,
+            core,
+            now,
+            devices: BTreeMap::new(),
+            probes: Vec::new(),
+            questions: Vec::new(),
+            flows: Vec::new(),
+            stuck: BTreeSet::new(),
+            relays: BTreeSet::new(),
+            refusals: BTreeMap::new(),
+            ran: BTreeSet::new(),
+            chaos: false,
+            calm_since: now,
+            told: Vec::new(),
+        };
+        (1..=2).for_each(|index| history.add(index));
+        let filter = history.core.set_owner_filter(now, None);
+        history.took(filter);
+        history.set_network();
+        history
+    }
+
+    /// An input was taken in; it may fail only where the backend does.
+    fn took(&self, result: Result<(), SteeringError>) {
+        assert!(self.chaos || result.is_ok(), "{result:?} after {:#?}", self.told);
+    }
+
+    fn tell(&mut self, what: String) {
+        self.told.push(format!("{:?} {what}", self.now));
+    }
+
+    fn add(&mut self, index: u32) {
+        let device = Device { facts: facts(index, &format!("net{index}")), answering: !self.chance.one_in(5), since: self.now };
+        self.devices.insert(index, device);
+    }
+
+    /// The daemon repeats this until it is taken in, which is when the backend works again.
+    fn set_network(&mut self) {
+        let devices: Vec<_> = self.devices.values().map(|device| device.facts.clone()).collect();
+        let mut taken = self.core.on_network(self.now, network(&devices));
+        if taken.is_err() && self.chaos {
+            self.calm();
+            taken = self.core.on_network(self.now, network(&devices));
+        }
+        self.took(taken);
+        self.obey();
+    }
+
+    /// Whether anything comes back over a flow's link.
+    fn answers(&mut self, id: FlowId) -> bool {
+        let link = self.core.steering().living().find(|row| row.id == id).map(|row| row.link.0);
+        link.and_then(|index| self.devices.get(&index)).is_some_and(|device| device.answering && device.facts.carrier)
+    }
+
+    fn calm(&mut self) {
+        (self.chaos, self.calm_since) = (false, self.now);
+        self.core.steering().set_chaos(None);
+        // What could not be read meanwhile is read at the next tick.
+        let taken = self.core.tick(self.now);
+        self.took(taken);
+    }
+
+    /// Does what the core wants done.
+    fn obey(&mut self) {
+        let todo = self.core.todo();
+        for order in todo.probes {
+            let device = self.devices.get(&order.link.0).filter(|device| device.answering && device.facts.carrier);
+            let rtt = Duration::from_millis(5 + self.chance.next() % 60);
+            let (after, outcome) = if device.is_some() { (rtt, Outcome::Alive { rtt }) } else { (order.timeout, Outcome::Silent) };
+            self.probes.push((self.now + after, order.link, order.family, outcome));
+        }
+        for flow in todo.stuck {
+            assert!(self.stuck.insert(flow.id), "{flow:?} is ended twice: {:#?}", self.told);
+            let sound = self.devices.get(&flow.link.0).filter(|device| device.answering && device.facts.carrier);
+            let capped = self.core.links(self.now).iter().any(|link| link.name == format!("net{}", flow.link.0) && link.state == "capped");
+            let sound = sound.is_some_and(|device| self.now.since(device.since) > SOUND) && !capped;
+            assert!(flow.tunnelled || !sound, "{flow:?} is ended on a sound link: {:#?}", self.told);
+            self.core.steering().close(self.now, flow.id);
+            self.flows.retain(|known| *known != flow.id);
+        }
+        for question in todo.questions {
+            let after = Duration::from_millis(1 + self.chance.next() % 4000);
+            self.questions.push((self.now + after, question));
+        }
+    }
+
+    /// Lets time pass, from one due moment to the next.
+    fn pass(&mut self, span: Duration) {
+        let end = self.now + span;
+        loop {
+            let (due, why) = self.core.poll_timeout(self.now);
+            let answers = self.probes.iter().map(|probe| probe.0).chain(self.questions.iter().map(|question| question.0));
+            let next = answers.chain([end, due]).min().unwrap().max(self.now);
+            self.tick_between(next.min(due));
+            self.now = next;
+            if let Some(at) = self.probes.iter().position(|probe| probe.0 <= self.now) {
+                let (_, link, family, outcome) = self.probes.swap_remove(at);
+                let taken = self.core.on_probe(self.now, link, family, outcome);
+                self.took(taken);
+            } else if let Some(at) = self.questions.iter().position(|question| question.0 <= self.now) {
+                let (_, question) = self.questions.swap_remove(at);
+                self.answer(&question);
+            } else if due <= self.now {
+                if why == Due::Heartbeat && !self.chaos {
+                    self.tick_idly(self.now, &format!("only a heartbeat was due at {due:?}"));
+                }
+                let taken = self.core.tick(self.now);
+                self.took(taken);
+                let (after, reason) = self.core.poll_timeout(self.now);
+                assert!(after > self.now, "{why:?} was due and {reason:?} is overdue after a tick: {:#?}", self.told);
+            } else {
+                return;
+            }
+            self.obey();
+        }
+    }
+
+    /// Nothing is due until `until`: a tick before that changes nothing.
+    fn tick_between(&mut self, until: Time) {
+        let room = until.since(self.now).as_nanos() as u64;
+        if room < 2 || self.chaos || !self.chance.one_in(3) {
+            return;
+        }
+        // Just before is where what was forgotten shows most.
+        let ahead = if self.chance.one_in(2) { room - 1 } else { 1 + self.chance.next() % (room - 1) };
+        let at = self.now + Duration::from_nanos(ahead);
+        self.tick_idly(at, &format!("nothing was due before {:?}", self.core.poll_timeout(self.now)));
+        self.now = at;
+    }
+
+    /// A tick that finds nothing to do.
+    fn tick_idly(&mut self, at: Time, why: &str) {
+        let before = self.core.steering().changes();
+        self.core.tick(at).unwrap();
+        let todo = self.core.todo();
+        let idle = todo.plan.is_none() && todo.probes.is_empty() && todo.stuck.is_empty() && todo.questions.is_empty();
+        let quiet = self.core.steering().changes() == before;
+        assert!(idle && quiet, "at {at:?} there was work, though {why}: {todo:?}, {:#?}", self.told);
+    }
+
+    fn answer(&mut self, question: &Question) {
+        let key = |number| PublicKey::from([number; 32]);
+        let answer = match self.chance.below(5) {
+            0 => Answer::Silent,
+            1 => Answer::Unfinished,
+            2 if question.expect.is_some() => Answer::AnotherKey,
+            _ => Answer::Runs(question.expect.unwrap_or(key(7))),
+        };
+        self.tell(format!("{} answers over slot {}: {answer:?}", question.host, question.link.slot));
+        if matches!(answer, Answer::Runs(_)) {
+            self.ran.insert(question.host);
+        }
+        let taken = self.core.on_answer(self.now, question.host, question.link.slot, answer);
+        self.took(taken);
+    }
+
+    fn step(&mut self) {
+        let index = 1 + self.chance.below(4) as u32;
+        match self.chance.below(20) {
+            0 => {
+                match self.devices.remove(&index) {
+                    Some(_) => self.tell(format!("net{index} goes")),
+                    None => {
+                        self.add(index);
+                        self.tell(format!("net{index} comes"));
+                    }
+                }
+                self.set_network();
+            }
+            1 | 2 => {
+                let (now, renumber) = (self.now, self.chance.one_in(3));
+                let Some(device) = self.devices.get_mut(&index) else { return };
+                device.since = now;
+                if renumber {
+                    let host = 2 + (now.as_nanos() % 200) as u8;
+                    device.facts.addresses = vec![ipnet::IpNet::new(IpAddr::from([10, 0, index as u8, host]), 24).unwrap()];
+                } else {
+                    device.facts.carrier = !device.facts.carrier;
+                }
+                let text = format!("net{index} is now {:?} {}", device.facts.addresses, device.facts.carrier);
+                self.tell(text);
+                self.set_network();
+            }
+            3 => {
+                let now = self.now;
+                let Some(device) = self.devices.get_mut(&index) else { return };
+                (device.answering, device.since) = (!device.answering, now);
+                let text = format!("net{index} answers: {}", device.answering);
+                self.tell(text);
+            }
+            4..8 => {
+                let (host, port) = (self.chance.of(&hosts()).unwrap(), [22, 443, 5060][self.chance.below(3)]);
+                let app = AppId { exe: ExeId { device: 1, inode: 9 }, name: ["ssh", "curl", "firefox"][self.chance.below(3)].to_owned() };
+                let steered = self.core.steering().connect(self.now, &app, 1000, (host, port));
+                self.tell(format!("{} connects to {host}:{port}: {steered:?}", app.name));
+                if let Steered::To(_, id) = steered {
+                    self.flows.push(id);
+                    if self.answers(id) && !self.chance.one_in(4) {
+                        self.core.steering().answer(self.now, id);
+                        // Answered handshakes are no event: they are read at each tick.
+                        let taken = self.core.tick(self.now);
+                        self.took(taken);
+                    }
+                }
+                let events = self.core.steering().events(100);
+                let taken = self.core.on_events(self.now, events);
+                self.took(taken);
+            }
+            8..11 => {
+                let Some(id) = self.chance.of(&self.flows) else { return };
+                let (rx, tx) = (self.chance.next() % 2_000_000, self.chance.next() % 20_000);
+                match self.chance.below(4) {
+                    0 => self.core.steering().suffer(id),
+                    1 => {
+                        self.core.steering().close(self.now, id);
+                        self.flows.retain(|known| *known != id);
+                    }
+                    _ if self.answers(id) => self.core.steering().transfer(id, Bytes::new(rx), Bytes::new(tx)),
+                    _ => self.core.steering().transfer(id, Bytes::ZERO, Bytes::new(tx)),
+                }
+                let events = self.core.steering().events(100);
+                let taken = self.core.on_events(self.now, events);
+                self.took(taken);
+            }
+            11 => {
+                let (relay, ready) = (RELAYS[self.chance.below(2)], self.chance.one_in(2));
+                self.tell(format!("{relay} can be reached: {ready}"));
+                let taken = self.core.set_peer_ready(self.now, relay, ready);
+                self.took(taken);
+                if !ready {
+                    self.relays.remove(relay);
+                } else if self.relays.insert(relay) {
+                    // Another session, with other rights perhaps.
+                    self.refusals.retain(|(of, _), _| *of != relay);
+                }
+            }
+            12 => {
+                let (relay, host) = (RELAYS[self.chance.below(2)], self.chance.of(&hosts()[3..]).unwrap());
+                self.tell(format!("{relay} refuses {host}"));
+                let (_, taken) = self.core.on_refused(self.now, relay, host, codes::NOT_OPENED);
+                self.refusals.insert((relay, host), self.now);
+                self.took(taken);
+            }
+            13 => {
+                let next = config(&mut self.chance);
+                self.tell(format!("reload: {} {:?} {:?}", next.policy.scheduler.name(), next.reconnect_after, next.detect));
+                let mut taken = self.core.reconfigure(self.now, next.clone());
+                if taken.is_err() && self.chaos {
+                    self.calm();
+                    taken = self.core.reconfigure(self.now, next);
+                }
+                self.took(taken);
+            }
+            14 => {
+                let supply = (!self.chance.one_in(3)).then(|| Supply {
+                    level: self.chance.below(101) as f64 / 100.0,
+                    plugged: self.chance.one_in(2),
+                    power: None,
+                });
+                let taken = self.core.on_supply(self.now, supply);
+                self.took(taken);
+            }
+            15 => {
+                if self.chaos {
+                    self.tell("the backend works again".to_owned());
+                    self.calm();
+                } else {
+                    let every = 2 + self.chance.next() % 9;
+                    self.tell(format!("each {every}th call of the backend fails"));
+                    self.chaos = true;
+                    self.core.steering().set_chaos(Some(every));
+                }
+            }
+            16 | 17 => {
+                let ran: Vec<_> = self.ran.iter().copied().collect();
+                let Some(host) = self.chance.of(&ran) else { return };
+                let news = [
+                    ServerNews::Closed(443),
+                    ServerNews::Closed(22),
+                    ServerNews::Lost,
+                    ServerNews::Reached,
+                    ServerNews::AnotherKey,
+                    ServerNews::Elsewhere,
+                ];
+                let news = news[self.chance.below(6)];
+                self.tell(format!("of {host}: {news:?}"));
+                let taken = self.core.on_server(self.now, host, news);
+                self.took(taken);
+            }
+            _ => self.look(),
+        }
+        self.obey();
+    }
+
+    /// As the daemon does: the devices' counters, by a wall clock that may jump, and then the flows.
+    fn look(&mut self) {
+        let mut moved: BTreeMap<LinkIndex, (Bytes, Bytes)> = BTreeMap::new();
+        for row in self.core.steering().living() {
+            let (rx, tx) = moved.entry(row.link).or_default();
+            (*rx, *tx) = (*rx + row.rx, *tx + row.tx);
+        }
+        let counters: Vec<_> = self
+            .devices
+            .keys()
+            .map(|index| LinkIndex(*index))
+            .map(|index| {
+                let (rx, tx) = moved.get(&index).copied().unwrap_or_default();
+                (index, rx, tx)
+            })
+            .collect();
+        let unix = if self.chance.one_in(20) { (self.chance.next() % 4_000_000_000) as i64 } else { 1_795_219_200 };
+        self.core.on_counters(self.now, unix, &counters);
+        let taken = self.core.look(self.now);
+        self.took(taken);
+    }
+
+    /// What must be so, whatever happened; where the backend fails, as soon as it does no more.
+    fn hold_against_the_model(&mut self) {
+        let now = self.now;
+        let links = self.core.links(now);
+        let names: BTreeSet<_> = self.devices.values().map(|device| device.facts.name.clone()).collect();
+        assert_eq!(links.iter().map(|link| link.name.clone()).collect::<BTreeSet<_>>(), names, "{:#?}", self.told);
+        if self.chaos || now < self.calm_since + Duration::from_secs(1) {
+            return;
+        }
+        let params = self.core.steering().params().expect("there are parameters").clone();
+        let of = |name: &str| (0..32).find(|slot| params.links[*slot].as_ref().is_some_and(|link| link.name == name));
+        let slots: BTreeSet<_> = names.iter().map(|name| of(name)).collect();
+        assert!(slots.len() == names.len() && !slots.contains(&None), "each link has a slot of its own: {:#?}", self.told);
+        let states: Vec<_> = links.iter().map(|link| (&link.name, &link.state)).collect();
+        let configured = |device: &&Device| device.facts.carrier;
+        let uncapped = |device: &&Device| links.iter().any(|link| link.name == device.facts.name && link.state != "capped");
+        let usable = |device: &Device| params.usable.v4.contains(of(&device.facts.name).unwrap());
+        for device in self.devices.values() {
+            assert!(!usable(device) || device.facts.carrier, "{} has no carrier: {:#?}", device.facts.name, self.told);
+        }
+        let able: Vec<_> = self.devices.values().filter(configured).filter(uncapped).collect();
+        assert!(able.is_empty() || able.iter().any(|device| usable(device)), "no link is used though there are some: {:#?}", self.told);
+        let settled = |device: &&&Device| now.since(device.since) > LONG;
+        for device in able.iter().filter(settled).filter(|device| device.answering) {
+            assert!(usable(device), "{} has answered for long: {states:?} {:#?}", device.facts.name, self.told);
+        }
+        if able.iter().filter(settled).any(|device| device.answering) {
+            for device in able.iter().filter(settled).filter(|device| !device.answering) {
+                assert!(!usable(device), "{} is silent: {states:?} {:#?}", device.facts.name, self.told);
+            }
+        }
+        let believed = |relay: &&str, host: &IpAddr| self.refusals.get(&(*relay, *host)).is_some_and(|at| now < *at + BELIEVED);
+        let refused = |host: &IpAddr| !self.relays.is_empty() && self.relays.iter().all(|relay| believed(relay, host));
+        let refused: BTreeSet<_> = hosts().into_iter().filter(refused).collect();
+        assert_eq!(self.core.steering().refused().iter().copied().collect::<BTreeSet<_>>(), refused, "{:#?}", self.told);
+        let servers: Vec<_> = self.core.steering().servers().to_vec();
+        assert!(servers.iter().all(|host| self.ran.contains(host)), "{servers:?} {:#?}", self.told);
+        let beat = self.core.steering().last_heartbeat().unwrap_or_default();
+        assert!(now.since(beat) < Duration::from_secs(2), "steering has stopped: {:#?}", self.told);
+    }
+}
+
+/// One history from `seed`.
+fn run(seed: u64) {
+    let mut history = History::new(seed);
+    for _ in 0..STEPS {
+        history.step();
+        let mut span = history.chance.span();
+        // Refusals are believed for an hour; links that are probed all the time would make that long.
+        if history.core.config().probe == ProbeMode::OnDemand && history.chance.one_in(STEPS) {
+            span += BELIEVED;
+        }
+        history.pass(span);
+        history.hold_against_the_model();
+    }
+    // The backend works again, and in a while everything is as it should be.
+    history.calm();
+    history.pass(Duration::from_secs(3));
+    history.look();
+    history.obey();
+    history.pass(LONG + Duration::from_secs(1));
+    history.hold_against_the_model();
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the seed is given from outside, and the histories of a second are told")]
+fn random_histories_leave_nothing_overdue_and_keep_to_the_model() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")));
+    let given = number(SEED);
+    let count = given.map_or_else(|| number(HISTORIES).unwrap_or(DEFAULT_HISTORIES), |_| 1);
+    let first = given.unwrap_or_else(|| std::process::id().into());
+    let began = Instant::now();
+    for index in 0..count {
+        let seed = first.wrapping_add(index.wrapping_mul(0x1_0000_0001));
+        if std::panic::catch_unwind(|| run(seed)).is_err() {
+            panic!("{SEED}={seed} repeats this history");
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    println!("{count} histories of {STEPS} inputs from seed {first}: {:.0} a second", count as f64 / seconds);
+}
