@@ -787,7 +787,7 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 		socket = NULL;
 	if (!socket || (row.state == TCP_CLOSE && row.read_at - flow->started > SETTLED_NS)) {
 		end_flow(socket, flow, id);
-		bpf_map_delete_elem(&crowded, &id);
+		bpf_map_delete_elem(&overflow, &id);
 		return 0;
 	}
 	if (row.rx != flow->rx || row.tx != flow->tx)

@@ -13,7 +13,7 @@
 /* Places for the TCP flows that are followed, by their sockets' cookies; a power of two. */
 #define BRAID_CONNECTION_PLACES 4096
 /* And how many may be followed besides, whose places are taken. */
-#define BRAID_MAX_CROWDED 32768
+#define BRAID_MAX_OVERFLOW 32768
 /* Redirected exchanges of datagrams at a time. */
 #define BRAID_MAX_EXCHANGES 8192
 #define BRAID_NO_SLOT 0xffffffffu

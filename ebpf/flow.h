@@ -201,7 +201,7 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 	flow->answered = 0;
 }
 
-/* The TCP flow with this id in its place, or NULL: it may be crowded out. */
+/* The TCP flow with this id in its place, or NULL: it may be in `overflow`. */
 BRAID_INLINE struct connection *in_place(__u64 id)
 {
 	struct connection *found = place_of(id);
@@ -214,7 +214,7 @@ BRAID_INLINE struct connection *connection_of(__u64 id)
 {
 	struct connection *found = in_place(id);
 
-	return found ? found : bpf_map_lookup_elem(&crowded, &id);
+	return found ? found : bpf_map_lookup_elem(&overflow, &id);
 }
 
 /* Whether this socket's flow is followed. A function of its own, as the next ones too, for the sake of the stack's 512 bytes. */
@@ -227,14 +227,14 @@ static __attribute__((noinline)) int is_followed(struct bpf_sock_addr *ctx)
  * Follows a TCP flow whose place is taken; 0 if there is room. The socket's pointer is put where the kernel copies it, and so becomes a
  * number.
  */
-static __attribute__((noinline)) int follow_crowded(struct bpf_sock *socket, const struct braid_params *now, const struct request *request)
+static __attribute__((noinline)) int follow_overflow(struct bpf_sock *socket, const struct braid_params *now, const struct request *request)
 {
 	struct connection entry = {};
 	__u64 cookie = request->id;
 
 	fill(&entry.flow, now, request, cookie, 0);
 	entry.socket = (__u64)socket;
-	return bpf_map_update_elem(&crowded, &cookie, &entry, BPF_ANY);
+	return bpf_map_update_elem(&overflow, &cookie, &entry, BPF_ANY);
 }
 
 /* Follows a TCP flow from here on; 0 if there is room. */
@@ -243,7 +243,7 @@ static __attribute__((noinline)) int follow(struct bpf_sock *socket, const struc
 	struct connection *own = place_of(request->id);
 
 	if (!own || !request->placed)
-		return follow_crowded(socket, now, request);
+		return follow_overflow(socket, now, request);
 	fill(&own->flow, now, request, request->id, BRAID_FLOW_PENDING);
 	own->flow.reserved = request->demand;
 	own->socket = (__u64)socket;
@@ -399,14 +399,14 @@ int braid_release(struct bpf_sock *ctx)
 	if (ctx->protocol == IPPROTO_TCP) {
 		__u64 cookie = bpf_get_socket_cookie(ctx);
 		struct connection *connection = in_place(cookie);
-		_Bool crowded_out = !connection;
+		_Bool overflowed = !connection;
 
-		if (crowded_out)
-			connection = bpf_map_lookup_elem(&crowded, &cookie);
+		if (overflowed)
+			connection = bpf_map_lookup_elem(&overflow, &cookie);
 		if (connection) {
 			end_flow(as_number(ctx), &connection->flow, cookie);
-			if (crowded_out)
-				bpf_map_delete_elem(&crowded, &cookie);
+			if (overflowed)
+				bpf_map_delete_elem(&overflow, &cookie);
 		}
 	} else {
 		struct braid_flow *flow = bpf_sk_storage_get(&flows, ctx, NULL, 0);

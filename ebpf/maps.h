@@ -94,12 +94,12 @@ struct connection {
 
 /*
  * TCP flows, each in the place that its socket's cookie gives it: free if its `id` is 0, or its flow a marker, which is one that has ended.
- * The kernel gives cookies out in turn, so two seldom meet; who finds its place taken is in `crowded`, by its cookie. A new entry there takes a
+ * The kernel gives cookies out in turn, so two seldom meet; who finds its place taken is in `overflow`, by its cookie. A new entry there takes a
  * connect some 0.3 microseconds longer than a place, and storage of the sockets' own four times as long again, at their ends as well. What a
  * socket leaves behind that was never seen to end is found by the dump.
  */
 MAP(connections, BPF_MAP_TYPE_ARRAY, __u32, struct connection, BRAID_CONNECTION_PLACES, 0);
-MAP(crowded, BPF_MAP_TYPE_HASH, __u64, struct connection, BRAID_MAX_CROWDED, BPF_F_NO_PREALLOC);
+MAP(overflow, BPF_MAP_TYPE_HASH, __u64, struct connection, BRAID_MAX_OVERFLOW, BPF_F_NO_PREALLOC);
 
 /* Connected UDP's flows, and the marks of sockets that send unconnected datagrams. */
 struct {

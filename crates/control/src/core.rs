@@ -6,10 +6,10 @@ pub mod apps;
 mod bonds;
 mod detect;
 mod energy;
+mod estimates;
 mod explain;
 mod flows;
 mod grounds;
-mod learnt;
 mod link;
 mod living;
 mod network;
@@ -45,9 +45,9 @@ pub use apps::Ended;
 use bonds::PastRules;
 pub use bonds::{BondLink, BondPolicy, Exit};
 pub use detect::{Question, ServerNews, UNREAD};
+pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
 pub use grounds::Grounds;
-pub use learnt::{AppsView, Bonded};
 pub use link::Link;
 pub use living::FlowsView;
 use living::LivingFlows;
@@ -103,7 +103,7 @@ pub struct Core<S> {
     crowd: Vec<LinkFacts>,
     apps: Apps,
     executables: Executables,
-    /// The living flows as of the last look.
+    /// The living flows as of the last poll.
     flows: LivingFlows,
     /// The links and families that have any.
     carrying: BTreeSet<(LinkIndex, Family)>,
@@ -153,8 +153,8 @@ pub struct Core<S> {
     /// What links were found to need, from the battery's own power.
     fit: PowerFit,
     started: Time,
-    /// When the flows were looked at last.
-    looked: Time,
+    /// When the flows were polled last.
+    polled: Time,
     unix: i64,
 }
 
@@ -203,7 +203,7 @@ impl<S: Steering> Core<S> {
             handover,
             fit: PowerFit::default(),
             started: now,
-            looked: now,
+            polled: now,
             unix: 0,
         };
         core.executables.refresh(&core.config.policy, core.names.as_mut());

@@ -13,7 +13,8 @@ use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time}
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, FlowRow, Learnt, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent, Straight, Walk, Way,
+    AppId, DemandEstimate, Dump, FlowRow, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    Straight, Way,
 };
 
 /// What became of a connect.
@@ -42,7 +43,7 @@ pub struct FakeSteering {
     /// Applications in whose cgroups programs of others filter.
     filtered: BTreeSet<AppId>,
     flows: BTreeMap<FlowId, FlowRow>,
-    learnt: BTreeMap<(AppId, u16), Learnt>,
+    learnt: BTreeMap<(AppId, u16), DemandEstimate>,
     classes: BTreeMap<AppId, Class>,
     /// Applications that the daemon was told of.
     introduced: BTreeSet<AppId>,
@@ -283,7 +284,7 @@ impl FakeSteering {
         if down + up == Bytes::ZERO {
             return;
         }
-        let fresh = || Learnt { app: app.clone(), port, down: Bytes::ZERO, up: Bytes::ZERO, count: 0, updated: now };
+        let fresh = || DemandEstimate { app: app.clone(), port, down: Bytes::ZERO, up: Bytes::ZERO, count: 0, updated: now };
         let known = self.learnt.entry((app.clone(), port)).or_insert_with(fresh);
         let mut demand = braid_decide::demand::Demand { down: known.down, up: known.up, count: known.count, updated: known.updated };
         demand.learn(down, up, now);
@@ -302,7 +303,7 @@ fn rule_matches(rule: &SteerRule, app: &AppId, user: u32, to: (IpAddr, u16)) -> 
 }
 
 impl Steering for FakeSteering {
-    type Walked = Vec<FlowRow>;
+    type Dumped = Vec<FlowRow>;
 
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
         self.call("say that Braid is alive")?;
@@ -356,8 +357,8 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError> {
-        self.call("teach an application's demand")?;
+    fn seed(&mut self, learnt: &DemandEstimate) -> Result<(), SteeringError> {
+        self.call("seed an application's demand")?;
         self.learnt.insert((learnt.app.clone(), learnt.port), learnt.clone());
         Ok(())
     }
@@ -368,12 +369,12 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError> {
+    fn estimates(&mut self) -> Result<Vec<DemandEstimate>, SteeringError> {
         self.call("read what was learnt")?;
         Ok(self.learnt.values().cloned().collect())
     }
 
-    fn begin_walk(&mut self, now: Time) -> Result<Walk<Vec<FlowRow>>, SteeringError> {
+    fn begin_dump(&mut self, now: Time) -> Result<Dump<Vec<FlowRow>>, SteeringError> {
         self.call("list the flows")?;
         for row in self.flows.values_mut() {
             row.read_at = now;
@@ -386,8 +387,8 @@ impl Steering for FakeSteering {
         Ok(Box::new(move || Ok(rows)))
     }
 
-    fn end_walk(&mut self, _now: Time, walked: Vec<FlowRow>) -> Result<Vec<FlowRow>, SteeringError> {
-        Ok(walked)
+    fn end_dump(&mut self, _now: Time, dumped: Vec<FlowRow>) -> Result<Vec<FlowRow>, SteeringError> {
+        Ok(dumped)
     }
 
     fn board(&mut self) -> Result<Board, SteeringError> {

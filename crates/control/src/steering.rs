@@ -168,7 +168,7 @@ pub struct SteerRule {
     pub straight: Straight,
 }
 
-/// A connection that was turned to the daemon, and what is known of it.
+/// A connection that was redirected to the daemon, and what is known of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RedirectedFlow {
     /// Its name: its socket's cookie, as for every flow.
@@ -323,10 +323,10 @@ pub struct SteeringCounters {
     pub not_redirected: u64,
 }
 
-/// What an application's flows to one port moved (kept by the steering itself, by DBAS eq. 1).
+/// What an application's flows to one port are expected to move (kept by the steering itself, by DBAS eq. 1).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Learnt {
-    /// Whose.
+pub struct DemandEstimate {
+    /// The application.
     pub app: AppId,
     /// The remote port.
     pub port: u16,
@@ -340,13 +340,13 @@ pub struct Learnt {
     pub updated: Time,
 }
 
-/// Walks through the flows, on any thread.
-pub type Walk<W> = Box<dyn FnOnce() -> Result<W, SteeringError> + Send>;
+/// Dumps the flows, on any thread.
+pub type Dump<W> = Box<dyn FnOnce() -> Result<W, SteeringError> + Send>;
 
-/// Steers flows. All calls are quick and do not block; thousands of flows take milliseconds to walk through, which another thread may do.
+/// Steers flows. All calls are quick and do not block; thousands of flows take milliseconds to dump, which another thread may do.
 pub trait Steering {
-    /// What a walk found.
-    type Walked: Send + 'static;
+    /// What a dump returns.
+    type Dumped: Send + 'static;
     /// Says that the daemon is alive; without it steering stops within two seconds.
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError>;
     /// Puts new parameters and rules in force at once, together.
@@ -365,22 +365,22 @@ pub trait Steering {
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError>;
     /// Sets an application's class.
     fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError>;
-    /// Teaches what was learnt in an earlier life.
-    fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError>;
+    /// Seeds an estimate of an earlier run.
+    fn seed(&mut self, learnt: &DemandEstimate) -> Result<(), SteeringError>;
     /// Learns from a flow that peers carried, as from one of its own: an application's, to a port, that moved so much and ended now.
     fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError>;
-    /// All that has been learnt.
-    fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError>;
-    /// Begins to list the living flows: what is returned walks through them and brings their loads up to date.
-    fn begin_walk(&mut self, now: Time) -> Result<Walk<Self::Walked>, SteeringError>;
-    /// The living flows as a walk found them; heals loads that went astray, unless another walk was on its way meanwhile. Flows that
-    /// ended during the walk may be among them.
-    fn end_walk(&mut self, now: Time, walked: Self::Walked) -> Result<Vec<FlowRow>, SteeringError>;
-    /// The living flows, walked through at once.
+    /// All estimates.
+    fn estimates(&mut self) -> Result<Vec<DemandEstimate>, SteeringError>;
+    /// Begins to list the living flows: what is returned dumps them and brings their loads up to date.
+    fn begin_dump(&mut self, now: Time) -> Result<Dump<Self::Dumped>, SteeringError>;
+    /// The living flows as a dump found them; heals loads that went astray, unless another dump was on its way meanwhile. Flows that
+    /// ended during the dump may be among them.
+    fn end_dump(&mut self, now: Time, dumped: Self::Dumped) -> Result<Vec<FlowRow>, SteeringError>;
+    /// The living flows, dumped at once.
     fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError> {
-        let walk = self.begin_walk(now)?;
-        let walked = walk()?;
-        self.end_walk(now, walked)
+        let dump = self.begin_dump(now)?;
+        let dumped = dump()?;
+        self.end_dump(now, dumped)
     }
     /// The loads as the next decision will see them, with the parameters in force.
     fn board(&mut self) -> Result<Board, SteeringError>;

@@ -442,13 +442,13 @@ impl History {
                 let taken = self.core.on_server(self.now, host, news);
                 self.took(taken);
             }
-            _ => self.look(),
+            _ => self.poll(),
         }
         self.obey();
     }
 
     /// As the daemon does: the devices' counters, by a wall clock that may jump, and then the flows.
-    fn look(&mut self) {
+    fn poll(&mut self) {
         let mut moved: BTreeMap<LinkIndex, (Bytes, Bytes)> = BTreeMap::new();
         for row in self.core.steering().living() {
             let (rx, tx) = moved.entry(row.link).or_default();
@@ -465,7 +465,7 @@ impl History {
             .collect();
         let unix = if self.chance.one_in(20) { (self.chance.next() % 4_000_000_000) as i64 } else { 1_795_219_200 };
         self.core.on_counters(self.now, unix, &counters);
-        let taken = self.core.look(self.now);
+        let taken = self.core.poll(self.now);
         self.took(taken);
     }
 
@@ -527,7 +527,7 @@ fn run(seed: u64) {
     // The backend works again, and in a while everything is as it should be.
     history.calm();
     history.pass(Duration::from_secs(3));
-    history.look();
+    history.poll();
     history.obey();
     history.pass(LONG + Duration::from_secs(1));
     history.hold_against_the_model();

@@ -36,14 +36,14 @@ use crate::watchdog::Watchdog;
 use acts::{MEASURE, Measured, ProbeAnswer};
 use braid_control::core::{Core, UNREAD};
 use braid_control::history::{AppPulse, HistoryStore};
-use looks::{Lists, Looked};
+use polls::{Lists, Polled};
 pub use system::notify;
 use system::{SystemNames, unix, unix_ms, watch_battery};
 
 mod acts;
 mod answers;
-mod looks;
 mod peering;
+mod polls;
 mod system;
 
 /// Events taken from the kernel at a time, so that others get their turn.
@@ -178,8 +178,8 @@ async fn live(
         follows_firewall: false,
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
-        looks: mpsc::channel(1),
-        looking: false,
+        polls: mpsc::channel(1),
+        polling: false,
         waiting: Vec::new(),
         lists: Lists::default(),
         supply: watch_battery(),
@@ -192,7 +192,7 @@ async fn live(
         inbox,
         watch,
         config_trouble: None,
-        next_look: Time::ZERO,
+        next_poll: Time::ZERO,
         watchdog,
         backlog: false,
         again: None,
@@ -242,9 +242,9 @@ struct Daemon<'a> {
     follows_firewall: bool,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
-    looks: (mpsc::Sender<Looked>, mpsc::Receiver<Looked>),
-    /// A thread looks at the flows.
-    looking: bool,
+    polls: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
+    /// A thread reads the flows.
+    polling: bool,
     /// Clients to be told of the flows once it has.
     waiting: Vec<Reply<Arc<FlowList>>>,
     lists: Lists,
@@ -260,8 +260,8 @@ struct Daemon<'a> {
     inbox: mpsc::Receiver<Request>,
     watch: Option<ExeWatch>,
     config_trouble: Option<String>,
-    /// The flows are not looked at again before.
-    next_look: Time,
+    /// The flows are not polled again before.
+    next_poll: Time,
     watchdog: &'a mut Watchdog,
     /// More events wait than were taken at once.
     backlog: bool,
@@ -368,7 +368,7 @@ impl Daemon<'_> {
                     self.log_and_retry(STEERING, done);
                 }
                 _ = tick.tick() => self.on_tick(),
-                Some((walked, spent)) = self.looks.1.recv() => self.end_look(walked, spent),
+                Some((walked, spent)) = self.polls.1.recv() => self.end_poll(walked, spent),
                 Some((link, rate)) = self.measured.1.recv() => {
                     let done = self.core.on_measured(now(), link, rate);
                     self.log_and_retry(STEERING, done);
@@ -518,8 +518,8 @@ impl Daemon<'_> {
             // systemd starts a daemon anew that falls silent (`WatchdogSec=`).
             notify("WATCHDOG=1");
         }
-        if started >= self.next_look && !self.looking {
-            self.begin_look();
+        if started >= self.next_poll && !self.polling {
+            self.begin_poll();
         }
     }
 

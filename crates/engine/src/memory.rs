@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use braid_control::steering::{AppId, ExeId, Learnt, Steering};
+use braid_control::steering::{AppId, DemandEstimate, ExeId, Steering};
 use braid_model::{Bytes, Rate, Time};
 use braid_platform::linux::process;
 
@@ -32,7 +32,7 @@ pub(crate) struct Memory {
     /// Locked for as long as a thread writes.
     store: Arc<Mutex<Store>>,
     /// What applications' flows moved, once their executables are found.
-    recalled: Option<mpsc::Receiver<Vec<Learnt>>>,
+    recalled: Option<mpsc::Receiver<Vec<DemandEstimate>>>,
     learnt: store::Learnt,
     /// What of it the store has not been given yet.
     fresh: Fresh,
@@ -99,19 +99,19 @@ impl Memory {
         });
         let first = recalled.recv_timeout(RECALL_PATIENCE);
         self.recalled = Some(recalled);
-        self.teach(core, first.ok());
+        self.seed(core, first.ok());
     }
 
     /// Teaches the steering what was found since.
     pub(crate) fn go_on_recalling<S: Steering>(&mut self, core: &mut Core<S>) {
         let found = self.recalled.as_ref().and_then(|recalled| recalled.try_recv().ok());
-        self.teach(core, found);
+        self.seed(core, found);
     }
 
-    fn teach<S: Steering>(&mut self, core: &mut Core<S>, found: Option<Vec<Learnt>>) {
+    fn seed<S: Steering>(&mut self, core: &mut Core<S>, found: Option<Vec<DemandEstimate>>) {
         let Some(found) = found else { return };
         self.recalled = None;
-        if let Err(error) = found.iter().try_for_each(|learnt| core.steering().teach(learnt)) {
+        if let Err(error) = found.iter().try_for_each(|learnt| core.steering().seed(learnt)) {
             tracing::warn!("{error}");
         }
     }
@@ -188,7 +188,7 @@ impl Memory {
     /// Takes in what was learnt since.
     fn gather<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         let unix = u64::try_from(unix).unwrap_or(0);
-        for learnt in core.steering().learnt().unwrap_or_default() {
+        for learnt in core.steering().estimates().unwrap_or_default() {
             let Some(exe) = core.executable_of(&learnt.app) else { continue };
             let key = AppKey { exe, name: learnt.app.name.clone(), port: learnt.port };
             let row = AppRow {
@@ -241,9 +241,9 @@ fn idle(store: &Mutex<Store>) -> Option<MutexGuard<'_, Store>> {
 }
 
 /// A stored row as the steering takes it.
-fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> Learnt {
+fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> DemandEstimate {
     let age = u64::try_from(unix).unwrap_or(0).saturating_sub(row.updated);
-    Learnt {
+    DemandEstimate {
         app: AppId { exe, name: key.name.clone() },
         port: key.port,
         down: Bytes::new(row.demand_down),
@@ -294,8 +294,8 @@ mod tests {
         let app = AppId { exe: process::exe_id(Path::new(PROGRAM)).unwrap(), name: name.to_owned() };
         let met = SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 0, class: Class::default() };
         core.on_events(NOW, vec![met]).unwrap();
-        let learnt = Learnt { app, port: 80, down: Bytes::new(down), up: Bytes::ZERO, count: down, updated: NOW };
-        core.steering().teach(&learnt).unwrap();
+        let learnt = DemandEstimate { app, port: 80, down: Bytes::new(down), up: Bytes::ZERO, count: down, updated: NOW };
+        core.steering().seed(&learnt).unwrap();
     }
 
     fn recalled(folder: &Path) -> Vec<(String, u64)> {
@@ -304,7 +304,7 @@ mod tests {
         while memory.recalled.is_some() {
             memory.go_on_recalling(&mut core);
         }
-        core.steering().learnt().unwrap().into_iter().map(|learnt| (learnt.app.name, learnt.down.get())).collect()
+        core.steering().estimates().unwrap().into_iter().map(|learnt| (learnt.app.name, learnt.down.get())).collect()
     }
 
     #[test]

@@ -50,7 +50,7 @@ fn connections_take_turns_in_both_families_and_loads_end_with_them() {
             assert!(row.rtt_us.is_some() && row.segments_out > Some(0));
         }
         assert!(events.iter().any(|event| matches!(event, SteeringEvent::NewApp { process, .. } if *process == std::process::id())));
-        let learnt = steering.learnt().unwrap();
+        let learnt = steering.estimates().unwrap();
         assert_eq!(learnt.iter().map(|known| (known.port, known.count)).collect::<Vec<_>>(), [(80, 27)]);
         assert!(learnt[0].down.get().abs_diff(1000) <= 8, "{learnt:?}");
     });
@@ -569,8 +569,8 @@ fn places() -> Array<MapData, Connection> {
 }
 
 /// The flows whose places were taken, by socket.
-fn crowded() -> HashMap<MapData, u64, Connection> {
-    HashMap::try_from(Map::HashMap(map_data("crowded"))).unwrap()
+fn overflow() -> HashMap<MapData, u64, Connection> {
+    HashMap::try_from(Map::HashMap(map_data("overflow"))).unwrap()
 }
 
 /// Somebody else's, in the midst of being written.
@@ -603,7 +603,7 @@ fn ends(steering: &mut BpfSteering, id: u64) -> usize {
 }
 
 #[test]
-fn a_flow_whose_end_was_not_seen_ends_at_the_next_look() {
+fn a_flow_whose_end_was_not_seen_ends_at_the_next_poll() {
     in_world("an end that nobody saw", 2, || {
         let mut steering = steering(&params(2));
         let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
@@ -621,18 +621,18 @@ fn a_flow_whose_end_was_not_seen_ends_at_the_next_look() {
 }
 
 #[test]
-fn a_crowded_flow_whose_end_was_not_seen_ends_at_the_next_look() {
-    in_world("an end of one crowded out that nobody saw", 2, || {
+fn an_overflowed_flow_whose_end_was_not_seen_ends_at_the_next_poll() {
+    in_world("an end of one in overflow that nobody saw", 2, || {
         let mut steering = steering(&params(2));
         take_places();
         let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
-        let mut crowded = crowded();
-        let (id, entry) = crowded.iter().next().expect("the flow is followed").unwrap();
-        crowded.remove(&id).unwrap();
+        let mut overflow = overflow();
+        let (id, entry) = overflow.iter().next().expect("the flow is followed").unwrap();
+        overflow.remove(&id).unwrap();
         drop(stream);
-        crowded.insert(id, entry, 0).unwrap();
+        overflow.insert(id, entry, 0).unwrap();
         wait_for_the_last_flow(&mut steering);
-        assert_eq!(crowded.keys().count(), 0);
+        assert_eq!(overflow.keys().count(), 0);
         assert_nothing_weighs(&mut steering);
         assert_eq!(ends(&mut steering, id), 1);
     });
@@ -645,12 +645,12 @@ fn flows_whose_places_are_taken_are_followed_all_the_same() {
         take_places();
         let streams: Vec<_> = (0..4).map(|_| TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap()).collect();
         assert_eq!(steering.flows(now()).unwrap().len(), 4);
-        assert_eq!(crowded().keys().count(), 4);
+        assert_eq!(overflow().keys().count(), 4);
         assert_eq!(steering.signs(0, Family::V4).unwrap().answered + steering.signs(1, Family::V4).unwrap().answered, 4);
         let board = steering.board().unwrap();
         assert_eq!(board.lanes.iter().map(|lane| lane.flows).sum::<u32>(), 4);
         drop(streams);
-        assert_eq!(crowded().keys().count(), 0);
+        assert_eq!(overflow().keys().count(), 0);
         assert!(steering.flows(now()).unwrap().is_empty());
         assert_nothing_weighs(&mut steering);
         assert_eq!(steering.counters().unwrap().ended, 4);
@@ -672,7 +672,7 @@ fn a_place_is_used_again() {
             let ended = places.get(&living[0], 0).unwrap();
             (0..places.len()).for_each(|place| places.set(place, ended, 0).unwrap());
         }
-        assert_eq!(crowded().keys().count(), 0);
+        assert_eq!(overflow().keys().count(), 0);
         assert_nothing_weighs(&mut steering);
     });
 }
@@ -682,8 +682,8 @@ fn more_connections_than_can_be_followed_are_steered_and_counted() {
     in_world("full maps of connections", 2, || {
         let mut steering = steering(&params(2));
         take_places();
-        let mut crowded = crowded();
-        let inserted: Vec<u64> = (1u64..).take_while(|number| crowded.insert(u64::MAX - number, taken(), 0).is_ok()).collect();
+        let mut overflow = overflow();
+        let inserted: Vec<u64> = (1u64..).take_while(|number| overflow.insert(u64::MAX - number, taken(), 0).is_ok()).collect();
         assert!(inserted.len() >= 10_000);
         let server = SocketAddr::new(SERVER, 80);
         assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered all the same");
@@ -691,7 +691,7 @@ fn more_connections_than_can_be_followed_are_steered_and_counted() {
         assert_eq!((counters.untracked, counters.steered), (4, 0), "{counters:?}");
         assert_nothing_weighs(&mut steering);
         assert!(steering.flows(now()).unwrap().is_empty());
-        crowded.remove(&(u64::MAX - inserted[0])).unwrap();
+        overflow.remove(&(u64::MAX - inserted[0])).unwrap();
         fetch(server, 1000);
         assert_eq!(steering.counters().unwrap().steered, 1);
     });

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use crate::steering::{AppId, FlowRow, Learnt, Steering};
+use crate::steering::{AppId, DemandEstimate, FlowRow, Steering};
 use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, Problem};
 use braid_decide::connection::{Board, LinkMask, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
@@ -240,12 +240,12 @@ impl<S: Steering> Core<S> {
         };
         let class = ids.iter().find_map(|id| self.apps.get(id)).map(|met| met.class);
         let class = class.unwrap_or_else(|| braid_decide::class::by_name(&question.name).unwrap_or_default());
-        let learnt = self.steering.learnt().unwrap_or_default();
+        let learnt = self.steering.estimates().unwrap_or_default();
         // What was learnt in an earlier life is known before the program is met in this one.
         // The file system is not asked about a path that a client names: a program that no rule names is recalled by its name.
         let named = question.exe.as_deref().map(|exe| self.executables.of(Path::new(exe))).unwrap_or_default();
         let recalled = |app: &AppId| if named.is_empty() { app.name == question.name } else { named.contains(&app.exe) };
-        let fits = |known: &&Learnt| known.port == question.port && (ids.contains(&known.app) || recalled(&known.app));
+        let fits = |known: &&DemandEstimate| known.port == question.port && (ids.contains(&known.app) || recalled(&known.app));
         match learnt.iter().filter(fits).max_by_key(|known| known.count) {
             Some(known) if known.up > known.down => (known.down + known.up, Direction::Up, class),
             Some(known) => (known.down + known.up, Direction::Down, class),

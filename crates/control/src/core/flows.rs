@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::steering::{AppId, FlowRow, Steering, SteeringError, SteeringEvent, Walk};
+use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent};
 use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::energy::{ByteCost, EnergyMeter};
@@ -57,7 +57,7 @@ pub(super) struct Progress {
     rx: Bytes,
     tx: Bytes,
     grown: Time,
-    /// Received something since the look before.
+    /// Received something since the poll before.
     receiving: bool,
     /// Which way most went of what it moved last; before, the way that is expected.
     toward: Direction,
@@ -128,24 +128,24 @@ impl<S: Steering> Core<S> {
         self.steering.learn(&flow.app, flow.port, flow.rx, flow.tx, flow.at)
     }
 
-    /// Looks at the living flows: loads, progress, estimates. To be called several times a second while there are any.
-    pub fn look(&mut self, now: Time) -> Result<(), SteeringError> {
-        let walked = self.begin_look(now)?()?;
-        self.end_look(now, walked)
+    /// Reads the living flows: loads, progress, estimates. To be called several times a second while there are any.
+    pub fn poll(&mut self, now: Time) -> Result<(), SteeringError> {
+        let dumped = self.begin_poll(now)?()?;
+        self.end_poll(now, dumped)
     }
 
-    /// Begins a look: what is returned takes milliseconds where there are thousands of flows, on whatever thread.
-    pub fn begin_look(&mut self, now: Time) -> Result<Walk<S::Walked>, SteeringError> {
-        self.steering.begin_walk(now)
+    /// Begins a poll: what is returned takes milliseconds where there are thousands of flows, on whatever thread.
+    pub fn begin_poll(&mut self, now: Time) -> Result<Dump<S::Dumped>, SteeringError> {
+        self.steering.begin_dump(now)
     }
 
-    /// Takes in what a look found. `now` is the present, not when it was begun.
-    pub fn end_look(&mut self, now: Time, walked: S::Walked) -> Result<(), SteeringError> {
-        let mut rows = self.steering.end_walk(now, walked)?;
+    /// Takes in what a poll found. `now` is the present, not when it was begun.
+    pub fn end_poll(&mut self, now: Time, dumped: S::Dumped) -> Result<(), SteeringError> {
+        let mut rows = self.steering.end_dump(now, dumped)?;
         // Those that ended meanwhile have been counted.
         rows.retain(|row| self.ended.get(&living::key(row)) != Some(&row.started));
         rows.iter().for_each(|row| self.consider(now, row));
-        let looked = std::mem::replace(&mut self.looked, now);
+        let polled = std::mem::replace(&mut self.polled, now);
         let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
         for link in self.links.values_mut() {
             link.living = [Bytes::ZERO; 2];
@@ -174,7 +174,7 @@ impl<S: Steering> Core<S> {
             if let Some(link) = self.links.get_mut(&index) {
                 let health = link.health.get_mut(family);
                 if received {
-                    health.on_progress(now, looked);
+                    health.on_progress(now, polled);
                 } else if waiting {
                     tracing::debug!(link = link.facts.name, ?family, "flows receive nothing any more");
                     health.on_suffering(now, Suffering::Stall);
@@ -184,18 +184,18 @@ impl<S: Steering> Core<S> {
         self.judge(now)
     }
 
-    /// How many flows there were at the last look.
+    /// How many flows there were at the last poll.
     pub fn flow_count(&self) -> usize {
         self.flows.len()
     }
 
-    /// Those of them that have not ended since the last look.
+    /// Those of them that have not ended since the last poll.
     pub(super) fn living_count(&self) -> usize {
         let over = self.ended.iter().filter(|(key, started)| self.flows.find(key).is_some_and(|living| living.row.started == **started));
         self.flows.len() - over.count()
     }
 
-    /// Whether it has ended since the last look.
+    /// Whether it has ended since the last poll.
     pub(super) fn is_over(&self, living: &Living) -> bool {
         self.ended.get(&living.key()) == Some(&living.row.started)
     }
@@ -248,7 +248,7 @@ impl<S: Steering> Core<S> {
         moved.iter().map(pulse).collect()
     }
 
-    /// How busy each link has been since the last look, by direction.
+    /// How busy each link has been since the last poll, by direction.
     pub(super) fn busy(&self, now: Time) -> BTreeMap<LinkIndex, [Busy; 2]> {
         let mut busy: BTreeMap<LinkIndex, [Busy; 2]> = BTreeMap::new();
         let mut remotes: BTreeSet<(LinkIndex, IpAddr)> = BTreeSet::new();

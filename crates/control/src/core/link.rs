@@ -124,7 +124,7 @@ impl Link {
         self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);
     }
 
-    /// Learns from a flow at a look, given what its counters said at the look before.
+    /// Learns from a flow at a poll, given what its counters said at the poll before.
     pub fn learn(&mut self, now: Time, before: Option<(u32, u32)>, row: &FlowRow) {
         if let Some(micros) = row.rtt_us {
             self.rtt.on_sample(now, Duration::from_micros(micros.into()));

@@ -1,4 +1,4 @@
-//! The living flows as of one look, shared with whoever tells people of them: turning thousands into the API's words takes longer than the
+//! The living flows as of one poll, shared with whoever tells people of them: turning thousands into the API's words takes longer than the
 //! daemon's loop may stop.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(super) struct Living {
 /// What names a flow: one socket may speak with several hosts.
 pub(super) type Key = (FlowId, SocketAddr);
 
-/// Those of one look, in the order of their keys.
+/// Those of one poll, in the order of their keys.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LivingFlows(Arc<Vec<Living>>);
 
@@ -96,7 +96,7 @@ struct Named {
 }
 
 impl<S: Steering> Core<S> {
-    /// The flows of the last look. Takes little, however many they are.
+    /// The flows of the last poll. Takes little, however many they are.
     pub fn flows_view(&self, now: Time) -> FlowsView {
         let mut names = Naming { exclusions: rules::exclusions(&self.config.policy), ..Naming::default() };
         names.devices = self.network.interfaces.iter().map(|device| (device.index, device.name.clone())).collect();

@@ -94,7 +94,7 @@ impl<S: Steering> Core<S> {
         if self.params.is_none() {
             return Ok(());
         }
-        // Those begun since the last look too.
+        // Those begun since the last poll too.
         let flows = self.steering.flows(now)?;
         // A link that still has its default route, and yet is not the system's choice: something goes before it.
         let passed_over =

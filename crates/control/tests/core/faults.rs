@@ -24,7 +24,7 @@ fn whatever_fails_is_an_error_and_never_a_panic() {
             now = now + Duration::from_millis(50);
             let _ = match step % 5 {
                 0 => core.on_network(now, network(&[facts(1, "wlan0"), facts(2, "lte0")])),
-                1 => core.look(now),
+                1 => core.poll(now),
                 2 => core.tick(now),
                 3 => core.on_probe(now, LinkIndex(1 + step % 3), Family::V4, Outcome::Silent),
                 _ => core.reconfigure(now, config(Scheduler::RoundRobin)),

@@ -83,7 +83,7 @@ fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not(
         let end = world.now + Duration::from_millis(10);
         world.core.tick(end).unwrap();
         if step % 25 == 0 {
-            world.core.look(end).unwrap();
+            world.core.poll(end).unwrap();
         }
         world.now = end;
         let todo = world.core.todo();

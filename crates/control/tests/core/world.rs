@@ -87,7 +87,7 @@ impl World {
             let events = self.core.steering().events(100);
             self.core.on_events(self.now, events).unwrap();
             if self.beat.is_multiple_of(25) {
-                self.core.look(self.now).unwrap();
+                self.core.poll(self.now).unwrap();
             }
             self.core.tick(self.now).unwrap();
             let todo = self.core.todo();

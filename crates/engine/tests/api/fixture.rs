@@ -84,7 +84,7 @@ impl Fixture {
         let met = SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 0, class: Default::default() };
         core.on_events(NOW, vec![met]).unwrap();
         core.steering().connect(NOW, &app, 0, ("203.0.113.10".parse().unwrap(), 443));
-        core.look(NOW).unwrap();
+        core.poll(NOW).unwrap();
         let handler = ApiHandler::new(HistoryStore::default(), Settings::new(Some(config), PathBuf::from("/nowhere")), feed);
         let mind = Rc::new(RefCell::new(Mind { core, handler, commands: 0, seconds: 0 }));
         let server = Server::bind(&folder.path().join("socket")).unwrap();

@@ -160,14 +160,14 @@ fn listeners_are_told_of_flows_that_changed_and_of_no_other() {
         let id = first.put[0].id;
         assert_eq!((first.put.len(), first.put[0].name.as_deref()), (1, Some("<script>")));
         let later = NOW + Duration::from_secs(1);
-        mind.core.look(later).unwrap();
+        mind.core.poll(later).unwrap();
         assert_eq!(mind.core.flows_view(later).changes(Some(&known)), FlowChanges::default(), "it has only grown older");
         mind.core.steering().transfer(FlowId(id), Bytes::new(1000), Bytes::ZERO);
-        mind.core.look(later).unwrap();
+        mind.core.poll(later).unwrap();
         let grown = mind.core.flows_view(later);
         assert_eq!(grown.changes(Some(&known)).put[0].rx_bytes, Some(1000));
         mind.core.steering().close(later, FlowId(id));
-        mind.core.look(later).unwrap();
+        mind.core.poll(later).unwrap();
         let last = mind.core.flows_view(later).changes(Some(&grown));
         assert_eq!((last.put.len(), last.gone), (0, vec![id]));
     });

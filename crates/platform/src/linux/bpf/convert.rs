@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
 use braid_control::steering::{
-    AppId, ExeId, FlowRow, Learnt, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Straight, Way,
+    AppId, DemandEstimate, ExeId, FlowRow, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Straight, Way,
 };
 
 const TCP_SYN_SENT: u32 = 2;
@@ -325,8 +325,8 @@ pub(super) fn event(raw: &abi::Event) -> Option<SteeringEvent> {
     }
 }
 
-pub(super) fn learnt(key: &abi::DemandKey, demand: &abi::Demand) -> Learnt {
-    Learnt {
+pub(super) fn estimate(key: &abi::DemandKey, demand: &abi::Demand) -> DemandEstimate {
+    DemandEstimate {
         app: app_id(&key.app),
         port: key.port,
         down: Bytes::new(demand.down),

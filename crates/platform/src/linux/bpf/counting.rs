@@ -11,7 +11,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Decides when to attach and detach.
 ///
 /// A socket that the programs steer while `control.counting` is 0 asks by an event. So detaching takes two steps: the flag is cleared first,
-/// and a walk that begins after that must find no socket either.
+/// and a dump that begins after that must find no socket either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Counting {
     /// Nothing is attached. New UDP flows ask.
@@ -54,8 +54,8 @@ impl Counting {
         (Self::On { unused_since: None }, step)
     }
 
-    /// A walk has ended that began in the state `before`; `used` if it met a UDP socket.
-    pub(super) fn walked(self, before: Self, used: bool, now: Time) -> (Self, Step) {
+    /// A dump has ended that began in the state `before`; `used` if it met a UDP socket.
+    pub(super) fn dumped(self, before: Self, used: bool, now: Time) -> (Self, Step) {
         match self {
             // Its event was lost, or attaching failed when it asked.
             Self::Off if used => (Self::On { unused_since: None }, Step::Attach),
@@ -90,26 +90,26 @@ mod tests {
     /// The ring of events may be full, and attaching may fail: the socket asks once.
     #[test]
     fn regression_a_socket_whose_question_was_lost_is_counted_once_it_is_met() {
-        assert_eq!(Counting::Off.walked(Counting::Off, true, at(1)), (ON, Step::Attach));
-        assert_eq!(Counting::Off.walked(Counting::Off, false, at(1)), (Counting::Off, Step::Stay));
+        assert_eq!(Counting::Off.dumped(Counting::Off, true, at(1)), (ON, Step::Attach));
+        assert_eq!(Counting::Off.dumped(Counting::Off, false, at(1)), (Counting::Off, Step::Stay));
     }
 
     #[test]
-    fn programs_are_detached_only_by_a_walk_that_began_after_the_flag_was_cleared() {
-        let (unused, step) = ON.walked(ON, false, at(5));
+    fn programs_are_detached_only_by_a_dump_that_began_after_the_flag_was_cleared() {
+        let (unused, step) = ON.dumped(ON, false, at(5));
         assert_eq!(step, Step::Stay);
-        assert_eq!(unused.walked(unused, false, at(14)), (unused, Step::Stay), "the grace is not over");
-        let (ending, step) = unused.walked(unused, false, at(15));
+        assert_eq!(unused.dumped(unused, false, at(14)), (unused, Step::Stay), "the grace is not over");
+        let (ending, step) = unused.dumped(unused, false, at(15));
         assert_eq!((ending, step, ending.flag()), (Counting::Ending, Step::Announce, 0));
-        assert_eq!(ending.walked(unused, false, at(15)), (ending, Step::Stay), "this walk began before");
-        assert_eq!(ending.walked(ending, false, at(16)), (Counting::Off, Step::Detach));
+        assert_eq!(ending.dumped(unused, false, at(15)), (ending, Step::Stay), "this dump began before");
+        assert_eq!(ending.dumped(ending, false, at(16)), (Counting::Off, Step::Detach));
     }
 
     #[test]
     fn a_socket_that_is_met_or_asks_keeps_the_programs_attached() {
         let unused = Counting::On { unused_since: Some(at(1)) };
-        assert_eq!(unused.walked(unused, true, at(100)), (ON, Step::Stay));
-        assert_eq!(Counting::Ending.walked(Counting::Ending, true, at(100)), (ON, Step::Resume));
+        assert_eq!(unused.dumped(unused, true, at(100)), (ON, Step::Stay));
+        assert_eq!(Counting::Ending.dumped(Counting::Ending, true, at(100)), (ON, Step::Resume));
         assert_eq!(Counting::Ending.wanted(), (ON, Step::Resume));
     }
 }

@@ -13,15 +13,15 @@ pub(super) struct Heal {
     pub(super) ended: Vec<FlowRow>,
 }
 
-/// Tells walks apart that overlap. Each brings reservations up to date as it goes, so that what another has summed up fits the lanes no
+/// Tells dumps apart that overlap. Each brings reservations up to date as it goes, so that what another has summed up fits the lanes no
 /// more.
 #[derive(Debug, Default)]
-pub(super) struct Walks {
+pub(super) struct Dumps {
     begun: u64,
     open: Arc<()>,
 }
 
-/// A walk, until it is dropped.
+/// A dump, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
     number: u64,
@@ -29,13 +29,13 @@ pub(super) struct Turn {
     _open: Arc<()>,
 }
 
-impl Walks {
+impl Dumps {
     pub(super) fn begin(&mut self) -> Turn {
         self.begun += 1;
         Turn { number: self.begun, alone: Arc::strong_count(&self.open) == 1, _open: self.open.clone() }
     }
 
-    /// Whether no other walk was on its way at any time of this one.
+    /// Whether no other dump was on its way at any time of this one.
     pub(super) fn undisturbed(&self, turn: &Turn) -> bool {
         turn.alone && turn.number == self.begun
     }
@@ -64,7 +64,7 @@ impl Loads {
 }
 
 impl Heal {
-    /// What must be added to each lane (modulo 2^64), where it is off by more than the flows that came and went during the walk can
+    /// What must be added to each lane (modulo 2^64), where it is off by more than the flows that came and went during the dump can
     /// explain: an event was missed, or an entry was evicted.
     pub(super) fn corrections(&mut self, living: &Loads, board: &abi::Board, churn: u64) -> Vec<(u32, abi::Lane)> {
         let slack = i128::from(churn) * i128::from(living.largest);
@@ -99,15 +99,15 @@ mod tests {
     }
 
     #[test]
-    fn walks_that_overlap_are_told() {
-        let mut walks = Walks::default();
-        let first = walks.begin();
-        assert!(walks.undisturbed(&first));
-        let second = walks.begin();
-        assert!(!walks.undisturbed(&first) && !walks.undisturbed(&second));
+    fn dumps_that_overlap_are_told() {
+        let mut dumps = Dumps::default();
+        let first = dumps.begin();
+        assert!(dumps.undisturbed(&first));
+        let second = dumps.begin();
+        assert!(!dumps.undisturbed(&first) && !dumps.undisturbed(&second));
         drop((first, second));
-        let third = walks.begin();
-        assert!(walks.undisturbed(&third), "one that failed and was dropped stands in nobody's way");
+        let third = dumps.begin();
+        assert!(dumps.undisturbed(&third), "one that failed and was dropped stands in nobody's way");
     }
 
     fn loads(rows: &[abi::FlowRow]) -> Loads {

@@ -244,8 +244,8 @@ impl BpfSteering {
         load_programs(&mut ebpf, &PROGRAMS, &btf)?;
         load_programs(&mut ebpf, &SHOW, &btf)?;
         let counters = load_counters(&mut ebpf, counters, &btf)?;
-        let walks = [("braid_connections", "connections"), ("braid_connections", "crowded"), ("braid_flows", "flows")];
-        let iterators = walks.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
+        let dumps = [("braid_connections", "connections"), ("braid_connections", "overflow"), ("braid_flows", "flows")];
+        let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
@@ -269,7 +269,7 @@ impl BpfSteering {
             turned: None,
             serves_redirected: true,
             heal: Default::default(),
-            walks: Default::default(),
+            dumps: Default::default(),
         })
     }
 }
@@ -409,11 +409,11 @@ fn boxed<L: Send + Sync + 'static>(link: Result<L, ProgramError>) -> Result<Box<
     Ok(Box::new(link?))
 }
 
-/// Attaches an iterator to a map that it walks.
+/// Attaches an iterator to a map that it dumps.
 fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str, map: &str) -> Result<OwnedFd, LoadError> {
     let refused = |reason: String| refused(name, reason);
     let Some(Map::SkStorage(map) | Map::HashMap(map) | Map::Array(map)) = ebpf.map(map) else {
-        return Err(refused(format!("the programs lack the map {map}, which it walks")));
+        return Err(refused(format!("the programs lack the map {map}, which it dumps")));
     };
     let program = ebpf.program(name).and_then(|program| program.fd().ok());
     let program = program.ok_or_else(|| refused("it is not loaded".to_owned()))?;

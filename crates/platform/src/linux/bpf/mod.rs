@@ -23,7 +23,9 @@ use braid_model::{Bytes, Class, Family, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
-use braid_control::steering::{AppId, FlowRow, Learnt, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent, Walk};
+use braid_control::steering::{
+    AppId, DemandEstimate, Dump, FlowRow, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
+};
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
 
@@ -40,7 +42,7 @@ const VERDICT_STEER: u8 = 1;
 pub struct BpfSteering {
     /// Owns programs and the maps that are not taken out below.
     ebpf: aya::Ebpf,
-    /// They walk the TCP flows, those that are crowded out, and those of connected UDP sockets.
+    /// They dump the TCP flows, those in `overflow`, and those of connected UDP sockets.
     iterators: Arc<[OwnedFd]>,
     events: RingBuf<MapData>,
     params: SteerParams,
@@ -69,11 +71,11 @@ pub struct BpfSteering {
     /// What redirected sockets need is attached, or there are none, since nothing is attached.
     serves_redirected: bool,
     heal: heal::Heal,
-    walks: heal::Walks,
+    dumps: heal::Dumps,
 }
 
-/// What a walk through the sockets' flows found.
-pub struct Walked {
+/// What a dump through the sockets' flows found.
+pub struct Dumped {
     loads: heal::Loads,
     rows: Vec<FlowRow>,
     /// It met UDP sockets, and counting was in this state when it began.
@@ -84,8 +86,8 @@ pub struct Walked {
     turn: heal::Turn,
 }
 
-/// Walks the sockets' flows; the programs bring their reservations up to date as they go.
-fn walk_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn, counting: counting::Counting) -> Result<Walked, SteeringError> {
+/// Dumps the sockets' flows; the programs bring their reservations up to date as they go.
+fn dump_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn, counting: counting::Counting) -> Result<Dumped, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
     let mut bytes = Vec::new();
     for iterator in iterators {
@@ -96,7 +98,7 @@ fn walk_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn, counting: c
     rows.retain(|row| row.flow.flags & (abi::flow::PENDING | abi::flow::MARKER) == 0);
     let mut loads = heal::Loads::default();
     loads.add(&rows);
-    Ok(Walked { loads, rows: rows.iter().filter_map(flow_row).collect(), datagrams, counting, began, turn })
+    Ok(Dumped { loads, rows: rows.iter().filter_map(flow_row).collect(), datagrams, counting, began, turn })
 }
 
 fn failed(action: &'static str) -> impl Fn(aya::maps::MapError) -> SteeringError {
@@ -134,7 +136,7 @@ impl BpfSteering {
         self.count_if_possible(self.counting.wanted());
     }
 
-    /// What cannot be done is shown as a warning, and tried again at the next walk: a flow whose bytes are not known is steered all the same.
+    /// What cannot be done is shown as a warning, and tried again at the next dump: a flow whose bytes are not known is steered all the same.
     fn count_if_possible(&mut self, (next, step): (Counting, Step)) {
         self.uncounted = match self.count(next, step) {
             Ok(()) if step == Step::Stay => self.uncounted.take().filter(|_| next == Counting::Off),
@@ -171,7 +173,7 @@ impl BpfSteering {
     }
 
     /// The flows of unconnected datagrams; those that fell idle end here, and are returned apart.
-    fn walk_datagrams(&mut self, now: Time) -> Result<(Vec<abi::FlowRow>, Vec<abi::FlowRow>), SteeringError> {
+    fn dump_datagrams(&mut self, now: Time) -> Result<(Vec<abi::FlowRow>, Vec<abi::FlowRow>), SteeringError> {
         let mut map: HashMap<_, abi::DatagramKey, abi::Flow> = typed_map!(self, HashMap, "datagrams", "list the datagram flows");
         let entries: Vec<_> = map.iter().filter_map(Result::ok).filter(|(_, flow)| flow.started != 0).collect();
         let (mut living, mut idle) = (Vec::new(), Vec::new());
@@ -228,7 +230,7 @@ fn keep_hosts<'a>(
 }
 
 impl Steering for BpfSteering {
-    type Walked = Walked;
+    type Dumped = Dumped;
 
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
         self.heartbeat = now.as_nanos();
@@ -339,12 +341,12 @@ impl Steering for BpfSteering {
         self.switch()
     }
 
-    fn teach(&mut self, learnt: &Learnt) -> Result<(), SteeringError> {
-        let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "teach an application's demand");
+    fn seed(&mut self, learnt: &DemandEstimate) -> Result<(), SteeringError> {
+        let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "seed an application's demand");
         let key = abi::DemandKey { app: app_key(&learnt.app), port: learnt.port, ..Default::default() };
         let (down, up, updated) = (learnt.down.get(), learnt.up.get(), learnt.updated.as_nanos());
         let value = abi::Demand { down, up, updated, count: learnt.count, ..Default::default() };
-        map.insert(key, value, 0).map_err(failed("teach an application's demand"))
+        map.insert(key, value, 0).map_err(failed("seed an application's demand"))
     }
 
     fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError> {
@@ -352,20 +354,20 @@ impl Steering for BpfSteering {
         self.learn_step(key, [down.get(), up.get()], now.as_nanos())
     }
 
-    fn learnt(&mut self) -> Result<Vec<Learnt>, SteeringError> {
+    fn estimates(&mut self) -> Result<Vec<DemandEstimate>, SteeringError> {
         let map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "read what was learnt");
-        Ok(map.iter().filter_map(Result::ok).map(|(key, demand)| convert::learnt(&key, &demand)).collect())
+        Ok(map.iter().filter_map(Result::ok).map(|(key, demand)| convert::estimate(&key, &demand)).collect())
     }
 
-    fn begin_walk(&mut self, _now: Time) -> Result<Walk<Walked>, SteeringError> {
-        let (iterators, began, turn, counting) = (self.iterators.clone(), self.churn()?, self.walks.begin(), self.counting);
-        Ok(Box::new(move || walk_sockets(&iterators, began, turn, counting)))
+    fn begin_dump(&mut self, _now: Time) -> Result<Dump<Dumped>, SteeringError> {
+        let (iterators, began, turn, counting) = (self.iterators.clone(), self.churn()?, self.dumps.begin(), self.counting);
+        Ok(Box::new(move || dump_sockets(&iterators, began, turn, counting)))
     }
 
-    fn end_walk(&mut self, now: Time, walked: Walked) -> Result<Vec<FlowRow>, SteeringError> {
-        let Walked { mut loads, mut rows, datagrams, counting, began, turn } = walked;
-        self.count_if_possible(self.counting.walked(counting, datagrams, now));
-        let (datagrams, idle) = self.walk_datagrams(now)?;
+    fn end_dump(&mut self, now: Time, dumped: Dumped) -> Result<Vec<FlowRow>, SteeringError> {
+        let Dumped { mut loads, mut rows, datagrams, counting, began, turn } = dumped;
+        self.count_if_possible(self.counting.dumped(counting, datagrams, now));
+        let (datagrams, idle) = self.dump_datagrams(now)?;
         loads.add(&datagrams);
         rows.extend(datagrams.iter().filter_map(flow_row));
         for row in &idle {
@@ -374,7 +376,7 @@ impl Steering for BpfSteering {
         }
         let churn = self.churn()?.wrapping_sub(began);
         let after = self.raw_board()?;
-        let corrections = if self.walks.undisturbed(&turn) { self.heal.corrections(&loads, &after, churn) } else { Vec::new() };
+        let corrections = if self.dumps.undisturbed(&turn) { self.heal.corrections(&loads, &after, churn) } else { Vec::new() };
         if !corrections.is_empty() {
             let mut map: Array<_, abi::Lane> = typed_map!(self, Array, "corrections", "heal the loads");
             for (slot, lane) in corrections {

@@ -14,60 +14,60 @@ use super::answers::CARRIED_BY;
 use super::system::unix;
 use crate::server::{Answer as Reply, FlowList};
 
-/// Up to so many flows are looked at in between; more of them by a thread of its own, since clients and packets must not wait for it.
+/// Up to so many flows are read in between; more of them by a thread of its own, since clients and packets must not wait for it.
 const FEW_FLOWS: usize = 200;
 /// Looks at the flows take one part in so many of a processor's time at most.
-const LOOKS_SHARE: u32 = 50;
-/// Whoever asks for many flows may be told of a look so old.
+const POLL_SHARE: u32 = 50;
+/// Whoever asks for many flows may be told of a poll so old.
 const FRESH: Duration = Duration::from_secs(1);
-/// Looks are written for as long after the last question.
+/// Polls are written for as long after the last question.
 const ASKED_LATELY: Duration = Duration::from_secs(3);
-/// The flows could not be looked at.
-const LOOK: &str = "cannot look at the flows";
+/// The flows could not be read.
+const POLL: &str = "cannot read the flows";
 
-/// What a look found, and the processor time it took.
-pub(super) type Looked = (Result<<BpfSteering as Steering>::Walked, SteeringError>, Duration);
+/// What a poll found, and the processor time it took.
+pub(super) type Polled = (Result<<BpfSteering as Steering>::Dumped, SteeringError>, Duration);
 
 impl Daemon<'_> {
-    /// Looks at the flows: at once if they are few, else with a thread's help.
-    pub(super) fn begin_look(&mut self) {
+    /// Reads the flows: at once if they are few, else with a thread's help.
+    pub(super) fn begin_poll(&mut self) {
         let begun = thread_time();
-        let walk = self.core.begin_look(now());
-        let Some(walk) = self.log_and_retry(LOOK, walk) else { return self.tell_flows() };
+        let dump = self.core.begin_poll(now());
+        let Some(dump) = self.log_and_retry(POLL, dump) else { return self.tell_flows() };
         if self.core.flow_count() <= FEW_FLOWS {
-            let walked = walk();
-            return self.end_look(walked, thread_time().since(begun));
+            let dumped = dump();
+            return self.end_poll(dumped, thread_time().since(begun));
         }
-        let answer = self.looks.0.clone();
-        self.looking = true;
+        let answer = self.polls.0.clone();
+        self.polling = true;
         tokio::task::spawn_blocking(move || {
             let begun = thread_time();
-            let walked = walk();
-            let _ = answer.blocking_send((walked, thread_time().since(begun)));
+            let dumped = dump();
+            let _ = answer.blocking_send((dumped, thread_time().since(begun)));
         });
     }
 
-    /// Takes in what a look found; `spent` is the processor time that took so far.
-    pub(super) fn end_look(&mut self, walked: Result<<BpfSteering as Steering>::Walked, SteeringError>, spent: Duration) {
+    /// Takes in what a poll found; `spent` is the processor time that took so far.
+    pub(super) fn end_poll(&mut self, dumped: Result<<BpfSteering as Steering>::Dumped, SteeringError>, spent: Duration) {
         let begun = thread_time();
-        self.looking = false;
-        let looked = walked.map_err(anyhow::Error::from).and_then(|walked| self.take_look(walked));
-        self.log_and_retry(LOOK, looked);
+        self.polling = false;
+        let polled = dumped.map_err(anyhow::Error::from).and_then(|dumped| self.take_poll(dumped));
+        self.log_and_retry(POLL, polled);
         self.tell_flows();
         // What the CPU does for others meanwhile does not count: on a busy machine a dead link would be found later.
-        self.next_look = now() + (spent + thread_time().since(begun)) * LOOKS_SHARE;
+        self.next_poll = now() + (spent + thread_time().since(begun)) * POLL_SHARE;
     }
 
-    fn take_look(&mut self, walked: <BpfSteering as Steering>::Walked) -> anyhow::Result<()> {
-        self.core.end_look(now(), walked)?;
+    fn take_poll(&mut self, dumped: <BpfSteering as Steering>::Dumped) -> anyhow::Result<()> {
+        self.core.end_poll(now(), dumped)?;
         let counters = netlink::device_counters()?;
         self.core.on_counters(now(), unix(), &counters);
         // An allowance may have been used up.
         Ok(self.core.tick(now())?)
     }
 
-    /// `GET /v1/flows`. Few flows are looked at for whoever asks. Many take longer than an answer should: while somebody asks again and again,
-    /// he is told of the look before, at most a second old, which the next one is begun behind.
+    /// `GET /v1/flows`. Few flows are read for whoever asks. Many take longer than an answer should: while somebody asks again and again,
+    /// he is told of the poll before, at most a second old, which the next one is begun behind.
     pub(super) fn ask_flows(&mut self, time: Time, answer: Reply<Arc<FlowList>>) {
         let known = if self.core.flow_count() > FEW_FLOWS { self.lists.for_now(time) } else { None };
         match known {
@@ -75,12 +75,12 @@ impl Daemon<'_> {
             None => self.waiting.push(answer),
         }
         self.lists.asked = Some(time);
-        if !self.looking {
-            self.begin_look();
+        if !self.polling {
+            self.begin_poll();
         }
     }
 
-    /// Answers those who asked for the flows. What cannot be looked at now is told as it was.
+    /// Answers those who asked for the flows. What cannot be read now is told as it was.
     fn tell_flows(&mut self) {
         let time = now();
         let asked = self.lists.asked.is_some_and(|asked| time.since(asked) < ASKED_LATELY);
@@ -98,7 +98,7 @@ impl Daemon<'_> {
     }
 }
 
-/// The last two looks as clients are told of them, each written once: the newest may not have been yet.
+/// The last two polls as clients are told of them, each written once: the newest may not have been yet.
 #[derive(Default)]
 pub(super) struct Lists {
     newest: Option<(Time, Arc<FlowList>)>,

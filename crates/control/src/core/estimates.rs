@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::steering::{AppId, Learnt, Steering};
+use crate::steering::{AppId, DemandEstimate, Steering};
 use braid_api::App;
 use braid_decide::demand::Demand;
 use braid_decide::energy::EnergyMeter;
@@ -15,7 +15,7 @@ use super::living::{Key, Living, LivingFlows};
 /// What is known of applications at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct AppsView {
-    learnt: Vec<Learnt>,
+    learnt: Vec<DemandEstimate>,
     met: BTreeMap<AppId, Met>,
     flows: LivingFlows,
     /// Those of them that have ended since.
@@ -30,7 +30,7 @@ pub type Bonded = BTreeMap<(AppId, u16), (u64, EnergyMeter)>;
 impl<S: Steering> Core<S> {
     /// What `GET /v1/apps` is made of. Takes little, however many flows there are.
     pub fn apps_view(&mut self, now: Time, bonded: Bonded) -> AppsView {
-        let learnt = self.steering.learnt().unwrap_or_default();
+        let learnt = self.steering.estimates().unwrap_or_default();
         let met = learnt.iter().filter_map(|learnt| Some((learnt.app.clone(), self.apps.get(&learnt.app)?.clone()))).collect();
         AppsView { learnt, met, flows: self.flows.clone(), ended: self.ended.clone(), bonded, now }
     }
@@ -58,7 +58,7 @@ impl AppsView {
                 energy.entry(&row.app).or_default().absorb(living.progress.energy);
             }
         }
-        let view = |learnt: &Learnt| {
+        let view = |learnt: &DemandEstimate| {
             let flows = flows.get(&(&learnt.app, learnt.port)).copied().unwrap_or(0);
             self.view(learnt, flows, energy.get(&learnt.app).copied().unwrap_or_default())
         };
@@ -70,7 +70,7 @@ impl AppsView {
     }
 
     /// `flows` live to this port; `energy` is what all living flows of the application have cost.
-    fn view(&self, learnt: &Learnt, flows: u64, mut energy: EnergyMeter) -> App {
+    fn view(&self, learnt: &DemandEstimate, flows: u64, mut energy: EnergyMeter) -> App {
         let met = self.met.get(&learnt.app);
         let demand = Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
         let rates = met.and_then(|met| met.traffic().mean_rates());
