@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use braid_control::profiles::{SIZE_LIMIT, from_json, shipped, to_toml};
 use braid_decide::energy::{Profile, Profiles};
-use braid_engine::profiles::database::Database;
-use braid_engine::profiles::{self, service};
+use braid_engine::profile_service::database::Database;
+use braid_engine::{profile_service, profiles};
 use braid_platform::linux::owner::as_owner_of;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
@@ -104,7 +104,7 @@ fn serve(options: &EnergyServe) -> anyhow::Result<()> {
                 _ = tokio::signal::ctrl_c() => {}
             }
         };
-        Ok(service::serve(listener, database, end).await?)
+        Ok(profile_service::serve(listener, database, end).await?)
     })
 }
 

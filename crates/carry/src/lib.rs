@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod account;
 mod carrier;
 pub mod client;
 mod flow;
@@ -12,6 +13,7 @@ mod found;
 mod lasting;
 pub mod relay;
 mod socket;
+mod sockets;
 mod sources;
 mod splice;
 mod stream;

@@ -6,20 +6,19 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use braid_bond::host::{ConnectionId, Host, HostLimits, refusals};
 use braid_bond::{Bond, BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, PathState, Target, codes};
 use braid_model::address::Address;
 use braid_model::key::PublicKey;
-use braid_model::{Bytes as Amount, Rate, Time};
+use braid_model::{Bytes as Amount, Rate};
 use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
 use braid_peer::keys::KeyPair;
 use braid_peer::limits::{Direction, Exceeded, Limits, Meter};
-use braid_peer::registry::{Client, ClientId, Month, Registry};
+use braid_peer::registry::{Client, Month, Registry};
 use braid_peer::tls::{self, Clients};
 use bytes::Bytes;
 use ipnet::IpNet;
@@ -29,14 +28,13 @@ use tokio::sync::mpsc;
 mod clerk;
 mod clock;
 mod memory;
-mod sockets;
 
 pub use memory::Memory;
 
 use clerk::{Applicant, Clerk, Used, Word};
 use clock::Clock;
-use sockets::{Counted, Sockets};
 
+use crate::account::Account;
 use crate::carrier::{Carrier, Notice};
 use crate::flow::Flow;
 use crate::socket::{Binding, UdpLink};
@@ -133,50 +131,6 @@ const ANONYMOUS_BONDS: usize = 512;
 /// Flows of one source.
 const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
 const READ: usize = 65_536;
-
-/// A client's meter, shared by all its bonds and flows.
-pub(crate) struct Account {
-    meter: Mutex<Meter>,
-    started: Instant,
-    client: Option<ClientId>,
-    /// Bytes towards the client and from it that are not written down yet.
-    moved: [AtomicU64; 2],
-    /// What may be opened for it; its look-ups are its own.
-    policy: Policy,
-    sockets: Sockets,
-}
-
-impl Account {
-    fn now(&self) -> (Time, i64) {
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
-        (Time::from_nanos(self.started.elapsed().as_nanos() as u64) + Duration::from_secs(1), unix)
-    }
-
-    fn meter<T>(&self, act: impl FnOnce(&mut Meter) -> T) -> T {
-        act(&mut self.meter.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Counts what the system buffers for the socket of a flow of `bond`.
-    pub(crate) fn count_socket(&self, bond: BondId, socket: &impl AsFd) -> Counted<'_> {
-        self.sockets.count(bond, socket)
-    }
-
-    /// Waits until `amount` may go, and counts it. `false` if the client's month is used up.
-    pub(crate) async fn pass(&self, direction: Direction, amount: usize) -> bool {
-        self.moved[usize::from(direction == Direction::Up)].fetch_add(amount as u64, Ordering::Relaxed);
-        let amount = Amount::new(amount as u64);
-        let (now, unix) = self.now();
-        let (due, allowed) = self.meter(|meter| {
-            let due = meter.ready_at(direction, amount, now);
-            meter.on_bytes(direction, amount, now, unix);
-            (due, meter.may_go_on().is_ok())
-        });
-        if due > now {
-            tokio::time::sleep(due.since(now)).await;
-        }
-        allowed
-    }
-}
 
 struct Relay {
     carrier: Carrier,
@@ -337,7 +291,7 @@ impl Relay {
         self.may_begin()?;
         let Some(clerk) = &self.clerk else {
             let new = !self.owners.contains_key(&hello.bond);
-            let fresh = || account(self.share, None, &self.policy);
+            let fresh = || Account::new(self.share, None, &self.policy);
             let account = self.sources.take(Instant::now(), remote, new, fresh).map_err(|reason| (refusals::BUSY, reason.to_owned()))?;
             self.let_in(connection, &hello, remote, None, account);
             return Ok(());
@@ -406,7 +360,7 @@ impl Relay {
             account.meter(|meter| meter.set_limits(limits, now));
             return account.clone();
         }
-        let account = Arc::new(account(limits, Some((client.id, month)), &self.policy));
+        let account = Arc::new(Account::new(limits, Some((client.id, month)), &self.policy));
         self.accounts.insert(key, account.clone());
         account
     }
@@ -581,15 +535,6 @@ async fn udp(target: &Target, policy: &Policy) -> Result<UdpSocket, u64> {
 
 fn address(target: &Target) -> Option<Address> {
     target.to_string().parse().ok()
-}
-
-pub(crate) fn account(limits: Limits, client: Option<(ClientId, Month)>, policy: &Policy) -> Account {
-    let started = Instant::now();
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
-    let policy = policy.for_another_client();
-    let used = client.map_or(Amount::ZERO, |(_, month)| month.down + month.up);
-    let meter = Mutex::new(Meter::new(limits, used, Time::ZERO, unix));
-    Account { meter, started, client: client.map(|(client, _)| client), moved: Default::default(), policy, sockets: Sockets::default() }
 }
 
 /// Bytes from the system's source of chance.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::host::{Begins, Source, source, sources};
 
-use crate::relay::Account;
+use crate::account::Account;
 
 /// Bonds of one source at a time; wider networks of IPv6 have some times as many.
 const BONDS: usize = 16;
@@ -89,14 +89,13 @@ mod tests {
     use braid_peer::limits::Limits;
 
     use super::*;
-    use crate::relay::account;
 
     fn from(text: &str) -> SocketAddr {
         text.parse().unwrap()
     }
 
     fn fresh() -> Account {
-        account(Limits::default(), None, &Policy::local(Vec::new(), Vec::new(), Ports::default(), 5757))
+        Account::new(Limits::default(), None, &Policy::local(Vec::new(), Vec::new(), Ports::default(), 5757))
     }
 
     #[test]

@@ -12,9 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
+use crate::account::Account;
 use crate::flow::{Flow, FlowEnd};
 use crate::lasting::{IDLE, Lull, copy_within, keep_alive};
-use crate::relay::Account;
 
 /// The most that is read at a time.
 const READ: usize = 64 << 10;

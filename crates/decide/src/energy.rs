@@ -15,7 +15,7 @@ use std::str::FromStr;
 use braid_model::{Bytes, Joules, LinkKind, Power, Rate};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::Pattern;
+use crate::pattern::Pattern;
 
 pub use fit::{FittedPower, PowerFit};
 

@@ -18,6 +18,7 @@ pub mod instance;
 pub mod midrr;
 pub mod operetta;
 pub mod packet;
+pub mod pattern;
 pub mod policy;
 pub mod refusals;
 pub mod steer;

@@ -10,6 +10,7 @@ mod memory;
 mod named_file;
 pub mod peers;
 mod privilege;
+pub mod profile_service;
 pub mod profiles;
 pub mod proxy;
 pub mod run;

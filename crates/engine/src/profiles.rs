@@ -1,7 +1,4 @@
-//! Where energy profiles come from besides Braid itself: files, and the profile service.
-
-pub mod database;
-pub mod service;
+//! Files of energy profiles.
 
 use std::path::Path;
 

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::answer::{Asked, Verdict, judge};
 use crate::error::FetchError;
-use crate::lane::{Connection, News, Shared};
+use crate::lanes::{Connection, LaneEvent, Shared};
 
 /// A rest of an answer up to this size is read and thrown away; for a longer one the connection is given up.
 const WORTH_READING: u64 = 32 * 1024;
@@ -43,7 +43,7 @@ pub(crate) async fn run(
     let (connection, answer) = match send(connection, &exchange, &mut stop).await? {
         Ok(sent) => sent,
         Err(error) => {
-            let _ = shared.news.send(News::Failed { request, failure: Failure::Lost, error }).await;
+            let _ = shared.events.send(LaneEvent::Failed { request, failure: Failure::Lost, error }).await;
             return None;
         }
     };
@@ -51,19 +51,19 @@ pub(crate) async fn run(
     let set = parts.headers.get_all(header::SET_COOKIE).iter();
     let lines: Vec<String> = set.filter_map(|line| Some(line.to_str().ok()?.to_owned())).collect();
     if !lines.is_empty() {
-        shared.news.send(News::Cookies { url: exchange.asked.url.clone(), lines }).await.ok()?;
+        shared.events.send(LaneEvent::Cookies { url: exchange.asked.url.clone(), lines }).await.ok()?;
     }
-    let news = match judge(&exchange.asked, parts.status, &parts.headers) {
-        Verdict::Body { head, validator } => News::Head { request, head, validator },
+    let event = match judge(&exchange.asked, parts.status, &parts.headers) {
+        Verdict::Body { head, validator } => LaneEvent::Head { request, head, validator },
         Verdict::Empty => {
             let head = Head { size: Some(braid_model::Bytes::ZERO), span: None, joinable: true };
-            News::Head { request, head, validator: None }
+            LaneEvent::Head { request, head, validator: None }
         }
-        Verdict::Elsewhere(to) => News::Elsewhere { request, from: exchange.asked.url.clone(), to },
-        Verdict::Refused(failure, error) => News::Failed { request, failure, error },
+        Verdict::Elsewhere(to) => LaneEvent::Elsewhere { request, from: exchange.asked.url.clone(), to },
+        Verdict::Refused(failure, error) => LaneEvent::Failed { request, failure, error },
     };
-    let wanted = matches!(news, News::Head { .. });
-    shared.news.send(news).await.ok()?;
+    let wanted = matches!(event, LaneEvent::Head { .. });
+    shared.events.send(event).await.ok()?;
     if !wanted {
         return drain(&connection, body).await.then_some(connection);
     }
@@ -150,16 +150,16 @@ async fn read(shared: &Shared, exchange: &Exchange, connection: &Connection, mut
                     _ = &mut *stop => return drain(connection, body).await,
                     () = shared.throttle.pass(bytes.len()) => {}
                 }
-                if shared.news.send(News::Data { request, bytes }).await.is_err() {
+                if shared.events.send(LaneEvent::Data { request, bytes }).await.is_err() {
                     return false;
                 }
             }
             Some(Err(error)) => {
                 let error = FetchError::Broken { host: host(exchange), link: exchange.link.clone(), reason: reason(&error) };
-                let _ = shared.news.send(News::Failed { request, failure: Failure::Lost, error }).await;
+                let _ = shared.events.send(LaneEvent::Failed { request, failure: Failure::Lost, error }).await;
                 return false;
             }
-            None => return shared.news.send(News::End { request }).await.is_ok(),
+            None => return shared.events.send(LaneEvent::End { request }).await.is_ok(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use url::Url;
 
+use crate::credentials::decode;
 use crate::error::FetchError;
 use crate::options::{Checksum, Output};
 
@@ -66,26 +67,6 @@ pub fn remote_name(url: &Url) -> PathBuf {
         "" | "." | ".." => "index.html".into(),
         name => name.into(),
     }
-}
-
-/// Takes percent signs' codes for what they stand for.
-pub(crate) fn decode(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok()).filter(|digits| !digits.starts_with('+'));
-        match digits.filter(|_| *first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

@@ -230,9 +230,9 @@ fn headers(source: &Source, options: &Options) -> HeaderMap {
         headers.insert(name, value.clone());
     }
     let host = source.url.host_str().unwrap_or("");
-    let in_url = (!source.url.username().is_empty()).then(|| crate::options::Credentials {
-        user: crate::files::decode(source.url.username()),
-        password: crate::files::decode(source.url.password().unwrap_or("")),
+    let in_url = (!source.url.username().is_empty()).then(|| crate::credentials::Credentials {
+        user: crate::credentials::decode(source.url.username()),
+        password: crate::credentials::decode(source.url.password().unwrap_or("")),
     });
     let who = in_url.or_else(|| options.credentials.clone().filter(|_| source.same_origin())).or_else(|| options.netrc.of(host).cloned());
     if let Some(value) = who.filter(|_| !source.exposes()).and_then(|who| who.basic()) {

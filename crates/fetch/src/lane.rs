@@ -1,25 +1,18 @@
 //! One connection over one link to one server: it is opened, asked, and opened again where the server closed it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use braid_range::{Failure, Head, LaneId, RequestId};
-use bytes::Bytes;
-use http_body_util::Empty;
+use braid_range::{LaneId, RequestId};
 use hyper::client::conn::{http1, http2};
-use hyper::header::HeaderMap;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use url::Url;
 
-use crate::answer::{Asked, Validator};
 use crate::error::FetchError;
 use crate::exchange::{self, Exchange};
-use crate::network::Network;
+use crate::lanes::{Connection, LaneCommand, LaneEvent, Shared};
 use crate::proxy;
-use crate::throttle::Throttle;
-use crate::tls::Tls;
 
 /// Requests that overlap on a connection of HTTP/2.
 const DEPTH: usize = 2;
@@ -38,68 +31,6 @@ pub(crate) struct Origin {
     pub(crate) proxy: Option<Url>,
 }
 
-/// What all lanes share.
-pub(crate) struct Shared {
-    pub(crate) network: Arc<dyn Network>,
-    /// `None`: where no server of TLS is asked.
-    pub(crate) tls: Option<Tls>,
-    pub(crate) throttle: Throttle,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) news: mpsc::Sender<News>,
-}
-
-/// What a lane is told.
-pub(crate) enum Order {
-    Ask { request: RequestId, asked: Box<Asked>, headers: HeaderMap },
-    Stop(RequestId),
-}
-
-/// What lanes tell.
-#[derive(Debug)]
-pub(crate) enum News {
-    Connected {
-        lane: LaneId,
-        depth: usize,
-    },
-    Lost {
-        lane: LaneId,
-        error: FetchError,
-    },
-    Head {
-        request: RequestId,
-        head: Head,
-        validator: Option<Validator>,
-    },
-    Data {
-        request: RequestId,
-        bytes: Bytes,
-    },
-    End {
-        request: RequestId,
-    },
-    Elsewhere {
-        request: RequestId,
-        from: Url,
-        to: Url,
-    },
-    /// What an answer from `url` sets, before what else it says.
-    Cookies {
-        url: Url,
-        lines: Vec<String>,
-    },
-    Failed {
-        request: RequestId,
-        failure: Failure,
-        error: FetchError,
-    },
-}
-
-/// A connection that can be asked.
-pub(crate) enum Connection {
-    One(http1::SendRequest<Empty<Bytes>>),
-    Two(http2::SendRequest<Empty<Bytes>>),
-}
-
 /// An exchange at work on a lane.
 struct Work {
     request: RequestId,
@@ -116,21 +47,27 @@ impl Drop for Work {
 }
 
 /// Connects, and does as it is told until nobody tells it anything.
-pub(crate) async fn run(shared: Arc<Shared>, lane: LaneId, link: usize, origin: Origin, mut orders: mpsc::UnboundedReceiver<Order>) {
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    lane: LaneId,
+    link: usize,
+    origin: Origin,
+    mut commands: mpsc::UnboundedReceiver<LaneCommand>,
+) {
     let name = shared.network.links()[link].name.clone();
     let mut idle = match open(&shared, link, &origin).await {
         Ok(connection) => {
             let depth = if matches!(connection, Connection::Two(_)) { DEPTH } else { 1 };
-            let _ = shared.news.send(News::Connected { lane, depth }).await;
+            let _ = shared.events.send(LaneEvent::Connected { lane, depth }).await;
             Some(connection)
         }
-        Err(error) => return drop(shared.news.send(News::Lost { lane, error }).await),
+        Err(error) => return drop(shared.events.send(LaneEvent::Lost { lane, error }).await),
     };
     let mut works: Vec<Work> = Vec::new();
-    while let Some(order) = orders.recv().await {
+    while let Some(command) = commands.recv().await {
         works.retain(|work| !(work.overlaps && work.task.is_finished()));
-        match order {
-            Order::Stop(request) => {
+        match command {
+            LaneCommand::Stop(request) => {
                 let Some(place) = works.iter().position(|work| work.request == request) else { continue };
                 if let Some(stop) = works[place].stop.take() {
                     let _ = stop.send(());
@@ -140,10 +77,10 @@ pub(crate) async fn run(shared: Arc<Shared>, lane: LaneId, link: usize, origin: 
                     idle = None;
                 }
             }
-            Order::Ask { request, asked, headers } => {
+            LaneCommand::Ask { request, asked, headers } => {
                 let connection = match ready(&shared, link, &origin, &mut idle, &mut works).await {
                     Ok(connection) => connection,
-                    Err(error) => return drop(shared.news.send(News::Lost { lane, error }).await),
+                    Err(error) => return drop(shared.events.send(LaneEvent::Lost { lane, error }).await),
                 };
                 let (stop, stopped) = oneshot::channel();
                 let overlaps = matches!(connection, Connection::Two(_));

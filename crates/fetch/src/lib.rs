@@ -14,12 +14,14 @@
 
 mod answer;
 mod cookies;
+mod credentials;
 mod error;
 mod events;
 mod exchange;
 mod files;
 mod job;
 mod lane;
+mod lanes;
 mod names;
 mod netrc;
 mod network;
@@ -27,16 +29,18 @@ mod options;
 mod partial;
 mod proxy;
 mod run;
+mod socket;
 pub mod splice;
 mod throttle;
 mod tls;
 
 pub use cookies::Cookies;
+pub use credentials::Credentials;
 pub use error::FetchError;
 pub use events::{Event, LinkProgress, Outcome, Progress};
 pub use files::{Download, group, remote_name};
 pub use netrc::Netrc;
 pub use network::{BoxStream, Link, Network, Sockets, Stream};
-pub use options::{Checksum, Credentials, Options, Output};
+pub use options::{Checksum, Options, Output};
 pub use proxy::Proxy;
 pub use run::fetch;

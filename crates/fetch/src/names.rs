@@ -113,7 +113,7 @@ impl RuntimeProvider for Bound {
     ) -> Pin<Box<dyn Send + Future<Output = Result<Self::Tcp, io::Error>>>> {
         let device = self.device.clone();
         Box::pin(async move {
-            let stream = tokio::time::timeout(patience.unwrap_or(PATIENCE), crate::network::connect(&device, server)).await;
+            let stream = tokio::time::timeout(patience.unwrap_or(PATIENCE), crate::socket::connect(&device, server)).await;
             stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map(AsyncIoTokioAsStd)
         })
     }

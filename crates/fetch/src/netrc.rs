@@ -1,6 +1,6 @@
 //! Users and passwords by host, from a netrc file.
 
-use crate::options::Credentials;
+use crate::credentials::Credentials;
 
 /// A netrc file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

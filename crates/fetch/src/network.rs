@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use braid_model::{Bytes, Family, PerFamily, Rate};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::error::FetchError;
 use crate::names::Names;
+use crate::socket::connect;
 
 /// The second address is tried this long after the first (RFC 8305 section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -145,16 +144,6 @@ where
             () = tokio::time::sleep_until(start) => {}
         }
     }
-}
-
-/// A TCP socket bound to `device`, connected.
-pub(crate) async fn connect(device: &str, address: SocketAddr) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.bind_device(Some(device.as_bytes()))?;
-    socket.set_nonblocking(true)?;
-    socket.set_tcp_nodelay(true)?;
-    let socket = tokio::net::TcpSocket::from_std_stream(socket.into());
-    socket.connect(address).await
 }
 
 #[cfg(test)]

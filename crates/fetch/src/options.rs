@@ -8,6 +8,7 @@ use braid_model::{Bytes, Rate};
 use hyper::header::{HeaderName, HeaderValue};
 
 use crate::cookies::Cookies;
+use crate::credentials::Credentials;
 use crate::netrc::Netrc;
 use crate::proxy::Proxy;
 
@@ -68,39 +69,6 @@ impl Default for Options {
             tries: 12,
             connections: 8,
         }
-    }
-}
-
-/// A user and a password, for basic authentication (RFC 7617).
-#[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
-    /// The user.
-    pub user: String,
-    /// The password.
-    pub password: String,
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
-    }
-}
-
-impl Credentials {
-    /// The value of `Authorization`.
-    pub(crate) fn basic(&self) -> Option<HeaderValue> {
-        let word = data_encoding::BASE64.encode(format!("{}:{}", self.user, self.password).as_bytes());
-        let mut value = HeaderValue::from_str(&format!("Basic {word}")).ok()?;
-        value.set_sensitive(true);
-        Some(value)
-    }
-}
-
-impl FromStr for Credentials {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (user, password) = text.split_once(':').ok_or("write USER:PASSWORD")?;
-        Ok(Self { user: user.to_owned(), password: password.to_owned() })
     }
 }
 

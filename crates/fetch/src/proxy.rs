@@ -7,9 +7,9 @@ use hyper::header::HeaderValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use url::Url;
 
+use crate::credentials::Credentials;
 use crate::error::FetchError;
 use crate::network::BoxStream;
-use crate::options::Credentials;
 
 /// A proxy's answer to CONNECT is no longer than this.
 const LONGEST: usize = 16 * 1024;
@@ -80,7 +80,7 @@ pub(crate) fn authorization(proxy: &Url) -> Option<HeaderValue> {
 }
 
 fn credentials(proxy: &Url) -> Option<Credentials> {
-    let plain = |text: &str| crate::files::decode(text);
+    let plain = |text: &str| crate::credentials::decode(text);
     let user = Some(proxy.username()).filter(|user| !user.is_empty())?;
     Some(Credentials { user: plain(user), password: plain(proxy.password().unwrap_or("")) })
 }

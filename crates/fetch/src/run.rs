@@ -19,7 +19,8 @@ use crate::error::FetchError;
 use crate::events::{Event, LinkProgress, Outcome, Progress};
 use crate::files::Download;
 use crate::job::{Job, Sink, Source, WINDOW, finish};
-use crate::lane::{self, News, Order, Origin, Shared};
+use crate::lane::{self, Origin};
+use crate::lanes::{LaneCommand, LaneEvent, Shared};
 use crate::network::Network;
 use crate::options::{Options, Output};
 use crate::throttle::Throttle;
@@ -47,23 +48,23 @@ pub async fn fetch(
         return Err(FetchError::NoLink(String::new()));
     }
     let tls = Tls::new(options.cacert.as_deref(), options.http1)?;
-    let (news_sender, news) = mpsc::channel(AHEAD);
+    let (event_sender, events) = mpsc::channel(AHEAD);
     let shared = Shared {
         network,
         tls: Some(tls),
         throttle: Throttle::new(options.limit_rate),
         connect_timeout: options.connect_timeout,
-        news: news_sender,
+        events: event_sender,
     };
     let mut run = Run::new(Arc::new(shared), options, tell)?;
     let order: Vec<usize> = downloads.into_iter().map(|download| run.add(download)).collect();
-    run.work(news, stop).await;
+    run.work(events, stop).await;
     Ok(order.into_iter().map(|index| run.outcome(index)).collect())
 }
 
 /// A lane's task.
 struct Handle {
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<LaneCommand>,
     task: JoinHandle<()>,
     link: LinkId,
     server: ServerId,
@@ -206,7 +207,7 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    async fn work(&mut self, mut news: mpsc::Receiver<News>, stop: impl Future<Output = ()>) {
+    async fn work(&mut self, mut events: mpsc::Receiver<LaneEvent>, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let mut progress = tokio::time::interval(PROGRESS);
         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -228,12 +229,12 @@ impl<T: FnMut(Event)> Run<T> {
                     self.on_finished(index, size, result);
                 },
                 _ = progress.tick() => self.tell_progress(),
-                Some(first) = news.recv() => {
-                    self.on_news(first);
-                    while let Ok(next) = news.try_recv() {
+                Some(first) = events.recv() => {
+                    self.on_event(first);
+                    while let Ok(next) = events.try_recv() {
                         // What an answer's head changes is done before its body is written.
                         self.pump();
-                        self.on_news(next);
+                        self.on_event(next);
                     }
                 }
                 () = tokio::time::sleep(due) => {}
@@ -254,20 +255,20 @@ impl<T: FnMut(Event)> Run<T> {
     fn act(&mut self, action: Action) {
         match action {
             Action::Connect { lane, link, server } => {
-                let (orders, receiver) = mpsc::unbounded_channel();
+                let (commands, receiver) = mpsc::unbounded_channel();
                 let origin = self.origins[server.0].clone();
                 let task = tokio::spawn(lane::run(self.shared.clone(), lane, link.0, origin, receiver));
-                self.lanes.insert(lane, Handle { orders, task, link, server });
+                self.lanes.insert(lane, Handle { commands, task, link, server });
             }
             Action::Ask { request, lane, file, source, span } => {
                 let (Some(handle), Some(job)) = (self.lanes.get(&lane), self.by_file.get(&file)) else { return };
                 let (asked, headers) = self.jobs[*job].asked(source.0, span, &self.options);
                 self.requests.insert(request, Place { job: *job, file, source, lane, link: handle.link });
-                let _ = handle.orders.send(Order::Ask { request, asked: Box::new(asked), headers });
+                let _ = handle.commands.send(LaneCommand::Ask { request, asked: Box::new(asked), headers });
             }
             Action::Stop { request } => {
                 if let Some(handle) = self.requests.remove(&request).and_then(|place| self.lanes.get(&place.lane)) {
-                    let _ = handle.orders.send(Order::Stop(request));
+                    let _ = handle.commands.send(LaneCommand::Stop(request));
                 }
             }
             Action::Close { lane } => {
@@ -285,23 +286,23 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    fn on_news(&mut self, news: News) {
+    fn on_event(&mut self, event: LaneEvent) {
         let now = self.now();
-        match news {
-            News::Connected { lane, depth } => self.engine.on_connected(now, lane, depth),
-            News::Lost { lane, error } => self.on_lost(now, lane, error),
-            News::Head { request, head, validator } => self.on_head(now, request, head, validator),
-            News::Data { request, bytes } => self.on_data(now, request, bytes),
-            News::End { request } => {
+        match event {
+            LaneEvent::Connected { lane, depth } => self.engine.on_connected(now, lane, depth),
+            LaneEvent::Lost { lane, error } => self.on_lost(now, lane, error),
+            LaneEvent::Head { request, head, validator } => self.on_head(now, request, head, validator),
+            LaneEvent::Data { request, bytes } => self.on_data(now, request, bytes),
+            LaneEvent::End { request } => {
                 self.requests.remove(&request);
                 self.engine.on_end(now, request);
             }
-            News::Cookies { url, lines } => {
+            LaneEvent::Cookies { url, lines } => {
                 let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
                 lines.iter().for_each(|line| self.options.cookies.learn(&url, line, unix));
             }
-            News::Elsewhere { request, from, to } => self.on_elsewhere(now, request, &from, to),
-            News::Failed { request, failure, error } => {
+            LaneEvent::Elsewhere { request, from, to } => self.on_elsewhere(now, request, &from, to),
+            LaneEvent::Failed { request, failure, error } => {
                 if let Some(place) = self.requests.remove(&request) {
                     self.jobs[place.job].trouble = Some(error);
                 }

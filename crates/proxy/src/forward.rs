@@ -15,11 +15,11 @@ use hyper_util::rt::TokioIo;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
+use crate::answer::{Answer, BUFFER, BodyError, plain, unreachable};
 use crate::headers::pass_on;
-use crate::http::{Answer, BUFFER, BodyError, plain, unreachable};
 use crate::outbound::{Opened, Origin, Outbound, Way};
 use crate::patience::Patient;
-use crate::serve::{Shared, join_upgraded};
+use crate::shared::{Shared, join_upgraded};
 use crate::split::Candidate;
 
 /// The connection that a client's requests go on with, as long as they go to one server.

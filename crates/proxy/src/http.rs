@@ -6,10 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use braid_model::address::{Address, Host};
-use braid_peer::destination::{DialError, Reason};
 use bytes::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION};
 use hyper::http::uri::{Authority, Scheme};
@@ -19,20 +16,11 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 
+use crate::answer::{Answer, BUFFER, plain, unreachable, whole};
 use crate::forward::Upstream;
 use crate::outbound::Origin;
 use crate::pac;
-use crate::serve::{GREETING, Shared, join_upgraded};
-
-/// What a connection keeps of what it reads and of what it writes, in bytes, and so the longest head of a message. An answer on its way to
-/// a client that reads slowly may be kept four times over; the rest waits at its sender.
-pub(crate) const BUFFER: usize = 24 * 1024;
-
-/// What answers are made of.
-pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, BodyError>>;
-
-/// Why a body ends too early.
-pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+use crate::shared::{GREETING, Shared, join_upgraded};
 
 pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io::Result<()> {
     let here = stream.local_addr()?;
@@ -149,29 +137,6 @@ fn host(authority: &Authority) -> Option<Host> {
         return v6.parse().ok().map(Host::Ip);
     }
     text.parse().map(Host::Ip).or_else(|_| text.parse().map(Host::Name)).ok()
-}
-
-/// What a client is told when its target cannot be reached.
-pub(crate) fn unreachable(error: &DialError) -> Answer {
-    let status = match error.reason {
-        Reason::TimedOut => StatusCode::GATEWAY_TIMEOUT,
-        Reason::Forbidden(_) => StatusCode::FORBIDDEN,
-        Reason::Exhausted => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::BAD_GATEWAY,
-    };
-    plain(status, &error.to_string())
-}
-
-/// A line of text.
-pub(crate) fn plain(status: StatusCode, text: &str) -> Answer {
-    let mut answer = Response::new(whole(format!("braid proxy: {text}\n")));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    answer
-}
-
-fn whole(bytes: impl Into<Bytes>) -> UnsyncBoxBody<Bytes, BodyError> {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
 #[cfg(test)]

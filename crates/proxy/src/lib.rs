@@ -10,6 +10,7 @@
 //! Whoever connects is hostile: what it may send before it is known is bounded in size and time, and so are its connections.
 
 mod access;
+mod answer;
 mod associate;
 mod forward;
 mod headers;
@@ -18,6 +19,7 @@ mod outbound;
 mod pac;
 mod patience;
 mod serve;
+mod shared;
 mod socks;
 mod split;
 mod wire;

@@ -1,28 +1,22 @@
 //! Clients as they come: who is let in, how many, and which protocol they speak.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use braid_carry::{copy_both, keep_alive};
+use braid_carry::keep_alive;
 use braid_fetch::splice::{self, Splicer};
 use braid_model::Protocol;
 use braid_platform::linux::sockdiag::owner;
-use hyper::upgrade::Upgraded;
-use hyper_util::rt::TokioIo;
-use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use crate::access::Access;
 use crate::outbound::Outbound;
+use crate::shared::{GREETING, Shared};
 use crate::{http, socks, wire};
 
-/// How long a client may take until it is known what it wants.
-pub(crate) const GREETING: Duration = Duration::from_secs(20);
 /// The pause when the system has no more sockets.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 
@@ -48,14 +42,6 @@ pub struct Proxy {
     listener: TcpListener,
     shared: Arc<Shared>,
     bounds: Bounds,
-}
-
-/// What all its connections share.
-pub(crate) struct Shared {
-    pub(crate) access: Access,
-    pub(crate) outbound: Arc<dyn Outbound>,
-    pub(crate) splicer: Splicer,
-    clients: Mutex<BTreeMap<IpAddr, usize>>,
 }
 
 impl Proxy {
@@ -138,22 +124,4 @@ async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io
         return Ok(());
     }
     if first[0] == wire::VERSION { socks::serve(stream, client, shared).await } else { http::serve(stream, client, shared).await }
-}
-
-/// Moves bytes both ways until both have ended, or nothing has moved for a day. What breaks at one end is reset at the other.
-pub(crate) async fn join(mut client: TcpStream, mut onward: impl AsyncRead + AsyncWrite + Unpin) {
-    if copy_both(&mut client, &mut onward).await.is_err() {
-        let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
-    }
-}
-
-/// The same for a client's connection that has spoken HTTP: `onward` is given first what was read ahead.
-pub(crate) async fn join_upgraded(client: Upgraded, mut onward: impl AsyncRead + AsyncWrite + Unpin) {
-    // Every client's connection is served as this type.
-    let Ok(parts) = client.downcast::<TokioIo<TcpStream>>() else { return };
-    let client = parts.io.into_inner();
-    match onward.write_all(&parts.read_buf).await {
-        Ok(()) => join(client, onward).await,
-        Err(_) => drop(SockRef::from(&client).set_linger(Some(Duration::ZERO))),
-    }
 }

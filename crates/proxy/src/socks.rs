@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::associate;
 use crate::outbound::{Opened, Origin};
-use crate::serve::{GREETING, Shared, join};
+use crate::shared::{GREETING, Shared, join};
 use crate::wire::{self, Command, Malformed, Parsed, Reply};
 
 /// What is said where no address means anything.

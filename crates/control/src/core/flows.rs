@@ -13,7 +13,7 @@ use braid_decide::health::Suffering;
 use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 
 use super::apps::Ended;
-use super::living::{self, Living};
+use super::living::{self, Living, Progress};
 use super::{Core, rules};
 use crate::history::AppPulse;
 
@@ -50,20 +50,6 @@ impl Stuck {
             tunnelled: false,
         }
     }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Progress {
-    rx: Bytes,
-    tx: Bytes,
-    grown: Time,
-    /// Received something since the poll before.
-    receiving: bool,
-    /// Which way most went of what it moved last; before, the way that is expected.
-    toward: Direction,
-    retransmissions: u32,
-    segments: u32,
-    pub(super) energy: EnergyMeter,
 }
 
 impl<S: Steering> Core<S> {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::steering::{AppId, FlowRow, Steering};
 use braid_api::{Flow, FlowChanges};
+use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::Scheduler;
-use braid_model::{Bytes, FlowId, Joules, LinkIndex, Time};
+use braid_model::{Bytes, Direction, FlowId, Joules, LinkIndex, Time};
 
-use super::flows::Progress;
 use super::{Core, rules};
 
 /// A living flow.
@@ -19,6 +19,21 @@ use super::{Core, rules};
 pub(super) struct Living {
     pub(super) row: FlowRow,
     pub(super) progress: Progress,
+}
+
+/// What a flow has done until now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Progress {
+    pub(super) rx: Bytes,
+    pub(super) tx: Bytes,
+    pub(super) grown: Time,
+    /// Received something since the poll before.
+    pub(super) receiving: bool,
+    /// Which way most went of what it moved last; before, the way that is expected.
+    pub(super) toward: Direction,
+    pub(super) retransmissions: u32,
+    pub(super) segments: u32,
+    pub(super) energy: EnergyMeter,
 }
 
 /// What names a flow: one socket may speak with several hosts.

@@ -22,10 +22,10 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, watch};
 
+use super::choice::Choice;
 use super::meeting::Meeting;
 use super::redirect_states::{RedirectState, RedirectStates, State};
 use super::relays::{Relay, word_of_destination};
-use super::supervisor::Choice;
 
 /// For how long after the start connections wait for a relay that has not sent anything.
 const GRACE: Duration = Duration::from_secs(1);

@@ -34,6 +34,7 @@
 //! sockets before Linux 6.1. A `sendmmsg` goes where its first datagram goes.
 
 mod carrying;
+mod choice;
 mod chooser;
 mod exchange;
 mod front;

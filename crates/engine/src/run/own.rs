@@ -14,9 +14,10 @@ use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Sche
 use braid_model::{LinkFacts, Role};
 use tokio::net::{TcpStream, UdpSocket};
 
+use super::choice::{finish, own};
 use super::chooser::{DatagramRoute, DatagramSocket};
 use super::relays::{Relay, RelayError, word_of_destination};
-use super::supervisor::{Shared, finish, follow, own};
+use super::supervisor::{Shared, follow};
 use super::{RunError, RunOptions, check_links, interface_names};
 
 /// How long a relay may take to say that a flow is open.

@@ -2,11 +2,11 @@
 
 use std::io::{self, PipeWriter};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use braid_carry::client::{Client, Link};
 use braid_decide::policy::{COPIES, Carry};
@@ -19,6 +19,7 @@ use braid_platform::linux::{reverse_path, sockdiag};
 
 use super::RunOptions;
 use super::carrying::Carrying;
+use super::choice::Choice;
 use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
 use super::guard::{self, Progress};
 use super::memory::{self, Memory};
@@ -125,70 +126,6 @@ fn reap(command: i32, mut front: PipeWriter) {
     }
 }
 
-/// Chooses links, for whoever asks.
-pub(super) struct Choice {
-    chooser: Mutex<Chooser>,
-    started: Instant,
-    namespace: Option<u64>,
-}
-
-impl Choice {
-    pub(super) fn now(&self) -> Time {
-        Time::from_nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    pub(super) fn chooser(&self) -> MutexGuard<'_, Chooser> {
-        self.chooser.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a socket is of our namespace. The command may have made some of its own, whose devices are others.
-    pub(super) fn is_ours(&self, socket: &Socket) -> bool {
-        socket.is_in(self.namespace)
-    }
-
-    /// Puts a stream that is about to be connected on a link.
-    pub(super) fn steer(&self, socket: &Socket, inode: u64, remote: SocketAddr, application: &str) {
-        let link = self.chooser().stream(self.now(), inode, remote, application);
-        if let Some(link) = link
-            && socket.bind(link).is_err()
-        {
-            self.chooser().withdraw(self.now(), inode);
-        }
-    }
-
-    /// Connects to `remote` over a link, for a program whose own socket cannot any more.
-    pub(super) async fn connect(&self, remote: SocketAddr, application: &str) -> io::Result<tokio::net::TcpStream> {
-        let socket = own(remote, socket2::Type::STREAM)?;
-        self.steer(&socket, socket.inode(), remote, application);
-        finish(socket, remote).await
-    }
-
-    /// Begins an exchange of datagrams with `remote` over a link, likewise.
-    pub(super) fn exchange(&self, remote: SocketAddr) -> io::Result<tokio::net::UdpSocket> {
-        let socket = own(remote, socket2::Type::DGRAM)?;
-        let facts = DatagramSocket { cookie: socket.cookie(), bound: false, routed: false };
-        if let DatagramRoute::Link(link) = self.chooser().datagram(self.now(), facts, remote) {
-            let _ = socket.bind(link);
-        }
-        socket.begin(remote)?;
-        tokio::net::UdpSocket::from_std(OwnedFd::from(socket).into())
-    }
-}
-
-/// Connects a socket.
-pub(super) async fn finish(socket: Socket, remote: SocketAddr) -> io::Result<tokio::net::TcpStream> {
-    socket.begin(remote)?;
-    let stream = tokio::net::TcpStream::from_std(OwnedFd::from(socket).into())?;
-    stream.writable().await?;
-    stream.take_error()?.map_or(Ok(stream), Err)
-}
-
-/// A socket of this process.
-pub(super) fn own(remote: SocketAddr, kind: socket2::Type) -> io::Result<Socket> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(remote), kind.nonblocking().cloexec(), None)?;
-    Socket::new(socket.into()).ok_or_else(|| io::ErrorKind::Unsupported.into())
-}
-
 pub(super) struct Shared {
     pub(super) choice: Arc<Choice>,
     carrying: OnceLock<Arc<Carrying>>,
@@ -204,7 +141,7 @@ impl Shared {
     pub(super) fn new(options: &RunOptions) -> Self {
         let chooser = Mutex::new(Chooser::new(options.scheduler, options.links.clone()));
         Self {
-            choice: Arc::new(Choice { chooser, started: Instant::now(), namespace: seccomp::own_namespace() }),
+            choice: Arc::new(Choice::new(chooser)),
             carrying: OnceLock::new(),
             bond: OnceLock::new(),
             memory: memory::folder(|name| std::env::var_os(name)).map(|folder| Mutex::new(Memory::open(&folder))),

@@ -7,7 +7,7 @@ use braid_model::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
 
-use super::{Order, Share};
+use super::{Command, Share};
 
 /// What a client took is told in steps of this, in bytes.
 const STEP: u64 = 64 * 1024;
@@ -24,7 +24,7 @@ pub struct Spliced {
     out: u64,
     told: u64,
     pieces: mpsc::UnboundedReceiver<Result<bytes::Bytes, SpliceError>>,
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<Command>,
     _memory: Share,
 }
 
@@ -33,17 +33,17 @@ impl Spliced {
         number: u64,
         size: Bytes,
         pieces: mpsc::UnboundedReceiver<Result<bytes::Bytes, SpliceError>>,
-        orders: mpsc::UnboundedSender<Order>,
+        commands: mpsc::UnboundedSender<Command>,
         memory: Share,
     ) -> Self {
-        Self { number, size: size.get(), out: 0, told: 0, pieces, orders, _memory: memory }
+        Self { number, size: size.get(), out: 0, told: 0, pieces, commands, _memory: memory }
     }
 }
 
 impl Drop for Spliced {
     fn drop(&mut self) {
         // Nobody hears it where the run has ended.
-        let _ = self.orders.send(Order::Gone { number: self.number });
+        let _ = self.commands.send(Command::Gone { number: self.number });
     }
 }
 
@@ -60,7 +60,7 @@ impl Body for Spliced {
                 self.out += piece.len() as u64;
                 if self.out - self.told >= STEP || self.pieces.is_empty() {
                     self.told = self.out;
-                    let _ = self.orders.send(Order::Taken { number: self.number, upto: Bytes::new(self.out) });
+                    let _ = self.commands.send(Command::Taken { number: self.number, upto: Bytes::new(self.out) });
                 }
                 Poll::Ready(Some(Ok(Frame::data(piece))))
             }

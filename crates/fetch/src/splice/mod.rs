@@ -100,7 +100,7 @@ pub struct Begun {
 /// Splices downloads, all under one scheduler. Clones are the same; it ends with the last of them and their downloads.
 #[derive(Clone)]
 pub struct Splicer {
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<Command>,
     next: Arc<AtomicU64>,
     memory: Arc<Memory>,
 }
@@ -108,10 +108,10 @@ pub struct Splicer {
 impl Splicer {
     /// Begins. To be called inside a tokio runtime with I/O and time.
     pub fn start(bounds: Bounds) -> Self {
-        let (orders, received) = mpsc::unbounded_channel();
+        let (commands, received) = mpsc::unbounded_channel();
         tokio::spawn(run::work(received));
         let memory = Memory { bounds, used: AtomicU64::new(0) };
-        Self { orders, next: Arc::new(AtomicU64::new(0)), memory: Arc::new(memory) }
+        Self { commands, next: Arc::new(AtomicU64::new(0)), memory: Arc::new(memory) }
     }
 
     /// Takes a download over: what is to be handed on now instead of its body.
@@ -124,17 +124,17 @@ impl Splicer {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (pieces, received) = mpsc::unbounded_channel();
         let (size, window) = (begun.offer.size, Bytes::new(share.bytes));
-        let order = Order::Begin { number, begun: Box::new(begun), url, window, pieces };
-        match self.orders.send(order) {
-            Ok(()) => Ok(Spliced::new(number, size, received, self.orders.clone(), share)),
-            Err(mpsc::error::SendError(Order::Begin { begun, .. })) => Err(begun),
+        let command = Command::Begin { number, begun: Box::new(begun), url, window, pieces };
+        match self.commands.send(command) {
+            Ok(()) => Ok(Spliced::new(number, size, received, self.commands.clone(), share)),
+            Err(mpsc::error::SendError(Command::Begin { begun, .. })) => Err(begun),
             Err(_) => unreachable!("what is given back is what was sent"),
         }
     }
 }
 
 /// What the run is told.
-enum Order {
+enum Command {
     Begin {
         number: u64,
         begun: Box<Begun>,

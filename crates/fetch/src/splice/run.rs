@@ -16,11 +16,12 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use url::Url;
 
-use super::{Begun, Order, SpliceError};
+use super::{Begun, Command, SpliceError};
 use crate::answer::{Asked, Validator};
 use crate::error::FetchError;
 use crate::exchange::reason;
-use crate::lane::{self, News, Origin, Shared};
+use crate::lane::{self, Origin};
+use crate::lanes::{LaneCommand, LaneEvent, Shared};
 use crate::throttle::Throttle;
 
 /// Pieces that connections may have read and the run not yet taken.
@@ -42,23 +43,23 @@ const OWN: [HeaderName; 8] = [
 ];
 
 /// Works until nobody can order anything any more.
-pub(super) async fn work(mut orders: mpsc::UnboundedReceiver<Order>) {
-    let (sender, mut news) = mpsc::channel(AHEAD);
+pub(super) async fn work(mut commands: mpsc::UnboundedReceiver<Command>) {
+    let (sender, mut events) = mpsc::channel(AHEAD);
     let mut run = Run::new(sender);
     loop {
         run.pump();
         let due = run.engine.poll_timeout().map_or(Duration::from_secs(3600), |due| due.since(run.now()));
         tokio::select! {
-            order = orders.recv() => match order {
-                Some(order) => run.on_order(order),
+            command = commands.recv() => match command {
+                Some(command) => run.on_command(command),
                 None => return,
             },
-            Some(first) = news.recv() => {
-                run.on_news(first);
-                while let Ok(next) = news.try_recv() {
+            Some(first) = events.recv() => {
+                run.on_event(first);
+                while let Ok(next) = events.try_recv() {
                     // What an answer's head changes is done before its body is kept.
                     run.pump();
-                    run.on_news(next);
+                    run.on_event(next);
                 }
             }
             () = tokio::time::sleep(due) => {}
@@ -69,7 +70,7 @@ pub(super) async fn work(mut orders: mpsc::UnboundedReceiver<Order>) {
 struct Run {
     engine: Engine,
     begin: Instant,
-    news: mpsc::Sender<News>,
+    events: mpsc::Sender<LaneEvent>,
     links: usize,
     servers: BTreeMap<ServerId, Server>,
     downloads: BTreeMap<FileId, Download>,
@@ -110,7 +111,7 @@ enum Lane {
     Further {
         task: AbortHandle,
         server: ServerId,
-        orders: mpsc::UnboundedSender<lane::Order>,
+        commands: mpsc::UnboundedSender<LaneCommand>,
     },
 }
 
@@ -123,13 +124,13 @@ impl Drop for Lane {
 }
 
 impl Run {
-    fn new(news: mpsc::Sender<News>) -> Self {
+    fn new(events: mpsc::Sender<LaneEvent>) -> Self {
         // Every download is under way when it comes: none can wait for others to end.
         let engine = Engine::new(Config { files_at_once: usize::MAX, lanes_first: PLACES, ..Config::default() });
         Self {
             engine,
             begin: Instant::now(),
-            news,
+            events,
             links: 0,
             servers: BTreeMap::new(),
             downloads: BTreeMap::new(),
@@ -143,16 +144,16 @@ impl Run {
         Time::ZERO + self.begin.elapsed()
     }
 
-    fn on_order(&mut self, order: Order) {
-        match order {
-            Order::Begin { number, begun, url, window, pieces } => self.begin(number, *begun, url, window, pieces),
-            Order::Taken { number, upto } => {
+    fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Begin { number, begun, url, window, pieces } => self.begin(number, *begun, url, window, pieces),
+            Command::Taken { number, upto } => {
                 if let Some(file) = self.files.get(&number) {
                     self.engine.on_taken(self.now(), *file, upto);
                     self.tell_limit(*file);
                 }
             }
-            Order::Gone { number } => {
+            Command::Gone { number } => {
                 if let Some(file) = self.files.get(&number) {
                     self.forget(*file);
                 }
@@ -186,7 +187,7 @@ impl Run {
         };
         let (limit, readable) = watch::channel(self.engine.limit(file).get());
         let host = url.host_str().unwrap_or("").to_owned();
-        let task = tokio::spawn(read(body, request, host, self.news.clone(), readable)).abort_handle();
+        let task = tokio::spawn(read(body, request, host, self.events.clone(), readable)).abort_handle();
         self.lanes.insert(lane, Lane::First { task, file, limit });
         self.requests.insert(request, (file, lane));
         self.files.insert(number, file);
@@ -200,7 +201,7 @@ impl Run {
         if let Some((id, _)) = self.servers.iter().find(|(_, server)| server.name == name) {
             return *id;
         }
-        let shared = Shared { network, tls: None, throttle: Throttle::new(None), connect_timeout: CONNECT, news: self.news.clone() };
+        let shared = Shared { network, tls: None, throttle: Throttle::new(None), connect_timeout: CONNECT, events: self.events.clone() };
         let (host, port) = (url.host_str().unwrap_or("").to_owned(), url.port_or_known_default().unwrap_or(80));
         let origin = Origin { tls: false, host, port, proxy: None };
         let id = self.engine.add_server();
@@ -230,13 +231,13 @@ impl Run {
         match action {
             Action::Connect { lane, link, server } => {
                 let Some(there) = self.servers.get(&server) else { return };
-                let (orders, receiver) = mpsc::unbounded_channel();
+                let (commands, receiver) = mpsc::unbounded_channel();
                 let task = tokio::spawn(lane::run(there.shared.clone(), lane, link.0, there.origin.clone(), receiver)).abort_handle();
-                self.lanes.insert(lane, Lane::Further { task, server, orders });
+                self.lanes.insert(lane, Lane::Further { task, server, commands });
             }
             Action::Ask { request, lane, file, span, .. } => self.ask(request, lane, file, span),
             Action::Stop { request } => match self.requests.remove(&request).map(|(_, lane)| (lane, self.lanes.get(&lane))) {
-                Some((_, Some(Lane::Further { orders, .. }))) => drop(orders.send(lane::Order::Stop(request))),
+                Some((_, Some(Lane::Further { commands, .. }))) => drop(commands.send(LaneCommand::Stop(request))),
                 Some((lane, Some(Lane::First { .. }))) => drop(self.lanes.remove(&lane)),
                 _ => {}
             },
@@ -252,7 +253,7 @@ impl Run {
     }
 
     fn ask(&mut self, request: RequestId, lane: LaneId, file: FileId, span: Option<Span>) {
-        let (Some(Lane::Further { orders, .. }), Some(download)) = (self.lanes.get(&lane), self.downloads.get(&file)) else { return };
+        let (Some(Lane::Further { commands, .. }), Some(download)) = (self.lanes.get(&lane), self.downloads.get(&file)) else { return };
         self.requests.insert(request, (file, lane));
         let asked = Asked {
             url: download.url.clone(),
@@ -261,27 +262,27 @@ impl Run {
             expected: Some(download.validator.clone()),
             encoded: false,
         };
-        let _ = orders.send(lane::Order::Ask { request, asked: Box::new(asked), headers: download.headers.clone() });
+        let _ = commands.send(LaneCommand::Ask { request, asked: Box::new(asked), headers: download.headers.clone() });
     }
 
-    fn on_news(&mut self, news: News) {
+    fn on_event(&mut self, event: LaneEvent) {
         let now = self.now();
-        match news {
-            News::Connected { lane, depth } => self.engine.on_connected(now, lane, depth),
-            News::Lost { lane, error } => self.on_lost(now, lane, error),
-            News::Head { request, head, .. } => self.engine.on_head(now, request, head),
-            News::Data { request, bytes } => self.on_data(now, request, bytes),
-            News::End { request } => {
+        match event {
+            LaneEvent::Connected { lane, depth } => self.engine.on_connected(now, lane, depth),
+            LaneEvent::Lost { lane, error } => self.on_lost(now, lane, error),
+            LaneEvent::Head { request, head, .. } => self.engine.on_head(now, request, head),
+            LaneEvent::Data { request, bytes } => self.on_data(now, request, bytes),
+            LaneEvent::End { request } => {
                 self.requests.remove(&request);
                 self.engine.on_end(now, request);
             }
             // The client has its cookies from the first answer.
-            News::Cookies { .. } => {}
-            News::Elsewhere { request, from, to } => {
+            LaneEvent::Cookies { .. } => {}
+            LaneEvent::Elsewhere { request, from, to } => {
                 let reason = format!("a part of the file is said to be elsewhere, at {to}");
                 self.on_failed(now, request, Failure::NoRanges, FetchError::Protocol { url: from.to_string(), reason });
             }
-            News::Failed { request, failure, error } => self.on_failed(now, request, failure, error),
+            LaneEvent::Failed { request, failure, error } => self.on_failed(now, request, failure, error),
         }
     }
 
@@ -365,7 +366,7 @@ impl Download {
 }
 
 /// Reads a first answer, as far as it may be.
-async fn read(mut body: Incoming, request: RequestId, host: String, news: mpsc::Sender<News>, mut limit: watch::Receiver<u64>) {
+async fn read(mut body: Incoming, request: RequestId, host: String, events: mpsc::Sender<LaneEvent>, mut limit: watch::Receiver<u64>) {
     let mut at = 0;
     let last = loop {
         if limit.wait_for(|limit| at < *limit).await.is_err() {
@@ -375,16 +376,16 @@ async fn read(mut body: Incoming, request: RequestId, host: String, news: mpsc::
             Some(Ok(frame)) => {
                 let Ok(bytes) = frame.into_data() else { continue };
                 at += bytes.len() as u64;
-                if !bytes.is_empty() && news.send(News::Data { request, bytes }).await.is_err() {
+                if !bytes.is_empty() && events.send(LaneEvent::Data { request, bytes }).await.is_err() {
                     return;
                 }
             }
             Some(Err(error)) => {
                 let error = FetchError::Broken { host, link: "the first link".to_owned(), reason: reason(&error) };
-                break News::Failed { request, failure: Failure::Lost, error };
+                break LaneEvent::Failed { request, failure: Failure::Lost, error };
             }
-            None => break News::End { request },
+            None => break LaneEvent::End { request },
         }
     };
-    let _ = news.send(last).await;
+    let _ = events.send(last).await;
 }

@@ -2,11 +2,27 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use braid_model::LinkIndex;
 use ipnet::IpNet;
 
-use super::netlink::Files;
+/// Where the system keeps what the kernel does not tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// Devices of the kernel, `/sys/class/net`.
+    pub devices: PathBuf,
+    /// State of running services, `/run`.
+    pub run: PathBuf,
+    /// The resolver's configuration, `/etc/resolv.conf`.
+    pub resolv_conf: PathBuf,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self { devices: "/sys/class/net".into(), run: "/run".into(), resolv_conf: "/etc/resolv.conf".into() }
+    }
+}
 
 /// The name servers of `/etc/resolv.conf` that any link may ask: neither this machine's own service nor one of a certain link.
 pub fn general(files: &Files) -> Vec<IpAddr> {

@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use super::svg;
-
 /// A figure: series over one x axis.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Chart {
@@ -69,11 +67,6 @@ impl Chart {
     pub fn mark(mut self, x: f64, text: impl Into<String>) -> Self {
         self.marks.push((x, text.into()));
         self
-    }
-
-    /// The figure as an SVG document.
-    pub fn svg(&self) -> String {
-        svg::draw(self)
     }
 }
 

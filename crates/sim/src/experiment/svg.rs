@@ -20,8 +20,14 @@ const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
 /// More bars than this have no room for their values.
 const LABELLED_BARS: usize = 18;
 
-/// Draws a chart.
-pub(super) fn draw(chart: &Chart) -> String {
+impl Chart {
+    /// The figure as an SVG document.
+    pub fn svg(&self) -> String {
+        draw(self)
+    }
+}
+
+fn draw(chart: &Chart) -> String {
     let (title, legend) = (wrap(&chart.title, TITLE), layout(&chart.series));
     let rows = legend.last().map_or(0.0, |(_, row)| row + 1.0);
     let legend_top = 16.0 + 18.0 * title.len() as f64;

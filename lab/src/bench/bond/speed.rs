@@ -12,7 +12,7 @@ use braid_model::Bytes;
 use serde_json::{Value, json};
 
 use super::origin::{Carrier, Origin};
-use super::stream::{self, Outcome};
+use super::stream::{self, Outcome, parse_spent};
 use super::{Bonded, Settings};
 use crate::bench::overhead::cpu;
 use crate::bench::progress;
@@ -177,12 +177,6 @@ impl Run {
 pub(super) fn spent(pid: u32) -> Result<[f64; 2]> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} has ended"))?;
     parse_spent(&stat).with_context(|| format!("/proc/{pid}/stat has no times: {stat}"))
-}
-
-/// Fields 14 and 15, in hundredths of a second (proc_pid_stat(5)); the second, in parentheses, may hold anything.
-pub(super) fn parse_spent(stat: &str) -> Option<[f64; 2]> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(|field| field.parse::<f64>().ok());
-    Some([fields.next()?? / 100.0, fields.next()?? / 100.0])
 }
 
 /// Two wireguard-go and what is between them: 203.0.113.11 goes through, and only so.

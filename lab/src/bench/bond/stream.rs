@@ -19,7 +19,6 @@ use noq_proto::{
     VarInt,
 };
 
-use super::speed::parse_spent;
 use crate::lab::Lab;
 use crate::namespace::Namespace;
 
@@ -196,4 +195,10 @@ impl End {
             self.buffer.clear();
         }
     }
+}
+
+/// Fields 14 and 15, in hundredths of a second (proc_pid_stat(5)); the second, in parentheses, may hold anything.
+pub(super) fn parse_spent(stat: &str) -> Option<[f64; 2]> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(|field| field.parse::<f64>().ok());
+    Some([fields.next()?? / 100.0, fields.next()?? / 100.0])
 }

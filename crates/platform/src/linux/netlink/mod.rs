@@ -14,11 +14,11 @@ mod talk;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
 
 use braid_decide::tables::{self, PROTOCOL};
 use braid_model::{Bytes, LinkIndex, NetworkSnapshot, RouteFacts, RouteKind};
 
+pub use super::resolvers::Files;
 pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, apply, own_loopback_prefix, sweep};
 pub use follow::{FollowError, Follower};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
@@ -34,23 +34,6 @@ fn is_our_route(protocol: u8, table: u32) -> bool {
 /// Whether a rule is ours: by its mark and its priority.
 fn is_our_rule(protocol: u8, priority: u32) -> bool {
     protocol == PROTOCOL && (32_763..=32_765).contains(&priority)
-}
-
-/// Where the system keeps what the kernel does not tell.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
-    /// Devices of the kernel, `/sys/class/net`.
-    pub devices: PathBuf,
-    /// State of running services, `/run`.
-    pub run: PathBuf,
-    /// The resolver's configuration, `/etc/resolv.conf`.
-    pub resolv_conf: PathBuf,
-}
-
-impl Default for Files {
-    fn default() -> Self {
-        Self { devices: "/sys/class/net".into(), run: "/run".into(), resolv_conf: "/etc/resolv.conf".into() }
-    }
 }
 
 /// Why the network could not be read.

@@ -3,6 +3,8 @@
 //! It only reads, so that whoever reaches it can change nothing. Connections are bounded in number and in time, and hyper bounds the
 //! size of what is asked.
 
+pub mod database;
+
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -24,8 +26,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 
-use super::database::Database;
 use crate::server::Refusal;
+use database::Database;
 
 /// Connections served at once; others wait in the kernel's queue.
 const CONNECTIONS: usize = 128;

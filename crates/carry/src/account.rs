@@ -1,0 +1,68 @@
+//! What a relay counts for each client: its limits, its bytes and its sockets.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use braid_bond::BondId;
+use braid_model::{Bytes as Amount, Time};
+use braid_peer::destination::Policy;
+use braid_peer::limits::{Direction, Limits, Meter};
+use braid_peer::registry::{ClientId, Month};
+
+use crate::sockets::{Counted, Sockets};
+
+/// A client's meter, shared by all its bonds and flows.
+pub(crate) struct Account {
+    pub(crate) meter: Mutex<Meter>,
+    pub(crate) started: Instant,
+    pub(crate) client: Option<ClientId>,
+    /// Bytes towards the client and from it that are not written down yet.
+    pub(crate) moved: [AtomicU64; 2],
+    /// What may be opened for it; its look-ups are its own.
+    pub(crate) policy: Policy,
+    pub(crate) sockets: Sockets,
+}
+
+impl Account {
+    /// The account of a client with these limits, which has used this much this month.
+    pub(crate) fn new(limits: Limits, client: Option<(ClientId, Month)>, policy: &Policy) -> Self {
+        let started = Instant::now();
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        let policy = policy.for_another_client();
+        let used = client.map_or(Amount::ZERO, |(_, month)| month.down + month.up);
+        let meter = Mutex::new(Meter::new(limits, used, Time::ZERO, unix));
+        Self { meter, started, client: client.map(|(client, _)| client), moved: Default::default(), policy, sockets: Sockets::default() }
+    }
+
+    pub(crate) fn now(&self) -> (Time, i64) {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        (Time::from_nanos(self.started.elapsed().as_nanos() as u64) + Duration::from_secs(1), unix)
+    }
+
+    pub(crate) fn meter<T>(&self, act: impl FnOnce(&mut Meter) -> T) -> T {
+        act(&mut self.meter.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Counts what the system buffers for the socket of a flow of `bond`.
+    pub(crate) fn count_socket(&self, bond: BondId, socket: &impl AsFd) -> Counted<'_> {
+        self.sockets.count(bond, socket)
+    }
+
+    /// Waits until `amount` may go, and counts it. `false` if the client's month is used up.
+    pub(crate) async fn pass(&self, direction: Direction, amount: usize) -> bool {
+        self.moved[usize::from(direction == Direction::Up)].fetch_add(amount as u64, Ordering::Relaxed);
+        let amount = Amount::new(amount as u64);
+        let (now, unix) = self.now();
+        let (due, allowed) = self.meter(|meter| {
+            let due = meter.ready_at(direction, amount, now);
+            meter.on_bytes(direction, amount, now, unix);
+            (due, meter.may_go_on().is_ok())
+        });
+        if due > now {
+            tokio::time::sleep(due.since(now)).await;
+        }
+        allowed
+    }
+}

@@ -1,0 +1,45 @@
+//! Names with `*` in them, by which rules and energy profiles find devices.
+
+use std::fmt;
+
+/// A name in which each `*` stands for any text, also none.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// The pattern as written.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// Whether `name` fits, from its first to its last byte.
+    pub fn matches(&self, name: &str) -> bool {
+        let Some((head, tail)) = self.0.split_once('*') else { return self.0 == name };
+        let Some(mut rest) = name.strip_prefix(head) else { return false };
+        let mut parts = tail.split('*').peekable();
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                return rest.ends_with(part);
+            }
+            let Some(at) = rest.find(part) else { return false };
+            rest = &rest[at + part.len()..];
+        }
+        true
+    }
+
+    /// Whether it has nothing but `*`, so that every name fits.
+    pub fn is_any(&self) -> bool {
+        !self.0.is_empty() && self.0.bytes().all(|byte| byte == b'*')
+    }
+
+    /// The pattern as written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}

@@ -1,0 +1,58 @@
+//! Users and passwords, and the text of URLs that they stand in.
+
+use std::str::FromStr;
+
+use hyper::header::HeaderValue;
+
+/// A user and a password, for basic authentication (RFC 7617).
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user.
+    pub user: String,
+    /// The password.
+    pub password: String,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// The value of `Authorization`.
+    pub(crate) fn basic(&self) -> Option<HeaderValue> {
+        let word = data_encoding::BASE64.encode(format!("{}:{}", self.user, self.password).as_bytes());
+        let mut value = HeaderValue::from_str(&format!("Basic {word}")).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+}
+
+impl FromStr for Credentials {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (user, password) = text.split_once(':').ok_or("write USER:PASSWORD")?;
+        Ok(Self { user: user.to_owned(), password: password.to_owned() })
+    }
+}
+
+/// A text without percent-encoding (RFC 3986, section 2.1).
+pub(crate) fn decode(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok()).filter(|digits| !digits.starts_with('+'));
+        match digits.filter(|_| *first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,41 @@
+//! The proxy's own answers.
+
+use braid_peer::destination::{DialError, Reason};
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Response, StatusCode};
+
+/// What a connection keeps of what it reads and of what it writes, in bytes, and so the longest head of a message. An answer on its way to
+/// a client that reads slowly may be kept four times over; the rest waits at its sender.
+pub(crate) const BUFFER: usize = 24 * 1024;
+
+/// What answers are made of.
+pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, BodyError>>;
+
+/// Why a body ends too early.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a client is told when its target cannot be reached.
+pub(crate) fn unreachable(error: &DialError) -> Answer {
+    let status = match error.reason {
+        Reason::TimedOut => StatusCode::GATEWAY_TIMEOUT,
+        Reason::Forbidden(_) => StatusCode::FORBIDDEN,
+        Reason::Exhausted => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    plain(status, &error.to_string())
+}
+
+/// A line of text.
+pub(crate) fn plain(status: StatusCode, text: &str) -> Answer {
+    let mut answer = Response::new(whole(format!("braid proxy: {text}\n")));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer
+}
+
+pub(crate) fn whole(bytes: impl Into<Bytes>) -> UnsyncBoxBody<Bytes, BodyError> {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
