@@ -17,7 +17,7 @@ help:
 	@echo "make test       all tests; those on real kernels need root"
 	@echo "make test-ui    tests of the web page in Chromium, against a mock and a real daemon, and of Chromium through the proxy (installs Chromium and Node)"
 	@echo "make bench      measurements, with the figures the documentation quotes"
-	@echo "make check      formatting, lints, the purity of the pure crates, licences and sources of dependencies"
+	@echo "make check      formatting, lints, the purity of the pure crates, circles between modules, licences and sources of dependencies"
 	@echo "make audit      licences, sources, duplicates and known vulnerabilities of all dependencies, with cargo-deny (installs it)"
 	@echo "make screenshots  pictures of the living web page, to docs/screenshots (seven minutes; needs root; ALL=1: every view)"
 	@echo "make deb        a package for Debian and Ubuntu, to $(TARGET)/package"
@@ -112,6 +112,7 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	.ci/purity
+	.ci/circles
 	CARGO="$(CARGO)" .ci/licences
 
 audit:

@@ -1,6 +1,7 @@
 //! The state machine of one bond: flows above, paths below. What the other end says comes in by `intake`; `upkeep` keeps flows, paths and the
 //! scheduler in step; `transmit` says what goes out.
 
+pub(crate) mod choice;
 mod intake;
 mod upkeep;
 
@@ -11,13 +12,13 @@ use braid_decide::midrr::{self, Flags, Midrr};
 use braid_model::{Bytes as Amount, Time};
 use bytes::Bytes;
 
-use crate::choice::Chooser;
 use crate::flow::Flow;
 use crate::path::{Path, PathState};
 use crate::ranges::RangeSet;
 use crate::report::{Event, FlowError, FlowView, PathView};
 use crate::tracker::Control;
 use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side};
+use choice::Chooser;
 
 /// What a flow of weight 1 is given in a turn.
 const QUANTUM: Amount = Amount::new(1500);

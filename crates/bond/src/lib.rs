@@ -42,7 +42,6 @@
 #![forbid(unsafe_code)]
 
 mod bond;
-mod choice;
 pub mod controller;
 mod flow;
 mod hello;
@@ -65,8 +64,8 @@ use std::time::Duration;
 
 use braid_model::{Bytes, Rate};
 
+pub use bond::choice::Scheduling;
 pub use bond::{Bond, codes};
-pub use choice::Scheduling;
 pub use hello::{BondId, Hello, HelloError, Secret, VERSION, Welcome};
 pub use path::PathState;
 pub use receive::ReceiveError;

@@ -1,5 +1,7 @@
 //! Drives a host's bonds: sockets, timers, and the tasks that use flows.
 
+mod flow;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
@@ -12,8 +14,9 @@ use braid_model::Bytes as Amount;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use crate::flow::{Flow, Slot};
 use crate::socket::UdpLink;
+use flow::Slot;
+pub use flow::{Flow, FlowEnd, Moved};
 
 /// How long goodbyes may take that wait for their turn.
 const FAREWELL: Duration = Duration::from_secs(1);

@@ -17,8 +17,8 @@ use braid_peer::tls::{self, Expect};
 use noq_proto::crypto::rustls::QuicClientConfig;
 use tokio::sync::{mpsc, watch};
 
+use crate::carrier::Flow;
 use crate::carrier::{Carrier, Notice};
-use crate::flow::Flow;
 use crate::found::Found;
 use crate::relay::{RelayError, random};
 use crate::socket::{Binding, UdpLink};

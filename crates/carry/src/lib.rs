@@ -8,7 +8,6 @@
 mod account;
 mod carrier;
 pub mod client;
-mod flow;
 mod found;
 mod lasting;
 pub mod relay;
@@ -18,8 +17,7 @@ mod sources;
 mod splice;
 mod stream;
 
-pub use carrier::{Carrier, Notice};
-pub use flow::{Flow, FlowEnd, Moved};
+pub use carrier::{Carrier, Flow, FlowEnd, Moved, Notice};
 pub use lasting::{copy_both, keep_alive};
 pub use socket::{Binding, UdpLink};
 pub use splice::{splice, splice_connections};

@@ -35,8 +35,8 @@ use clerk::{Applicant, Clerk, Used, Word};
 use clock::Clock;
 
 use crate::account::Account;
+use crate::carrier::Flow;
 use crate::carrier::{Carrier, Notice};
-use crate::flow::Flow;
 use crate::socket::{Binding, UdpLink};
 use crate::sources::Sources;
 use crate::splice::{code, splice_metered};

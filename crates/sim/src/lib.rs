@@ -30,14 +30,11 @@
 
 #![forbid(unsafe_code)]
 
-mod air;
-mod bonded;
 mod energy;
 mod event;
 pub mod experiment;
 pub mod experiments;
 pub mod fairness;
-mod host;
 mod knowledge;
 pub mod math;
 mod operetta;
@@ -55,13 +52,12 @@ mod virtual_interface;
 mod workload;
 mod world;
 
-pub use bonded::Bonding;
 pub use operetta::{Aim, Operetta};
 pub use pair::{Pair, Quic};
 pub use ranges::{Fetched, Ranged, RangedFile, RangedLink, fetch_ranges};
 pub use scenario::{
-    Battery, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Medium, Scenario,
-    ScenarioError, Scheduling, ServerLink, ServerSpec,
+    Battery, Bonding, CapacityKnowledge, Change, DemandKnowledge, Knowledge, LinkChange, LinkPower, LinkSpec, LoadKnowledge, Medium,
+    Scenario, ScenarioError, Scheduling, ServerLink, ServerSpec,
 };
 pub use schedule::{LinkView, NewStream, Scheduler, View};
 pub use spread::{Packets, Spreading};

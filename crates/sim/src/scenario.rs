@@ -7,7 +7,7 @@ use braid_model::{Bytes, Direction, Joules, Power, Rate, Time};
 use braid_netem::{Profile, RateSource};
 use thiserror::Error;
 
-use crate::bonded::Bonding;
+use crate::pair::Quic;
 use crate::spread::Packets;
 use crate::tcp::TcpConfig;
 use crate::workload::{Arrivals, Class, Size};
@@ -168,6 +168,19 @@ pub enum Scheduling {
     MaximumThroughput,
     /// The link with least energy per byte that keeps all load together at this throughput (OPERETTA, connections only).
     CheapestInTime(Rate),
+}
+
+/// Streams that are spread are flows of one bond between the client and its server, as the daemon makes it, in place of the idealised
+/// connections of [`Packets`](crate::Packets), whose `share` alone still counts.
+///
+/// Idealised in three points: the server answers by itself, with no connection behind it; both ends have OPERETTA's weights at once; and
+/// whoever carries the datagrams costs no time.
+#[derive(Debug, Clone)]
+pub struct Bonding {
+    /// How both ends choose paths. [`braid_bond::Scheduling::Weights`] takes the scheduler's weights.
+    pub scheduling: braid_bond::Scheduling,
+    /// What QUIC needs.
+    pub quic: Quic,
 }
 
 /// What the scheduler knows.

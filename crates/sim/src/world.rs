@@ -1,5 +1,9 @@
 //! The event loop, and what is not part of a connection: links, arrivals, changes, estimates, results.
 
+mod air;
+mod bonded;
+mod host;
+
 use std::time::Duration;
 
 use braid_decide::capacity::Busy;
@@ -8,11 +12,8 @@ use braid_decide::packet::{PacketScheduler, PathView};
 use braid_model::{Bytes, Direction, Time};
 use braid_netem::{Link, LinkStats, Profile, Random, RateSource};
 
-use crate::air::Air;
-use crate::bonded::Bonded;
 use crate::energy::Meter;
 use crate::event::{Event, Queue};
-use crate::host::{Connection, Path};
 use crate::knowledge::{Known, MEASURE, Truth};
 use crate::math;
 use crate::pipe::{Parcel, Pipe};
@@ -22,6 +23,9 @@ use crate::stats::{Counters, FlowOutcome, LinkBins, LinkOutcome, Outcome};
 use crate::stream::{Sink, Source, Stream};
 use crate::tcp::Packet;
 use crate::workload::{Generator, Size};
+use air::Air;
+use bonded::Bonded;
+use host::{Connection, Path};
 
 /// Runs a scenario.
 ///

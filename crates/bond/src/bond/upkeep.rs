@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use braid_decide::midrr::LinkSet;
 use braid_model::{Bytes as Amount, Time};
 
+use super::choice::Chooser;
 use super::{Bond, INITIAL_WINDOW, QUANTUM, amounts};
-use crate::choice::Chooser;
 use crate::flow::Flow;
 use crate::path::{Extra, PathState};
 use crate::report::Event;

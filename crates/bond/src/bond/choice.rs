@@ -13,7 +13,7 @@ use braid_decide::packet::{
 };
 use braid_model::Bytes as Amount;
 
-use crate::bond::Bond;
+use super::Bond;
 use crate::{FlowKey, PathId};
 
 /// What a scheduler is told of a piece's size at most: a datagram's worth.

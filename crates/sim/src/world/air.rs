@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use braid_model::{Bytes, Direction};
 use braid_netem::{Random, RateSource};
 
+use super::World;
 use crate::event::Event;
 use crate::pipe::Parcel;
 use crate::scenario::{Medium, Scenario};
-use crate::world::World;
 
 /// A channel, on which one packet is sent at a time.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use braid_bond::{BondId, Event, FlowKey, FlowPolicy, FlowView};
 use braid_model::Bytes as Amount;
 use bytes::Bytes;
 
-use crate::carrier::Carrier;
+use super::Carrier;
 
 /// What a flow's tasks are told; kept for them beyond the flow's end.
 #[derive(Debug, Default)]

@@ -7,24 +7,11 @@ use braid_bond::{Carrier, Event as BondEvent, FlowKey, FlowPolicy, Limits, Open,
 use braid_decide::connection::LinkMask;
 use braid_model::{Bytes, Direction, Time};
 
+use super::World;
 use crate::event::Event;
 use crate::pair::{Pair, Quic};
 use crate::pipe::{Datagram, Parcel};
-use crate::scenario::ScenarioError;
-use crate::world::World;
-
-/// Streams that are spread are flows of one bond between the client and its server, as the daemon makes it, in place of the idealised
-/// connections of [`Packets`](crate::Packets), whose `share` alone still counts.
-///
-/// Idealised in three points: the server answers by itself, with no connection behind it; both ends have OPERETTA's weights at once; and
-/// whoever carries the datagrams costs no time.
-#[derive(Debug, Clone)]
-pub struct Bonding {
-    /// How both ends choose paths. [`Scheduling::Weights`] takes the scheduler's weights.
-    pub scheduling: Scheduling,
-    /// What QUIC needs.
-    pub quic: Quic,
-}
+use crate::scenario::{Bonding, ScenarioError};
 
 /// The bond of a world.
 pub(crate) struct Bonded {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use braid_decide::packet::{Choice, Chunk, PathView};
 use braid_model::{Bytes, Direction, Rate, Time};
 
+use super::World;
 use crate::event::Event;
 use crate::tcp::{Ack, Answer, HANDSHAKE_WAIT, Kind, Packet, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
-use crate::world::World;
 
 /// Where a connection goes.
 #[derive(Debug, Clone, Copy)]
