@@ -60,7 +60,18 @@ fn datagrams_of_connected_sockets_use_every_link_and_come_back() {
     }
     let lab = lab(2);
     let _responder = Responder::start(&lab).unwrap();
-    let _up = Up::start(&lab, ROUND_ROBIN);
+    let up = Up::start(&lab, ROUND_ROBIN);
+    // A connected socket's flow begins with its first byte, and that is seen from when the daemon has attached what counts datagrams.
+    let first = || {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect(remote(11, 7)).unwrap();
+        socket
+    };
+    let first = lab.client().run(first).unwrap();
+    eventually("datagrams are counted", || {
+        first.send(b"ping").unwrap();
+        !up.flows().is_empty()
+    });
     for user in USERS {
         for (any, to) in [("0.0.0.0:0", remote(11, 7)), ("[::]:0", remote6(11, 7))] {
             let one = |_| {

@@ -7,7 +7,7 @@ use braid_model::{Family, LinkIndex, Time};
 use super::Core;
 use crate::steering::{Steering, SteeringError};
 
-/// Steering hears this often that the daemon lives: twice in the time after which it stops.
+/// Steering hears at least this often that the daemon lives: twice in the time after which it stops.
 const BEAT: Duration = Duration::from_secs(1);
 /// What failed is tried again after this.
 pub(super) const RETRY: Duration = Duration::from_millis(250);
@@ -32,7 +32,8 @@ pub enum Due {
 }
 
 impl<S: Steering> Core<S> {
-    /// When [`Self::tick`] is to be called at the latest, and why. Between two inputs and before that time it changes nothing.
+    /// When [`Self::tick`] is to be called at the latest, and why. Between two inputs and before that time it does nothing but say that the
+    /// daemon lives.
     pub fn poll_timeout(&self, now: Time) -> (Time, Due) {
         let links = self.links.iter().flat_map(|(index, link)| {
             let health = Family::ALL.map(|family| Some((link.health.get(family).poll_timeout()?, Due::Health(*index, family))));
@@ -48,11 +49,8 @@ impl<S: Steering> Core<S> {
         links.chain(own.into_iter().flatten()).fold((self.beat_due, Due::Heartbeat), |first, next| first.min(next))
     }
 
-    /// Says that the daemon lives, when that is due.
+    /// Says that the daemon lives. At every tick, due or not: the more often, the longer may a busy machine delay the next one.
     pub(super) fn beat(&mut self, now: Time) -> Result<(), SteeringError> {
-        if now < self.beat_due {
-            return Ok(());
-        }
         self.beat_due = now + RETRY;
         self.steering.heartbeat(now)?;
         self.beat_due = now + BEAT;
