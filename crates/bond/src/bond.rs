@@ -31,6 +31,8 @@ const WAKING: Duration = Duration::from_millis(10);
 const MIN_SEND_BUFFER: u64 = 256 << 10;
 /// The part of all flows' window that messages may take, in each direction.
 const MESSAGES_SHARE: u64 = 4;
+/// What a piece that came too early costs beside its bytes: its place in its flow's list and its allocation.
+const PIECE: usize = 96;
 /// Paths of one bond: as many as the scheduler has links.
 const MAX_PATHS: usize = midrr::MAX_LINKS;
 
@@ -69,7 +71,7 @@ pub struct Bond {
     /// Flows that could send but for the credit of all.
     pub(crate) starved: BTreeSet<FlowKey>,
     /// Flows that could be written to but for what all flows hold.
-    crowded: BTreeSet<FlowKey>,
+    blocked: BTreeSet<FlowKey>,
     /// Flows that are kept from some paths for a while.
     pub(crate) kept: BTreeSet<FlowKey>,
     /// How often a flow was refreshed.
@@ -113,7 +115,7 @@ impl Bond {
             receive_limit: INITIAL_TOTAL,
             news: BTreeMap::new(),
             starved: BTreeSet::new(),
-            crowded: BTreeSet::new(),
+            blocked: BTreeSet::new(),
             kept: BTreeSet::new(),
             #[cfg(test)]
             refreshed: 0,
@@ -254,15 +256,18 @@ impl Bond {
         let room = own.min(self.limits.total_window.saturating_sub(self.held_total));
         if room == 0 {
             flow.blocked = Some(flow.send.held());
-            self.crowded.insert(id);
+            self.blocked.insert(id);
         }
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// What of the other end's and its own users' bytes it holds: received and not read, or not acknowledged yet, and messages that wait.
+    /// The memory that it holds, at least: bytes received and not read, or not acknowledged yet, messages that wait, and what flows, pieces that
+    /// came too early and datagrams that are not acknowledged cost beside their bytes.
     pub fn held(&self) -> Amount {
         let unread = self.received_total.saturating_sub(self.read_total);
-        Amount::new(unread + self.held_total + self.unread_messages as u64 + self.queued_messages as u64)
+        let remembered: usize = self.paths.values().map(|path| path.tracker.cost()).sum();
+        let kept = self.flows.len() * size_of::<Flow>() + self.pieces * PIECE + self.control.len() * size_of::<Control>();
+        Amount::new(unread + self.held_total + (self.unread_messages + self.queued_messages + remembered + kept) as u64)
     }
 
     /// What a flow may keep: what all paths carry in four round trips of the slowest: all of
@@ -304,7 +309,7 @@ impl Bond {
         }
         flow.reset_sent = Some(code);
         self.held_total -= flow.send.clear();
-        self.wake_crowded();
+        self.wake_blocked();
         self.control.push_back(Control::Reset(id, code));
         self.refresh(id);
         self.tidy(now, id);

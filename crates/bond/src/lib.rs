@@ -205,6 +205,11 @@ pub struct Limits {
     pub send_buffer: u64,
 }
 
+impl Limits {
+    /// For a bond in which one end shows no key: its share of the memory that strangers can claim. The protocol allows no smaller window.
+    pub const ANONYMOUS: Self = Self { flows: 64, max_window: 8 << 20, total_window: 16 << 20, send_buffer: 8 << 20 };
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self { flows: 10_000, max_window: 16 << 20, total_window: 64 << 20, send_buffer: 16 << 20 }

@@ -23,8 +23,8 @@ pub enum BondError {
     /// Too many pieces of streams with holes between them.
     #[error("the other end leaves holes in its streams: {0} pieces wait for what is missing")]
     Holes(usize),
-    /// It does not take what it is told.
-    #[error("the other end takes no answers: {0} wait for it")]
+    /// It does not take, or does not acknowledge, what it is told.
+    #[error("the other end takes or acknowledges no answers: {0} wait for it")]
     Deaf(usize),
     /// A frame twice in a datagram that may be there once.
     #[error("the other end acknowledges a path twice in one datagram")]

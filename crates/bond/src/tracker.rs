@@ -65,10 +65,17 @@ enum State {
     Lost,
 }
 
+/// How many of these hold no data.
+fn controls(items: &Items) -> usize {
+    items.iter().filter(|item| matches!(item, Item::Control(_))).count()
+}
+
 /// The sending side of a path.
 #[derive(Debug)]
 pub(crate) struct Tracker {
     sent: VecDeque<Sent>,
+    /// Items of `sent` that hold no data.
+    controls: usize,
     /// Sequence number of the first of `sent`.
     base: u64,
     largest_acked: Option<u64>,
@@ -95,11 +102,31 @@ pub(crate) struct Acked {
 
 impl Tracker {
     pub(crate) fn new(now: Time) -> Self {
-        Self { sent: VecDeque::new(), base: 0, largest_acked: None, in_flight: 0, last_ack: now, repeat_from: 0, delivered: 0, lost: 0 }
+        Self {
+            sent: VecDeque::new(),
+            controls: 0,
+            base: 0,
+            largest_acked: None,
+            in_flight: 0,
+            last_ack: now,
+            repeat_from: 0,
+            delivered: 0,
+            lost: 0,
+        }
     }
 
     pub(crate) fn next_sequence(&self) -> u64 {
         self.base + self.sent.len() as u64
+    }
+
+    /// Datagrams that are remembered, and what they hold that is no data: both are kept until the other end acknowledges.
+    pub(crate) fn remembered(&self) -> (usize, usize) {
+        (self.sent.len(), self.controls)
+    }
+
+    /// Bytes that this costs.
+    pub(crate) fn cost(&self) -> usize {
+        self.sent.len() * size_of::<Sent>() + self.controls * size_of::<Item>()
     }
 
     pub(crate) fn in_flight(&self) -> u64 {
@@ -113,6 +140,7 @@ impl Tracker {
 
     /// A datagram was sent that holds `items`, among them `copies` of what another path was given.
     pub(crate) fn on_sent(&mut self, now: Time, size: usize, items: Items, copies: bool) {
+        self.controls += controls(&items);
         self.sent.push_back(Sent { at: now, size: size as u32, before: self.in_flight, copies, state: State::Flying, items });
         self.in_flight += size as u64;
     }
@@ -135,6 +163,7 @@ impl Tracker {
                 sent.state = State::Acked;
                 self.delivered += u64::from(sent.size);
                 acked.any = true;
+                self.controls -= controls(&sent.items);
                 acked.items.extend(sent.items.drain(..));
                 if self.largest_acked.is_none_or(|largest| sequence > largest) {
                     self.largest_acked = Some(sequence);
@@ -167,6 +196,7 @@ impl Tracker {
             self.in_flight -= u64::from(sent.size);
             self.lost += u64::from(sent.size);
             if sent.state == State::Flying {
+                self.controls -= controls(&sent.items);
                 lost.extend(sent.items.drain(..));
             }
             sent.state = State::Lost;
@@ -210,7 +240,7 @@ impl Tracker {
                 items.extend(sent.items);
             }
         }
-        self.in_flight = 0;
+        (self.in_flight, self.controls) = (0, 0);
     }
 
     /// Forgets the oldest beyond `most` of a path that does not answer: nobody waits for them any more.
@@ -219,6 +249,7 @@ impl Tracker {
             && let Some(first) = self.sent.front().filter(|first| first.state != State::Flying || first.items.is_empty())
         {
             let (state, size) = (first.state, u64::from(first.size));
+            self.controls -= controls(&first.items);
             self.sent.pop_front();
             self.base += 1;
             if matches!(state, State::Flying | State::Repeated) {
@@ -237,6 +268,7 @@ impl Tracker {
             if !settled {
                 break;
             }
+            self.controls -= controls(&first.items);
             self.sent.pop_front();
             self.base += 1;
         }

@@ -159,6 +159,42 @@ fn regression_refusals_that_nobody_takes_do_not_pile_up() {
     assert!(matches!(result, Err(BondError::Deaf(_))) && held < 8 * MEGA, "{result:?}, {held} bytes");
 }
 
+/// Acknowledged one by one from the oldest on, nothing is ever lost, and the path stays good.
+#[test]
+fn regression_what_is_acknowledged_ever_more_slowly_does_not_pile_up() {
+    let mut bond = Bond::new(Side::Server, Limits { flows: 4, ..Limits::default() }, START);
+    bond.add_path(START, PATH, 0, facts());
+    let (held, (result, told)) = growth(|| {
+        for round in 0..20_000 {
+            let mut datagram = quiet().ack(0, (0, u64::saturating_sub(round, 1)), 0, &[]);
+            for flow in 0..150 {
+                datagram = datagram.stop(round * 150 + flow, 0);
+            }
+            let result = match round {
+                0 => tell(&mut bond, quiet().open(0, 0).stop(1, 0).stop(2, 0).stop(3, 0)),
+                _ => tell(&mut bond, datagram),
+            };
+            if result.is_err() {
+                return (result, bond.held());
+            }
+            sent(&mut bond, START);
+        }
+        (Ok(()), bond.held())
+    });
+    assert!(matches!(result, Err(BondError::Deaf(_))), "{result:?}");
+    assert!(held < 32 * MEGA, "{held} bytes");
+    assert!(told.get() as isize > held / 4, "{told} is told of {held} bytes");
+}
+
+#[test]
+fn regression_what_pieces_and_flows_cost_is_told() {
+    let mut bond = server();
+    let (held, result) = growth(|| flood(&mut bond, 130_000, |datagram, at| datagram.chunk(at % 1000, 2 * (at / 1000) + 1, b"x", false)));
+    assert_eq!(result, Ok(()));
+    let told = bond.held().get() as isize;
+    assert!((held / 2..held * 2).contains(&told), "{told} is told of {held} bytes");
+}
+
 #[test]
 fn flow_numbers_far_ahead_end_the_bond() {
     assert_eq!(tell(&mut server(), quiet().open((1 << 16) - 1, 0)), Ok(()));

@@ -104,6 +104,7 @@ impl Client {
             found: Found::new(&peer.addresses),
             peer,
             tls,
+            limits: if keys.is_some() { Limits::default() } else { Limits::ANONYMOUS },
             mark,
             links: Vec::new(),
             paths: BTreeMap::new(),
@@ -198,6 +199,7 @@ struct Keeper {
     bond: Arc<Mutex<BondId>>,
     peer: Peer,
     tls: Arc<QuicClientConfig>,
+    limits: Limits,
     mark: Option<u32>,
     links: Vec<Link>,
     found: Found,
@@ -224,7 +226,7 @@ impl Keeper {
     fn begin(&self) -> Result<(), RelayError> {
         let (id, secret) = (BondId(random()?), Secret(random()?));
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner) = id;
-        self.carrier.with(|host, now| host.begin(now, id, secret, Limits::default()));
+        self.carrier.with(|host, now| host.begin(now, id, secret, self.limits));
         Ok(())
     }
 
@@ -519,7 +521,7 @@ pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mar
     carrier.set_socket(number, Some(socket), ipv6);
     let dialled = carrier.with(|host, now| {
         host.set_first_rtt(QUESTION);
-        host.begin(now, id, secret, Limits::default());
+        host.begin(now, id, secret, Limits::ANONYMOUS);
         host.dial(now, id, (PathId(0), number, false), remote, tls, tls::SERVER_NAME, (None, String::new()))
     });
     let connection = match dialled {
@@ -580,6 +582,7 @@ mod tests {
             found: Found::new(&peer.addresses),
             peer,
             tls: tls::client(None, Expect::Any).unwrap(),
+            limits: Limits::default(),
             mark: None,
             links: Vec::new(),
             paths: BTreeMap::from([((0, false), Attempt::default())]),

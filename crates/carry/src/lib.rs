@@ -8,6 +8,7 @@
 mod account;
 mod carrier;
 pub mod client;
+pub mod datagram;
 mod found;
 mod lasting;
 pub mod relay;

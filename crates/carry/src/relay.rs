@@ -2,7 +2,6 @@
 //!
 //! With [`Reach::Itself`] it is a server's own: it knows nobody, serves anyone, and opens the host's own services only.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,7 +19,6 @@ use braid_peer::keys::KeyPair;
 use braid_peer::limits::{Direction, Exceeded, Limits, Meter};
 use braid_peer::registry::{Client, Month, Registry};
 use braid_peer::tls::{self, Clients};
-use bytes::Bytes;
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
@@ -37,6 +35,7 @@ use clock::Clock;
 use crate::account::Account;
 use crate::carrier::Flow;
 use crate::carrier::{Carrier, Notice};
+use crate::datagram;
 use crate::socket::{Binding, UdpLink};
 use crate::sources::Sources;
 use crate::splice::{code, splice_metered};
@@ -125,12 +124,9 @@ const UDP_IDLE: Duration = Duration::from_secs(150);
 const FLUSH: Duration = Duration::from_secs(10);
 /// That a client is there, though it moves nothing, only this often: a disk has better things to do.
 const PRESENCE: Duration = Duration::from_secs(60);
-/// What one anonymous bond may have: its share of the memory that strangers can claim. 16 MiB is the least that the protocol allows.
-const ANONYMOUS: BondLimits = BondLimits { flows: 64, max_window: 8 << 20, total_window: 16 << 20, send_buffer: 8 << 20 };
 const ANONYMOUS_BONDS: usize = 512;
 /// Flows of one source.
 const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
-const READ: usize = 65_536;
 
 struct Relay {
     carrier: Carrier,
@@ -315,7 +311,7 @@ impl Relay {
         let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
         let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
         let others = self.owners.iter().filter(theirs).count();
-        let limits = if key.is_some() { self.memory.part(self.limit, others) } else { ANONYMOUS };
+        let limits = if key.is_some() { self.memory.part(self.limit, others) } else { BondLimits::ANONYMOUS };
         let known = self.owners.contains_key(&hello.bond);
         let admitted = self.carrier.with(|host, now| {
             // Its end waits among the notices: let in now, it would live on without an owner, counted by nobody.
@@ -498,7 +494,7 @@ async fn messages(flow: Flow, target: &Target, account: &Arc<Account>, policy: &
                 }
                 let _ = socket.send(&message).await;
             }
-            _ = socket.readable() => match receive(&socket) {
+            _ = socket.readable() => match datagram::try_receive(&socket) {
                 Ok(message) => {
                     if !account.pass(Direction::Down, message.len()).await {
                         return;
@@ -513,14 +509,6 @@ async fn messages(flow: Flow, target: &Target, account: &Arc<Account>, policy: &
             () = tokio::time::sleep(UDP_IDLE) => return,
         }
     }
-}
-
-/// The next datagram, if one is there. All sockets of a thread share one buffer: most of them wait.
-fn receive(socket: &UdpSocket) -> std::io::Result<Bytes> {
-    thread_local! {
-        static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ]);
-    }
-    BUFFER.with_borrow_mut(|buffer| socket.try_recv(buffer).map(|read| Bytes::copy_from_slice(&buffer[..read])))
 }
 
 async fn udp(target: &Target, policy: &Policy) -> Result<UdpSocket, u64> {

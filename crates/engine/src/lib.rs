@@ -9,6 +9,7 @@ mod lock;
 mod memory;
 mod named_file;
 pub mod peers;
+mod places;
 mod privilege;
 pub mod profile_service;
 pub mod profiles;

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use braid_bond::host::source;
 use braid_bond::{Carrier, Target};
-use braid_carry::{Flow, FlowStream, TcpConnection};
+use braid_carry::{Flow, FlowStream, TcpConnection, datagram};
 use braid_decide::policy::{AppRule, Carry, Client, Policy, Resolve, Scheduler, Subject};
 use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
@@ -22,16 +23,18 @@ use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
+use crate::places::{self, Places};
 use crate::run::{OwnFlows, Ruling, RunError, Unbonded, relays};
 
 /// Remotes that one association speaks with at a time; the one that was silent longest makes room.
 const REMOTES: usize = 256;
+/// Exchanges of all clients at a time, and of one client's address. Each keeps a socket; the oldest of whoever has most makes room.
+const EXCHANGES: usize = 4096;
+const EXCHANGES_OF_ONE: usize = 1024;
 /// Answers that wait for one client.
-const WAITING: usize = 256;
+const WAITING: usize = 64;
 /// How long a name's address is used for datagrams before it is asked for again.
 const NAME_LIFE: Duration = Duration::from_secs(30);
-/// The longest datagram.
-const LONGEST: usize = 65_535;
 
 /// What the proxy is told.
 #[derive(Debug, Clone)]
@@ -75,6 +78,8 @@ struct Inner {
     /// What clients of this machine may reach, and those from elsewhere.
     here: destination::Policy,
     elsewhere: destination::Policy,
+    /// Who has how many exchanges of datagrams.
+    exchanges: Places,
 }
 
 /// A client's flow to one address.
@@ -117,6 +122,7 @@ impl ProxyFlows {
             user: braid_platform::linux::sys::process::own_user(),
             here: destination::Policy::relay(everything, Vec::new()),
             elsewhere: destination::Policy::relay(options.reach, Vec::new()),
+            exchanges: Places::new(EXCHANGES, EXCHANGES_OF_ONE),
         })))
     }
 
@@ -256,15 +262,7 @@ impl Outbound for ProxyFlows {
     }
 
     fn datagrams<'a>(&'a self, origin: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>> {
-        let (answers, waiting) = mpsc::channel(WAITING);
-        let association = Association {
-            inner: self.0.clone(),
-            origin: origin.clone(),
-            remotes: Mutex::default(),
-            names: Mutex::default(),
-            answers,
-            waiting: tokio::sync::Mutex::new(waiting),
-        };
+        let association = Association::new(self.0.clone(), origin.clone());
         Box::pin(async move { Ok(Box::new(association) as Box<dyn Datagrams>) })
     }
 }
@@ -287,11 +285,10 @@ impl Exchange {
 
     /// Hands answers on until there will be none.
     async fn answer(self, from: SocketAddr, to: mpsc::Sender<(SocketAddr, Bytes)>) {
-        let mut buffer = vec![0; LONGEST];
         loop {
             let payload = match &self {
-                Self::Direct(socket) => match socket.recv(&mut buffer).await {
-                    Ok(length) => Bytes::copy_from_slice(&buffer[..length]),
+                Self::Direct(socket) => match datagram::receive(socket).await {
+                    Ok(payload) => payload,
                     // Nobody listens there, as it was told by ICMP; somebody may yet.
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
                     Err(_) => return,
@@ -337,6 +334,12 @@ impl Drop for Abort {
 }
 
 impl Association {
+    fn new(inner: Arc<Inner>, origin: Origin) -> Self {
+        let (answers, waiting) = mpsc::channel(WAITING);
+        let waiting = tokio::sync::Mutex::new(waiting);
+        Self { inner, origin, remotes: Mutex::default(), names: Mutex::default(), answers, waiting }
+    }
+
     /// The address of a target: names are asked for anew after a while.
     async fn find(&self, target: &Address) -> Option<SocketAddr> {
         let named = matches!(target.host, Host::Name(_));
@@ -379,12 +382,22 @@ impl Datagrams for Association {
             if let Some(exchange) = self.spoken(remote) {
                 return exchange.send(payload).await;
             }
+            let whose = places::Origin::Address(source(self.origin.client));
+            let Some((place, ended)) = self.inner.exchanges.take(whose) else { return };
             let exchange = match self.inner.exchange(&self.origin, remote).await {
                 Ok(exchange) => exchange,
                 Err(error) => return tracing::debug!(%remote, %error, "no exchange can be begun"),
             };
             exchange.send(payload).await;
-            let answers = tokio::spawn(exchange.clone().answer(remote, self.answers.clone())).abort_handle();
+            let answered = exchange.clone().answer(remote, self.answers.clone());
+            let answers = tokio::spawn(async move {
+                let _place = place;
+                tokio::select! {
+                    () = answered => {}
+                    _ = ended => {}
+                }
+            });
+            let answers = answers.abort_handle();
             let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
             if remotes.len() >= REMOTES
                 && let Some(oldest) = remotes.iter().min_by_key(|(_, spoken)| spoken.last).map(|(remote, _)| *remote)
@@ -397,5 +410,48 @@ impl Datagrams for Association {
 
     fn receive(&self) -> Pending<'_, io::Result<(SocketAddr, Bytes)>> {
         Box::pin(async { self.waiting.lock().await.recv().await.ok_or_else(|| io::ErrorKind::BrokenPipe.into()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_decide::policy::Exclusions;
+
+    /// Carries everything as the system would.
+    fn flows(exchanges: Places) -> Arc<Inner> {
+        let exclude = Exclusions { destinations: vec!["0.0.0.0/0".parse().unwrap()], ..Exclusions::default() };
+        let policy = Policy { exclude, ..Policy::default() };
+        let scheduler = policy.scheduler;
+        let options = ProxyOptions { scheduler, links: Vec::new(), policy, carry: Carry::Auto, relay: None, reach: Vec::new() };
+        let mut flows = ProxyFlows::start(options).unwrap();
+        Arc::get_mut(&mut flows.0).unwrap().exchanges = exchanges;
+        flows.0
+    }
+
+    #[tokio::test]
+    async fn regression_one_client_has_so_many_exchanges_however_many_associations() {
+        let inner = flows(Places::new(12, 8));
+        let client = |address: &str| Association::new(inner.clone(), Origin { client: address.parse().unwrap(), user: None });
+        let remote = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let target = remote.local_addr().unwrap().into();
+        let greedy: Vec<_> = (0..20).map(|_| client("127.0.0.2:1")).collect();
+        let other = client("127.0.0.3:1");
+        other.send(&target, Bytes::from_static(b"first")).await;
+        for association in &greedy {
+            association.send(&target, Bytes::from_static(b"more")).await;
+        }
+        let lives = |association: &Association| {
+            let remotes = association.remotes.lock().unwrap();
+            remotes.values().filter(|spoken| !spoken.answers.0.is_finished()).count()
+        };
+        let alive = || greedy.iter().map(lives).sum::<usize>();
+        while alive() > 8 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((alive(), lives(&other)), (8, 1));
+        // One that made room begins anew.
+        greedy[0].send(&target, Bytes::from_static(b"again")).await;
+        assert_eq!(lives(&greedy[0]), 1);
     }
 }

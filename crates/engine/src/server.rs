@@ -33,15 +33,14 @@ mod flows;
 mod live;
 mod metrics;
 mod pages;
-mod places;
 mod routes;
 mod tcp;
 
+use crate::places::Places;
 use access::{Client, Keys};
 use connections::Connections;
 pub use flows::FlowList;
 pub use live::{Feed, First, Spreader, Update};
-use places::Places;
 use tcp::Door;
 pub use tcp::{UiError, UiOptions};
 

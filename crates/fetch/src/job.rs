@@ -45,14 +45,9 @@ impl Source {
         (self.url, self.server) = (to, server);
     }
 
-    /// Whether everybody on the way would read what only the server was to read.
-    fn exposes(&self) -> bool {
-        self.lowered && self.url.scheme() == "http"
-    }
-
-    /// Whether secrets for the address that was given may be sent to where it led.
+    /// Whether what the user gave for the address may be sent to where it led: to the same server, and not by http after https.
     fn same_origin(&self) -> bool {
-        self.first.origin() == self.url.origin() && !self.exposes()
+        self.first.origin() == self.url.origin() && !(self.lowered && self.url.scheme() == "http")
     }
 }
 
@@ -214,19 +209,15 @@ impl Job {
 /// What a user's header says of no secret. Others, as an API key's, may be one.
 const HARMLESS: [HeaderName; 5] = [header::USER_AGENT, header::ACCEPT, header::ACCEPT_ENCODING, header::ACCEPT_LANGUAGE, header::REFERER];
 
-/// The header of a request to a source: what the user gave, but secrets only to the hosts that the user named, and none by http where a
-/// redirection led there from https.
+/// The header of a request to a source: what the user gave, but to where a redirection led only what is harmless. A redirection leads no
+/// password to a server that is asked by http: whoever is on the way could have sent it.
 fn headers(source: &Source, options: &Options) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("braid/", env!("CARGO_PKG_VERSION"))));
     headers.insert(header::ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    let secret = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION, header::HOST];
-    let may = |name: &HeaderName| match source.exposes() {
-        true => HARMLESS.contains(name),
-        false => source.same_origin() || !secret.contains(name),
-    };
-    for (name, value) in options.headers.iter().filter(|(name, _)| may(name)) {
+    let own = source.same_origin();
+    for (name, value) in options.headers.iter().filter(|(name, _)| own || HARMLESS.contains(name)) {
         headers.insert(name, value.clone());
     }
     let host = source.url.host_str().unwrap_or("");
@@ -234,8 +225,8 @@ fn headers(source: &Source, options: &Options) -> HeaderMap {
         user: crate::credentials::decode(source.url.username()),
         password: crate::credentials::decode(source.url.password().unwrap_or("")),
     });
-    let who = in_url.or_else(|| options.credentials.clone().filter(|_| source.same_origin())).or_else(|| options.netrc.of(host).cloned());
-    if let Some(value) = who.filter(|_| !source.exposes()).and_then(|who| who.basic()) {
+    let who = in_url.or_else(|| options.credentials.clone().filter(|_| own)).or_else(|| options.netrc.of(host).cloned());
+    if let Some(value) = who.filter(|_| own || source.url.scheme() == "https").and_then(|who| who.basic()) {
         headers.entry(header::AUTHORIZATION).or_insert(value);
     }
     if let Some(value) = options.cookies.of(&source.url).and_then(|value| HeaderValue::from_str(&value).ok()) {

@@ -15,7 +15,7 @@ use crate::proxy::Proxy;
 /// What holds for all files.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Further header fields of every request to the hosts that were named (not to those redirected to, where they hold secrets).
+    /// Further header fields of every request to the hosts that were named (to where those redirect only what says nothing of the user, as `Accept`).
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Who asks, for the hosts that were named.
     pub credentials: Option<Credentials>,

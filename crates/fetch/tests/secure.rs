@@ -266,6 +266,22 @@ fn regression_no_secret_follows_a_redirection_from_https_to_http() {
 }
 
 #[test]
+fn regression_no_field_follows_to_another_origin_and_no_netrc_password_by_http() {
+    let other = Server::start(|asked| vec![Act::Send(good(asked, b"x"))]);
+    let far = other.url("/far");
+    let first = Server::start(move |_| vec![Act::Send(support::answer("302 Found", &format!("Location: {far}\r\n"), b""))]);
+    let header = |name: &'static str, value: &'static str| (HeaderName::from_static(name), HeaderValue::from_static(value));
+    let headers = vec![header("x-api-key", "secret"), header("accept", "text/plain")];
+    let options = Options { headers, netrc: Netrc::parse("machine 127.0.0.1 login bob password secret"), ..quick() };
+    let folder = tempfile::tempdir().unwrap();
+    let came = get_over(Loopback::new(1), &[first.url("/file")], folder.path(), options, |_| ());
+    assert_eq!(came.file("file"), b"x");
+    let (named, led) = (first.requests().pop().unwrap().headers, other.requests().pop().unwrap().headers);
+    assert_eq!((named["x-api-key"].as_str(), named.contains_key("authorization")), ("secret", true));
+    assert_eq!((led.get("x-api-key"), led.get("authorization"), led["accept"].as_str()), (None, None, "text/plain"), "{led:?}");
+}
+
+#[test]
 fn one_stream_at_a_time_is_enough() {
     Secure::start(Manners { streams: 1, ..Manners::default() }, &["127.0.0.1"]).comes_true(quick());
 }

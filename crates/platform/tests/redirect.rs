@@ -767,6 +767,30 @@ fn a_farewell_arrives_and_a_strangers_datagram_does_not() {
 }
 
 #[test]
+fn regression_nobody_goes_on_with_an_exchange_whose_socket_is_closed() {
+    datagrams("the port of a closed UDP socket", |_steering, redirect, runtime| {
+        let receive =
+            || runtime.block_on(async { tokio::time::timeout(Duration::from_millis(200), redirect.receive(&mut [0; 100])).await });
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        socket.connect("203.0.113.10:514").unwrap();
+        socket.send(b"first").unwrap();
+        assert!(receive().is_ok());
+        // The way to it, as the socket's row in /proc/net/udp tells anybody.
+        let table = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+        let mut rows = table.lines().filter_map(|line| line.split_whitespace().nth(1).zip(line.split_whitespace().nth(2)));
+        let (_, remote) = rows.find(|(local, _)| local.ends_with(&format!(":{port:04X}"))).expect("its row");
+        let (host, listener) = remote.split_once(':').unwrap();
+        let near = Ipv4Addr::from(u32::from_str_radix(host, 16).unwrap().to_ne_bytes());
+        let listener = u16::from_str_radix(listener, 16).unwrap();
+        drop(socket);
+        let thief = UdpSocket::bind(("0.0.0.0", port)).unwrap();
+        thief.send_to(b"theft", (near, listener)).unwrap();
+        assert!(receive().is_err(), "nobody's");
+    });
+}
+
+#[test]
 fn an_exchange_whose_way_is_gone_begins_anew() {
     datagrams("UDP that begins anew", |_steering, redirect, runtime| {
         for to in ["203.0.113.10:443", "[2001:db8:113::10]:443"].map(addr) {

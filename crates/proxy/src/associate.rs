@@ -3,19 +3,16 @@
 use std::io;
 use std::net::SocketAddr;
 
+use braid_carry::datagram;
 use braid_model::Protocol;
 use braid_model::address::{Address, Host};
 use braid_platform::linux::sockdiag::owner;
-use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
 use crate::access::Access;
 use crate::outbound::Datagrams;
 use crate::wire::{self, Reply};
-
-/// The longest datagram.
-const LONGEST: usize = 65_535;
 
 /// Carries datagrams between the client and its targets until the connection ends. They are taken from the client's address only, and
 /// from the first port that sends and whose user is let in, or the one that it has announced.
@@ -31,18 +28,19 @@ pub(crate) async fn serve(
     let announced = announced.filter(|address| is(&address.host, client)).map(|address| address.port());
     // The client's, once its user has shown.
     let mut port = None;
-    let (mut buffer, mut word) = (BytesMut::zeroed(LONGEST), [0; 64]);
+    let mut word = [0; 64];
     loop {
         tokio::select! {
             // Nothing is to be said there any more; its end is the association's.
             read = stream.read(&mut word) => if matches!(read, Ok(0) | Err(_)) {
                 return Ok(());
             },
-            received = socket.recv_from(&mut buffer) => {
-                let (length, from) = match received {
+            ready = socket.readable() => {
+                ready?;
+                let (mut payload, from) = match datagram::try_receive_from(&socket) {
                     Ok(received) => received,
                     // What an earlier answer met.
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
+                    Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock) => continue,
                     Err(error) => return Err(error),
                 };
                 if from.ip().to_canonical() != client.ip().to_canonical() || port.or(announced).is_some_and(|port| port != from.port()) {
@@ -54,8 +52,8 @@ pub(crate) async fn serve(
                     continue;
                 }
                 port = Some(from.port());
-                if let Some((target, at)) = wire::datagram(&buffer[..length]) {
-                    onward.send(&target, Bytes::copy_from_slice(&buffer[at..length])).await;
+                if let Some((target, at)) = wire::datagram(&payload) {
+                    onward.send(&target, payload.split_off(at)).await;
                 }
             }
             answer = onward.receive() => {

@@ -1,4 +1,4 @@
-//! What `braid top` knows, from what it hears.
+//! The state that `braid top` shows, kept from the API's events.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -15,6 +15,9 @@ use crate::{FlowKey, Open, PathId, PathNews, Side};
 const MAX_AHEAD: u64 = 1 << 16;
 /// Frames that wait to be sent: an end that lets them pile up higher does not listen, and asks for more than it takes.
 const MAX_CONTROL: usize = 1 << 16;
+/// Datagrams of all paths that are remembered until they are acknowledged, and items in them that hold no data: an end that acknowledges more slowly
+/// than it asks does not listen either. Ten gigabits a second over a round trip of a fifth of a second have fewer.
+const MAX_REMEMBERED: usize = 1 << 18;
 /// Pieces of all flows that came too early. A window in whole datagrams has fewer.
 const MAX_PIECES: usize = 1 << 17;
 
@@ -47,7 +50,15 @@ impl Bond {
         if let (Some(sequence), Some(path)) = (header.sequence, self.paths.get_mut(&id)) {
             path.received.on_datagram(now, sequence, size, urgent);
         }
-        if self.control.len() > MAX_CONTROL { Err(BondError::Deaf(self.control.len())) } else { Ok(()) }
+        let (datagrams, controls) = self.remembered();
+        let bounds = [(self.control.len(), MAX_CONTROL), (controls, MAX_REMEMBERED), (datagrams, MAX_REMEMBERED)];
+        bounds.into_iter().find(|(waiting, most)| waiting > most).map_or(Ok(()), |(waiting, _)| Err(BondError::Deaf(waiting)))
+    }
+
+    /// What all paths remember: datagrams, and items in them that hold no data.
+    fn remembered(&self) -> (usize, usize) {
+        let each = self.paths.values().map(|path| path.tracker.remembered());
+        each.fold((0, 0), |sum, path| (sum.0 + path.0, sum.1 + path.1))
     }
 
     fn on_frame(&mut self, now: Time, link: u8, frame: Frame) -> Result<(), BondError> {
@@ -152,7 +163,7 @@ impl Bond {
                 if flow.send.is_done() {
                     self.tidy(now, id);
                 }
-                self.wake_crowded();
+                self.wake_blocked();
             }
             Item::Control(Control::Reset(id, _)) => {
                 if let Some(flow) = self.flows.get_mut(&id) {
@@ -165,11 +176,11 @@ impl Bond {
     }
 
     /// Flows that waited for room among all flows' bytes may have nothing of their own whose arrival would wake them.
-    pub(super) fn wake_crowded(&mut self) {
-        if self.crowded.is_empty() || self.held_total > self.limits.total_window / 4 * 3 {
+    pub(super) fn wake_blocked(&mut self) {
+        if self.blocked.is_empty() || self.held_total > self.limits.total_window / 4 * 3 {
             return;
         }
-        for id in std::mem::take(&mut self.crowded) {
+        for id in std::mem::take(&mut self.blocked) {
             if self.flows.get_mut(&id).is_some_and(|flow| flow.blocked.take().is_some()) {
                 self.events.push_back(Event::Writable(id));
             }

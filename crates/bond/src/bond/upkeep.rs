@@ -175,7 +175,7 @@ impl Bond {
         let by_link = amounts(&flow.by_link);
         self.keys.remove(&flow.key);
         let _ = self.scheduler.remove_flow(flow.key);
-        for waiting in [&mut self.urgent, &mut self.starved, &mut self.crowded, &mut self.kept] {
+        for waiting in [&mut self.urgent, &mut self.starved, &mut self.blocked, &mut self.kept] {
             waiting.remove(&id);
         }
         self.unread_messages -= flow.messages.unread();

@@ -43,11 +43,11 @@ impl Crowd {
     pub(super) fn lose(&mut self, number: u64, bytes: f64, min_rtt: f64, least: f64) -> bool {
         let place = self.trips.partition_point(|trip| trip.0 < number);
         let Some(trip) = place.checked_sub(1).and_then(|place| self.trips.get(place)) else { return false };
-        let crowded = trip.1 - min_rtt >= least.max(0.7 * (self.longest.get() - min_rtt));
-        if crowded {
+        let congested = trip.1 - min_rtt >= least.max(0.7 * (self.longest.get() - min_rtt));
+        if congested {
             self.lost += bytes;
         }
-        crowded
+        congested
     }
 
     /// Ends a round: bytes that were lost in it where the queue was long.

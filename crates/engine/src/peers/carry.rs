@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_carry::client::{Client, State};
-use braid_carry::{Flow, FlowEnd, splice, splice_connections};
+use braid_carry::{Flow, FlowEnd, datagram, splice, splice_connections};
 use braid_control::steering::RedirectedFlow;
 use braid_model::Bytes as Amount;
 use braid_model::key::PublicKey;
@@ -429,16 +429,16 @@ async fn exchange_directly(
     };
     let number = exchanges.insert(exchange, Way::Direct(onward.clone()));
     let _ = onward.socket.send(&payload).await;
-    let (mut buffer, mut answered) = (vec![0; 65_536], false);
+    let mut answered = false;
     while exchanges.has(&exchange, number) {
         let received = tokio::select! {
-            received = tokio::time::timeout(QUIET, onward.socket.recv(&mut buffer)) => received,
+            received = tokio::time::timeout(QUIET, datagram::receive(&onward.socket)) => received,
             () = onward.broken.notified() => break,
         };
         match received {
-            Ok(Ok(read)) => {
+            Ok(Ok(payload)) => {
                 answered = true;
-                let _ = redirect.answer(&exchange, &buffer[..read]);
+                let _ = redirect.answer(&exchange, &payload);
             }
             // The other end's port is closed: it may open again.
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}

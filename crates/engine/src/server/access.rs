@@ -25,8 +25,8 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::UnixStream;
 
-use super::places::{Origin, Place};
 use super::{Api, Refusal};
+use crate::places::{Origin, Place};
 
 /// Members of this group may change.
 const GROUP: &str = "braid";

@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::access::Client;
-use super::places::{Ended, Place, Places};
+use crate::places::{Ended, Place, Places};
 
 /// The most connections at a time; further ones wait in the kernel's queue.
 const MOST: usize = 256;

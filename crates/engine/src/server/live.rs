@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::sync::{broadcast, mpsc};
 
 use super::FlowList;
-use super::places::{Origin, Place, Places};
+use crate::places::{Origin, Place, Places};
 
 /// The most listeners of those who may change something.
 const CHANGERS: usize = 32;

@@ -26,7 +26,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::access::Client;
 use super::connections::{Connection, Patience};
-use super::places::{Origin, Places};
+use crate::places::{Origin, Places};
 
 /// The most connections at a time, and of one address or its network. For one more, the oldest goes that has not shown that it may change
 /// something.

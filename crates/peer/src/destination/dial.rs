@@ -26,6 +26,9 @@ const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
 /// The most addresses of a name that are tried.
 const ADDRESS_LIMIT: usize = 16;
 
+/// The most of each family that are checked: whoever owns a name chooses how many it has.
+const CHECKED: usize = 32;
+
 /// The most addresses that are tried at a time, so that one flow holds so many sockets: the oldest attempt makes room.
 const ATTEMPTS: usize = 4;
 
@@ -168,9 +171,21 @@ async fn look_up(name: String, port: u16, share: &Arc<Semaphore>) -> Option<Vec<
     let asked = tokio::task::spawn_blocking(move || {
         // Held by the thread, which goes on when nobody waits for it any more.
         let _permit = permit;
-        (name.as_str(), port).to_socket_addrs().map(Vec::from_iter)
+        (name.as_str(), port).to_socket_addrs().map(few)
     });
     asked.await.ok()?.ok()
+}
+
+/// The first of each family.
+fn few(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut left = [CHECKED; 2];
+    let mut takes = |address: &SocketAddr| {
+        let left = &mut left[usize::from(address.is_ipv6())];
+        let takes = *left > 0;
+        *left = left.saturating_sub(1);
+        takes
+    };
+    addresses.filter(|address| takes(address)).collect()
 }
 
 /// Lets families alternate, beginning with that of the first (RFC 8305, section 4).
@@ -233,7 +248,18 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use socket2::{Domain, Socket, Type};
+    use std::net::{Ipv4Addr, TcpListener};
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    #[test]
+    fn regression_few_of_a_names_thousand_addresses_are_checked() {
+        let both =
+            |at: u16| [SocketAddr::from(([10, 0, (at >> 8) as u8, at as u8], 80)), SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, at], 80))];
+        let checked = few((0..1000).flat_map(both));
+        assert_eq!(checked, (0..CHECKED as u16).flat_map(both).collect::<Vec<_>>());
+    }
 
     /// Counts itself for as long as it lives.
     struct Counted(Arc<AtomicUsize>);
@@ -267,9 +293,6 @@ mod tests {
             () = all_tried => assert_eq!(most.load(Ordering::Relaxed), ATTEMPTS),
         }
     }
-    use socket2::{Domain, Socket, Type};
-    use std::net::{Ipv4Addr, TcpListener};
-    use std::time::Instant;
 
     fn open() -> Policy {
         Policy::relay(vec!["127.0.0.0/8".parse().unwrap(), "::1/128".parse().unwrap()], Vec::new())

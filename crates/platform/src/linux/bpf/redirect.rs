@@ -310,7 +310,7 @@ impl Redirect {
     fn recognise(&self, exchange: Exchange) -> Option<Option<RedirectedFlow>> {
         let mut maps = self.maps();
         if let Some((key, socket)) = maps.known.get(&exchange)
-            && maps.exchanges.get(key, 0).is_ok_and(|arrival| arrival.socket == *socket)
+            && maps.exchanges.get(key, 0).is_ok_and(|entry| entry.socket == *socket && !is_closed(&entry))
         {
             return Some(None);
         }
@@ -372,6 +372,11 @@ fn addressed(near: IpAddr) -> Option<u32> {
         }
         IpAddr::V6(_) => None,
     }
+}
+
+/// Whether the exchange's socket was closed: its port may be another's by now.
+fn is_closed(entry: &abi::Arrival) -> bool {
+    entry.source_port != 0
 }
 
 /// Whether the exchange's socket was closed, and had this address.

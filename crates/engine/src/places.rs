@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 /// Who comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Origin {
+pub(crate) enum Origin {
     /// A user of this machine, by the kernel's word.
     User(u32),
     /// A program of this machine whose user cannot be told.
@@ -19,11 +19,11 @@ pub(super) enum Origin {
 }
 
 /// Comes to pass when a place is given to another.
-pub(super) type Ended = oneshot::Receiver<Infallible>;
+pub(crate) type Ended = oneshot::Receiver<Infallible>;
 
 /// The places. Clones are the same.
 #[derive(Debug, Clone)]
-pub(super) struct Places(Arc<Mutex<Inner>>);
+pub(crate) struct Places(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
@@ -44,7 +44,7 @@ struct Taken {
 
 /// A place; given back when dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     places: Places,
     number: u64,
     origin: Origin,
@@ -52,19 +52,19 @@ pub(super) struct Place {
 
 impl Places {
     /// `most` places, of which one origin has `of_one`.
-    pub(super) fn new(most: usize, of_one: usize) -> Self {
+    pub(crate) fn new(most: usize, of_one: usize) -> Self {
         Self(Arc::new(Mutex::new(Inner { most, of_one, next: 0, taken: BTreeMap::new() })))
     }
 
     /// A place, if one is free.
-    pub(super) fn try_take(&self, origin: Origin) -> Option<Place> {
+    pub(crate) fn try_take(&self, origin: Origin) -> Option<Place> {
         let mut inner = self.lock();
         (inner.taken.len() < inner.most && inner.own(origin) < inner.of_one).then(|| self.enter(&mut inner, origin, None))
     }
 
     /// A place, for which the oldest that is not [kept](Place::keep) makes room: one of its own where one origin has no more, else one of whoever
     /// has most. `None` where all are kept.
-    pub(super) fn take(&self, origin: Origin) -> Option<(Place, Ended)> {
+    pub(crate) fn take(&self, origin: Origin) -> Option<(Place, Ended)> {
         let mut inner = self.lock();
         if inner.own(origin) >= inner.of_one {
             inner.end_oldest(origin)?;
@@ -108,14 +108,14 @@ impl Inner {
 
 impl Place {
     /// It is given to nobody else any more: who has it has shown that it may change something.
-    pub(super) fn keep(&self) {
+    pub(crate) fn keep(&self) {
         if let Some(taken) = self.places.lock().taken.get_mut(&self.number) {
             taken.kept = true;
         }
     }
 
     /// Whose it is.
-    pub(super) fn origin(&self) -> Origin {
+    pub(crate) fn origin(&self) -> Origin {
         self.origin
     }
 }
