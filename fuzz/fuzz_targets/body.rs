@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../../crates/engine/tests/support/entry.rs"]
+#[path = "../../crates/http/tests/support/entry.rs"]
 mod entry;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../braid.example.toml");

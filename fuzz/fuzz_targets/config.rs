@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../../crates/engine/tests/support/entry.rs"]
+#[path = "../../crates/http/tests/support/entry.rs"]
 mod entry;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entry::config(bytes));

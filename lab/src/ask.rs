@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use braid_bond::{Carrier, FlowPolicy, Open, Target};
-use braid_carry::FlowEnd;
-use braid_carry::client::{Client, Link, Peer, State};
+use braid_transport::FlowEnd;
+use braid_transport::client::{Client, Link, Peer, State};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -188,8 +188,8 @@ fn static_and_go_programs_and_those_that_wait_are_carried() {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{tool}: {}", said(&output));
     };
-    build("cc", &["-static", "-o", "static"], include_str!("../../crates/engine/tests/support/static.c"), "static.c");
-    build("go", &["build", "-o", "dial"], include_str!("../../crates/engine/tests/support/dial.go"), "dial.go");
+    build("cc", &["-static", "-o", "static"], include_str!("../../crates/run/tests/support/static.c"), "static.c");
+    build("go", &["build", "-o", "dial"], include_str!("../../crates/run/tests/support/dial.go"), "dial.go");
     for (program, count) in [(&["./static", &server][..], 6), (&["./dial", &server, "50"], 50)] {
         let seen = joined.bonded_lines("bond", program);
         assert_eq!((seen.len(), seen.iter().filter(|seen| is_relay(seen)).count()), (count, count), "{seen:?}");

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use braid_api::{Check, DoctorReport, Link, LinkEntry, Mode, PolicyView, SCHEMA_VERSION, Status, Verdict};
+use braid_config as config;
 use braid_control::config::{Config, Detect};
-use braid_engine::config;
-use braid_engine::daemon::default_config;
+use braid_daemon::default_config;
 use braid_platform::linux::doctor::{self, Standing};
 
 use crate::client::{self, ClientError};

@@ -7,10 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use braid_config::profiles;
 use braid_control::profiles::{SIZE_LIMIT, from_json, shipped, to_toml};
 use braid_decide::energy::{Profile, Profiles};
-use braid_engine::profile_service::database::Database;
-use braid_engine::{profile_service, profiles};
+use braid_http::profile_service;
+use braid_http::profile_service::database::Database;
 use braid_platform::linux::owner::as_owner_of;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;

@@ -26,11 +26,11 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use braid_api::{Accepted, App, Flow, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
+use braid_config::{self as config, ConfigErrors, World};
 use braid_control::config::{Finding, Severity};
-use braid_engine::config::{self, ConfigErrors, World};
-use braid_engine::daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
-use braid_engine::run::relays;
+use braid_daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
 use braid_model::{printable, steers};
+use braid_run::relays;
 use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -170,7 +170,7 @@ fn down(order: &Down) -> anyhow::Result<()> {
 fn relays(daemon: &Daemon) -> Option<Vec<String>> {
     match client::read::<Vec<Peer>>(&daemon.socket, "/v1/peers") {
         Ok(peers) => Some(relays_of(peers)),
-        Err(error) if error.is_nobody() => braid_engine::peers::joined(Path::new(DEFAULT_STATE)),
+        Err(error) if error.is_nobody() => braid_daemon::peers::joined(Path::new(DEFAULT_STATE)),
         Err(_) => None,
     }
 }

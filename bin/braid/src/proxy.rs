@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use braid_engine::config::{self, World};
-use braid_engine::daemon::default_config;
-use braid_engine::proxy::{ProxyFlows, ProxyOptions};
+use braid_config::{self as config, World};
+use braid_daemon::default_config;
 use braid_platform::linux::sys::process::raise_open_files;
 use braid_proxy::{Access, Bounds, Credentials, Proxy, Users};
+use braid_run::proxy::{ProxyFlows, ProxyOptions};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use braid_carry::relay::{self, Memory, Options, Reach};
 use braid_peer::destination::Ports;
 use braid_peer::invite::Invite;
 use braid_peer::keys::{KeyPair, RELAY_KEY};
@@ -15,6 +14,7 @@ use braid_peer::registry::{Client, Month, Registry};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
 use braid_platform::linux::sys::process::{keep_memory, raise_open_files};
+use braid_transport::relay::{self, Memory, Options, Reach};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -62,7 +62,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ready = |address| {
         tracing::info!(%address, key = key.short(), "the relay is up");
-        braid_engine::daemon::notify("READY=1");
+        braid_daemon::notify("READY=1");
     };
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
@@ -72,7 +72,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            braid_engine::daemon::notify("STOPPING=1");
+            braid_daemon::notify("STOPPING=1");
         };
         let memory = Memory { client: options.client_memory, total: options.max_memory };
         Ok(relay::run(

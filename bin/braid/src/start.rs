@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use braid_engine::daemon;
-use braid_engine::run::RunOptions;
-use braid_engine::server::UiOptions;
+use braid_daemon as daemon;
+use braid_http::UiOptions;
 use braid_platform::linux::bpf::load::LoadError;
 use braid_platform::linux::doctor;
+use braid_run::RunOptions;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{self, Steering};
@@ -48,7 +48,7 @@ pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
     let Steering { scheduler, links, carry, relay } = run.steering;
     let scheduler = scheduler.unwrap_or_default();
     let options = RunOptions { scheduler, links, carry, relay, relay_wait: run.relay_wait, command: run.command };
-    let status = match braid_engine::run::main(options) {
+    let status = match braid_run::main(options) {
         Ok(status) => status,
         // As a shell would: 127 and 126 for a command that cannot be started, 125 for Braid's own troubles.
         Err(error) => {
@@ -62,7 +62,7 @@ pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
 /// The hidden watchdog, started by the daemon.
 pub(crate) fn watchdog(verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    braid_engine::watchdog::watch()
+    braid_daemon::watchdog::watch()
 }
 
 /// Removes what a dead daemon may have left; tells what was done, if there was anything to do.

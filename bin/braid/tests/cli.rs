@@ -8,7 +8,7 @@ use std::thread;
 use braid_api::{
     Accepted, AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkGain, LinkSample, Note, Problem, Resolution, Sample, Status,
 };
-use braid_engine::server::{Api, First, FlowList, Request, Server};
+use braid_http::{Api, First, FlowList, Request, Server};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 

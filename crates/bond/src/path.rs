@@ -59,7 +59,7 @@ pub(crate) struct Path {
     pub(crate) share: f64,
     /// The other end said that its link is gone.
     pub(crate) down_there: bool,
-    /// This end's engine said so.
+    /// This end's driver said so.
     pub(crate) down_here: bool,
     pub(crate) facts: PathFacts,
     pub(crate) tracker: Tracker,

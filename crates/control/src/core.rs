@@ -25,7 +25,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
 use braid_decide::detection::Detection;
 use braid_decide::energy::PowerFit;
 use braid_decide::health::Outcome;
@@ -34,12 +33,12 @@ use braid_decide::refusals::Refusals;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
-use braid_model::{Bytes, Direction, Family, FlowId, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Rate, Time};
-
 use braid_model::key::PublicKey;
+use braid_model::{Bytes, Direction, Family, FlowId, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Rate, Time};
 use ipnet::IpNet;
 
 use crate::config::Config;
+use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 use bonds::PastRules;

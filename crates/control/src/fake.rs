@@ -1,4 +1,4 @@
-//! Steering without a kernel: the same rule on flows that live in memory. For tests of the engine, quick and exact.
+//! Steering without a kernel: the same rule on flows that live in memory. For tests, quick and exact.
 //!
 //! [`FakeSteering::chaos`] makes calls fail as a system in trouble would.
 

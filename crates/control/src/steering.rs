@@ -1,4 +1,4 @@
-//! What the engine needs of whatever steers flows: the Linux BPF programs, or the fake in tests.
+//! What the daemon needs of whatever steers flows: the Linux BPF programs, or the fake in tests.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -3,10 +3,10 @@
 use std::io;
 use std::net::SocketAddr;
 
-use braid_carry::datagram;
 use braid_model::Protocol;
 use braid_model::address::{Address, Host};
 use braid_platform::linux::sockdiag::owner;
+use braid_transport::datagram;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 

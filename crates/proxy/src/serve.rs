@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use braid_carry::keep_alive;
 use braid_fetch::splice::{self, Splicer};
 use braid_model::Protocol;
 use braid_platform::linux::sockdiag::owner;
+use braid_transport::keep_alive;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use braid_carry::copy_both;
 use braid_fetch::splice::Splicer;
+use braid_transport::copy_both;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;

@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use braid_engine::daemon::DEFAULT_CONFIG;
-use braid_engine::server::DEFAULT_SOCKET;
+use braid_daemon::DEFAULT_CONFIG;
+use braid_http::DEFAULT_SOCKET;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};

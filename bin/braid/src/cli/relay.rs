@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use braid_carry::relay::{CLIENT_FLOWS, Memory};
 use braid_model::address::Address;
 use braid_model::{Bytes, Rate};
 use braid_peer::name::ClientName;
+use braid_transport::relay::{CLIENT_FLOWS, Memory};
 use clap::{Args, Subcommand};
 use ipnet::IpNet;
 

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use braid_engine::run::{Reachable, reachable, remember};
 use braid_fetch::{
     Cookies, Credentials, Download, Event, FetchError, Link, LinkProgress, Netrc, Options, Output, Proxy, Sockets, fetch, group,
 };
 use braid_model::{Bytes, Rate, printable};
+use braid_run::{Reachable, reachable, remember};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::Get;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::steering::{AppId, FlowRow};
 use braid_decide::class::{self, Pattern};
 use braid_decide::energy::EnergyMeter;
 use braid_model::{Application, Bytes, Class, Time};
+
+use crate::steering::{AppId, FlowRow};
 
 /// The most applications remembered; the longest silent one goes first.
 const LIMIT: usize = 4096;

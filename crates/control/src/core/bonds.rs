@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use crate::steering::{RedirectedFlow, Steering, SteeringError};
 use braid_decide::connection::LinkMask;
 use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, admit};
 use braid_model::{Class, Direction, Family, Role, Time};
 use ipnet::IpNet;
 
 use super::{Core, Link, rules};
+use crate::steering::{RedirectedFlow, Steering, SteeringError};
 
 /// A link as bonds see it.
 #[derive(Debug, Clone, PartialEq, Eq)]

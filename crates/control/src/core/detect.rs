@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::steering::{FlowRow, RedirectedFlow, Steering, SteeringError, Straight};
 use braid_decide::connection::LinkMask;
 use braid_decide::detection::{Answer, Knowledge, is_public};
 use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, admit};
@@ -14,6 +13,7 @@ use braid_model::{Bytes, Family, Protocol, Time};
 
 use super::timeouts::RETRY;
 use super::{BondLink, Core, rules};
+use crate::steering::{FlowRow, RedirectedFlow, Steering, SteeringError, Straight};
 
 /// Names are looked up there, in a datagram or two: nothing to bond.
 const LOOKUP_PORTS: [u16; 2] = [53, 853];

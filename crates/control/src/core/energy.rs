@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::steering::{SteerLink, Steering, SteeringError};
 use braid_api::TradeoffPoint;
 use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::energy::{ByteCost, FittedPower, Profile, Technology};
@@ -13,6 +12,7 @@ use braid_model::{Direction, Family, Joules, LinkIndex, Power, Rate, Time};
 use super::Core;
 use super::link::Link;
 use super::params::{coarse, rate_of};
+use crate::steering::{SteerLink, Steering, SteeringError};
 
 /// From this confidence on what the battery shows counts instead of a profile.
 const TRUSTED: f64 = 0.5;

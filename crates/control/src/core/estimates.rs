@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::steering::{AppId, DemandEstimate, Steering};
 use braid_api::App;
 use braid_decide::demand::Demand;
 use braid_decide::energy::EnergyMeter;
@@ -11,6 +10,7 @@ use braid_model::{Joules, Time};
 use super::Core;
 use super::apps::{Met, Traffic};
 use super::living::{Key, Living, LivingFlows};
+use crate::steering::{AppId, DemandEstimate, Steering};
 
 /// What is known of applications at one moment.
 #[derive(Debug, Clone, Default)]

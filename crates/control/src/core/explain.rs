@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use crate::steering::{AppId, DemandEstimate, FlowRow, Steering};
 use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, Problem};
 use braid_decide::connection::{Board, LinkMask, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
@@ -12,6 +11,7 @@ use braid_model::{Affinity, Bytes, Class, Direction, Family, Protocol, Time};
 
 use super::Core;
 use super::views::{affinity_name, matcher_text};
+use crate::steering::{AppId, DemandEstimate, FlowRow, Steering};
 
 /// What is asked, filled in.
 struct Question {

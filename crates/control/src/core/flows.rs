@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent};
 use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::energy::{ByteCost, EnergyMeter};
@@ -16,6 +15,7 @@ use super::apps::Ended;
 use super::living::{self, Living, Progress};
 use super::{Core, rules};
 use crate::history::AppPulse;
+use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent};
 
 /// Ended flows remembered for people to look at.
 const RECENT: usize = 256;

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use crate::steering::{RedirectedFlow, Steering, Way};
 use braid_api::{Explanation, Outcome};
 use braid_decide::policy::AppRule;
 use braid_model::{Bytes, Class, Direction, Time};
 
 use super::views::matcher_text;
 use super::{Core, rules};
+use crate::steering::{RedirectedFlow, Steering, Way};
 
 /// Why a flow is carried to a peer, as it was when it began.
 #[derive(Debug, Clone, PartialEq)]

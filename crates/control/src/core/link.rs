@@ -3,7 +3,6 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::steering::FlowRow;
 use braid_decide::allowance::Allowance;
 use braid_decide::capacity::{self, Busy, Capacity, Estimate, Loss, Rtt};
 use braid_decide::energy::{ByteCost, EnergyMeter};
@@ -12,6 +11,7 @@ use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};
 
 use super::ProbeOrder;
+use crate::steering::FlowRow;
 
 fn target_address(target: &ProbeTarget) -> IpAddr {
     match target {

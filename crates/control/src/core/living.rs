@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::steering::{AppId, FlowRow, Steering};
 use braid_api::{Flow, FlowChanges};
 use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::Scheduler;
 use braid_model::{Bytes, Direction, FlowId, Joules, LinkIndex, Time};
 
 use super::{Core, rules};
+use crate::steering::{AppId, FlowRow, Steering};
 
 /// A living flow.
 #[derive(Debug, Clone)]

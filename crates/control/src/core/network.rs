@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::steering::{FlowRow, Steering, SteeringError};
 use braid_decide::connection::LinkMask;
 use braid_decide::steer::{self, Verdict};
 use braid_decide::tables;
 use braid_model::{Family, LinkFacts, NetworkSnapshot, Protocol, Time};
 
 use super::{CROWDED, Core, Link, Stuck};
+use crate::steering::{FlowRow, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
     /// The network changed.

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use crate::steering::{SteerLink, SteerParams, Steering, SteeringError};
 use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
 use braid_model::{Class, Direction, Family, PerFamily, Rate, Time};
 
 use super::timeouts::RETRY;
 use super::{Core, Link, rules};
+use crate::steering::{SteerLink, SteerParams, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
     /// Puts the parameters of the rule in force, if they changed.

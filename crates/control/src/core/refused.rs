@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::steering::{Steering, SteeringError};
 use braid_bond::codes;
 use braid_decide::policy::AppRule;
 use braid_model::Time;
@@ -13,6 +12,7 @@ use braid_model::special::purpose;
 
 use super::Core;
 use super::timeouts::RETRY;
+use crate::steering::{Steering, SteeringError};
 
 /// So many destinations of a relay are noted: a program may try a whole network.
 const NOTED: u32 = 16;

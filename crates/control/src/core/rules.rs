@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::steering::{AppId, ExeId, SteerMatch, SteerRule, Straight, Way};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Policy};
 use braid_model::{Application, LinkFacts};
+
+use crate::steering::{AppId, ExeId, SteerMatch, SteerRule, Straight, Way};
 
 /// Finds programs and control groups in the running system.
 pub trait Names {

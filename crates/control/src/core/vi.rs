@@ -1,7 +1,6 @@
 //! The virtual interface's rules for whole flows: which links wait for a better one, shares by round-trip time, handover with
 //! hysteresis, and saving power (`decide::virtual_interface`).
 
-use crate::steering::Steering;
 use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::policy::Scheduler;
 use braid_decide::virtual_interface::{self as vi, Interface, WINDOW};
@@ -10,6 +9,7 @@ use braid_model::{Bytes, Direction, Family, Power, Rate, Role, Time};
 use super::Core;
 use super::link::Link;
 use super::params::{coarse, rate_of};
+use crate::steering::Steering;
 
 /// What a packet is taken to hold; it makes no difference to which link takes least energy.
 const PACKET: Bytes = Bytes::new(1500);

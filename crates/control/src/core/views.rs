@@ -1,6 +1,5 @@
 //! What people and programs are told, in the API's words.
 
-use crate::steering::{FlowRow, Steering};
 use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
 use braid_decide::capacity::Estimate;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
@@ -10,6 +9,7 @@ use super::energy::LinkEnergy;
 use super::link::Link;
 use super::{Core, living};
 use crate::history::{Power, Pulse};
+use crate::steering::{FlowRow, Steering};
 
 impl<S: Steering> Core<S> {
     /// `GET /v1/status`.

@@ -1,6 +1,6 @@
 //! What the user decided: which scheduler, which links are what, and which application may use which links (the papers' Π).
 //!
-//! Plain types and pure questions to them. The configuration file is read into them by the engine; the BPF program asks the same
+//! Plain types and pure questions to them. The configuration file is read into them by `crates/config`; the BPF program asks the same
 //! questions at `connect` ([`first_match`](Policy::first_match), [`admit`]) and a test holds the two together.
 
 mod apps;

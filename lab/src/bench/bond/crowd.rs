@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
-use braid_carry::client::{Client, Link, Peer, State};
-use braid_carry::{Flow, FlowEnd};
 use braid_peer::invite::Invite;
 use braid_peer::keys::KeyPair;
+use braid_transport::client::{Client, Link, Peer, State};
+use braid_transport::{Flow, FlowEnd};
 use serde_json::json;
 
 use super::Settings;

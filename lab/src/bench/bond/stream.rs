@@ -9,10 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_carry::{Binding, UdpLink};
 use braid_model::Bytes as Amount;
 use braid_peer::keys::KeyPair;
 use braid_peer::tls::{self, Clients, Expect};
+use braid_transport::{Binding, UdpLink};
 use bytes::Bytes;
 use noq_proto::{
     ClientConfig, Connection, ConnectionHandle, DatagramEvent, Dir, Endpoint, EndpointConfig, Event, FourTuple, ServerConfig, StreamEvent,

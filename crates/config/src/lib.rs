@@ -1,0 +1,144 @@
+//! The configuration file: one TOML document, every key of which `braid.example.toml` explains.
+//!
+//! A file is refused with everything that is wrong in it at once, each thing with its place, the reason and the remedy.
+
+#![forbid(unsafe_code)]
+
+mod apps;
+mod detect;
+mod energy;
+mod findings;
+mod links;
+mod named_file;
+pub mod profiles;
+mod reader;
+pub mod settings;
+mod targets;
+#[cfg(test)]
+mod tests;
+mod world;
+
+use std::path::Path;
+use std::time::Duration;
+
+use braid_control::config::{Config, Measure, Severity};
+use braid_decide::policy::{ProbeMode, Scheduler};
+use braid_model::Affinity;
+use toml::de::DeTable;
+
+pub use findings::ConfigErrors;
+use reader::{Reader, Section};
+pub use world::{Files, World};
+
+/// Reads a file for a start: names that this machine does not have are warnings. `relays` are those that were joined, if that can be
+/// told.
+pub fn load(path: &Path, relays: Option<Vec<String>>) -> Result<Config, ConfigErrors> {
+    read(path, &World { relays, ..World::here(false) })
+}
+
+/// Reads a file for `reload`: links, relays and users that this machine does not have are errors.
+pub fn check(path: &Path, relays: Option<Vec<String>>) -> Result<Config, ConfigErrors> {
+    read(path, &World { relays, files: Files::AskWithoutListing, ..World::here(true) })
+}
+
+/// Reads a file and holds it against `world`.
+pub fn read(path: &Path, world: &World) -> Result<Config, ConfigErrors> {
+    let name = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&name, &text, world),
+        Err(error) => Err(ConfigErrors::Unreadable { path: name, error }),
+    }
+}
+
+/// Reads a document; `file` names it in findings.
+pub fn parse(file: &str, text: &str, world: &World) -> Result<Config, ConfigErrors> {
+    let reader = Reader::new(file, text);
+    let (document, broken) = DeTable::parse_recoverable(text);
+    for error in &broken {
+        let span = error.span().unwrap_or(0..0);
+        reader.refuse(&span, error.message().trim(), "see braid.example.toml for how the file is written");
+    }
+    // A broken document is read no further: what is left of it would only give findings that mean nothing.
+    let mut config = Config::default();
+    if broken.is_empty() {
+        config = document_of(Section::new(&reader, "the configuration", document.span(), document.get_ref()), world);
+    }
+    let findings = reader.into_findings();
+    if findings.iter().any(|finding| finding.severity == Severity::Error) {
+        return Err(ConfigErrors::Refused(findings));
+    }
+    config.warnings = findings;
+    Ok(config)
+}
+
+/// The names of [`Affinity`].
+const AFFINITIES: [(&str, Affinity); 3] =
+    [("none", Affinity::None), ("destination", Affinity::Destination), ("application", Affinity::Application)];
+
+/// Reads a [`ProbeMode`].
+fn probe_mode(value: &reader::Value<'_>) -> Option<ProbeMode> {
+    let names = [("continuous", ProbeMode::Continuous), ("on-demand", ProbeMode::OnDemand)];
+    value.one_of_renamed(&names, &[("eager", "continuous"), ("sparing", "on-demand")])
+}
+
+fn document_of(mut section: Section<'_>, world: &World) -> Config {
+    let mut config = Config::default();
+    if let Some(version) = section.take("version")
+        && let Some(number) = version.whole(0..=u64::MAX)
+        && number != 1
+    {
+        version.reader.refuse(&version.span, format!("version {number} of the format is not known"), "write version = 1, or leave it out");
+    }
+    if let Some(scheduler) = section.take("scheduler").and_then(|value| value.one_of(&Scheduler::ALL.map(|one| (one.name(), one)))) {
+        config.policy.scheduler = scheduler;
+    }
+    config.policy.affinity = section.take("affinity").and_then(|value| value.one_of(&AFFINITIES));
+    if let Some(demand) = section.take("default_demand").and_then(|value| value.quantity("an amount of data such as \"1 MB\"")) {
+        config.policy.default_demand = demand;
+    }
+    if let Some(mode) = section.take("probe").and_then(|value| probe_mode(&value)) {
+        config.probe = mode;
+    }
+    config.probe_targets = section.take("probe_targets").map(targets::probe_targets).unwrap_or_default();
+    if let Some(value) = section.take_renamed("reconnect_after", "destroy_stuck_after") {
+        let never = value.is_text() && value.text() == Some("never");
+        config.reconnect_after = if never { None } else { value.duration().or(config.reconnect_after) };
+    }
+    config.destroy_pinned = section.take("destroy_pinned").and_then(|value| value.flag()).unwrap_or(false);
+    config.detect = section.take("detect").and_then(|value| detect::detect(&value)).unwrap_or_default();
+    if let Some(measure) = section.take("measure").and_then(|value| value.section("[measure]")) {
+        config.measure = measure_of(measure, config.measure);
+    }
+    if let Some(utility) = section.take("utility").and_then(|value| energy::utility(&value)) {
+        config.policy.utility = utility;
+    }
+    if let Some(hysteresis) = section.take_renamed("hysteresis", "maxdiff").and_then(|value| value.duration()) {
+        config.policy.hysteresis = hysteresis;
+    }
+    config.policy.power_saving = section.take("power_saving").and_then(|value| value.flag()).unwrap_or(false);
+    if let Some(weights) = section.take("price").and_then(|value| energy::weights(&value)) {
+        config.policy.weights = weights;
+    }
+    if let Some((path, profiles)) = section.take("energy_profiles").and_then(|value| energy::profiles(&value, world)) {
+        config.energy_profiles = Some(path);
+        config.profiles = profiles;
+    }
+    let links = section.take("link").map(|value| links::entries(value, &config.profiles, world)).unwrap_or_default();
+    let exclude = section.take("exclude").and_then(|value| value.section("[exclude]"));
+    config.policy.exclude = exclude.map(|exclude| apps::exclusions(exclude, world)).unwrap_or_default();
+    config.policy.apps = section.take("app").map(|value| apps::entries(value, &links, &config.policy.exclude, world)).unwrap_or_default();
+    config.policy.links = links.into_iter().map(|link| link.rule).collect();
+    section.finish();
+    config
+}
+
+fn measure_of(mut section: Section<'_>, default: Measure) -> Measure {
+    let servers = section.take("servers").map(targets::servers).unwrap_or_default();
+    let every = section.take("every").and_then(|value| {
+        let every = value.duration()?;
+        let enough = every >= Duration::from_secs(60);
+        if enough { Some(every) } else { value.refuse("every is under a minute".into(), "write at least \"1 min\"".into()) }
+    });
+    section.finish();
+    Measure { servers, every: every.unwrap_or(default.every) }
+}

@@ -1,0 +1,341 @@
+//! The configuration as clients change it: read, previewed, applied, taken back.
+//!
+//! A change names the text it was made for; if the file says something else meanwhile, it is refused. It is held against the checker, put in
+//! force, and written in one piece. A text that cannot be written is not put in force.
+
+mod edit;
+mod file;
+mod words;
+
+use std::path::{Path, PathBuf};
+
+use braid_api::{ConfigChange, ConfigChanged, ConfigView, Finding as FindingView, Problem};
+use braid_control::config::{Config, Finding, Severity};
+use ring::digest::{SHA256, digest};
+
+use crate::{ConfigErrors, World};
+use edit::EditError;
+use file::Staged;
+
+/// Changes that can be taken back.
+const UNDO: usize = 20;
+
+/// The configuration's file and what was done to it.
+#[derive(Debug)]
+pub struct Settings {
+    /// The file in force; `None`: there is none, and the first change makes `fallback`.
+    path: Option<PathBuf>,
+    fallback: PathBuf,
+    /// Texts before changes, each with the revision after it.
+    undo: Vec<(String, String)>,
+}
+
+/// The file as it is to be shown, to be read wherever that holds up nobody.
+#[derive(Debug, Clone)]
+pub struct Look {
+    path: Option<PathBuf>,
+    fallback: PathBuf,
+    /// The revision after the last change that can be taken back.
+    changed: Option<String>,
+}
+
+impl Look {
+    /// `GET /v1/config`.
+    ///
+    /// # Errors
+    /// 409 where the file cannot be read.
+    pub fn view(&self) -> Result<ConfigView, Problem> {
+        let file = self.path.as_deref().unwrap_or(&self.fallback);
+        let text = read(file)?;
+        let revision = revision(&text);
+        let can_undo = self.changed.as_ref().is_some_and(|after| *after == revision);
+        let path = self.path.as_ref().map(|path| path.display().to_string());
+        Ok(ConfigView { path, text, revision, writable: file::writable(file), can_undo })
+    }
+}
+
+/// A change that was checked and not applied yet.
+struct Checked {
+    text: String,
+    changes: Vec<String>,
+    config: Config,
+}
+
+impl Settings {
+    /// For the file that is in force, or the one to be made.
+    pub fn new(path: Option<PathBuf>, fallback: PathBuf) -> Self {
+        Self { path, fallback, undo: Vec::new() }
+    }
+
+    /// The file in force.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    fn file(&self) -> &Path {
+        self.path.as_deref().unwrap_or(&self.fallback)
+    }
+
+    /// What `GET /v1/config` shows.
+    pub fn look(&self) -> Look {
+        let changed = self.undo.last().map(|(_, after)| after.clone());
+        Look { path: self.path.clone(), fallback: self.fallback.clone(), changed }
+    }
+
+    /// `POST /v1/config/preview`.
+    ///
+    /// # Errors
+    /// 409 for an old revision, 422 for edits or a text that will not do.
+    pub fn preview(&self, change: &ConfigChange, world: &World) -> Result<ConfigChanged, Problem> {
+        self.check(&self.read()?, change, world).map(Checked::answer)
+    }
+
+    /// `POST /v1/config`: `enforce` puts the new configuration in force.
+    ///
+    /// # Errors
+    /// Those of [`preview`](Self::preview); 409 where the file cannot be written; what `enforce` says.
+    pub fn apply(
+        &mut self,
+        change: &ConfigChange,
+        world: &World,
+        enforce: impl FnMut(Config) -> Result<(), Problem>,
+    ) -> Result<ConfigChanged, Problem> {
+        let before = self.read()?;
+        let checked = self.check(&before, change, world)?;
+        self.replace(&before, &checked.text, checked.config.clone(), world, enforce)?;
+        if self.undo.len() == UNDO {
+            self.undo.remove(0);
+        }
+        self.undo.push((before, revision(&checked.text)));
+        Ok(checked.answer())
+    }
+
+    /// `POST /v1/config/undo`.
+    ///
+    /// # Errors
+    /// 409 where there is nothing to take back, or the file was changed otherwise since; as [`apply`](Self::apply) else.
+    pub fn undo(&mut self, world: &World, enforce: impl FnMut(Config) -> Result<(), Problem>) -> Result<ConfigView, Problem> {
+        let now = self.read()?;
+        let Some((before, _)) = self.undo.last().filter(|(_, after)| *after == revision(&now)).cloned() else {
+            let detail = "there is no change to take back, or the file was changed otherwise since: edit it by hand";
+            return Err(Problem::new(409, "Nothing to undo", detail));
+        };
+        // What it held before is believed, as at a start, even if a program that it names is gone since.
+        let config = self.parse(&before, &World { strict: false, ..world.clone() }).map_err(|errors| refused(&errors))?;
+        self.replace(&now, &before, config, world, enforce)?;
+        self.undo.pop();
+        self.look().view()
+    }
+
+    fn read(&self) -> Result<String, Problem> {
+        read(self.file())
+    }
+
+    fn parse(&self, text: &str, world: &World) -> Result<Config, ConfigErrors> {
+        crate::parse(&self.file().display().to_string(), text, world)
+    }
+
+    fn check(&self, before: &str, change: &ConfigChange, world: &World) -> Result<Checked, Problem> {
+        if change.revision != revision(before) {
+            let detail = format!("{} was changed since it was read: read it again with GET /v1/config", self.file().display());
+            return Err(Problem::new(409, "Configuration changed meanwhile", detail));
+        }
+        let (text, changes) = edit::apply(before, &change.edits).map_err(|error| {
+            let remedy = if matches!(error, EditError::Broken(_)) { "; mend it by hand" } else { "" };
+            Problem::new(422, "Edits refused", format!("{error}{remedy}"))
+        })?;
+        let config = match self.parse(&text, world) {
+            Ok(config) => config,
+            // What the file says already, of a program or a device that is gone, must not stand in the way of a change elsewhere.
+            Err(errors) if self.known(before, &errors, world) => {
+                self.parse(&text, &World { strict: false, ..world.clone() }).map_err(|errors| refused(&errors))?
+            }
+            Err(errors) => return Err(refused(&errors)),
+        };
+        Ok(Checked { text, changes, config })
+    }
+
+    /// Whether every error was there before.
+    fn known(&self, before: &str, errors: &ConfigErrors, world: &World) -> bool {
+        let Err(old) = self.parse(before, world) else { return false };
+        let error = |finding: &&Finding| finding.severity == Severity::Error;
+        errors.findings().iter().filter(error).all(|finding| old.findings().iter().any(|old| old.reason == finding.reason))
+    }
+
+    /// Puts `text` in force and in the file, or neither.
+    fn replace(
+        &mut self,
+        before: &str,
+        text: &str,
+        config: Config,
+        world: &World,
+        mut enforce: impl FnMut(Config) -> Result<(), Problem>,
+    ) -> Result<(), Problem> {
+        let unwritable = |error: std::io::Error| {
+            let detail = format!(
+                "{} cannot be written: {error}; nothing was changed: give it and its directory to the daemon's user, or edit it by hand",
+                self.file().display()
+            );
+            Problem::new(409, "Configuration not writable", detail)
+        };
+        let staged = Staged::new(self.file(), text).map_err(unwritable)?;
+        enforce(config)?;
+        if let Err(error) = staged.commit() {
+            let problem = unwritable(error);
+            if let Ok(old) = self.parse(before, &World { strict: false, ..world.clone() }) {
+                enforce(old)?;
+            }
+            return Err(problem);
+        }
+        self.path.get_or_insert_with(|| self.fallback.clone());
+        Ok(())
+    }
+}
+
+fn read(file: &Path) -> Result<String, Problem> {
+    file::read(file).map_err(|error| {
+        let detail = format!("{} cannot be read: {error}; make it a text file that root may read", file.display());
+        Problem::new(409, "Configuration unreadable", detail)
+    })
+}
+
+impl Checked {
+    fn answer(self) -> ConfigChanged {
+        let warnings = self.config.warnings.iter().map(ToString::to_string).collect();
+        ConfigChanged { revision: revision(&self.text), text: self.text, changes: self.changes, warnings }
+    }
+}
+
+/// A configuration that was refused, each finding with its place, reason and remedy.
+pub fn refused(errors: &ConfigErrors) -> Problem {
+    let view = |finding: &Finding| FindingView {
+        severity: if finding.severity == Severity::Error { "error" } else { "warning" }.to_owned(),
+        file: finding.file.clone(),
+        line: finding.line as u64,
+        column: finding.column as u64,
+        excerpt: finding.excerpt.clone(),
+        reason: finding.reason.clone(),
+        nearest: finding.nearest.clone(),
+        remedy: finding.remedy.clone(),
+    };
+    let findings = errors.findings().iter().map(view).collect();
+    Problem { findings, ..Problem::new(422, "Configuration refused", errors.to_string()) }
+}
+
+/// Names a text.
+fn revision(text: &str) -> String {
+    digest(&SHA256, text.as_bytes()).as_ref()[..12].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Files;
+    use serde_json::json;
+
+    fn change(settings: &Settings, edits: serde_json::Value) -> ConfigChange {
+        let revision = settings.look().view().unwrap().revision;
+        serde_json::from_value(json!({"revision": revision, "edits": edits})).unwrap()
+    }
+
+    fn scheduler(name: &str) -> serde_json::Value {
+        json!([{"op": "set", "path": ["scheduler"], "value": name}])
+    }
+
+    #[test]
+    fn regression_a_clients_text_makes_the_daemon_open_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, secret, known) = (folder.path().join("braid.toml"), folder.path().join("secret"), folder.path().join("energy.toml"));
+        std::fs::write(&path, "scheduler = \"round-robin\"\n").unwrap();
+        std::fs::write(&secret, "root:hunter2:19000\n").unwrap();
+        std::fs::write(folder.path().join("only-roots-to-list"), "").unwrap();
+        let mut settings = Settings::new(Some(path.clone()), "/nonexistent".into());
+        let in_force = Config { energy_profiles: Some(known.clone()), ..Config::default() };
+        let world = World { relays: Some(Vec::new()), ..World::for_client(&in_force) };
+        // A FIFO and an endless device would keep the daemon for ever, if it opened them.
+        for file in [secret.to_str().unwrap(), "/dev/zero", "/proc/1/environ"] {
+            let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": file}]));
+            for problem in [settings.preview(&edit, &world).unwrap_err(), settings.apply(&edit, &world, |_| Ok(())).unwrap_err()] {
+                let text = serde_json::to_string(&problem).unwrap();
+                assert!(problem.status == 422 && text.contains("is not the file of energy profiles in force"), "{text}");
+                assert!(!text.contains("hunter2"), "{text}");
+            }
+        }
+        // The file in force is not read again: it is not even there.
+        let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": known}]));
+        assert!(settings.preview(&edit, &world).is_ok());
+        let near = folder.path().join("only-roots-to-lisp");
+        let edit = change(&settings, json!([{"op": "set", "path": ["exclude", "applications"], "value": [near]}]));
+        let seen = serde_json::to_string(&settings.preview(&edit, &world).unwrap()).unwrap();
+        assert!(!seen.contains("only-roots-to-list"), "{seen}");
+    }
+
+    #[test]
+    fn a_change_is_previewed_applied_and_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("braid.toml");
+        std::fs::write(&path, "# mine\nscheduler = \"round-robin\" # steady\n").unwrap();
+        let mut settings = Settings::new(Some(path.clone()), "/nowhere".into());
+        let world = World::default();
+        let mut enforced = Vec::new();
+        let mut enforce = |config: Config| {
+            enforced.push(config.policy.scheduler.name());
+            Ok(())
+        };
+        let wanted = change(&settings, scheduler("operetta"));
+        let seen = settings.preview(&wanted, &world).unwrap();
+        assert_eq!((seen.text.as_str(), settings.look().view().unwrap().can_undo), ("# mine\nscheduler = \"operetta\" # steady\n", false));
+        assert_eq!(settings.apply(&wanted, &world, &mut enforce).unwrap(), seen);
+        let view = settings.look().view().unwrap();
+        assert_eq!((&view.text, &view.revision, view.can_undo, view.writable), (&seen.text, &seen.revision, true, true));
+        let stale = settings.apply(&wanted, &world, &mut enforce).unwrap_err();
+        assert_eq!(stale.status, 409);
+        let undone = settings.undo(&world, &mut enforce).unwrap();
+        assert_eq!((undone.text.as_str(), undone.can_undo), ("# mine\nscheduler = \"round-robin\" # steady\n", false));
+        assert_eq!(settings.undo(&world, &mut enforce).unwrap_err().status, 409);
+        assert_eq!(enforced, ["operetta", "round-robin"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_with_its_place_and_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("braid.toml");
+        std::fs::write(&path, "scheduler = \"round-robin\"\n").unwrap();
+        let mut settings = Settings::new(Some(path.clone()), "/nowhere".into());
+        let wrong = change(&settings, scheduler("opereta"));
+        let problem = settings.apply(&wrong, &World::default(), |_| panic!("must not be put in force")).unwrap_err();
+        assert_eq!((problem.status, problem.findings.len()), (422, 1));
+        assert_eq!((problem.findings[0].line, problem.findings[0].nearest.as_deref()), (1, Some("operetta")));
+        let right = change(&settings, scheduler("operetta"));
+        let refused = settings.apply(&right, &World::default(), |_| Err(Problem::new(500, "Not applied", "the kernel says no")));
+        assert_eq!(refused.unwrap_err().status, 500);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "scheduler = \"round-robin\"\n");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_error_that_was_there_before_does_not_stand_in_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("braid.toml");
+        std::fs::write(&path, "[[app]]\nmatch = { exe = \"/usr/bin/gone\" }\nlinks = [\"eth7\"]\n").unwrap();
+        let mut settings = Settings::new(Some(path), "/nowhere".into());
+        let world = World { strict: true, files: Files::These { programs: Vec::new(), profiles: Vec::new() }, ..World::default() };
+        let fine = change(&settings, scheduler("operetta"));
+        assert!(!settings.apply(&fine, &world, |_| Ok(())).unwrap().warnings.is_empty());
+        let another = change(&settings, json!([{"op": "app-add", "value": {"match": {"name": "x"}, "links": ["eth8"]}}]));
+        let problem = settings.apply(&another, &world, |_| Ok(())).unwrap_err();
+        assert!(problem.status == 422 && problem.detail.unwrap().contains("eth8"));
+    }
+
+    #[test]
+    fn without_a_file_the_first_change_makes_one_and_undo_empties_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("etc/braid.toml");
+        let mut settings = Settings::new(None, path.clone());
+        assert_eq!(settings.look().view().unwrap(), ConfigView { revision: revision(""), writable: true, ..ConfigView::default() });
+        let first = change(&settings, scheduler("operetta"));
+        settings.apply(&first, &World::default(), |_| Ok(())).unwrap();
+        assert_eq!((settings.path(), std::fs::read_to_string(&path).unwrap().as_str()), (Some(&*path), "scheduler = \"operetta\"\n"));
+        assert_eq!(settings.undo(&World::default(), |_| Ok(())).unwrap().text, "");
+    }
+}

@@ -1,0 +1,366 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use braid_control::config::{Detect, Finding};
+use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
+use braid_model::{Bytes, Class, LinkKind, Rate, Role};
+
+use super::*;
+use crate as config;
+
+const EXAMPLE: &str = include_str!("../../../braid.example.toml");
+
+fn world() -> World {
+    World {
+        strict: true,
+        devices: vec!["lo".into(), "wlan0".into(), "eth0".into()],
+        users: BTreeMap::from([("root".into(), 0), ("ada".into(), 1000)]),
+        files: Files::These { programs: vec!["/usr/bin/curl".into(), "/usr/bin/wget".into()], profiles: Vec::new() },
+        relays: Some(vec!["home".into(), "office".into()]),
+    }
+}
+
+fn parse(text: &str) -> Config {
+    config::parse("braid.toml", text, &world()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The findings of a file that must be refused.
+fn refused(text: &str) -> Vec<Finding> {
+    match config::parse("braid.toml", text, &world()) {
+        Ok(config) => panic!("taken: {config:?}"),
+        Err(error) => error.findings().to_vec(),
+    }
+}
+
+/// The example with the lines that are switched off switched on.
+fn all_on() -> String {
+    EXAMPLE.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect()
+}
+
+#[test]
+fn no_file_and_an_empty_file_are_the_same() {
+    assert_eq!(parse(""), Config::default());
+}
+
+#[test]
+fn the_examples_defaults_are_the_defaults() {
+    let mut config = parse(EXAMPLE);
+    assert_eq!(config.policy.links.len(), 2);
+    config.policy.links.clear();
+    assert_eq!(config, Config::default());
+}
+
+#[test]
+fn the_example_is_taken_with_everything_switched_on() {
+    let config = parse(&all_on());
+    assert_eq!(config.warnings, []);
+    assert_eq!((config.probe_targets.len(), config.measure.servers.len(), config.policy.exclude.matchers().len()), (3, 1, 5));
+    let [wifi, cellular] = &config.policy.links[..] else { panic!("{:?}", config.policy.links) };
+    assert_eq!((wifi.capacity_down, wifi.probe), (Some(Rate::from_mbps(20)), Some(ProbeMode::Continuous)));
+    assert_eq!((cellular.role, cellular.matcher.kind, cellular.matcher.mac.is_some()), (Role::Backup, Some(LinkKind::Cellular), true));
+    let [_, client, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
+    assert_eq!(client.matcher.client, Some(ClientMatcher::Network("192.168.7.0/24".parse().unwrap())));
+    assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
+    assert_eq!((app.carry, app.copies, app.relay.as_deref(), app.resolve), (Carry::Duplicate, 2, Some("home"), Resolve::Relay));
+}
+
+#[test]
+fn names_are_looked_up_by_a_relay_only_where_one_may_carry() {
+    let entry = |more: &str| format!("[[app]]\nmatch = {{ client = \"10.0.0.0/8\" }}\n{more}");
+    let asked = |more: &str| parse(&entry(more)).policy.apps[0].resolve;
+    assert_eq!((asked(""), asked("carry = \"bond\"\nresolve = \"relay\"\n")), (Resolve::Here, Resolve::Relay));
+    for (more, line) in [("carry = \"direct\"\nresolve = \"relay\"\n", 4), ("resolve = \"there\"\n", 3)] {
+        let [finding] = &refused(&entry(more))[..] else { panic!("{more}") };
+        assert_eq!(finding.line, line, "{finding:?}");
+    }
+}
+
+#[test]
+fn a_relay_that_was_not_joined_is_told_with_the_nearest_name() {
+    let text = "[[app]]\nmatch = { port = 80 }\ncarry = \"bond\"\nrelay = \"hom\"\n";
+    let [finding] = &refused(text)[..] else { panic!() };
+    assert_eq!((finding.line, finding.nearest.as_deref()), (4, Some("home")));
+    assert!(finding.remedy.as_ref().unwrap().contains("braid join --name hom"), "{finding}");
+    let with = |strict, relays: Option<Vec<String>>| config::parse("braid.toml", text, &World { strict, relays, ..world() });
+    let lenient = with(false, Some(Vec::new())).unwrap();
+    assert!(lenient.warnings.len() == 1 && lenient.warnings[0].to_string().contains("none was joined"), "{:?}", lenient.warnings);
+    assert_eq!(with(true, None).unwrap().warnings, [], "nobody can tell");
+    assert_eq!(with(true, Some(vec!["hom".into()])).unwrap().warnings, []);
+}
+
+#[test]
+fn regression_a_bond_without_any_relay_is_warned_of() {
+    let with = |carry: &str, relays: Option<Vec<String>>| {
+        let text = format!("[[app]]\nmatch = {{ port = 80 }}\ncarry = \"{carry}\"\n");
+        config::parse("braid.toml", &text, &World { relays, ..world() }).unwrap().warnings
+    };
+    let [finding] = &with("bond", Some(Vec::new()))[..] else { panic!() };
+    assert!(finding.line == 3 && finding.reason.contains("no relay is joined") && finding.to_string().contains("braid join"), "{finding}");
+    assert_eq!(with("duplicate", Some(Vec::new())).len(), 1);
+    for (carry, relays) in [("direct", Some(Vec::new())), ("auto", Some(Vec::new())), ("bond", None), ("bond", Some(vec!["home".into()]))] {
+        assert_eq!(with(carry, relays), []);
+    }
+}
+
+/// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
+#[test]
+fn the_example_names_every_key() {
+    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n";
+    let findings = refused(wrong);
+    assert_eq!(findings.len(), 9, "{findings:#?}");
+    let example = all_on();
+    for finding in findings {
+        let keys = finding.remedy.unwrap();
+        for key in keys.strip_prefix("the keys are: ").unwrap().split(", ") {
+            let written = [format!("{key} = "), format!("[{key}]")];
+            assert!(written.iter().any(|text| example.contains(text)), "{key}");
+        }
+    }
+}
+
+#[test]
+fn the_fixed_format_is_taken_literally() {
+    let config = parse(
+        r#"
+        version = 1             # may be left out
+        scheduler = "max-throughput"
+        [[link]]
+        name = "wlan0"          # or match by kind, MAC, address prefix
+        role = "normal"         # normal, backup; beside it: metered, cap, reset_day, probe
+        [[app]]
+        match = { exe = "/usr/bin/curl" }   # keys: exe, name, port, destination (CIDR), cgroup, user; all given must match
+        links = ["wlan0"]                   # allowed links; prefer = [...], class = "...", weight = 1.0 beside it
+        "#,
+    );
+    assert_eq!(config.policy.apps[0].links, Some(vec![LinkSelector::Name(Pattern::new("wlan0"))]));
+    assert_eq!(config.policy.apps[0].matcher.exe.as_deref(), Some(Path::new("/usr/bin/curl")));
+}
+
+#[test]
+fn a_wrong_key_is_shown_with_its_line_and_the_nearest_key() {
+    let error = config::parse("braid.toml", "version = 1\nsheduler = \"round-robin\"\n", &world()).unwrap_err().to_string();
+    let expected = "braid.toml:2:1: error: there is no key \"sheduler\" in the configuration\n 2 | sheduler = \"round-robin\"\n   | ^^^^^^^^\n   = did you mean \"scheduler\"?\n   = the keys are: ";
+    assert!(error.starts_with(expected), "{error}");
+    assert!(error.ends_with("1 error: the configuration is refused"), "{error}");
+}
+
+#[test]
+fn everything_wrong_is_told_at_once_in_the_order_of_the_file() {
+    let findings = refused("scheduler = \"max-troughput\"\ndefault_demand = true\n[[link]]\nnam = \"wlan0\"\n[[app]]\nlinks = []\n");
+    let lines: Vec<_> = findings.iter().map(|finding| finding.line).collect();
+    assert_eq!(lines, [1, 2, 3, 4, 5, 6], "{findings:#?}");
+    assert_eq!(findings[0].nearest.as_deref(), Some("max-throughput"));
+    assert!(findings.iter().all(|finding| finding.remedy.is_some()));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for (text, reason, line) in [
+        ("version = 2", "version 2", 1),
+        ("affinity = \"sticky\"", "no affinity \"sticky\"", 1),
+        ("probe = \"often\"", "no probe \"often\"", 1),
+        ("default_demand = \"1 bucket\"", "\"1 bucket\" is not an amount", 1),
+        ("reconnect_after = \"soon\"", "not a length of time", 1),
+        ("probe_targets = [\"tcp:example.org:80\"]", "not a probe target", 1),
+        ("probe_targets = [{ status = 204 }]", "needs a url", 1),
+        ("[measure]\nevery = \"1 s\"", "under a minute", 2),
+        ("link = 3", "link is an integer", 1),
+        ("[[link]]", "names no link", 1),
+        ("[[link]]\nname = \"lo\"", "loopback", 2),
+        ("[[link]]\nname = \"a/b\"", "cannot be the name", 2),
+        ("[[link]]\nkind = \"wirless\"", "no kind \"wirless\"", 2),
+        ("[[link]]\nmac = \"02:00\"", "not a hardware address", 2),
+        ("[[link]]\nname = \"w\"\nreset_day = 32\nmetered = true\ncap = 9", "1 to 31", 3),
+        ("[[link]]\nname = \"w\"\nreset_day = 0\nmetered = true\ncap = 9", "1 to 31", 3),
+        ("[[link]]\nname = \"w\"\ncap = \"1 GB\"", "not metered", 3),
+        ("[[link]]\nname = \"w\"\nmetered = true\ncap = 0", "cap of nothing", 4),
+        ("[[link]]\nname = \"w\"\nmetered = true\nreset_day = 3", "without a cap", 4),
+        ("[[link]]\nname = \"w\"\ncapacity_up = 0", "capacity_up is nothing", 3),
+        ("[[link]]\nname = \"w\"\n[[link]]\nname = \"w\"", "line 1 names the same link", 3),
+        ("[[app]]\nclass = \"bulk\"", "without match", 1),
+        ("[[app]]\nmatch = {}", "without conditions", 2),
+        ("[[app]]\nmatch = { exe = \"curl\" }", "not the whole path", 2),
+        ("[[app]]\nmatch = { name = \"a/b\" }", "not the name of a process", 2),
+        ("[[app]]\nmatch = { port = 0 }", "1 to 65535", 2),
+        ("[[app]]\nmatch = { destination = \"example.org\" }", "not a destination", 2),
+        ("[[app]]\nmatch = { cgroup = \"user.slice\" }", "not the path of a control group", 2),
+        ("[[app]]\nmatch = { user = \"adam\" }", "no user \"adam\"", 2),
+        ("[[app]]\nmatch = { port = 1 }\nweight = 0", "above 0", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = []", "links is empty", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan0\", \"wlan0\"]", "twice", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan1\"]", "no link wlan1", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = [\"kind:warp\"]", "not a link", 3),
+        ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan0\"]\nprefer = [\"eth0\"]", "preferred but not allowed", 4),
+        ("[[link]]\nname = \"eth0\"\nrole = \"excluded\"\n[[app]]\nmatch = { port = 1 }\nlinks = [\"eth0\"]", "is excluded", 6),
+        ("[[app]]\nmatch = { port = 1 }\n[[app]]\nmatch = { port = 1 }", "line 1 matches the same flows", 3),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"bonded\"", "no carry \"bonded\"", 3),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = true", "carry is a boolean", 3),
+        ("[[app]]\nmatch = { port = 1 }\nrelay = \"\"", "not the name of a relay", 3),
+        ("[[app]]\nmatch = { port = 1 }\nrelay = \"-x\"", "not the name of a relay", 3),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"direct\"\nrelay = \"home\"", "takes no relay", 4),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"bond\"\ncopies = 2", "takes no copies", 4),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"duplicate\"\ncopies = 1", "copies = 1 is not a whole number from 2 to 8", 4),
+        ("[exclude]\nusers = [-1]", "users = -1", 2),
+        ("detect = \"yes\"", "detect is a string", 1),
+        ("detect = [\"203.0.113.0/33\"]", "neither a host name nor an address", 1),
+        ("detect = [\"https://example.org/\"]", "neither a host name nor an address", 1),
+        ("detect = [\"192.168.0.0/16\"]", "192.168.0.0/16 is private", 1),
+        ("detect = [\"203.0.113.1\", 5]", "integer", 1),
+        ("version = 1\nversion = 1", "duplicate key", 2),
+        ("scheduler = \n", "", 1),
+    ] {
+        let findings = refused(text);
+        assert!(findings.iter().any(|finding| finding.reason.contains(reason) && finding.line == line), "{text}\n{findings:#?}");
+    }
+}
+
+#[test]
+fn nearest_names_are_offered() {
+    for (text, near) in [
+        ("[[app]]\nmatch = { user = \"adda\" }", "ada"),
+        ("[[app]]\nmatch = { prt = 3 }", "port"),
+        ("[[app]]\nmatch = { port = 1 }\nprefer = [\"wlan1\"]", "wlan0"),
+        ("[[link]]\nkind = \"wirless\"", "wireless"),
+        ("[[app]]\nmatch = { port = 1 }\ncarry = \"bnd\"", "bond"),
+    ] {
+        assert!(refused(text).iter().any(|finding| finding.nearest.as_deref() == Some(near)), "{text}");
+    }
+}
+
+#[test]
+fn a_start_takes_names_this_machine_does_not_have() {
+    let lenient = World { strict: false, ..world() };
+    let text = "[[app]]\nmatch = { exe = \"/opt/gone\" }\nlinks = [\"usb0\"]\n";
+    let config = config::parse("f", text, &lenient).unwrap();
+    assert_eq!(config.warnings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 3]);
+    let findings = refused(text);
+    assert_eq!(findings.iter().map(|finding| finding.severity).collect::<Vec<_>>(), [Severity::Warning, Severity::Error], "{findings:#?}");
+    // Said of a link to come, it is in order.
+    let config = parse("[[link]]\nname = \"usb*\"\n[[app]]\nmatch = { port = 1 }\nlinks = [\"usb0\"]\n");
+    assert_eq!(config.warnings, []);
+}
+
+#[test]
+fn regression_a_link_that_no_device_bears_is_warned_of() {
+    let text = "[[link]]\nname = \"wlan7\"\n[[link]]\nname = \"usb*\"\n[[link]]\nname = \"eth0\"\n";
+    let [warning] = &parse(text).warnings[..] else { panic!("{:?}", parse(text).warnings) };
+    assert_eq!((warning.line, warning.nearest.as_deref(), warning.severity), (1, Some("wlan0"), Severity::Warning));
+    assert!(warning.reason.contains("no device is called wlan7 now"), "{warning}");
+    let start = World { strict: false, ..world() };
+    assert_eq!(config::parse("f", text, &start).unwrap().warnings, [], "it may come after the start");
+    let unknown = World { devices: Vec::new(), ..world() };
+    assert_eq!(config::parse("f", text, &unknown).unwrap().warnings, []);
+}
+
+#[test]
+fn regression_a_program_that_was_uninstalled_is_no_reason_to_refuse_the_file() {
+    for text in ["[[app]]\nmatch = { exe = \"/usr/bin/crul\" }\n", "[exclude]\napplications = [\"/usr/bin/crul\"]\n"] {
+        let config = parse(text);
+        let [finding] = &config.warnings[..] else { panic!("{:#?}", config.warnings) };
+        assert_eq!((finding.line, finding.nearest.as_deref()), (2, Some("/usr/bin/curl")));
+        assert!(finding.reason.contains("no program /usr/bin/crul now"), "{finding}");
+        assert_eq!(config.policy.apps.len() + config.policy.exclude.matchers().len(), 1, "the rule is there and waits");
+    }
+}
+
+#[test]
+fn a_start_does_without_a_user_that_was_removed() {
+    let lenient = World { strict: false, ..world() };
+    let text = "[[app]]\nmatch = { user = \"gone\", port = 1 }\n";
+    let config = config::parse("f", text, &lenient).unwrap();
+    assert_eq!(config.warnings.len(), 1, "{:#?}", config.warnings);
+    assert_eq!(config.policy.apps[0].matcher.user, Some(u32::MAX), "which no process has");
+    assert_eq!(refused(text).len(), 1);
+}
+
+#[test]
+fn names_of_the_release_before_are_taken_with_a_warning() {
+    let old = "destroy_stuck_after = 9\nmaxdiff = \"20 ms\"\nprobe = \"eager\"\n[[link]]\nname = \"w*\"\nprobe = \"sparing\"\n";
+    let config = config::parse("f", old, &World::default()).unwrap();
+    assert_eq!((config.reconnect_after, config.probe), (Some(Duration::from_secs(9)), ProbeMode::Continuous));
+    assert_eq!((config.policy.hysteresis, config.policy.links[0].probe), (Duration::from_millis(20), Some(ProbeMode::OnDemand)));
+    let said: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    for name in ["reconnect_after", "hysteresis", "continuous", "on-demand"] {
+        assert!(said.iter().any(|text| text.contains(&format!("is now called \"{name}\""))), "{name}: {said:?}");
+    }
+    let both = refused("destroy_stuck_after = 9\nreconnect_after = 8\n");
+    assert!(both.len() == 1 && both[0].to_string().contains("is the old name of reconnect_after"), "{both:?}");
+}
+
+/// What the README shows is copied to machines that have neither Zoom nor `eth0`.
+#[test]
+fn regression_the_readmes_policy_is_in_order_on_any_machine() {
+    let readme = include_str!("../../../README.md");
+    let mut blocks = vec![String::new()];
+    for line in readme.lines() {
+        match (line.strip_prefix("    "), blocks.last_mut()) {
+            (Some(code), Some(block)) => block.extend([code, "\n"]),
+            (None, Some(block)) if line.is_empty() => block.push('\n'),
+            _ => blocks.push(String::new()),
+        }
+    }
+    let shown: Vec<&String> = blocks.iter().filter(|block| block.contains("[[app]]")).collect();
+    assert!(shown.len() >= 2, "{shown:#?}");
+    let bare = World {
+        strict: true,
+        files: Files::These { programs: Vec::new(), profiles: Vec::new() },
+        relays: Some(Vec::new()),
+        ..World::default()
+    };
+    for text in shown {
+        config::parse("README.md", text, &bare).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
+fn entries_that_never_count_are_warned_of() {
+    for (text, line) in [
+        ("[[link]]\nname = \"w*\"\n[[link]]\nname = \"wlan0\"\nrole = \"backup\"\n", 3),
+        ("[[app]]\nmatch = { name = \"curl\" }\n[[app]]\nmatch = { name = \"curl\", port = 80 }\n", 3),
+        ("[exclude]\nusers = [0]\n[[app]]\nmatch = { user = \"root\", port = 80 }\n", 3),
+        ("[[link]]\nname = \"w*\"\nrole = \"excluded\"\nprobe = \"continuous\"\n", 1),
+        ("[[app]]\nmatch = { destination = \"10.0.0.1/8\" }\n", 2),
+    ] {
+        let lines: Vec<_> = parse(text).warnings.iter().map(|finding| finding.line).collect();
+        assert_eq!(lines, [line], "{text}");
+    }
+}
+
+#[test]
+fn a_refused_condition_does_not_leave_a_rule_that_matches_more() {
+    let findings = refused("[[app]]\nmatch = { name = \"curl\", port = 99999 }\n[[app]]\nmatch = { name = \"curl\" }\n");
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+}
+
+#[test]
+fn more_rules_than_are_looked_at_are_refused() {
+    let text: String = (1..=65).map(|port| format!("[[app]]\nmatch = {{ port = {port} }}\n")).collect();
+    assert!(refused(&text)[0].reason.contains("65 [[app]]"));
+}
+
+/// A question that nobody asked for looks like a scan.
+#[test]
+fn regression_nobody_is_asked_whether_it_runs_braid_unless_the_file_says_so() {
+    let detect = |text: &str| parse(text).detect;
+    assert_eq!([detect(""), detect("detect = false")], [Detect::Nobody, Detect::Nobody]);
+    assert_eq!(detect("detect = true"), Detect::Everybody);
+    let listed = detect("detect = [\"Server.example.org\", \"203.0.113.7\", \"2001:db8::/32\"]");
+    let named = ["198.51.100.1".parse().unwrap()].into();
+    let asks = |host: &str| listed.asks(host.parse().unwrap(), &named);
+    assert_eq!(listed.names().iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["server.example.org"]);
+    assert!(asks("198.51.100.1") && asks("203.0.113.7") && asks("2001:db8::1") && !asks("2001:db9::1"));
+}
+
+#[test]
+fn units_and_times_are_read() {
+    let config = parse("default_demand = 5\nreconnect_after = \"never\"\n[[link]]\nname = \"w\"\nmetered = true\ncap = \"2 GB\"\n");
+    assert_eq!((config.policy.default_demand, config.reconnect_after), (Bytes::new(5), None));
+    assert_eq!((config.policy.links[0].cap, config.policy.links[0].reset_day), (Some(Bytes::new(2_000_000_000)), 1));
+    assert_eq!(parse("reconnect_after = 9").reconnect_after, Some(Duration::from_secs(9)));
+}
+
+#[test]
+fn an_unreadable_file_is_told_with_its_name() {
+    let error = config::load(Path::new("/nonexistent/braid.toml"), None).unwrap_err();
+    assert!(error.to_string().contains("/nonexistent/braid.toml") && error.findings().is_empty(), "{error}");
+}

@@ -1,0 +1,92 @@
+//! What is done outside: rules and routes, probes, measurements, and the end of flows that are stuck.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use braid_control::core::{ProbeOrder, Stuck, Todo};
+use braid_decide::health::Outcome;
+use braid_decide::tables::TablePlan;
+use braid_model::{Family, LinkIndex, Rate};
+use braid_platform::linux::probe::{self, ProbeOutcome};
+use braid_platform::linux::sys::bpf::now;
+use braid_platform::linux::{measure, netlink, sockdiag};
+use tokio::sync::mpsc;
+
+use super::system::unix_ms;
+use super::{AGAIN, Daemon};
+
+/// Links are looked over for one worth measuring this often; one is measured at a time.
+pub(super) const MEASURE: Duration = Duration::from_secs(10);
+
+pub(super) type ProbeAnswer = (LinkIndex, Family, Outcome);
+pub(super) type Measured = (LinkIndex, Rate);
+
+impl Daemon<'_> {
+    /// Does what the core wants done.
+    pub(super) fn act(&mut self) {
+        let Todo { plan, probes, stuck, questions } = self.core.todo();
+        if let Some(plan) = plan {
+            self.apply(plan);
+        }
+        for order in probes {
+            tokio::spawn(send_probe(order, self.probes.0.clone()));
+        }
+        let mut ended: BTreeMap<LinkIndex, u64> = BTreeMap::new();
+        for flow in stuck {
+            end_stuck(&flow);
+            *ended.entry(flow.link).or_default() += u64::from(!flow.tunnelled);
+        }
+        for (link, count) in ended.into_iter().filter(|(_, count)| *count > 0) {
+            let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
+            self.handler.history.on_ended(unix_ms(), count, &device);
+        }
+        questions.into_iter().for_each(|question| self.peers.ask(question));
+    }
+
+    /// Puts rules and routes in place. Steering TCP needs none; what needs one follows the system until that works.
+    pub(super) fn apply(&mut self, plan: TablePlan) {
+        let applied = netlink::apply(&plan, self.core.network());
+        self.unapplied = applied.is_err().then(|| (plan, now() + AGAIN));
+        self.log_and_retry("cannot put all rules and routes in place", applied);
+    }
+
+    /// Starts the measurement of one link, where servers are configured for it.
+    pub(super) fn measure(&mut self) {
+        let settings = &self.core.config().measure;
+        let Some(server) = settings.servers.get(self.next_server % settings.servers.len().max(1)).cloned() else { return };
+        let Some((link, device)) = self.core.worth_measuring(now(), settings.every).into_iter().next() else { return };
+        self.next_server = self.next_server.wrapping_add(1);
+        let answers = self.measured.0.clone();
+        tokio::spawn(async move {
+            match measure::measure(&device, &server).await {
+                Ok(rate) => {
+                    tracing::info!(device, %rate, "measured");
+                    let _ = answers.send((link, rate)).await;
+                }
+                Err(error) => tracing::warn!("{error}"),
+            }
+        });
+    }
+}
+
+async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
+    let mut targets: Vec<_> = order.gateways.iter().map(|gateway| probe::Target::Gateway(*gateway)).collect();
+    targets.extend(order.targets.into_iter().map(probe::Target::from));
+    let outcome = match probe::probe_any(&order.device, &targets, order.timeout).await {
+        ProbeOutcome::Alive { rtt } => Outcome::Alive { rtt },
+        ProbeOutcome::Silent => Outcome::Silent,
+        ProbeOutcome::Portal { .. } => Outcome::Portal,
+        ProbeOutcome::Failed { reason } => {
+            tracing::debug!(device = order.device, "a probe could not be sent: {reason}");
+            Outcome::Silent
+        }
+    };
+    let _ = answers.send((order.link, order.family, outcome)).await;
+}
+
+fn end_stuck(flow: &Stuck) {
+    match sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link)) {
+        Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "a flow on a dead link was ended"),
+        Err(error) => tracing::warn!("{error}"),
+    }
+}

@@ -1,0 +1,153 @@
+//! Answers clients, and tells listeners.
+
+use std::path::Path;
+
+use braid_api::{Accepted, Problem, Status};
+use braid_config::ConfigErrors;
+use braid_config::settings;
+use braid_control::config::Config;
+use braid_control::core::Core;
+use braid_control::history::changes;
+use braid_http::Request;
+use braid_http::api_handler::{Moment, Rest};
+use braid_model::Time;
+use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::sys::bpf::now;
+
+use super::system::unix_ms;
+use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
+use crate::memory::Memory;
+
+/// What spreads a bond's flows over its links.
+pub(super) const CARRIED_BY: &str = "midrr";
+
+impl Daemon<'_> {
+    /// Answers a client; true if it was told to end. A client that does not wait for its answer is none of our business.
+    pub(super) fn on_request(&mut self, request: Request) -> bool {
+        let time = now();
+        let (changes, moment) = (matches!(request, Request::Apply(..) | Request::Undo(_)), Moment { now: time, unix_ms: unix_ms() });
+        let (peers, memory, trouble) = (&self.peers, &mut self.memory, &mut self.config_trouble);
+        let mut enforce = |core: &mut Core<BpfSteering>, config: Config| {
+            put_in_force(core, memory, config)?;
+            *trouble = None;
+            Ok(())
+        };
+        let rest = self.handler.answer(&mut self.core, moment, &|| peers.names(), &mut enforce, request);
+        if changes {
+            self.watch_executables();
+        }
+        rest.is_some_and(|request| self.on_other(request, time))
+    }
+
+    /// Answers what the API handler cannot.
+    fn on_other(&mut self, request: Request, time: Time) -> bool {
+        match request {
+            Request::Status(answer) => drop(answer.send(Ok(self.status(time)))),
+            Request::Subscribe(after, answer) => {
+                let rest = self.rest(time, true);
+                let _ = answer.send(Ok(Box::new(self.handler.first(&self.core, time, after, rest))));
+            }
+            Request::Apps(answer) => drop(answer.send(Ok(self.core.apps_view(time, self.peers.living())))),
+            Request::Flows(answer) => self.ask_flows(time, answer),
+            Request::Explain(request, answer) => {
+                let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
+                let _ = answer.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
+            }
+            Request::Peers(answer) => drop(answer.send(Ok(self.peers.views(&self.core.known_servers(time))))),
+            Request::Join(request, answer) => {
+                let joined = self.peers.join(&request.line, request.name.as_deref());
+                self.peers.set_links(self.core.bond_links());
+                self.note_order("peer", &joined);
+                let _ = answer.send(joined);
+            }
+            Request::Leave(request, answer) => {
+                let joined = self.peers.is_joined(&request.name);
+                let left = self.leave(&request.name);
+                // That a relay was left is noted when its end is heard of; a host that is forgotten has no such news.
+                if !joined || self.peers.is_joined(&request.name) {
+                    self.note_order("peer", &left);
+                }
+                let _ = answer.send(left);
+            }
+            Request::Move(request, answer) => {
+                let moved = self.peers.move_flows(&request);
+                self.note_order("flow", &moved);
+                let _ = answer.send(moved);
+            }
+            Request::Reload(answer) => drop(answer.send(self.reload())),
+            Request::Down(answer) => {
+                let accepted = Accepted { message: "Braid goes down; flows go on as the system has them".to_owned(), warnings: Vec::new() };
+                let _ = answer.send(Ok(accepted));
+                return true;
+            }
+            // The API handler has answered these.
+            Request::Links(_)
+            | Request::Policy(_)
+            | Request::Tradeoff(_)
+            | Request::Notes(..)
+            | Request::History(..)
+            | Request::AppHistory(..) => {}
+            Request::Gains(..) | Request::Config(_) | Request::Preview(..) | Request::Apply(..) | Request::Undo(_) => {}
+        }
+        false
+    }
+
+    pub(super) fn rest(&mut self, time: Time, apps: bool) -> Rest {
+        Rest {
+            status: self.status(time),
+            bonded: self.peers.flow_views(time, CARRIED_BY),
+            apps: apps.then(|| self.core.applications(time, self.peers.living())),
+            peers: self.peers.views(&self.core.known_servers(time)),
+        }
+    }
+
+    fn status(&mut self, time: Time) -> Status {
+        let mut status = self.core.status(time);
+        status.peers = self.peers.views(&self.core.known_servers(time));
+        // Those that nothing uses now are for `braid peers`.
+        status.peers.retain(|peer| peer.state != "idle");
+        status.config = self.handler.settings.path().map(|path| path.display().to_string());
+        status.warnings.extend(self.memory.trouble());
+        status.warnings.extend(self.config_trouble.clone());
+        status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
+        status.ui = self.page.clone();
+        status
+    }
+
+    pub(super) fn reload(&mut self) -> Result<Accepted, Problem> {
+        let Some(path) = self.handler.settings.path().map(Path::to_owned) else {
+            let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
+            return Err(Problem::new(409, "No configuration file", detail));
+        };
+        let loaded = braid_config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
+            tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
+            self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
+            self.note("config", "warning", format!("{} was refused: the policy before it stays in force", path.display()));
+            settings::refused(&errors)
+        })?;
+        let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+        let before = self.core.policy();
+        put_in_force(&mut self.core, &mut self.memory, loaded)?;
+        self.peers.look_up(self.core.names_to_detect());
+        self.config_trouble = None;
+        self.watch_executables();
+        let changed = changes(&before, &self.core.policy());
+        let changed = if changed.is_empty() { "nothing that \"braid policy\" shows is another".to_owned() } else { changed.join("; ") };
+        self.note("config", "info", format!("{} was read again: {changed}", path.display()));
+        Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
+    }
+
+    fn note_order(&mut self, kind: &str, done: &Result<Accepted, Problem>) {
+        if let Ok(accepted) = done {
+            self.note(kind, "info", accepted.message.clone());
+        }
+    }
+}
+
+/// Puts a configuration in force for new flows.
+fn put_in_force(core: &mut Core<BpfSteering>, memory: &mut Memory, config: Config) -> Result<(), Problem> {
+    let failed = |error: &dyn std::fmt::Display| Problem::new(500, "Not applied", error.to_string());
+    core.reconfigure(now(), config).map_err(|error| failed(&error))?;
+    memory.recognise(core);
+    begin_allowances(core).map_err(|error| failed(&error))
+}

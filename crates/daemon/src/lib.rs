@@ -1,0 +1,547 @@
+//! The daemon: the live loop around [`Core`].
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use braid_config::settings::Settings;
+use braid_control::config::Config;
+use braid_control::core::{Core, UNREAD};
+use braid_control::history::{AppPulse, HistoryStore};
+use braid_control::steering::Steering;
+use braid_decide::tables::TablePlan;
+use braid_decide::tradeoff::Supply;
+use braid_http::api_handler::ApiHandler;
+use braid_http::{Answer as Reply, Api, DEFAULT_SOCKET, FlowList, Request, Server, Serving, Ui, UiOptions};
+use braid_model::{NetworkSnapshot, Time};
+use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::redirect::Redirect;
+use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
+use braid_platform::linux::netlink::{self, Follower};
+use braid_platform::linux::process::CgroupTree;
+use braid_platform::linux::sys::bpf::{Ready, now};
+use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code, raise_open_files};
+use braid_platform::linux::{reverse_path, watch::ExeWatch};
+use braid_store::lock::Lock;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+mod acts;
+mod answers;
+mod memory;
+mod peering;
+pub mod peers;
+mod polls;
+mod privilege;
+mod system;
+pub mod watchdog;
+
+use crate::memory::Memory;
+use crate::peers::pins::Pins;
+use crate::peers::redirected::Arrival;
+use crate::peers::{Change, Peers, joined};
+use crate::watchdog::Watchdog;
+use acts::{MEASURE, Measured, ProbeAnswer};
+use polls::{Lists, Polled};
+pub use system::notify;
+use system::{SystemNames, unix, unix_ms, watch_battery};
+
+/// Events taken from the kernel at a time, so that others get their turn.
+const EVENTS_AT_ONCE: usize = 500;
+/// The heartbeat, and what else has its time.
+const TICK: Duration = Duration::from_millis(250);
+/// Listeners are told of applications at every so many seconds: what was learnt changes slowly, and is read from the kernel.
+const APPS_EVERY: u32 = 5;
+/// What failed is tried again after this time.
+const AGAIN: Duration = Duration::from_secs(1);
+/// What steers could not be told, or asked, something.
+const STEERING: &str = "cannot speak with the kernel's side";
+/// What was learnt is written this often.
+const FLUSH: Duration = Duration::from_secs(15);
+
+/// What `braid up` was told.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The configuration file; `None`: the default place if there is a file, else the defaults.
+    pub config: Option<PathBuf>,
+    /// Where what was learnt is kept; `None`: `/var/lib/braid`.
+    pub state_dir: Option<PathBuf>,
+    /// Where the API listens; `None`: [`DEFAULT_SOCKET`].
+    pub socket: Option<PathBuf>,
+    /// Where it listens besides, with the web page; `None`: nowhere.
+    pub ui: Option<UiOptions>,
+}
+
+/// The default configuration file.
+pub const DEFAULT_CONFIG: &str = "/etc/braid/braid.toml";
+
+/// The configuration file that counts where none is named, if there is one.
+pub fn default_config() -> Option<PathBuf> {
+    Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists())
+}
+/// The default state directory.
+pub const DEFAULT_STATE: &str = "/var/lib/braid";
+
+/// Runs the daemon in the foreground until it is told to end. All or nothing: an error leaves no rule and no program behind.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    crate::privilege::check()?;
+    let lock = Lock::take_within(braid_store::lock::PATIENCE).context("cannot start Braid")?;
+    let config_path = options.config.clone().or_else(default_config);
+    let config = match &config_path {
+        Some(path) => braid_config::load(path, joined(options.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE))))?,
+        None => Config::default(),
+    };
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let swept = netlink::sweep().context("cannot clear away what an earlier Braid left")?;
+    tracing::debug!(?swept, "cleared away what an earlier Braid left");
+    let mut watchdog = Watchdog::start(&["watchdog"]).context("cannot start the watchdog")?;
+    keep_memory();
+    let open_files = raise_open_files().context("cannot raise the limit of open files")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    let result = runtime.block_on(live(options, config_path, config, (&mut watchdog, open_files)));
+    // Programs and maps went with the loop; rules and routes go now, whatever happened.
+    let swept = netlink::sweep();
+    reverse_path::end_stranded();
+    watchdog.dismiss();
+    drop(lock);
+    // A thread may still wait for a disk that does not answer.
+    runtime.shutdown_background();
+    result.and(swept.map(drop).context("cannot take Braid's rules and routes down"))
+}
+
+/// Takes down what a daemon that is gone left behind, in this network namespace. Returns what was found, for people, if there was anything.
+pub fn sweep() -> anyhow::Result<Option<String>> {
+    let lock = Lock::take_within(braid_store::lock::PATIENCE).context("cannot sweep")?;
+    let swept = netlink::sweep()?;
+    reverse_path::end_stranded();
+    drop(lock);
+    let found = swept != netlink::Swept::default();
+    Ok(found.then(|| format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes)))
+}
+
+async fn live(
+    options: &Options,
+    config_path: Option<PathBuf>,
+    config: Config,
+    (watchdog, open_files): (&mut Watchdog, u64),
+) -> anyhow::Result<()> {
+    let socket = options.socket.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET));
+    let state_dir = options.state_dir.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_STATE));
+    let server = Server::bind(&socket)?;
+    let ui = options.ui.as_ref().map(|ui| Ui::open(ui, &state_dir)).transpose()?;
+    let page = ui.as_ref().map(Ui::address);
+    if let Some(ui) = &ui {
+        tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "the web page: `braid ui` opens it");
+    }
+    let mut steering = BpfSteering::attach(std::process::id())?;
+    let redirect = steering.redirect().map_err(|error| tracing::warn!("no flow can be bonded: {error}")).ok().map(Arc::new);
+    let events = steering.ready().context("cannot wait for the BPF programs' events")?;
+    let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
+    // Every thread is started after this.
+    crate::privilege::narrow().context("cannot give up privileges that are not needed any more")?;
+    let (_follower, network) = Follower::start()?;
+    let mut core = Core::new(steering, names, config, now())?;
+    let mut memory = Memory::open(&state_dir);
+    memory.begin_recall(&mut core, now(), unix());
+
+    let (pins, pinned) = Pins::open(&state_dir);
+    match pinned {
+        Ok(pinned) => {
+            let age = |heard: i64| Duration::from_secs(u64::try_from(unix() - heard).unwrap_or(0));
+            core.recall_servers(now(), pinned.into_iter().map(|(host, key, heard)| (host, key, age(heard))))?;
+        }
+        Err(reason) => {
+            tracing::warn!("{reason}");
+            core.distrust_servers(reason);
+        }
+    }
+    let (peers, changes) = Peers::open(&state_dir, open_files);
+    let (requests, inbox) = mpsc::channel(64);
+    let (api, feed, spreader) = Api::new(requests);
+    let serving = Serving::start(server, ui, api, spreader).context("cannot serve the API")?;
+    let mut history = HistoryStore::default();
+    history.recall(memory.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
+    history.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " was started"));
+    let handler = ApiHandler::new(history, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
+    let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
+    let mut daemon = Daemon {
+        core,
+        memory,
+        handler,
+        page,
+        next_second: Time::ZERO,
+        tellings: 0,
+        network,
+        firewall: None,
+        follows_firewall: false,
+        probes: mpsc::channel(64),
+        measured: mpsc::channel(4),
+        polls: mpsc::channel(1),
+        polling: false,
+        waiting: Vec::new(),
+        lists: Lists::default(),
+        supply: watch_battery(),
+        arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
+        redirect,
+        peers,
+        changes,
+        pins,
+        next_server: 0,
+        inbox,
+        watch,
+        config_trouble: None,
+        next_poll: Time::ZERO,
+        watchdog,
+        backlog: false,
+        again: None,
+        unapplied: None,
+        troubles: BTreeMap::new(),
+    };
+    daemon.follow_firewall();
+    let first = daemon.network.borrow_and_update().clone();
+    // What fails now is no passing trouble: better no daemon than half of one.
+    daemon.on_network(first)?;
+    daemon.core.tick(now())?;
+    daemon.peers.look_up(daemon.core.names_to_detect());
+    daemon.act();
+    notify("READY=1");
+    tracing::info!(socket = %socket.display(), "Braid is up");
+    // Reading the kernel's types took tens of megabytes.
+    give_back_memory();
+    let_go_of_code();
+    let result = daemon.turn(&events).await;
+    notify("STOPPING=1");
+    // What has ended since the last tick is learnt too.
+    daemon.take_events();
+    daemon.take_carried(now() + Duration::from_secs(1));
+    daemon.keep_history();
+    daemon.memory.keep_last(&mut daemon.core, now(), unix());
+    drop(events);
+    // With it the listeners' streams end.
+    drop(daemon);
+    serving.end(Duration::from_secs(2)).await;
+    tracing::info!("Braid is down");
+    result
+}
+
+struct Daemon<'a> {
+    core: Core<BpfSteering>,
+    memory: Memory,
+    handler: ApiHandler,
+    /// The web page's address.
+    page: Option<String>,
+    /// The history is not written before.
+    next_second: Time,
+    /// How often listeners were told.
+    tellings: u32,
+    network: watch::Receiver<Arc<NetworkSnapshot>>,
+    /// Followed while hosts are asked whether they run Braid.
+    firewall: Option<(Firewall, watch::Receiver<Option<String>>)>,
+    follows_firewall: bool,
+    probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
+    measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
+    polls: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
+    /// A thread reads the flows.
+    polling: bool,
+    /// Clients to be told of the flows once it has.
+    waiting: Vec<Reply<Arc<FlowList>>>,
+    lists: Lists,
+    supply: mpsc::Receiver<Option<Supply>>,
+    peers: Peers,
+    changes: mpsc::UnboundedReceiver<Change>,
+    pins: Pins,
+    /// Flows to be bonded; `None` without a listener for them.
+    arrivals: Option<mpsc::Receiver<Arrival>>,
+    redirect: Option<Arc<Redirect>>,
+    /// Which of the configured servers is asked next.
+    next_server: usize,
+    inbox: mpsc::Receiver<Request>,
+    watch: Option<ExeWatch>,
+    config_trouble: Option<String>,
+    /// The flows are not polled again before.
+    next_poll: Time,
+    watchdog: &'a mut Watchdog,
+    /// More events wait than were taken at once.
+    backlog: bool,
+    /// When to take in the network once more, since that failed.
+    again: Option<Time>,
+    /// Rules and routes that could not be put in place, and when to try again.
+    unapplied: Option<(TablePlan, Time)>,
+    /// What failed lately and is tried again, by what was tried.
+    troubles: BTreeMap<&'static str, Trouble>,
+}
+
+/// Something that failed and is tried again.
+struct Trouble {
+    text: String,
+    last: Time,
+}
+
+impl Daemon<'_> {
+    fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
+        let there = |index| network.interfaces.iter().any(|device| device.index == index);
+        if self.core.all_links_mut().any(|link| link.allowance.is_some() && !there(link.facts.index)) {
+            // A modem that is pulled out and put back has used what it has used.
+            self.memory.keep(&mut self.core, now(), unix());
+        }
+        self.core.on_network(now(), (*network).clone())?;
+        self.peers.keep_servers(|host| self.core.may_steer(host));
+        self.memory.recognise(&mut self.core);
+        begin_allowances(&mut self.core)
+    }
+
+    /// Logs the error once, shows it in `braid status`, and leaves the retry to the next call. Meanwhile the last policy, or the system's own
+    /// choice, stays in force.
+    fn log_and_retry<T, E: Into<anyhow::Error>>(&mut self, what: &'static str, result: Result<T, E>) -> Option<T> {
+        let error = match result {
+            Ok(value) => return Some(value),
+            Err(error) => error.into(),
+        };
+        let text = format!("{what}: {error:#}; trying again");
+        let known = self.troubles.insert(what, Trouble { text: text.clone(), last: now() });
+        if known.is_none_or(|known| known.text != text) {
+            tracing::warn!("{text}");
+        }
+        None
+    }
+
+    /// The loop. Ends on a signal or `braid down`.
+    async fn turn(&mut self, events: &Ready) -> anyhow::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut flush = tokio::time::interval_at(Instant::now() + FLUSH, FLUSH);
+        let mut measure = tokio::time::interval(MEASURE);
+        measure.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        self.watch_executables();
+        loop {
+            let (due, _) = self.core.poll_timeout(now());
+            let due = Instant::now() + due.since(now());
+            let changed = async {
+                match &mut self.watch {
+                    Some(watch) => watch.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let arrival = async {
+                match &mut self.arrivals {
+                    Some(arrivals) => arrivals.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let firewall = async {
+                match &mut self.firewall {
+                    Some((_, news)) => news.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                ready = events.records() => {
+                    ready.context("cannot wait for the BPF programs' events any more")?;
+                    self.take_events();
+                }
+                // Not at once: timers, sockets and other tasks have their turn in between, however many events there are.
+                () = tokio::task::yield_now(), if self.backlog => self.take_events(),
+                changed = self.network.changed() => {
+                    changed.context("the kernel's network cannot be followed any more")?;
+                    self.take_network();
+                }
+                _ = firewall => self.take_firewall(),
+                Some((link, family, outcome)) = self.probes.1.recv() => {
+                    let judged = self.core.on_probe(now(), link, family, outcome);
+                    self.log_and_retry(STEERING, judged);
+                }
+                changed = changed => {
+                    if let Err(error) = changed {
+                        tracing::warn!("upgraded programs are noticed late: {error}");
+                        self.watch = None;
+                    }
+                    let done = self.core.on_executables_changed(now());
+                    self.log_and_retry(STEERING, done);
+                }
+                () = sleep_until(due) => {
+                    let done = self.core.tick(now());
+                    self.log_and_retry(STEERING, done);
+                }
+                _ = tick.tick() => self.on_tick(),
+                Some((walked, spent)) = self.polls.1.recv() => self.end_poll(walked, spent),
+                Some((link, rate)) = self.measured.1.recv() => {
+                    let done = self.core.on_measured(now(), link, rate);
+                    self.log_and_retry(STEERING, done);
+                }
+                Some(supply) = self.supply.recv() => {
+                    let done = self.core.on_supply(now(), supply);
+                    self.log_and_retry(STEERING, done);
+                }
+                Some(change) = self.changes.recv() => {
+                    let done = self.on_change(change);
+                    self.log_and_retry(STEERING, done);
+                }
+                Some(arrival) = arrival => self.on_arrival(arrival),
+                _ = measure.tick() => self.measure(),
+                _ = flush.tick() => {
+                    self.keep_history();
+                    self.memory.keep(&mut self.core, now(), unix());
+                    self.keep_pins();
+                    self.peers.sweep();
+                    let_go_of_code();
+                }
+                Some(request) = self.inbox.recv() => {
+                    if self.on_request(request) {
+                        return Ok(());
+                    }
+                }
+                _ = hangup.recv() => drop(self.reload()),
+                _ = terminate.recv() => return Ok(()),
+                _ = interrupt.recv() => return Ok(()),
+            }
+            self.follow_firewall();
+            self.act();
+            if !self.peers.is_empty() {
+                self.peers.set_links(self.core.bond_links());
+            }
+        }
+    }
+
+    /// Writes down what happened, in plain words.
+    fn note(&mut self, kind: &str, level: &str, text: impl Into<String>) {
+        self.handler.history.note(unix_ms(), kind, level, text);
+    }
+
+    /// Hands what was measured to the store.
+    fn keep_history(&mut self) {
+        self.memory.keep_history(self.handler.history.rows());
+    }
+
+    /// Once a second: what every link does, and what listeners have not heard yet.
+    fn on_second(&mut self, time: Time) {
+        let bonded = self.peers.flows_by_device();
+        let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
+        let carried = self.peers.take_moved(self.core.slot_costs(time));
+        let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(carried).collect();
+        self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
+        if self.handler.heard() {
+            let apps = self.tellings.is_multiple_of(APPS_EVERY);
+            self.tellings = self.tellings.wrapping_add(1);
+            let rest = self.rest(time, apps);
+            self.handler.tell(&self.core, time, rest);
+        }
+    }
+
+    /// Takes the events that wait, but not without end: whoever makes them faster than they are taken must not stop the heart.
+    fn take_events(&mut self) {
+        let batch = self.core.steering().events(EVENTS_AT_ONCE);
+        self.backlog = batch.len() >= EVENTS_AT_ONCE;
+        let done = self.core.on_events(now(), batch);
+        self.log_and_retry(STEERING, done);
+    }
+
+    /// Learns from the flows that peers carried to their end.
+    fn take_carried(&mut self, time: Time) {
+        for (flow, energy) in self.peers.take_ended(time) {
+            let learnt = self.core.on_carried(&flow, energy);
+            self.log_and_retry(STEERING, learnt);
+        }
+    }
+
+    /// Follows the firewall while hosts are asked whether they run Braid.
+    fn follow_firewall(&mut self) {
+        let wanted = self.core.detects_any();
+        if wanted == self.follows_firewall {
+            return;
+        }
+        self.follows_firewall = wanted;
+        self.firewall = None;
+        match wanted.then(Firewall::start) {
+            Some(Ok(started)) => {
+                self.firewall = Some(started);
+                self.take_firewall();
+            }
+            Some(Err(error)) => self.set_owner_filter(Some(format!("nftables' rules cannot be read ({error})"))),
+            None => self.set_owner_filter(Some(UNREAD.to_owned())),
+        }
+    }
+
+    fn take_firewall(&mut self) {
+        let Some((_, news)) = &mut self.firewall else { return };
+        if news.has_changed().is_ok() {
+            let heard = news.borrow_and_update().clone();
+            return self.set_owner_filter(heard);
+        }
+        self.firewall = None;
+        self.set_owner_filter(Some("nftables' rules are followed no more".to_owned()));
+    }
+
+    fn set_owner_filter(&mut self, filter: Option<String>) {
+        // What goes straight already is under the new rules too. While they are only being read again it goes on.
+        if filter.as_ref().is_some_and(|reason| reason != UNREAD && reason != CHANGED) {
+            self.peers.keep_servers(|_| false);
+        }
+        let told = self.core.set_owner_filter(now(), filter);
+        self.log_and_retry(STEERING, told);
+    }
+
+    fn take_network(&mut self) {
+        let network = self.network.borrow_and_update().clone();
+        let taken = self.on_network(network);
+        self.again = taken.is_err().then(|| now() + AGAIN);
+        self.log_and_retry("cannot follow the network", taken);
+    }
+
+    fn on_tick(&mut self) {
+        let done = self.core.tick(now());
+        self.log_and_retry(STEERING, done);
+        self.take_events();
+        self.take_carried(now());
+        self.memory.go_on_recalling(&mut self.core);
+        let revived = self.watchdog.revive();
+        if let Some(true) = self.log_and_retry("cannot start another watchdog", revived) {
+            tracing::warn!("the watchdog was killed: another one is started");
+        }
+        if self.again.is_some_and(|again| again <= now()) {
+            self.take_network();
+        }
+        if let Some((plan, _)) = self.unapplied.take_if(|(_, again)| *again <= now()) {
+            self.apply(plan);
+        }
+        self.troubles.retain(|_, trouble| now().since(trouble.last) < AGAIN * 4);
+        let started = now();
+        if started >= self.next_second {
+            // A second after the last was due, not after it was done; but no rush after a sleep.
+            let late = started.since(self.next_second) > TICK * 4;
+            self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
+            self.on_second(started);
+            // systemd starts a daemon anew that falls silent (`WatchdogSec=`).
+            notify("WATCHDOG=1");
+        }
+        if started >= self.next_poll && !self.polling {
+            self.begin_poll();
+        }
+    }
+
+    fn watch_executables(&mut self) {
+        let paths = self.core.executables();
+        if let Some(Err(error)) = self.watch.as_mut().map(|watch| watch.set(&paths)) {
+            tracing::warn!("upgraded programs are noticed late: {error}");
+        }
+    }
+}
+
+/// Counts at once for links whose allowance has not begun to be counted: one that is used up already must get no flow meanwhile.
+fn begin_allowances(core: &mut Core<BpfSteering>) -> anyhow::Result<()> {
+    if core.all_links_mut().any(|link| link.rule.metered && link.allowance.is_none()) {
+        let counters = netlink::device_counters()?;
+        core.on_counters(now(), unix(), &counters);
+        core.tick(now())?;
+    }
+    Ok(())
+}

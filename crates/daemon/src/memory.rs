@@ -1,0 +1,366 @@
+//! What outlives the daemon: between the [`Store`] and the [`Core`].
+//!
+//! Disks can be slow, full or gone for minutes, and the heart must beat: whatever waits for one does so on a thread of its own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use braid_control::core::Core;
+use braid_control::history;
+use braid_control::steering::{AppId, DemandEstimate, ExeId, Steering};
+use braid_model::{Bytes, Rate, Time};
+use braid_platform::linux::process;
+use braid_store::{AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
+
+/// How long the start waits for the executables to be found; it goes on without them.
+const RECALL_PATIENCE: Duration = Duration::from_millis(30);
+/// A write that takes longer is worth a warning.
+const SLOW: Duration = Duration::from_secs(5);
+/// How long the end waits for the disk.
+const LAST_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The most rows of the history that wait for a disk that does not answer: those of three days.
+const HISTORY_LIMIT: usize = 1000;
+
+/// The memory.
+pub(crate) struct Memory {
+    folder: PathBuf,
+    /// Locked for as long as a thread writes.
+    store: Arc<Mutex<Store>>,
+    /// What applications' flows moved, once their executables are found.
+    recalled: Option<mpsc::Receiver<Vec<DemandEstimate>>>,
+    learnt: braid_store::Learnt,
+    /// What of it the store has not been given yet.
+    fresh: Fresh,
+    warnings: Vec<String>,
+    /// When the last write began.
+    written: Instant,
+    /// Links that were reminded of what was learnt about them.
+    recognised: BTreeSet<LinkKey>,
+}
+
+/// Rows for the store.
+#[derive(Default)]
+struct Fresh {
+    apps: BTreeMap<AppKey, AppRow>,
+    links: BTreeMap<LinkKey, LinkRow>,
+    usage: BTreeMap<LinkKey, UsageRow>,
+    history: history::Rows,
+}
+
+impl Memory {
+    /// Opens the store; troubles become warnings, never a reason not to run.
+    pub(crate) fn open(folder: &Path) -> Self {
+        let (store, learnt, warnings) = Store::open(folder);
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        let recalled = None;
+        let (store, fresh, recognised) = (Arc::new(Mutex::new(store)), Fresh::default(), BTreeSet::new());
+        Self { folder: folder.to_owned(), store, recalled, learnt, fresh, warnings, written: Instant::now(), recognised }
+    }
+
+    /// What the history of an earlier life wrote, once.
+    pub(crate) fn take_history(&mut self) -> BTreeMap<(String, u64), String> {
+        std::mem::take(&mut self.learnt.history)
+    }
+
+    /// Takes in what the history wants kept, for the next [`keep`](Self::keep).
+    pub(crate) fn keep_history(&mut self, rows: history::Rows) {
+        self.fresh.history.extend(rows);
+        while self.fresh.history.len() > HISTORY_LIMIT {
+            self.fresh.history.pop_first();
+        }
+    }
+
+    /// What the user should know.
+    pub(crate) fn trouble(&self) -> Vec<String> {
+        let now = match idle(&self.store) {
+            Some(store) => store.trouble().map(str::to_owned),
+            None if self.written.elapsed() < SLOW => None,
+            None => Some(format!("the disk of {} does not answer: what is learnt is kept in memory until it does", self.folder.display())),
+        };
+        let now = now.filter(|trouble| !self.warnings.contains(trouble));
+        self.warnings.iter().cloned().chain(now).collect()
+    }
+
+    /// Begins to look for the executables of what was learnt. A path may lie on a server that does not answer.
+    pub(crate) fn begin_recall<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+        let rows: Vec<_> = self.learnt.apps.iter().map(|(key, row)| (key.clone(), *row)).collect();
+        let (found, recalled) = mpsc::sync_channel(1);
+        std::thread::spawn(move || {
+            // A program that is gone, or was replaced by another file of the same path, begins with the same expectation.
+            let learnt = rows.iter().filter_map(|(key, row)| Some(learnt(process::exe_id(Path::new(&key.exe))?, key, row, now, unix)));
+            let _ = found.send(learnt.collect());
+        });
+        let first = recalled.recv_timeout(RECALL_PATIENCE);
+        self.recalled = Some(recalled);
+        self.seed(core, first.ok());
+    }
+
+    /// Teaches the steering what was found since.
+    pub(crate) fn go_on_recalling<S: Steering>(&mut self, core: &mut Core<S>) {
+        let found = self.recalled.as_ref().and_then(|recalled| recalled.try_recv().ok());
+        self.seed(core, found);
+    }
+
+    fn seed<S: Steering>(&mut self, core: &mut Core<S>, found: Option<Vec<DemandEstimate>>) {
+        let Some(found) = found else { return };
+        self.recalled = None;
+        if let Err(error) = found.iter().try_for_each(|learnt| core.steering().seed(learnt)) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Reminds links that appeared of their capacity and of what they used of their allowance.
+    pub(crate) fn recognise<S: Steering>(&mut self, core: &mut Core<S>) {
+        let mut present = BTreeSet::new();
+        for link in core.all_links_mut() {
+            let key = LinkKey::of(&link.facts);
+            if !self.recognised.contains(&key) {
+                if let Some(row) = self.learnt.links.get(&key) {
+                    let learnt = [row.capacity_down, row.capacity_up];
+                    for (capacity, bps) in link.capacity.iter_mut().zip(learnt) {
+                        capacity.recall(Rate::from_bps(bps.unwrap_or(0)));
+                    }
+                }
+                if let Some(row) = self.learnt.usage.get(&usage_key(&key)) {
+                    link.recall_usage(Bytes::new(row.used), row.period);
+                }
+            }
+            present.insert(key);
+        }
+        self.recognised = present;
+    }
+
+    /// Writes what was learnt since, in the background. While an earlier write still waits for the disk, it waits for the next time.
+    pub(crate) fn keep<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+        self.gather(core, now, unix);
+        if self.hand_over() {
+            self.write();
+        }
+    }
+
+    /// Writes for the last time, and waits for the disk, but not for ever.
+    pub(crate) fn keep_last<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+        self.gather(core, now, unix);
+        let end = Instant::now() + LAST_PATIENCE;
+        while Instant::now() < end {
+            if !self.hand_over() {
+                std::thread::sleep(Duration::from_millis(5));
+            } else if self.write().recv_timeout(end.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+        tracing::warn!("the store in {} does not take what was learnt last: its disk does not answer", self.folder.display());
+    }
+
+    /// Gives the store what was learnt; false if it is being written and takes nothing.
+    fn hand_over(&mut self) -> bool {
+        let Some(mut store) = idle(&self.store) else { return false };
+        let fresh = std::mem::take(&mut self.fresh);
+        fresh.apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
+        fresh.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
+        fresh.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
+        fresh.history.into_iter().for_each(|((kind, at), body)| store.put_history(kind, at, body));
+        true
+    }
+
+    /// Writes what is gathered on a thread of its own; the receiver hears of the end.
+    fn write(&mut self) -> mpsc::Receiver<()> {
+        self.written = Instant::now();
+        let store = Arc::clone(&self.store);
+        let (done, ended) = mpsc::sync_channel(1);
+        std::thread::spawn(move || {
+            let trouble = store.lock().unwrap_or_else(std::sync::PoisonError::into_inner).flush();
+            if let Some(trouble) = trouble {
+                tracing::warn!("{trouble}");
+            }
+            let _ = done.send(());
+        });
+        ended
+    }
+
+    /// Takes in what was learnt since.
+    fn gather<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+        let unix = u64::try_from(unix).unwrap_or(0);
+        for learnt in core.steering().estimates().unwrap_or_default() {
+            let Some(exe) = core.executable_of(&learnt.app) else { continue };
+            let key = AppKey { exe, name: learnt.app.name.clone(), port: learnt.port };
+            let row = AppRow {
+                demand_down: learnt.down.get(),
+                demand_up: learnt.up.get(),
+                samples: learnt.count,
+                updated: unix.saturating_sub(now.since(learnt.updated).as_secs()),
+            };
+            // Times are rounded, and so differ by a second now and then.
+            let same = |known: &AppRow| AppRow { updated: 0, ..*known } == AppRow { updated: 0, ..row };
+            if !self.learnt.apps.get(&key).is_some_and(same) {
+                self.fresh.apps.insert(key.clone(), row);
+                self.learnt.apps.insert(key, row);
+            }
+        }
+        for apps in [&mut self.learnt.apps, &mut self.fresh.apps] {
+            braid_store::prune(apps, |row| row.updated);
+        }
+        for link in core.all_links_mut() {
+            let key = LinkKey::of(&link.facts);
+            let learnt = |index: usize| {
+                let estimate = link.capacity[index].estimate(now);
+                (!link.capacity[index].is_fixed() && estimate.age.is_some()).then(|| estimate.rate.bps())
+            };
+            let row = LinkRow { capacity_down: learnt(0), capacity_up: learnt(1), updated: unix };
+            if row.capacity_down.is_some() || row.capacity_up.is_some() {
+                self.learnt.links.insert(key.clone(), row);
+                self.fresh.links.insert(key.clone(), row);
+            }
+            if let Some(allowance) = &link.allowance {
+                let row = UsageRow { used: allowance.used().get(), period: allowance.period(), updated: unix };
+                self.learnt.usage.insert(usage_key(&key), row);
+                self.fresh.usage.insert(usage_key(&key), row);
+            }
+        }
+        for links in [&mut self.learnt.links, &mut self.fresh.links] {
+            braid_store::prune(links, |row| row.updated);
+        }
+    }
+}
+
+/// The store, unless it is being written.
+fn idle(store: &Mutex<Store>) -> Option<MutexGuard<'_, Store>> {
+    match store.try_lock() {
+        Ok(store) => Some(store),
+        // A thread that died in the middle leaves what is still to be written.
+        Err(TryLockError::Poisoned(store)) => Some(store.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// A stored row as the steering takes it.
+fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> DemandEstimate {
+    let age = u64::try_from(unix).unwrap_or(0).saturating_sub(row.updated);
+    DemandEstimate {
+        app: AppId { exe, name: key.name.clone() },
+        port: key.port,
+        down: Bytes::new(row.demand_down),
+        up: Bytes::new(row.demand_up),
+        count: row.samples,
+        updated: Time::from_nanos(now.as_nanos().saturating_sub(age.saturating_mul(1_000_000_000))),
+    }
+}
+
+/// An allowance belongs to the device whatever network it is in.
+fn usage_key(key: &LinkKey) -> LinkKey {
+    LinkKey { network: String::new(), ..key.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_control::config::Config;
+    use braid_control::core::Names;
+    use braid_control::fake::FakeSteering;
+    use braid_control::steering::SteeringEvent;
+    use braid_model::{Application, Class};
+
+    const NOW: Time = Time::from_nanos(1_000_000_000_000);
+    const UNIX: i64 = 1_800_000_000;
+    const PROGRAM: &str = "/bin/sh";
+
+    struct OneProgram;
+
+    impl Names for OneProgram {
+        fn executable(&mut self, path: &Path) -> Option<ExeId> {
+            process::exe_id(path)
+        }
+        fn cgroup(&mut self, _: &str) -> Option<(u64, u32)> {
+            None
+        }
+        fn application(&mut self, app: &AppId, _: u32, _: u64) -> (Application, Option<String>) {
+            (Application { exe: Some(PROGRAM.into()), name: app.name.clone() }, None)
+        }
+    }
+
+    fn core() -> Core<FakeSteering> {
+        Core::new(FakeSteering::default(), Box::new(OneProgram), Config::default(), NOW).unwrap()
+    }
+
+    /// As if flows of a program of this name had moved so much.
+    fn learn(core: &mut Core<FakeSteering>, name: &str, down: u64) {
+        let app = AppId { exe: process::exe_id(Path::new(PROGRAM)).unwrap(), name: name.to_owned() };
+        let met = SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 0, class: Class::default() };
+        core.on_events(NOW, vec![met]).unwrap();
+        let learnt = DemandEstimate { app, port: 80, down: Bytes::new(down), up: Bytes::ZERO, count: down, updated: NOW };
+        core.steering().seed(&learnt).unwrap();
+    }
+
+    fn recalled(folder: &Path) -> Vec<(String, u64)> {
+        let (mut memory, mut core) = (Memory::open(folder), core());
+        memory.begin_recall(&mut core, NOW, UNIX);
+        while memory.recalled.is_some() {
+            memory.go_on_recalling(&mut core);
+        }
+        core.steering().estimates().unwrap().into_iter().map(|learnt| (learnt.app.name, learnt.down.get())).collect()
+    }
+
+    #[test]
+    fn what_was_learnt_is_recalled_in_the_next_life() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        learn(&mut core, "curl", 1000);
+        memory.keep_last(&mut core, NOW, UNIX);
+        drop(memory);
+        assert_eq!(recalled(folder.path()), [("curl".to_owned(), 1000)]);
+    }
+
+    #[test]
+    fn regression_a_disk_that_does_not_answer_holds_nothing_up_and_loses_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        let store = Arc::clone(&memory.store);
+        let disk = store.lock().unwrap();
+        for (name, down) in [("curl", 1000), ("wget", 2000), ("curl", 3000)] {
+            learn(&mut core, name, down);
+            memory.keep(&mut core, NOW, UNIX);
+        }
+        memory.written -= SLOW;
+        assert!(memory.trouble()[0].contains("does not answer"));
+        drop(disk);
+        memory.keep_last(&mut core, NOW, UNIX);
+        assert_eq!(memory.trouble(), [""; 0]);
+        drop(memory);
+        assert_eq!(recalled(folder.path()), [("curl".to_owned(), 3000), ("wget".to_owned(), 2000)]);
+    }
+
+    #[test]
+    fn regression_ever_new_programs_do_not_fill_the_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        let store = Arc::clone(&memory.store);
+        let _disk = store.lock().unwrap();
+        for number in 0..13_000u64 {
+            let key = AppKey { exe: PROGRAM.to_owned(), name: number.to_string(), port: 80 };
+            memory.learnt.apps.insert(key.clone(), AppRow { updated: number, ..AppRow::default() });
+            memory.fresh.apps.insert(key, AppRow { updated: number, ..AppRow::default() });
+        }
+        memory.keep(&mut core, NOW, UNIX);
+        assert!(memory.learnt.apps.len() <= 11_000 && memory.fresh.apps.len() <= 11_000);
+        let latest = AppKey { exe: PROGRAM.to_owned(), name: "12999".to_owned(), port: 80 };
+        assert!(memory.fresh.apps.contains_key(&latest), "the oldest go first");
+    }
+
+    #[test]
+    fn what_did_not_change_is_not_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        learn(&mut core, "curl", 1000);
+        memory.gather(&mut core, NOW, UNIX);
+        assert_eq!(memory.fresh.apps.len(), 1);
+        memory.hand_over();
+        memory.gather(&mut core, NOW, UNIX + 1);
+        assert_eq!(memory.fresh.apps.len(), 0);
+    }
+}

@@ -1,0 +1,634 @@
+//! Hosts that carry flows over several links: the relays the user joined, servers that run Braid themselves, and the flows that go there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, Peer as PeerView, Problem};
+use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
+use braid_control::core::{BondLink, Bonded, Ended, Grounds, Question, ServerNews};
+use braid_control::history::AppPulse;
+use braid_control::steering::AppId;
+use braid_decide::detection::{Answer, Knowledge};
+use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_model::address::HostName;
+use braid_model::key::PublicKey;
+use braid_model::{Bytes, Joules, Time};
+use braid_peer::keys::{CLIENT_KEY, KeyPair};
+use braid_peer::state::StateDir;
+use braid_platform::linux::bpf::redirect::Redirect;
+use braid_store::joined::{self, NotInvited, Stored};
+use braid_transport::client::{Client, Link, State};
+use braid_transport::{Flow, Moved};
+use tokio::sync::mpsc;
+
+mod carry;
+mod crowd;
+mod explained;
+mod names;
+pub(crate) mod pins;
+pub(crate) mod redirected;
+mod servers;
+
+use carry::Exchanges;
+use crowd::Crowd;
+use servers::{Servers, Standing};
+
+/// Why a peer is refused that cannot prove to be the one of before.
+const ANOTHER_KEY: &str = "its key is not that of the invitation or of the first visit: leave it, and join a relay by a new line";
+
+/// How long a bond may take to tell what a flow had moved at its end.
+const LAST_WORD: Duration = Duration::from_millis(100);
+
+/// What happened to peers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A relay was left; one of the same name may have been joined since.
+    Left {
+        /// Its name.
+        name: String,
+    },
+    /// A relay can be reached from now on, or cannot.
+    Relay {
+        /// Its name.
+        name: String,
+        /// Which of its sessions tells: one that was ended may still do so when the next is there.
+        session: u64,
+        /// Whether it can.
+        ready: bool,
+    },
+    /// A relay does not open a destination, or takes no flow now.
+    Refused {
+        /// The relay's name.
+        name: String,
+        /// The destination.
+        host: IpAddr,
+        /// What it said ([`braid_bond::codes`]).
+        code: u64,
+    },
+    /// A host that was asked whether it runs Braid has answered, or has not.
+    Answer {
+        /// The host.
+        host: IpAddr,
+        /// The slot of the link that it was asked over.
+        link: usize,
+        /// What it said.
+        answer: Answer<PublicKey>,
+    },
+    /// The names of `detect` were looked up.
+    Named {
+        /// The addresses that they lead to.
+        hosts: BTreeSet<IpAddr>,
+    },
+    /// What a bond to a server has met.
+    Server {
+        /// The host.
+        host: IpAddr,
+        /// What.
+        news: ServerNews,
+    },
+}
+
+/// All peers.
+pub struct Peers {
+    dir: PathBuf,
+    known: BTreeMap<String, Known>,
+    servers: Servers,
+    /// Names of servers.
+    detected: names::Names,
+    links: Vec<BondLink>,
+    flows: Flows,
+    exchanges: Exchanges,
+    crowd: Crowd,
+    /// How many sessions with relays were begun.
+    sessions: u64,
+    changes: mpsc::UnboundedSender<Change>,
+}
+
+type Flows = Arc<Mutex<Carrying>>;
+
+/// The flows that are carried now.
+#[derive(Default)]
+struct Carrying {
+    /// By their id.
+    living: BTreeMap<u64, Carried>,
+    /// What those that ended moved, received and sent, since that was asked for; by application.
+    moved: BTreeMap<String, [Bytes; 2]>,
+    /// Those that ended since they were asked for.
+    ended: Vec<(Ended, Cost, Moved)>,
+    /// What a byte costs on each link, by its slot, as of late.
+    costs: BTreeMap<u8, ByteCost>,
+}
+
+struct Known {
+    stored: Stored,
+    client: Client,
+    session: u64,
+}
+
+impl Known {
+    fn is_up(&self) -> bool {
+        *self.client.state().borrow() == State::Up
+    }
+}
+
+struct Carried {
+    application: String,
+    app: AppId,
+    process: u32,
+    user: u32,
+    remote: SocketAddr,
+    peer: String,
+    started: Time,
+    policy: FlowPolicy,
+    protocol: &'static str,
+    flow: Flow,
+    grounds: Option<Grounds>,
+    /// What of its bytes was counted for its application, received and sent.
+    counted: [Bytes; 2],
+    cost: Cost,
+    /// The links of its rule: an order may have moved it to others.
+    ruled: u64,
+}
+
+/// What a flow has cost.
+#[derive(Default)]
+struct Cost {
+    /// What was counted of its bytes, received and sent, by link.
+    counted: BTreeMap<u8, [Bytes; 2]>,
+    energy: EnergyMeter,
+}
+
+impl Cost {
+    /// Counts what it has sent and received by link, in all, at what a byte costs now.
+    fn count(&mut self, by_link: &[(u8, Bytes, Bytes)], costs: &BTreeMap<u8, ByteCost>) {
+        for (link, tx, rx) in by_link {
+            let before = self.counted.insert(*link, [*rx, *tx]).unwrap_or_default();
+            self.energy.count(costs.get(link).copied(), rx.saturating_sub(before[0]), tx.saturating_sub(before[1]));
+        }
+    }
+}
+
+impl Carried {
+    /// What it has moved, received and sent, since the last call; in all at least `least`.
+    fn count(&mut self, least: [Bytes; 2], costs: &BTreeMap<u8, ByteCost>) -> [Bytes; 2] {
+        let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
+        let sum = by_link.iter().fold([Bytes::ZERO; 2], |sum, (_, tx, rx)| [sum[0] + *rx, sum[1] + *tx]);
+        self.cost.count(&by_link, costs);
+        // Once the bond has forgotten it there is nothing to be added.
+        let total = [0, 1].map(|way| sum[way].max(self.counted[way]).max(least[way]));
+        let before = std::mem::replace(&mut self.counted, total);
+        [total[0].saturating_sub(before[0]), total[1].saturating_sub(before[1])]
+    }
+}
+
+/// The names of the peers that were joined, as they stand in the state directory; `None` if that cannot be told.
+pub fn joined(dir: &Path) -> Option<Vec<String>> {
+    Some(joined::read(dir).ok()?.into_iter().map(|peer| peer.name).collect())
+}
+
+impl Peers {
+    /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone. This process
+    /// may have so many open files.
+    pub fn open(dir: &Path, open_files: u64) -> (Self, mpsc::UnboundedReceiver<Change>) {
+        let (changes, receiver) = mpsc::unbounded_channel();
+        let mut peers = Self {
+            dir: dir.to_owned(),
+            known: BTreeMap::new(),
+            servers: Servers::default(),
+            detected: names::Names::default(),
+            links: Vec::new(),
+            flows: Flows::default(),
+            exchanges: Exchanges::default(),
+            crowd: Crowd::new(open_files),
+            sessions: 0,
+            changes,
+        };
+        match joined::read(dir) {
+            Ok(stored) => {
+                for peer in stored {
+                    let name = peer.name.clone();
+                    if let Err(problem) = peers.begin(peer) {
+                        tracing::warn!(peer = name, "{}", problem.detail.unwrap_or_default());
+                    }
+                }
+            }
+            Err(error) => tracing::warn!("the relays joined before, in {}, cannot be read ({error}): join again", dir.display()),
+        }
+        (peers, receiver)
+    }
+
+    /// The names of `detect`: what they lead to comes out of the channel, now and whenever it changes.
+    pub fn look_up(&mut self, names: &[HostName]) {
+        self.detected.want(names, &self.changes);
+    }
+
+    /// Their names.
+    pub fn names(&self) -> Vec<String> {
+        self.known.keys().cloned().collect()
+    }
+
+    /// Whether there is a peer at all.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.servers.is_empty()
+    }
+
+    /// The links there are now.
+    pub fn set_links(&mut self, links: Vec<BondLink>) {
+        if self.links != links {
+            self.links = links;
+            let links = self.client_links();
+            self.known.values().map(|known| &known.client).chain(self.servers.clients()).for_each(|client| client.set_links(links.clone()));
+        }
+    }
+
+    /// `POST /v1/join`.
+    pub fn join(&mut self, line: &str, name: Option<&str>) -> Result<Accepted, Problem> {
+        let stored = Stored::invited(line, name, self.known.values().map(|known| &known.stored)).map_err(|error| match &error {
+            NotInvited::Line(_) => Problem::new(422, "No invitation", error.to_string()),
+            NotInvited::Name => Problem::new(422, "No name", error.to_string()),
+            NotInvited::Taken(_) => Problem::new(409, "Name in use", error.to_string()),
+            NotInvited::Joined(_) => Problem::new(409, "Joined already", error.to_string()),
+        })?;
+        let name = stored.name.clone();
+        // Joining again with a new invitation renews what is there.
+        let renewed = self.known.get(&name).map(|known| known.is_up());
+        if let Some(up) = renewed
+            && !(up && self.renew(&stored))
+        {
+            self.end(&name);
+            self.begin(stored)?;
+        } else if renewed.is_none() {
+            self.begin(stored)?;
+        }
+        self.store().map_err(|error| {
+            Problem::new(500, "Not stored", format!("{name} is in use until the daemon ends, and cannot be written down: {error}"))
+        })?;
+        let message = match renewed {
+            None => format!("{name} is being dialled over all links: see \"braid peers\"; flows go there by carry = \"bond\" in [[app]]"),
+            Some(true) => format!(
+                "{name} was joined before, and is up: it goes on, and knows the addresses of this invitation too; the invitation itself was not used: its limits hold after \"braid leave {name}\" and joining again"
+            ),
+            Some(false) => format!("{name} was joined before, and is dialled anew, at the addresses of this invitation too"),
+        };
+        Ok(Accepted { message, warnings: Vec::new() })
+    }
+
+    /// Takes over what a new invitation says of a relay that is up, without disturbing its flows; `false` if that cannot be.
+    fn renew(&mut self, stored: &Stored) -> bool {
+        let Some(known) = self.known.get_mut(&stored.name) else { return false };
+        let Ok(peer) = stored.peer() else { return false };
+        known.client.set_addresses(peer.addresses);
+        known.stored.addresses = stored.addresses.clone();
+        true
+    }
+
+    /// `POST /v1/leave`.
+    pub fn leave(&mut self, name: &str) -> Result<Accepted, Problem> {
+        if !self.known.contains_key(name) {
+            let names: Vec<&str> = self.known.keys().map(String::as_str).collect();
+            let joined = if names.is_empty() { "no relay was joined".to_owned() } else { format!("joined were {}", names.join(", ")) };
+            let detail =
+                format!("there is no peer called {name}: {joined}; `braid peers` lists servers too, which are left by their address");
+            return Err(Problem::new(404, "No such peer", detail));
+        }
+        self.end(name);
+        self.store().map_err(|error| Problem::new(500, "Not stored", format!("it comes back when the daemon starts again: {error}")))?;
+        Ok(Accepted { message: format!("{name} is left; its flows have ended"), warnings: Vec::new() })
+    }
+
+    /// Asks a host whether it runs Braid; the answer comes as a [`Change`].
+    pub fn ask(&self, question: Question) {
+        let link = client_link(&question.link);
+        servers::question(question, link, self.changes.clone());
+    }
+
+    /// Ends the bond to a server, and its flows; whether there was one.
+    pub fn end_server(&mut self, host: IpAddr) -> bool {
+        self.servers.end(host)
+    }
+
+    /// Ends bonds to servers that are not to be reached over links any more, and their flows, so that those begin again elsewhere.
+    pub fn keep_servers(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
+        self.servers.keep(may_reach);
+    }
+
+    /// Ends bonds to servers that nothing uses any more.
+    pub fn sweep(&mut self) {
+        let flows = self.flows.clone();
+        self.servers.sweep(|host| carry::uses(&flows, host));
+    }
+
+    /// `POST /v1/move`.
+    pub fn move_flows(&self, request: &MoveRequest) -> Result<Accepted, Problem> {
+        let to = match &request.to {
+            None => None,
+            Some(device) => match self.links.iter().find(|link| link.device == *device) {
+                Some(link) => Some(link),
+                None => {
+                    let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
+                    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                    let detail = format!("{device} is no link: there are {known}; see \"braid links\"");
+                    return Err(Problem::new(404, "No such link", detail));
+                }
+            },
+        };
+        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut moved, mut kept) = (0, BTreeMap::<String, String>::new());
+        for (id, carried) in flows.living.iter_mut() {
+            if id.to_string() != request.what && carried.application != request.what && carried.app.name != request.what {
+                continue;
+            }
+            // Where nothing gets through, it would wait for good.
+            if let Some(why) = to.and_then(|link| self.without_path(&carried.peer, link)) {
+                kept.insert(carried.peer.clone(), why);
+                continue;
+            }
+            carried.policy.links = to.map_or(carried.ruled, |link| 1 << link.slot);
+            carried.flow.set_policy(carried.policy);
+            moved += 1;
+        }
+        let kept: Vec<String> = kept.into_iter().map(|(peer, why)| format!("no path to {peer}: {why}")).collect();
+        let kept = to.filter(|_| !kept.is_empty()).map(|link| format!("{} has {}", link.device, kept.join("; ")));
+        match (moved, kept) {
+            (0, Some(kept)) => {
+                let detail = format!("{kept}; nothing was moved: \"braid peers\" shows the paths there are");
+                Err(Problem::new(409, "No path", detail))
+            }
+            (0, None) => {
+                let detail = format!(
+                    "no bonded flow has the id, application or name {}: see \"braid flows\"; only flows that a peer carries can be moved",
+                    request.what
+                );
+                Err(Problem::new(404, "No such flow", detail))
+            }
+            (_, kept) => {
+                let to = request.to.as_deref().unwrap_or("all links of their rule");
+                let flows = if moved == 1 { "1 flow goes".to_owned() } else { format!("{moved} flows go") };
+                let warnings = kept.into_iter().map(|kept| format!("flows that stay where they were: {kept}")).collect();
+                Ok(Accepted { message: format!("{flows} over {to} from now on"), warnings })
+            }
+        }
+    }
+
+    /// Why nothing goes to a peer over a link; `None` if something does.
+    fn without_path(&self, peer: &str, link: &BondLink) -> Option<String> {
+        let client = self.known.get(peer).map(|known| &known.client).or_else(|| self.servers.client(peer));
+        let of_link = |(_, path): &(PathId, BondPath)| usize::from(path.link) == link.slot;
+        let paths: Vec<_> = client.map(Client::paths).unwrap_or_default().into_iter().filter(of_link).collect();
+        why_no_path(link, peer, &paths.iter().map(|(_, path)| path.state).collect::<Vec<_>>())
+    }
+
+    /// Begins to take flows that are to be bonded.
+    pub(crate) fn take(&self, redirect: Arc<Redirect>) -> mpsc::Receiver<redirected::Arrival> {
+        self.crowd.tell(redirect.clone());
+        redirected::take(redirect, self.exchanges.clone(), self.crowd.clone())
+    }
+
+    /// `GET /v1/peers`: relays, then servers; `known` are those that run Braid, as far as is known.
+    pub fn views(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<PeerView> {
+        let relay = |known: &Known| {
+            let address = known.stored.addresses.first().cloned().unwrap_or_default();
+            self.peer_view(known.stored.name.clone(), "relay", address, &known.client)
+        };
+        let server = |(host, standing): (IpAddr, Standing<'_>)| {
+            let (name, address) = (host.to_string(), SocketAddr::new(host, servers::PORT).to_string());
+            let without = |state: &str, reason| PeerView {
+                name: host.to_string(),
+                kind: "server".to_owned(),
+                address: SocketAddr::new(host, servers::PORT).to_string(),
+                state: state.to_owned(),
+                reason,
+                paths: Vec::new(),
+            };
+            match standing {
+                Standing::Bonded(client) => self.peer_view(name, "server", address, client),
+                Standing::Idle(reason) => without("idle", reason),
+                Standing::AnotherKey => without("refused", Some(ANOTHER_KEY.to_owned())),
+            }
+        };
+        self.known.values().map(relay).chain(self.servers.list(known).into_iter().map(server)).collect()
+    }
+
+    fn peer_view(&self, name: String, kind: &str, address: String, client: &Client) -> PeerView {
+        let (state, reason) = match &*client.state().borrow() {
+            State::Connecting => ("connecting", None),
+            State::Up => ("up", None),
+            State::Unreachable(reason) => ("unreachable", Some(reason.clone())),
+            State::Refused(reason) => ("refused", Some(reason.clone())),
+            State::AnotherKey => ("refused", Some(ANOTHER_KEY.to_owned())),
+        };
+        let found = client.paths();
+        let mut paths: Vec<PathView> = found.iter().map(|(_, path)| self.path_view(path)).collect();
+        let missing = |link: &&BondLink| state == "up" && !found.iter().any(|(_, path)| usize::from(path.link) == link.slot);
+        paths.extend(self.links.iter().filter(missing).map(|link| PathView {
+            link: link.device.clone(),
+            state: "none".to_owned(),
+            reason: why_no_path(link, &name, &[]),
+            ..PathView::default()
+        }));
+        PeerView { name, kind: kind.to_owned(), address, state: state.to_owned(), reason, paths }
+    }
+
+    /// The flows that peers carry, for `GET /v1/flows`.
+    pub fn flow_views(&self, now: Time, scheduler: &str) -> Vec<FlowView> {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        flows.living.iter().map(|(id, carried)| self.flow_view(*id, carried, now, scheduler)).collect()
+    }
+
+    /// How many flows that peers carry have used each device.
+    pub fn flows_by_device(&self) -> BTreeMap<String, u64> {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = BTreeMap::new();
+        for link in flows.living.values().filter_map(|carried| carried.flow.view()).flat_map(|view| view.by_link) {
+            *counts.entry(self.device(link.0)).or_default() += 1;
+        }
+        counts
+    }
+
+    /// What applications moved through peers since the last call, with what a byte costs on each link, by its slot.
+    pub fn take_moved(&self, costs: BTreeMap<u8, ByteCost>) -> Vec<AppPulse> {
+        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let Carrying { living, moved, costs: known, .. } = &mut *flows;
+        *known = costs;
+        let mut sums: BTreeMap<String, ([Bytes; 2], u64)> = BTreeMap::new();
+        for (application, moved) in std::mem::take(moved) {
+            sums.insert(application, (moved, 0));
+        }
+        for carried in living.values_mut() {
+            let more = carried.count([Bytes::ZERO; 2], known);
+            let (moved, count) = sums.entry(carried.application.clone()).or_default();
+            (*moved, *count) = ([moved[0] + more[0], moved[1] + more[1]], *count + 1);
+        }
+        let pulse = |(application, ([rx, tx], flows)): (String, ([Bytes; 2], u64))| AppPulse { application, rx, tx, flows };
+        sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > Bytes::ZERO).collect()
+    }
+
+    /// The living flows that peers carry.
+    pub fn living(&self) -> Bonded {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut living = Bonded::new();
+        for carried in flows.living.values() {
+            let (count, energy) = living.entry((carried.app.clone(), carried.remote.port())).or_default();
+            *count += 1;
+            energy.absorb(carried.cost.energy);
+        }
+        living
+    }
+
+    /// Those that ended, and moved something, since the last call, and what they have cost. Those that ended just now come with the next
+    /// one: their bonds may have a last word on them.
+    pub fn take_ended(&self, now: Time) -> Vec<(Ended, EnergyMeter)> {
+        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let Carrying { ended, costs, .. } = &mut *flows;
+        let settled = ended.extract_if(.., |(flow, ..)| now.since(flow.at) >= LAST_WORD);
+        let told = settled.map(|(flow, mut cost, moved)| {
+            cost.count(&moved.by_link(), costs);
+            (flow, cost.energy)
+        });
+        told.collect()
+    }
+
+    fn flow_view(&self, id: u64, carried: &Carried, now: Time, scheduler: &str) -> FlowView {
+        let moved = carried.flow.view().map(|view| view.by_link).unwrap_or_default();
+        let by_link: Vec<LinkBytes> =
+            moved.iter().map(|(link, tx, rx)| LinkBytes { link: self.device(*link), rx_bytes: rx.get(), tx_bytes: tx.get() }).collect();
+        let links: Vec<&str> = by_link.iter().map(|link| link.link.as_str()).collect();
+        FlowView {
+            id,
+            application: carried.application.clone(),
+            protocol: carried.protocol.to_owned(),
+            local: None,
+            remote: carried.remote.to_string(),
+            link: links.join("+"),
+            carry: "bond".to_owned(),
+            scheduler: scheduler.to_owned(),
+            rx_bytes: Some(by_link.iter().map(|link| link.rx_bytes).sum()),
+            tx_bytes: Some(by_link.iter().map(|link| link.tx_bytes).sum()),
+            rtt_us: None,
+            age_ms: Some(now.since(carried.started).as_millis() as u64),
+            name: Some(carried.app.name.clone()),
+            pid: Some(carried.process),
+            user: Some(carried.user),
+            cgroup: None,
+            class: carried.grounds.as_ref().map(|grounds| grounds.class.to_string()),
+            demand_bytes: carried.grounds.as_ref().map(|grounds| grounds.demand.get()),
+            retransmissions: None,
+            delivery_rate_bps: None,
+            rule: carried.grounds.as_ref().and_then(|grounds| grounds.rule),
+            energy_j: carried.cost.energy.total().map(Joules::get),
+            peer: Some(carried.peer.clone()),
+            by_link,
+        }
+    }
+
+    fn path_view(&self, path: &BondPath) -> PathView {
+        let sent = path.delivered.get() + path.lost.get();
+        PathView {
+            link: self.device(path.link),
+            state: state_name(path).to_owned(),
+            reason: None,
+            rtt_us: Some(path.srtt.as_micros() as u64),
+            cwnd: Some(path.window.get()),
+            rate_bps: Some(path.rate.bps()).filter(|rate| *rate > 0),
+            loss: (sent > 0).then(|| path.lost.get() as f64 / sent as f64),
+            queued: Some(path.in_flight.get()),
+            rx_bytes: Some(path.received.get()),
+            tx_bytes: Some(path.delivered.get()),
+        }
+    }
+
+    fn device(&self, number: u8) -> String {
+        let link = self.links.iter().find(|link| link.slot == usize::from(number));
+        link.map_or_else(|| format!("link {number} (gone)"), |link| link.device.clone())
+    }
+
+    fn client_links(&self) -> Vec<Link> {
+        self.links.iter().filter(|link| link.v4.is_some() || link.v6.is_some()).map(client_link).collect()
+    }
+
+    /// Begins to bond with a peer.
+    fn begin(&mut self, stored: Stored) -> Result<(), Problem> {
+        let cannot = |detail: String| Problem::new(500, "Cannot bond", detail);
+        let dir = StateDir::open(&self.dir).map_err(|error| cannot(error.to_string()))?;
+        let keys = KeyPair::load_or_generate(&dir, CLIENT_KEY).map_err(|error| cannot(error.to_string()))?;
+        let peer = stored.peer().map_err(cannot)?;
+        let client = Client::start(peer, Some(&keys), None).map_err(|error| cannot(error.to_string()))?;
+        client.set_links(self.client_links());
+        let (mut state, changes, name) = (client.state(), self.changes.clone(), stored.name.clone());
+        self.sessions += 1;
+        let session = self.sessions;
+        tokio::spawn(async move {
+            let mut told = false;
+            loop {
+                let ready = *state.borrow_and_update() == State::Up;
+                if ready != told {
+                    told = ready;
+                    let _ = changes.send(Change::Relay { name: name.clone(), session, ready });
+                }
+                if state.changed().await.is_err() {
+                    let _ = changes.send(Change::Relay { name, session, ready: false });
+                    return;
+                }
+            }
+        });
+        self.known.insert(stored.name.clone(), Known { stored, client, session });
+        Ok(())
+    }
+
+    fn end(&mut self, name: &str) {
+        if self.known.remove(name).is_some() {
+            let _ = self.changes.send(Change::Left { name: name.to_owned() });
+        }
+    }
+
+    /// Whether a relay's session is the one that counts.
+    pub fn is_current(&self, name: &str, session: u64) -> bool {
+        self.known.get(name).is_some_and(|known| known.session == session)
+    }
+
+    /// Whether a relay of this name is joined.
+    pub fn is_joined(&self, name: &str) -> bool {
+        self.known.contains_key(name)
+    }
+
+    /// The token of a peer that has let us in is of no use any more.
+    pub fn on_ready(&mut self, name: &str) {
+        let Some(known) = self.known.get_mut(name) else { return };
+        if known.stored.token.take().is_some()
+            && let Err(error) = self.store()
+        {
+            tracing::warn!("what was joined cannot be written down: {error}");
+        }
+    }
+
+    fn store(&self) -> std::io::Result<()> {
+        joined::write(&self.dir, &self.known.values().map(|known| &known.stored).collect::<Vec<_>>())
+    }
+}
+
+/// Why no path of a link to `peer` carries anything, by the states of those there are.
+fn why_no_path(link: &BondLink, peer: &str, states: &[PathState]) -> Option<String> {
+    match states {
+        _ if link.v4.is_none() && link.v6.is_none() => Some("the link is down, dead or has no address".to_owned()),
+        [] => Some(format!("{peer} has not answered over it; it is dialled again and again")),
+        states if states.iter().all(|state| *state == PathState::Dead) => Some("it is dead".to_owned()),
+        _ => None,
+    }
+}
+
+fn state_name(path: &BondPath) -> &'static str {
+    match path.state {
+        PathState::Good if path.backup => "backup",
+        PathState::Probing => "probing",
+        PathState::Good => "good",
+        PathState::Suspect => "suspect",
+        PathState::Dead => "dead",
+    }
+}
+
+fn client_link(link: &BondLink) -> Link {
+    Link { number: link.slot as u8, device: Some(link.device.clone()), v4: link.v4, v6: link.v6, backup: link.backup }
+}

@@ -1,0 +1,485 @@
+//! Carries redirected flows: over the bond to a server or a relay, or, where none can take them, over a link of theirs.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
+use braid_control::core::{BondPolicy, Ended, Exit, ServerNews};
+use braid_control::steering::RedirectedFlow;
+use braid_model::Bytes as Amount;
+use braid_model::key::PublicKey;
+use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
+use braid_platform::linux::sys::bpf::now;
+use braid_transport::client::{Client, State};
+use braid_transport::{Flow, FlowEnd, datagram, splice, splice_connections};
+use bytes::Bytes;
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+use tokio::sync::{Notify, mpsc, watch};
+
+use super::{Carried, Change, Cost, Flows, Peers};
+
+/// A flow waits this long for its bond to begin, while the peer sends nothing; then it goes direct.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// It waits this long for a peer that has begun to answer: over a slow link, or beside a busy processor, a handshake takes longer.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// An exchange of datagrams in which nothing moves for this long is forgotten.
+const QUIET: Duration = Duration::from_secs(150);
+/// An exchange that nobody has answered is tried again no sooner than this.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The datagram exchanges that are carried now.
+#[derive(Clone, Default)]
+pub(crate) struct Exchanges(Arc<Mutex<Ways>>);
+
+#[derive(Default)]
+struct Ways {
+    /// Each with the number of its way: an exchange that ended may have begun anew.
+    ways: BTreeMap<Exchange, (u64, Way)>,
+    last: u64,
+}
+
+/// How an exchange is carried.
+#[derive(Clone)]
+enum Way {
+    Bond(Flow),
+    Direct(Arc<Onward>),
+}
+
+/// A socket of the daemon's own, connected to where the program sends.
+struct Onward {
+    socket: UdpSocket,
+    /// Whether the program has sent anything since this was last looked at.
+    spoke: AtomicBool,
+    /// Nothing can be sent over it any more.
+    broken: Notify,
+}
+
+impl Exchanges {
+    /// Sends one more datagram of an exchange; `false` if it is not known.
+    pub(crate) fn send(&self, exchange: &Exchange, payload: Bytes) -> bool {
+        let way = self.lock().ways.get(exchange).map(|(_, way)| way.clone());
+        match way {
+            Some(Way::Bond(flow)) => drop(flow.send(payload)),
+            Some(Way::Direct(onward)) => match onward.socket.try_send(&payload) {
+                Ok(_) => onward.spoke.store(true, Ordering::Relaxed),
+                Err(error) if is_gone(&error) => onward.broken.notify_one(),
+                // What the system has no room for is lost, as datagrams may be.
+                Err(_) => {}
+            },
+            None => return false,
+        }
+        true
+    }
+
+    /// Forgets an exchange whose program is gone.
+    pub(crate) fn forget(&self, exchange: &Exchange) {
+        let gone = self.lock().ways.remove(exchange);
+        if let Some((_, Way::Bond(flow))) = gone {
+            flow.reset(0);
+        }
+    }
+
+    /// Carries an exchange this way from now on; the way's number.
+    fn insert(&self, exchange: Exchange, way: Way) -> u64 {
+        let mut ways = self.lock();
+        ways.last += 1;
+        let number = ways.last;
+        ways.ways.insert(exchange, (number, way));
+        number
+    }
+
+    /// Whether an exchange is still carried that way.
+    fn has(&self, exchange: &Exchange, number: u64) -> bool {
+        self.lock().ways.get(exchange).is_some_and(|(of, _)| *of == number)
+    }
+
+    /// A way is over; whether its exchange is not, as far as is known.
+    fn end(&self, exchange: &Exchange, number: u64) -> bool {
+        let had = self.has(exchange, number);
+        if had {
+            self.forget(exchange);
+        }
+        had
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ways> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A flow that was opened, and what its bond is.
+struct Opened {
+    flow: Flow,
+    state: watch::Receiver<State>,
+    /// To be let go of soon: the last one who holds it holds the bond.
+    client: Client,
+    /// Who is at its other end, and hears what became of it.
+    far: Far,
+}
+
+/// Who a flow was given to.
+enum Far {
+    /// Its server itself.
+    Server(Straight),
+    /// A relay, by its name.
+    Relay { name: String, host: IpAddr, changes: mpsc::UnboundedSender<Change> },
+}
+
+struct Straight {
+    host: IpAddr,
+    port: u16,
+    changes: mpsc::UnboundedSender<Change>,
+}
+
+/// What became of opening a flow.
+enum Outcome {
+    Open,
+    /// The program is to see this.
+    Failed(FlowEnd),
+    /// It is to be carried directly.
+    Direct,
+}
+
+impl Opened {
+    /// Waits until the bond has begun, or is given up.
+    async fn bond_begins(&mut self) {
+        let begun = Instant::now();
+        let mut settled = pin!(self.state.wait_for(|state| *state != State::Connecting));
+        if tokio::time::timeout(PATIENCE, &mut settled).await.is_err() {
+            // After a time in which this process did not run, what has come in is read first.
+            tokio::task::yield_now().await;
+            if self.client.is_answered() {
+                let _ = tokio::time::timeout(HANDSHAKE.saturating_sub(begun.elapsed()), settled).await.map(drop);
+            }
+        }
+    }
+
+    /// Waits for the bond, and for the other end's word on the flow.
+    async fn outcome(&mut self) -> Outcome {
+        self.bond_begins().await;
+        if *self.state.borrow() != State::Up {
+            if let Far::Server(straight) = &self.far {
+                straight.tell(ServerNews::Lost);
+            }
+            return Outcome::Direct;
+        }
+        // A program's connect would take as long, and nothing is lost if the peer is gone meanwhile.
+        let opened = tokio::select! {
+            opened = self.flow.opened() => opened,
+            _ = self.state.wait_for(|state| *state != State::Up) => return Outcome::Direct,
+            () = self.client.unanswered() => return Outcome::Direct,
+        };
+        match (opened, &self.far) {
+            (Ok(()), _) => Outcome::Open,
+            (Err(end), Far::Relay { name, host, changes }) => {
+                if matches!(end.0, codes::NOT_OPENED | codes::BUSY | codes::QUOTA) {
+                    let _ = changes.send(Change::Refused { name: name.clone(), host: *host, code: end.0 });
+                }
+                judge_relayed(end)
+            }
+            (Err(end), Far::Server(straight)) => straight.judge(end),
+        }
+    }
+}
+
+/// A relay that will not, or has no way there, must not be the program's trouble: the links may have one. What the destination itself
+/// says, the program is to see.
+fn judge_relayed(end: FlowEnd) -> Outcome {
+    match end.0 {
+        codes::NOT_OPENED | codes::BUSY | codes::QUOTA => Outcome::Direct,
+        code if code == libc::ENETUNREACH as u64 => Outcome::Direct,
+        _ => Outcome::Failed(end),
+    }
+}
+
+impl Straight {
+    fn tell(&self, news: ServerNews) {
+        let _ = self.changes.send(Change::Server { host: self.host, news });
+    }
+
+    /// A server may have its reasons not to serve strangers, which must not be the program's trouble.
+    fn judge(&self, end: FlowEnd) -> Outcome {
+        match end.0 {
+            codes::BUSY | codes::QUOTA => {}
+            codes::NOT_OPENED => self.tell(ServerNews::Closed(self.port)),
+            codes::NOT_ITS_OWN => self.tell(ServerNews::Elsewhere),
+            codes::REFUSED => {
+                // The program was let in before that was known. Others see it as it is.
+                self.tell(ServerNews::Closed(self.port));
+                return Outcome::Failed(end);
+            }
+            _ => return Outcome::Failed(end),
+        }
+        Outcome::Direct
+    }
+}
+
+impl Peers {
+    /// Opens a flow to a peer that can take it, and lists it. A server that runs Braid goes before any relay: there is no shorter way.
+    fn open_flow(
+        &mut self,
+        facts: &RedirectedFlow,
+        application: String,
+        policy: &BondPolicy,
+        carrier: Carrier,
+        server: Option<PublicKey>,
+    ) -> Option<Opened> {
+        let host = facts.remote.ip();
+        let bonded = server.and_then(|key| self.bond_with(host, key));
+        let changes = self.changes.clone();
+        let (client, peer, far) = match bonded {
+            Some(client) => (client, host.to_string(), Far::Server(Straight { host, port: facts.remote.port(), changes })),
+            None => {
+                let (client, name) = self.relay(policy)?;
+                (client, name.clone(), Far::Relay { name, host, changes })
+            }
+        };
+        let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
+        let bond = FlowPolicy { weight, links: policy.links, copies: policy.copies, urgent: policy.urgent };
+        let flow = client.open(Open { carrier, target: Target::Address(facts.remote), policy: bond }).ok()?;
+        let carried = Carried {
+            application,
+            app: facts.app.clone(),
+            process: facts.process,
+            user: facts.user,
+            remote: facts.remote,
+            peer,
+            started: facts.started,
+            policy: bond,
+            protocol: if carrier == Carrier::Stream { "tcp" } else { "udp" },
+            flow: flow.clone(),
+            grounds: None,
+            counted: Default::default(),
+            cost: Cost::default(),
+            ruled: policy.links,
+        };
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, carried);
+        Some(Opened { flow, state: client.state(), client, far })
+    }
+
+    fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
+        let (links, flows) = (self.client_links(), self.flows.clone());
+        self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))
+    }
+
+    /// A relay that can be reached and may open the flow's destination, and its name.
+    fn relay(&self, policy: &BondPolicy) -> Option<(Client, String)> {
+        let up = |known: &&super::Known| known.is_up() && !policy.refusing.contains(&known.stored.name);
+        let known = match &policy.relay {
+            Some(name) => self.known.get(name).filter(up),
+            None => self.known.values().find(up),
+        }?;
+        Some((known.client.clone(), known.stored.name.clone()))
+    }
+
+    /// Carries an exchange of datagrams, whose first is `payload`. Without a peer it goes direct.
+    pub(crate) fn exchange(
+        &mut self,
+        redirect: Arc<Redirect>,
+        (exchange, facts, payload): (Exchange, RedirectedFlow, Bytes),
+        application: String,
+        policy: &BondPolicy,
+        server: Option<PublicKey>,
+    ) {
+        let (exchanges, exit, place) = (self.exchanges.clone(), policy.exit.clone(), self.crowd.enter(facts.user));
+        let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
+            tokio::spawn(async move {
+                let _place = place;
+                exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
+            });
+            return;
+        };
+        let flow = opened.flow.clone();
+        let number = exchanges.insert(exchange, Way::Bond(flow.clone()));
+        flow.send(payload.clone());
+        let (flows, id) = (self.flows.clone(), facts.id.0);
+        tokio::spawn(async move {
+            let _place = place;
+            let outcome = opened.outcome().await;
+            let mut state = opened.state.clone();
+            drop(opened);
+            let mut received = Amount::ZERO;
+            if matches!(outcome, Outcome::Open) {
+                while let Ok(message) = flow.receive().await {
+                    received += Amount::new(message.len() as u64);
+                    // What the program's socket has no room for is lost.
+                    let _ = redirect.answer(&exchange, &message);
+                }
+            }
+            forget(&flows, id, [received, Amount::ZERO]);
+            if !exchanges.end(&exchange, number) {
+                return;
+            }
+            match outcome {
+                Outcome::Direct => exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await,
+                // Its bond has ended, or the far end has forgotten it: its program, which need not know, sends on. A relay that was
+                // restarted is there again in a moment, and what once went direct would stay so. What it sends until then is lost, so the wait
+                // is short whether or not the relay has begun to answer.
+                Outcome::Open => {
+                    let _ = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state == State::Up)).await.map(drop);
+                    begin_anew(&redirect, &exchange, received > Amount::ZERO).await;
+                }
+                Outcome::Failed(_) => begin_anew(&redirect, &exchange, false).await,
+            }
+        });
+    }
+
+    /// Carries a redirected connection: straight to its `server`, if that has this key, or to a relay. The peer may have gone since the
+    /// program's connect: a connection of the daemon's own is next best.
+    pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
+        let Redirected { stream, flow: facts } = redirected;
+        let (exit, place) = (policy.exit.clone(), self.crowd.enter(facts.user));
+        let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
+            tokio::spawn(async move {
+                let _place = place;
+                carry_directly(stream, facts.remote, exit).await;
+            });
+            return;
+        };
+        let (flows, id) = (self.flows.clone(), facts.id.0);
+        tokio::spawn(async move {
+            let _place = place;
+            let outcome = opened.outcome().await;
+            let flow = opened.flow.clone();
+            // Whoever holds its client holds the bond, which may have to end before this flow does.
+            drop(opened);
+            let mut moved = [Amount::ZERO; 2];
+            match outcome {
+                Outcome::Open => {
+                    let (up, down) = splice(stream, flow).await;
+                    moved = [down, up].map(Amount::new);
+                }
+                Outcome::Failed(end) => {
+                    tracing::debug!(remote = %facts.remote, %end, "the peer cannot open a flow");
+                    refuse(&stream);
+                }
+                Outcome::Direct => {
+                    flow.reset(0);
+                    forget(&flows, id, moved);
+                    carry_directly(stream, facts.remote, exit).await;
+                }
+            }
+            forget(&flows, id, moved);
+        });
+    }
+}
+
+/// Whether any flow goes straight to `host`.
+pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
+    let peer = host.to_string();
+    flows.lock().unwrap_or_else(PoisonError::into_inner).living.values().any(|carried| carried.peer == peer)
+}
+
+/// A flow has ended, which moved so much, received and sent, as far as that is known: its bond may have forgotten it before.
+fn forget(flows: &Flows, id: u64, known: [Amount; 2]) {
+    let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(mut carried) = flows.living.remove(&id) else { return };
+    let more = carried.count(known, &flows.costs);
+    // Over the links some of it may have gone twice.
+    let [rx, tx] = [0, 1].map(|way| if known[way] > Amount::ZERO { known[way] } else { carried.counted[way] });
+    let moved = flows.moved.entry(carried.application).or_default();
+    *moved = [moved[0] + more[0], moved[1] + more[1]];
+    if rx + tx > Amount::ZERO {
+        let port = carried.remote.port();
+        let ended = Ended { app: carried.app, port, started: carried.started, at: now(), rx, tx };
+        flows.ended.push((ended, carried.cost, carried.flow.moved()));
+    }
+}
+
+/// Carries a connection as if its program had made it.
+async fn carry_directly(stream: TcpStream, remote: SocketAddr, exit: Exit) {
+    match connect(remote, exit).await {
+        Ok(onward) => splice_connections(stream, onward).await,
+        Err(error) => {
+            tracing::debug!(%remote, %error, "a connection cannot be made");
+            refuse(&stream);
+        }
+    }
+}
+
+async fn connect(remote: SocketAddr, exit: Exit) -> io::Result<TcpStream> {
+    let socket = if remote.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+    match exit {
+        Exit::Any => {}
+        Exit::Device(device) => socket.bind_device(Some(device.as_bytes()))?,
+        Exit::Nowhere => return Err(io::ErrorKind::NetworkUnreachable.into()),
+    }
+    socket.connect(remote).await
+}
+
+/// The same for an exchange of datagrams: a connected socket keeps coming here, whatever it was turned for.
+async fn exchange_directly(
+    redirect: Arc<Redirect>,
+    exchanges: Exchanges,
+    exchange: Exchange,
+    (remote, exit): (SocketAddr, Exit),
+    payload: Bytes,
+) {
+    let onward = match onward(remote, exit).await {
+        Ok(socket) => Arc::new(Onward { socket, spoke: AtomicBool::new(false), broken: Notify::new() }),
+        Err(error) => {
+            tracing::debug!(%remote, %error, "datagrams cannot be sent");
+            return begin_anew(&redirect, &exchange, false).await;
+        }
+    };
+    let number = exchanges.insert(exchange, Way::Direct(onward.clone()));
+    let _ = onward.socket.send(&payload).await;
+    let mut answered = false;
+    while exchanges.has(&exchange, number) {
+        let received = tokio::select! {
+            received = tokio::time::timeout(QUIET, datagram::receive(&onward.socket)) => received,
+            () = onward.broken.notified() => break,
+        };
+        match received {
+            Ok(Ok(payload)) => {
+                answered = true;
+                let _ = redirect.answer(&exchange, &payload);
+            }
+            // The other end's port is closed: it may open again.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Ok(Err(_)) => break,
+            // Some only send.
+            Err(_) if onward.spoke.swap(false, Ordering::Relaxed) => {}
+            Err(_) => break,
+        }
+    }
+    if exchanges.end(&exchange, number) {
+        begin_anew(&redirect, &exchange, answered).await;
+    }
+}
+
+async fn onward(remote: SocketAddr, exit: Exit) -> io::Result<UdpSocket> {
+    let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
+    let socket = UdpSocket::bind(any).await?;
+    match exit {
+        Exit::Any => {}
+        Exit::Device(device) => socket.bind_device(Some(device.as_bytes()))?,
+        Exit::Nowhere => return Err(io::ErrorKind::NetworkUnreachable.into()),
+    }
+    socket.connect(remote).await?;
+    Ok(socket)
+}
+
+/// Whether an error of sending says that a socket's device, its address or its way is gone.
+fn is_gone(error: &io::Error) -> bool {
+    let gone = [libc::ENODEV, libc::ENXIO, libc::ENETDOWN, libc::ENETUNREACH, libc::EADDRNOTAVAIL, libc::EINVAL];
+    error.raw_os_error().is_some_and(|errno| gone.contains(&errno))
+}
+
+/// Takes the next datagram of an exchange for its first: at once if it was `answered`, else after a pause in which they are lost.
+async fn begin_anew(redirect: &Redirect, exchange: &Exchange, answered: bool) {
+    if !answered {
+        tokio::time::sleep(AGAIN).await;
+    }
+    redirect.renew(exchange);
+}
+
+/// What could not be opened there is reset here.
+fn refuse(stream: &TcpStream) {
+    let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}

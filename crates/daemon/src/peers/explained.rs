@@ -1,0 +1,128 @@
+//! Why a flow that a peer carries is carried there, and how it is spread over the links.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+
+use braid_api::{Explanation, Outcome, Share};
+use braid_bond::PathState;
+use braid_control::core::Grounds;
+use braid_model::{Direction, Time};
+use braid_transport::client::State;
+
+use super::{Carried, Peers, state_name, why_no_path};
+
+impl Peers {
+    /// Keeps why a flow is carried, for as long as it is.
+    pub(crate) fn note_grounds(&self, id: u64, grounds: Grounds) {
+        if let Some(carried) = self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.get_mut(&id) {
+            carried.grounds = Some(grounds);
+        }
+    }
+
+    /// `POST /v1/explain` of a flow that a peer carries; `None` if none carries it.
+    pub(crate) fn explain(&self, id: u64, now: Time, scheduler: &str) -> Option<Explanation> {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let carried = flows.living.get(&id)?;
+        let paths = self.shares(carried);
+        let grounds = carried.grounds.as_ref();
+        let age = now.since(carried.started).as_secs_f64();
+        let why = grounds.map_or("", |grounds| grounds.reason.as_str());
+        let copies = match carried.policy.copies {
+            0 | 1 => String::new(),
+            copies => format!(", each packet over {copies} of them"),
+        };
+        let used: Vec<String> = paths.iter().filter(|share| share.share > Some(0.0)).map(in_words).collect();
+        let used =
+            if used.is_empty() { "no byte of it has arrived yet".to_owned() } else { format!("its bytes went over {}", used.join(", ")) };
+        let over = match carried.policy.links != carried.ruled {
+            true => {
+                let ordered = self.links.iter().filter(|link| carried.policy.links >> link.slot & 1 == 1);
+                let ordered: Vec<&str> = ordered.map(|link| link.device.as_str()).collect();
+                let gone = "a link that is gone";
+                format!("by order over {} only", if ordered.is_empty() { gone.to_owned() } else { ordered.join(" and ") })
+            }
+            false => "over every link it may use".to_owned(),
+        };
+        Some(Explanation {
+            subject: format!("{} to {}", carried.application, carried.remote),
+            outcome: Outcome::Bonded,
+            link: None,
+            runner_up: None,
+            reason: format!("{why}: {} carries it since {age:.1} s, {over}{copies}; {used}", carried.peer),
+            rule: grounds.and_then(|grounds| grounds.rule),
+            rule_text: grounds.and_then(|grounds| grounds.rule_text.clone()),
+            scheduler: scheduler.to_owned(),
+            class: grounds.map(|grounds| grounds.class.to_string()),
+            affinity: None,
+            demand_bytes: grounds.map(|grounds| grounds.demand.get()),
+            direction: grounds.map(|grounds| if grounds.direction == Direction::Up { "up" } else { "down" }.to_owned()),
+            candidates: Vec::new(),
+            peer: Some(carried.peer.clone()),
+            paths,
+            program_known: None,
+        })
+    }
+
+    /// Every link, and those that are gone but have carried some of the flow.
+    fn shares(&self, carried: &Carried) -> Vec<Share> {
+        let client = self.known.get(&carried.peer).map(|known| &known.client).or_else(|| self.servers.client(&carried.peer));
+        let up = client.is_some_and(|client| *client.state().borrow() == State::Up);
+        let moved = carried.flow.view().map(|view| view.by_link).unwrap_or_default();
+        let whole: u64 = moved.iter().map(|(_, tx, rx)| tx.get() + rx.get()).sum();
+        let mut links: BTreeMap<u8, Share> = BTreeMap::new();
+        let empty = |link: u8| Share { link: self.device(link), ..Share::default() };
+        for (link, tx, rx) in moved {
+            let share = links.entry(link).or_insert_with(|| empty(link));
+            (share.rx_bytes, share.tx_bytes) = (rx.get(), tx.get());
+        }
+        // Of a link's two families the one that stands better speaks for it.
+        let mut best: BTreeMap<u8, braid_bond::PathView> = BTreeMap::new();
+        for (_, path) in client.map(|client| client.paths()).unwrap_or_default() {
+            let better = |known: &braid_bond::PathView| standing(path.state) > standing(known.state);
+            if best.get(&path.link).is_none_or(better) {
+                best.insert(path.link, path);
+            }
+        }
+        for link in &self.links {
+            links.entry(link.slot as u8).or_insert_with(|| empty(link.slot as u8));
+        }
+        for (link, path) in &best {
+            let share = links.entry(*link).or_insert_with(|| empty(*link));
+            share.state = Some(state_name(path).to_owned());
+            share.rtt_us = Some(path.srtt.as_micros() as u64);
+            share.rate_bps = Some(path.rate.bps()).filter(|rate| *rate > 0);
+        }
+        for (link, share) in &mut links {
+            share.share = (whole > 0).then(|| (share.rx_bytes + share.tx_bytes) as f64 / whole as f64);
+            let path = best.get(link);
+            share.allowed = u32::from(*link) < u64::BITS && carried.policy.links & 1 << link != 0;
+            share.reason = match path {
+                _ if !share.allowed && carried.ruled & 1 << link != 0 => Some("it was moved to another link by order".to_owned()),
+                _ if !share.allowed => Some("its rule does not name it".to_owned()),
+                _ if !up => Some("the peer cannot be reached now: what is on the way waits".to_owned()),
+                None => {
+                    let known = self.links.iter().find(|known| known.slot == usize::from(*link));
+                    let why = known.and_then(|known| why_no_path(known, &carried.peer, &[]));
+                    Some(format!("no path over it: {}", why.as_deref().unwrap_or("the link is gone")))
+                }
+                Some(path) if path.backup => Some("used only while no other is good".to_owned()),
+                Some(path) if path.state != PathState::Good => Some(format!("the path over it is {}", state_name(path))),
+                Some(_) => None,
+            };
+        }
+        links.into_values().collect()
+    }
+}
+
+fn standing(state: PathState) -> u8 {
+    match state {
+        PathState::Dead => 0,
+        PathState::Probing => 1,
+        PathState::Suspect => 2,
+        PathState::Good => 3,
+    }
+}
+
+fn in_words(share: &Share) -> String {
+    format!("{} ({:.0} %)", share.link, share.share.unwrap_or(0.0) * 100.0)
+}

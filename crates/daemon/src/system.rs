@@ -1,0 +1,86 @@
+//! What the daemon asks of the running system, and tells it: names, the time of day, the battery, systemd.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use braid_control::core::Names;
+use braid_control::steering::{AppId, ExeId};
+use braid_decide::tradeoff::Supply;
+use braid_model::Application;
+use braid_platform::battery::BatterySensor;
+use braid_platform::linux::battery::SysBattery;
+use braid_platform::linux::model;
+use braid_platform::linux::process::{self, CgroupTree};
+use tokio::sync::mpsc;
+
+/// The battery is asked this often.
+const BATTERY: Duration = Duration::from_secs(2);
+
+/// Milliseconds of Unix time.
+pub(super) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Seconds of Unix time.
+pub(super) fn unix() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| i64::try_from(span.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// The running system's names.
+pub(super) struct SystemNames {
+    pub(super) cgroups: Option<CgroupTree>,
+}
+
+impl Names for SystemNames {
+    fn executable(&mut self, path: &Path) -> Option<ExeId> {
+        process::exe_id(path)
+    }
+
+    fn cgroup(&mut self, path: &str) -> Option<(u64, u32)> {
+        self.cgroups.as_ref()?.find(path)
+    }
+
+    fn application(&mut self, app: &AppId, pid: u32, cgroup: u64) -> (Application, Option<String>) {
+        // The process may be gone and its number taken by another: only the executable the kernel saw counts.
+        let exe = process::exe_path(pid).filter(|_| process::exe_inode(pid).is_ok_and(|inode| inode == app.exe.inode));
+        let group = self.cgroups.as_mut().and_then(|tree| tree.path(cgroup, pid)).filter(|path| *path != "/").map(str::to_owned);
+        (Application { exe, name: app.name.clone() }, group)
+    }
+
+    fn model(&mut self, device: &str) -> Option<String> {
+        model::device_model(Path::new(model::SYS), device)
+    }
+}
+
+/// Asks the battery now and then, on a thread of its own: some firmware takes its time. It ends with the receiver.
+pub(super) fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
+    let (send, receive) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let mut sensor = SysBattery::default();
+        loop {
+            let reading = sensor.read();
+            let supply = reading.map(|reading| Supply { level: reading.level, plugged: reading.plugged, power: reading.power });
+            if send.blocking_send(supply).is_err() {
+                return;
+            }
+            std::thread::sleep(BATTERY);
+        }
+    });
+    receive
+}
+
+/// Tells systemd, where it started us.
+pub fn notify(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let sent = std::os::unix::net::UnixDatagram::unbound().and_then(|socket| match path.to_str().and_then(|path| path.strip_prefix('@')) {
+        Some(name) => {
+            use std::os::linux::net::SocketAddrExt;
+            let addr = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+            socket.send_to_addr(state.as_bytes(), &addr)
+        }
+        None => socket.send_to(state.as_bytes(), &path),
+    });
+    if let Err(error) = sent {
+        tracing::debug!("systemd could not be told {state}: {error}");
+    }
+}

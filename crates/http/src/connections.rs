@@ -1,0 +1,293 @@
+//! Clients' connections: a bounded number, and none that says nothing for long.
+//!
+//! Each takes a descriptor, and the daemon needs descriptors for probes and for the kernel's tables.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::serve::Listener;
+use braid_peer::places::{Ended, Places};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::unix::SocketAddr;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot::error::TryRecvError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::access::Client;
+use crate::access::{Origin, Place};
+
+/// The most connections at a time; further ones wait in the kernel's queue.
+const MOST: usize = 256;
+/// The most of those who may not change anything, so that they keep nobody out who may; and of one user of them.
+const READERS: usize = 192;
+const OF_ONE_READER: usize = 32;
+/// A connection over which nothing has come or gone for so long is closed. Longer than any answer takes, shorter than
+/// clients wait.
+const IDLE: Duration = Duration::from_secs(6);
+/// From the first byte of a request until it is whole and its answer begins: a client that sends a byte now and then is let go.
+const REQUEST: Duration = Duration::from_secs(15);
+
+/// How long a client may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    idle: Duration,
+    request: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { idle: IDLE, request: REQUEST }
+    }
+}
+
+/// Accepts clients of the Unix socket.
+pub(super) struct Connections {
+    listener: UnixListener,
+    free: Arc<Semaphore>,
+    readers: Places<Origin>,
+    patience: Patience,
+    own: u32,
+}
+
+impl Connections {
+    /// For a daemon of this user.
+    pub(super) fn of(listener: UnixListener, own: u32) -> Self {
+        let readers = Places::new(READERS, OF_ONE_READER);
+        Self { listener, free: Semaphore::new(MOST).into(), readers, patience: Patience::default(), own }
+    }
+}
+
+impl Listener for Connections {
+    type Io = Connection<UnixStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection<UnixStream>, SocketAddr) {
+        loop {
+            // The semaphore is never closed.
+            let free = self.free.clone().acquire_owned().await.ok();
+            let (stream, address) = Listener::accept(&mut self.listener).await;
+            let client = Client::of(&stream, self.own);
+            let mut connection = Connection::of(stream, client.clone(), self.patience);
+            connection._free = free;
+            if !client.may_change() {
+                // One too many is let go at once.
+                let Some((place, ended)) = self.readers.take(client.origin()) else { continue };
+                connection = connection.at(place.into(), ended);
+            }
+            return (connection, address);
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// One client's connection.
+pub(super) struct Connection<S> {
+    stream: S,
+    client: Client,
+    patience: Patience,
+    silence: Pin<Box<Sleep>>,
+    /// Since when a request comes in, or waits for its answer.
+    asked: Option<Instant>,
+    ended: Option<Ended>,
+    is_over: bool,
+    _free: Option<OwnedSemaphorePermit>,
+    _place: Option<Arc<Place>>,
+}
+
+impl<S> Connection<S> {
+    /// A connection that ends when its client makes it wait for too long.
+    pub(super) fn of(stream: S, client: Client, patience: Patience) -> Self {
+        let silence = Box::pin(sleep(patience.idle));
+        Self { stream, client, patience, silence, asked: None, ended: None, is_over: false, _free: None, _place: None }
+    }
+
+    /// The same, which ends too when its place is given to another.
+    pub(super) fn at(self, place: Arc<Place>, ended: Ended) -> Self {
+        Self { ended: Some(ended), _place: Some(place), ..self }
+    }
+
+    /// Who is at the other end.
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Passes on what became of an attempt, unless the client has had its time.
+    fn heard<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        // A poll may be put off for other tasks' sake.
+        let is_over = |ended: &mut Ended| ended.try_recv() == Err(TryRecvError::Closed) || Pin::new(ended).poll(context).is_ready();
+        if self.ended.as_mut().is_some_and(is_over) {
+            (self.ended, self.is_over) = (None, true);
+        }
+        if self.is_over {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        if self.asked.is_some_and(|asked| asked.elapsed() >= self.patience.request) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        if outcome.is_ready() {
+            let end = Instant::now() + self.patience.idle;
+            self.silence.as_mut().reset(end);
+            return outcome;
+        }
+        self.silence.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.asked.get_or_insert_with(Instant::now);
+        }
+        self.heard(context, outcome)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if matches!(outcome, Poll::Ready(Ok(written)) if written > 0) {
+            self.asked = None;
+        }
+        self.heard(context, outcome)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_platform::linux::sys::process::own_user;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn regression_silent_clients_keep_no_descriptors_and_nobody_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
+        connections.patience.idle = Duration::from_millis(50);
+        let mut clients = Vec::new();
+        for _ in 0..MOST + 1 {
+            clients.push(UnixStream::connect(&path).await.unwrap());
+        }
+        let mut accepted = Vec::new();
+        for _ in 0..MOST {
+            accepted.push(connections.accept().await.0);
+        }
+        let full = tokio::time::timeout(Duration::from_millis(20), connections.accept()).await;
+        assert!(full.is_err(), "one more than may be was accepted");
+        let silent = accepted[0].read(&mut [0]).await.unwrap_err();
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
+        accepted.swap_remove(0);
+        let (mut last, _) = connections.accept().await;
+        clients[MOST].write_all(b"x").await.unwrap();
+        assert_eq!(last.read_u8().await.unwrap(), b'x');
+    }
+
+    /// So many connections of a user, over each of which it sends a byte.
+    struct Visitor(std::process::Child);
+
+    impl Visitor {
+        fn of(user: u32, path: &std::path::Path, count: usize) -> Self {
+            let script = "import socket, sys\nkept = []\nfor _ in range(int(sys.argv[2])):\n one = socket.socket(1, 1)\n one.connect(sys.argv[1])\n \
+                          one.send(b'x')\n kept.append(one)\nsys.stdin.read()";
+            let mut command = std::process::Command::new("python3");
+            command.args(["-c", script]).arg(path).arg(count.to_string()).uid(user).gid(user);
+            Self(command.stdin(std::process::Stdio::piped()).spawn().unwrap())
+        }
+    }
+
+    impl Drop for Visitor {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// One of them had all the places that there were for those who may only read.
+    #[tokio::test]
+    async fn regression_a_user_who_may_only_read_keeps_nobody_out() {
+        if own_user() != 0 {
+            assert!(std::env::var_os("CI").is_none(), "users need root");
+            return println!("skipped: needs root");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = folder.path().join("socket");
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), 0);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let _greedy = Visitor::of(65_534, &path, READERS);
+        let mut served = Vec::new();
+        for _ in 0..READERS {
+            served.push(connections.accept().await.0);
+        }
+        let mut living = 0;
+        for connection in &mut served {
+            assert!(!connection.client().may_change());
+            living += usize::from(connection.read_u8().await.is_ok());
+        }
+        assert_eq!(living, OF_ONE_READER);
+        for (user, may_change) in [(65_533, false), (0, true)] {
+            let _visitor = Visitor::of(user, &path, 1);
+            let accepted = tokio::time::timeout(Duration::from_secs(60), connections.accept()).await;
+            let (mut connection, _) = accepted.expect("it is let in");
+            assert_eq!(connection.client().may_change(), may_change);
+            assert_eq!(connection.read_u8().await.unwrap(), b'x');
+        }
+    }
+
+    /// Each byte made it wait anew.
+    #[tokio::test]
+    async fn regression_a_request_that_comes_byte_by_byte_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
+        connections.patience = Patience { idle: Duration::from_secs(60), request: Duration::from_millis(50) };
+        let mut client = UnixStream::connect(&path).await.unwrap();
+        let (mut connection, _) = connections.accept().await;
+        // One that is answered goes on.
+        for _ in 0..3 {
+            client.write_all(b"x").await.unwrap();
+            connection.read_u8().await.unwrap();
+            connection.write_all(b"y").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(60)).await;
+        }
+        for _ in 0..5000 {
+            client.write_all(b"x").await.unwrap();
+            if let Err(error) = connection.read_u8().await {
+                return assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        panic!("it is still waited for");
+    }
+
+    #[tokio::test]
+    async fn regression_a_client_that_reads_nothing_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
+        connections.patience.idle = Duration::from_millis(50);
+        let _client = UnixStream::connect(&path).await.unwrap();
+        let (mut connection, _) = connections.accept().await;
+        let error = connection.write_all(&vec![0; 1 << 24]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,218 @@
+//! The profile service over HTTP (OPERETTA III.C's online service): `GET /v1/profiles[?technology=T][&model=M]`.
+//!
+//! It only reads, so that whoever reaches it can change nothing. Connections are bounded in number and in time, and hyper bounds the
+//! size of what is asked.
+
+pub mod database;
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::routing::get;
+use axum::serve::Listener;
+use axum::{Json, Router};
+use braid_api::Problem;
+use braid_decide::energy::{Profile, Profiles, Technology};
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Sleep, sleep};
+
+use crate::Refusal;
+use database::Database;
+
+/// Connections served at once; others wait in the kernel's queue.
+const CONNECTIONS: usize = 128;
+/// A connection lives this long, however slowly it asks.
+const LIFETIME: Duration = Duration::from_secs(20);
+
+type Shared = State<Arc<Mutex<Database>>>;
+
+/// Serves the profiles of `database` on `listener` until `end`.
+pub async fn serve(listener: TcpListener, database: Database, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    let router = Router::new()
+        .route("/v1/profiles", get(profiles))
+        .fallback(async || refuse(404, "Not found", "there is only /v1/profiles?technology=T&model=M".to_owned()))
+        .method_not_allowed_fallback(async || refuse(405, "Wrong method", "profiles are read with GET".to_owned()))
+        .with_state(Arc::new(Mutex::new(database)));
+    let bounded = Bounded { listener, slots: Arc::new(Semaphore::new(CONNECTIONS)), lifetime: LIFETIME };
+    axum::serve(bounded, router).with_graceful_shutdown(end).await
+}
+
+fn refuse(status: u16, title: &str, detail: String) -> Refusal {
+    Refusal(Problem::new(status, title, detail))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    technology: Option<String>,
+    model: Option<String>,
+}
+
+async fn profiles(State(database): Shared, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Json<serde_json::Value>, Refusal> {
+    let Query(wanted) = wanted.map_err(|error| refuse(400, "Not understood", error.body_text()))?;
+    let technology = wanted.technology.as_deref().map(str::parse::<Technology>).transpose();
+    let technology = technology.map_err(|error| refuse(400, "Not understood", error.to_string()))?;
+    let found = database.lock().unwrap_or_else(PoisonError::into_inner).profiles(technology);
+    let found = found.map_err(|error| {
+        tracing::warn!("{error}");
+        refuse(500, "Not read", "the profiles cannot be read now: see the service's log".to_owned())
+    })?;
+    let rows = select(found, wanted.model.as_deref());
+    Ok(Json(serde_json::json!({ "schema_version": braid_api::SCHEMA_VERSION, "profiles": rows })))
+}
+
+/// The rows asked for: with a model, of each technology the one that a look-up of that model would find.
+fn select(found: Vec<Profile>, model: Option<&str>) -> Vec<braid_decide::energy::Row> {
+    let Some(model) = model else { return found.iter().map(|profile| profile.row().clone()).collect() };
+    let mut all = Profiles::default();
+    all.extend(found);
+    Technology::ALL.iter().filter_map(|(_, technology)| all.find(Some(model), *technology)).map(|profile| profile.row().clone()).collect()
+}
+
+/// A listener that serves so many connections at once, each for so long.
+struct Bounded {
+    listener: TcpListener,
+    slots: Arc<Semaphore>,
+    lifetime: Duration,
+}
+
+impl Listener for Bounded {
+    type Io = Mortal;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Mortal, SocketAddr) {
+        let permit = match Arc::clone(&self.slots).acquire_owned().await {
+            Ok(permit) => permit,
+            // The semaphore is never closed.
+            Err(_) => std::future::pending().await,
+        };
+        let (stream, from) = Listener::accept(&mut self.listener).await;
+        (Mortal { stream, end: Box::pin(sleep(self.lifetime)), _permit: permit }, from)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection that ends when its time is up.
+struct Mortal {
+    stream: TcpStream,
+    end: Pin<Box<Sleep>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Mortal {
+    /// The stream, or the error that its time is up.
+    fn alive(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
+        match self.end.as_mut().poll(context) {
+            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
+            Poll::Pending => Ok(Pin::new(&mut self.stream)),
+        }
+    }
+}
+
+impl AsyncRead for Mortal {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.alive(context)?.poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Mortal {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        self.alive(context)?.poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.alive(context)?.poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.alive(context)?.poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::oneshot;
+
+    /// A service until the sender is dropped.
+    async fn start() -> (SocketAddr, oneshot::Sender<()>, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let database = Database::open(&folder.path().join("energy.sqlite")).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (end, ended) = oneshot::channel::<()>();
+        tokio::spawn(serve(listener, database, async move { drop(ended.await) }));
+        (address, end, folder)
+    }
+
+    async fn exchange(address: SocketAddr, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request).await.unwrap();
+        let mut text = Vec::new();
+        // A service that refuses early may reset the connection; what it said is there nevertheless.
+        let _ = stream.read_to_end(&mut text).await;
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    async fn ask(address: SocketAddr, path: &str) -> String {
+        exchange(address, format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await
+    }
+
+    #[tokio::test]
+    async fn profiles_are_given_out_by_technology_and_model() {
+        let (address, _end, _folder) = start().await;
+        let body = |text: String| text.split_once("\r\n\r\n").unwrap().1.to_owned();
+        let all = braid_control::profiles::from_json("service", body(ask(address, "/v1/profiles").await).as_bytes()).unwrap();
+        assert_eq!(all.len(), braid_control::profiles::shipped().iter().count());
+        let path = "/v1/profiles?technology=wifi&model=netgear%20MA701";
+        let one = braid_control::profiles::from_json("service", body(ask(address, path).await).as_bytes()).unwrap();
+        assert_eq!(one.iter().map(|profile| profile.row().transmit_mw).collect::<Vec<_>>(), [990.0]);
+    }
+
+    #[tokio::test]
+    async fn hostile_requests_are_refused_and_the_service_lives_on() {
+        let (address, _end, _folder) = start().await;
+        for (path, code) in [
+            ("/v1/profiles?technology=6g", "400"),
+            ("/v1/profiles?technology=wifi'%20OR%201=1--", "400"),
+            ("/v1/profiles?tecnology=wifi", "400"),
+            ("/v1/profiles?model=%ff%00", "200"),
+            ("/../../etc/passwd", "404"),
+        ] {
+            let answer = ask(address, path).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{path}: {answer}");
+        }
+        assert!(exchange(address, b"DELETE /v1/profiles HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.contains(" 405 "));
+        let endless = format!("GET /v1/profiles?model={} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(1 << 20));
+        assert!(exchange(address, endless.as_bytes()).await.lines().next().is_none_or(|line| line.contains(" 4")));
+        exchange(address, b"\x16\x03\x01\x00\xff\x00\x01 this is TLS\r\n\r\n").await;
+        assert!(ask(address, "/v1/profiles").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_asks_nothing_ends_and_frees_its_place() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut bounded = Bounded { listener, slots: Arc::new(Semaphore::new(1)), lifetime: Duration::from_millis(50) };
+        let (_idle, _next) = (TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap());
+        let (mut first, _) = bounded.accept().await;
+        assert!(tokio::time::timeout(Duration::from_millis(20), bounded.accept()).await.is_err(), "one at a time");
+        assert_eq!(first.read(&mut [0; 1]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(first);
+        assert!(tokio::time::timeout(Duration::from_secs(60), bounded.accept()).await.is_ok());
+    }
+}

@@ -1,0 +1,436 @@
+//! Which link a connection or datagram of the command takes. No I/O and no clock: facts, loads and `now` come in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use braid_decide::capacity::Busy;
+use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Request, steps};
+use braid_decide::policy::{Admission, Scheduler};
+use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Time};
+use braid_store::Learnt;
+
+use super::links::Links;
+use super::memory::Lessons;
+use super::streams::{Demands, StreamSeen, Streams};
+
+/// What an exchange of datagrams counts as while it is fresh.
+const DATAGRAM_DEMAND: Bytes = Bytes::new(64_000);
+/// How long an exchange of datagrams counts as load after the last call that named its destination.
+const DATAGRAM_FRESH: Duration = Duration::from_secs(10);
+/// How long it keeps its link after that.
+const DATAGRAM_KEPT: Duration = Duration::from_secs(300);
+/// The most exchanges and the most datagram sockets remembered.
+const MAX_EXCHANGES: usize = 16_384;
+
+/// What is to be done with a datagram socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DatagramRoute {
+    /// Its program decides where it sends; leave it.
+    Leave,
+    /// The system's own choice.
+    System,
+    /// Through this link.
+    Link(LinkIndex),
+}
+
+/// A datagram socket about to be connected or to send, as its program left it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DatagramSocket {
+    /// A number of its own for ever.
+    pub(super) cookie: u64,
+    /// It has a local address or port.
+    pub(super) bound: bool,
+    /// The kernel routes it through a device that somebody chose.
+    pub(super) routed: bool,
+}
+
+struct Exchange {
+    slot: usize,
+    last: Time,
+}
+
+/// Chooses links for one command.
+pub(super) struct Chooser {
+    scheduler: Scheduler,
+    wanted: Vec<String>,
+    links: Links,
+    board: Board,
+    /// Datagrams take their turns for themselves, else look-ups would decide whose turn the next stream is.
+    datagram_turns: Turns,
+    streams: Streams,
+    demands: Demands,
+    exchanges: BTreeMap<(u64, SocketAddr), Exchange>,
+    /// Datagram sockets that were unbound when they came here first.
+    sockets: BTreeSet<u64>,
+}
+
+impl Chooser {
+    /// One that knows no network yet; `wanted` empty stands for every link.
+    pub(super) fn new(scheduler: Scheduler, wanted: Vec<String>) -> Self {
+        Self {
+            scheduler,
+            wanted,
+            links: Links::default(),
+            board: Board::default(),
+            datagram_turns: Turns::default(),
+            streams: Streams::default(),
+            demands: Demands::default(),
+            exchanges: BTreeMap::new(),
+            sockets: BTreeSet::new(),
+        }
+    }
+
+    /// Takes in what earlier runs learnt, before any network.
+    pub(super) fn recall(&mut self, learnt: Learnt) {
+        self.demands.recall(&learnt.apps);
+        self.links.recall(learnt.links);
+    }
+
+    /// What this run learnt; `unix` is the time of day in seconds.
+    pub(super) fn lessons(&self, now: Time, unix: u64) -> Lessons {
+        Lessons { apps: self.demands.lessons(unix), links: self.links.lessons(now, unix) }
+    }
+
+    /// The link for a new stream of the program `application`, whose demand is reserved on it; `None` to leave it alone.
+    pub(super) fn stream(&mut self, now: Time, inode: u64, remote: SocketAddr, application: &str) -> Option<LinkIndex> {
+        let allowed = self.links.allowed(now, remote.ip())?;
+        self.stream_over(now, inode, remote, application, allowed)
+    }
+
+    /// Which links a rule admits to a flow to `remote`; see [`Links::admitted`].
+    pub(super) fn admitted(&self, now: Time, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+        self.links.admitted(now, remote, rule)
+    }
+
+    /// Which links a rule admits to a flow whose destination only a relay knows.
+    pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+        self.links.admitted_by_name(rule)
+    }
+
+    /// The link for a new stream, of those that are allowed.
+    pub(super) fn stream_over(
+        &mut self,
+        now: Time,
+        inode: u64,
+        remote: SocketAddr,
+        application: &str,
+        allowed: LinkMask,
+    ) -> Option<LinkIndex> {
+        self.streams.forget(now, inode, &mut self.demands);
+        // A program whose sessions end when its address changes stays on its link.
+        let kept = self.streams.kept(application, remote.ip()).filter(|slot| allowed.contains(*slot));
+        let allowed = kept.map_or(allowed, |slot| LinkMask(1 << slot));
+        let (demand, direction) = self.demands.of(application, remote.port());
+        self.set_ranks(Family::of(remote.ip()));
+        let slot = self.board.choose(self.scheduler.mode(), &Request { allowed, direction, demand })?;
+        self.streams.start(now, inode, slot, remote, application, (demand, direction));
+        self.links.index(slot)
+    }
+
+    /// The slot of a device.
+    pub(super) fn slot(&self, link: LinkIndex) -> Option<usize> {
+        self.links.slot_of(link)
+    }
+
+    /// The names of these links, by slot.
+    pub(super) fn names(&self, links: LinkMask) -> Vec<(usize, String)> {
+        links.slots().filter_map(|slot| Some((slot, self.links.name(slot)?.to_owned()))).collect()
+    }
+
+    /// Takes a stream back that could not be put on its link.
+    pub(super) fn withdraw(&mut self, now: Time, inode: u64) {
+        self.streams.withdraw(inode);
+        self.weigh(now);
+    }
+
+    /// Where the datagrams of `socket` to `remote` go.
+    pub(super) fn datagram(&mut self, now: Time, socket: DatagramSocket, remote: SocketAddr) -> DatagramRoute {
+        let ours = self.sockets.contains(&socket.cookie);
+        // Its program bound it: a server, whose answers must leave as the system likes, or one that knows what it wants.
+        if !ours && (socket.bound || socket.routed) {
+            return DatagramRoute::Leave;
+        }
+        let Some(allowed) = self.links.allowed(now, remote.ip()) else {
+            return if ours { DatagramRoute::System } else { DatagramRoute::Leave };
+        };
+        self.datagram_over(now, socket, remote, allowed)
+    }
+
+    /// The same among the links that are allowed.
+    pub(super) fn datagram_over(&mut self, now: Time, socket: DatagramSocket, remote: SocketAddr, allowed: LinkMask) -> DatagramRoute {
+        let known = self.exchanges.get_mut(&(socket.cookie, remote)).filter(|exchange| allowed.contains(exchange.slot));
+        if let Some(exchange) = known {
+            exchange.last = now;
+            return self.links.index(exchange.slot).map_or(DatagramRoute::System, DatagramRoute::Link);
+        }
+        self.set_ranks(Family::of(remote.ip()));
+        let request = Request { allowed, direction: Direction::Down, demand: DATAGRAM_DEMAND };
+        self.datagram_turns.swap(&mut self.board);
+        let slot = self.board.choose(self.scheduler.mode(), &request);
+        self.datagram_turns.swap(&mut self.board);
+        let Some((slot, link)) = slot.and_then(|slot| Some((slot, self.links.index(slot)?))) else { return DatagramRoute::Leave };
+        self.make_room();
+        self.exchanges.insert((socket.cookie, remote), Exchange { slot, last: now });
+        self.sockets.insert(socket.cookie);
+        DatagramRoute::Link(link)
+    }
+
+    /// Whether any datagram socket was routed, so that one may have to be set back.
+    pub(super) fn has_datagrams(&self) -> bool {
+        !self.sockets.is_empty()
+    }
+
+    /// Whether streams are followed.
+    pub(super) fn has_streams(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
+    /// Whether `remote` is reached through a default route of a link.
+    pub(super) fn may_steer(&self, remote: IpAddr) -> bool {
+        self.links.may_steer(remote)
+    }
+
+    /// Whether a flow to `remote` may use all links at once.
+    pub(super) fn may_bond(&self, remote: IpAddr) -> bool {
+        self.links.may_bond(remote)
+    }
+
+    /// The links that a bond may use: number, device, and address in each family.
+    pub(super) fn bonded(&self) -> Vec<(usize, &str, PerFamily<Option<IpAddr>>)> {
+        self.links.bonded()
+    }
+
+    /// Takes in the network as it is now; see [`Links::on_network`].
+    pub(super) fn on_network(
+        &mut self,
+        now: Time,
+        network: &NetworkSnapshot,
+        steer: impl Fn(&BTreeSet<LinkIndex>, Family) -> Vec<(ipnet::IpNet, bool)>,
+        filtered: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let lanes = &self.board.lanes;
+        let refused = self.links.on_network(now, network, &self.wanted, steer, filtered, |slot| lanes[slot].flows > 0);
+        self.set_rates(now);
+        refused
+    }
+
+    /// Takes in the streams that the kernel's tables show now, and the devices' counters (received, sent).
+    pub(super) fn on_look(
+        &mut self,
+        now: Time,
+        seen: impl IntoIterator<Item = StreamSeen>,
+        counters: impl IntoIterator<Item = (LinkIndex, Bytes, Bytes)>,
+    ) {
+        self.streams.on_seen(now, seen, &mut self.demands, &mut self.links);
+        let busy: Vec<[Busy; 2]> = (0..MAX_LINKS).map(|slot| self.streams.busy(now, slot)).collect();
+        self.links.on_counters(now, counters, |slot| busy[slot]);
+        self.set_rates(now);
+        self.exchanges.retain(|_, exchange| now.since(exchange.last) < DATAGRAM_KEPT);
+        self.weigh(now);
+    }
+
+    fn set_ranks(&mut self, family: Family) {
+        for (lane, rank) in self.board.lanes.iter_mut().zip(self.links.ranks(family)) {
+            lane.rank = rank;
+        }
+    }
+
+    fn set_rates(&mut self, now: Time) {
+        for (lane, rates) in self.board.lanes.iter_mut().zip(self.links.rates(now)) {
+            lane.rate = rates.map(|rate| rate.bytes_per_second());
+        }
+        let down = self.board.lanes.map(|lane| lane.rate[Direction::Down as usize]);
+        for (lane, step) in self.board.lanes.iter_mut().zip(steps(&down, self.scheduler.weighted())) {
+            lane.step = step;
+        }
+    }
+
+    /// Adds up what every link still has to move.
+    fn weigh(&mut self, now: Time) {
+        for lane in &mut self.board.lanes {
+            (lane.load, lane.flows) = ([0; 2], 0);
+        }
+        let fresh = self.exchanges.values().filter(|exchange| now.since(exchange.last) < DATAGRAM_FRESH);
+        let fresh = fresh.map(|exchange| (exchange.slot, Direction::Down, DATAGRAM_DEMAND));
+        for (slot, direction, remaining) in self.streams.remaining().chain(fresh) {
+            let lane = &mut self.board.lanes[slot];
+            let load = &mut lane.load[direction as usize];
+            *load = load.saturating_add(remaining.get());
+            lane.flows += 1;
+        }
+    }
+
+    /// Forgets the older half of the exchanges, or the oldest sockets, when there are too many.
+    fn make_room(&mut self) {
+        if self.exchanges.len() >= MAX_EXCHANGES {
+            let mut ages: Vec<Time> = self.exchanges.values().map(|exchange| exchange.last).collect();
+            let (_, middle, _) = ages.select_nth_unstable(MAX_EXCHANGES / 2);
+            let middle = *middle;
+            self.exchanges.retain(|_, exchange| exchange.last > middle);
+        }
+        // Cookies rise, so the least is the oldest. A socket forgotten here keeps its route and is left alone from now on.
+        while self.sockets.len() >= MAX_EXCHANGES {
+            self.sockets.pop_first();
+        }
+    }
+}
+
+/// Whose turn it is, apart from the [`Board`].
+#[derive(Default)]
+struct Turns {
+    virtual_time: u64,
+    tags: [u64; MAX_LINKS],
+}
+
+impl Turns {
+    fn swap(&mut self, board: &mut Board) {
+        std::mem::swap(&mut self.virtual_time, &mut board.virtual_time);
+        for (tag, lane) in self.tags.iter_mut().zip(&mut board.lanes) {
+            std::mem::swap(tag, &mut lane.tag);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::links::tests::{network, steer};
+    use super::*;
+    use braid_store::LinkRow;
+
+    fn at(milliseconds: u64) -> Time {
+        Time::from_millis(1000 + milliseconds)
+    }
+
+    fn chooser(scheduler: Scheduler, count: u32) -> Chooser {
+        let mut chooser = Chooser::new(scheduler, vec![]);
+        assert!(chooser.on_network(at(0), &network(count), steer, |_| false).is_empty());
+        chooser
+    }
+
+    fn far(port: u16) -> SocketAddr {
+        SocketAddr::from(([9, 9, 9, 9], port))
+    }
+
+    /// The links of streams with these inodes.
+    fn streams(chooser: &mut Chooser, inodes: std::ops::Range<u64>) -> Vec<u32> {
+        inodes.map(|inode| chooser.stream(at(0), inode, far(80), "/bin/x").unwrap().0).collect()
+    }
+
+    fn unbound(cookie: u64) -> DatagramSocket {
+        DatagramSocket { cookie, bound: false, routed: false }
+    }
+
+    fn seen(inode: u64, rx: u64) -> StreamSeen {
+        StreamSeen { inode, connecting: false, rx, tx: 0, delivery_rate: None }
+    }
+
+    #[test]
+    fn each_scheduler_does_as_its_name_says() {
+        assert_eq!(streams(&mut chooser(Scheduler::OnlyOne, 3), 1..4), [1, 1, 1]);
+        assert_eq!(streams(&mut chooser(Scheduler::RoundRobin, 3), 1..7), [1, 2, 3, 1, 2, 3]);
+        let weighted = streams(&mut chooser(Scheduler::WeightedRoundRobin, 3), 1..61);
+        let count = |link| weighted.iter().filter(|chosen| **chosen == link).count();
+        assert_eq!((count(1), count(2), count(3)), (10, 20, 30));
+        let most = streams(&mut chooser(Scheduler::MaxThroughput, 3), 1..7);
+        assert_eq!(most, [3, 2, 3, 1, 2, 3]);
+    }
+
+    #[test]
+    fn nothing_is_steered_without_links_or_to_other_destinations() {
+        let mut none = Chooser::new(Scheduler::RoundRobin, vec![]);
+        assert_eq!(none.stream(at(0), 1, far(80), "x"), None);
+        assert_eq!(none.datagram(at(0), unbound(1), far(53)), DatagramRoute::Leave);
+        let mut some = chooser(Scheduler::RoundRobin, 2);
+        assert_eq!(some.stream(at(0), 1, "10.1.1.1:80".parse().unwrap(), "x"), None);
+        assert!(!some.has_streams());
+    }
+
+    #[test]
+    fn an_ended_stream_frees_its_link() {
+        let mut chooser = chooser(Scheduler::MaxThroughput, 1);
+        streams(&mut chooser, 1..4);
+        assert_eq!(chooser.board.lanes[0].load[0], 3_000_000);
+        chooser.on_look(at(1000), [seen(1, 400_000), seen(2, 900_000)], []);
+        assert_eq!((chooser.board.lanes[0].load[0], chooser.board.lanes[0].flows), (600_000 + 900_000, 2));
+        chooser.withdraw(at(1000), 1);
+        assert_eq!(chooser.board.lanes[0].load[0], 900_000);
+        chooser.on_look(at(2000), [], []);
+        assert!(!chooser.has_streams() && chooser.board.lanes[0].load == [0, 0]);
+    }
+
+    #[test]
+    fn an_exchange_keeps_its_link_and_look_ups_do_not_disturb_the_streams_turns() {
+        let mut chooser = chooser(Scheduler::RoundRobin, 2);
+        let mut ask = |cookie, port| chooser.datagram(at(0), unbound(cookie), far(port));
+        let (one, two) = (DatagramRoute::Link(LinkIndex(1)), DatagramRoute::Link(LinkIndex(2)));
+        assert_eq!([ask(1, 53), ask(1, 53), ask(1, 54), ask(1, 53), ask(2, 53)], [one, one, two, one, one]);
+        assert_eq!(streams(&mut chooser, 1..3), [1, 2]);
+        // Its link is gone: the exchange moves.
+        chooser.on_network(at(0), &network(1), steer, |_| false);
+        assert_eq!(chooser.datagram(at(0), DatagramSocket { bound: true, routed: true, ..unbound(1) }, far(54)), one);
+    }
+
+    #[test]
+    fn datagram_sockets_that_their_program_set_up_are_left_alone() {
+        let mut chooser = chooser(Scheduler::RoundRobin, 2);
+        let bound = DatagramSocket { bound: true, ..unbound(1) };
+        let routed = DatagramSocket { routed: true, ..unbound(2) };
+        assert_eq!([bound, routed].map(|socket| chooser.datagram(at(0), socket, far(53))), [DatagramRoute::Leave; 2]);
+        // What we routed goes back to the system where it must not be steered.
+        chooser.datagram(at(0), unbound(3), far(53));
+        let near = "10.1.1.1:53".parse().unwrap();
+        let ours = DatagramSocket { bound: true, routed: true, ..unbound(3) };
+        assert_eq!([ours, unbound(4)].map(|socket| chooser.datagram(at(0), socket, near)), [DatagramRoute::System, DatagramRoute::Leave]);
+    }
+
+    #[test]
+    fn datagrams_weigh_while_they_are_fresh_and_memory_stays_bounded() {
+        let mut chooser = chooser(Scheduler::MaxThroughput, 1);
+        chooser.datagram(at(0), unbound(1), far(53));
+        chooser.on_look(at(5000), [], []);
+        assert_eq!(chooser.board.lanes[0].load[0], DATAGRAM_DEMAND.get());
+        chooser.on_look(at(11_000), [], []);
+        assert_eq!(chooser.board.lanes[0].load[0], 0);
+        for number in 0..3 * MAX_EXCHANGES as u64 {
+            chooser.datagram(at(20_000 + number), unbound(number), far(53));
+        }
+        assert!(chooser.exchanges.len() <= MAX_EXCHANGES && chooser.sockets.len() <= MAX_EXCHANGES);
+        chooser.on_look(at(1_000_000), [], []);
+        assert!(chooser.exchanges.is_empty());
+    }
+
+    #[test]
+    fn what_a_run_learns_the_next_one_knows() {
+        let mut first = chooser(Scheduler::MaxThroughput, 2);
+        streams(&mut first, 1..2);
+        // 400 Mbit/s on the second link, twice what it is said to carry.
+        for step in 1..=30 {
+            let (moved, index) = (step * 5_000_000, LinkIndex(2));
+            first.on_look(at(step * 100), [seen(1, moved)], [(index, Bytes::new(moved), Bytes::ZERO)]);
+        }
+        first.on_look(at(5000), [], []);
+        let lessons = first.lessons(at(5000), 77);
+        assert_eq!((lessons.apps[0].0.exe.as_str(), lessons.apps[0].1.demand_down), ("/bin/x", 150_000_000));
+        let learnt = lessons.links.iter().find(|(key, _)| key.name == "link2").expect("the link's capacity is learnt").1;
+        assert_eq!(learnt, LinkRow { capacity_down: Some(400_000_000), capacity_up: None, updated: 77 });
+
+        let mut second = Chooser::new(Scheduler::MaxThroughput, vec![]);
+        second.recall(Learnt { apps: lessons.apps.into_iter().collect(), links: lessons.links.into_iter().collect(), ..Learnt::default() });
+        second.on_network(at(0), &network(2), steer, |_| false);
+        assert_eq!(second.board.lanes[1].rate, [50_000_000, 25_000_000]);
+        assert_eq!(streams(&mut second, 1..2), [2]);
+        assert_eq!(second.board.lanes[1].load[0], 150_000_000);
+        assert!(second.lessons(at(0), 78).apps.is_empty(), "nothing new");
+    }
+
+    #[test]
+    fn what_streams_move_teaches_the_next_decision() {
+        let mut chooser = chooser(Scheduler::MaxThroughput, 1);
+        streams(&mut chooser, 1..2);
+        chooser.on_look(at(700), [seen(1, 8_000_000)], []);
+        chooser.on_look(at(1000), [], []);
+        streams(&mut chooser, 2..3);
+        assert_eq!(chooser.board.lanes[0].load[0], 8_000_000);
+    }
+}

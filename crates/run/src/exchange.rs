@@ -1,0 +1,246 @@
+//! Carries what the command's connected datagram sockets send and receive.
+//!
+//! Such a socket is connected to one of ours on the loopback, which is connected to it in turn, so neither hears anybody else. Its flow is
+//! opened by its first datagram. Since the kernel would tell the loopback's address as the sender of what it receives, calls that ask for
+//! the sender are answered by [`Listener::tell_datagram`](braid_platform::linux::seccomp::Listener::tell_datagram).
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use braid_bond::Carrier;
+use braid_model::Family;
+use braid_platform::linux::seccomp::told::Told;
+use braid_platform::linux::seccomp::{RawCall, Reaches, Socket};
+use braid_platform::linux::sockdiag;
+use braid_platform::linux::sys::process;
+use braid_transport::Flow;
+use bytes::Bytes;
+use tokio::net::UdpSocket;
+
+use super::carrying::{Carrying, Way, source};
+use super::redirect_states::{RedirectState, State};
+
+/// How often it is looked whether the program's socket is still there.
+const LOOK: Duration = Duration::from_millis(250);
+/// How often it is looked whether a thread that waits for a datagram has a signal to handle.
+const SIGNALS: Duration = Duration::from_millis(50);
+/// The largest datagram.
+const LARGEST: usize = 65_535;
+
+/// Where an exchange goes.
+enum Onward {
+    Bond(Flow),
+    Direct(UdpSocket),
+}
+
+/// A datagram socket that is carried.
+struct Exchange {
+    cookie: u64,
+    number: u64,
+    remote: SocketAddr,
+    /// Where the program's socket is.
+    caller: SocketAddr,
+    /// What it is connected to.
+    ours: UdpSocket,
+}
+
+impl Carrying {
+    /// Connects a datagram socket to us, where that is to be.
+    pub(super) fn on_connect_datagrams(self: &Arc<Self>, call: &RawCall, socket: &Socket, remote: SocketAddr) -> bool {
+        let cookie = socket.cookie();
+        let family = Family::of(remote.ip());
+        if self.redirect_states.forget(cookie).is_some() {
+            // As its program had it before.
+            let _ = socket.disconnect();
+        }
+        let local = socket.local();
+        // One with a port of its own is no server if it is connected.
+        let free = local.ip().is_unspecified() && !socket.is_directed() && socket.route(family).is_none();
+        if !free || !self.may_carry(remote) {
+            return false;
+        }
+        let number = self.number();
+        let Ok(exchange) = self.exchange(socket, cookie, number, remote) else {
+            let _ = socket.disconnect();
+            return false;
+        };
+        self.redirect_states.put(cookie, RedirectState { remote, local: source(remote), state: State::Datagrams(number) });
+        let (carrying, active) = (self.clone(), self.active());
+        self.runtime.spawn(async move {
+            carrying.carry_exchange(exchange).await;
+            drop(active);
+        });
+        self.listener.answer(call.id, Ok(0));
+        true
+    }
+
+    fn exchange(&self, socket: &Socket, cookie: u64, number: u64, remote: SocketAddr) -> io::Result<Exchange> {
+        let loopback: IpAddr = if socket.reaches() == Reaches::V6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        let ours = std::net::UdpSocket::bind((loopback, 0))?;
+        socket.begin(ours.local_addr()?)?;
+        let caller = socket.local();
+        ours.connect(caller)?;
+        ours.set_nonblocking(true)?;
+        let _inside = self.runtime.enter();
+        Ok(Exchange { cookie, number, remote, caller, ours: UdpSocket::from_std(ours)? })
+    }
+
+    async fn carry_exchange(&self, exchange: Exchange) {
+        let mut onward: Option<Onward> = None;
+        let (mut sent, mut came) = (vec![0; LARGEST], vec![0; LARGEST]);
+        let mut look = tokio::time::interval(LOOK);
+        let mut quiet = false;
+        loop {
+            tokio::select! {
+                read = exchange.ours.recv(&mut sent) => {
+                    quiet = false;
+                    // Its program's socket is closed, which the next look shows too.
+                    let Ok(length) = read else { continue };
+                    if onward.is_none() {
+                        onward = self.open(&exchange).await;
+                    }
+                    match &onward {
+                        Some(Onward::Bond(flow)) => drop(flow.send(Bytes::copy_from_slice(&sent[..length]))),
+                        Some(Onward::Direct(socket)) => drop(socket.send(&sent[..length]).await),
+                        None => {}
+                    }
+                }
+                datagram = receive(onward.as_ref(), &mut came) => match datagram {
+                    // What the program's socket has no room for is lost.
+                    Ok(datagram) => drop(exchange.ours.send(&datagram).await),
+                    // The flow is over; the next datagram opens another.
+                    Err(_) => onward = None,
+                },
+                _ = look.tick() => {
+                    // What it sent last may come after it is gone: one look more.
+                    let here = exchange.is_here() && self.is_current(&exchange);
+                    if !here && quiet {
+                        break;
+                    }
+                    quiet = !here;
+                    if matches!(onward, Some(Onward::Bond(_))) && !self.is_up() {
+                        onward = None;
+                    }
+                }
+            }
+        }
+        if self.is_current(&exchange) {
+            self.redirect_states.forget(exchange.cookie);
+        }
+    }
+
+    async fn open(&self, exchange: &Exchange) -> Option<Onward> {
+        match self.way(exchange.remote, Carrier::Messages).await {
+            Way::Bond(flow) => Some(Onward::Bond(flow)),
+            Way::Direct => self.choice.exchange(exchange.remote).ok().map(Onward::Direct),
+            Way::Failed(_) => None,
+        }
+    }
+
+    fn is_current(&self, exchange: &Exchange) -> bool {
+        self.redirect_states.get(exchange.cookie).is_some_and(|redirect_state| redirect_state.state == State::Datagrams(exchange.number))
+    }
+
+    /// A datagram that names its destination, on a socket that is carried.
+    pub(super) fn on_send(&self, call: &RawCall, socket: &Socket, remote: SocketAddr, cookie: u64, redirect_state: RedirectState) -> bool {
+        let State::Datagrams(_) = redirect_state.state else { return false };
+        if remote == redirect_state.remote {
+            let told = self.listener.send(call, socket);
+            self.listener.answer(call.id, told);
+            return true;
+        }
+        // Somebody else is reached from where it really is: it goes direct from now on, to both.
+        self.redirect_states.forget(cookie);
+        let _ = socket.disconnect();
+        let _ = socket.begin(redirect_state.remote);
+        false
+    }
+
+    /// A call that wants a datagram and its sender.
+    pub(super) fn on_receive(self: &Arc<Self>, call: &RawCall, socket: Socket, from: SocketAddr) -> bool {
+        if self.listener.wants_errors(call) {
+            return false;
+        }
+        let told = self.listener.tell_datagram(call, &socket, from);
+        if told != Err(libc::EAGAIN) || socket.is_nonblocking() || !self.listener.may_wait(call) {
+            drop(socket);
+            self.listener.answer(call.id, told);
+            return true;
+        }
+        let (carrying, call, hold) = (self.clone(), *call, self.hold(call.id));
+        self.runtime.spawn_blocking(move || {
+            let told = carrying.wait_for_datagram(&call, &socket, from);
+            drop(socket);
+            carrying.listener.answer(call.id, told);
+            drop(hold);
+        });
+        true
+    }
+
+    /// Waits for a datagram as long as the caller would: until its patience or a signal ends it.
+    fn wait_for_datagram(&self, call: &RawCall, socket: &Socket, from: SocketAddr) -> Told {
+        let end = socket.patience().map(|patience| Instant::now() + patience);
+        loop {
+            // An error of the socket's is told by the call itself.
+            let _ = process::poll([(socket.as_fd(), true)], Some(SIGNALS));
+            match self.listener.tell_datagram(call, socket, from) {
+                Err(libc::EAGAIN) => {}
+                told => return told,
+            }
+            if !self.listener.is_waiting(call.id) || has_signal(call.thread) {
+                return Err(libc::EINTR);
+            }
+            if end.is_some_and(|end| end <= Instant::now()) {
+                return Err(libc::EAGAIN);
+            }
+        }
+    }
+}
+
+impl Exchange {
+    /// Whether the program's socket is still where it was.
+    fn is_here(&self) -> bool {
+        let Ok(ours) = self.ours.local_addr() else { return false };
+        // Where the kernel does not tell, it is taken to be: it is then forgotten with the command.
+        sockdiag::udp_owner(self.caller, ours).map_or(true, |owner| owner == Some(self.cookie))
+    }
+}
+
+/// The next datagram from the far end; waits for ever where there is none.
+async fn receive(onward: Option<&Onward>, buffer: &mut [u8]) -> io::Result<Bytes> {
+    match onward {
+        None => std::future::pending().await,
+        Some(Onward::Bond(flow)) => flow.receive().await.map_err(|_| io::ErrorKind::ConnectionReset.into()),
+        Some(Onward::Direct(socket)) => socket.recv(buffer).await.map(|length| Bytes::copy_from_slice(&buffer[..length])),
+    }
+}
+
+/// Whether a signal that a thread's program handles waits for it.
+fn has_signal(thread: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|status| waits_in(&status))
+}
+
+fn waits_in(status: &str) -> bool {
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        u64::from_str_radix(line.trim(), 16).unwrap_or(0)
+    };
+    (mask("SigPnd:") | mask("ShdPnd:")) & mask("SigCgt:") & !mask("SigBlk:") != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_signals_that_are_handled_and_not_blocked_end_a_wait() {
+        let status = |pending: u64, blocked: u64, caught: u64| {
+            waits_in(&format!("Name:\tx\nSigPnd:\t{:016x}\nShdPnd:\t{pending:016x}\nSigBlk:\t{blocked:016x}\nSigCgt:\t{caught:016x}\n", 0))
+        };
+        assert!(status(2, 0, 2));
+        assert!(!status(2, 2, 2) && !status(2, 0, 4) && !status(0, 0, 2));
+    }
+}

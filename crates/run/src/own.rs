@@ -1,0 +1,224 @@
+//! Flows that a program of Braid's own makes for others (`braid proxy`), over the links there are, with no privilege and no daemon.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
+use braid_decide::connection::LinkMask;
+use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Scheduler, admit};
+use braid_model::{LinkFacts, Role};
+use braid_transport::client::{Client, State};
+use braid_transport::{Flow, FlowEnd};
+use tokio::net::{TcpStream, UdpSocket};
+
+use super::choice::{finish, own};
+use super::chooser::{DatagramRoute, DatagramSocket};
+use super::relays::{Relay, RelayError, word_of_destination};
+use super::supervisor::{Shared, follow};
+use super::{RunError, RunOptions, check_links, interface_names};
+
+/// How long a relay may take to say that a flow is open.
+const OPENING: Duration = Duration::from_secs(30);
+
+/// What a policy says of a flow, and whose it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Ruling<'a> {
+    /// What stands for the application.
+    pub application: &'a str,
+    /// The policy.
+    pub policy: &'a Policy,
+    /// Its rule for this flow.
+    pub rule: Option<&'a AppRule>,
+}
+
+impl Ruling<'_> {
+    /// The links that may be used, of those that can be.
+    fn admit(&self, usable: LinkMask, links: &[(usize, &LinkFacts)]) -> Admission {
+        let rule_of = |facts: &LinkFacts| self.policy.link_rule(facts);
+        let with = |test: &dyn Fn(&LinkFacts) -> bool| {
+            let slots = links.iter().filter(|(slot, facts)| usable.contains(*slot) && test(facts));
+            LinkMask(slots.fold(0, |mask, (slot, _)| mask | 1 << slot))
+        };
+        let pool = with(&|facts| rule_of(facts).is_none_or(|rule| rule.role != Role::Excluded));
+        let backup = with(&|facts| rule_of(facts).is_some_and(|rule| rule.role == Role::Backup));
+        let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, links.iter().copied());
+        let allowed = self.rule.and_then(|rule| rule.links.as_deref()).map(mask);
+        let preferred = self.rule.filter(|rule| !rule.prefer.is_empty()).map(|rule| mask(&rule.prefer));
+        admit(pool, backup, allowed, preferred)
+    }
+}
+
+/// Makes flows, follows the network, and learns from what flows move.
+pub struct OwnFlows(Arc<Shared>);
+
+/// Why a flow is not carried by a relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unbonded {
+    /// None can be reached that may carry it, or it does not take it.
+    NotThere,
+    /// The destination cannot be opened there: a Linux error number.
+    Failed(i32),
+}
+
+impl OwnFlows {
+    /// Begins to follow the network; `links` empty stands for all. Returns when it is known, or after a second.
+    ///
+    /// # Errors
+    /// A link that does not exist.
+    pub fn start(scheduler: Scheduler, links: Vec<String>) -> Result<Self, RunError> {
+        check_links(&links, interface_names().map_err(|source| RunError::System { action: "read /proc/net/dev", source })?)?;
+        let options = RunOptions { scheduler, links, carry: Carry::Direct, relay: None, relay_wait: None, command: Vec::new() };
+        let shared = Arc::new(Shared::new(&options));
+        let following = Arc::clone(&shared);
+        std::thread::spawn(move || follow(&following));
+        shared.wait_until_known();
+        Ok(Self(shared))
+    }
+
+    /// Begins to bond with a relay that the user has joined: the one called `name`, else the first. To be called inside a tokio runtime.
+    /// Returns its name.
+    ///
+    /// # Errors
+    /// There is no such relay, or what was kept of it cannot be used.
+    pub fn bond_with(&self, name: Option<&str>) -> Result<String, RelayError> {
+        let relay = Relay::find(name)?;
+        let client = Client::start(relay.peer.clone(), Some(&relay.keys), None).map_err(|error| RelayError::Place(error.to_string()))?;
+        client.set_links(self.0.links());
+        let (mut state, joined) = (client.state(), relay.name.clone());
+        if self.0.bond.set((joined.clone(), client)).is_ok() {
+            tokio::spawn(async move {
+                if state.wait_for(|state| *state == State::Up).await.is_ok() {
+                    relay.forget_token();
+                }
+            });
+        }
+        Ok(joined)
+    }
+
+    /// Opens a flow through the relay, which looks a name up.
+    ///
+    /// # Errors
+    /// There is no relay that may carry it and can be reached, it does not take this flow, or the destination cannot be opened there.
+    pub async fn bond(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Result<Flow, Unbonded> {
+        let only = ruling.rule.and_then(|rule| rule.relay.as_deref());
+        let may = |(relay, client): &&(String, Client)| only.is_none_or(|only| only == relay) && *client.state().borrow() == State::Up;
+        let (_, client) = self.0.bond.get().filter(may).ok_or(Unbonded::NotThere)?;
+        let copies = ruling.rule.filter(|rule| rule.carry == Carry::Duplicate).map_or(1, |rule| rule.copies);
+        let weight = ruling.rule.map_or(1.0, |rule| rule.weight);
+        let rule = |usable, facts: &[(usize, &LinkFacts)]| ruling.admit(usable, facts);
+        let admission = match &target {
+            Target::Address(remote) => self.0.choice.chooser().admitted(self.0.choice.now(), remote.ip(), rule),
+            Target::Name(..) => self.0.choice.chooser().admitted_by_name(rule),
+        };
+        let links = match admission {
+            Admission::Use(mask) => u64::from(mask.0),
+            Admission::Deny | Admission::LeaveAlone => return Err(Unbonded::NotThere),
+        };
+        let weight = (weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
+        let policy = FlowPolicy { weight, links, copies, urgent: copies > 1 };
+        let flow = client.open(Open { carrier, target, policy }).map_err(|_| Unbonded::NotThere)?;
+        if carrier == Carrier::Messages {
+            return Ok(flow);
+        }
+        let mut state = client.state();
+        let opened = tokio::select! {
+            opened = tokio::time::timeout(OPENING, flow.opened()) => opened.unwrap_or(Err(FlowEnd(libc::ETIMEDOUT as u64))),
+            _ = state.wait_for(|state| *state != State::Up) => Err(FlowEnd(codes::BUSY)),
+            () = client.unanswered() => Err(FlowEnd(codes::BUSY)),
+        };
+        opened.map(|()| flow.clone()).map_err(|end| {
+            flow.reset(0);
+            word_of_destination(end).map_or(Unbonded::NotThere, Unbonded::Failed)
+        })
+    }
+
+    /// Connects to `remote` over the link that is best for it, and gives that link's slot where it was bound to one.
+    ///
+    /// # Errors
+    /// What `connect` says; `ENETUNREACH` if its rule admits no link that can be used.
+    pub async fn connect(&self, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<(TcpStream, Option<usize>)> {
+        let socket = own(remote, socket2::Type::STREAM)?;
+        let slot = {
+            let (now, inode) = (self.0.choice.now(), socket.inode());
+            let mut chooser = self.0.choice.chooser();
+            let allowed = match chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+                Admission::Use(allowed) => Some(allowed),
+                Admission::Deny => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
+                Admission::LeaveAlone => None,
+            };
+            let link = allowed.and_then(|allowed| chooser.stream_over(now, inode, remote, ruling.application, allowed));
+            match link.map(|link| (link, socket.bind(link))) {
+                Some((_, Err(error))) => {
+                    chooser.withdraw(now, inode);
+                    // A link that its rule insists on, or none.
+                    if ruling.rule.is_some_and(|rule| rule.links.is_some()) {
+                        return Err(error);
+                    }
+                    None
+                }
+                Some((link, Ok(()))) => chooser.slot(link),
+                None => None,
+            }
+        };
+        Ok((finish(socket, remote).await?, slot))
+    }
+
+    /// The links that one download from `remote` may be divided among, by slot and name.
+    pub fn divided(&self, remote: SocketAddr, ruling: Ruling<'_>) -> Vec<(usize, String)> {
+        let chooser = self.0.choice.chooser();
+        match chooser.admitted(self.0.choice.now(), remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+            Admission::Use(allowed) => chooser.names(allowed),
+            Admission::Deny | Admission::LeaveAlone => Vec::new(),
+        }
+    }
+
+    /// Connects to `remote` over the link in this slot.
+    ///
+    /// # Errors
+    /// What `connect` says; `ENETUNREACH` if its rule does not admit that link now.
+    pub async fn connect_by(&self, slot: usize, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<TcpStream> {
+        let socket = own(remote, socket2::Type::STREAM)?;
+        {
+            let (now, inode) = (self.0.choice.now(), socket.inode());
+            let mut chooser = self.0.choice.chooser();
+            let admission = chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts));
+            let allowed = matches!(admission, Admission::Use(allowed) if allowed.contains(slot));
+            let only = LinkMask(if allowed { 1 << slot } else { 0 });
+            let link = chooser.stream_over(now, inode, remote, ruling.application, only);
+            let link = link.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))?;
+            socket.bind(link).inspect_err(|_| chooser.withdraw(now, inode))?;
+        }
+        finish(socket, remote).await
+    }
+
+    /// Begins an exchange of datagrams with `remote`, likewise.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn exchange(&self, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<UdpSocket> {
+        let socket = own(remote, socket2::Type::DGRAM)?;
+        let facts = DatagramSocket { cookie: socket.cookie(), bound: false, routed: false };
+        let now = self.0.choice.now();
+        let link = {
+            let mut chooser = self.0.choice.chooser();
+            match chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+                Admission::Use(allowed) => chooser.datagram_over(now, facts, remote, allowed),
+                Admission::Deny => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
+                Admission::LeaveAlone => DatagramRoute::System,
+            }
+        };
+        if let DatagramRoute::Link(link) = link {
+            socket.bind(link)?;
+        }
+        socket.begin(remote)?;
+        UdpSocket::from_std(OwnedFd::from(socket).into())
+    }
+
+    /// Keeps what was learnt of links for the next run.
+    pub fn remember(&self) {
+        self.0.remember();
+    }
+}

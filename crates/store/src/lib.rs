@@ -1,0 +1,685 @@
+//! What was learnt, kept across restarts: SQLite in the state directory.
+//!
+//! The store never stands in the way: a damaged file is moved aside, and where nothing can be written everything goes on in memory
+//! and is written later. What was stored before is never lost by that.
+
+#![forbid(unsafe_code)]
+
+pub mod joined;
+pub mod lock;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use braid_model::LinkFacts;
+use braid_platform::linux::sys::process::own_user;
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+use crate::lock::{SERVICE, user_number};
+
+/// The schema this program writes. A file of a later one is left untouched.
+const SCHEMA: i64 = 1;
+
+/// The most rows of each table; the oldest go first.
+const ROW_LIMIT: usize = 10_000;
+
+/// The file in the state directory.
+const FILE: &str = "braid.sqlite";
+
+/// What learnt demand belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AppKey {
+    /// The executable's path; empty where it is not known.
+    pub exe: String,
+    /// The process's name.
+    pub name: String,
+    /// The destination's port; 0 stands for the application as a whole.
+    pub port: u16,
+}
+
+/// What was learnt of an application. Times are seconds of Unix time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct AppRow {
+    /// Expected bytes of a flow towards this machine.
+    pub demand_down: u64,
+    /// Expected bytes of a flow away from this machine.
+    pub demand_up: u64,
+    /// Flows it was learnt from.
+    pub samples: u64,
+    /// When it was last learnt.
+    pub updated: u64,
+}
+
+/// What names a link across restarts: device numbers do not.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LinkKey {
+    /// The device's name.
+    pub name: String,
+    /// Its kind's name.
+    pub kind: String,
+    /// What tells its networks apart: the gateway with its hardware address, where known, else empty.
+    pub network: String,
+}
+
+impl LinkKey {
+    /// The key of a link as it is now.
+    pub fn of(facts: &LinkFacts) -> Self {
+        let gateway = [&facts.gateways.v4, &facts.gateways.v6].into_iter().flatten().find_map(|route| route.gateway);
+        Self {
+            name: facts.name.clone(),
+            kind: facts.kind.to_string(),
+            network: gateway.map(|gateway| gateway.to_string()).unwrap_or_default(),
+        }
+    }
+}
+
+/// What was learnt of a link.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LinkRow {
+    /// Capacity towards this machine in bits per second; `None`: not learnt.
+    pub capacity_down: Option<u64>,
+    /// Capacity away from this machine in bits per second.
+    pub capacity_up: Option<u64>,
+    /// When it was last learnt.
+    pub updated: u64,
+}
+
+/// What a metered link has used of its allowance.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UsageRow {
+    /// Bytes since the period began.
+    pub used: u64,
+    /// The day the period began, in days of Unix time.
+    pub period: i64,
+    /// When it was last counted.
+    pub updated: u64,
+}
+
+/// What is to be written; a later change to a key replaces an earlier one.
+#[derive(Debug, Clone, Default)]
+struct Batch {
+    apps: BTreeMap<AppKey, AppRow>,
+    classes: BTreeMap<(String, String), Option<String>>,
+    links: BTreeMap<LinkKey, LinkRow>,
+    usage: BTreeMap<LinkKey, UsageRow>,
+    history: BTreeMap<(&'static str, u64), String>,
+}
+
+impl Batch {
+    fn is_empty(&self) -> bool {
+        self.apps.is_empty() && self.classes.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.history.is_empty()
+    }
+
+    /// Keeps the batch bounded while nothing can be written.
+    fn bound(&mut self) {
+        prune(&mut self.apps, |row| row.updated);
+        prune(&mut self.links, |row| row.updated);
+        while self.classes.len() > ROW_LIMIT {
+            self.classes.pop_first();
+        }
+        while self.history.len() > ROW_LIMIT {
+            self.history.pop_first();
+        }
+    }
+}
+
+/// Keeps [`ROW_LIMIT`] rows or a few more: the oldest go first.
+pub fn prune<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, updated: impl Fn(&V) -> u64) {
+    if rows.len() > ROW_LIMIT + ROW_LIMIT / 10 {
+        let mut ages: Vec<_> = rows.iter().map(|(key, row)| (updated(row), key.clone())).collect();
+        ages.sort();
+        ages.iter().take(rows.len() - ROW_LIMIT).for_each(|(_, key)| drop(rows.remove(key)));
+    }
+}
+
+/// Everything stored.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Learnt {
+    /// Applications' demand.
+    pub apps: BTreeMap<AppKey, AppRow>,
+    /// Classes set by the user, by executable and name.
+    pub classes: BTreeMap<(String, String), String>,
+    /// Links' capacities.
+    pub links: BTreeMap<LinkKey, LinkRow>,
+    /// Metered links' usage.
+    pub usage: BTreeMap<LinkKey, UsageRow>,
+    /// What the [history](braid_control::history) wrote, by kind and moment.
+    pub history: BTreeMap<(String, u64), String>,
+}
+
+/// The store. Changes gather in memory until [`flush`](Self::flush).
+#[derive(Debug)]
+pub struct Store {
+    folder: PathBuf,
+    connection: Option<Connection>,
+    pending: Batch,
+    trouble: Option<String>,
+}
+
+/// Why the store is not in use; it tries again at each flush.
+#[derive(Debug, thiserror::Error)]
+enum StoreError {
+    #[error("{path}: {error}")]
+    Folder { path: PathBuf, error: std::io::Error },
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+    #[error("it was written by a later version of braid (schema {0}, this one knows {SCHEMA})")]
+    Later(i64),
+}
+
+impl Store {
+    /// Whether there is one in `folder`.
+    pub fn exists(folder: &Path) -> bool {
+        folder.join(FILE).exists()
+    }
+
+    /// Opens the store in `folder` (made with mode 0700 if there is none) and reads what it holds. Never fails: the texts say what
+    /// went wrong and what becomes of it, for the log and `braid status`.
+    pub fn open(folder: &Path) -> (Self, Learnt, Vec<String>) {
+        let mut notes = Vec::new();
+        let mut store = Self { folder: folder.to_owned(), connection: None, pending: Batch::default(), trouble: None };
+        let learnt = match store.connect().and_then(|()| store.read()) {
+            Ok(learnt) => learnt,
+            Err(error) if damaged(&error) => store.start_afresh(&error, &mut notes),
+            Err(error) => {
+                notes.extend(store.suspend(&error));
+                Learnt::default()
+            }
+        };
+        (store, learnt, notes)
+    }
+
+    /// Remembers an application's demand.
+    pub fn put_app(&mut self, key: AppKey, row: AppRow) {
+        self.pending.apps.insert(key, row);
+        self.pending.bound();
+    }
+
+    /// Remembers a class set by the user; `None` forgets it.
+    pub fn put_class(&mut self, exe: String, name: String, class: Option<String>) {
+        self.pending.classes.insert((exe, name), class);
+        self.pending.bound();
+    }
+
+    /// Remembers a link's capacities.
+    pub fn put_link(&mut self, key: LinkKey, row: LinkRow) {
+        self.pending.links.insert(key, row);
+        self.pending.bound();
+    }
+
+    /// Remembers what a metered link used. Never pruned: there is one row per link and network.
+    pub fn put_usage(&mut self, key: LinkKey, row: UsageRow) {
+        self.pending.usage.insert(key, row);
+    }
+
+    /// Remembers a row of the history.
+    pub fn put_history(&mut self, kind: &'static str, at: u64, body: String) {
+        self.pending.history.insert((kind, at), body);
+        self.pending.bound();
+    }
+
+    /// Writes what gathered, in one transaction. What cannot be written is kept for the next time.
+    ///
+    /// The text, if any, says that writing began to fail, or works again; it is given once per change. Blocks for the disk: call
+    /// it where that does no harm.
+    pub fn flush(&mut self) -> Option<String> {
+        if self.pending.is_empty() && self.trouble.is_none() {
+            return None;
+        }
+        let mut notes = Vec::new();
+        let written = match self.connect().and_then(|()| self.write()) {
+            Err(error) if damaged(&error) => {
+                self.start_afresh(&error, &mut notes);
+                if self.connection.is_some() { self.write() } else { return notes.pop() }
+            }
+            other => other,
+        };
+        match written {
+            Ok(()) => {
+                self.pending = Batch::default();
+                let restored = self.trouble.take().map(|_| format!("the store in {} works again", self.folder.display()));
+                notes.pop().or(restored)
+            }
+            Err(error) => self.suspend(&error),
+        }
+    }
+
+    /// What is wrong with the store now, for `braid status`.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join(FILE)
+    }
+
+    fn connect(&mut self) -> Result<(), StoreError> {
+        // A file removed or replaced under us would swallow what is written.
+        if self.connection.is_some() && self.file().exists() {
+            return Ok(());
+        }
+        self.connection = None;
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |error| StoreError::Folder { path, error }
+        };
+        if !self.folder.exists() {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder).map_err(failed(&self.folder))?;
+        }
+        let path = self.file();
+        // Made here rather than by SQLite, so that it is nobody else's to read from the first moment; -wal and -shm take its mode.
+        let made = std::os::unix::fs::OpenOptionsExt::mode(std::fs::OpenOptions::new().append(true).create(true), 0o600).open(&path);
+        drop(made.map_err(failed(&path))?);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed(&path))?;
+        let mut connection = Connection::open(&path)?;
+        connection.busy_timeout(Duration::from_millis(500))?;
+        migrate(&mut connection)?;
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    fn read(&self) -> Result<Learnt, StoreError> {
+        let Some(connection) = &self.connection else { return Ok(Learnt::default()) };
+        let sound: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+        if sound != "ok" {
+            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+            return Err(rusqlite::Error::SqliteFailure(code, Some(sound)).into());
+        }
+        Ok(read_all(connection)?)
+    }
+
+    fn write(&mut self) -> Result<(), StoreError> {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        let transaction = connection.transaction()?;
+        write_batch(&transaction, &self.pending)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Moves a damaged file aside and goes on with a fresh one.
+    fn start_afresh(&mut self, error: &StoreError, notes: &mut Vec<String>) -> Learnt {
+        self.connection = None;
+        let path = self.file();
+        let aside = (1u32..).map(|n| self.folder.join(format!("{FILE}.corrupt-{n}"))).find(|path| !path.exists()).unwrap_or_default();
+        let moved = std::fs::rename(&path, &aside);
+        for suffix in ["-wal", "-shm"] {
+            let beside = |path: &Path| PathBuf::from(format!("{}{suffix}", path.display()));
+            let _ = std::fs::rename(beside(&path), beside(&aside));
+        }
+        notes.push(format!("the store {} is damaged ({error}): moved to {}, going on with a fresh one", path.display(), aside.display()));
+        if let Err(error) = moved.map_err(|error| StoreError::Folder { path, error }).and_then(|()| self.connect()) {
+            notes.extend(self.suspend(&error));
+        }
+        Learnt::default()
+    }
+
+    /// Goes on in memory; says so when that is new.
+    fn suspend(&mut self, error: &StoreError) -> Option<String> {
+        self.connection = None;
+        let text = format!(
+            "cannot write to the store in {}: {error}; going on in memory and trying again: {}",
+            self.folder.display(),
+            remedy(error, owner(&self.folder), own_user())
+        );
+        self.trouble.replace(text.clone()).is_none().then_some(text)
+    }
+}
+
+/// What to do where nothing can be written to a folder of this owner.
+fn remedy(error: &StoreError, owner: Option<u32>, own: u32) -> String {
+    use rusqlite::ErrorCode::{DiskFull, SystemIoFailure};
+    let full = match error {
+        StoreError::Folder { error, .. } => matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded),
+        StoreError::Sqlite(error) => matches!(error.sqlite_error_code(), Some(DiskFull | SystemIoFailure)),
+        StoreError::Later(_) => false,
+    };
+    match owner {
+        _ if full => "free space, or name a --state-dir that can be written".to_owned(),
+        // Root that has given up its power over others' files is refused like anybody.
+        Some(owner) if owner != own => {
+            let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+            match user_number(&users, SERVICE) == Some(owner) {
+                true => format!(
+                    "the folder belongs to the package's service: stop this Braid and start that one (`sudo systemctl start {SERVICE}`), or \
+                     name a --state-dir of its own"
+                ),
+                false => format!("the folder belongs to user {owner}, and this Braid is user {own}: name a --state-dir of its own"),
+            }
+        }
+        _ => "name a --state-dir that can be written".to_owned(),
+    }
+}
+
+/// Whose the folder is, or the nearest one above it that is there.
+fn owner(folder: &Path) -> Option<u32> {
+    folder.ancestors().find_map(|path| std::fs::metadata(path).ok()).map(|facts| facts.uid())
+}
+
+/// Whether the file itself is bad, rather than the disk full or the directory closed.
+fn damaged(error: &StoreError) -> bool {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    let StoreError::Sqlite(error) = error else { return false };
+    // A file that is a database, but not of this form (a column missing or of another type), is of no use either.
+    let foreign = matches!(error, rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::IntegralValueOutOfRange(..));
+    foreign || matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
+}
+
+fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
+    // FULL, since what a metered link used must outlast a power cut; one transaction every few seconds is cheap.
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    let have: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    match have {
+        // A version that does not know this table leaves it alone, so it is no new schema.
+        SCHEMA => Ok(connection.execute_batch(CREATE_HISTORY)?),
+        0 => {
+            let transaction = connection.transaction()?;
+            transaction.execute_batch(CREATE)?;
+            transaction.execute_batch(CREATE_HISTORY)?;
+            transaction.pragma_update(None, "user_version", SCHEMA)?;
+            Ok(transaction.commit()?)
+        }
+        later => Err(StoreError::Later(later)),
+    }
+}
+
+const CREATE: &str = "
+    CREATE TABLE app (exe TEXT NOT NULL, name TEXT NOT NULL, port INTEGER NOT NULL, demand_down INTEGER NOT NULL,
+        demand_up INTEGER NOT NULL, samples INTEGER NOT NULL, updated INTEGER NOT NULL, PRIMARY KEY (exe, name, port)) WITHOUT ROWID;
+    CREATE TABLE class (exe TEXT NOT NULL, name TEXT NOT NULL, class TEXT NOT NULL, PRIMARY KEY (exe, name)) WITHOUT ROWID;
+    CREATE TABLE link (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, capacity_down INTEGER, capacity_up INTEGER,
+        updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;
+    CREATE TABLE usage (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, used INTEGER NOT NULL, period INTEGER NOT NULL,
+        updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;";
+
+const CREATE_HISTORY: &str = "
+    CREATE TABLE IF NOT EXISTS history (kind TEXT NOT NULL, at INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, at)) WITHOUT ROWID;";
+
+fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
+    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO app VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
+    for (key, row) in &batch.apps {
+        put.execute(params![key.exe, key.name, key.port, int(row.demand_down), int(row.demand_up), int(row.samples), int(row.updated)])?;
+    }
+    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO class VALUES (?1, ?2, ?3)")?;
+    let mut forget = transaction.prepare_cached("DELETE FROM class WHERE exe = ?1 AND name = ?2")?;
+    for ((exe, name), class) in &batch.classes {
+        match class {
+            Some(class) => put.execute(params![exe, name, class])?,
+            None => forget.execute(params![exe, name])?,
+        };
+    }
+    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO link VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?;
+    for (key, row) in &batch.links {
+        put.execute(params![key.name, key.kind, key.network, row.capacity_down.map(int), row.capacity_up.map(int), int(row.updated)])?;
+    }
+    // Within one period the count never falls: what was counted before a start that could not read the store is kept.
+    let mut put = transaction.prepare_cached(
+        "INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT DO UPDATE SET updated = excluded.updated, period = excluded.period,
+         used = CASE WHEN period = excluded.period THEN max(used, excluded.used) ELSE excluded.used END",
+    )?;
+    for (key, row) in &batch.usage {
+        put.execute(params![key.name, key.kind, key.network, int(row.used), row.period, int(row.updated)])?;
+    }
+    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO history VALUES (?1, ?2, ?3)")?;
+    for ((kind, at), body) in &batch.history {
+        put.execute(params![kind, int(*at), body])?;
+    }
+    let mut prune = transaction.prepare_cached(
+        "DELETE FROM history WHERE kind = ?1 AND at < (SELECT at FROM history WHERE kind = ?1 ORDER BY at DESC LIMIT 1 OFFSET ?2)",
+    )?;
+    for kind in batch.history.keys().map(|(kind, _)| *kind).collect::<BTreeSet<_>>() {
+        prune.execute(params![kind, int(braid_control::history::kept(kind).saturating_sub(1) as u64)])?;
+    }
+    bound_table(transaction, "app", "exe, name, port")?;
+    bound_table(transaction, "link", "name, kind, network")
+}
+
+fn bound_table(transaction: &Transaction<'_>, table: &str, key: &str) -> rusqlite::Result<()> {
+    let count: i64 = transaction.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0))?;
+    let excess = count - ROW_LIMIT as i64;
+    if excess > 0 {
+        let prune = format!("DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} ORDER BY updated LIMIT ?1)");
+        transaction.execute(&prune, [excess])?;
+    }
+    Ok(())
+}
+
+fn read_all(connection: &Connection) -> rusqlite::Result<Learnt> {
+    let mut learnt = Learnt::default();
+    let mut select = connection.prepare("SELECT * FROM app")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        let key = AppKey { exe: row.get(0)?, name: row.get(1)?, port: row.get(2)? };
+        let value = AppRow { demand_down: uint(row, 3)?, demand_up: uint(row, 4)?, samples: uint(row, 5)?, updated: uint(row, 6)? };
+        learnt.apps.insert(key, value);
+    }
+    let mut select = connection.prepare("SELECT * FROM class")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        learnt.classes.insert((row.get(0)?, row.get(1)?), row.get(2)?);
+    }
+    let mut select = connection.prepare("SELECT * FROM link")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        let value = LinkRow { capacity_down: maybe(row, 3)?, capacity_up: maybe(row, 4)?, updated: uint(row, 5)? };
+        learnt.links.insert(link_key(row)?, value);
+    }
+    let mut select = connection.prepare("SELECT * FROM usage")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        learnt.usage.insert(link_key(row)?, UsageRow { used: uint(row, 3)?, period: row.get(4)?, updated: uint(row, 5)? });
+    }
+    let mut select = connection.prepare("SELECT * FROM history ORDER BY kind, at")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        learnt.history.insert((row.get(0)?, uint(row, 1)?), row.get(2)?);
+    }
+    Ok(learnt)
+}
+
+fn link_key(row: &rusqlite::Row<'_>) -> rusqlite::Result<LinkKey> {
+    Ok(LinkKey { name: row.get(0)?, kind: row.get(1)?, network: row.get(2)? })
+}
+
+/// SQLite's integers are signed.
+fn int(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn uint(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    let value: i64 = row.get(column)?;
+    u64::try_from(value).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(column, value))
+}
+
+fn maybe(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+    if row.get_ref(column)? == rusqlite::types::ValueRef::Null { Ok(None) } else { uint(row, column).map(Some) }
+}
+
+/// The schema of the file in `folder`, for tests and `doctor`; `None` where there is none.
+pub fn schema_of(folder: &Path) -> Option<i64> {
+    let path = folder.join(FILE);
+    let connection = Connection::open_with_flags(path, rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY).ok()?;
+    connection.query_row("PRAGMA user_version", [], |row| row.get(0)).optional().ok()?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn app(name: &str, port: u16) -> AppKey {
+        AppKey { exe: format!("/usr/bin/{name}"), name: name.into(), port }
+    }
+
+    fn link() -> LinkKey {
+        LinkKey { name: "wlan0".into(), kind: "wireless".into(), network: "10.0.0.1".into() }
+    }
+
+    /// A store with one row of everything, flushed.
+    fn filled(folder: &Path) -> Learnt {
+        let (mut store, learnt, notes) = Store::open(folder);
+        assert_eq!((learnt, notes), (Learnt::default(), vec![]));
+        store.put_app(app("curl", 443), AppRow { demand_down: 1 << 60, demand_up: 2, samples: 3, updated: 4 });
+        store.put_class("/usr/bin/curl".into(), "curl".into(), Some("bulk".into()));
+        store.put_link(link(), LinkRow { capacity_down: Some(20_000_000), capacity_up: None, updated: 5 });
+        store.put_usage(link(), UsageRow { used: 7, period: 20_000, updated: 6 });
+        assert_eq!(store.flush(), None);
+        let (_, learnt, _) = Store::open(folder);
+        learnt
+    }
+
+    #[test]
+    fn regression_a_folder_of_anothers_is_not_told_as_a_full_disk() {
+        let failed = |kind: ErrorKind| StoreError::Folder { path: "/var/lib/braid".into(), error: kind.into() };
+        let denied = failed(ErrorKind::PermissionDenied);
+        let others = remedy(&denied, Some(4_000_000), 0);
+        assert!(others.contains("belongs to user 4000000") && others.contains("--state-dir") && !others.contains("space"), "{others}");
+        assert_eq!(remedy(&denied, Some(0), 0), "name a --state-dir that can be written");
+        assert!(remedy(&failed(ErrorKind::StorageFull), Some(0), 0).contains("free space"));
+        let full = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL), None).into();
+        assert!(remedy(&full, Some(4_000_000), 0).contains("free space"));
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(owner(&folder.path().join("not/yet")), owner(folder.path()));
+        assert_eq!(owner(folder.path()), Some(own_user()));
+    }
+
+    #[test]
+    fn what_is_flushed_is_read_again_and_nobody_else_may_read_it() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().join("state");
+        let learnt = filled(&folder);
+        assert_eq!(learnt.apps[&app("curl", 443)], AppRow { demand_down: 1 << 60, demand_up: 2, samples: 3, updated: 4 });
+        assert_eq!(learnt.classes.values().collect::<Vec<_>>(), ["bulk"]);
+        assert_eq!(learnt.links[&link()], LinkRow { capacity_down: Some(20_000_000), capacity_up: None, updated: 5 });
+        assert_eq!(learnt.usage[&link()], UsageRow { used: 7, period: 20_000, updated: 6 });
+        assert_eq!(schema_of(&folder), Some(SCHEMA));
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&folder), mode(&folder.join(FILE))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn the_historys_rows_are_kept_as_many_as_it_recalls_and_an_old_file_takes_them() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path());
+        Connection::open(folder.path().join(FILE)).unwrap().execute_batch("DROP TABLE history").unwrap();
+        let (mut store, ..) = Store::open(folder.path());
+        for at in 0..1000 {
+            store.put_history("5m", at, format!("{{{at}}}"));
+        }
+        store.put_history("day", 3, "x".into());
+        assert_eq!(store.flush(), None);
+        let history = Store::open(folder.path()).1.history;
+        assert_eq!(history.len(), braid_control::history::kept("5m") + 1);
+        assert_eq!((history.keys().next().unwrap().1, &*history[&("day".to_owned(), 3)]), (712, "x"));
+    }
+
+    #[test]
+    fn a_class_can_be_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path());
+        let (mut store, ..) = Store::open(folder.path());
+        store.put_class("/usr/bin/curl".into(), "curl".into(), None);
+        store.flush();
+        assert!(Store::open(folder.path()).1.classes.is_empty());
+    }
+
+    #[test]
+    fn usage_never_falls_within_its_period() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path());
+        for (used, period, kept) in [(3, 20_000, 7), (9, 20_000, 9), (1, 20_030, 1)] {
+            let (mut store, ..) = Store::open(folder.path());
+            store.put_usage(link(), UsageRow { used, period, updated: 8 });
+            store.flush();
+            assert_eq!(Store::open(folder.path()).1.usage[&link()], UsageRow { used: kept, period, updated: 8 });
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_moved_aside_and_said_so() {
+        let folder = tempfile::tempdir().unwrap();
+        for n in 1..=2 {
+            std::fs::write(folder.path().join(FILE), "this is no database, however long one looks at it".repeat(100)).unwrap();
+            let (mut store, learnt, notes) = Store::open(folder.path());
+            assert_eq!(learnt, Learnt::default());
+            assert!(notes.len() == 1 && notes[0].contains(&format!("corrupt-{n}")), "{notes:?}");
+            assert!(folder.path().join(format!("{FILE}.corrupt-{n}")).exists());
+            store.put_app(app("a", 1), AppRow::default());
+            assert_eq!(store.flush(), None);
+        }
+        assert_eq!(Store::open(folder.path()).1.apps.len(), 1);
+    }
+
+    #[test]
+    fn a_damaged_page_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path());
+        let path = folder.path().join(FILE);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let tail = bytes.len() - 4096;
+        bytes[tail..].fill(0xff);
+        std::fs::write(&path, bytes).unwrap();
+        let (_, _, notes) = Store::open(folder.path());
+        assert!(notes.iter().any(|note| note.contains("damaged")), "{notes:?}");
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_it_goes_on_in_memory_and_writes_later() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().join("state");
+        // A file where the directory should be: root is stopped by it too.
+        std::fs::write(&folder, "").unwrap();
+        let (mut store, _, notes) = Store::open(&folder);
+        assert!(notes.len() == 1 && notes[0].contains("--state-dir"), "{notes:?}");
+        store.put_app(app("curl", 443), AppRow { samples: 9, ..AppRow::default() });
+        assert_eq!(store.flush(), None, "said once, not at every flush");
+        assert!(store.trouble().is_some());
+        std::fs::remove_file(&folder).unwrap();
+        assert!(store.flush().unwrap().contains("works again"));
+        assert_eq!(store.trouble(), None);
+        assert_eq!(Store::open(&folder).1.apps[&app("curl", 443)].samples, 9);
+    }
+
+    #[test]
+    fn a_full_disk_loses_nothing_already_stored() {
+        let folder = tempfile::tempdir().unwrap();
+        let before = filled(folder.path());
+        let (mut store, ..) = Store::open(folder.path());
+        // SQLite's own limit stands for the disk's: it gives the same SQLITE_FULL.
+        store.connection.as_ref().unwrap().query_row("PRAGMA max_page_count = 1", [], |_| Ok(())).unwrap();
+        for port in 0..2000 {
+            store.put_app(app("curl", port), AppRow { samples: 1, ..AppRow::default() });
+        }
+        assert!(store.flush().unwrap().contains("going on in memory"));
+        assert_eq!(Store::open(folder.path()).1, before);
+        // Space again: the next flush opens anew and writes all of it.
+        assert!(store.flush().unwrap().contains("works again"));
+        assert_eq!(Store::open(folder.path()).1.apps.len(), 2000);
+    }
+
+    #[test]
+    fn a_file_of_a_later_version_is_left_untouched() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path());
+        Connection::open(folder.path().join(FILE)).unwrap().pragma_update(None, "user_version", 99).unwrap();
+        let (mut store, _, notes) = Store::open(folder.path());
+        assert!(notes[0].contains("later version"), "{notes:?}");
+        store.put_app(app("a", 1), AppRow::default());
+        store.flush();
+        assert_eq!(schema_of(folder.path()), Some(99));
+    }
+
+    #[test]
+    fn the_oldest_rows_go_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut store, ..) = Store::open(folder.path());
+        for n in 0..(ROW_LIMIT + 50) as u64 {
+            store.put_app(app(&format!("app{n}"), 1), AppRow { updated: n, ..AppRow::default() });
+        }
+        assert_eq!(store.flush(), None);
+        let apps = Store::open(folder.path()).1.apps;
+        assert_eq!(apps.len(), ROW_LIMIT);
+        assert_eq!(apps.values().map(|row| row.updated).min(), Some(50));
+    }
+}

@@ -1,0 +1,404 @@
+//! One daemon per network namespace.
+//!
+//! Two things are held: an abstract Unix name, which each network namespace has for itself, and a locked file that only root and the service's
+//! user can open. Any user may take the name, so a name in a stranger's hands counts for nothing: the file decides then.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use braid_platform::linux::sys::process as sys;
+
+/// How long a daemon that starts waits for the watchdog of one that died: that sweeps under the lock.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+const NAME: &[u8] = b"braid daemon";
+/// Where the locked files are.
+const FOLDER: &str = "/run/braid";
+/// The user of the package's service, which is no stranger.
+pub const SERVICE: &str = "braid";
+
+/// Held while the daemon lives; the kernel lets go of it when the process ends, however it ends.
+#[derive(Debug)]
+pub struct Lock {
+    /// `None` where somebody else has the name.
+    _name: Option<UnixListener>,
+    /// `None` where the file cannot be used: the name alone decides.
+    _file: Option<LockedFile>,
+}
+
+/// Why the lock could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another daemon has it.
+    #[error(
+        "Braid runs already in this network namespace{0}: use it (`braid status`), or stop it with {stop}; if there is none, `ss -xlp` tells who holds the name \"@braid daemon\"",
+        stop = .0.stop()
+    )]
+    Held(Holder),
+    /// The name belongs to somebody who may not run a daemon, and the file that decides then cannot be used.
+    #[error(
+        "user {user} holds the name \"@braid daemon\", and {} cannot be locked in its place: {error}; make that directory writable, or end the process that `ss -xlp` shows",
+        file.display()
+    )]
+    Stranger {
+        /// Who.
+        user: u32,
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        error: io::Error,
+    },
+    /// The system refused.
+    #[error("the lock of this network namespace cannot be taken: {0}")]
+    System(#[from] io::Error),
+}
+
+/// The daemon that has the lock, as far as that can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// Nothing is known of it.
+    Unknown,
+    /// The package's service, which runs as [a user of its own](SERVICE), or one started by hand; with its process.
+    Known {
+        /// Its process; 0 where it has no number here.
+        process: i32,
+        /// Whether it is the service.
+        service: bool,
+    },
+}
+
+impl Holder {
+    fn stop(self) -> &'static str {
+        match self {
+            Self::Known { service: true, .. } => "`sudo systemctl stop braid`",
+            Self::Known { .. } | Self::Unknown => "`braid down`",
+        }
+    }
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unknown | Self::Known { process: 0, service: false } => Ok(()),
+            Self::Known { process: 0, service: true } => f.write_str(" (the service \"braid\")"),
+            Self::Known { process, service: false } => write!(f, " (process {process})"),
+            Self::Known { process, service: true } => write!(f, " (process {process}, the service \"braid\")"),
+        }
+    }
+}
+
+impl Lock {
+    /// Takes the lock; waits for it until `patience` is over.
+    pub fn take_within(patience: Duration) -> Result<Self, LockError> {
+        Self::take_at(NAME, &file_of_this_namespace()?, patience)
+    }
+
+    fn take_at(name: &[u8], file: &Path, patience: Duration) -> Result<Self, LockError> {
+        let end = Instant::now() + patience;
+        loop {
+            match Self::try_at(name, file) {
+                Err(LockError::Held(_)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                other => return other,
+            }
+        }
+    }
+
+    fn try_at(name: &[u8], path: &Path) -> Result<Self, LockError> {
+        let users = Users::of_this_system();
+        let name = match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
+            Ok(listener) => Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(users.judge(sys::unix_listener(name))),
+            Err(error) => return Err(error.into()),
+        };
+        if let Err(NameHolder::Daemon(holder)) = name {
+            return Err(LockError::Held(holder));
+        }
+        match (name, LockedFile::take(path, users)) {
+            (_, Ok(None)) => Err(LockError::Held(Holder::Unknown)),
+            (Ok(listener), Ok(file)) => Ok(Self { _name: Some(listener), _file: file }),
+            (Ok(listener), Err(error)) => {
+                tracing::debug!(
+                    "{} cannot be locked: {error}; the name \"@braid daemon\" alone tells other daemons of this one",
+                    path.display()
+                );
+                Ok(Self { _name: Some(listener), _file: None })
+            }
+            (Err(_), Ok(file)) => {
+                tracing::warn!(
+                    "the name \"@braid daemon\" is held by another user's process (`ss -xlp` shows it); going on with {} alone",
+                    path.display()
+                );
+                Ok(Self { _name: None, _file: file })
+            }
+            (Err(NameHolder::Stranger(user)), Err(error)) => Err(LockError::Stranger { user, file: path.to_owned(), error }),
+            (Err(_), Err(_)) => Err(LockError::Held(Holder::Unknown)),
+        }
+    }
+}
+
+/// Who has the name.
+#[derive(Debug)]
+enum NameHolder {
+    /// Somebody who may run a daemon.
+    Daemon(Holder),
+    /// Somebody who may not, by number.
+    Stranger(u32),
+    /// It does not show: it does not listen, or lets too many wait.
+    Unknown,
+}
+
+/// Those who may run a daemon: root, this process's user, and the package's service.
+#[derive(Debug, Clone, Copy)]
+struct Users {
+    own: u32,
+    service: Option<u32>,
+}
+
+impl Users {
+    fn of_this_system() -> Self {
+        let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+        Self { own: sys::own_user(), service: user_number(&users, SERVICE) }
+    }
+
+    fn trust(self, user: u32) -> bool {
+        user == 0 || user == self.own || self.service == Some(user)
+    }
+
+    /// Who holds the name, of which `holder` is the kernel's word: any user may take it.
+    fn judge(self, holder: io::Result<sys::Listener>) -> NameHolder {
+        match holder {
+            Ok(sys::Listener { user, process }) if self.trust(user) => {
+                NameHolder::Daemon(Holder::Known { process, service: self.service == Some(user) })
+            }
+            Ok(sys::Listener { user, .. }) => NameHolder::Stranger(user),
+            Err(_) => NameHolder::Unknown,
+        }
+    }
+}
+
+/// The file of the calling thread's network namespace: namespaces share directories.
+fn file_of_this_namespace() -> io::Result<PathBuf> {
+    let namespace = std::fs::metadata("/proc/thread-self/ns/net")?;
+    Ok(Path::new(FOLDER).join(format!("network-{}.lock", namespace.ino())))
+}
+
+/// A file that is locked, and removed when this is dropped.
+#[derive(Debug)]
+struct LockedFile {
+    path: PathBuf,
+    _file: File,
+}
+
+impl LockedFile {
+    /// Locks the file, which is made where there is none; `None` if another process has it locked.
+    fn take(path: &Path, users: Users) -> io::Result<Option<Self>> {
+        if let Some(folder) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+        }
+        loop {
+            let file = open_or_make(path)?;
+            let found = file.metadata()?;
+            if !found.is_file() || !users.trust(found.uid()) || found.mode() & 0o077 != 0 {
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, "others than root and Braid can lock it; remove it"));
+            }
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) => return Err(error),
+                Ok(()) => {}
+            }
+            // Who held it before may have removed it between the opening and the lock.
+            if std::fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (found.dev(), found.ino())) {
+                return Ok(Some(Self { path: path.to_owned(), _file: file }));
+            }
+        }
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Opens the file for its lock alone, and never through a link.
+fn open_or_make(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    match options.clone().read(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match options.write(true).create_new(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.create_new(false).write(false).read(true).open(path),
+            made => made,
+        },
+        found => found,
+    }
+}
+
+/// The number of a user by the text of passwd(5).
+pub fn user_number(users: &str, name: &str) -> Option<u32> {
+    let fields = users.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    fields.split(':').nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Lines};
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, ChildStdout, Command, Stdio};
+
+    use super::*;
+
+    const USERS: Users = Users { own: 0, service: Some(997) };
+
+    #[test]
+    fn regression_a_strangers_lock_is_told_from_a_daemons() {
+        let judged = |user, users: Users| users.judge(Ok(sys::Listener { user, process: 7 }));
+        let by_hand = |held| matches!(held, NameHolder::Daemon(Holder::Known { process: 7, service: false }));
+        assert!(matches!(judged(65534, USERS), NameHolder::Stranger(65534)));
+        assert!(by_hand(judged(0, Users { own: 0, service: None })) && by_hand(judged(1000, Users { own: 1000, ..USERS })));
+        assert!(matches!(USERS.judge(Err(io::ErrorKind::WouldBlock.into())), NameHolder::Unknown));
+    }
+
+    #[test]
+    fn regression_the_services_own_user_is_no_stranger() {
+        let users =
+            "root:x:0:0:root:/root:/bin/sh\nbraid-relay:x:996:996::/:/sbin/nologin\nbraid:x:997:997:Braid:/var/lib/braid:/sbin/nologin\n";
+        let service = user_number(users, SERVICE);
+        assert_eq!((service, user_number("", SERVICE)), (Some(997), None));
+        let NameHolder::Daemon(holder) = (Users { own: 0, service }).judge(Ok(sys::Listener { user: 997, process: 412 })) else {
+            panic!("the service is a daemon")
+        };
+        let held = LockError::Held(holder).to_string();
+        assert!(held.contains("process 412, the service \"braid\"") && held.contains("systemctl stop braid"), "{held}");
+    }
+
+    /// A name and a file of the calling test's own: a daemon may run on this machine, and this test a second time.
+    struct Place {
+        name: Vec<u8>,
+        folder: tempfile::TempDir,
+    }
+
+    impl Place {
+        fn new(test: &str) -> Self {
+            Self { name: format!("braid test {test} {}", std::process::id()).into_bytes(), folder: tempfile::tempdir().unwrap() }
+        }
+
+        fn file(&self) -> PathBuf {
+            self.folder.path().join("run/braid/network.lock")
+        }
+
+        fn take(&self, patience: Duration) -> Result<Lock, LockError> {
+            Lock::take_at(&self.name, &self.file(), patience)
+        }
+
+        /// A process takes the name: of another user where this is root, and `listening`, so that the kernel shows whose it is, or not.
+        fn lose_name(&self, listening: bool) -> Stranger {
+            let mut command = Command::new("/proc/self/exe");
+            command.args(["--exact", "lock::tests::the_strangers_process", "--nocapture"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            command.env(STRANGER, if listening { "listens" } else { "mute" }).env(STRANGERS_NAME, std::ffi::OsStr::from_bytes(&self.name));
+            if sys::own_user() == 0 {
+                command.uid(65534);
+            }
+            let mut process = command.spawn().unwrap();
+            let mut said = BufReader::new(process.stdout.take().unwrap()).lines();
+            assert!(said.any(|line| line.unwrap().ends_with("it has the name")));
+            Stranger { process, _said: said }
+        }
+    }
+
+    const STRANGER: &str = "BRAID_TEST_STRANGER";
+    const STRANGERS_NAME: &str = "BRAID_TEST_STRANGERS_NAME";
+
+    struct Stranger {
+        process: Child,
+        _said: Lines<BufReader<ChildStdout>>,
+    }
+
+    impl Drop for Stranger {
+        fn drop(&mut self) {
+            drop(self.process.stdin.take());
+            self.process.wait().unwrap();
+        }
+    }
+
+    /// What [`Place::lose_name`] starts; in a run of tests it does nothing.
+    #[test]
+    fn the_strangers_process() {
+        let (Some(manner), Some(name)) = (std::env::var_os(STRANGER), std::env::var_os(STRANGERS_NAME)) else { return };
+        let kind = if manner == "listens" { socket2::Type::STREAM } else { socket2::Type::DGRAM };
+        let socket = socket2::Socket::new(socket2::Domain::UNIX, kind, None).unwrap();
+        let address = [&[0], name.as_bytes()].concat();
+        socket.bind(&socket2::SockAddr::unix(std::ffi::OsStr::from_bytes(&address)).unwrap()).unwrap();
+        if manner == "listens" {
+            socket.listen(1).unwrap();
+        }
+        println!("it has the name");
+        io::copy(&mut io::stdin(), &mut io::sink()).unwrap();
+    }
+
+    #[test]
+    fn the_lock_is_had_once_at_a_time() {
+        let place = Place::new("once");
+        let first = place.take(Duration::ZERO).unwrap();
+        assert!(matches!(place.take(Duration::ZERO), Err(LockError::Held(_))));
+        let second = std::thread::scope(|scope| {
+            let later = scope.spawn(|| place.take(Duration::from_secs(60)).unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+            drop(first);
+            later.join().unwrap()
+        });
+        assert!(matches!(place.take(Duration::ZERO), Err(LockError::Held(_))));
+        drop(second);
+        assert!(!place.file().exists(), "nothing is left");
+    }
+
+    #[test]
+    fn regression_a_stranger_with_the_name_keeps_nobody_from_the_lock() {
+        for listens in [true, false] {
+            if listens && sys::own_user() != 0 {
+                continue; // only root can be another user
+            }
+            let place = Place::new(if listens { "stranger" } else { "mute" });
+            let theirs = place.lose_name(listens);
+            let first = place.take(Duration::ZERO).unwrap();
+            assert!(matches!(place.take(Duration::ZERO), Err(LockError::Held(_))), "the file keeps a second daemon out");
+            drop(theirs);
+            assert!(matches!(place.take(Duration::ZERO), Err(LockError::Held(_))), "also one that finds the name free");
+            drop(first);
+            place.take(Duration::ZERO).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_can_lock_decides_nothing() {
+        let place = Place::new("exposed");
+        std::fs::create_dir_all(place.file().parent().unwrap()).unwrap();
+        std::fs::write(place.file(), "").unwrap();
+        std::fs::set_permissions(place.file(), std::fs::Permissions::from_mode(0o644)).unwrap();
+        let held = File::open(place.file()).unwrap();
+        held.lock().unwrap();
+        place.take(Duration::ZERO).unwrap();
+        std::fs::remove_file(place.file()).unwrap();
+        std::os::unix::fs::symlink("elsewhere", place.file()).unwrap();
+        place.take(Duration::ZERO).unwrap();
+        assert!(!place.file().with_file_name("elsewhere").exists());
+    }
+
+    #[test]
+    fn without_name_and_file_the_remedy_is_told() {
+        if sys::own_user() != 0 {
+            return; // only root can be another user
+        }
+        let place = Place::new("neither");
+        let _theirs = place.lose_name(true);
+        std::fs::write(place.folder.path().join("run"), "in the way").unwrap();
+        let error = place.take(Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("user 65534") && error.contains("network.lock") && error.contains("ss -xlp"), "{error}");
+    }
+}

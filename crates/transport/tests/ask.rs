@@ -1,0 +1,207 @@
+//! Asking hosts whether they run Braid, on loopback, and what a server that serves anyone grants.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use braid_bond::{Carrier as Kind, FlowPolicy, Open, Target};
+use braid_model::key::PublicKey;
+use braid_peer::destination::Ports;
+use braid_peer::keys::KeyPair;
+use braid_peer::registry::Registry;
+use braid_peer::state::StateDir;
+use braid_transport::FlowEnd;
+use braid_transport::client::{Answer, Client, Link, Peer, State, ask};
+use braid_transport::relay::{self, Options, Reach};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// How long anything that should happen may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Server {
+    address: SocketAddr,
+    key: PublicKey,
+    task: JoinHandle<()>,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    async fn start(local: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("relay")).unwrap();
+        let keys = KeyPair::load_or_generate(&state, "relay.key").unwrap();
+        let key = keys.public();
+        let reach = if local {
+            Reach::Itself { own: Vec::new(), ports: Ports::All, rate: None }
+        } else {
+            Reach::Internet { registry: Box::new(Registry::open(&state).unwrap()), allow: Vec::new(), own: Vec::new() }
+        };
+        let options = Options { listen: (LOCALHOST, 0).into(), keys, reach, flows: 100, client_flows: 100, memory: Default::default() };
+        let (ready, listening) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            relay::run(options, |address| ready.send(address).unwrap(), std::future::pending()).await.unwrap();
+        });
+        Self { address: listening.await.unwrap(), key, task, _dir: dir }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn link() -> Link {
+    Link { number: 0, device: None, v4: Some(LOCALHOST), v6: None, backup: false }
+}
+
+/// What somebody says who does answer: on a busy machine a question may have to be asked again.
+async fn asked(to: SocketAddr, expect: Option<PublicKey>) -> Answer {
+    let begun = Instant::now();
+    loop {
+        let answer = ask(to, &link(), expect, None).await.unwrap();
+        if answer != Answer::Silent || begun.elapsed() > PATIENCE {
+            return answer;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_tells_its_key_and_is_known_by_it() {
+    let server = Server::start(true).await;
+    assert_eq!(asked(server.address, None).await, Answer::Runs(server.key));
+    assert_eq!(asked(server.address, Some(server.key)).await, Answer::Runs(server.key));
+    assert_eq!(asked(server.address, Some(PublicKey::from([7; 32]))).await, Answer::AnotherKey);
+}
+
+#[tokio::test]
+async fn a_relay_that_wants_to_know_its_clients_is_no_server() {
+    let relay = Server::start(false).await;
+    let answer = asked(relay.address, None).await;
+    assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
+}
+
+#[tokio::test]
+async fn who_does_not_answer_gets_one_datagram() {
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let answer = tokio::time::timeout(PATIENCE, ask(silent.local_addr().unwrap(), &link(), None, None)).await;
+    assert_eq!(answer.expect("it does not wait for ever").unwrap(), Answer::Silent);
+    let mut buffer = [0; 2000];
+    let size = silent.try_recv(&mut buffer).unwrap();
+    assert_eq!(size, 1200, "QUIC's smallest");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let more = silent.try_recv(&mut buffer);
+    assert!(more.is_err(), "{more:?}: neither again nor a farewell");
+}
+
+#[tokio::test]
+async fn what_is_no_braid_is_not_taken_for_it() {
+    let other = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let to = other.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut buffer = [0; 2000];
+        while let Ok((size, from)) = other.recv_from(&mut buffer).await {
+            let _ = other.send_to(&buffer[..size], from).await;
+        }
+    });
+    let answer = ask(to, &link(), None, None).await.unwrap();
+    assert!(!matches!(answer, Answer::Runs(_)), "an echo: {answer:?}");
+}
+
+#[tokio::test]
+async fn strangers_must_always_show_where_they_are() {
+    let server = Server::start(true).await;
+    let (to, middle) = (server.address, UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let front = middle.local_addr().unwrap();
+    let (tell, first) = oneshot::channel();
+    tokio::spawn(async move {
+        let back = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (mut there, mut here, mut client, mut tell) = ([0; 2000], [0; 2000], None, Some(tell));
+        loop {
+            tokio::select! {
+                Ok((size, from)) = middle.recv_from(&mut there) => {
+                    client = Some(from);
+                    let _ = back.send_to(&there[..size], to).await;
+                }
+                Ok(size) = back.recv(&mut here) => {
+                    if let Some(tell) = tell.take() {
+                        let _ = tell.send((here[0], size));
+                    }
+                    let _ = middle.send_to(&here[..size], client.unwrap()).await;
+                }
+            }
+        }
+    });
+    assert_eq!(asked(front, None).await, Answer::Runs(server.key));
+    let (kind, size) = first.await.unwrap();
+    assert_eq!(kind & 0xf0, 0xf0, "a Retry (RFC 9000, section 17.2.5)");
+    assert!(size < 200, "{size} bytes for 1200");
+}
+
+#[tokio::test]
+async fn a_bond_to_a_server_with_another_key_never_comes_up() {
+    let server = Server::start(true).await;
+    let addresses = vec![server.address.to_string().parse().unwrap()];
+    let peer = Peer { addresses, key: Some(PublicKey::from([7; 32])), token: None, name: String::new() };
+    let client = Client::start(peer, None, None).unwrap();
+    client.set_links(vec![link()]);
+    let mut state = client.state();
+    let settled = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting)).await;
+    assert_eq!(*settled.unwrap().unwrap(), State::AnotherKey);
+}
+
+#[tokio::test]
+async fn one_source_has_sixteen_bonds_and_no_more() {
+    let server = Server::start(true).await;
+    let mut clients = Vec::new();
+    for number in 0..17 {
+        let addresses = vec![server.address.to_string().parse().unwrap()];
+        let peer = Peer { addresses, key: Some(server.key), token: None, name: String::new() };
+        let client = Client::start(peer, None, None).unwrap();
+        client.set_links(vec![link()]);
+        let mut state = client.state();
+        let settled = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting)).await;
+        let settled = settled.unwrap().unwrap().clone();
+        match settled {
+            State::Up if number < 16 => {}
+            State::Unreachable(reason) if number == 16 && reason.contains("bonds") => {}
+            other => panic!("{number}: {other:?}"),
+        }
+        clients.push(client);
+    }
+    assert_eq!(asked(server.address, None).await, Answer::Unfinished, "a question is a bond, for a moment");
+    drop(clients.pop());
+    drop(clients.pop());
+    let begun = Instant::now();
+    while asked(server.address, None).await != Answer::Runs(server.key) {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+}
+
+#[tokio::test]
+async fn a_server_opens_nothing_of_others_and_looks_up_no_names() {
+    let server = Server::start(true).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addresses = vec![server.address.to_string().parse().unwrap()];
+    let peer = Peer { addresses, key: Some(server.key), token: None, name: String::new() };
+    let client = Client::start(peer, None, None).unwrap();
+    client.set_links(vec![link()]);
+    let policy = FlowPolicy { weight: 100, links: u64::MAX, copies: 1, urgent: false };
+    let loopback = listener.local_addr().unwrap();
+    for (target, code) in [
+        (Target::Address(loopback), libc::EADDRNOTAVAIL),
+        (Target::Address("192.0.2.7:80".parse().unwrap()), libc::EADDRNOTAVAIL),
+        // The relay's own port is no service.
+        (Target::Address((loopback.ip(), server.address.port()).into()), libc::EACCES),
+        (Target::Name("localhost".parse().unwrap(), loopback.port()), libc::EACCES),
+    ] {
+        for carrier in [Kind::Stream, Kind::Messages] {
+            let flow = client.open(Open { carrier, target: target.clone(), policy }).unwrap();
+            let opened = tokio::time::timeout(PATIENCE, flow.opened()).await.unwrap();
+            assert_eq!(opened, Err(FlowEnd(code as u64)), "{target}");
+        }
+    }
+}
