@@ -17,7 +17,7 @@ use braid_bond::{Carrier, FlowPolicy, Open, Target};
 use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
 use braid_transport::client::{Client, Link, State as Relayed};
-use braid_transport::{Flow, splice, splice_connections};
+use braid_transport::{Opening, Unopened, splice, splice_connections};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, watch};
@@ -25,12 +25,8 @@ use tokio::sync::{Notify, watch};
 use super::choice::Choice;
 use super::meeting::Meeting;
 use super::redirect_states::{RedirectState, RedirectStates, State};
-use super::relays::{Relay, word_of_destination};
+use super::relays::Relay;
 
-/// For how long after the start connections wait for a relay that has not sent anything.
-const GRACE: Duration = Duration::from_secs(1);
-/// For how long they wait for one that has: over a slow link, or beside a busy processor, a handshake takes longer than [`GRACE`].
-const HANDSHAKE: Duration = Duration::from_secs(5);
 /// For how long a blocking connect waits here, and not in the kernel, where signals end it.
 const HELD: Duration = Duration::from_secs(1);
 /// For how long what the command left behind may still be on its way.
@@ -59,16 +55,6 @@ pub(super) struct Carrying {
     /// Wakes who waits until a socket that is to fail has failed.
     failed: Notify,
     connections: AtomicU64,
-}
-
-/// How a flow goes on.
-pub(super) enum Way {
-    /// Through the relay.
-    Bond(Flow),
-    /// As without one.
-    Direct,
-    /// Not at all, for this reason (`errno`).
-    Failed(i32),
 }
 
 /// A connect that is to be carried.
@@ -243,11 +229,11 @@ impl Carrying {
 
     async fn connect(&self, mut attempt: Attempt) {
         let remote = attempt.remote;
-        let mut way = pin!(self.way(remote, Carrier::Stream));
-        let way = match &attempt.stage {
-            Stage::Begun(_) => way.await,
-            Stage::Held(..) => match tokio::time::timeout(HELD, &mut way).await {
-                Ok(way) => way,
+        let mut opening = pin!(self.bond(remote, Carrier::Stream));
+        let opening = match &attempt.stage {
+            Stage::Begun(_) => opening.await,
+            Stage::Held(..) => match tokio::time::timeout(HELD, &mut opening).await {
+                Ok(opening) => opening,
                 Err(_) => {
                     attempt.stage = match self.let_wait(&attempt.call, attempt.stage, attempt.place) {
                         Ok(begun) => begun,
@@ -256,24 +242,24 @@ impl Carrying {
                             return;
                         }
                     };
-                    way.await
+                    opening.await
                 }
             },
         };
         let cookie = attempt.cookie;
-        match (way, attempt.stage) {
-            (Way::Failed(error), Stage::Held(socket, _hold)) => {
+        match (opening, attempt.stage) {
+            (Opening::Refused(error), Stage::Held(socket, _hold)) => {
                 self.redirect_states.forget(cookie);
                 drop(socket);
                 self.listener.answer(attempt.call.id, Err(error));
             }
-            (Way::Direct, Stage::Held(socket, _hold)) => {
+            (Opening::Direct(_), Stage::Held(socket, _hold)) => {
                 self.redirect_states.forget(cookie);
                 self.choice.steer(&socket, attempt.inode, remote, &attempt.application);
                 drop(socket);
                 self.listener.let_go_on(attempt.call.id);
             }
-            (Way::Bond(flow), stage @ Stage::Held(..)) => {
+            (Opening::Bonded(flow), stage @ Stage::Held(..)) => {
                 self.redirect_states.set(cookie, State::Open);
                 let Some((stream, hold, waits)) = self.meet_held(stage, attempt.place).await else {
                     self.redirect_states.forget(cookie);
@@ -287,14 +273,14 @@ impl Carrying {
                 splice(stream, flow).await;
                 self.redirect_states.forget(cookie);
             }
-            (Way::Failed(error), Stage::Begun(caller)) => self.fail(cookie, attempt.place, caller, error).await,
-            (Way::Direct, Stage::Begun(caller)) => match self.choice.connect(remote, &attempt.application).await {
+            (Opening::Refused(error), Stage::Begun(caller)) => self.fail(cookie, attempt.place, caller, error).await,
+            (Opening::Direct(_), Stage::Begun(caller)) => match self.choice.connect(remote, &attempt.application).await {
                 Ok(onward) => self.relay_directly(cookie, attempt.place, caller, onward).await,
                 Err(error) => {
                     self.fail(cookie, attempt.place, caller, error.raw_os_error().unwrap_or(libc::ECONNABORTED)).await;
                 }
             },
-            (Way::Bond(flow), Stage::Begun(caller)) => {
+            (Opening::Bonded(flow), Stage::Begun(caller)) => {
                 self.redirect_states.set(cookie, State::Open);
                 match Meeting::join(attempt.place, caller).await {
                     Ok(stream) => drop(splice(stream, flow).await),
@@ -365,22 +351,15 @@ impl Carrying {
         self.redirect_states.forget(cookie);
     }
 
-    /// How a flow to `remote` goes, as soon as that is known.
-    pub(super) async fn way(&self, remote: SocketAddr, carrier: Carrier) -> Way {
+    /// Opens a flow to `remote`, as soon as the relay is there.
+    pub(super) async fn bond(&self, remote: SocketAddr, carrier: Carrier) -> Opening {
         if !self.relay_comes().await {
-            return Way::Direct;
+            return Opening::Direct(Unopened::Silent);
         }
-        let mut state = self.client.state();
         let policy = FlowPolicy { copies: self.copies, ..FlowPolicy::default() };
-        let Ok(flow) = self.client.open(Open { carrier, target: Target::Address(remote), policy }) else { return Way::Direct };
-        let opened = tokio::select! {
-            opened = flow.opened() => opened,
-            _ = state.wait_for(|state| *state != Relayed::Up) => return give_up(&flow),
-            () = self.client.unanswered() => return give_up(&flow),
-        };
-        match opened {
-            Ok(()) => Way::Bond(flow),
-            Err(end) => word_of_destination(end).map_or(Way::Direct, Way::Failed),
+        match self.client.open(Open { carrier, target: Target::Address(remote), policy }) {
+            Ok(flow) => self.client.opening(flow).await,
+            Err(_) => Opening::Direct(Unopened::Silent),
         }
     }
 
@@ -392,23 +371,7 @@ impl Carrying {
 
     /// Waits at the start until the relay is reached or given up; whether it is there.
     async fn relay_comes(&self) -> bool {
-        let mut state = self.client.state();
-        let settled = async {
-            let _ = state.wait_for(|state| *state == Relayed::Up || !self.may_come_from(state)).await;
-        };
-        let mut settled = pin!(settled);
-        loop {
-            let end = self.grace_end();
-            if tokio::time::timeout_at(end.into(), &mut settled).await.is_ok() {
-                break;
-            }
-            // After a time in which this process did not run, what has come in is read first.
-            tokio::task::yield_now().await;
-            if self.grace_end() <= end {
-                break;
-            }
-        }
-        self.is_up()
+        self.client.comes(|| self.grace_end(), |state| !self.may_come_from(state)).await
     }
 
     /// Whether the relay, which is not there, may be reached for the first time soon.
@@ -427,11 +390,7 @@ impl Carrying {
 
     /// Until when connections wait for the relay; it may move while they wait.
     fn grace_end(&self) -> Instant {
-        let span = match self.asked_to_wait() {
-            Some(wait) => wait,
-            None if self.client.is_answered() => HANDSHAKE,
-            None => GRACE,
-        };
+        let span = self.asked_to_wait().unwrap_or_else(|| self.client.patience());
         self.dialled.borrow().unwrap_or(self.started) + span
     }
 
@@ -442,7 +401,7 @@ impl Carrying {
 
     /// Whether the relay is there.
     pub(super) fn is_up(&self) -> bool {
-        *self.client.state().borrow() == Relayed::Up
+        self.client.is_up()
     }
 
     /// Keeps the bond, and says what becomes of it where that is worth a word.
@@ -489,11 +448,6 @@ impl Carrying {
         change(&mut held);
         self.oldest.store(held.first().copied().unwrap_or(u64::MAX), Ordering::SeqCst);
     }
-}
-
-fn give_up(flow: &Flow) -> Way {
-    flow.reset(0);
-    Way::Direct
 }
 
 /// The local address that the system would choose to reach `remote`.

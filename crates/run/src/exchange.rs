@@ -16,11 +16,11 @@ use braid_platform::linux::seccomp::told::Told;
 use braid_platform::linux::seccomp::{RawCall, Reaches, Socket};
 use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::process;
-use braid_transport::Flow;
+use braid_transport::{Flow, Opening};
 use bytes::Bytes;
 use tokio::net::UdpSocket;
 
-use super::carrying::{Carrying, Way, source};
+use super::carrying::{Carrying, source};
 use super::redirect_states::{RedirectState, State};
 
 /// How often it is looked whether the program's socket is still there.
@@ -133,10 +133,10 @@ impl Carrying {
     }
 
     async fn open(&self, exchange: &Exchange) -> Option<Onward> {
-        match self.way(exchange.remote, Carrier::Messages).await {
-            Way::Bond(flow) => Some(Onward::Bond(flow)),
-            Way::Direct => self.choice.exchange(exchange.remote).ok().map(Onward::Direct),
-            Way::Failed(_) => None,
+        match self.bond(exchange.remote, Carrier::Messages).await {
+            Opening::Bonded(flow) => Some(Onward::Bond(flow)),
+            Opening::Direct(_) => self.choice.exchange(exchange.remote).ok().map(Onward::Direct),
+            Opening::Refused(_) => None,
         }
     }
 

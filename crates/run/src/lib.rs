@@ -62,7 +62,7 @@ use std::time::Duration;
 
 use braid_decide::policy::{Carry, Scheduler};
 
-pub use own::{OwnFlows, Ruling, Unbonded};
+pub use own::{OwnFlows, Ruling};
 pub use reach::{Reachable, reachable, remember};
 
 /// What `braid run` is asked to do.

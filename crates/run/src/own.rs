@@ -4,24 +4,20 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
-use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
+use braid_bond::{Carrier, FlowPolicy, Open, Target};
 use braid_decide::connection::LinkMask;
 use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Scheduler, admit};
 use braid_model::{LinkFacts, Role};
 use braid_transport::client::{Client, State};
-use braid_transport::{Flow, FlowEnd};
+use braid_transport::{Flow, Opening, Unopened};
 use tokio::net::{TcpStream, UdpSocket};
 
 use super::choice::{finish, own};
 use super::chooser::{DatagramRoute, DatagramSocket};
-use super::relays::{Relay, RelayError, word_of_destination};
+use super::relays::{Relay, RelayError};
 use super::supervisor::{Shared, follow};
 use super::{RunError, RunOptions, check_links, interface_names};
-
-/// How long a relay may take to say that a flow is open.
-const OPENING: Duration = Duration::from_secs(30);
 
 /// What a policy says of a flow, and whose it is.
 #[derive(Debug, Clone, Copy)]
@@ -53,15 +49,6 @@ impl Ruling<'_> {
 
 /// Makes flows, follows the network, and learns from what flows move.
 pub struct OwnFlows(Arc<Shared>);
-
-/// Why a flow is not carried by a relay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unbonded {
-    /// None can be reached that may carry it, or it does not take it.
-    NotThere,
-    /// The destination cannot be opened there: a Linux error number.
-    Failed(i32),
-}
 
 impl OwnFlows {
     /// Begins to follow the network; `links` empty stands for all. Returns when it is known, or after a second.
@@ -98,14 +85,21 @@ impl OwnFlows {
         Ok(joined)
     }
 
-    /// Opens a flow through the relay, which looks a name up.
-    ///
-    /// # Errors
-    /// There is no relay that may carry it and can be reached, it does not take this flow, or the destination cannot be opened there.
-    pub async fn bond(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Result<Flow, Unbonded> {
+    /// Opens a flow through the relay, which looks a name up: direct where none may carry it or can be reached.
+    pub async fn bond(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Opening {
+        match self.begin(carrier, target, ruling) {
+            // What is sent meanwhile waits, and is lost where the relay does not take it.
+            Some((_, flow)) if carrier == Carrier::Messages => Opening::Bonded(flow),
+            Some((client, flow)) => client.opening(flow).await,
+            None => Opening::Direct(Unopened::Silent),
+        }
+    }
+
+    /// Asks the relay for a flow; `None`: there is none that can be reached and may carry it, or this bond has no more room.
+    fn begin(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Option<(&Client, Flow)> {
         let only = ruling.rule.and_then(|rule| rule.relay.as_deref());
-        let may = |(relay, client): &&(String, Client)| only.is_none_or(|only| only == relay) && *client.state().borrow() == State::Up;
-        let (_, client) = self.0.bond.get().filter(may).ok_or(Unbonded::NotThere)?;
+        let may = |(relay, client): &&(String, Client)| only.is_none_or(|only| only == relay) && client.is_up();
+        let (_, client) = self.0.bond.get().filter(may)?;
         let copies = ruling.rule.filter(|rule| rule.carry == Carry::Duplicate).map_or(1, |rule| rule.copies);
         let weight = ruling.rule.map_or(1.0, |rule| rule.weight);
         let rule = |usable, facts: &[(usize, &LinkFacts)]| ruling.admit(usable, facts);
@@ -113,26 +107,10 @@ impl OwnFlows {
             Target::Address(remote) => self.0.choice.chooser().admitted(self.0.choice.now(), remote.ip(), rule),
             Target::Name(..) => self.0.choice.chooser().admitted_by_name(rule),
         };
-        let links = match admission {
-            Admission::Use(mask) => u64::from(mask.0),
-            Admission::Deny | Admission::LeaveAlone => return Err(Unbonded::NotThere),
-        };
+        let Admission::Use(links) = admission else { return None };
         let weight = (weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
-        let policy = FlowPolicy { weight, links, copies, urgent: copies > 1 };
-        let flow = client.open(Open { carrier, target, policy }).map_err(|_| Unbonded::NotThere)?;
-        if carrier == Carrier::Messages {
-            return Ok(flow);
-        }
-        let mut state = client.state();
-        let opened = tokio::select! {
-            opened = tokio::time::timeout(OPENING, flow.opened()) => opened.unwrap_or(Err(FlowEnd(libc::ETIMEDOUT as u64))),
-            _ = state.wait_for(|state| *state != State::Up) => Err(FlowEnd(codes::BUSY)),
-            () = client.unanswered() => Err(FlowEnd(codes::BUSY)),
-        };
-        opened.map(|()| flow.clone()).map_err(|end| {
-            flow.reset(0);
-            word_of_destination(end).map_or(Unbonded::NotThere, Unbonded::Failed)
-        })
+        let policy = FlowPolicy { weight, links: u64::from(links.0), copies, urgent: copies > 1 };
+        Some((client, client.open(Open { carrier, target, policy }).ok()?))
     }
 
     /// Connects to `remote` over the link that is best for it, and gives that link's slot where it was bound to one.

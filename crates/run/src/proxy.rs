@@ -18,13 +18,13 @@ use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
 use braid_peer::places::Places;
 use braid_proxy::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
-use braid_transport::{Flow, FlowStream, TcpConnection, datagram};
+use braid_transport::{Flow, FlowStream, Opening, TcpConnection, datagram};
 use bytes::Bytes;
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
-use crate::{OwnFlows, Ruling, RunError, Unbonded, relays};
+use crate::{OwnFlows, Ruling, RunError, relays};
 
 /// Remotes that one association speaks with at a time; the one that was silent longest makes room.
 const REMOTES: usize = 256;
@@ -165,10 +165,12 @@ impl Inner {
             return Ok(Opened { stream: Box::new(TcpConnection::new(tokio::net::TcpStream::connect(remote).await?)), way: None });
         }
         let ruling = ruled.ruling(&self.policy);
-        if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
-            && let Ok(flow) = self.flows.bond(Carrier::Stream, Target::Address(remote), ruling).await
-        {
-            return Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None });
+        if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer()) {
+            match self.flows.bond(Carrier::Stream, Target::Address(remote), ruling).await {
+                Opening::Bonded(flow) => return Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None }),
+                Opening::Refused(errno) => return Err(io::Error::from_raw_os_error(errno)),
+                Opening::Direct(_) => {}
+            }
         }
         let (stream, link) = self.flows.connect(remote, ruling).await?;
         stream.set_nodelay(true)?;
@@ -193,9 +195,9 @@ impl Inner {
             return None;
         }
         match self.flows.bond(Carrier::Stream, Target::Name(name, target.port()), ruled.ruling(&self.policy)).await {
-            Ok(flow) => Some(Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None })),
-            Err(Unbonded::NotThere) => None,
-            Err(Unbonded::Failed(errno)) => {
+            Opening::Bonded(flow) => Some(Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None })),
+            Opening::Direct(_) => None,
+            Opening::Refused(errno) => {
                 Some(Err(DialError { target: target.clone(), reason: Reason::of(&io::Error::from_raw_os_error(errno)) }))
             }
         }
@@ -231,7 +233,7 @@ impl Inner {
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
-            && let Ok(flow) = self.flows.bond(Carrier::Messages, Target::Address(remote), ruling).await
+            && let Opening::Bonded(flow) = self.flows.bond(Carrier::Messages, Target::Address(remote), ruling).await
         {
             return Ok(Exchange::Bonded(flow));
         }

@@ -6,7 +6,6 @@ use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
 use braid_store::joined::{self, Stored};
-use braid_transport::FlowEnd;
 use braid_transport::client::Peer;
 
 use super::memory;
@@ -137,15 +136,6 @@ fn read(place: &Path) -> Result<Vec<Stored>, RelayError> {
 fn write(place: &Path, all: &[&Stored]) -> Result<(), RelayError> {
     StateDir::open(place).map_err(|error| RelayError::Place(error.to_string()))?;
     joined::write(place, all).map_err(|error| RelayError::Place(format!("{} cannot be written to: {error}", place.display())))
-}
-
-/// Codes of the protocol that are no errors of the system begin here.
-const FIRST_CODE: u64 = 0x1000;
-
-/// What a flow's destination said to the relay, as a Linux error number. `None`: nothing; the flow is not for this client, or not from there.
-pub(super) fn word_of_destination(FlowEnd(code): FlowEnd) -> Option<i32> {
-    let errno = i32::try_from(code).ok().filter(|_| (1..FIRST_CODE).contains(&code))?;
-    (![libc::EACCES, libc::ENETUNREACH].contains(&errno)).then_some(errno)
 }
 
 #[cfg(test)]

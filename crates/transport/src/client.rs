@@ -135,6 +135,11 @@ impl Client {
         self.state.clone()
     }
 
+    /// Whether the peer is reached now.
+    pub fn is_up(&self) -> bool {
+        *self.state.borrow() == State::Up
+    }
+
     /// Whether the peer has sent anything on the bond's connections: while the state is [`State::Connecting`] a slow handshake then differs
     /// from a peer that is not there.
     pub fn is_answered(&self) -> bool {

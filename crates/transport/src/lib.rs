@@ -11,6 +11,7 @@ pub mod client;
 pub mod datagram;
 mod found;
 mod lasting;
+mod opening;
 pub mod relay;
 mod socket;
 mod sockets;
@@ -20,6 +21,7 @@ mod stream;
 
 pub use carrier::{Carrier, Flow, FlowEnd, Moved, Notice};
 pub use lasting::{copy_both, keep_alive};
+pub use opening::{Opening, Unopened};
 pub use socket::{Binding, UdpLink};
 pub use splice::{splice, splice_connections};
 pub use stream::{FlowStream, TcpConnection};

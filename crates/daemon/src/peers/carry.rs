@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,17 +15,15 @@ use braid_model::key::PublicKey;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::{Client, State};
-use braid_transport::{Flow, FlowEnd, datagram, splice, splice_connections};
+use braid_transport::{Flow, Opening, Unopened, datagram, splice, splice_connections};
 use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 
 use super::{Carried, Change, Cost, Flows, Peers};
 
-/// A flow waits this long for its bond to begin, while the peer sends nothing; then it goes direct.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// It waits this long for a peer that has begun to answer: over a slow link, or beside a busy processor, a handshake takes longer.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+/// An exchange of datagrams whose bond has ended waits this long for the bond to be there again.
+const RESTART: Duration = Duration::from_secs(1);
 /// An exchange of datagrams in which nothing moves for this long is forgotten.
 const QUIET: Duration = Duration::from_secs(150);
 /// An exchange that nobody has answered is tried again no sooner than this.
@@ -115,7 +112,6 @@ impl Exchanges {
 /// A flow that was opened, and what its bond is.
 struct Opened {
     flow: Flow,
-    state: watch::Receiver<State>,
     /// To be let go of soon: the last one who holds it holds the bond.
     client: Client,
     /// Who is at its other end, and hears what became of it.
@@ -124,98 +120,48 @@ struct Opened {
 
 /// Who a flow was given to.
 enum Far {
-    /// Its server itself.
-    Server(Straight),
+    /// Its server itself, at this port.
+    Server { host: IpAddr, port: u16, changes: mpsc::UnboundedSender<Change> },
     /// A relay, by its name.
     Relay { name: String, host: IpAddr, changes: mpsc::UnboundedSender<Change> },
 }
 
-struct Straight {
-    host: IpAddr,
-    port: u16,
-    changes: mpsc::UnboundedSender<Change>,
-}
-
-/// What became of opening a flow.
-enum Outcome {
-    Open,
-    /// The program is to see this.
-    Failed(FlowEnd),
-    /// It is to be carried directly.
-    Direct,
-}
-
 impl Opened {
-    /// Waits until the bond has begun, or is given up.
-    async fn bond_begins(&mut self) {
+    /// Waits for the bond, and for the other end's word on the flow; whom it concerns hears what that was.
+    async fn opening(&self) -> Opening {
         let begun = Instant::now();
-        let mut settled = pin!(self.state.wait_for(|state| *state != State::Connecting));
-        if tokio::time::timeout(PATIENCE, &mut settled).await.is_err() {
-            // After a time in which this process did not run, what has come in is read first.
-            tokio::task::yield_now().await;
-            if self.client.is_answered() {
-                let _ = tokio::time::timeout(HANDSHAKE.saturating_sub(begun.elapsed()), settled).await.map(drop);
-            }
-        }
-    }
-
-    /// Waits for the bond, and for the other end's word on the flow.
-    async fn outcome(&mut self) -> Outcome {
-        self.bond_begins().await;
-        if *self.state.borrow() != State::Up {
-            if let Far::Server(straight) = &self.far {
-                straight.tell(ServerNews::Lost);
-            }
-            return Outcome::Direct;
-        }
-        // A program's connect would take as long, and nothing is lost if the peer is gone meanwhile.
-        let opened = tokio::select! {
-            opened = self.flow.opened() => opened,
-            _ = self.state.wait_for(|state| *state != State::Up) => return Outcome::Direct,
-            () = self.client.unanswered() => return Outcome::Direct,
+        let reached = self.client.comes(|| begun + self.client.patience(), |state| *state != State::Connecting).await;
+        let opening = if reached {
+            self.client.opening(self.flow.clone()).await
+        } else {
+            self.flow.reset(0);
+            Opening::Direct(Unopened::Silent)
         };
-        match (opened, &self.far) {
-            (Ok(()), _) => Outcome::Open,
-            (Err(end), Far::Relay { name, host, changes }) => {
-                if matches!(end.0, codes::NOT_OPENED | codes::BUSY | codes::QUOTA) {
-                    let _ = changes.send(Change::Refused { name: name.clone(), host: *host, code: end.0 });
+        match &self.far {
+            Far::Server { .. } if !reached => self.far.tell_server(ServerNews::Lost),
+            Far::Server { port, .. } => match opening {
+                // The program may have been let in before that was known. Others see it as it is.
+                Opening::Direct(Unopened::Declined(codes::NOT_OPENED)) | Opening::Refused(libc::ECONNREFUSED) => {
+                    self.far.tell_server(ServerNews::Closed(*port));
                 }
-                judge_relayed(end)
+                Opening::Direct(Unopened::Declined(codes::NOT_ITS_OWN)) => self.far.tell_server(ServerNews::Elsewhere),
+                _ => {}
+            },
+            Far::Relay { name, host, changes } => {
+                if let Opening::Direct(Unopened::Declined(code @ (codes::NOT_OPENED | codes::BUSY | codes::QUOTA))) = opening {
+                    let _ = changes.send(Change::Refused { name: name.clone(), host: *host, code });
+                }
             }
-            (Err(end), Far::Server(straight)) => straight.judge(end),
         }
+        opening
     }
 }
 
-/// A relay that will not, or has no way there, must not be the program's trouble: the links may have one. What the destination itself
-/// says, the program is to see.
-fn judge_relayed(end: FlowEnd) -> Outcome {
-    match end.0 {
-        codes::NOT_OPENED | codes::BUSY | codes::QUOTA => Outcome::Direct,
-        code if code == libc::ENETUNREACH as u64 => Outcome::Direct,
-        _ => Outcome::Failed(end),
-    }
-}
-
-impl Straight {
-    fn tell(&self, news: ServerNews) {
-        let _ = self.changes.send(Change::Server { host: self.host, news });
-    }
-
-    /// A server may have its reasons not to serve strangers, which must not be the program's trouble.
-    fn judge(&self, end: FlowEnd) -> Outcome {
-        match end.0 {
-            codes::BUSY | codes::QUOTA => {}
-            codes::NOT_OPENED => self.tell(ServerNews::Closed(self.port)),
-            codes::NOT_ITS_OWN => self.tell(ServerNews::Elsewhere),
-            codes::REFUSED => {
-                // The program was let in before that was known. Others see it as it is.
-                self.tell(ServerNews::Closed(self.port));
-                return Outcome::Failed(end);
-            }
-            _ => return Outcome::Failed(end),
+impl Far {
+    fn tell_server(&self, news: ServerNews) {
+        if let Self::Server { host, changes, .. } = self {
+            let _ = changes.send(Change::Server { host: *host, news });
         }
-        Outcome::Direct
     }
 }
 
@@ -233,7 +179,7 @@ impl Peers {
         let bonded = server.and_then(|key| self.bond_with(host, key));
         let changes = self.changes.clone();
         let (client, peer, far) = match bonded {
-            Some(client) => (client, host.to_string(), Far::Server(Straight { host, port: facts.remote.port(), changes })),
+            Some(client) => (client, host.to_string(), Far::Server { host, port: facts.remote.port(), changes }),
             None => {
                 let (client, name) = self.relay(policy)?;
                 (client, name.clone(), Far::Relay { name, host, changes })
@@ -259,7 +205,7 @@ impl Peers {
             ruled: policy.links,
         };
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, carried);
-        Some(Opened { flow, state: client.state(), client, far })
+        Some(Opened { flow, client, far })
     }
 
     fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
@@ -287,7 +233,7 @@ impl Peers {
         server: Option<PublicKey>,
     ) {
         let (exchanges, exit, place) = (self.exchanges.clone(), policy.exit.clone(), self.crowd.enter(facts.user));
-        let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
+        let Some(opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
             tokio::spawn(async move {
                 let _place = place;
                 exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
@@ -300,11 +246,11 @@ impl Peers {
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
             let _place = place;
-            let outcome = opened.outcome().await;
-            let mut state = opened.state.clone();
+            let opening = opened.opening().await;
+            let mut state = opened.client.state();
             drop(opened);
             let mut received = Amount::ZERO;
-            if matches!(outcome, Outcome::Open) {
+            if matches!(opening, Opening::Bonded(_)) {
                 while let Ok(message) = flow.receive().await {
                     received += Amount::new(message.len() as u64);
                     // What the program's socket has no room for is lost.
@@ -315,16 +261,16 @@ impl Peers {
             if !exchanges.end(&exchange, number) {
                 return;
             }
-            match outcome {
-                Outcome::Direct => exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await,
+            match opening {
+                Opening::Direct(_) => exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await,
                 // Its bond has ended, or the far end has forgotten it: its program, which need not know, sends on. A relay that was
                 // restarted is there again in a moment, and what once went direct would stay so. What it sends until then is lost, so the wait
                 // is short whether or not the relay has begun to answer.
-                Outcome::Open => {
-                    let _ = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state == State::Up)).await.map(drop);
+                Opening::Bonded(_) => {
+                    let _ = tokio::time::timeout(RESTART, state.wait_for(|state| *state == State::Up)).await.map(drop);
                     begin_anew(&redirect, &exchange, received > Amount::ZERO).await;
                 }
-                Outcome::Failed(_) => begin_anew(&redirect, &exchange, false).await,
+                Opening::Refused(_) => begin_anew(&redirect, &exchange, false).await,
             }
         });
     }
@@ -334,7 +280,7 @@ impl Peers {
     pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
         let Redirected { stream, flow: facts } = redirected;
         let (exit, place) = (policy.exit.clone(), self.crowd.enter(facts.user));
-        let Some(mut opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
+        let Some(opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
             tokio::spawn(async move {
                 let _place = place;
                 carry_directly(stream, facts.remote, exit).await;
@@ -344,22 +290,20 @@ impl Peers {
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
             let _place = place;
-            let outcome = opened.outcome().await;
-            let flow = opened.flow.clone();
+            let opening = opened.opening().await;
             // Whoever holds its client holds the bond, which may have to end before this flow does.
             drop(opened);
             let mut moved = [Amount::ZERO; 2];
-            match outcome {
-                Outcome::Open => {
+            match opening {
+                Opening::Bonded(flow) => {
                     let (up, down) = splice(stream, flow).await;
                     moved = [down, up].map(Amount::new);
                 }
-                Outcome::Failed(end) => {
-                    tracing::debug!(remote = %facts.remote, %end, "the peer cannot open a flow");
+                Opening::Refused(errno) => {
+                    tracing::debug!(remote = %facts.remote, errno, "the destination refuses a flow");
                     refuse(&stream);
                 }
-                Outcome::Direct => {
-                    flow.reset(0);
+                Opening::Direct(_) => {
                     forget(&flows, id, moved);
                     carry_directly(stream, facts.remote, exit).await;
                 }
