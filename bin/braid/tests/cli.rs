@@ -6,8 +6,9 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use braid_api::{
-    Accepted, AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkGain, LinkSample, Note, Problem, Resolution, Sample, Status,
+    Accepted, AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, Status,
 };
+use braid_control::RequestError;
 use braid_http::{Api, First, FlowList, Request, Server};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -131,7 +132,7 @@ async fn answer(mut requests: mpsc::Receiver<Request>) {
                 let gains = Gains { days, links, flows_moved: 12, flows_ended: 3, outage_bridged_s: 75, energy_j, ..Gains::default() };
                 drop(answer.send(Ok(gains)));
             }
-            Request::Reload(answer) => drop(answer.send(Err(Problem::new(422, "Refused", "line 3 is wrong")))),
+            Request::Reload(answer) => drop(answer.send(Err(RequestError::invalid("Refused", "line 3 is wrong")))),
             Request::Down(answer) => drop(answer.send(Ok(Accepted { message: "going down".into(), warnings: Vec::new() }))),
             _ => {}
         }

@@ -8,4 +8,7 @@ pub mod core;
 pub mod fake;
 pub mod history;
 pub mod profiles;
+mod request_error;
 pub mod steering;
+
+pub use request_error::{Cause, RequestError};

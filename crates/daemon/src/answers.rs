@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use braid_api::{Accepted, Problem, Status};
+use braid_api::{Accepted, Status};
 use braid_config::ConfigErrors;
 use braid_config::settings;
+use braid_control::RequestError;
 use braid_control::config::Config;
 use braid_control::core::Core;
 use braid_control::history::changes;
@@ -114,10 +115,10 @@ impl Daemon<'_> {
         status
     }
 
-    pub(super) fn reload(&mut self) -> Result<Accepted, Problem> {
+    pub(super) fn reload(&mut self) -> Result<Accepted, RequestError> {
         let Some(path) = self.handler.settings.path().map(Path::to_owned) else {
             let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
-            return Err(Problem::new(409, "No configuration file", detail));
+            return Err(RequestError::conflict("No configuration file", detail));
         };
         let loaded = braid_config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
             tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
@@ -137,7 +138,7 @@ impl Daemon<'_> {
         Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
     }
 
-    fn note_order(&mut self, kind: &str, done: &Result<Accepted, Problem>) {
+    fn note_order(&mut self, kind: &str, done: &Result<Accepted, RequestError>) {
         if let Ok(accepted) = done {
             self.note(kind, "info", accepted.message.clone());
         }
@@ -145,8 +146,8 @@ impl Daemon<'_> {
 }
 
 /// Puts a configuration in force for new flows.
-fn put_in_force(core: &mut Core<BpfSteering>, memory: &mut Memory, config: Config) -> Result<(), Problem> {
-    let failed = |error: &dyn std::fmt::Display| Problem::new(500, "Not applied", error.to_string());
+fn put_in_force(core: &mut Core<BpfSteering>, memory: &mut Memory, config: Config) -> Result<(), RequestError> {
+    let failed = |error: &dyn std::fmt::Display| RequestError::failed("Not applied", error.to_string());
     core.reconfigure(now(), config).map_err(|error| failed(&error))?;
     memory.recognise(core);
     begin_allowances(core).map_err(|error| failed(&error))

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use braid_api::{Accepted, Problem};
+use braid_api::Accepted;
+use braid_control::RequestError;
 use braid_control::core::ServerNews;
 use braid_control::steering::SteeringError;
 use braid_decide::detection::Answer;
@@ -99,10 +100,10 @@ impl Daemon<'_> {
     }
 
     /// `POST /v1/leave`: a relay by its name, a server by its address.
-    pub(super) fn leave(&mut self, name: &str) -> Result<Accepted, Problem> {
+    pub(super) fn leave(&mut self, name: &str) -> Result<Accepted, RequestError> {
         let Ok(host) = name.parse() else { return self.peers.leave(name) };
         let ended = self.peers.end_server(host);
-        let forgotten = self.core.forget_server(now(), host).map_err(|error| Problem::new(500, "Not forgotten", error.to_string()))?;
+        let forgotten = self.core.forget_server(now(), host).map_err(|error| RequestError::failed("Not forgotten", error.to_string()))?;
         if !ended && !forgotten {
             return self.peers.leave(name);
         }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, Peer as PeerView, Problem};
+use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, Peer as PeerView};
 use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
+use braid_control::RequestError;
 use braid_control::core::{BondLink, Bonded, Ended, Grounds, Question, ServerNews};
 use braid_control::history::AppPulse;
 use braid_control::steering::AppId;
@@ -210,8 +211,8 @@ impl Peers {
             Ok(stored) => {
                 for peer in stored {
                     let name = peer.name.clone();
-                    if let Err(problem) = peers.begin(peer) {
-                        tracing::warn!(peer = name, "{}", problem.detail.unwrap_or_default());
+                    if let Err(error) = peers.begin(peer) {
+                        tracing::warn!(peer = name, "{}", error.detail);
                     }
                 }
             }
@@ -245,12 +246,12 @@ impl Peers {
     }
 
     /// `POST /v1/join`.
-    pub fn join(&mut self, line: &str, name: Option<&str>) -> Result<Accepted, Problem> {
+    pub fn join(&mut self, line: &str, name: Option<&str>) -> Result<Accepted, RequestError> {
         let stored = Stored::invited(line, name, self.known.values().map(|known| &known.stored)).map_err(|error| match &error {
-            NotInvited::Line(_) => Problem::new(422, "No invitation", error.to_string()),
-            NotInvited::Name => Problem::new(422, "No name", error.to_string()),
-            NotInvited::Taken(_) => Problem::new(409, "Name in use", error.to_string()),
-            NotInvited::Joined(_) => Problem::new(409, "Joined already", error.to_string()),
+            NotInvited::Line(_) => RequestError::invalid("No invitation", error.to_string()),
+            NotInvited::Name => RequestError::invalid("No name", error.to_string()),
+            NotInvited::Taken(_) => RequestError::conflict("Name in use", error.to_string()),
+            NotInvited::Joined(_) => RequestError::conflict("Joined already", error.to_string()),
         })?;
         let name = stored.name.clone();
         // Joining again with a new invitation renews what is there.
@@ -264,7 +265,7 @@ impl Peers {
             self.begin(stored)?;
         }
         self.store().map_err(|error| {
-            Problem::new(500, "Not stored", format!("{name} is in use until the daemon ends, and cannot be written down: {error}"))
+            RequestError::failed("Not stored", format!("{name} is in use until the daemon ends, and cannot be written down: {error}"))
         })?;
         let message = match renewed {
             None => format!("{name} is being dialled over all links: see \"braid peers\"; flows go there by carry = \"bond\" in [[app]]"),
@@ -286,16 +287,16 @@ impl Peers {
     }
 
     /// `POST /v1/leave`.
-    pub fn leave(&mut self, name: &str) -> Result<Accepted, Problem> {
+    pub fn leave(&mut self, name: &str) -> Result<Accepted, RequestError> {
         if !self.known.contains_key(name) {
             let names: Vec<&str> = self.known.keys().map(String::as_str).collect();
             let joined = if names.is_empty() { "no relay was joined".to_owned() } else { format!("joined were {}", names.join(", ")) };
             let detail =
                 format!("there is no peer called {name}: {joined}; `braid peers` lists servers too, which are left by their address");
-            return Err(Problem::new(404, "No such peer", detail));
+            return Err(RequestError::not_found("No such peer", detail));
         }
         self.end(name);
-        self.store().map_err(|error| Problem::new(500, "Not stored", format!("it comes back when the daemon starts again: {error}")))?;
+        self.store().map_err(|error| RequestError::failed("Not stored", format!("it comes back when the daemon starts again: {error}")))?;
         Ok(Accepted { message: format!("{name} is left; its flows have ended"), warnings: Vec::new() })
     }
 
@@ -322,7 +323,7 @@ impl Peers {
     }
 
     /// `POST /v1/move`.
-    pub fn move_flows(&self, request: &MoveRequest) -> Result<Accepted, Problem> {
+    pub fn move_flows(&self, request: &MoveRequest) -> Result<Accepted, RequestError> {
         let to = match &request.to {
             None => None,
             Some(device) => match self.links.iter().find(|link| link.device == *device) {
@@ -331,7 +332,7 @@ impl Peers {
                     let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
                     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
                     let detail = format!("{device} is no link: there are {known}; see \"braid links\"");
-                    return Err(Problem::new(404, "No such link", detail));
+                    return Err(RequestError::not_found("No such link", detail));
                 }
             },
         };
@@ -355,14 +356,14 @@ impl Peers {
         match (moved, kept) {
             (0, Some(kept)) => {
                 let detail = format!("{kept}; nothing was moved: \"braid peers\" shows the paths there are");
-                Err(Problem::new(409, "No path", detail))
+                Err(RequestError::conflict("No path", detail))
             }
             (0, None) => {
                 let detail = format!(
                     "no bonded flow has the id, application or name {}: see \"braid flows\"; only flows that a peer carries can be moved",
                     request.what
                 );
-                Err(Problem::new(404, "No such flow", detail))
+                Err(RequestError::not_found("No such flow", detail))
             }
             (_, kept) => {
                 let to = request.to.as_deref().unwrap_or("all links of their rule");
@@ -550,8 +551,8 @@ impl Peers {
     }
 
     /// Begins to bond with a peer.
-    fn begin(&mut self, stored: Stored) -> Result<(), Problem> {
-        let cannot = |detail: String| Problem::new(500, "Cannot bond", detail);
+    fn begin(&mut self, stored: Stored) -> Result<(), RequestError> {
+        let cannot = |detail: String| RequestError::failed("Cannot bond", detail);
         let dir = StateDir::open(&self.dir).map_err(|error| cannot(error.to_string()))?;
         let keys = KeyPair::load_or_generate(&dir, CLIENT_KEY).map_err(|error| cannot(error.to_string()))?;
         let peer = stored.peer().map_err(cannot)?;

@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
-use braid_api::{App, AppsSample, Flow, Peer, Problem, Sample, Status};
+use braid_api::{App, AppsSample, Flow, Peer, Sample, Status};
 use braid_config::World;
 use braid_config::settings::Settings;
+use braid_control::RequestError;
 use braid_control::config::Config;
 use braid_control::core::Core;
 use braid_control::history::{AppPulse, HistoryStore, Power, Pulse};
@@ -41,7 +42,7 @@ struct Told {
 }
 
 /// Puts a configuration in force.
-pub type Enforce<'a, S> = &'a mut dyn FnMut(&mut Core<S>, Config) -> Result<(), Problem>;
+pub type Enforce<'a, S> = &'a mut dyn FnMut(&mut Core<S>, Config) -> Result<(), RequestError>;
 
 /// The moment of a request.
 #[derive(Debug, Clone, Copy)]

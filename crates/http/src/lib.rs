@@ -25,6 +25,7 @@ use braid_api::{
 };
 use braid_config::settings;
 use braid_control::core::AppsView;
+use braid_control::{Cause, RequestError};
 use braid_peer::places::Places;
 use braid_platform::linux::sys::process::own_user;
 use tokio::sync::{mpsc, oneshot};
@@ -57,8 +58,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const READING: usize = 48;
 const READING_OF_ONE: usize = 16;
 
-/// What the core answers: what was asked for, or the problem the client is told.
-pub type Answer<T> = oneshot::Sender<Result<T, Problem>>;
+/// What the core answers: what was asked for, or why it cannot be done.
+pub type Answer<T> = oneshot::Sender<Result<T, RequestError>>;
 
 /// What clients ask of the core; each carries where to answer. A dropped sender tells the client that the daemon is ending.
 #[derive(Debug)]
@@ -331,6 +332,19 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 /// A problem as a response.
 pub(crate) struct Refusal(pub(crate) Problem);
 
+impl From<RequestError> for Refusal {
+    fn from(error: RequestError) -> Self {
+        let status = match error.cause {
+            Cause::Unclear => 400,
+            Cause::NotFound => 404,
+            Cause::Conflict => 409,
+            Cause::Invalid => 422,
+            Cause::Failed => 500,
+        };
+        Self(Problem { findings: error.findings, ..Problem::new(status, error.title, error.detail) })
+    }
+}
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -356,7 +370,7 @@ mod tests {
                 Request::Status(answer) => drop(answer.send(Ok(status()))),
                 Request::Reload(answer) => drop(answer.send(Ok(Accepted { message: "done".into(), warnings: Vec::new() }))),
                 Request::Explain(request, answer) => {
-                    drop(answer.send(Err(Problem::new(404, "Not found", format!("no flow {:?}", request.flow)))));
+                    drop(answer.send(Err(RequestError::not_found("Not found", format!("no flow {:?}", request.flow)))));
                 }
                 // Dropped without an answer, as by a core that ends.
                 _ => {}

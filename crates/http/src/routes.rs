@@ -80,7 +80,7 @@ async fn exchange<T>(api: &Api, request: impl FnOnce(Answer<T>) -> Request) -> R
     let ending = || Refusal(Problem::new(503, "Ending", "the daemon is ending: start it again with `braid up`"));
     let exchange = async {
         api.core.send(request(answer)).await.map_err(|_| ending())?;
-        wait.await.map_err(|_| ending())?.map_err(Refusal)
+        wait.await.map_err(|_| ending())?.map_err(Refusal::from)
     };
     let detail = "the daemon does not answer: see its log, and restart it if that lasts (traffic goes on without it)";
     tokio::time::timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(Refusal(Problem::new(504, "No answer", detail))))
@@ -165,7 +165,7 @@ async fn apps(State(api): Core) -> Result<Response, Refusal> {
 /// Read from the file, which may be on a slow disk, on a thread of its own.
 async fn config(State(api): Core) -> Reply<ConfigView> {
     let look = exchange(&api, Request::Config).await?;
-    aside(move || look.view()).await?.map(Json).map_err(Refusal)
+    aside(move || look.view()).await?.map(Json).map_err(Refusal::from)
 }
 
 fn json(text: impl Into<Content>) -> Response {

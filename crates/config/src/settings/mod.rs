@@ -9,7 +9,8 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
-use braid_api::{ConfigChange, ConfigChanged, ConfigView, Finding as FindingView, Problem};
+use braid_api::{ConfigChange, ConfigChanged, ConfigView, Finding as FindingView};
+use braid_control::RequestError;
 use braid_control::config::{Config, Finding, Severity};
 use ring::digest::{SHA256, digest};
 
@@ -43,8 +44,8 @@ impl Look {
     /// `GET /v1/config`.
     ///
     /// # Errors
-    /// 409 where the file cannot be read.
-    pub fn view(&self) -> Result<ConfigView, Problem> {
+    /// A conflict where the file cannot be read.
+    pub fn view(&self) -> Result<ConfigView, RequestError> {
         let file = self.path.as_deref().unwrap_or(&self.fallback);
         let text = read(file)?;
         let revision = revision(&text);
@@ -85,21 +86,21 @@ impl Settings {
     /// `POST /v1/config/preview`.
     ///
     /// # Errors
-    /// 409 for an old revision, 422 for edits or a text that will not do.
-    pub fn preview(&self, change: &ConfigChange, world: &World) -> Result<ConfigChanged, Problem> {
+    /// A conflict for an old revision; invalid for edits or a text that will not do.
+    pub fn preview(&self, change: &ConfigChange, world: &World) -> Result<ConfigChanged, RequestError> {
         self.check(&self.read()?, change, world).map(Checked::answer)
     }
 
     /// `POST /v1/config`: `enforce` puts the new configuration in force.
     ///
     /// # Errors
-    /// Those of [`preview`](Self::preview); 409 where the file cannot be written; what `enforce` says.
+    /// Those of [`preview`](Self::preview); a conflict where the file cannot be written; what `enforce` says.
     pub fn apply(
         &mut self,
         change: &ConfigChange,
         world: &World,
-        enforce: impl FnMut(Config) -> Result<(), Problem>,
-    ) -> Result<ConfigChanged, Problem> {
+        enforce: impl FnMut(Config) -> Result<(), RequestError>,
+    ) -> Result<ConfigChanged, RequestError> {
         let before = self.read()?;
         let checked = self.check(&before, change, world)?;
         self.replace(&before, &checked.text, checked.config.clone(), world, enforce)?;
@@ -113,12 +114,12 @@ impl Settings {
     /// `POST /v1/config/undo`.
     ///
     /// # Errors
-    /// 409 where there is nothing to take back, or the file was changed otherwise since; as [`apply`](Self::apply) else.
-    pub fn undo(&mut self, world: &World, enforce: impl FnMut(Config) -> Result<(), Problem>) -> Result<ConfigView, Problem> {
+    /// A conflict where there is nothing to take back, or the file was changed otherwise since; as [`apply`](Self::apply) else.
+    pub fn undo(&mut self, world: &World, enforce: impl FnMut(Config) -> Result<(), RequestError>) -> Result<ConfigView, RequestError> {
         let now = self.read()?;
         let Some((before, _)) = self.undo.last().filter(|(_, after)| *after == revision(&now)).cloned() else {
             let detail = "there is no change to take back, or the file was changed otherwise since: edit it by hand";
-            return Err(Problem::new(409, "Nothing to undo", detail));
+            return Err(RequestError::conflict("Nothing to undo", detail));
         };
         // What it held before is believed, as at a start, even if a program that it names is gone since.
         let config = self.parse(&before, &World { strict: false, ..world.clone() }).map_err(|errors| refused(&errors))?;
@@ -127,7 +128,7 @@ impl Settings {
         self.look().view()
     }
 
-    fn read(&self) -> Result<String, Problem> {
+    fn read(&self) -> Result<String, RequestError> {
         read(self.file())
     }
 
@@ -135,14 +136,14 @@ impl Settings {
         crate::parse(&self.file().display().to_string(), text, world)
     }
 
-    fn check(&self, before: &str, change: &ConfigChange, world: &World) -> Result<Checked, Problem> {
+    fn check(&self, before: &str, change: &ConfigChange, world: &World) -> Result<Checked, RequestError> {
         if change.revision != revision(before) {
             let detail = format!("{} was changed since it was read: read it again with GET /v1/config", self.file().display());
-            return Err(Problem::new(409, "Configuration changed meanwhile", detail));
+            return Err(RequestError::conflict("Configuration changed meanwhile", detail));
         }
         let (text, changes) = edit::apply(before, &change.edits).map_err(|error| {
             let remedy = if matches!(error, EditError::Broken(_)) { "; mend it by hand" } else { "" };
-            Problem::new(422, "Edits refused", format!("{error}{remedy}"))
+            RequestError::invalid("Edits refused", format!("{error}{remedy}"))
         })?;
         let config = match self.parse(&text, world) {
             Ok(config) => config,
@@ -169,14 +170,14 @@ impl Settings {
         text: &str,
         config: Config,
         world: &World,
-        mut enforce: impl FnMut(Config) -> Result<(), Problem>,
-    ) -> Result<(), Problem> {
+        mut enforce: impl FnMut(Config) -> Result<(), RequestError>,
+    ) -> Result<(), RequestError> {
         let unwritable = |error: std::io::Error| {
             let detail = format!(
                 "{} cannot be written: {error}; nothing was changed: give it and its directory to the daemon's user, or edit it by hand",
                 self.file().display()
             );
-            Problem::new(409, "Configuration not writable", detail)
+            RequestError::conflict("Configuration not writable", detail)
         };
         let staged = Staged::new(self.file(), text).map_err(unwritable)?;
         enforce(config)?;
@@ -192,10 +193,10 @@ impl Settings {
     }
 }
 
-fn read(file: &Path) -> Result<String, Problem> {
+fn read(file: &Path) -> Result<String, RequestError> {
     file::read(file).map_err(|error| {
         let detail = format!("{} cannot be read: {error}; make it a text file that root may read", file.display());
-        Problem::new(409, "Configuration unreadable", detail)
+        RequestError::conflict("Configuration unreadable", detail)
     })
 }
 
@@ -207,7 +208,7 @@ impl Checked {
 }
 
 /// A configuration that was refused, each finding with its place, reason and remedy.
-pub fn refused(errors: &ConfigErrors) -> Problem {
+pub fn refused(errors: &ConfigErrors) -> RequestError {
     let view = |finding: &Finding| FindingView {
         severity: if finding.severity == Severity::Error { "error" } else { "warning" }.to_owned(),
         file: finding.file.clone(),
@@ -219,7 +220,7 @@ pub fn refused(errors: &ConfigErrors) -> Problem {
         remedy: finding.remedy.clone(),
     };
     let findings = errors.findings().iter().map(view).collect();
-    Problem { findings, ..Problem::new(422, "Configuration refused", errors.to_string()) }
+    RequestError { findings, ..RequestError::invalid("Configuration refused", errors.to_string()) }
 }
 
 /// Names a text.
@@ -231,6 +232,7 @@ fn revision(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::Files;
+    use braid_control::Cause;
     use serde_json::json;
 
     fn change(settings: &Settings, edits: serde_json::Value) -> ConfigChange {
@@ -255,9 +257,9 @@ mod tests {
         // A FIFO and an endless device would keep the daemon for ever, if it opened them.
         for file in [secret.to_str().unwrap(), "/dev/zero", "/proc/1/environ"] {
             let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": file}]));
-            for problem in [settings.preview(&edit, &world).unwrap_err(), settings.apply(&edit, &world, |_| Ok(())).unwrap_err()] {
-                let text = serde_json::to_string(&problem).unwrap();
-                assert!(problem.status == 422 && text.contains("is not the file of energy profiles in force"), "{text}");
+            for error in [settings.preview(&edit, &world).unwrap_err(), settings.apply(&edit, &world, |_| Ok(())).unwrap_err()] {
+                let text = format!("{error:?}");
+                assert!(error.cause == Cause::Invalid && text.contains("is not the file of energy profiles in force"), "{text}");
                 assert!(!text.contains("hunter2"), "{text}");
             }
         }
@@ -289,10 +291,10 @@ mod tests {
         let view = settings.look().view().unwrap();
         assert_eq!((&view.text, &view.revision, view.can_undo, view.writable), (&seen.text, &seen.revision, true, true));
         let stale = settings.apply(&wanted, &world, &mut enforce).unwrap_err();
-        assert_eq!(stale.status, 409);
+        assert_eq!(stale.cause, Cause::Conflict);
         let undone = settings.undo(&world, &mut enforce).unwrap();
         assert_eq!((undone.text.as_str(), undone.can_undo), ("# mine\nscheduler = \"round-robin\" # steady\n", false));
-        assert_eq!(settings.undo(&world, &mut enforce).unwrap_err().status, 409);
+        assert_eq!(settings.undo(&world, &mut enforce).unwrap_err().cause, Cause::Conflict);
         assert_eq!(enforced, ["operetta", "round-robin"]);
     }
 
@@ -303,12 +305,12 @@ mod tests {
         std::fs::write(&path, "scheduler = \"round-robin\"\n").unwrap();
         let mut settings = Settings::new(Some(path.clone()), "/nowhere".into());
         let wrong = change(&settings, scheduler("opereta"));
-        let problem = settings.apply(&wrong, &World::default(), |_| panic!("must not be put in force")).unwrap_err();
-        assert_eq!((problem.status, problem.findings.len()), (422, 1));
-        assert_eq!((problem.findings[0].line, problem.findings[0].nearest.as_deref()), (1, Some("operetta")));
+        let error = settings.apply(&wrong, &World::default(), |_| panic!("must not be put in force")).unwrap_err();
+        assert_eq!((error.cause, error.findings.len()), (Cause::Invalid, 1));
+        assert_eq!((error.findings[0].line, error.findings[0].nearest.as_deref()), (1, Some("operetta")));
         let right = change(&settings, scheduler("operetta"));
-        let refused = settings.apply(&right, &World::default(), |_| Err(Problem::new(500, "Not applied", "the kernel says no")));
-        assert_eq!(refused.unwrap_err().status, 500);
+        let refused = settings.apply(&right, &World::default(), |_| Err(RequestError::failed("Not applied", "the kernel says no")));
+        assert_eq!(refused.unwrap_err().cause, Cause::Failed);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "scheduler = \"round-robin\"\n");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -323,8 +325,8 @@ mod tests {
         let fine = change(&settings, scheduler("operetta"));
         assert!(!settings.apply(&fine, &world, |_| Ok(())).unwrap().warnings.is_empty());
         let another = change(&settings, json!([{"op": "app-add", "value": {"match": {"name": "x"}, "links": ["eth8"]}}]));
-        let problem = settings.apply(&another, &world, |_| Ok(())).unwrap_err();
-        assert!(problem.status == 422 && problem.detail.unwrap().contains("eth8"));
+        let error = settings.apply(&another, &world, |_| Ok(())).unwrap_err();
+        assert!(error.cause == Cause::Invalid && error.detail.contains("eth8"));
     }
 
     #[test]

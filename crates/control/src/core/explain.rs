@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, Problem};
+use crate::RequestError;
+use braid_api::{Candidate, ExplainRequest, Explanation, Outcome};
 use braid_decide::connection::{Board, LinkMask, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
 use braid_decide::steer::{self, Verdict};
@@ -55,12 +56,15 @@ impl Verdicts {
 
 impl<S: Steering> Core<S> {
     /// `POST /v1/explain`.
-    pub fn explain(&mut self, now: Time, request: &ExplainRequest) -> Result<Explanation, Problem> {
-        let board = self.steering.board().map_err(|error| Problem::new(500, "Not explained", error.to_string()))?;
+    pub fn explain(&mut self, now: Time, request: &ExplainRequest) -> Result<Explanation, RequestError> {
+        let board = self.steering.board().map_err(|error| RequestError::failed("Not explained", error.to_string()))?;
         if let Some(id) = request.flow {
             let row = self.flows.iter().map(|living| &living.row).find(|row| row.id.0 == id).cloned();
             let row = row.ok_or_else(|| {
-                Problem::new(404, "No such flow", format!("no living flow has the id {id}: see `braid flows` for those that have one"))
+                RequestError::not_found(
+                    "No such flow",
+                    format!("no living flow has the id {id}: see `braid flows` for those that have one"),
+                )
             })?;
             return Ok(self.explain_flow(now, &row, &board));
         }
@@ -69,8 +73,8 @@ impl<S: Steering> Core<S> {
         Ok(self.or_bonded(now, explanation, question.destination, question.port))
     }
 
-    fn question(&self, request: &ExplainRequest) -> Result<Question, Problem> {
-        let unclear = |detail: String| Problem::new(400, "Not understood", detail);
+    fn question(&self, request: &ExplainRequest) -> Result<Question, RequestError> {
+        let unclear = |detail: String| RequestError::unclear(detail);
         let destination =
             request.destination.as_deref().ok_or_else(|| unclear("name a flow, or a program and a destination address".into()))?;
         let destination = destination.parse::<IpAddr>().map_err(|_| {

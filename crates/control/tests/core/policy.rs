@@ -193,7 +193,7 @@ fn an_explanation_names_the_rule_the_loads_and_the_runner_up() {
     assert_eq!(world.core.explain(world.now, &busy).unwrap().program_known, Some(true));
     let mut unclear = ask(1);
     unclear.destination = Some("example.org".into());
-    assert_eq!(world.core.explain(now, &unclear).unwrap_err().status, 400);
+    assert_eq!(world.core.explain(now, &unclear).unwrap_err().cause, braid_control::Cause::Unclear);
 }
 
 #[test]

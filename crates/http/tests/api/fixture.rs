@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use braid_api::{Accepted, Note, Problem};
+use braid_api::{Accepted, Note};
 use braid_config::settings::Settings;
+use braid_control::RequestError;
 use braid_control::config::Config;
 use braid_control::core::{Core, Names};
 use braid_control::fake::FakeSteering;
@@ -144,7 +145,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
         let Mind { core, handler, .. } = &mut *mind;
         let moment = Moment { now: NOW, unix_ms: UNIX_MS };
         let mut enforce = |core: &mut Core<FakeSteering>, config: Config| {
-            core.reconfigure(NOW, config).map_err(|error| Problem::new(500, "Not applied", error.to_string()))
+            core.reconfigure(NOW, config).map_err(|error| RequestError::failed("Not applied", error.to_string()))
         };
         let Some(rest) = handler.answer(core, moment, &Vec::new, &mut enforce, request) else { continue };
         let done = || Ok(Accepted { message: "done".to_owned(), warnings: vec![] });
