@@ -174,6 +174,11 @@ fn curl(lab: &Lab, url: &str) -> Child {
 }
 
 /// What curl printed: bytes, and whom it believes to have spoken with.
+fn stop(mut child: Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
 fn ended(child: Child) -> (u64, String) {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "curl: {}", String::from_utf8_lossy(&output.stderr));
@@ -255,6 +260,25 @@ fn a_link_that_dies_in_a_download_costs_nothing_but_time() {
     lab.carrier(1, false).unwrap();
     assert_eq!(ended(child).0, size);
     lab.carrier(1, true).unwrap();
+}
+
+#[test]
+fn bonded_traffic_alone_shows_that_a_link_is_dark_and_that_it_is_back() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let (_relay, up) = bonded(&lab);
+    let child = curl(&lab, &web.url(Bytes::new(400_000_000)).unwrap());
+    eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(2_000_000)));
+    let wlan = || up.link("wlan0")["state_v4"].as_str().map(str::to_owned);
+    assert_eq!(wlan().as_deref(), Some("up"));
+    lab.dark(0).unwrap();
+    println!("noted dead after {:?}", eventually("wlan0 is dead", || wlan().as_deref() == Some("dead")));
+    lab.bright(0).unwrap();
+    println!("noted up after {:?}", eventually("wlan0 is up", || wlan().as_deref() == Some("up")));
+    stop(child);
 }
 
 #[test]

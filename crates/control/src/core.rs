@@ -42,7 +42,7 @@ use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 use bonds::PastRules;
-pub use bonds::{BondLink, BondPolicy, Exit};
+pub use bonds::{BondLink, BondPolicy, Exit, PathNews};
 pub use detect::{Question, ServerNews, UNREAD};
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;

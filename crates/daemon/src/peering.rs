@@ -3,12 +3,14 @@
 use std::net::IpAddr;
 
 use braid_api::Accepted;
+use braid_bond::PathState;
 use braid_control::RequestError;
-use braid_control::core::ServerNews;
+use braid_control::core::{PathNews, ServerNews};
 use braid_control::steering::SteeringError;
 use braid_decide::detection::Answer;
 use braid_model::Time;
 use braid_platform::linux::sys::bpf::now;
+use braid_transport::client::PathChange;
 
 use super::Daemon;
 use super::system::unix;
@@ -54,6 +56,15 @@ impl Daemon<'_> {
                 let done = self.core.on_answer(now(), host, link, answer);
                 self.keep_pins();
                 done
+            }
+            Change::Path(PathChange { link, family, state }) => {
+                let news = match state {
+                    PathState::Good => PathNews::Delivers,
+                    PathState::Dead => PathNews::Silent,
+                    // One that owes for a moment only says nothing of its link.
+                    PathState::Probing | PathState::Suspect => return Ok(()),
+                };
+                self.core.on_path(now(), usize::from(link), family, news)
             }
             Change::Named { hosts } => self.core.set_detected_names(now(), hosts),
             Change::Refused { name, host, code } => {

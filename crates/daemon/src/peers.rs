@@ -21,8 +21,9 @@ use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_store::joined::{self, NotInvited, Stored};
-use braid_transport::client::{Client, Link, State};
+use braid_transport::client::{Client, Link, PathChange, State};
 use braid_transport::{Flow, Moved};
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
 mod carry;
@@ -83,6 +84,8 @@ pub enum Change {
         /// The addresses that they lead to.
         hosts: BTreeSet<IpAddr>,
     },
+    /// A path of a bond delivers again, or does not.
+    Path(PathChange),
     /// What a bond to a server has met.
     Server {
         /// The host.
@@ -558,6 +561,7 @@ impl Peers {
         let peer = stored.peer().map_err(cannot)?;
         let client = Client::start(peer, Some(&keys), None).map_err(|error| cannot(error.to_string()))?;
         client.set_links(self.client_links());
+        follow_paths(&client, &self.changes);
         let (mut state, changes, name) = (client.state(), self.changes.clone(), stored.name.clone());
         self.sessions += 1;
         let session = self.sessions;
@@ -610,6 +614,21 @@ impl Peers {
     }
 }
 
+/// Tells what becomes of a bond's paths.
+fn follow_paths(client: &Client, changes: &mpsc::UnboundedSender<Change>) {
+    let (mut paths, changes) = (client.path_changes(), changes.clone());
+    tokio::spawn(async move {
+        loop {
+            match paths.recv().await {
+                Ok(path) => drop(changes.send(Change::Path(path))),
+                // The next change of each path says what counts.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
+            }
+        }
+    });
+}
+
 /// Why no path of a link to `peer` carries anything, by the states of those there are.
 fn why_no_path(link: &BondLink, peer: &str, states: &[PathState]) -> Option<String> {
     match states {
@@ -631,5 +650,5 @@ fn state_name(path: &BondPath) -> &'static str {
 }
 
 fn client_link(link: &BondLink) -> Link {
-    Link { number: link.slot as u8, device: Some(link.device.clone()), v4: link.v4, v6: link.v6, backup: link.backup }
+    Link { number: link.slot as u8, device: Some(link.device.clone()), v4: link.v4, v6: link.v6, backup: link.backup, dead: link.dead }
 }

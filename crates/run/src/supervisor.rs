@@ -322,6 +322,7 @@ fn links_of(chooser: &Chooser) -> Vec<Link> {
         v4: sources.v4,
         v6: sources.v6,
         backup: false,
+        dead: Default::default(),
     };
     chooser.bonded().into_iter().map(link).collect()
 }

@@ -77,6 +77,7 @@ fn main() {
             v4: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1 + number as u8))),
             v6: None,
             backup: false,
+            dead: Default::default(),
         };
         client.set_links((0..paths).map(link).collect());
         client.state().wait_for(|state| *state == State::Up).await.expect("a bond");

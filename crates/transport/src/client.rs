@@ -12,10 +12,11 @@ use braid_bond::host::{ConnectionId, Host, refusals};
 use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathNews, PathState, PathView, Secret};
 use braid_model::address::Address;
 use braid_model::key::PublicKey;
+use braid_model::{Family, PerFamily};
 use braid_peer::keys::KeyPair;
 use braid_peer::tls::{self, Expect};
 use noq_proto::crypto::rustls::QuicClientConfig;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{broadcast, mpsc, watch};
 
 use crate::carrier::Flow;
 use crate::carrier::{Carrier, Notice};
@@ -49,6 +50,20 @@ pub struct Link {
     pub v6: Option<IpAddr>,
     /// To be used only while no other is good.
     pub backup: bool,
+    /// Families in which nothing answers, as far as is known otherwise. Paths that are there are kept; once it is not dead any more, a path that
+    /// is not there is dialled at once.
+    pub dead: PerFamily<bool>,
+}
+
+/// A path delivers again, or does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathChange {
+    /// The link's number in the bond.
+    pub link: u8,
+    /// The family that the path goes over.
+    pub family: Family,
+    /// What became of it.
+    pub state: PathState,
 }
 
 /// How things stand with the peer.
@@ -66,6 +81,8 @@ pub enum State {
     AnotherKey,
 }
 
+/// Changes of paths that wait for a listener.
+const PATH_CHANGES: usize = 64;
 /// The first pause before a path is dialled again; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
@@ -85,6 +102,7 @@ pub struct Client {
     links: watch::Sender<Vec<Link>>,
     addresses: watch::Sender<Vec<Address>>,
     state: watch::Receiver<State>,
+    paths: broadcast::Sender<PathChange>,
 }
 
 impl Client {
@@ -97,6 +115,7 @@ impl Client {
         let (links, links_seen) = watch::channel(Vec::new());
         let (addresses, addresses_seen) = watch::channel(peer.addresses.clone());
         let (told, state) = watch::channel(State::Connecting);
+        let path_changes = broadcast::Sender::new(PATH_CHANGES);
         let bond = Arc::new(Mutex::new(BondId(random()?)));
         let keeper = Keeper {
             carrier: carrier.clone(),
@@ -110,10 +129,11 @@ impl Client {
             paths: BTreeMap::new(),
             next_path: 0,
             told,
+            changes: path_changes.clone(),
         };
         keeper.begin()?;
         tokio::spawn(keeper.run(links_seen, addresses_seen, notices));
-        Ok(Self { carrier, bond, links, addresses, state })
+        Ok(Self { carrier, bond, links, addresses, state, paths: path_changes })
     }
 
     /// The links there are now.
@@ -150,6 +170,11 @@ impl Client {
     /// Opens a flow.
     pub fn open(&self, open: Open) -> Result<Flow, FlowError> {
         self.carrier.open(self.bond(), open)
+    }
+
+    /// What becomes of paths from now on; it ends with the last handle of this client. Who listens too slowly misses the oldest.
+    pub fn path_changes(&self) -> broadcast::Receiver<PathChange> {
+        self.paths.subscribe()
     }
 
     /// The paths there are now.
@@ -211,6 +236,7 @@ struct Keeper {
     paths: BTreeMap<(u8, bool), Attempt>,
     next_path: u32,
     told: watch::Sender<State>,
+    changes: broadcast::Sender<PathChange>,
 }
 
 #[derive(Debug, Default)]
@@ -300,8 +326,17 @@ impl Keeper {
                         attempt.due = Some(Instant::now());
                     }
                     self.tell(link.number, ipv6, news);
-                } else if before.is_some_and(|before| before.backup != link.backup) {
+                    continue;
+                }
+                if before.is_some_and(|before| before.backup != link.backup) {
                     self.tell(link.number, ipv6, if link.backup { PathNews::Backup } else { PathNews::Up });
+                }
+                let dead = |link: &Link| *link.dead.get(family(ipv6));
+                if before.is_some_and(dead) && !dead(link) {
+                    let attempt = self.paths.entry((link.number, ipv6)).or_default();
+                    if attempt.connection.is_none() {
+                        (attempt.failures, attempt.due) = (0, Some(Instant::now()));
+                    }
                 }
             }
         }
@@ -458,6 +493,11 @@ impl Keeper {
             }
             Notice::Path(_, path, state) => {
                 tracing::info!(%path, ?state, "a path has changed");
+                if let Some(((link, ipv6), _)) = self.paths.iter().find(|(_, attempt)| attempt.path == Some(path)) {
+                    let family = family(*ipv6);
+                    // Nobody needs to listen.
+                    let _ = self.changes.send(PathChange { link: *link, family, state });
+                }
                 self.judge("no path answers");
             }
             Notice::Hello(..) | Notice::Incoming(..) | Notice::Closed(..) => {}
@@ -492,6 +532,10 @@ impl Keeper {
             *attempt = Attempt { due: Some(Instant::now() + pause), address: attempt.address, ..Attempt::default() };
         }
     }
+}
+
+fn family(ipv6: bool) -> Family {
+    if ipv6 { Family::V6 } else { Family::V4 }
 }
 
 /// What a host says that is asked whether it runs Braid.
@@ -593,6 +637,7 @@ mod tests {
             paths: BTreeMap::from([((0, false), Attempt::default())]),
             next_path: 0,
             told: watch::channel(State::Connecting).0,
+            changes: broadcast::Sender::new(1),
         };
         keeper.begin().unwrap();
         let dial = |keeper: &mut Keeper| {

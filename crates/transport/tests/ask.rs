@@ -55,7 +55,7 @@ impl Drop for Server {
 }
 
 fn link() -> Link {
-    Link { number: 0, device: None, v4: Some(LOCALHOST), v6: None, backup: false }
+    Link { number: 0, device: None, v4: Some(LOCALHOST), v6: None, backup: false, dead: Default::default() }
 }
 
 /// What somebody says who does answer: on a busy machine a question may have to be asked again.

@@ -101,7 +101,14 @@ impl TestRelay {
 }
 
 fn links(count: u8) -> Vec<Link> {
-    let link = |number| Link { number, device: None, v4: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1 + number))), v6: None, backup: false };
+    let link = |number| Link {
+        number,
+        device: None,
+        v4: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1 + number))),
+        v6: None,
+        backup: false,
+        dead: Default::default(),
+    };
     (0..count).map(link).collect()
 }
 

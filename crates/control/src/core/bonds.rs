@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use braid_decide::connection::LinkMask;
+use braid_decide::health::Suffering;
 use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, admit};
-use braid_model::{Class, Direction, Family, Role, Time};
+use braid_model::{Class, Direction, Family, PerFamily, Role, Time};
 use ipnet::IpNet;
 
 use super::{Core, Link, rules};
@@ -17,10 +18,12 @@ pub struct BondLink {
     pub slot: usize,
     /// Its device.
     pub device: String,
-    /// Its address, where IPv4 is alive on it.
+    /// Its address, where IPv4 may be used on it, dead or alive: a bond judges its paths by itself, and sees first that one is back.
     pub v4: Option<std::net::IpAddr>,
-    /// Its address, where IPv6 is alive on it.
+    /// The same for IPv6.
     pub v6: Option<std::net::IpAddr>,
+    /// Families in which nothing answers.
+    pub dead: PerFamily<bool>,
     /// Only while no other is good.
     pub backup: bool,
     /// Its bytes are counted.
@@ -57,7 +60,29 @@ pub struct BondPolicy {
     pub refusing: Vec<String>,
 }
 
+/// What a bond says of a path over a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathNews {
+    /// It delivers.
+    Delivers,
+    /// It owes an acknowledgement for too long.
+    Silent,
+}
+
 impl<S: Steering> Core<S> {
+    /// A bond's word counts in the health of the link in `slot`: what it delivers proves that the link lives, and a silent path has the link asked,
+    /// since the peer may be gone instead.
+    pub fn on_path(&mut self, now: Time, slot: usize, family: Family, news: PathNews) -> Result<(), SteeringError> {
+        if let Some(link) = self.links.values_mut().find(|link| link.slot == slot) {
+            let health = link.health.get_mut(family);
+            match news {
+                PathNews::Delivers => health.on_progress(now, now),
+                PathNews::Silent => health.on_suffering(now, Suffering::Timeout),
+            }
+        }
+        self.judge(now)
+    }
+
     /// A peer can be reached from now on, or cannot: connections whose rule asks for it are turned to the daemon, or go direct. Those that
     /// run are not touched.
     pub fn set_peer_ready(&mut self, now: Time, name: &str, ready: bool) -> Result<(), SteeringError> {
@@ -75,16 +100,17 @@ impl<S: Steering> Core<S> {
 
     /// The links that bonds may use now, by slot.
     pub fn bond_links(&self) -> Vec<BondLink> {
-        let usable = Family::ALL.map(|family| (family, self.usable(family)));
         let address = |link: &Link, wanted: Family| {
             let found = link.facts.addresses.iter().map(IpNet::addr).find(|address| address.is_ipv6() == (wanted == Family::V6));
-            found.filter(|_| usable.iter().any(|(family, mask)| *family == wanted && mask.contains(link.slot)))
+            found.filter(|_| link.configured(wanted) && !link.capped())
         };
+        let dead = |link: &Link, family| !link.health.get(family).alive();
         let view = |link: &Link| BondLink {
             slot: link.slot,
             device: link.facts.name.clone(),
             v4: address(link, Family::V4),
             v6: address(link, Family::V6),
+            dead: PerFamily { v4: dead(link, Family::V4), v6: dead(link, Family::V6) },
             backup: link.rule.role == Role::Backup,
             metered: link.rule.metered,
         };

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use braid_api::Link;
 use braid_control::config::Config;
+use braid_control::core::PathNews;
 use braid_control::fake::Steered;
 use braid_control::steering::Steering;
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
-use braid_model::{Bytes, FlowId, LinkIndex, Rate, Role};
+use braid_model::{Bytes, Family, FlowId, LinkIndex, Rate, Role};
 
 use super::world::*;
 
@@ -96,6 +97,28 @@ fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not(
         }
     }
     assert_eq!(ended, [free], "once, and the pinned one never");
+}
+
+#[test]
+fn a_bonds_word_counts_in_the_health_of_its_links() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.probe = ProbeMode::OnDemand;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(5));
+    let tell = |world: &mut World, news| world.core.on_path(world.now, 0, Family::V4, news).unwrap();
+    // A peer that is gone: the links answer.
+    tell(&mut world, PathNews::Silent);
+    world.run(Duration::from_secs(3));
+    assert_eq!(world.state("wlan0"), "up");
+    // A link that is gone is found by one silent probe, long before the next routine one.
+    world.answering.insert(LinkIndex(1), false);
+    tell(&mut world, PathNews::Silent);
+    world.run(Duration::from_secs(3));
+    assert_eq!((world.state("wlan0"), world.used()), ("dead".to_owned(), vec!["lte0".to_owned()]));
+    let bonds = world.core.bond_links();
+    assert_eq!(bonds.iter().map(|link| (link.v4.is_some(), link.dead.v4)).collect::<Vec<_>>(), [(true, true), (true, false)], "kept");
+    tell(&mut world, PathNews::Delivers);
+    assert_eq!((world.state("wlan0"), world.used()), ("up".to_owned(), vec!["wlan0".to_owned(), "lte0".to_owned()]));
 }
 
 #[test]

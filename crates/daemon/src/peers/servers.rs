@@ -131,6 +131,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[Link], changes: &mpsc::Unbounded
     let peer = Peer { addresses, key: Some(key), token: None, name: String::new() };
     let client = Client::start(peer, None, None).map_err(|error| tracing::warn!(%host, "no bond to this server: {error}")).ok()?;
     client.set_links(links.to_vec());
+    super::follow_paths(&client, changes);
     tracing::info!(%host, key = key.short(), "a bond to a server that runs Braid is begun");
     let (mut state, changes) = (client.state(), changes.clone());
     tokio::spawn(async move {

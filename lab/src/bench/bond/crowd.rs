@@ -132,6 +132,7 @@ async fn join(line: &str, first: bool, keys: &KeyPair, links: &[String]) -> Resu
         v4: Some(IpAddr::from([10, 77, number as u8, 2])),
         v6: None,
         backup: false,
+        dead: Default::default(),
     };
     client.set_links(links.iter().enumerate().map(link).collect());
     let mut state = client.state();
