@@ -14,9 +14,10 @@ use bytes::Bytes;
 
 use crate::flow::Flow;
 use crate::path::{Path, PathState};
-use crate::ranges::RangeSet;
+
 use crate::report::{Event, FlowError, FlowView, PathView};
 use crate::tracker::Control;
+use crate::window::Window;
 use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side};
 use choice::Chooser;
 
@@ -31,8 +32,6 @@ const WAKING: Duration = Duration::from_millis(10);
 const MIN_SEND_BUFFER: u64 = 256 << 10;
 /// The part of all flows' window that messages may take, in each direction.
 const MESSAGES_SHARE: u64 = 4;
-/// What a piece that came too early costs beside its bytes: its place in its flow's list and its allocation.
-const PIECE: usize = 96;
 /// Paths of one bond: as many as the scheduler has links.
 const MAX_PATHS: usize = midrr::MAX_LINKS;
 
@@ -57,7 +56,7 @@ pub struct Bond {
     pub(crate) control: VecDeque<Control>,
     pub(crate) events: VecDeque<Event>,
     next_flow: u64,
-    finished: RangeSet,
+    finished: Window<{ intake::MAX_AHEAD }>,
     /// Sum of the highest offsets of all flows, sent and received, and how far each may go.
     pub(crate) sent_total: u64,
     /// Bytes of all flows written and not acknowledged.
@@ -79,6 +78,8 @@ pub struct Bond {
     pub(crate) refreshed: usize,
     /// Pieces of all flows that came too early.
     pieces: usize,
+    /// In how many ranges, at most, what one flow has sent fell apart.
+    pub(crate) most_ranges: usize,
     /// What the messages of all flows cost that wait to be read, and to be sent.
     unread_messages: usize,
     pub(crate) queued_messages: usize,
@@ -106,7 +107,7 @@ impl Bond {
             control: VecDeque::new(),
             events: VecDeque::new(),
             next_flow: 0,
-            finished: RangeSet::default(),
+            finished: Window::default(),
             sent_total: 0,
             held_total: 0,
             send_limit: INITIAL_TOTAL,
@@ -120,6 +121,7 @@ impl Bond {
             #[cfg(test)]
             refreshed: 0,
             pieces: 0,
+            most_ranges: 0,
             unread_messages: 0,
             queued_messages: 0,
         }
@@ -261,13 +263,14 @@ impl Bond {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// The memory that it holds, at least: bytes received and not read, or not acknowledged yet, messages that wait, and what flows, pieces that
-    /// came too early and datagrams that are not acknowledged cost beside their bytes.
+    /// The memory that it holds, about: bytes received and not read, or not acknowledged yet, messages that wait, and what flows and datagrams that
+    /// are not acknowledged cost beside their bytes. Looks at each of them.
     pub fn held(&self) -> Amount {
         let unread = self.received_total.saturating_sub(self.read_total);
         let remembered: usize = self.paths.values().map(|path| path.tracker.cost()).sum();
-        let kept = self.flows.len() * size_of::<Flow>() + self.pieces * PIECE + self.control.len() * size_of::<Control>();
-        Amount::new(unread + self.held_total + (self.unread_messages + self.queued_messages + remembered + kept) as u64)
+        let flows: usize = self.flows.values().map(Flow::cost).sum();
+        let kept = remembered + flows + self.control.len() * size_of::<Control>() + self.finished.cost();
+        Amount::new(unread + self.held_total + (self.unread_messages + self.queued_messages + kept) as u64)
     }
 
     /// What a flow may keep: what all paths carry in four round trips of the slowest: all of

@@ -8,6 +8,9 @@ use crate::receive::ReceiveHalf;
 use crate::send::SendHalf;
 use crate::{FlowPolicy, Open};
 
+/// What a flow's places in the scheduler and in maps cost, about.
+const INDEXED: usize = 512;
+
 #[derive(Debug)]
 pub(crate) struct Flow {
     /// `None` at the server until the client's OPEN has come; chunks may come before it.
@@ -64,6 +67,11 @@ impl Flow {
             full_at: Time::ZERO,
             by_link: Vec::new(),
         }
+    }
+
+    /// Bytes that it takes beside those that are counted as held or unread.
+    pub(crate) fn cost(&self) -> usize {
+        size_of::<Self>() + INDEXED + self.send.cost() + self.receive.cost() + self.messages.remembered()
     }
 
     /// Whether nothing more will come or go, and the other end knows.

@@ -56,6 +56,7 @@ mod tracker;
 mod transmit;
 #[cfg(test)]
 mod vectors;
+mod window;
 mod wire;
 
 use std::fmt;

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Bytes, BytesMut};
 
+use crate::window::Window;
+
 /// The largest message, as in UDP.
 pub(crate) const MAX_MESSAGE: usize = 65_507;
 /// What a message costs beside its bytes.
@@ -16,8 +18,6 @@ const MAX_QUEUED: usize = 1 << 20;
 const MAX_UNREAD: usize = 1 << 20;
 /// Numbers remembered, so that copies are known as such; older ones count as copies.
 const REMEMBERED: u64 = 8192;
-/// Bits kept for them: a word more, so that clearing the word of the highest clears nothing that is remembered.
-const RING: u64 = REMEMBERED + 64;
 /// Cut messages being put together at a time.
 const MAX_PARTIAL: usize = 8;
 
@@ -29,7 +29,7 @@ pub(crate) struct Messages {
     next: u64,
     incoming: VecDeque<Bytes>,
     unread: usize,
-    seen: Seen,
+    seen: Window<REMEMBERED>,
     partial: BTreeMap<u64, Partial>,
     /// What `partial` costs.
     gathering: usize,
@@ -69,6 +69,11 @@ impl Messages {
     /// What the messages cost that wait to be read or for their other pieces.
     pub(crate) fn unread(&self) -> usize {
         self.unread + self.gathering
+    }
+
+    /// Bytes that remembering numbers takes.
+    pub(crate) fn remembered(&self) -> usize {
+        self.seen.cost()
     }
 
     /// Size of the next message to send.
@@ -159,52 +164,6 @@ impl Partial {
     }
 }
 
-/// Which of the last [`REMEMBERED`] numbers came: a bit each, so that its size does not depend on what the other end chooses.
-#[derive(Debug, Default)]
-struct Seen {
-    /// One beyond the highest.
-    next: u64,
-    /// Empty until the first comes.
-    bits: Vec<u64>,
-}
-
-impl Seen {
-    /// Whether it came, or is so old that it counts as if it had.
-    fn contains(&self, number: u64) -> bool {
-        number < self.next && (self.next - number > REMEMBERED || self.bits.get(word(number)).is_some_and(|bits| bits & bit(number) != 0))
-    }
-
-    /// Adds a number; whether it is new.
-    fn insert(&mut self, number: u64) -> bool {
-        if self.contains(number) {
-            return false;
-        }
-        if self.bits.is_empty() {
-            self.bits = vec![0; RING as usize / 64];
-        }
-        if number >= self.next {
-            if number - self.next >= REMEMBERED {
-                self.bits.fill(0);
-            } else {
-                // What is left of the first word, and the words behind it as a whole: nobody looks at bits of numbers to come.
-                (self.next..(self.next | 63) + 1).for_each(|passed| self.bits[word(passed)] &= !bit(passed));
-                ((self.next >> 6) + 1..=number >> 6).for_each(|at| self.bits[word(at << 6)] = 0);
-            }
-            self.next = number + 1;
-        }
-        self.bits[word(number)] |= bit(number);
-        true
-    }
-}
-
-fn word(number: u64) -> usize {
-    (number % RING / 64) as usize
-}
-
-fn bit(number: u64) -> u64 {
-    1 << (number % 64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,17 +223,5 @@ mod tests {
         }
         assert!(messages.partial.len() <= MAX_PARTIAL && messages.unread <= MAX_UNREAD && messages.queued <= MAX_QUEUED);
         assert!(!messages.push(Bytes::from(vec![0; MAX_MESSAGE + 1])));
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn numbers_are_new_once(steps in proptest::collection::vec(proptest::prop_oneof![0u64..200, 8190u64..8400, 8190u64..8400, 0u64..40_000, (1u64 << 62) - 9..1 << 62], 1..200)) {
-            let (mut seen, mut model) = (Seen::default(), std::collections::BTreeSet::new());
-            for number in steps {
-                let floor = model.last().map_or(0, |last| (last + 1u64).saturating_sub(REMEMBERED));
-                proptest::prop_assert_eq!(seen.insert(number), number >= floor && !model.contains(&number), "{}", number);
-                model.insert(number);
-            }
-        }
     }
 }

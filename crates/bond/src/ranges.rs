@@ -5,33 +5,55 @@ use std::ops::Range;
 
 /// A set of `u64` as disjoint, non-adjacent, rising ranges. Adding at the end, the usual case, is O(1).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct RangeSet(VecDeque<Range<u64>>);
+pub(crate) struct RangeSet {
+    ranges: VecDeque<Range<u64>>,
+    total: u64,
+}
 
 impl RangeSet {
     /// How many ranges.
     pub(crate) fn ranges(&self) -> usize {
-        self.0.len()
+        self.ranges.len()
     }
 
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Range<u64>> {
-        self.0.iter()
+        self.ranges.iter()
     }
 
     pub(crate) fn first(&self) -> Option<Range<u64>> {
-        self.0.front().cloned()
+        self.ranges.front().cloned()
     }
 
     pub(crate) fn last(&self) -> Option<Range<u64>> {
-        self.0.back().cloned()
+        self.ranges.back().cloned()
     }
 
     pub(crate) fn pop_first(&mut self) -> Option<Range<u64>> {
-        self.0.pop_front()
+        let first = self.ranges.pop_front()?;
+        self.total -= first.end - first.start;
+        Some(first)
     }
 
-    pub(crate) fn contains(&self, number: u64) -> bool {
-        let at = self.0.partition_point(|range| range.end <= number);
-        self.0.get(at).is_some_and(|range| range.start <= number)
+    /// How many numbers.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// What it has within `range`.
+    pub(crate) fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let from = self.ranges.partition_point(|of| of.end <= range.start);
+        let of = self.ranges.range(from..).take_while(move |of| of.start < range.end);
+        of.map(move |of| of.start.max(range.start)..of.end.min(range.end))
+    }
+
+    /// Whether it has all of `range`.
+    pub(crate) fn covers(&self, range: Range<u64>) -> bool {
+        self.within(range.clone()).next() == Some(range)
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn cost(&self) -> usize {
+        self.ranges.len() * size_of::<Range<u64>>()
     }
 
     /// Adds `added`; whether all of it was new.
@@ -39,39 +61,44 @@ impl RangeSet {
         if added.is_empty() {
             return true;
         }
-        if let Some(last) = self.0.back_mut()
+        if let Some(last) = self.ranges.back_mut()
             && last.end == added.start
         {
+            self.total += added.end - added.start;
             last.end = added.end;
             return true;
         }
         // The ranges that touch or overlap it become one with it.
-        let from = self.0.partition_point(|range| range.end < added.start);
-        let to = self.0.partition_point(|range| range.start <= added.end);
+        let from = self.ranges.partition_point(|range| range.end < added.start);
+        let to = self.ranges.partition_point(|range| range.start <= added.end);
         if from >= to {
-            self.0.insert(from, added);
+            self.total += added.end - added.start;
+            self.ranges.insert(from, added);
             return true;
         }
-        let fresh = self.0.range(from..to).all(|range| range.end <= added.start || range.start >= added.end);
-        let merged = self.0[from].start.min(added.start)..self.0[to - 1].end.max(added.end);
-        self.0.drain(from + 1..to);
-        self.0[from] = merged;
+        let before: u64 = self.ranges.range(from..to).map(|range| range.end - range.start).sum();
+        let fresh = self.ranges.range(from..to).all(|range| range.end <= added.start || range.start >= added.end);
+        let merged = self.ranges[from].start.min(added.start)..self.ranges[to - 1].end.max(added.end);
+        self.total += merged.end - merged.start - before;
+        self.ranges.drain(from + 1..to);
+        self.ranges[from] = merged;
         fresh
     }
 
     /// Takes `removed` out.
     pub(crate) fn remove(&mut self, removed: Range<u64>) {
-        let from = self.0.partition_point(|range| range.end <= removed.start);
-        let to = self.0.partition_point(|range| range.start < removed.end);
+        let from = self.ranges.partition_point(|range| range.end <= removed.start);
+        let to = self.ranges.partition_point(|range| range.start < removed.end);
         if removed.is_empty() || from >= to {
             return;
         }
-        let head = self.0[from].start..removed.start;
-        let tail = removed.end..self.0[to - 1].end;
-        self.0.drain(from..to);
+        let head = self.ranges[from].start..removed.start;
+        let tail = removed.end..self.ranges[to - 1].end;
+        self.total -= self.ranges.drain(from..to).map(|range| range.end - range.start).sum::<u64>();
         for rest in [tail, head] {
             if !rest.is_empty() {
-                self.0.insert(from, rest);
+                self.total += rest.end - rest.start;
+                self.ranges.insert(from, rest);
             }
         }
     }
@@ -99,9 +126,13 @@ mod tests {
                     ranges.remove(range.clone());
                     range.for_each(|number| { model.remove(&number); });
                 }
-                prop_assert!(ranges.0.iter().zip(ranges.0.iter().skip(1)).all(|(one, next)| one.end < next.start));
+                prop_assert!(ranges.ranges.iter().zip(ranges.ranges.iter().skip(1)).all(|(one, next)| one.end < next.start));
                 prop_assert_eq!(ranges.iter().cloned().flatten().collect::<Vec<_>>(), model.iter().copied().collect::<Vec<_>>());
-                prop_assert!((0..80).all(|number| ranges.contains(number) == model.contains(&number)));
+                prop_assert_eq!(ranges.total(), model.len() as u64);
+                let part = start / 2..start + 7;
+                let inside: Vec<_> = model.range(part.clone()).copied().collect();
+                prop_assert_eq!(ranges.within(part.clone()).flatten().collect::<Vec<_>>(), inside.clone());
+                prop_assert_eq!(ranges.covers(part.clone()), inside.len() as u64 == part.end - part.start);
             }
         }
     }

@@ -10,6 +10,9 @@ const GATHER: usize = 64 << 10;
 /// What came early and fills this much is read as it is; less is copied to what is gathered.
 const WHOLE: usize = 16 << 10;
 
+/// What a piece that came too early costs beside its bytes: its place in the list and its allocation.
+const PIECE: usize = 96;
+
 /// What a chunk does that its flow's rules forbid. The bond ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ReceiveError {
@@ -60,6 +63,11 @@ impl ReceiveHalf {
 
     pub(crate) fn read_offset(&self) -> u64 {
         self.read
+    }
+
+    /// Bytes that buffers take beside the bytes that came.
+    pub(crate) fn cost(&self) -> usize {
+        self.tail.capacity() - self.tail.len() + self.early.len() * PIECE
     }
 
     /// In how many pieces that is kept which came too early.
@@ -116,7 +124,8 @@ impl ReceiveHalf {
     /// Up to `most` bytes in order; `None` if there are none now.
     pub(crate) fn read(&mut self, most: usize) -> Option<Bytes> {
         if self.ready.is_empty() && !self.tail.is_empty() {
-            self.ready.push_back(self.tail.split().freeze());
+            // Nothing is kept of the buffer: a flow may be idle from now on.
+            self.ready.push_back(std::mem::take(&mut self.tail).freeze());
         }
         let first = self.ready.front_mut()?;
         let part = if first.len() <= most { self.ready.pop_front()? } else { first.split_to(most) };

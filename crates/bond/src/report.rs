@@ -20,8 +20,8 @@ pub enum BondError {
     /// Bytes of all flows beyond the credit given for all.
     #[error("the other end sent more than it has credit for")]
     TotalCredit,
-    /// Too many pieces of streams with holes between them.
-    #[error("the other end leaves holes in its streams: {0} pieces wait for what is missing")]
+    /// Too many pieces of streams with holes between them, or of what it acknowledges.
+    #[error("the other end leaves holes in its streams, or in what it acknowledges: {0} pieces wait for what is missing")]
     Holes(usize),
     /// It does not take, or does not acknowledge, what it is told.
     #[error("the other end takes or acknowledges no answers: {0} wait for it")]

@@ -7,6 +7,11 @@ use bytes::{BufMut, Bytes};
 
 use crate::ranges::RangeSet;
 
+/// Writes are joined up to this size.
+const JOINED: usize = 1024;
+/// What a segment costs beside its bytes.
+const SEGMENT: usize = 96;
+
 /// Bytes of one direction of a flow, from the first that is not acknowledged to the last that was written.
 #[derive(Debug, Default)]
 pub(crate) struct SendHalf {
@@ -59,8 +64,13 @@ impl SendHalf {
     pub(crate) fn write(&mut self, data: Bytes) {
         debug_assert!(self.fin == Fin::Open, "nothing is written behind the end");
         self.end += data.len() as u64;
-        if !data.is_empty() {
-            self.segments.push_back((self.end, data));
+        match self.segments.back_mut() {
+            _ if data.is_empty() => {}
+            // Many small segments would cost more than their bytes.
+            Some((end, last)) if last.len() + data.len() <= JOINED => {
+                (*end, *last) = (self.end, [&last[..], &data].concat().into());
+            }
+            _ => self.segments.push_back((self.end, data)),
         }
     }
 
@@ -84,6 +94,16 @@ impl SendHalf {
         self.end - self.base
     }
 
+    /// In how many ranges it is known what arrived and what did not.
+    pub(crate) fn ranges(&self) -> usize {
+        self.acked.ranges() + self.again.ranges()
+    }
+
+    /// Bytes that it takes beside those held.
+    pub(crate) fn cost(&self) -> usize {
+        self.segments.len() * SEGMENT + self.acked.cost() + self.again.cost()
+    }
+
     /// Bytes never sent.
     pub(crate) fn unsent(&self) -> u64 {
         self.end - self.next
@@ -100,7 +120,7 @@ impl SendHalf {
 
     /// How many bytes can be sent now, of those at most `fresh` that were never sent; `None` if not even an end is to be told.
     pub(crate) fn pending(&self, fresh: u64) -> Option<u64> {
-        let again: u64 = self.again.iter().map(|range| range.end - range.start).sum();
+        let again = self.again.total();
         let fresh = self.end.min(self.credit).saturating_sub(self.next).min(fresh);
         let told = self.fin == Fin::Pending && self.next == self.end;
         (again + fresh > 0 || told).then_some(again + fresh)
@@ -149,7 +169,7 @@ impl SendHalf {
     /// What of a piece that was sent still has to arrive, but for what was acknowledged within it; `None` if nothing.
     pub(crate) fn outstanding(&self, piece: &Piece) -> Option<Piece> {
         let range = piece.range.start.max(self.base)..piece.range.end;
-        let arrived = self.acked.iter().any(|acked| acked.start <= range.start && acked.end >= range.end);
+        let arrived = self.acked.covers(range.clone());
         let told = !piece.fin || self.fin == Fin::Acked;
         (!told || !range.is_empty() && !arrived).then(|| Piece { range: range.start.min(range.end)..range.end, fin: piece.fin })
     }
@@ -187,8 +207,8 @@ impl SendHalf {
             return;
         }
         self.again.insert(range.clone());
-        for acked in self.acked.iter().filter(|acked| acked.start < range.end && acked.end > range.start) {
-            self.again.remove(acked.clone());
+        for acked in self.acked.within(range) {
+            self.again.remove(acked);
         }
     }
 

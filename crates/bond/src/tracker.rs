@@ -124,9 +124,10 @@ impl Tracker {
         (self.sent.len(), self.controls)
     }
 
-    /// Bytes that this costs.
+    /// Bytes that this takes.
     pub(crate) fn cost(&self) -> usize {
-        self.sent.len() * size_of::<Sent>() + self.controls * size_of::<Item>()
+        let more = |sent: &Sent| if sent.items.spilled() { sent.items.capacity() * size_of::<Item>() } else { 0 };
+        self.sent.iter().map(|sent| size_of::<Sent>() + more(sent)).sum()
     }
 
     pub(crate) fn in_flight(&self) -> u64 {
@@ -164,7 +165,7 @@ impl Tracker {
                 self.delivered += u64::from(sent.size);
                 acked.any = true;
                 self.controls -= controls(&sent.items);
-                acked.items.extend(sent.items.drain(..));
+                acked.items.extend(std::mem::take(&mut sent.items));
                 if self.largest_acked.is_none_or(|largest| sequence > largest) {
                     self.largest_acked = Some(sequence);
                     acked.newest = Some(sent.at);
@@ -197,7 +198,7 @@ impl Tracker {
             self.lost += u64::from(sent.size);
             if sent.state == State::Flying {
                 self.controls -= controls(&sent.items);
-                lost.extend(sent.items.drain(..));
+                lost.extend(std::mem::take(&mut sent.items));
             }
             sent.state = State::Lost;
         }

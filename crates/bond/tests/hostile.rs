@@ -196,6 +196,63 @@ fn regression_what_pieces_and_flows_cost_is_told() {
 }
 
 #[test]
+fn regression_what_is_acknowledged_here_and_there_does_not_pile_up() {
+    let (mut bond, flow) = client_with(Carrier::Stream);
+    const WINDOW: u64 = 512 << 10;
+    bond.write(flow, Bytes::from(vec![0; 2 << 20]));
+    let before = sent(&mut bond, START).len() as u64;
+    assert_eq!(tell(&mut bond, quiet().ack(0, (0, before - 1), 0, &[])), Ok(()));
+    // A byte at a time.
+    let pieces = 100_000;
+    for piece in 0..pieces {
+        tell(&mut bond, quiet().credit(0, WINDOW + piece + 1)).unwrap();
+        assert_eq!(sent(&mut bond, START).len(), 1);
+    }
+    let told = (0..pieces / 128).find_map(|group| {
+        let last = before + group * 128 + 127;
+        let every_second = [(0, 0); 63];
+        tell(&mut bond, quiet().ack(0, (last, last), 0, &every_second)).err()
+    });
+    assert!(matches!(told, Some(BondError::Holes(_))), "{told:?}");
+}
+
+#[test]
+fn regression_idle_flows_keep_no_buffers() {
+    let mut bond = server();
+    let flows = 500;
+    let (held, ()) = growth(|| {
+        for flow in 0..flows {
+            tell(&mut bond, quiet().open(flow, 0)).unwrap();
+            for at in 0..60 {
+                tell(&mut bond, quiet().chunk(flow, at * 1100, &[7; 1100], false)).unwrap();
+            }
+            while bond.read(START, FlowKey(flow), usize::MAX).is_some() {}
+        }
+        events(&mut bond);
+        sent(&mut bond, START);
+    });
+    let told = bond.held().get() as isize;
+    assert!(held < 4 * MEGA && (held / 2..held * 2).contains(&told), "{told} is told of {held} bytes");
+}
+
+#[test]
+fn regression_many_small_pieces_in_one_datagram_are_counted() {
+    let (mut bond, _) = client_with(Carrier::Stream);
+    let target = || Target::Name("example.org".into(), 80);
+    let flows: Vec<_> = (0..100)
+        .map(|_| bond.open(START, Open { carrier: Carrier::Stream, target: target(), policy: FlowPolicy::default() }).unwrap())
+        .collect();
+    let (held, ()) = growth(|| {
+        for _ in 0..500 {
+            flows.iter().for_each(|flow| bond.write(*flow, Bytes::from_static(b"x")));
+            sent(&mut bond, START);
+        }
+    });
+    let told = bond.held().get() as isize;
+    assert!((held / 2..held * 2).contains(&told), "{told} is told of {held} bytes");
+}
+
+#[test]
 fn flow_numbers_far_ahead_end_the_bond() {
     assert_eq!(tell(&mut server(), quiet().open((1 << 16) - 1, 0)), Ok(()));
     assert_eq!(tell(&mut server(), quiet().open(1 << 16, 0)), Err(BondError::Never("a flow")));

@@ -128,6 +128,7 @@ impl Client {
             links: Vec::new(),
             paths: BTreeMap::new(),
             next_path: 0,
+            forgotten: 0,
             told,
             changes: path_changes.clone(),
         };
@@ -235,6 +236,8 @@ struct Keeper {
     found: Found,
     paths: BTreeMap<(u8, bool), Attempt>,
     next_path: u32,
+    /// How often in a row the peer did not know a bond that none of its paths has joined.
+    forgotten: u32,
     told: watch::Sender<State>,
     changes: broadcast::Sender<PathChange>,
 }
@@ -407,7 +410,7 @@ impl Keeper {
     fn dial(&mut self, link: u8, ipv6: bool) {
         let backup = self.links.iter().any(|of| of.number == link && of.backup);
         let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { return };
-        let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
+        let pause = pause(attempt.failures);
         let failed_before = attempt.failures > 0;
         let Some(remote) = self.found.address(ipv6, attempt.address) else {
             attempt.failures += 1;
@@ -443,6 +446,7 @@ impl Keeper {
             Notice::Joined(connection, ..) => {
                 if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
                     (attempt.joined, attempt.failures, attempt.due) = (true, 0, None);
+                    self.forgotten = 0;
                 }
                 // It is known from now on.
                 self.peer.token = None;
@@ -455,8 +459,9 @@ impl Keeper {
                     if !attempt.joined && refused != Some(refusals::FORGOTTEN) {
                         attempt.address += 1;
                     }
-                    let pause = (FIRST_PAUSE * (1 << attempt.failures.min(8))).min(LONGEST_PAUSE);
-                    let pause = if forgotten { Duration::ZERO } else { pause };
+                    let pause = pause(attempt.failures);
+                    // Only a peer that had let this path in, and whose key is proved, is dialled again at once: anybody on the way can turn away others.
+                    let pause = if forgotten && attempt.joined { Duration::ZERO } else { pause };
                     (attempt.connection, attempt.path, attempt.joined) = (None, None, false);
                     attempt.failures += 1;
                     attempt.due = Some(Instant::now() + if refused.is_some() || another_key { LONGEST_PAUSE } else { pause });
@@ -469,7 +474,9 @@ impl Keeper {
                         }
                         Some(false) => {
                             self.told.send_replace(State::Connecting);
-                            self.begin_again("the peer has forgotten this bond", Duration::ZERO);
+                            self.forgotten += 1;
+                            let pause = if self.forgotten == 1 { Duration::ZERO } else { pause(self.forgotten) };
+                            self.begin_again("the peer has forgotten this bond", pause);
                         }
                         // A path of the bond before.
                         None => {}
@@ -532,6 +539,11 @@ impl Keeper {
             *attempt = Attempt { due: Some(Instant::now() + pause), address: attempt.address, ..Attempt::default() };
         }
     }
+}
+
+/// The pause before the next try after so many that failed.
+fn pause(failures: u32) -> Duration {
+    (FIRST_PAUSE * (1 << failures.min(8))).min(LONGEST_PAUSE)
 }
 
 fn family(ipv6: bool) -> Family {
@@ -620,12 +632,11 @@ mod tests {
     /// How long anything that should happen may take on a busy machine.
     const ENOUGH: Duration = Duration::from_secs(60);
 
-    #[tokio::test]
-    async fn regression_an_address_that_answered_is_dialled_again_and_the_next_one_only_after_a_failure() {
-        let addresses = |all: &[&str]| all.iter().map(|address| address.parse().unwrap()).collect::<Vec<Address>>();
-        let peer = Peer { addresses: addresses(&["127.0.0.1:9", "127.0.0.2:9"]), key: None, token: None, name: String::new() };
+    fn keeper(addresses: &[&str]) -> Keeper {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let peer = Peer { addresses, key: None, token: None, name: String::new() };
         let (carrier, _notices) = Carrier::start(Host::client(random().unwrap(), Instant::now()));
-        let mut keeper = Keeper {
+        let keeper = Keeper {
             carrier,
             bond: Arc::new(Mutex::new(BondId(random().unwrap()))),
             found: Found::new(&peer.addresses),
@@ -636,10 +647,34 @@ mod tests {
             links: Vec::new(),
             paths: BTreeMap::from([((0, false), Attempt::default())]),
             next_path: 0,
+            forgotten: 0,
             told: watch::channel(State::Connecting).0,
             changes: broadcast::Sender::new(1),
         };
         keeper.begin().unwrap();
+        keeper
+    }
+
+    #[tokio::test]
+    async fn regression_who_turns_away_again_and_again_is_dialled_with_growing_pauses() {
+        for refused in [None, Some(refusals::FORGOTTEN)] {
+            let mut keeper = keeper(&["127.0.0.1:9"]);
+            let mut pauses = Vec::new();
+            for _ in 0..6 {
+                keeper.dial(0, false);
+                let connection = keeper.paths[&(0, false)].connection.expect("it is dialled");
+                let reason = "turned away".to_owned();
+                keeper.on_notice(Notice::Lost { connection, reason, refused, forgotten: true, another_key: false });
+                pauses.push(keeper.paths[&(0, false)].due.expect("it is tried again").saturating_duration_since(Instant::now()));
+            }
+            assert!(pauses[1..].is_sorted() && pauses[5] > FIRST_PAUSE * 8, "{pauses:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn regression_an_address_that_answered_is_dialled_again_and_the_next_one_only_after_a_failure() {
+        let addresses = |all: &[&str]| all.iter().map(|address| address.parse().unwrap()).collect::<Vec<Address>>();
+        let mut keeper = keeper(&["127.0.0.1:9", "127.0.0.2:9"]);
         let dial = |keeper: &mut Keeper| {
             keeper.dial(0, false);
             keeper.paths[&(0, false)].connection.expect("it is dialled")

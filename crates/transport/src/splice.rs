@@ -112,7 +112,7 @@ async fn pass(account: Option<&Account>, flow: &Flow, direction: Direction, amou
 /// Small pieces are copied, so that they do not hold a large buffer.
 fn take(buffer: &mut BytesMut) -> Bytes {
     let part = buffer.split();
-    if part.len() < READ / 4 { Bytes::copy_from_slice(&part) } else { part.freeze() }
+    if part.len() < READ / 4 * 3 { Bytes::copy_from_slice(&part) } else { part.freeze() }
 }
 
 async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {

@@ -12,12 +12,14 @@ use crate::wire::{Ack, Frame, Header};
 use crate::{FlowKey, Open, PathId, PathNews, Side};
 
 /// A client's flow numbers may run ahead of what the server has seen by this many: chunks of later flows may come first.
-const MAX_AHEAD: u64 = 1 << 16;
+pub(super) const MAX_AHEAD: u64 = 1 << 16;
 /// Frames that wait to be sent: an end that lets them pile up higher does not listen, and asks for more than it takes.
 const MAX_CONTROL: usize = 1 << 16;
 /// Datagrams of all paths that are remembered until they are acknowledged, and items in them that hold no data: an end that acknowledges more slowly
 /// than it asks does not listen either. Ten gigabits a second over a round trip of a fifth of a second have fewer.
 const MAX_REMEMBERED: usize = 1 << 18;
+/// Ranges of one flow of which it is known whether they arrived. A window in whole datagrams, of which every second is lost, has fewer.
+const MAX_RANGES: usize = 1 << 15;
 /// Pieces of all flows that came too early. A window in whole datagrams has fewer.
 const MAX_PIECES: usize = 1 << 17;
 
@@ -49,6 +51,9 @@ impl Bond {
         }
         if let (Some(sequence), Some(path)) = (header.sequence, self.paths.get_mut(&id)) {
             path.received.on_datagram(now, sequence, size, urgent);
+        }
+        if self.most_ranges > MAX_RANGES {
+            return Err(BondError::Holes(self.most_ranges));
         }
         let (datagrams, controls) = self.remembered();
         let bounds = [(self.control.len(), MAX_CONTROL), (controls, MAX_REMEMBERED), (datagrams, MAX_REMEMBERED)];
@@ -156,6 +161,7 @@ impl Bond {
                     return;
                 }
                 let freed = flow.send.on_acked(&piece);
+                self.most_ranges = self.most_ranges.max(flow.send.ranges());
                 self.held_total -= freed;
                 if freed > 0 && flow.blocked.take_if(|until| flow.send.held() <= *until).is_some() {
                     self.events.push_back(Event::Writable(id));
@@ -320,7 +326,8 @@ impl Bond {
         if self.side == Side::Client {
             return if id.0 < self.next_flow { Ok(false) } else { Err(BondError::Never("a flow")) };
         }
-        if self.finished.contains(id.0) {
+        // Of older ones no first word comes any more, so that not each has to be remembered.
+        if self.finished.contains(id.0) || id.0 + MAX_AHEAD < self.next_flow {
             return Ok(false);
         }
         if id.0 >= self.next_flow + MAX_AHEAD {
@@ -328,8 +335,6 @@ impl Bond {
         }
         if id.0 >= self.next_flow {
             self.next_flow = id.0 + 1;
-            // Of older ones no first word comes any more, so that not each has to be remembered.
-            self.finished.insert(0..self.next_flow.saturating_sub(MAX_AHEAD));
         }
         if self.flows.len() >= self.limits.flows {
             self.refuse(id);
@@ -341,7 +346,7 @@ impl Bond {
 
     /// Tells the client that a flow cannot be had, without keeping anything of it.
     fn refuse(&mut self, id: FlowKey) {
-        self.finished.insert(id.0..id.0 + 1);
+        self.finished.insert(id.0);
         self.control.push_back(Control::Opened(id, codes::BUSY));
         self.control.push_back(Control::Reset(id, codes::BUSY));
         self.control.push_back(Control::Stop(id, codes::BUSY));

@@ -66,6 +66,7 @@ impl Bond {
                 Item::Piece(id, piece) => {
                     if let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) {
                         flow.send.on_lost(&piece);
+                        self.most_ranges = self.most_ranges.max(flow.send.ranges());
                         self.refresh(id);
                     }
                 }
@@ -183,7 +184,7 @@ impl Bond {
         self.chooser.iter_mut().for_each(|chooser| chooser.set_ready(id, false));
         self.flows.remove(&id);
         if self.side == Side::Server {
-            self.finished.insert(id.0..id.0 + 1);
+            self.finished.insert(id.0);
         }
         self.events.push_back(Event::Closed { flow: id, by_link });
     }
