@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -142,7 +143,12 @@ fn ten_gigabytes_of_which_a_little_is_missing_take_little_memory() {
     let head = String::from_utf8(head.stdout).unwrap().to_ascii_lowercase();
     let tag = head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap_or_else(|| panic!("{head}")).trim();
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let knowledge = serde_json::json!({ "boot": boot.trim(), "size": LARGE.get(), "validators": { &url: { "Tag": tag } } });
+    // The journal names an address by its SHA-256.
+    let mut hash = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    hash.stdin.take().unwrap().write_all(url.as_bytes()).unwrap();
+    let hash = String::from_utf8(hash.wait_with_output().unwrap().stdout).unwrap();
+    let source = hash.split_whitespace().next().unwrap();
+    let knowledge = serde_json::json!({ "boot": boot.trim(), "size": LARGE.get(), "validators": { source: { "Tag": tag } } });
     let file = |suffix: &str| folder.path().join(format!("10000000000.bin{suffix}"));
     fs::write(file(".braid-journal"), format!("{knowledge}\n0 5000000000\n5001000000 9999000000\n")).unwrap();
     fs::File::create(file(".braid-part")).unwrap().set_len(LARGE.get()).unwrap();

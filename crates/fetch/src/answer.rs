@@ -9,6 +9,7 @@ use hyper::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use crate::credentials::shown;
 use crate::error::FetchError;
 
 /// `Last-Modified` proves something only if it lies this far behind `Date`: the file could have changed twice in a second.
@@ -94,15 +95,15 @@ pub(crate) fn judge(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> V
 }
 
 fn refused(asked: &Asked, status: StatusCode) -> FetchError {
-    FetchError::Status { url: asked.url.to_string(), status: status.to_string() }
+    FetchError::Status { url: shown(&asked.url), status: status.to_string() }
 }
 
 fn protocol(asked: &Asked, reason: impl Into<String>) -> FetchError {
-    FetchError::Protocol { url: asked.url.to_string(), reason: reason.into() }
+    FetchError::Protocol { url: shown(&asked.url), reason: reason.into() }
 }
 
 fn changed(asked: &Asked, reason: impl Into<String>) -> Verdict {
-    Verdict::Refused(Failure::Changed, FetchError::Changed { url: asked.url.to_string(), reason: reason.into() })
+    Verdict::Refused(Failure::Changed, FetchError::Changed { url: shown(&asked.url), reason: reason.into() })
 }
 
 /// The whole file follows: it was asked for, or the server knows no ranges, or `If-Range` found another file.
@@ -186,7 +187,7 @@ fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> Verdict 
                 Err(error) => refuse(format!("the server redirects to what is no address ({location:?}: {error})")),
             }
         }
-        Ok(url) => refuse(format!("the server redirects to {url}, which is neither http nor https")),
+        Ok(url) => refuse(format!("the server redirects to {}, which is neither http nor https", shown(&url))),
         Err(error) => refuse(format!("the server redirects to what is no address ({location:?}: {error})")),
     }
 }
@@ -197,7 +198,7 @@ fn compressed(asked: &Asked, headers: &HeaderMap) -> Option<Verdict> {
     if asked.encoded || encoding.eq_ignore_ascii_case("identity") {
         return None;
     }
-    let error = FetchError::Encoded { url: asked.url.to_string(), encoding: encoding.to_owned() };
+    let error = FetchError::Encoded { url: shown(&asked.url), encoding: encoding.to_owned() };
     Some(Verdict::Refused(Failure::Source, error))
 }
 

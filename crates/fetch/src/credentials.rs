@@ -3,6 +3,15 @@
 use std::str::FromStr;
 
 use hyper::header::HeaderValue;
+use url::Url;
+
+/// An address as it may be shown: without the user and the password that may stand in it.
+pub(crate) fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    // An address that can hold none holds none.
+    let _ = url.set_username("").and_then(|()| url.set_password(None));
+    url.into()
+}
 
 /// A user and a password, for basic authentication (RFC 7617).
 #[derive(Clone, PartialEq, Eq)]

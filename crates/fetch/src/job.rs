@@ -8,10 +8,12 @@ use std::sync::Arc;
 use braid_model::Bytes;
 use braid_range::{ServerId, Spans};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use ring::digest::{SHA256, digest};
 use tokio::time::Instant;
 use url::Url;
 
 use crate::answer::{Asked, Validator};
+use crate::credentials::shown;
 use crate::error::FetchError;
 use crate::files::Download;
 use crate::options::{Options, Output};
@@ -37,6 +39,11 @@ pub(crate) struct Source {
 impl Source {
     pub(crate) fn new(url: Url, server: ServerId) -> Self {
         Self { first: url.clone(), url, server, validator: None, redirects: 0, lowered: false }
+    }
+
+    /// Names its address in the journal, which others may read: the address may hold secrets.
+    fn fingerprint(&self) -> String {
+        data_encoding::HEXLOWER.encode(digest(&SHA256, shown(&self.first).as_bytes()).as_ref())
     }
 
     /// Follows a redirection.
@@ -109,7 +116,7 @@ impl Job {
     fn recall(&mut self) {
         let Some(left) = &self.left else { return };
         for source in &mut self.sources {
-            source.validator = left.knowledge.validators.get(source.first.as_str()).cloned();
+            source.validator = left.knowledge.validators.get(&source.fingerprint()).cloned();
         }
         // Nothing shows that what is there is of the file that these addresses name.
         if self.sources.iter().all(|source| source.validator.is_none()) {
@@ -139,7 +146,7 @@ impl Job {
     }
 
     pub(crate) fn url(&self) -> String {
-        self.sources.first().map(|source| source.url.to_string()).unwrap_or_default()
+        self.sources.first().map(|source| shown(&source.url)).unwrap_or_default()
     }
 
     /// What is asked of a source.
@@ -157,13 +164,18 @@ impl Job {
         let known =
             |left: &Left| validator.as_ref().is_some_and(|validator| left.knowledge.validators.values().any(|known| known == validator));
         if there.validator.is_none() && self.left.as_ref().is_some_and(|left| !known(left)) {
-            return Err(FetchError::Changed { url: there.url.to_string(), reason: "it is not the one that was begun".to_owned() });
+            return Err(FetchError::Changed { url: shown(&there.url), reason: "it is not the one that was begun".to_owned() });
         }
-        if there.validator.is_none() {
-            there.validator = validator;
+        match &there.validator {
+            None => there.validator = validator,
+            // Asked for before the first answer told one.
+            known if *known != validator => {
+                return Err(FetchError::Changed { url: shown(&there.url), reason: "two answers name different states of it".to_owned() });
+            }
+            _ => {}
         }
         let (Sink::File(partial), Some(size)) = (&mut self.sink, size) else { return Ok(()) };
-        partial.learn(size, self.sources[source].first.as_str(), self.sources[source].validator.as_ref())
+        partial.learn(size, &self.sources[source].fingerprint(), self.sources[source].validator.as_ref())
     }
 
     /// Takes bytes at their place; gives how much of the file went out in order, where that counts.

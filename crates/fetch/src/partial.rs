@@ -187,7 +187,7 @@ impl Partial {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            let mut file = File::create_new(&next)?;
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&next)?;
             file.write_all(&text)?;
             fs::rename(&next, &self.journal_path)?;
             Ok(file)

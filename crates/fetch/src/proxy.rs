@@ -55,7 +55,7 @@ impl Proxy {
 }
 
 fn parse(text: &str) -> Result<Url, FetchError> {
-    let refused = |reason: String| FetchError::Proxy { proxy: text.to_owned(), reason };
+    let refused = |reason: String| FetchError::Proxy { proxy: text.rsplit('@').next().unwrap_or_default().to_owned(), reason };
     let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let url: Url = full.parse().map_err(|error: url::ParseError| refused(error.to_string()))?;
     match url.scheme() {

@@ -15,6 +15,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use url::Url;
 
+use crate::credentials::shown;
 use crate::error::FetchError;
 use crate::events::{Event, LinkProgress, Outcome, Progress};
 use crate::files::Download;
@@ -381,6 +382,12 @@ impl<T: FnMut(Event)> Run<T> {
         let (index, file, link) = (place.job, place.file, place.link);
         let Some(at) = self.engine.place(request) else { return };
         let fresh = self.engine.on_data(now, request, Bytes::new(bytes.len() as u64));
+        if let (Some(most), Some(got)) = (self.options.max_size, self.engine.file(file).map(|file| file.got))
+            && got > most
+        {
+            let error = FetchError::TooLarge { url: self.jobs[index].url(), size: got };
+            return self.drop_file(file, error);
+        }
         for span in fresh {
             let from = (span.start().get() - at.get()) as usize;
             let piece = bytes.slice(from..from + span.len().get() as usize);
@@ -401,7 +408,7 @@ impl<T: FnMut(Event)> Run<T> {
         if source.url == *from {
             source.redirects += 1;
             if source.redirects > most {
-                let error = FetchError::Redirects { url: from.to_string(), most };
+                let error = FetchError::Redirects { url: shown(from), most };
                 self.jobs[place.job].trouble = Some(error);
                 return self.engine.on_failed(now, request, Failure::Source);
             }

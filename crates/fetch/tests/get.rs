@@ -180,8 +180,9 @@ fn ten_gigabytes_of_which_a_little_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let url = server.url("/file");
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let source = data_encoding::HEXLOWER.encode(ring::digest::digest(&ring::digest::SHA256, url.as_bytes()).as_ref());
     let journal = format!(
-        "{{\"boot\":\"{}\",\"size\":{SIZE},\"validators\":{{\"{url}\":{{\"Tag\":\"\\\"one\\\"\"}}}}}}\n0 5000000000\n5001000000 9999000000\n",
+        "{{\"boot\":\"{}\",\"size\":{SIZE},\"validators\":{{\"{source}\":{{\"Tag\":\"\\\"one\\\"\"}}}}}}\n0 5000000000\n5001000000 9999000000\n",
         boot.trim()
     );
     std::fs::write(folder.path().join("file.braid-journal"), journal).unwrap();
@@ -336,6 +337,38 @@ fn too_large_a_file_is_refused_at_once() {
     let came = get_over(Loopback::new(1), &[server.url("/file")], folder.path(), options, |_| ());
     assert_eq!(came.error().exit_code(), 63);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn regression_a_file_of_unknown_size_that_grows_too_large_is_refused() {
+    let server = Server::start(|_| send([b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n".as_slice(), &content(2_000_000)].concat()));
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { max_size: Some(Bytes::new(400_000)), ..quick() };
+    let came = get_over(Loopback::new(1), &[server.url("/file")], folder.path(), options, |_| ());
+    assert_eq!(came.error().exit_code(), 63, "{}", came.error());
+}
+
+#[test]
+fn regression_nobody_reads_a_password_from_a_journal_or_a_message() {
+    use std::os::unix::fs::PermissionsExt;
+    let bytes = content(600_000);
+    let half = bytes.clone();
+    let server = Server::start(move |asked| {
+        let (start, end) = asked.range.unwrap_or((0, 600_000));
+        let end = end.min(300_000);
+        if start >= 300_000 {
+            return send(answer("404 Not Found", "", b""));
+        }
+        let head = format!("ETag: \"one\"\r\nContent-Range: bytes {start}-{}/600000\r\n", end - 1);
+        send(answer("206 Partial Content", &head, &half[start as usize..end as usize]))
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url("/file").replace("http://", "http://ann:hunter2@");
+    let came = get_over(Loopback::new(1), &[url], folder.path(), Options { resume: true, tries: 1, ..quick() }, |_| ());
+    assert!(!came.error().to_string().contains("hunter2"), "{}", came.error());
+    let journal = folder.path().join("file.braid-journal");
+    assert!(!std::fs::read_to_string(&journal).unwrap().contains("hunter2"));
+    assert_eq!(std::fs::metadata(&journal).unwrap().permissions().mode() & 0o077, 0);
 }
 
 #[test]

@@ -82,6 +82,10 @@ impl Drop for Shared {
     }
 }
 
+/// A socket that fails so often in a row is given a pause before each further try.
+const FAILURES: u32 = 10;
+const PAUSE: Duration = Duration::from_secs(1);
+
 impl Drop for Socket {
     fn drop(&mut self) {
         self.reader.abort();
@@ -110,6 +114,10 @@ impl Carrier {
             let mut buffer = Vec::new();
             let mut failures = 0;
             loop {
+                if failures > FAILURES {
+                    // The system may have no memory, or the device be gone: another socket takes its place then.
+                    tokio::time::sleep(PAUSE).await;
+                }
                 let mut datagrams = Vec::new();
                 // What could not be sent waits for the system, not for what comes in; and neither holds the other up.
                 let read = tokio::select! {
@@ -121,9 +129,8 @@ impl Carrier {
                     Ok(()) => failures = 0,
                     Err(error) => {
                         failures += 1;
-                        if failures > 10 {
-                            tracing::warn!(link, %error, "a socket fails again and again: its link is left alone");
-                            return;
+                        if failures == FAILURES {
+                            tracing::warn!(link, %error, "a socket fails again and again: it is tried once a second from now on");
                         }
                     }
                 }
