@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 
-use braid_api::{AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkSample, Note, Sample};
+use braid_api::{AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkSample, List, Note, Sample};
 use braid_model::{Bytes, Rate};
 
 use crate::cli;
@@ -14,10 +14,10 @@ use crate::table::{Page, Tone, age, cell, colour_wanted, joules, micros, numbers
 /// `braid log`.
 pub(crate) fn log(log: &cli::Log) -> anyhow::Result<()> {
     let socket = &log.query.daemon.socket;
-    let mut notes: Vec<Note> = client::read(socket, "/v1/notes")?;
+    let mut notes: Vec<Note> = client::list(socket, "/v1/notes")?;
     let last = notes.last().map_or(0, |note| note.id);
     notes.drain(..notes.len().saturating_sub(log.lines));
-    print(log.query.json, &notes, |page, notes| match notes.as_slice() {
+    print(log.query.json, &List::<Note>::of(notes), |page, notes| match notes.items.as_slice() {
         [] if !log.follow => page.line("nothing has happened yet"),
         notes => notes.iter().try_for_each(|note| show_note(page, note)),
     })?;

@@ -156,7 +156,7 @@ fn facts_come_as_tables_and_as_json_with_null_for_the_unknown() {
     assert_eq!(table, expected);
     let read: Value = serde_json::from_str(&succeed(daemon.ask(&["status", "--json"]))).unwrap();
     assert_eq!((&read["links"][0]["rtt_us"], &read["schema_version"]), (&Value::Null, &json!(1)));
-    assert_eq!(succeed(daemon.ask(&["flows", "--json"])), "[]\n");
+    assert_eq!(succeed(daemon.ask(&["flows", "--json"])), "{\n  \"schema_version\": 1,\n  \"flows\": []\n}\n");
 }
 
 #[test]
