@@ -44,10 +44,14 @@ export function take(name, data) {
   if (name === 'flows') takeFlows(data);
   else if (name === 'note') takeNote(data);
   else if (SERIES[name]) takeSample(SERIES[name], data);
+  else if (LISTS.includes(name)) store[name] = data[name];
   else store[name] = data;
   if (name === 'status') nameLinks(data.links);
   tell(name === 'note' ? 'notes' : (SERIES[name] ?? name));
 }
+
+/** Events that hold a whole list, under its own name. */
+const LISTS = ['apps', 'peers'];
 
 const SERIES = { sample: 'samples', app_sample: 'appSamples' };
 

@@ -56,7 +56,7 @@ export function tradeoff() {
   const load = () =>
     get('/v1/tradeoff').then(
       (answer) => {
-        points = answer;
+        points = answer.points;
         plot.show(points);
         read();
       },

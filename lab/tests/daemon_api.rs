@@ -26,7 +26,7 @@ fn use_exactly(lab: &Lab, addresses: &[&str]) {
 
 fn notes(up: &Up<'_>) -> Vec<String> {
     let (_, notes) = up.api("GET /v1/notes", &Value::Null);
-    notes.as_array().unwrap().iter().map(|note| note["text"].as_str().unwrap().to_owned()).collect()
+    notes["notes"].as_array().unwrap().iter().map(|note| note["text"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]

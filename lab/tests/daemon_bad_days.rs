@@ -237,7 +237,7 @@ fn a_disk_that_fills_later_loses_nothing_that_was_stored() {
 /// How many flows to port 80 a program's demand was learnt from.
 fn learnt(up: &Up<'_>) -> Option<u64> {
     let apps: serde_json::Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
-    apps.as_array().unwrap().iter().find(|app| app["port"] == 80)?["samples"].as_u64()
+    apps["apps"].as_array().unwrap().iter().find(|app| app["port"] == 80)?["samples"].as_u64()
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn fetched(lab: &Lab, web: &Web, size: u64) {
 
 fn server_of(up: &Up<'_>) -> Value {
     let peers: Value = serde_json::from_slice(&up.braid(&["peers", "--json"]).stdout).unwrap();
-    peers.as_array().unwrap().iter().find(|peer| peer["name"] == HOST).cloned().unwrap_or_default()
+    peers["peers"].as_array().unwrap().iter().find(|peer| peer["name"] == HOST).cloned().unwrap_or_default()
 }
 
 /// Whether the server is known, and has shown its key over every link.

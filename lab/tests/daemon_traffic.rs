@@ -281,7 +281,7 @@ fn regression_what_was_learnt_of_a_program_is_known_after_a_restart() {
     let (size, state) = (3_000_000, lab.directory().join("state"));
     let learnt = |up: &Up<'_>| -> serde_json::Value {
         let apps: serde_json::Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
-        apps.as_array().unwrap().iter().find(|app| app["name"] == "curl").cloned().unwrap_or_default()
+        apps["apps"].as_array().unwrap().iter().find(|app| app["name"] == "curl").cloned().unwrap_or_default()
     };
     let curl = |bytes: u64| {
         let mut command = lab.client().command("curl").unwrap();
@@ -326,7 +326,7 @@ fn regression_a_daemon_in_a_container_knows_programs_by_its_own_numbers() {
     let mut app = serde_json::Value::Null;
     eventually("it is learnt from", || {
         let apps: serde_json::Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
-        app = apps.as_array().unwrap().iter().find(|app| app["name"] == "curl").cloned().unwrap_or_default();
+        app = apps["apps"].as_array().unwrap().iter().find(|app| app["name"] == "curl").cloned().unwrap_or_default();
         app["samples"] == 1
     });
     // By its path alone it can be known again after a restart.

@@ -53,7 +53,7 @@ fn answer(mut stream: UnixStream, links: &Value) {
     }
     let policy = json!({ "schema_version": 1, "scheduler": "max-throughput", "affinity": null, "default_demand_bytes": 1, "links": [], "apps": [],
         "exclude": [] });
-    let body = if first.contains("/v1/links") { links.to_string() } else { policy.to_string() };
+    let body = if first.contains("/v1/links") { json!({ "schema_version": 1, "links": links }).to_string() } else { policy.to_string() };
     let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     // Until the client goes.
     let _ = reader.read_to_end(&mut Vec::new());

@@ -40,7 +40,6 @@ export class Config {
   policy() {
     const { model } = this;
     return {
-      schema_version: 1,
       scheduler: model.scheduler,
       affinity: null,
       default_demand_bytes: 1_000_000,

@@ -50,6 +50,12 @@ const appsSample = (at_ms, apps) => ({
   rest_tx_bps: 0,
 });
 
+/** An answer, as the daemon writes it. */
+const versioned = (content) => ({ schema_version: 1, ...content });
+
+/** An event: what `GET` of its name answers, or something that happened. */
+const told = (event, data) => (['status', 'apps', 'peers'].includes(event) ? versioned(data) : data);
+
 /** Starts the mock on a port of the loopback, a free one unless told. `live: false` holds its figures still. */
 export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0 } = {}) {
   const mock = new Mock({ seed, flows, readOnly, token });
@@ -229,7 +235,7 @@ class Mock {
     });
     for (const peer of this.peers) peer.paths.find((path) => path.link === name).state = 'dead';
     this.note('link', 'warning', `${name} went dark; ${moved.length} flows moved to ${other}, 3 ended`);
-    this.send('peers', this.peers);
+    this.send('peers', { peers: this.peers });
     this.send('status', this.status());
     this.send('flows', { full: false, put: moved.map(row), gone: [] });
   }
@@ -241,14 +247,13 @@ class Mock {
   }
 
   send(event, data) {
-    const text = `event: ${event}\ndata: ${JSON.stringify(data)}\n\n`;
+    const text = `event: ${event}\ndata: ${JSON.stringify(told(event, data))}\n\n`;
     for (const response of this.listeners) response.write(event === 'note' ? `id: ${data.id}\n${text}` : text);
   }
 
   status() {
     const policy = this.config.policy();
     return {
-      schema_version: 1,
       version: '0.1.0',
       scheduler: policy.scheduler,
       flows: this.flows.size,
@@ -393,7 +398,7 @@ class Mock {
   }
 
   tradeoff() {
-    return Array.from({ length: 21 }, (_, place) => {
+    const points = Array.from({ length: 21 }, (_, place) => {
       const utility = place / 20;
       return {
         utility,
@@ -401,6 +406,7 @@ class Mock {
         power_w: Math.round((0.45 + 1.2 * utility + 1.5 * utility ** 3) * 1000) / 1000,
       };
     });
+    return { points };
   }
 
   explain() {
@@ -452,18 +458,18 @@ class Mock {
     if (url.pathname === '/v1/events') return this.stream(response);
     const reply = this.reply(request.method, url, sent);
     if (reply === undefined) return problem(404, 'Not found', url.pathname);
-    return reply.problem ? problem(...reply.problem) : json(reply);
+    return reply.problem ? problem(...reply.problem) : json(versioned(reply));
   }
 
   stream(response) {
     response.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-store' });
     this.listeners.add(response);
     response.on('close', () => this.listeners.delete(response));
-    const one = (event, data) => response.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
+    const one = (event, data) => response.write(`event: ${event}\ndata: ${JSON.stringify(told(event, data))}\n\n`);
     one('status', this.status());
     one('flows', { full: true, put: [...this.flows.values()].map(row), gone: [] });
-    one('apps', this.apps());
-    one('peers', this.peers);
+    one('apps', { apps: this.apps() });
+    one('peers', { peers: this.peers });
     one('sample', this.samples.at(-1));
     one('app_sample', this.appSamples.at(-1));
     this.notes.slice(-100).forEach((note) => one('note', note));
@@ -479,7 +485,7 @@ class Mock {
       '/v1/history/apps': () => this.appHistory(url.searchParams.get('resolution'), url.searchParams.get('application')),
       '/v1/gains': () => this.gains(Number(url.searchParams.get('days'))),
       '/v1/tradeoff': () => this.tradeoff(),
-      '/v1/notes': () => this.notes,
+      '/v1/notes': () => ({ notes: this.notes }),
     };
     const post = {
       '/v1/explain': () => this.explain(),
@@ -506,14 +512,14 @@ class Mock {
     if (!line.startsWith('braid1-'))
       return { problem: [422, 'Not an invitation', 'An invitation begins with “braid1-”; copy the whole line.'] };
     this.peers.push(this.relay(name ?? 'relay.example.net', 'relay.example.net:5757'));
-    this.send('peers', this.peers);
+    this.send('peers', { peers: this.peers });
     this.note('peer', 'info', `Joined relay ${name}`);
     return { message: `joined ${name ?? 'relay.example.net'}`, warnings: [] };
   }
 
   leave({ name }) {
     this.peers = this.peers.filter((peer) => peer.name !== name);
-    this.send('peers', this.peers);
+    this.send('peers', { peers: this.peers });
     return { message: `left ${name}`, warnings: [] };
   }
 

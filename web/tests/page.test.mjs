@@ -230,7 +230,7 @@ describe('what a user does', () => {
   test('reads why a link has no path to a relay', () =>
     visit({ live: false }, async (page, mock) => {
       Object.assign(mock.peers[0].paths[0], { state: 'none', reason: 'it has no IPv4' });
-      mock.send('peers', mock.peers);
+      mock.send('peers', { peers: mock.peers });
       await go(page, 'peers');
       await page.getByText('No path: it has no IPv4', { exact: true }).waitFor();
     }));

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use braid_api::Problem;
+use braid_api::{List, Listed, Problem, Versioned};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, header};
@@ -65,6 +65,11 @@ pub(crate) fn read<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, 
     exchange(socket, Method::GET, path, Bytes::new())
 }
 
+/// Reads a list of the API.
+pub(crate) fn list<T: Listed + DeserializeOwned>(socket: &Path, path: &str) -> Result<Vec<T>, ClientError> {
+    read::<List<T>>(socket, path).map(|list| list.items)
+}
+
 /// Sends `body` to `path` of the API.
 pub(crate) fn send<T: DeserializeOwned>(socket: &Path, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
     let body = serde_json::to_vec(body).map_err(|error| ClientError::Nonsense { path: socket.into(), reason: error.to_string() })?;
@@ -78,7 +83,7 @@ fn exchange<T: DeserializeOwned>(socket: &Path, method: Method, path: &str, body
     let (status, body) = answer.unwrap_or_else(|_| Err(ClientError::Silent(socket.into())))?;
     let nonsense = |error: serde_json::Error| ClientError::Nonsense { path: socket.into(), reason: error.to_string() };
     if status == 200 {
-        return serde_json::from_slice(&body).map_err(nonsense);
+        return serde_json::from_slice::<Versioned<T>>(&body).map(|answer| answer.content).map_err(nonsense);
     }
     Err(serde_json::from_slice(&body).map_or_else(nonsense, ClientError::Problem))
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use braid_api::{Check, DoctorReport, Link, LinkEntry, Mode, PolicyView, SCHEMA_VERSION, Status, Verdict};
+use braid_api::{Check, DoctorReport, Link, LinkEntry, Mode, PolicyView, Status, Verdict};
 use braid_config as config;
 use braid_control::config::{Config, Detect};
 use braid_daemon::default_config;
@@ -156,7 +156,6 @@ fn links(links: &[Link], entries: &[LinkEntry]) -> doctor::Check {
 fn report(checks: Vec<doctor::Check>) -> DoctorReport {
     let able = |needed: fn(&doctor::Check) -> bool| !checks.iter().any(|check| needed(check) && check.standing == Standing::Missing);
     DoctorReport {
-        schema_version: SCHEMA_VERSION,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         whole_machine: able(|check| check.needed_by_up),
         one_command: able(|check| check.needed_by_run),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use braid_config::profiles;
 use braid_control::profiles::{SIZE_LIMIT, from_json, shipped, to_toml};
-use braid_decide::energy::{Profile, Profiles};
+use braid_decide::energy::{Profile, Profiles, Row};
 use braid_http::profile_service;
 use braid_http::profile_service::database::Database;
 use braid_platform::linux::owner::as_owner_of;
@@ -17,9 +17,11 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::{Request, Uri, header};
 use hyper_util::rt::TokioIo;
+use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::cli::{Energy, EnergyFetch, EnergyList, EnergyServe};
+use crate::print;
 use crate::table::{Page, cell, colour_wanted, numbers, words};
 
 /// How long a service may take to answer.
@@ -35,6 +37,12 @@ pub(crate) fn run(energy: Energy) -> anyhow::Result<()> {
     }
 }
 
+/// What `braid energy list --json` prints, and a service answers.
+#[derive(Serialize)]
+struct ProfilesView<'a> {
+    profiles: Vec<&'a Row>,
+}
+
 fn show(list: &EnergyList) -> anyhow::Result<()> {
     let mut known = shipped();
     if let Some(file) = &list.file {
@@ -42,8 +50,8 @@ fn show(list: &EnergyList) -> anyhow::Result<()> {
     }
     let mut text = Vec::new();
     if list.json {
-        serde_json::to_writer_pretty(&mut text, &known.iter().map(Profile::row).collect::<Vec<_>>())?;
-        text.push(b'\n');
+        let profiles = known.iter().map(Profile::row).collect();
+        return Ok(print(true, &ProfilesView { profiles }, |_, _| Ok(()))?);
     } else if list.toml {
         let mut page = Page::new(&mut text, false);
         to_toml(known.iter()).lines().try_for_each(|line| page.line(line))?;

@@ -29,7 +29,7 @@ pub(crate) fn run(join: Join) -> anyhow::Result<()> {
     };
     let begin = Instant::now();
     loop {
-        let peers: Vec<Peer> = client::read(socket, "/v1/peers")?;
+        let peers: Vec<Peer> = client::list(socket, "/v1/peers")?;
         // It may have been left meanwhile, or be known by another name.
         let Some(peer) = peers.into_iter().find(|peer| peer.kind == "relay" && ours(peer)) else { return Ok(()) };
         if let Some(text) = outcome(&peer, begin.elapsed() >= PATIENCE) {

@@ -25,7 +25,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use braid_api::{Accepted, App, Flow, LeaveRequest, Link, MoveRequest, Peer, PolicyView, Status};
+use braid_api::{Accepted, App, Flow, LeaveRequest, Link, List, MoveRequest, Peer, PolicyView, Status, Versioned};
 use braid_config::{self as config, ConfigErrors, World};
 use braid_control::config::{Finding, Severity};
 use braid_daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
@@ -61,9 +61,9 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Down(order) => down(&order)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,
         Command::Status(query) => show_facts(&query, "/v1/status", show::status as Show<Status>)?,
-        Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &Vec<Link>| show::links(page, links))?,
-        Command::Flows(query) => show_facts(&query, "/v1/flows", |page, flows: &Vec<Flow>| show::flows(page, flows))?,
-        Command::Apps(query) => show_facts(&query, "/v1/apps", |page, apps: &Vec<App>| show::apps(page, apps))?,
+        Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &List<Link>| show::links(page, &links.items))?,
+        Command::Flows(query) => show_facts(&query, "/v1/flows", |page, flows: &List<Flow>| show::flows(page, &flows.items))?,
+        Command::Apps(query) => show_facts(&query, "/v1/apps", |page, apps: &List<App>| show::apps(page, &apps.items))?,
         Command::Top(daemon) => top::run(&daemon.socket)?,
         Command::Log(log) => past::log(&log)?,
         Command::History(history) => past::history(&history)?,
@@ -71,7 +71,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Ui(command) => ui::open(&command)?,
         Command::Policy(query) => {
             // What a rule has carried depends on who could carry it.
-            let relays = client::read::<Vec<Peer>>(&query.daemon.socket, "/v1/peers").ok().map(relays_of);
+            let relays = client::list::<Peer>(&query.daemon.socket, "/v1/peers").ok().map(relays_of);
             show_facts(&query, "/v1/policy", |page, view: &PolicyView| show::policy(page, view, relays.as_deref()))?;
         }
         Command::Check(check) => return check_file(&check),
@@ -87,7 +87,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Energy(command) => energy::run(command)?,
         Command::Sim(command) => return sim::run(&command),
-        Command::Peers(query) => show_facts(&query, "/v1/peers", |page, peers: &Vec<Peer>| show::peers(page, peers))?,
+        Command::Peers(query) => show_facts(&query, "/v1/peers", |page, peers: &List<Peer>| show::peers(page, &peers.items))?,
         Command::Join(join) if join.user => {
             let message = relays::join(&secret::line(join.line, join::INVITATION)?, join.name.as_deref())?;
             print_accepted(&Accepted { message, warnings: Vec::new() })?;
@@ -128,12 +128,12 @@ where
     Ok(print(query.json, &facts, show)?)
 }
 
-/// Writes facts to standard output, as JSON or for people.
+/// Writes facts to standard output: for people, or as JSON, an object with `schema_version`.
 fn print<T: Serialize>(json: bool, facts: &T, show: impl FnOnce(&mut Page<'_>, &T) -> io::Result<()>) -> io::Result<()> {
     // Gathered first, so that a reader never sees half a table of a daemon that is asked twice.
     let mut text = Vec::new();
     if json {
-        let json = serde_json::to_string_pretty(facts)?;
+        let json = serde_json::to_string_pretty(&Versioned::of(facts))?;
         writeln!(text, "{}", escaped(&json))?;
     } else {
         show(&mut Page::new(&mut text, table::colour_wanted()), facts)?;
@@ -168,7 +168,7 @@ fn down(order: &Down) -> anyhow::Result<()> {
 /// The relays that were joined, by the daemon's word, else by what it has stored; `None` if neither can be had, as on another machine or
 /// for another user.
 fn relays(daemon: &Daemon) -> Option<Vec<String>> {
-    match client::read::<Vec<Peer>>(&daemon.socket, "/v1/peers") {
+    match client::list::<Peer>(&daemon.socket, "/v1/peers") {
         Ok(peers) => Some(relays_of(peers)),
         Err(error) if error.is_nobody() => braid_daemon::peers::joined(Path::new(DEFAULT_STATE)),
         Err(_) => None,

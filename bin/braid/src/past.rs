@@ -3,67 +3,67 @@
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 
-use braid_api::{AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkSample, Note, Sample};
+use braid_api::{AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkSample, List, Note, Sample};
 use braid_model::{Bytes, Rate};
 
 use crate::cli;
 use crate::client;
 use crate::print;
-use crate::table::{Page, Tone, age, cell, colour_wanted, joules, micros, numbers, percent, rate, utc, words};
+use crate::table::{Page, Tone, UNKNOWN, Zone, age, cell, colour_wanted, joules, micros, numbers, percent, rate, words};
 
 /// `braid log`.
 pub(crate) fn log(log: &cli::Log) -> anyhow::Result<()> {
-    let socket = &log.query.daemon.socket;
-    let mut notes: Vec<Note> = client::read(socket, "/v1/notes")?;
+    let (socket, zone) = (&log.query.daemon.socket, Zone::of(log.times.utc));
+    let mut notes: Vec<Note> = client::list(socket, "/v1/notes")?;
     let last = notes.last().map_or(0, |note| note.id);
     notes.drain(..notes.len().saturating_sub(log.lines));
-    print(log.query.json, &notes, |page, notes| match notes.as_slice() {
+    print(log.query.json, &List::<Note>::of(notes), |page, notes| match notes.items.as_slice() {
         [] if !log.follow => page.line("nothing has happened yet"),
-        notes => notes.iter().try_for_each(|note| show_note(page, note)),
+        notes => notes.iter().try_for_each(|note| show_note(page, note, &zone)),
     })?;
-    if log.follow { follow(log, last) } else { Ok(()) }
+    if log.follow { follow(log, last, &zone) } else { Ok(()) }
 }
 
 /// Shows what happens after the note `last`.
-fn follow(log: &cli::Log, mut last: u64) -> anyhow::Result<()> {
+fn follow(log: &cli::Log, mut last: u64, zone: &Zone) -> anyhow::Result<()> {
     let mut written = Ok(());
     client::listen(&log.query.daemon.socket, "/v1/events", |name, data| {
         let note = serde_json::from_str::<Note>(data).ok().filter(|note| name == "note" && note.id > last);
         let Some(note) = note else { return ControlFlow::Continue(()) };
         last = note.id;
         let mut text = Vec::new();
-        written = show_note(&mut Page::new(&mut text, colour_wanted()), &note).and_then(|()| io::stdout().write_all(&text));
+        written = show_note(&mut Page::new(&mut text, colour_wanted()), &note, zone).and_then(|()| io::stdout().write_all(&text));
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     Ok(written?)
 }
 
-fn show_note(page: &mut Page<'_>, note: &Note) -> io::Result<()> {
+fn show_note(page: &mut Page<'_>, note: &Note, zone: &Zone) -> io::Result<()> {
     let tone = if note.level == "warning" { Tone::Doubtful } else { Tone::Plain };
-    page.toned(tone, &format!("{}  {}", utc(note.at_ms), note.text))
+    page.toned(tone, &format!("{}  {}", zone.moment(note.at_ms).as_deref().unwrap_or(UNKNOWN), note.text))
 }
 
 /// `braid history`.
 pub(crate) fn history(history: &cli::History) -> anyhow::Result<()> {
-    let (socket, step) = (&history.query.daemon.socket, history.resolution.name());
+    let (socket, step, zone) = (&history.query.daemon.socket, history.resolution.name(), Zone::of(history.times.utc));
     if !history.apps {
         let facts: History = client::read(socket, &format!("/v1/history?resolution={step}"))?;
-        return Ok(print(history.query.json, &facts, |page, facts| show_links(page, facts, history.all))?);
+        return Ok(print(history.query.json, &facts, |page, facts| show_links(page, facts, history.all, &zone))?);
     }
     let only: String = history.app.iter().flat_map(|name| name.bytes()).map(|byte| format!("%{byte:02x}")).collect();
     let only = if history.app.is_some() { format!("&application={only}") } else { String::new() };
     let facts: AppHistory = client::read(socket, &format!("/v1/history/apps?resolution={step}{only}"))?;
-    Ok(print(history.query.json, &facts, |page, facts| show_apps(page, facts, history.app.is_some()))?)
+    Ok(print(history.query.json, &facts, |page, facts| show_apps(page, facts, history.app.is_some(), &zone))?)
 }
 
 const NOTHING_YET: &str = "nothing has been measured yet";
 
 /// Samples in which nothing moved are left out, unless `all` are wanted.
-fn show_links(page: &mut Page<'_>, history: &History, all: bool) -> io::Result<()> {
+fn show_links(page: &mut Page<'_>, history: &History, all: bool, zone: &Zone) -> io::Result<()> {
     let columns = [words("WHEN"), words("LINK"), numbers("DOWN"), numbers("UP"), numbers("RTT"), numbers("LOSS"), numbers("POWER")];
     let row = |sample: &Sample, link: &LinkSample| {
         vec![
-            cell(Some(utc(sample.at_ms))),
+            cell(zone.moment(sample.at_ms)),
             cell(Some(&link.name)),
             cell(rate(link.rx_bps)),
             cell(rate(link.tx_bps)),
@@ -85,16 +85,16 @@ fn show_links(page: &mut Page<'_>, history: &History, all: bool) -> io::Result<(
     }
 }
 
-fn show_apps(page: &mut Page<'_>, history: &AppHistory, one: bool) -> io::Result<()> {
+fn show_apps(page: &mut Page<'_>, history: &AppHistory, one: bool, zone: &Zone) -> io::Result<()> {
     let columns = [words("WHEN"), words("APPLICATION"), numbers("DOWN"), numbers("UP"), numbers("FLOWS")];
     let row = |sample: &AppsSample, app: &AppSample| {
         let (rx, tx) = (Rate::from_bps(app.rx_bps), Rate::from_bps(app.tx_bps));
-        vec![cell(Some(utc(sample.at_ms))), cell(Some(&app.application)), cell(Some(rx)), cell(Some(tx)), cell(Some(app.flows))]
+        vec![cell(zone.moment(sample.at_ms)), cell(Some(&app.application)), cell(Some(rx)), cell(Some(tx)), cell(Some(app.flows))]
     };
     let rest = |sample: &AppsSample| {
         let (rx, tx) = (Rate::from_bps(sample.rest_rx_bps), Rate::from_bps(sample.rest_tx_bps));
         let more = !one && sample.rest_rx_bps + sample.rest_tx_bps > 0;
-        more.then(|| vec![cell(Some(utc(sample.at_ms))), cell(Some("(others)")), cell(Some(rx)), cell(Some(tx)), cell(None::<u64>)])
+        more.then(|| vec![cell(zone.moment(sample.at_ms)), cell(Some("(others)")), cell(Some(rx)), cell(Some(tx)), cell(None::<u64>)])
     };
     let rows = history.samples.iter().flat_map(|sample| sample.apps.iter().map(|app| row(sample, app)).chain(rest(sample)));
     let nothing = if history.samples.is_empty() { NOTHING_YET } else { "no application moved anything in that time" };
@@ -141,7 +141,7 @@ mod tests {
         let shown = |samples: serde_json::Value, all| {
             let history = serde_json::from_value(json!({"resolution_ms": 1000, "samples": samples})).unwrap();
             let mut out = Vec::new();
-            show_links(&mut Page::new(&mut out, false), &history, all).unwrap();
+            show_links(&mut Page::new(&mut out, false), &history, all, &Zone::of(true)).unwrap();
             String::from_utf8(out).unwrap()
         };
         let some = json!([sample(0, 0), sample(1000, 8_000), sample(2000, 0)]);

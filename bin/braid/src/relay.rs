@@ -150,6 +150,12 @@ fn show_qr(out: &mut dyn Write, invite: &Invite) -> io::Result<()> {
     Ok(())
 }
 
+/// What `braid relay clients --json` prints.
+#[derive(Debug, Serialize)]
+struct ClientsView {
+    clients: Vec<ClientView>,
+}
+
 /// A client, as `braid relay clients --json` prints it. Times are seconds of Unix time.
 #[derive(Debug, Serialize)]
 struct ClientView {
@@ -212,8 +218,8 @@ fn list(options: &RelayClients) -> anyhow::Result<()> {
         let month = registry.used(client.id, now)?;
         Ok(ClientView::of(&client, month))
     };
-    let views = registry.clients()?.into_iter().map(view).collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(print(options.json, &views, |page, views| show(page, views, unix(now)))?)
+    let clients = registry.clients()?.into_iter().map(view).collect::<anyhow::Result<_>>()?;
+    Ok(print(options.json, &ClientsView { clients }, |page, views| show(page, &views.clients, unix(now)))?)
 }
 
 fn show(page: &mut Page<'_>, views: &[ClientView], now: u64) -> io::Result<()> {

@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use braid_model::{Bytes, Rate, printable};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 
 /// Shown for what is not known.
 pub(crate) const UNKNOWN: &str = "-";
@@ -157,11 +159,21 @@ pub(crate) fn micros(us: Option<u64>) -> Option<String> {
     })
 }
 
-/// A moment (milliseconds of Unix time) in UTC, as in `2026-11-22 00:50:07`.
-pub(crate) fn utc(at_ms: u64) -> String {
-    let seconds = at_ms / 1000;
-    let (year, month, day) = braid_decide::allowance::civil(i64::try_from(seconds / 86_400).unwrap_or(0));
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60, seconds % 60)
+/// The time zone that moments are shown in.
+#[derive(Debug, Clone)]
+pub(crate) struct Zone(TimeZone);
+
+impl Zone {
+    /// UTC, or the user's: `TZ`, else the system's, else UTC.
+    pub(crate) fn of(utc: bool) -> Self {
+        Self(if utc { TimeZone::UTC } else { TimeZone::system() })
+    }
+
+    /// A moment (milliseconds of Unix time), as in `2026-11-22 00:50:07`; `None` beyond the year 9999.
+    pub(crate) fn moment(&self, at_ms: u64) -> Option<String> {
+        let at = Timestamp::from_millisecond(i64::try_from(at_ms).ok()?).ok()?;
+        Some(at.to_zoned(self.0.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string())
+    }
 }
 
 /// An age in the two largest units that matter.
@@ -206,6 +218,17 @@ mod tests {
     }
 
     #[test]
+    fn moments_follow_the_zone_and_its_summer_time() {
+        let berlin = Zone(TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap());
+        let [winter, summer] = [1_795_308_607_999, 1_784_894_400_000];
+        assert_eq!(Zone::of(true).moment(winter).unwrap(), "2026-11-22 00:50:07");
+        assert_eq!(berlin.moment(winter).unwrap(), "2026-11-22 01:50:07");
+        assert_eq!(Zone::of(true).moment(summer).unwrap(), "2026-07-24 12:00:00");
+        assert_eq!(berlin.moment(summer).unwrap(), "2026-07-24 14:00:00");
+        assert_eq!([u64::MAX, 1 << 60].map(|at_ms| berlin.moment(at_ms)), [None, None]);
+    }
+
+    #[test]
     fn quantities_read_well() {
         assert_eq!(micros(Some(1_540)).as_deref(), Some("1.5 ms"));
         assert_eq!(micros(Some(80_400)).as_deref(), Some("80 ms"));
@@ -215,7 +238,6 @@ mod tests {
         assert_eq!(age(Some(90_000_000)).as_deref(), Some("1 d 1 h"));
         assert_eq!(percent(Some(0.0123)).as_deref(), Some("1.2 %"));
         assert_eq!(age(None), None);
-        assert_eq!(utc(1_795_308_607_999), "2026-11-22 00:50:07");
         assert_eq!([0.0123, 4.56, 7890.0].map(|j| joules(Some(j)).unwrap()), ["12 mJ", "4.6 J", "7.9 kJ"]);
     }
 }

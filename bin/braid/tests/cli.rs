@@ -13,9 +13,12 @@ use braid_http::{Api, First, FlowList, Request, Server};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
+/// An hour ahead of UTC, two in summer; the system needs no description of it.
+const ZONE: &str = "CET-1CEST,M3.5.0,M10.5.0/3";
+
 fn braid(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_braid"));
-    command.args(words).env_remove("BRAID_SOCKET").env_remove("RUST_LOG").stdin(Stdio::null());
+    command.args(words).env("TZ", ZONE).env_remove("BRAID_SOCKET").env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
 
@@ -157,19 +160,37 @@ fn facts_come_as_tables_and_as_json_with_null_for_the_unknown() {
     assert_eq!(table, expected);
     let read: Value = serde_json::from_str(&succeed(daemon.ask(&["status", "--json"]))).unwrap();
     assert_eq!((&read["links"][0]["rtt_us"], &read["schema_version"]), (&Value::Null, &json!(1)));
-    assert_eq!(succeed(daemon.ask(&["flows", "--json"])), "[]\n");
+    assert_eq!(succeed(daemon.ask(&["flows", "--json"])), "{\n  \"schema_version\": 1,\n  \"flows\": []\n}\n");
 }
 
 #[test]
 fn what_happened_is_told_and_followed() {
     let daemon = FakeDaemon::start();
-    assert_eq!(succeed(daemon.ask(&["log"])), "2026-11-22 00:50:07  one\n2026-11-22 00:50:07  two\u{fffd}[2J\n");
+    assert_eq!(succeed(daemon.ask(&["log"])), "2026-11-22 01:50:07  one\n2026-11-22 01:50:07  two\u{fffd}[2J\n");
+    assert!(succeed(daemon.ask(&["log", "--utc"])).starts_with("2026-11-22 00:50:07  one\n"));
     assert_eq!(succeed(daemon.ask(&["log", "-n", "1", "--json"])).matches("\"id\"").count(), 1);
+    let read: Value = serde_json::from_str(&succeed(daemon.ask(&["log", "--json"]))).unwrap();
+    assert_eq!((&read["schema_version"], &read["notes"][0]["at_ms"]), (&json!(1), &json!(1_795_308_607_000u64)));
     let mut follow = daemon.ask(&["log", "--follow", "-n", "0"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), "2026-11-22 00:50:07  three");
+    assert_eq!(lines.next().unwrap().unwrap(), "2026-11-22 01:50:07  three");
     follow.kill().unwrap();
     follow.wait().unwrap();
+}
+
+#[test]
+fn a_zone_may_be_named_and_one_that_nobody_knows_is_utc() {
+    let daemon = FakeDaemon::start();
+    let first = |zone: &str| {
+        let mut log = daemon.ask(&["log", "-n", "2"]);
+        log.env("TZ", zone);
+        succeed(log).lines().next().unwrap().to_owned()
+    };
+    assert_eq!(first("Nowhere/Nothing"), "2026-11-22 00:50:07  one");
+    if !Path::new("/usr/share/zoneinfo/America/New_York").exists() {
+        return eprintln!("skipped, this system describes no zones: install tzdata");
+    }
+    assert_eq!(first("America/New_York"), "2026-11-21 19:50:07  one");
 }
 
 #[test]
@@ -177,12 +198,17 @@ fn what_was_moved_and_gained_is_told() {
     let daemon = FakeDaemon::start();
     let links = succeed(daemon.ask(&["history", "--resolution", "1h"]));
     let expected =
-        "WHEN                 LINK         DOWN  UP  RTT  LOSS  POWER\n2026-11-22 00:50:07  wlan0  8.0 kbit/s   -    -     -      -\n";
+        "WHEN                 LINK         DOWN  UP  RTT  LOSS  POWER\n2026-11-22 01:50:07  wlan0  8.0 kbit/s   -    -     -      -\n";
     assert_eq!(links, expected);
+    assert!(succeed(daemon.ask(&["history", "--utc", "--resolution", "1h"])).contains("\n2026-11-22 00:50:07  wlan0"));
     let read: Value = serde_json::from_str(&succeed(daemon.ask(&["history", "--resolution", "1h", "--json"]))).unwrap();
     assert_eq!(read["resolution_ms"], json!(3_600_000));
     let apps = succeed(daemon.ask(&["history", "--apps"]));
-    assert!(apps.lines().nth(1).unwrap().contains("curl") && apps.lines().nth(2).unwrap().contains("(others)"), "{apps}");
+    assert!(
+        apps.lines().nth(1).unwrap().starts_with("2026-11-22 01:50:07  curl") && apps.lines().nth(2).unwrap().contains("(others)"),
+        "{apps}"
+    );
+    assert!(succeed(daemon.ask(&["history", "--apps", "--utc"])).contains("\n2026-11-22 00:50:07  curl"));
     let one = succeed(daemon.ask(&["history", "--apps", "--app", "a b/&ü"]));
     assert!(one.contains("a b/&ü") && !one.contains("others"), "{one}");
     assert!(fail(daemon.ask(&["history", "--app", "curl"]), 2).contains("--apps"));

@@ -79,6 +79,8 @@ fn what_is_served_is_fetched_into_a_file_that_the_configuration_takes() {
         assert!(succeed(&["energy", "fetch", &service.url, "--into", into]).contains(into));
     }
     let listed = succeed(&["energy", "list", "--file", into, "--json"]);
+    let view: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert!(view["schema_version"] == 1 && view["profiles"].is_array(), "{listed}");
     assert_eq!(listed.matches("\"Modem X\"").count(), 1, "fetched twice, it is there once");
     let config = folder.path().join("braid.toml");
     std::fs::write(&config, format!("energy_profiles = {into:?}\n[[link]]\nkind = \"cellular\"\nenergy = \"modem x\"\n")).unwrap();

@@ -47,7 +47,9 @@ impl Relay {
     }
 
     fn clients(&self) -> Value {
-        serde_json::from_str(&self.ask(&["clients", "--json"])).unwrap()
+        let view: Value = serde_json::from_str(&self.ask(&["clients", "--json"])).unwrap();
+        assert_eq!(view["schema_version"], 1);
+        view["clients"].clone()
     }
 
     /// What the relay does when a client comes with an invitation.

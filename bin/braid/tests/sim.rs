@@ -48,7 +48,8 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 fn experiments_are_listed() {
     assert!(succeed(&["list"]).contains("thesis-4-5"));
     let list: Value = serde_json::from_str(&succeed(&["list", "--json"])).unwrap();
-    assert!(list.as_array().unwrap().iter().any(|one| one["name"] == "thesis-4-5" && one["paper"] == "thesis"), "{list}");
+    assert!(list["schema_version"] == 1);
+    assert!(list["experiments"].as_array().unwrap().iter().any(|one| one["name"] == "thesis-4-5" && one["paper"] == "thesis"), "{list}");
 }
 
 #[test]
@@ -70,6 +71,7 @@ fn one_seed_gives_the_same_files_with_any_number_of_threads() {
 #[test]
 fn results_are_json_if_asked() {
     let found: Value = serde_json::from_str(&succeed(&["run", "thesis-4-3", "--json", "--seed", "3"])).unwrap();
+    let found = &found["experiments"];
     assert_eq!(
         (&found[0]["name"], &found[0]["seed"], &found[0]["verdicts"][0]["judgement"]),
         (&"thesis-4-3".into(), &3.into(), &"met".into())

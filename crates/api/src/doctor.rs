@@ -6,8 +6,6 @@ use serde::{Deserialize, Serialize};
 /// What this system can and cannot do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DoctorReport {
-    /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
-    pub schema_version: u32,
     /// The program's version.
     pub version: String,
     /// Nothing is known to be missing that `braid up` needs; `modes` tells what could not be found out.

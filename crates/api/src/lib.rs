@@ -1,11 +1,12 @@
 //! The types of Braid's HTTP API, as its command line and other clients see them.
 //!
-//! What is not known is `null`, never 0. Fields may be added at any time; none is renamed or removed within one
-//! [`SCHEMA_VERSION`]. Names of quantities end in their unit: `_bps` bits per second, `_bytes`, `_us`, `_ms`,
+//! Every answer is [`Versioned`]; a [`List`] stands in it under its own name. What is not known is `null`, never 0. Fields may be added at
+//! any time; none is renamed or removed within one [`SCHEMA_VERSION`]. Names of quantities end in their unit: `_bps` bits per second, `_bytes`, `_us`, `_ms`,
 //! `_j` joules, `_w` watts.
 
 #![forbid(unsafe_code)]
 
+mod answer;
 mod app;
 mod config;
 mod doctor;
@@ -18,6 +19,7 @@ mod policy;
 mod problem;
 mod status;
 
+pub use answer::{List, Listed, Versioned};
 pub use app::App;
 pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress, UiRequest};
 pub use doctor::{Check, DoctorReport, Mode, Verdict};

@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Flow, Gains, History, JoinRequest,
-    LeaveRequest, Link, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest,
+    LeaveRequest, Link, List, Listed, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint,
+    UiAddress, UiRequest, Versioned,
 };
 
 /// Who may call an operation. Over the Unix socket everybody may read, and root, the daemon's own user and the group `braid` may change;
@@ -81,6 +82,14 @@ fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> schemars::Schema {
     generator.subschema_for::<T>()
 }
 
+fn answer<T: JsonSchema>(generator: &mut SchemaGenerator) -> schemars::Schema {
+    generator.subschema_for::<Versioned<T>>()
+}
+
+fn list<T: JsonSchema + Listed>(generator: &mut SchemaGenerator) -> schemars::Schema {
+    generator.subschema_for::<Versioned<List<T>>>()
+}
+
 const RESOLUTION: Parameter = Parameter {
     name: "resolution",
     summary: "how finely, and so how far back; left out: 1s",
@@ -95,12 +104,12 @@ const DAYS: Parameter = Parameter { name: "days", summary: "how many days, today
 
 /// Every operation under `/v1`.
 pub const OPERATIONS: [Operation; 27] = [
-    read("/v1/status", "The daemon at a glance.", of::<Status>),
-    read("/v1/links", "Every link.", of::<Vec<Link>>),
-    read("/v1/flows", "Every live flow.", of::<Vec<Flow>>),
-    read("/v1/apps", "What was learnt of applications.", of::<Vec<App>>),
-    read("/v1/policy", "The policy in force.", of::<PolicyView>),
-    read("/v1/peers", "Hosts that carry flows over several links.", of::<Vec<Peer>>),
+    read("/v1/status", "The daemon at a glance.", answer::<Status>),
+    read("/v1/links", "Every link.", list::<Link>),
+    read("/v1/flows", "Every live flow.", list::<Flow>),
+    read("/v1/apps", "What was learnt of applications.", list::<App>),
+    read("/v1/policy", "The policy in force.", answer::<PolicyView>),
+    read("/v1/peers", "Hosts that carry flows over several links.", list::<Peer>),
     Operation {
         answer: Content::Text("text/plain"),
         ..read("/v1/metrics", "Prometheus metrics: `braid_...`, names that stay.", of::<String>)
@@ -109,41 +118,41 @@ pub const OPERATIONS: [Operation; 27] = [
         answer: Content::Text("text/event-stream"),
         ..read(
             "/v1/events",
-            "Server-sent events: `status`, `flows` (FlowChanges), `apps`, `peers`, `note`, `sample`, `app_sample` (AppsSample), at most once a second each.",
+            "Server-sent events: `status`, `apps` and `peers` (as `GET` answers them), `flows` (FlowChanges), `note`, `sample`, `app_sample` (AppsSample), at most once a second each.",
             of::<String>,
         )
     },
-    Operation { query: &[RESOLUTION, SINCE_MS], ..read("/v1/history", "What links did.", of::<History>) },
-    Operation { query: &[RESOLUTION, SINCE_MS, APPLICATION], ..read("/v1/history/apps", "What applications moved.", of::<AppHistory>) },
-    Operation { query: &[SINCE], ..read("/v1/notes", "What happened, in plain words.", of::<Vec<Note>>) },
-    Operation { query: &[DAYS], ..read("/v1/gains", "What Braid gained.", of::<Gains>) },
-    read("/v1/tradeoff", "Throughput and power at each utility, with the links present.", of::<Vec<TradeoffPoint>>),
-    read("/v1/config", "The configuration's text.", of::<ConfigView>),
+    Operation { query: &[RESOLUTION, SINCE_MS], ..read("/v1/history", "What links did.", answer::<History>) },
+    Operation { query: &[RESOLUTION, SINCE_MS, APPLICATION], ..read("/v1/history/apps", "What applications moved.", answer::<AppHistory>) },
+    Operation { query: &[SINCE], ..read("/v1/notes", "What happened, in plain words.", list::<Note>) },
+    Operation { query: &[DAYS], ..read("/v1/gains", "What Braid gained.", answer::<Gains>) },
+    read("/v1/tradeoff", "Throughput and power at each utility, with the links present.", list::<TradeoffPoint>),
+    read("/v1/config", "The configuration's text.", answer::<ConfigView>),
     read("/v1/openapi.json", "This document.", of::<Map<String, Value>>),
-    read("/v1/session", "Whether this client may change anything.", of::<Session>),
+    read("/v1/session", "Whether this client may change anything.", answer::<Session>),
     Operation {
         needs: Needs::Nothing,
-        ..change("/v1/session", "Trades a token for a cookie, for browsers.", Some(of::<SessionRequest>), of::<Session>)
+        ..change("/v1/session", "Trades a token for a cookie, for browsers.", Some(of::<SessionRequest>), answer::<Session>)
     },
     Operation {
         needs: Needs::Reading,
-        ..change("/v1/explain", "Why a flow gets the link it gets.", Some(of::<ExplainRequest>), of::<Explanation>)
+        ..change("/v1/explain", "Why a flow gets the link it gets.", Some(of::<ExplainRequest>), answer::<Explanation>)
     },
     Operation {
         needs: Needs::Reading,
-        ..change("/v1/config/preview", "What edits would make of the configuration.", Some(of::<ConfigChange>), of::<ConfigChanged>)
+        ..change("/v1/config/preview", "What edits would make of the configuration.", Some(of::<ConfigChange>), answer::<ConfigChanged>)
     },
     Operation {
         needs: Needs::Reading,
-        ..change("/v1/ui", "Where the web page is, with a token for what this client may do.", Some(of::<UiRequest>), of::<UiAddress>)
+        ..change("/v1/ui", "Where the web page is, with a token for what this client may do.", Some(of::<UiRequest>), answer::<UiAddress>)
     },
-    change("/v1/config", "Applies edits, and writes them to the file.", Some(of::<ConfigChange>), of::<ConfigChanged>),
-    change("/v1/config/undo", "Takes the last applied change back.", None, of::<ConfigView>),
-    change("/v1/join", "Bonds with a relay from now on.", Some(of::<JoinRequest>), of::<Accepted>),
-    change("/v1/leave", "Leaves a relay, or forgets a server.", Some(of::<LeaveRequest>), of::<Accepted>),
-    change("/v1/move", "Carries bonded flows over another link.", Some(of::<MoveRequest>), of::<Accepted>),
-    change("/v1/reload", "Reads the configuration again.", None, of::<Accepted>),
-    change("/v1/down", "Takes Braid down.", None, of::<Accepted>),
+    change("/v1/config", "Applies edits, and writes them to the file.", Some(of::<ConfigChange>), answer::<ConfigChanged>),
+    change("/v1/config/undo", "Takes the last applied change back.", None, answer::<ConfigView>),
+    change("/v1/join", "Bonds with a relay from now on.", Some(of::<JoinRequest>), answer::<Accepted>),
+    change("/v1/leave", "Leaves a relay, or forgets a server.", Some(of::<LeaveRequest>), answer::<Accepted>),
+    change("/v1/move", "Carries bonded flows over another link.", Some(of::<MoveRequest>), answer::<Accepted>),
+    change("/v1/reload", "Reads the configuration again.", None, answer::<Accepted>),
+    change("/v1/down", "Takes Braid down.", None, answer::<Accepted>),
 ];
 
 /// The operation behind a method and a path.
@@ -176,8 +185,9 @@ pub fn document() -> Value {
         "info": {
             "title": "Braid",
             "version": crate::SCHEMA_VERSION.to_string(),
-            "description": "JSON over HTTP, on a Unix socket and, where asked for, over TCP. What is not known is null, never 0. Fields may be \
-                added at any time; none is renamed or removed within one version. Quantities end in their unit: _bps bits per second, _bytes, \
+            "description": "JSON over HTTP, on a Unix socket and, where asked for, over TCP. What is not known is null, never 0. Every \
+                answer is an object with schema_version; a list stands in it under its own name. Fields may be added at any time; none is \
+                renamed or removed within one version. Quantities end in their unit: _bps bits per second, _bytes, \
                 _us, _ms, _s, _j joules, _w watts. Errors are problem details (RFC 9457). On the Unix socket everybody may read; root, the \
                 daemon's own user and the group braid may change. Over TCP a token decides.",
             "license": {"name": "MIT OR Apache-2.0"},

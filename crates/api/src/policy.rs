@@ -6,8 +6,6 @@ use serde::{Deserialize, Serialize};
 /// The policy in force, each entry as text that reads like the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyView {
-    /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
-    pub schema_version: u32,
     /// The scheduler's name.
     pub scheduler: String,
     /// `none`, `destination`, `application`; `null`: by class.

@@ -6,8 +6,6 @@ use serde::{Deserialize, Serialize};
 /// The daemon at a glance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
-    /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
-    pub schema_version: u32,
     /// The daemon's version.
     pub version: String,
     /// The scheduler in force: `only-one`, `round-robin`, `weighted-round-robin`, `max-throughput`, `operetta`.

@@ -1,6 +1,7 @@
 //! The parts of the schema that others build on, held by name.
 
-use braid_api::{Check, ExplainRequest, Flow, Link, Problem, Status, Verdict};
+use braid_api::openapi::{self, OPERATIONS};
+use braid_api::{Check, ExplainRequest, Flow, Link, List, Problem, SCHEMA_VERSION, Status, Verdict, Versioned};
 use serde_json::{Value, json};
 
 /// What a client that knows only the fixed fields would write, with everything unknown.
@@ -33,7 +34,7 @@ fn fixed_fields_keep_their_names_and_the_unknown_is_null() {
     holds(&serde_json::to_value(read).unwrap(), &flow());
 
     let status = json!({"schema_version": 1, "version": "0.1.0", "scheduler": "round-robin", "links": [link()], "flows": 0});
-    let read: Status = serde_json::from_value(status.clone()).unwrap();
+    let read: Versioned<Status> = serde_json::from_value(status.clone()).unwrap();
     let mut written = serde_json::to_value(read).unwrap();
     holds(&written["links"][0].take(), &link());
     written["links"] = status["links"].clone();
@@ -69,4 +70,40 @@ fn problems_are_written_as_rfc_9457_says() {
 fn verdicts_are_words() {
     let check = json!({"name": "kernel", "verdict": "missing", "found": "4.19", "remedy": "use 5.15"});
     assert_eq!(serde_json::from_value::<Check>(check).unwrap().verdict, Verdict::Missing);
+}
+
+#[test]
+fn a_list_is_an_object_under_its_own_name() {
+    let list = Versioned::of(List::of(vec![serde_json::from_value::<Link>(link()).unwrap()]));
+    let mut written = serde_json::to_value(&list).unwrap();
+    assert_eq!(written.as_object().unwrap().keys().collect::<Vec<_>>(), ["links", "schema_version"]);
+    assert_eq!((&written["schema_version"], &written["links"][0]["name"]), (&json!(SCHEMA_VERSION), &json!("wlan0")));
+    written["next"] = json!("a page that a later daemon tells of");
+    assert_eq!(serde_json::from_value::<Versioned<List<Link>>>(written).unwrap(), list);
+}
+
+#[test]
+fn a_higher_version_or_none_is_refused() {
+    let read = |text: &str| serde_json::from_str::<Versioned<List<Flow>>>(text).map(|list| list.content.items.len());
+    assert_eq!(read(r#"{"flows": [], "schema_version": 1}"#).unwrap(), 0);
+    let told = |text: &str| read(text).unwrap_err().to_string();
+    assert!(told(r#"{"schema_version": 2, "flows": []}"#).contains("schema_version is 2"), "{}", told(r#"{"schema_version": 2}"#));
+    assert!(told(r#"{"flows": []}"#).contains("schema_version"));
+    assert!(told(r#"{"schema_version": 1, "links": []}"#).contains("flows"));
+    assert!(read("[]").is_err());
+}
+
+#[test]
+fn every_answer_names_its_version() {
+    let document = openapi::document();
+    for operation in OPERATIONS.iter().filter(|operation| operation.path != "/v1/openapi.json") {
+        let content = &document["paths"][operation.path][operation.method.to_lowercase()]["responses"]["200"]["content"];
+        let Some(reference) = content.pointer("/application~1json/schema/$ref").and_then(Value::as_str) else {
+            assert!(content.get("application/json").is_none(), "{}: {content}", operation.path);
+            continue;
+        };
+        let schema = document.pointer(reference.trim_start_matches('#')).unwrap();
+        assert_eq!(schema["properties"]["schema_version"]["const"], SCHEMA_VERSION, "{}", operation.path);
+        assert!(schema["required"].as_array().unwrap().contains(&json!("schema_version")), "{}", operation.path);
+    }
 }

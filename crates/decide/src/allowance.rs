@@ -104,7 +104,7 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
 }
 
 /// Year, month and day (Gregorian, UTC) of days of Unix time.
-pub fn civil(day: i64) -> (i64, i64, i64) {
+fn civil(day: i64) -> (i64, i64, i64) {
     let shifted = day + 719_468;
     let era = shifted.div_euclid(146_097);
     let of_era = shifted.rem_euclid(146_097);

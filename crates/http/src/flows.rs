@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use braid_api::{Flow, FlowChanges};
+use braid_api::{Flow, FlowChanges, List, Versioned};
 use braid_control::core::FlowsView;
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
@@ -24,9 +24,9 @@ impl FlowList {
         Self { direct, bonded, text: OnceLock::new() }
     }
 
-    /// As JSON; written at the first call, which takes milliseconds where there are thousands, and the same bytes for everybody after it.
+    /// As `GET /v1/flows` answers; written at the first call, which takes milliseconds where there are thousands, and the same bytes for everybody after it.
     pub fn text(&self) -> Bytes {
-        self.text.get_or_init(|| serde_json::to_vec(self).unwrap_or_default().into()).clone()
+        self.text.get_or_init(|| serde_json::to_vec(&Versioned::of(List::<Flow, _>::of(self))).unwrap_or_default().into()).clone()
     }
 
     /// The same, if it has been written.
@@ -86,7 +86,7 @@ mod tests {
         let flows = list(vec![bonded(1, 10, 0)]);
         assert_eq!(flows.written(), None);
         let text = flows.text();
-        assert_eq!(serde_json::from_slice::<Vec<Flow>>(&text).unwrap(), flows.bonded);
+        assert_eq!(serde_json::from_slice::<Versioned<List<Flow>>>(&text).unwrap().content.items, flows.bonded);
         assert_eq!((flows.written().unwrap().as_ptr(), flows.text().as_ptr()), (text.as_ptr(), text.as_ptr()));
     }
 }

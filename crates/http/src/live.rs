@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
-use braid_api::{App, AppsSample, Note, Peer, Sample, Status};
+use braid_api::{App, AppsSample, List, Note, Peer, Sample, Status, Versioned};
 use braid_peer::places::Places;
 use bytes::Bytes;
 use futures_util::stream;
@@ -206,7 +206,7 @@ impl First {
     /// As text. Takes its time where there are thousands of flows.
     pub(super) fn opening(&self) -> Opening {
         let mut text = Vec::new();
-        message(&mut text, "status", None, &self.status);
+        message(&mut text, "status", None, &Versioned::of(&self.status));
         // Written as FlowChanges, without a copy of all flows.
         #[derive(Serialize)]
         struct Full<'a> {
@@ -215,8 +215,8 @@ impl First {
             gone: [u64; 0],
         }
         message(&mut text, "flows", None, &Full { full: true, put: &self.flows, gone: [] });
-        message(&mut text, "apps", None, &self.apps);
-        message(&mut text, "peers", None, &self.peers);
+        message(&mut text, "apps", None, &Versioned::of(List::<App, _>::of(&self.apps)));
+        message(&mut text, "peers", None, &Versioned::of(List::<Peer, _>::of(&self.peers)));
         self.notes.iter().for_each(|note| message(&mut text, "note", Some(note.id), note));
         if let Some(sample) = &self.sample {
             message(&mut text, "sample", None, sample);
@@ -232,17 +232,17 @@ impl First {
 fn frame(update: &Update, before: Option<&FlowList>) -> Option<Frame> {
     let mut text = Vec::new();
     if let Some(status) = &update.status {
-        message(&mut text, "status", None, status);
+        message(&mut text, "status", None, &Versioned::of(status));
     }
     let changes = update.flows.as_ref().map(|flows| flows.changes(before));
     if let Some(flows) = changes.filter(|flows| flows.full || !flows.put.is_empty() || !flows.gone.is_empty()) {
         message(&mut text, "flows", None, &flows);
     }
     if let Some(apps) = &update.apps {
-        message(&mut text, "apps", None, apps);
+        message(&mut text, "apps", None, &Versioned::of(List::<App, _>::of(apps)));
     }
     if let Some(peers) = &update.peers {
-        message(&mut text, "peers", None, peers);
+        message(&mut text, "peers", None, &Versioned::of(List::<Peer, _>::of(peers)));
     }
     if let Some(sample) = &update.sample {
         message(&mut text, "sample", None, sample);

@@ -9,7 +9,9 @@ use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use axum::{Json, Router, extract::connect_info::Connected, middleware};
 use braid_api::openapi::{Needs, OPERATIONS};
-use braid_api::{Accepted, ConfigView, Explanation, Problem, Resolution, Session, SessionRequest, UiAddress, UiRequest};
+use braid_api::{
+    Accepted, App, ConfigView, Explanation, List, Note, Problem, Resolution, Session, SessionRequest, UiAddress, UiRequest, Versioned,
+};
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
@@ -24,7 +26,7 @@ const LARGEST: usize = 256 << 10;
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
 
 type Core = State<Api>;
-type Reply<T> = Result<Json<T>, Refusal>;
+type Reply<T> = Result<Json<Versioned<T>>, Refusal>;
 type Body<T> = Result<Json<T>, JsonRejection>;
 type Asked<T> = Result<Query<T>, QueryRejection>;
 
@@ -44,18 +46,18 @@ impl Connected<IncomingStream<'_, Entrance>> for Client {
 pub(super) fn router(api: Api) -> Router {
     Router::new()
         .route("/v1/status", get(async |core: Core| ask(core, Request::Status).await))
-        .route("/v1/links", get(async |core: Core| ask(core, Request::Links).await))
+        .route("/v1/links", get(async |core: Core| list(core, Request::Links).await))
         .route("/v1/flows", get(flows))
         .route("/v1/apps", get(apps))
         .route("/v1/policy", get(async |core: Core| ask(core, Request::Policy).await))
-        .route("/v1/peers", get(async |core: Core| ask(core, Request::Peers).await))
+        .route("/v1/peers", get(async |core: Core| list(core, Request::Peers).await))
         .route("/v1/metrics", get(prometheus))
         .route("/v1/events", get(events))
         .route("/v1/history", get(history))
         .route("/v1/history/apps", get(app_history))
         .route("/v1/notes", get(notes))
         .route("/v1/gains", get(gains))
-        .route("/v1/tradeoff", get(async |core: Core| ask(core, Request::Tradeoff).await))
+        .route("/v1/tradeoff", get(async |core: Core| list(core, Request::Tradeoff).await))
         .route("/v1/config", get(config).post(async |core: Core, body| order(core, body, Request::Apply).await))
         .route("/v1/config/preview", post(async |core: Core, body| order(core, body, Request::Preview).await))
         .route("/v1/config/undo", post(async |core: Core| ask(core, Request::Undo).await))
@@ -87,7 +89,15 @@ async fn exchange<T>(api: &Api, request: impl FnOnce(Answer<T>) -> Request) -> R
 }
 
 async fn ask<T>(State(api): Core, request: impl FnOnce(Answer<T>) -> Request) -> Reply<T> {
-    exchange(&api, request).await.map(Json)
+    exchange(&api, request).await.map(whole)
+}
+
+async fn list<T>(State(api): Core, request: impl FnOnce(Answer<Vec<T>>) -> Request) -> Reply<List<T>> {
+    exchange(&api, request).await.map(List::of).map(whole)
+}
+
+fn whole<T>(content: T) -> Json<Versioned<T>> {
+    Json(Versioned::of(content))
 }
 
 /// Something that is said, not only asked.
@@ -159,13 +169,13 @@ async fn flows(State(api): Core) -> Result<Response, Refusal> {
 /// Put together from what the core knew, on a thread of its own.
 async fn apps(State(api): Core) -> Result<Response, Refusal> {
     let apps = exchange(&api, Request::Apps).await?;
-    Ok(json(aside(move || serde_json::to_vec(&apps.list()).unwrap_or_default()).await?))
+    Ok(json(aside(move || serde_json::to_vec(&Versioned::of(List::<App>::of(apps.list()))).unwrap_or_default()).await?))
 }
 
 /// Read from the file, which may be on a slow disk, on a thread of its own.
 async fn config(State(api): Core) -> Reply<ConfigView> {
     let look = exchange(&api, Request::Config).await?;
-    aside(move || look.view()).await?.map(Json).map_err(Refusal::from)
+    aside(move || look.view()).await?.map(whole).map_err(Refusal::from)
 }
 
 fn json(text: impl Into<Content>) -> Response {
@@ -205,9 +215,9 @@ struct NotesQuery {
     since: u64,
 }
 
-async fn notes(core: Core, query: Asked<NotesQuery>) -> Reply<Vec<braid_api::Note>> {
+async fn notes(core: Core, query: Asked<NotesQuery>) -> Reply<List<Note>> {
     let NotesQuery { since } = asked(query)?;
-    ask(core, |answer| Request::Notes(since, answer)).await
+    list(core, |answer| Request::Notes(since, answer)).await
 }
 
 #[derive(Deserialize)]
@@ -224,8 +234,8 @@ async fn gains(core: Core, query: Asked<GainsQuery>) -> Reply<braid_api::Gains> 
     ask(core, |answer| Request::Gains(days, answer)).await
 }
 
-async fn who(Extension(May(needs)): Extension<May>) -> Json<Session> {
-    Json(Session { may_change: needs == Needs::Changing })
+async fn who(Extension(May(needs)): Extension<May>) -> Json<Versioned<Session>> {
+    whole(Session { may_change: needs == Needs::Changing })
 }
 
 /// A token becomes a cookie, which scripts cannot read.
@@ -236,7 +246,7 @@ async fn session(State(api): Core, ConnectInfo(client): ConnectInfo<Client>, bod
     };
     let wrong = || Refusal(Problem::new(401, "Not a token", "this is not a token of this daemon: open the page by `braid ui`"));
     let (needs, cookie): (Needs, HeaderValue) = keys.begin(&request.token, client.origin().into()).ok_or_else(wrong)?;
-    Ok(([(header::SET_COOKIE, cookie)], Json(Session { may_change: needs == Needs::Changing })).into_response())
+    Ok(([(header::SET_COOKIE, cookie)], whole(Session { may_change: needs == Needs::Changing })).into_response())
 }
 
 /// The page's address with a ticket for what whoever asks may do.
@@ -259,7 +269,7 @@ async fn ui(
         _ => None,
     };
     let ticket = keys.ticket(needs, user).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;
-    Ok(Json(UiAddress { url: format!("{page}#token={ticket}"), may_change: needs == Needs::Changing }))
+    Ok(whole(UiAddress { url: format!("{page}#token={ticket}"), may_change: needs == Needs::Changing }))
 }
 
 /// The page's files, or nothing.

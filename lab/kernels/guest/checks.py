@@ -158,7 +158,7 @@ for family, to in (("4", WEB), ("6", WEB6)):
 
 
 def udp_flows():
-    flows = json.loads(braid("flows", "--json"))
+    flows = json.loads(braid("flows", "--json"))["flows"]
     return [flow for flow in flows if flow["protocol"] == "udp" and flow["pid"] == os.getpid() and flow["remote"].endswith(":7")]
 
 

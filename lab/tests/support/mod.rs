@@ -172,7 +172,7 @@ impl<'a> Up<'a> {
     }
 
     pub fn flows(&self) -> Vec<Value> {
-        self.facts("flows").unwrap().as_array().unwrap().clone()
+        self.facts("flows").unwrap()["flows"].as_array().unwrap().clone()
     }
 
     /// One link of the status; `Null` if it is not there.

@@ -6,11 +6,13 @@ use super::Query;
 
 /// Show what happened, in plain words.
 ///
-/// Links that came and went, flows that moved, changes of the configuration. The last 1,000 notes are kept, across restarts. Times are UTC.
+/// Links that came and went, flows that moved, changes of the configuration. The last 1,000 notes are kept, across restarts. Times are local; --utc shows UTC. JSON has milliseconds of Unix time.
 #[derive(Debug, Args)]
 pub(crate) struct Log {
     #[command(flatten)]
     pub(crate) query: Query,
+    #[command(flatten)]
+    pub(crate) times: Times,
     /// Show the last so many.
     #[arg(long, short = 'n', value_name = "NUMBER", default_value_t = 30)]
     pub(crate) lines: usize,
@@ -21,11 +23,13 @@ pub(crate) struct Log {
 
 /// Show what links or applications moved, over time.
 ///
-/// Times are UTC. Moments at which no link moved anything are left out, but in JSON.
+/// Times are local; --utc shows UTC. JSON has milliseconds of Unix time. Moments at which no link moved anything are left out, but in JSON.
 #[derive(Debug, Args)]
 pub(crate) struct History {
     #[command(flatten)]
     pub(crate) query: Query,
+    #[command(flatten)]
+    pub(crate) times: Times,
     /// How finely, and so how far back: five minutes, an hour, a day or thirty days.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) resolution: Step,
@@ -38,6 +42,14 @@ pub(crate) struct History {
     /// This application only, by the name that `braid flows` shows.
     #[arg(long, value_name = "NAME", requires = "apps")]
     pub(crate) app: Option<String>,
+}
+
+/// How times are shown.
+#[derive(Debug, Args)]
+pub(crate) struct Times {
+    /// Show times in UTC instead of local time.
+    #[arg(long)]
+    pub(crate) utc: bool,
 }
 
 /// The time from one sample to the next.

@@ -35,7 +35,7 @@ struct Permitted {
 impl Advice {
     /// Asks the daemon on `socket`, if there is one.
     pub(super) fn ask(socket: &Path, downloads: &[Download]) -> Self {
-        let links: Vec<braid_api::Link> = client::read(socket, "/v1/links").unwrap_or_default();
+        let links: Vec<braid_api::Link> = client::list(socket, "/v1/links").unwrap_or_default();
         if links.is_empty() {
             return Self::default();
         }

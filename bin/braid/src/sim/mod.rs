@@ -8,8 +8,9 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use braid_sim::experiment::{Experiment, Setting};
+use braid_sim::experiment::{About, Experiment, Report, Setting};
 use braid_sim::experiments;
+use serde::Serialize;
 
 use crate::cli::{Sampling, Sim, SimRun};
 use crate::table::{Page, cell, words};
@@ -26,12 +27,24 @@ pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What `braid sim list --json` prints.
+#[derive(Serialize)]
+struct List {
+    experiments: Vec<&'static About>,
+}
+
+/// What `braid sim run --json` prints.
+#[derive(Serialize)]
+struct Results {
+    experiments: Vec<Report>,
+}
+
 fn list(json: bool) -> io::Result<()> {
-    let about: Vec<_> = experiments::all().iter().map(|experiment| experiment.about()).collect();
-    crate::print(json, &about, |page: &mut Page<'_>, about| {
+    let experiments = experiments::all().iter().map(|experiment| experiment.about()).collect();
+    crate::print(json, &List { experiments }, |page: &mut Page<'_>, List { experiments }| {
         let columns = [words("NAME"), words("FIGURE"), words("SHOWS")];
-        let rows: Vec<_> =
-            about.iter().map(|about| vec![cell(Some(about.name)), cell(Some(about.figure)), cell(Some(about.title))]).collect();
+        let row = |about: &&About| vec![cell(Some(about.name)), cell(Some(about.figure)), cell(Some(about.title))];
+        let rows: Vec<_> = experiments.iter().map(row).collect();
         page.table(&columns, &rows, "no experiments")
     })
 }
@@ -42,10 +55,11 @@ fn run_some(wanted: &SimRun) -> anyhow::Result<()> {
     if let Some(folder) = &wanted.out {
         run::write_files(folder, &reports)?;
     }
-    Ok(crate::print(wanted.json, &reports, |page, reports| run::show(page, reports, &wanted.sampling))?)
+    let results = Results { experiments: reports };
+    Ok(crate::print(wanted.json, &results, |page, results| run::show(page, &results.experiments, &wanted.sampling))?)
 }
 
-fn measure(experiments: &[&'static dyn Experiment], sampling: &Sampling) -> anyhow::Result<Vec<braid_sim::experiment::Report>> {
+fn measure(experiments: &[&'static dyn Experiment], sampling: &Sampling) -> anyhow::Result<Vec<Report>> {
     let threads = sampling.threads.map_or_else(run::processors, std::num::NonZero::get);
     run::measure(experiments, Setting { runs: sampling.runs, seed: sampling.seed }, threads)
 }

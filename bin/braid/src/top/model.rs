@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use braid_api::{App, AppHistory, AppsSample, Flow, FlowChanges, History, LinkSample, Note, Peer, Sample, Status};
+use braid_api::{App, AppHistory, AppsSample, Flow, FlowChanges, History, LinkSample, List, Note, Peer, Sample, Status, Versioned};
+use serde::de::DeserializeOwned;
 
 /// Samples kept for the little curves, as many as the page's show.
 const SAMPLES: usize = 150;
@@ -117,10 +118,10 @@ impl Model {
     /// Takes in an event; one that is not understood is passed over, since a later daemon may tell more.
     pub(super) fn hear(&mut self, name: &str, data: &str) {
         match name {
-            "status" => self.status = serde_json::from_str(data).ok().or(self.status.take()),
+            "status" => self.status = whole(data).or(self.status.take()),
             "flows" => drop(serde_json::from_str(data).map(|changes| self.hear_flows(changes))),
-            "apps" => drop(serde_json::from_str(data).map(|apps| self.apps = apps)),
-            "peers" => drop(serde_json::from_str(data).map(|peers| self.peers = peers)),
+            "apps" => drop(whole(data).map(|apps: List<App>| self.apps = apps.items)),
+            "peers" => drop(whole(data).map(|peers: List<Peer>| self.peers = peers.items)),
             "note" => drop(serde_json::from_str(data).map(|note: Note| {
                 if self.notes.back().is_none_or(|last| last.id < note.id) {
                     self.notes.push_back(note);
@@ -301,6 +302,11 @@ impl Model {
 }
 
 /// Puts what is newer behind what is known.
+/// What an answer or an event holds, if this program can read it.
+fn whole<T: DeserializeOwned>(data: &str) -> Option<T> {
+    serde_json::from_str::<Versioned<T>>(data).ok().map(|answer| answer.content)
+}
+
 fn append<T>(known: &mut VecDeque<T>, more: impl IntoIterator<Item = T>, at_ms: impl Fn(&T) -> u64) {
     for sample in more {
         if known.back().is_none_or(|last| at_ms(last) < at_ms(&sample)) {

@@ -57,7 +57,7 @@ fn model() -> Model {
         app("/usr/bin/curl", 443, 3, 1),
         app("<script>\x1b[2J", 1, 1, 0),
     ];
-    model.hear("apps", &json!(apps).to_string());
+    model.hear("apps", &json!({"schema_version": 1, "apps": apps}).to_string());
     let moved = |second: u64| {
         let curl = json!({"application": "/usr/bin/curl", "rx_bps": second * 1_000_000, "tx_bps": 20_000, "flows": 1});
         let rsync = json!({"application": "/usr/bin/rsync", "rx_bps": 1_000, "tx_bps": 2_000, "flows": 1});
@@ -67,7 +67,11 @@ fn model() -> Model {
     model.hear("app_history", &json!({"resolution_ms": 1000, "samples": (0..6).map(moved).collect::<Vec<_>>()}).to_string());
     (4..13).for_each(|second| model.hear("app_sample", &moved(second).to_string()));
     let path = json!({"link": "wlan0", "state": "good", "rtt_us": 20_000, "cwnd": 1, "rate_bps": 9_000_000, "loss": 0.0, "queued": 0});
-    model.hear("peers", &json!([{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]).to_string());
+    model.hear(
+        "peers",
+        &json!({"schema_version": 1, "peers": [{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]})
+            .to_string(),
+    );
     model
 }
 
@@ -93,7 +97,11 @@ fn assert_shows(name: &str, shown: &str) {
 fn regression_a_link_without_a_path_is_told_with_the_reason() {
     let mut model = model();
     let path = json!({"link": "usb0", "state": "none", "reason": "it has no IPv4"});
-    model.hear("peers", &json!([{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]).to_string());
+    model.hear(
+        "peers",
+        &json!({"schema_version": 1, "peers": [{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]})
+            .to_string(),
+    );
     (0..2).for_each(|_| assert!(model.press(Press::NextView)));
     let shown = screen(&model, 120, 16);
     assert!(shown.contains("none: it has no IPv4"), "{shown}");

@@ -1,6 +1,6 @@
 //! What people and programs are told, in the API's words.
 
-use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, SCHEMA_VERSION, Status};
+use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, Status};
 use braid_decide::capacity::Estimate;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
 use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
@@ -17,7 +17,6 @@ impl<S: Steering> Core<S> {
         let counters = self.steering.counters().ok();
         let count = |get: fn(&crate::steering::SteeringCounters) -> u64| counters.as_ref().map(get);
         Status {
-            schema_version: SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             scheduler: self.config.policy.scheduler.to_string(),
             links: self.links(now),
@@ -121,7 +120,6 @@ impl<S: Steering> Core<S> {
     pub fn policy(&self) -> PolicyView {
         let policy = &self.config.policy;
         PolicyView {
-            schema_version: SCHEMA_VERSION,
             scheduler: policy.scheduler.to_string(),
             affinity: policy.affinity.map(|affinity| affinity_name(affinity).to_owned()),
             utility: (policy.scheduler == Scheduler::Operetta).then(|| super::energy::utility_text(&policy.utility)),

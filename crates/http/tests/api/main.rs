@@ -41,6 +41,27 @@ fn there_is_what_is_declared_and_nothing_else() {
 }
 
 #[test]
+fn every_answer_is_an_object_with_its_version_and_lists_are_in_it_by_name() {
+    in_runtime(async {
+        let fixture = Fixture::new().await;
+        let mut client = fixture.local().await;
+        let streams = ["/v1/events", "/v1/metrics", "/v1/openapi.json"];
+        for operation in OPERATIONS.iter().filter(|operation| operation.method == "GET" && !streams.contains(&operation.path)) {
+            let answer = client.ask(&format!("GET {}", operation.path), &[], "").await;
+            assert_eq!((answer.status, &answer.json()["schema_version"]), (200, &json!(1)), "{}", operation.path);
+        }
+        for (path, name) in
+            [("links", "links"), ("flows", "flows"), ("apps", "apps"), ("peers", "peers"), ("notes", "notes"), ("tradeoff", "points")]
+        {
+            let answer = client.ask(&format!("GET /v1/{path}"), &[], "").await.json();
+            assert!(answer[name].is_array() && answer.as_object().unwrap().len() == 2, "{path}: {answer}");
+        }
+        let explained = client.ask("POST /v1/explain", &[], r#"{"name": "curl", "destination": "192.0.2.1"}"#).await;
+        assert_eq!((explained.status, &explained.json()["schema_version"]), (200, &json!(1)), "{explained:?}");
+    });
+}
+
+#[test]
 fn over_tcp_a_token_decides() {
     in_runtime(async {
         let fixture = Fixture::new().await;
@@ -96,7 +117,7 @@ fn browsers_are_kept_in_bounds() {
         }
         let session = client.ask("POST /v1/session", &[], &token).await;
         let cookie = session.header("set-cookie").split(';').next().unwrap().to_owned();
-        assert_eq!(session.json(), json!({"may_change": true}));
+        assert_eq!(session.json(), json!({"schema_version": 1, "may_change": true}));
         let status = client.ask("GET /v1/status", &[("cookie", &cookie)], "").await;
         assert_eq!((status.status, status.header("cache-control")), (200, "no-store"));
         assert_eq!(client.ask("POST /v1/reload", &[("cookie", &cookie)], "").await.status, 200);
@@ -114,7 +135,11 @@ fn the_page_is_found_by_whoever_may_connect() {
             let ticket = answer["url"].as_str().unwrap().strip_prefix(&format!("http://{}/#token=", fixture.address)).unwrap();
             let body = json!({"token": ticket}).to_string();
             let sessions = [client.ask("POST /v1/session", &[], &body).await, client.ask("POST /v1/session", &[], &body).await];
-            assert_eq!((sessions[0].json(), sessions[1].status), (json!({"may_change": may_change}), 401), "it is good for one");
+            assert_eq!(
+                (sessions[0].json(), sessions[1].status),
+                (json!({"schema_version": 1, "may_change": may_change}), 401),
+                "it is good for one"
+            );
         }
         let over_unix = fixture.local().await.ask("POST /v1/ui", &[], "").await;
         assert_eq!(over_unix.status, 409, "this server was not told of the other");
@@ -185,6 +210,11 @@ fn what_happens_is_heard_and_looked_back_on() {
             told.push_str(std::str::from_utf8(&body.frame().await.unwrap().unwrap().into_data().unwrap()).unwrap());
         }
         assert!(told.contains("event: status") && told.contains("\"full\":true") && told.contains("<script>"), "{told}");
+        assert!(
+            ["status", "apps", "peers"].iter().all(|name| told.contains(&format!("event: {name}\ndata: {{\"schema_version\":1,"))),
+            "{told}"
+        );
+        assert!(told.contains("\"peers\":[]}\n"), "{told}");
         fixture.mind.borrow_mut().lose_link();
         fixture.mind.borrow_mut().second();
         while !told.contains("lte0 was removed") {
@@ -198,8 +228,8 @@ fn what_happens_is_heard_and_looked_back_on() {
         assert_eq!((&moved["resolution_ms"], moved["samples"].as_array().unwrap().len()), (&json!(1000), 2));
         assert_eq!(client.ask("GET /v1/history/apps?application=%3Cscript%3E&x=1", &[], "").await.status, 400);
         let notes = client.ask("GET /v1/notes", &[], "").await.json();
-        let last = notes.as_array().unwrap().last().unwrap()["id"].as_u64().unwrap();
-        assert_eq!(client.ask(&format!("GET /v1/notes?since={last}"), &[], "").await.json(), json!([]));
+        let last = notes["notes"].as_array().unwrap().last().unwrap()["id"].as_u64().unwrap();
+        assert_eq!(client.ask(&format!("GET /v1/notes?since={last}"), &[], "").await.json(), json!({"schema_version": 1, "notes": []}));
         let gains = client.ask("GET /v1/gains?days=7", &[], "").await.json();
         assert_eq!((&gains["estimated"], &gains["days"]), (&json!(true), &json!(7)));
     });
@@ -211,7 +241,7 @@ fn the_tradeoff_is_of_the_links_present() {
         let fixture = Fixture::new().await;
         let mut client = fixture.local().await;
         let tradeoff = client.ask("GET /v1/tradeoff", &[], "").await.json();
-        let points = tradeoff.as_array().unwrap();
+        let points = tradeoff["points"].as_array().unwrap();
         assert_eq!((points.len(), &points[0]["utility"], &points[20]["utility"]), (21, &json!(0.0), &json!(1.0)));
         let bps = |point: usize| points[point]["throughput_bps"].as_u64();
         assert_eq!((bps(0), bps(10), bps(20)), (Some(100_000_000), Some(150_000_000), Some(200_000_000)));
