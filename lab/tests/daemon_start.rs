@@ -14,12 +14,12 @@ use support::*;
 
 const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// Runs `braid up` by way of `wrapper` to its end. It must fail, and leave routing as it was.
+/// Runs `braid up --foreground` by way of `wrapper` to its end. It must fail, and leave routing as it was.
 #[track_caller]
 fn refused(lab: &Lab, wrapper: &[&str], more: &[&str]) -> String {
     let before = routing(lab);
     let home = lab.directory();
-    let arguments = ["up".to_owned(), "--state-dir".to_owned(), home.join("state").display().to_string()];
+    let arguments = ["up".to_owned(), "--foreground".to_owned(), "--state-dir".to_owned(), home.join("state").display().to_string()];
     let braid = braid().display().to_string();
     let words: Vec<&str> =
         wrapper.iter().copied().chain([&*braid]).chain(arguments.iter().map(String::as_str)).chain(more.iter().copied()).collect();

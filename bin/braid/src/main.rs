@@ -53,7 +53,8 @@ fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Up(up) => start::up(up, cli.verbose)?,
+        Command::Up(up) => start::daemon(up.start, cli.verbose)?,
+        Command::Daemon(daemon) => start::daemon(daemon.start, cli.verbose)?,
         Command::Run(run) => return start::run(run),
         Command::Get(get) => return get::run(*get),
         Command::Proxy(proxy) => proxy::run(*proxy, cli.verbose)?,

@@ -13,12 +13,12 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::{self, Steering};
 
-/// `braid up`.
-pub(crate) fn up(up: cli::Up, verbose: u8) -> anyhow::Result<()> {
+/// The daemon, in the foreground.
+pub(crate) fn daemon(start: cli::Start, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    let certificate = up.ui_cert.zip(up.ui_key);
-    let ui = up.ui.map(|listen| UiOptions { listen, names: up.ui_name, certificate });
-    let options = daemon::Options { config: up.config, state_dir: Some(up.state_dir), socket: Some(up.daemon.socket), ui };
+    let certificate = start.ui_cert.zip(start.ui_key);
+    let ui = start.ui.map(|listen| UiOptions { listen, names: start.ui_name, certificate });
+    let options = daemon::Options { config: start.config, state_dir: Some(start.state_dir), socket: Some(start.daemon.socket), ui };
     daemon::run(&options).map_err(|error| match error.downcast_ref::<LoadError>() {
         Some(refused) => anyhow::anyhow!("{}", refusal(refused, verbose, doctor::is_locked_down())),
         None => error,
@@ -39,7 +39,7 @@ fn refusal(error: &LoadError, verbose: u8, locked_down: bool) -> String {
                  boot without lockdown=confidentiality.";
     }
     let more =
-        if verbose == 0 && matches!(error, LoadError::Program { .. }) { "`braid -v up` shows all of the verifier's log. " } else { "" };
+        if verbose == 0 && matches!(error, LoadError::Program { .. }) { "`braid -v up --foreground` shows all of the verifier's log. " } else { "" };
     text + "\n" + more + "`sudo braid doctor --for up` tries every program on this kernel; `braid run -- COMMAND` needs no BPF."
 }
 

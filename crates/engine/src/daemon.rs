@@ -59,7 +59,7 @@ const STEERING: &str = "cannot speak with the kernel's side";
 /// What was learnt is written this often.
 const FLUSH: Duration = Duration::from_secs(15);
 
-/// What `braid up` was told.
+/// What the daemon was told by its command line.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The configuration file; `None`: the default place if there is a file, else the defaults.
