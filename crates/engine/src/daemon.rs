@@ -25,7 +25,8 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::api_handler::ApiHandler;
 use crate::config;
-use crate::lock::Lock;
+pub use crate::lock::Holder;
+use crate::lock::{Lock, LockError};
 use crate::memory::Memory;
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
@@ -109,6 +110,20 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     // A thread may still wait for a disk that does not answer.
     runtime.shutdown_background();
     result.and(swept.map(drop).context("cannot take Braid's rules and routes down"))
+}
+
+/// The daemon of this network namespace, ready or not, if there is one.
+///
+/// # Errors
+/// When this process may not be a daemon itself, or the lock cannot be looked at.
+pub fn running() -> anyhow::Result<Option<Holder>> {
+    crate::privilege::check()?;
+    Lock::holder().context("cannot start Braid")
+}
+
+/// Why no other daemon can start while `holder` runs, and what to do.
+pub fn held(holder: Holder) -> String {
+    LockError::Held(holder).to_string()
 }
 
 /// Takes down what a daemon that is gone left behind, in this network namespace. Returns what was found, for people, if there was anything.

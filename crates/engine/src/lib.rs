@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api_handler;
+pub mod background;
 pub mod config;
 pub mod daemon;
 mod lock;
