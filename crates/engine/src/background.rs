@@ -92,6 +92,7 @@ impl Background {
         let process = i32::try_from(self.child.id()).map_err(io::Error::other)?;
         if self.child.try_wait()?.is_none() {
             send_signal(process, libc::SIGTERM)?;
+            send_signal(process, libc::SIGCONT)?;
         }
         let end = Instant::now() + ENDING;
         while self.child.try_wait()?.is_none() {
