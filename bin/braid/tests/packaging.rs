@@ -87,6 +87,7 @@ fn where_the_service_is_installed_up_and_down_go_through_systemd() {
             "0",
             "Braid is down; systemd stopped it (braid.service)",
             "0",
+            "systemctl --no-ask-password reset-failed braid.service",
             "systemctl --no-ask-password start braid.service",
             show,
             "systemctl --no-ask-password stop braid.service",
@@ -112,6 +113,7 @@ fn a_service_that_does_not_start_is_stopped_and_the_reason_told() {
             "1",
             "braid: systemd starts Braid here, with BRAID_OPTIONS of /etc/default/braid: write --ui, --verbose there, or use `braid up --foreground`",
             "1",
+            "systemctl --no-ask-password reset-failed braid.service",
             "systemctl --no-ask-password start braid.service",
             "systemctl --no-ask-password stop braid.service",
         ]

@@ -32,6 +32,8 @@ pub(super) fn is_here() -> bool {
 /// Starts the service. An error says what the daemon said, and leaves the service stopped.
 pub(super) fn start(progress: &ProgressBar) -> anyhow::Result<()> {
     let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    // systemd counts starts, and refuses one too many in ten seconds. A user who asks for one means it.
+    let _ = systemctl(&["reset-failed", UNIT], progress);
     let Err(error) = systemctl(&["start", UNIT], progress) else { return Ok(()) };
     // Or systemd would start it again and again.
     let _ = systemctl(&["stop", UNIT], progress);
