@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
@@ -237,6 +238,29 @@ fn up_returns_when_the_daemon_steers_and_down_ends_it() {
     assert_eq!(switch.run(&["down"]).0, Some(0));
     eventually("no daemon is left", || switch.daemons().is_empty());
     assert_eq!(routing(&lab), before);
+}
+
+#[test]
+fn up_believes_no_answer_but_the_daemons() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let switch = Switch::new(&lab);
+    let listener = UnixListener::bind(switch.home.join("pretender")).unwrap();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}");
+        }
+    });
+    let pretended = || switch.run(&["up", "--state-dir", "@state", "--socket", "@pretender"]);
+    let (code, said, errors) = pretended();
+    assert!(code == Some(1) && said.is_empty() && errors.contains("another braid answers on"), "{said}{errors}");
+    assert_eq!(switch.up(&[]).0, Some(0));
+    let (code, said, errors) = pretended();
+    assert!(code == Some(1) && said.is_empty() && errors.contains("It does not answer on"), "{said}{errors}");
+    assert_eq!(switch.run(&["down"]).0, Some(0));
+    eventually("no daemon is left", || switch.daemons().is_empty());
 }
 
 #[test]
