@@ -24,7 +24,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `braid up` with this scheduler and all links of the lab, and waits until it calls all of them up. What it learns is kept in
+    /// Starts `braid daemon` with this scheduler and all links of the lab, and waits until it calls all of them up. What it learns is kept in
     /// the lab's directory for the next one; `more` is added to the configuration as it stands.
     pub fn start(lab: &Lab, braid: &Path, scheduler: &str, more: &str) -> Result<Self> {
         let home = lab.directory().join("braid");
@@ -32,7 +32,7 @@ impl Daemon {
         let (config, socket, log) = (home.join("braid.toml"), home.join("socket"), home.join("log"));
         fs::write(&config, configuration(lab, scheduler, more)?)?;
         let mut command = lab.client().command(braid)?;
-        command.arg("up").arg("--config").arg(&config).arg("--state-dir").arg(home.join("state")).arg("--socket").arg(&socket);
+        command.arg("daemon").arg("--config").arg(&config).arg("--state-dir").arg(home.join("state")).arg("--socket").arg(&socket);
         let child = command.stdin(Stdio::null()).stdout(File::create(&log)?).stderr(File::options().append(true).open(&log)?).spawn();
         let child = child.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?;
         let mut daemon = Self { child, braid: braid.to_owned(), socket };
@@ -44,10 +44,10 @@ impl Daemon {
             }
             let report = || fs::read_to_string(&log).unwrap_or_default();
             if let Some(status) = daemon.child.try_wait()? {
-                bail!("braid up ended at once ({status}):\n{}", report().trim());
+                bail!("braid daemon ended at once ({status}):\n{}", report().trim());
             }
             if begin.elapsed() > START_LIMIT {
-                bail!("braid up: {up:?} of {} links are up after {START_LIMIT:?}:\n{}", lab.links().len(), report().trim());
+                bail!("braid daemon: {up:?} of {} links are up after {START_LIMIT:?}:\n{}", lab.links().len(), report().trim());
             }
             thread::sleep(Duration::from_millis(20));
         }

@@ -179,7 +179,7 @@ fn hold(links: &[String]) -> Result<()> {
     let config: String = lab.links().iter().map(|link| format!("[[link]]\nname = \"{}\"\n\n", link.name())).collect();
     let path = lab.directory().join("braid.toml");
     std::fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
-    println!("config: braid up --config {}", path.display());
+    println!("config: braid up --foreground --config {}", path.display());
     println!("file: curl -O {}", web.url(braid_model::Bytes::new(20_000_000))?);
     for line in std::io::stdin().lines() {
         if let Err(error) = obey(&lab, line?.trim()) {

@@ -153,7 +153,7 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
     let other = lab.directory().join("other");
     let paths =
         ["--state-dir", &other.join("state").to_string_lossy(), "--socket", &other.join("socket").to_string_lossy()].map(str::to_owned);
-    let arguments: Vec<&str> = ["up"].into_iter().chain(paths.iter().map(String::as_str)).collect();
+    let arguments: Vec<&str> = ["up", "--foreground"].into_iter().chain(paths.iter().map(String::as_str)).collect();
     let output = up.braid(&arguments);
     let message = text(&output.stderr);
     assert!(

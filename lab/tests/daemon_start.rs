@@ -3,23 +3,26 @@
 mod support;
 
 use std::fs::{self, File};
-use std::os::unix::net::UnixListener;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use braid_lab::Lab;
+use serde_json::Value;
 use support::*;
 
 const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// Runs `braid up` by way of `wrapper` to its end. It must fail, and leave routing as it was.
+/// Runs `braid up --foreground` by way of `wrapper` to its end. It must fail, and leave routing as it was.
 #[track_caller]
 fn refused(lab: &Lab, wrapper: &[&str], more: &[&str]) -> String {
     let before = routing(lab);
     let home = lab.directory();
-    let arguments = ["up".to_owned(), "--state-dir".to_owned(), home.join("state").display().to_string()];
+    let arguments = ["up".to_owned(), "--foreground".to_owned(), "--state-dir".to_owned(), home.join("state").display().to_string()];
     let braid = braid().display().to_string();
     let words: Vec<&str> =
         wrapper.iter().copied().chain([&*braid]).chain(arguments.iter().map(String::as_str)).chain(more.iter().copied()).collect();
@@ -142,6 +145,196 @@ fn a_running_daemon_holds_only_the_capabilities_it_uses() {
     // Its bound is the daemon's: to lower that takes a capability that the daemon has given up.
     eventually("the next one has given up privileges too", || capabilities(next, "CapPrm:") == [12]);
     assert_eq!((capabilities(next, "CapEff:"), field(next, "NoNewPrivs:").as_str()), (vec![12], "1"));
+}
+
+/// `braid up` and `braid down` of a client that has a `/run/braid` of its own.
+struct Switch<'a> {
+    lab: &'a Lab,
+    home: PathBuf,
+}
+
+impl<'a> Switch<'a> {
+    fn new(lab: &'a Lab) -> Self {
+        fs::create_dir_all("/run/braid").unwrap();
+        client(lab, "mount -t tmpfs -o mode=755 tmpfs /run/braid");
+        let home = lab.directory().to_owned();
+        let links: String = NAMES[..2].iter().map(|name| format!("[[link]]\nname = \"{name}\"\n")).collect();
+        fs::write(home.join("braid.toml"), format!("{ROUND_ROBIN}{links}")).unwrap();
+        Self { lab, home }
+    }
+
+    /// A command; `@` stands for the directory where its configuration is.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = self.lab.client().command(braid()).unwrap();
+        let home = format!("{}/", self.home.display());
+        command.args(words.iter().map(|word| word.replace('@', &home))).env("BRAID_SOCKET", self.home.join("sock")).stdin(Stdio::null());
+        command
+    }
+
+    /// Its status, standard output and standard error.
+    fn run(&self, words: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.command(words).output().unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    }
+
+    fn up(&self, more: &[&str]) -> (Option<i32>, String, String) {
+        self.run(&[&["up", "--config", "@braid.toml", "--state-dir", "@state"], more].concat())
+    }
+
+    /// The daemons of this lab.
+    fn daemons(&self) -> Vec<u32> {
+        let home = self.home.display().to_string();
+        let numbers = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+        let ours = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|words| words.starts_with("braid\0daemon\0") && words.contains(&home))
+        };
+        numbers.filter(ours).collect()
+    }
+
+    fn run_directory(&self) -> Vec<String> {
+        let names = |path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        self.lab.client().run(|| names("/run/braid")).unwrap()
+    }
+}
+
+#[test]
+fn up_returns_when_the_daemon_steers_and_down_ends_it() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let (before, switch) = (routing(&lab), Switch::new(&lab));
+    let (code, said, errors) = switch.up(&[]);
+    assert_eq!((code, errors.as_str()), (Some(0), ""));
+    assert!(chosen_many(&lab, remote(10, 9), 4).contains(&1), "flows are steered at once");
+
+    let [daemon] = switch.daemons()[..] else { panic!("one daemon: {:?}", switch.daemons()) };
+    assert!(said.starts_with(&format!("Braid is up (process {daemon}); its log: /run/braid/network-")), "{said}");
+    let log = PathBuf::from(said.trim().rsplit(' ').next().unwrap());
+    let (mode, logged) =
+        lab.client().run(|| (fs::metadata(&log).unwrap().permissions().mode(), fs::read_to_string(&log).unwrap())).unwrap();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(logged.contains("Braid is up"), "{logged}");
+    assert_eq!(fs::read_link(format!("/proc/{daemon}/cwd")).unwrap(), Path::new("/"));
+    let stat = fs::read_to_string(format!("/proc/{daemon}/stat")).unwrap();
+    // Behind the name: state, parent, group, session, terminal.
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let own = daemon.to_string();
+    assert_eq!(fields[2..5], [own.as_str(), own.as_str(), "0"], "{stat}");
+
+    assert_eq!(switch.run(&["up", "--config", "@braid.toml"]), (Some(0), "Braid is up already\n".into(), String::new()));
+    let (code, said, errors) = switch.up(&["--ui"]);
+    assert_eq!((code, said.as_str()), (Some(0), "Braid is up already\n"));
+    assert!(errors.contains("the options are those of the running daemon: --state-dir, --ui of this command"), "{errors}");
+    let (code, _, errors) = switch.run(&["up", "--socket", "@other"]);
+    assert!(code == Some(1) && errors.contains(&format!("process {daemon}")) && errors.contains("/other"), "{errors}");
+    assert_eq!(switch.daemons(), [daemon]);
+
+    // The next one waits until this one has ended.
+    assert_eq!(switch.run(&["down"]).0, Some(0));
+    assert_eq!(switch.up(&[]).0, Some(0));
+    assert!(!switch.daemons().contains(&daemon));
+    assert_eq!(switch.run(&["down"]).0, Some(0));
+    eventually("no daemon is left", || switch.daemons().is_empty());
+    assert_eq!(routing(&lab), before);
+}
+
+#[test]
+fn up_believes_no_answer_but_the_daemons() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let switch = Switch::new(&lab);
+    let listener = UnixListener::bind(switch.home.join("pretender")).unwrap();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}");
+        }
+    });
+    let pretended = || switch.run(&["up", "--state-dir", "@state", "--socket", "@pretender"]);
+    let (code, said, errors) = pretended();
+    assert!(code == Some(1) && said.is_empty() && errors.contains("another braid answers on"), "{said}{errors}");
+    assert_eq!(switch.up(&[]).0, Some(0));
+    let (code, said, errors) = pretended();
+    assert!(code == Some(1) && said.is_empty() && errors.contains("It does not answer on"), "{said}{errors}");
+    assert_eq!(switch.run(&["down"]).0, Some(0));
+    eventually("no daemon is left", || switch.daemons().is_empty());
+}
+
+#[test]
+fn a_failed_up_says_why_and_leaves_nothing_running() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let (before, switch) = (routing(&lab), Switch::new(&lab));
+    fs::write(switch.home.join("bad.toml"), "rol = 3\n").unwrap();
+    let (code, said, errors) = switch.run(&["up", "--config", "@bad.toml", "--state-dir", "@state"]);
+    assert_eq!((code, said.as_str()), (Some(1), ""));
+    assert!(errors.starts_with("braid: the daemon did not start") && errors.contains("there is no key \"rol\""), "{errors}");
+    fs::write(switch.home.join("sock"), "precious").unwrap();
+    let (code, _, errors) = switch.up(&[]);
+    assert!(code == Some(1) && errors.contains("not a socket"), "{errors}");
+    assert_eq!((switch.daemons(), switch.run_directory(), routing(&lab)), (vec![], vec![], before));
+}
+
+#[test]
+fn an_interrupted_up_ends_the_daemon_that_is_not_ready() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let (before, switch) = (routing(&lab), Switch::new(&lab));
+    // Its daemon waits for somebody who writes the certificate.
+    client(&lab, &format!("mkfifo {}", switch.home.join("fifo").display()));
+    let mut command = switch.command(&["up", "--state-dir", "@state", "--ui", "--ui-cert", "@fifo", "--ui-key", "@fifo"]);
+    let up = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("the daemon listens", || switch.home.join("sock").exists());
+    kill("-INT", up.id());
+    let output = up.wait_with_output().unwrap();
+    assert!(output.status.code() == Some(1) && text(&output.stderr).contains("interrupted"), "{output:?}");
+    eventually("no daemon is left", || switch.daemons().is_empty());
+    eventually("the watchdog has swept", || switch.run_directory().is_empty() && routing(&lab) == before);
+}
+
+#[test]
+fn up_stays_in_the_foreground_where_it_is_told_to_or_a_service_manager_waits() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let switch = Switch::new(&lab);
+    let manager = UnixDatagram::bind(switch.home.join("notify")).unwrap();
+    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    let heard = |wanted: &str| {
+        let mut buffer = [0; 256];
+        while manager.recv(&mut buffer).map(|length| text(&buffer[..length])).unwrap() != wanted {}
+    };
+    for words in
+        [&["up", "--state-dir", "@state"][..], &["up", "--foreground", "--state-dir", "@state"], &["daemon", "--state-dir", "@state"]]
+    {
+        let mut command = switch.command(words);
+        let mut child = Ended(command.stderr(Stdio::null()).env("NOTIFY_SOCKET", switch.home.join("notify")).spawn().unwrap());
+        heard("READY=1");
+        let status: Value = serde_json::from_str(&switch.run(&["status", "--json"]).1).unwrap();
+        assert_eq!(status["interception"], "ebpf");
+        assert!(child.0.try_wait().unwrap().is_none());
+        kill("-TERM", child.0.id());
+        heard("STOPPING=1");
+        assert!(child.0.wait().unwrap().success(), "{words:?}");
+    }
+}
+
+/// A child that is not left running.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// All threads of `pid` have these capabilities, and cannot have others.

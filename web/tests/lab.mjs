@@ -68,7 +68,7 @@ class Lab {
     );
     writeFileSync(this.config, CONFIG);
     const daemon = this.run(this.braid, [
-      'up',
+      'daemon',
       '--config',
       this.config,
       '--state-dir',

@@ -13,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::net::unix::UCred;
 
 /// A little more than the daemon's own patience with its core.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// Why the daemon gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    #[error("the Braid daemon is not running, or does not answer on {0}: {start}, or name its socket with --socket or BRAID_SOCKET", start = start(is_packaged()))]
+    #[error("the Braid daemon is not running, or does not answer on {0}: {START}, or name its socket with --socket or BRAID_SOCKET")]
     NobodyThere(PathBuf),
     #[error("{0} may not be connected to by this user: run the command with sudo")]
     NotAllowed(PathBuf),
@@ -41,28 +42,25 @@ impl ClientError {
     }
 }
 
-/// Where units of services are looked for (systemd.unit(5)).
-const UNITS: [&str; 3] = ["/etc/systemd/system", "/lib/systemd/system", "/usr/lib/systemd/system"];
-
-/// Whether Braid was installed with its service.
-pub(crate) fn is_packaged() -> bool {
-    UNITS.iter().any(|folder| Path::new(folder).join("braid.service").exists())
-}
-
-/// How the daemon is started here.
-pub(crate) fn start(packaged: bool) -> &'static str {
-    match packaged {
-        true => {
-            "start it with `sudo systemctl start braid` (should it not stay, `systemctl status braid` and \
-             `braid check /etc/braid/braid.toml` tell why)"
-        }
-        false => "start one with `sudo braid up`",
-    }
-}
+/// How the daemon is started.
+pub(crate) const START: &str = "start it with `sudo braid up`";
 
 /// Reads `path` of the API.
 pub(crate) fn read<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
-    exchange(socket, Method::GET, path, Bytes::new())
+    Ok(exchange(socket, Method::GET, path, Bytes::new(), PATIENCE)?.0)
+}
+
+/// Reads `path` of the API within `patience`; also says which process answered, by the kernel's word.
+pub(crate) fn read_from<T: DeserializeOwned>(socket: &Path, path: &str, patience: Duration) -> Result<(T, UCred), ClientError> {
+    exchange(socket, Method::GET, path, Bytes::new(), patience)
+}
+
+/// The process that listens on the daemon's socket, by the kernel's word.
+pub(crate) fn listener(socket: &Path) -> Result<UCred, ClientError> {
+    runtime(socket)?.block_on(async {
+        let stream = connect(socket).await?;
+        stream.peer_cred().map_err(|error| ClientError::Connect { path: socket.into(), error })
+    })
 }
 
 /// Reads a list of the API.
@@ -73,29 +71,38 @@ pub(crate) fn list<T: Listed + DeserializeOwned>(socket: &Path, path: &str) -> R
 /// Sends `body` to `path` of the API.
 pub(crate) fn send<T: DeserializeOwned>(socket: &Path, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
     let body = serde_json::to_vec(body).map_err(|error| ClientError::Nonsense { path: socket.into(), reason: error.to_string() })?;
-    exchange(socket, Method::POST, path, body.into())
+    Ok(exchange(socket, Method::POST, path, body.into(), PATIENCE)?.0)
 }
 
-fn exchange<T: DeserializeOwned>(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<T, ClientError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| ClientError::Connect { path: socket.into(), error })?;
-    let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, talk(socket, method, path, body)).await });
-    let (status, body) = answer.unwrap_or_else(|_| Err(ClientError::Silent(socket.into())))?;
+fn exchange<T: DeserializeOwned>(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+    patience: Duration,
+) -> Result<(T, UCred), ClientError> {
+    let answer = runtime(socket)?.block_on(async { tokio::time::timeout(patience, talk(socket, method, path, body)).await });
+    let (server, status, body) = answer.unwrap_or_else(|_| Err(ClientError::Silent(socket.into())))?;
     let nonsense = |error: serde_json::Error| ClientError::Nonsense { path: socket.into(), reason: error.to_string() };
     if status == 200 {
-        return serde_json::from_slice::<Versioned<T>>(&body).map(|answer| answer.content).map_err(nonsense);
+        let answer = serde_json::from_slice::<Versioned<T>>(&body).map_err(nonsense)?;
+        return Ok((answer.content, server));
     }
     Err(serde_json::from_slice(&body).map_or_else(nonsense, ClientError::Problem))
 }
 
+fn runtime(socket: &Path) -> Result<tokio::runtime::Runtime, ClientError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| ClientError::Connect { path: socket.into(), error })
+}
+
 /// Listens to `path` of the API, server-sent events, until it ends or `hear` (name, data) breaks off.
 pub(crate) fn listen(socket: &Path, path: &str, mut hear: impl FnMut(&str, &str) -> ControlFlow<()>) -> Result<(), ClientError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| ClientError::Connect { path: socket.into(), error })?;
+    let runtime = runtime(socket)?;
     let nonsense = |error: &dyn std::fmt::Display| ClientError::Nonsense { path: socket.into(), reason: error.to_string() };
     runtime.block_on(async {
         let begin = tokio::time::timeout(PATIENCE, ask(socket, Method::GET, path, Bytes::new())).await;
-        let answer = begin.unwrap_or_else(|_| Err(ClientError::Silent(socket.into())))?;
+        let (_, answer) = begin.unwrap_or_else(|_| Err(ClientError::Silent(socket.into())))?;
         let status = answer.status();
         let mut body = answer.into_body();
         if status != 200 {
@@ -128,21 +135,18 @@ fn messages(text: &mut Vec<u8>, hear: &mut impl FnMut(&str, &str) -> ControlFlow
     ControlFlow::Continue(())
 }
 
-async fn talk(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<(u16, Bytes), ClientError> {
-    let answer = ask(socket, method, path, body).await?;
+async fn talk(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<(UCred, u16, Bytes), ClientError> {
+    let (server, answer) = ask(socket, method, path, body).await?;
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await;
     let body = body.map_err(|error| ClientError::Nonsense { path: socket.into(), reason: error.to_string() })?;
-    Ok((status, body.to_bytes()))
+    Ok((server, status, body.to_bytes()))
 }
 
-async fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, ClientError> {
+async fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<(UCred, Response<Incoming>), ClientError> {
     let nonsense = |error: &dyn std::fmt::Display| ClientError::Nonsense { path: socket.into(), reason: error.to_string() };
-    let stream = UnixStream::connect(socket).await.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NobodyThere(socket.into()),
-        io::ErrorKind::PermissionDenied => ClientError::NotAllowed(socket.into()),
-        _ => ClientError::Connect { path: socket.into(), error },
-    })?;
+    let stream = connect(socket).await?;
+    let server = stream.peer_cred().map_err(|error| ClientError::Connect { path: socket.into(), error })?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| nonsense(&error))?;
     tokio::spawn(connection);
     let request = Request::builder()
@@ -152,7 +156,15 @@ async fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<R
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(body))
         .map_err(|error| nonsense(&error))?;
-    sender.send_request(request).await.map_err(|error| nonsense(&error))
+    Ok((server, sender.send_request(request).await.map_err(|error| nonsense(&error))?))
+}
+
+async fn connect(socket: &Path) -> Result<UnixStream, ClientError> {
+    UnixStream::connect(socket).await.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NobodyThere(socket.into()),
+        io::ErrorKind::PermissionDenied => ClientError::NotAllowed(socket.into()),
+        _ => ClientError::Connect { path: socket.into(), error },
+    })
 }
 
 #[cfg(test)]
@@ -160,11 +172,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regression_beside_the_service_nobody_is_told_to_start_a_daemon_of_his_own() {
-        assert!(start(true).contains("systemctl start braid") && !start(true).contains("braid up"));
-        assert!(start(false).contains("sudo braid up"));
+    fn without_a_daemon_the_remedy_is_told() {
         let said = ClientError::NobodyThere("/run/x".into()).to_string();
-        assert!(said.starts_with("the Braid daemon is not running, or does not answer on /run/x: start "), "{said}");
+        assert!(said.starts_with("the Braid daemon is not running, or does not answer on /run/x: start it with `sudo braid up`"), "{said}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod secret;
 mod show;
 mod sim;
 mod start;
+mod switch;
 mod table;
 mod top;
 mod ui;
@@ -35,7 +36,7 @@ use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Check, Cli, Command, Daemon, Down, Query};
+use crate::cli::{Check, Cli, Command, Daemon, Query};
 use crate::table::Page;
 
 fn main() -> ExitCode {
@@ -53,12 +54,13 @@ fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Up(up) => start::up(up, cli.verbose)?,
+        Command::Up(up) => switch::up(up, cli.verbose)?,
+        Command::Daemon(daemon) => start::foreground(daemon, cli.verbose)?,
         Command::Run(run) => return start::run(run),
         Command::Get(get) => return get::run(*get),
         Command::Proxy(proxy) => proxy::run(*proxy, cli.verbose)?,
         Command::Watchdog => start::watchdog(cli.verbose)?,
-        Command::Down(order) => down(&order)?,
+        Command::Down(order) => switch::down(&order)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,
         Command::Status(query) => show_facts(&query, "/v1/status", show::status as Show<Status>)?,
         Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &List<Link>| show::links(page, &links.items))?,
@@ -147,22 +149,6 @@ fn print_accepted(accepted: &Accepted) -> io::Result<()> {
         writeln!(out, "{}", printable_lines(warning))?;
     }
     writeln!(out, "{}", printable_lines(&accepted.message))
-}
-
-fn down(order: &Down) -> anyhow::Result<()> {
-    let daemon = &order.daemon;
-    match client::send(&daemon.socket, "/v1/down", &()) {
-        Ok(accepted) => Ok(print_accepted(&accepted)?),
-        Err(error) if error.is_nobody() => {
-            let swept = start::sweep().context("no daemon answers, and what a dead one may have left cannot be swept")?;
-            match swept {
-                None if order.quiet => Ok(()),
-                None => Ok(writeln!(io::stdout(), "no daemon answers on {}, and none has left anything", daemon.socket.display())?),
-                Some(swept) => Ok(writeln!(io::stdout(), "no daemon answers on {}; {swept}", daemon.socket.display())?),
-            }
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// The relays that were joined, by the daemon's word, else by what it has stored; `None` if neither can be had, as on another machine or

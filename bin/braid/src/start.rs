@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use braid_daemon as daemon;
+use anyhow::Context;
+use braid_daemon::{self as daemon, background};
 use braid_http::UiOptions;
 use braid_platform::linux::bpf::load::LoadError;
 use braid_platform::linux::doctor;
@@ -13,12 +14,20 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::{self, Steering};
 
-/// `braid up`.
-pub(crate) fn up(up: cli::Up, verbose: u8) -> anyhow::Result<()> {
+/// `braid daemon`.
+pub(crate) fn foreground(options: cli::Foreground, verbose: u8) -> anyhow::Result<()> {
+    if options.detached {
+        background::detach().context("cannot leave the session that the daemon was started in")?;
+    }
+    daemon(options.start, verbose)
+}
+
+/// The daemon, in this process.
+pub(crate) fn daemon(start: cli::Start, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    let certificate = up.ui_cert.zip(up.ui_key);
-    let ui = up.ui.map(|listen| UiOptions { listen, names: up.ui_name, certificate });
-    let options = daemon::Options { config: up.config, state_dir: Some(up.state_dir), socket: Some(up.daemon.socket), ui };
+    let certificate = start.ui_cert.zip(start.ui_key);
+    let ui = start.ui.map(|listen| UiOptions { listen, names: start.ui_name, certificate });
+    let options = daemon::Options { config: start.config, state_dir: Some(start.state_dir), socket: Some(start.daemon.socket), ui };
     daemon::run(&options).map_err(|error| match error.downcast_ref::<LoadError>() {
         Some(refused) => anyhow::anyhow!("{}", refusal(refused, verbose, doctor::is_locked_down())),
         None => error,
@@ -38,8 +47,11 @@ fn refusal(error: &LoadError, verbose: u8, locked_down: bool) -> String {
         text += "\nThe kernel is in lockdown mode \"confidentiality\", which keeps BPF programs from reading its memory: \
                  boot without lockdown=confidentiality.";
     }
-    let more =
-        if verbose == 0 && matches!(error, LoadError::Program { .. }) { "`braid -v up` shows all of the verifier's log. " } else { "" };
+    let more = if verbose == 0 && matches!(error, LoadError::Program { .. }) {
+        "`braid -v up --foreground` shows all of the verifier's log. "
+    } else {
+        ""
+    };
     text + "\n" + more + "`sudo braid doctor --for up` tries every program on this kernel; `braid run -- COMMAND` needs no BPF."
 }
 
@@ -63,11 +75,6 @@ pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
 pub(crate) fn watchdog(verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
     braid_daemon::watchdog::watch()
-}
-
-/// Removes what a dead daemon may have left; tells what was done, if there was anything to do.
-pub(crate) fn sweep() -> anyhow::Result<Option<String>> {
-    daemon::sweep()
 }
 
 /// Logs to standard error: what RUST_LOG says, else `usual`, more with --verbose.

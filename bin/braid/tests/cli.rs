@@ -153,6 +153,21 @@ fn without_a_daemon_the_remedy_is_told() {
 }
 
 #[test]
+fn only_root_starts_the_daemon_in_whatever_way() {
+    use std::os::unix::process::CommandExt;
+    for words in [&["up"][..], &["up", "--foreground"], &["daemon"]] {
+        // Another user than root may have no way to the program, and only root can become another.
+        let asked = braid(words).uid(65534).output();
+        let Ok(asked) = asked else { return eprintln!("skipped, nobody cannot run the program: {asked:?}") };
+        let said = text(&asked.stderr);
+        assert!(asked.status.code() == Some(1) && said.contains("must be run as root"), "{words:?}: {said}");
+    }
+    assert!(fail(braid(&["up", "--detached"]), 2).contains("--detached"));
+    let help = succeed(braid(&["daemon", "--help"]));
+    assert!(help.contains("--state-dir") && !help.contains("--detached") && !help.contains("--foreground"), "{help}");
+}
+
+#[test]
 fn facts_come_as_tables_and_as_json_with_null_for_the_unknown() {
     let daemon = FakeDaemon::start();
     let table = succeed(daemon.ask(&["status"]));
@@ -419,5 +434,5 @@ fn completions_and_manual_pages_are_written() {
     assert!(page.contains(".TH braid") && !page.contains("watchdog"), "{page}");
     let folder = tempfile::tempdir().unwrap();
     succeed(braid(&["man", folder.path().to_str().unwrap()]));
-    assert!(folder.path().join("braid-up.1").exists());
+    assert!(folder.path().join("braid-up.1").exists() && folder.path().join("braid-daemon.1").exists());
 }

@@ -50,6 +50,76 @@ fn installation_makes_a_configuration_once() {
     assert_eq!(shown.lines().collect::<Vec<_>>(), ["braid:braid:644", "mine"]);
 }
 
+/// As on a system that systemd has booted, with a `systemctl` that writes down what it is asked.
+/// Process 1 is of the same namespaces, so that the service would be too.
+fn with_systemd(script: &str) -> Vec<String> {
+    let fakes = "mkdir -p /run/systemd/system /run/asked; ip link set lo up; cp $1/braid.service /etc/systemd/system/braid.service
+        cat >/usr/bin/systemctl <<'END'
+#!/bin/sh
+echo \"systemctl $*\" >>/run/asked/log
+case \"$*\" in
+*start*) cat /run/asked/fails 2>/dev/null && exit 1 ;;
+show*) cat /run/asked/state ;;
+esac
+exit 0
+END
+        cat >/usr/bin/journalctl <<'END'
+#!/bin/sh
+case \"$*\" in *--since=@*) echo old; echo 'braid: line 3 is wrong' ;; esac
+END
+        chmod 755 /usr/bin/systemctl /usr/bin/journalctl; ";
+    let inner = format!("{fakes} set +e; braid={}; {script}; cat /run/asked/log", env!("CARGO_BIN_EXE_braid"));
+    let shown = in_a_namespace(&format!("unshare --net --pid --fork --mount-proc sh -c \"$(cat <<'OUTER'\n{inner}\nOUTER\n)\" sh $1"));
+    shown.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn where_the_service_is_installed_up_and_down_go_through_systemd() {
+    if !is_root() {
+        return;
+    }
+    let shown = with_systemd("$braid up; echo $?; printf 'ActiveState=activating\nMainPID=0\n' >/run/asked/state; $braid down; echo $?");
+    let show = "systemctl show braid.service --property=ActiveState --property=MainPID";
+    assert_eq!(
+        shown,
+        [
+            "Braid is up; systemd runs it (braid.service)",
+            "0",
+            "Braid is down; systemd stopped it (braid.service)",
+            "0",
+            "systemctl --no-ask-password reset-failed braid.service",
+            "systemctl --no-ask-password start braid.service",
+            show,
+            "systemctl --no-ask-password stop braid.service",
+        ]
+    );
+    // The unit's own `braid down`, and one for another daemon.
+    let state = "printf 'ActiveState=deactivating\nMainPID=0\n' >/run/asked/state; $braid down --quiet; echo $?
+        printf 'ActiveState=active\nMainPID=1\n' >/run/asked/state; $braid down --quiet --socket /run/other; echo $?";
+    assert_eq!(with_systemd(state), ["0", "0", show, show]);
+}
+
+#[test]
+fn a_service_that_does_not_start_is_stopped_and_the_reason_told() {
+    if !is_root() {
+        return;
+    }
+    let shown = with_systemd("echo no >/run/asked/fails; $braid up 2>&1; echo $?; $braid up --ui -v 2>&1; echo $?");
+    assert_eq!(
+        shown,
+        [
+            "braid: the daemon did not start: line 3 is wrong",
+            "`systemctl status braid` and `journalctl -u braid` show more",
+            "1",
+            "braid: systemd starts Braid here, with BRAID_OPTIONS of /etc/default/braid: write --ui, --verbose there, or use `braid up --foreground`",
+            "1",
+            "systemctl --no-ask-password reset-failed braid.service",
+            "systemctl --no-ask-password start braid.service",
+            "systemctl --no-ask-password stop braid.service",
+        ]
+    );
+}
+
 #[test]
 fn regression_licences_and_sources_are_held_to_the_list() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");

@@ -26,13 +26,15 @@ use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code, raise_open_files};
 use braid_platform::linux::{reverse_path, watch::ExeWatch};
-use braid_store::lock::Lock;
+pub use braid_store::lock::Holder;
+use braid_store::lock::{Lock, LockError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 mod acts;
 mod answers;
+pub mod background;
 mod memory;
 mod peering;
 pub mod peers;
@@ -64,7 +66,7 @@ const STEERING: &str = "cannot speak with the kernel's side";
 /// What was learnt is written this often.
 const FLUSH: Duration = Duration::from_secs(15);
 
-/// What `braid up` was told.
+/// What the daemon was told by its command line.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The configuration file; `None`: the default place if there is a file, else the defaults.
@@ -114,6 +116,20 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     // A thread may still wait for a disk that does not answer.
     runtime.shutdown_background();
     result.and(swept.map(drop).context("cannot take Braid's rules and routes down"))
+}
+
+/// The daemon of this network namespace, ready or not, if there is one.
+///
+/// # Errors
+/// When this process may not be a daemon itself, or the lock cannot be looked at.
+pub fn running() -> anyhow::Result<Option<Holder>> {
+    crate::privilege::check()?;
+    Lock::holder().context("cannot start Braid")
+}
+
+/// Why no other daemon can start while `holder` runs, and what to do.
+pub fn held(holder: Holder) -> String {
+    LockError::Held(holder).to_string()
 }
 
 /// Takes down what a daemon that is gone left behind, in this network namespace. Returns what was found, for people, if there was anything.

@@ -73,6 +73,14 @@ pub enum Holder {
 }
 
 impl Holder {
+    /// Whether this is the process with this number and user.
+    pub fn is(self, number: i32, user: u32) -> bool {
+        match self {
+            Self::Known { process, .. } if process != 0 => process == number,
+            Self::Known { .. } | Self::Unknown => Users::of_this_system().trust(user),
+        }
+    }
+
     fn stop(self) -> &'static str {
         match self {
             Self::Known { service: true, .. } => "`sudo systemctl stop braid`",
@@ -95,7 +103,19 @@ impl std::fmt::Display for Holder {
 impl Lock {
     /// Takes the lock; waits for it until `patience` is over.
     pub fn take_within(patience: Duration) -> Result<Self, LockError> {
-        Self::take_at(NAME, &file_of_this_namespace()?, patience)
+        Self::take_at(NAME, &file_of_this_namespace("lock")?, patience)
+    }
+
+    /// Who has the lock now, if anybody.
+    ///
+    /// # Errors
+    /// The lock cannot be looked at.
+    pub fn holder() -> Result<Option<Holder>, LockError> {
+        match Self::try_at(NAME, &file_of_this_namespace("lock")?) {
+            Ok(_) => Ok(None),
+            Err(LockError::Held(holder)) => Ok(Some(holder)),
+            Err(error) => Err(error),
+        }
     }
 
     fn take_at(name: &[u8], file: &Path, patience: Duration) -> Result<Self, LockError> {
@@ -181,10 +201,10 @@ impl Users {
     }
 }
 
-/// The file of the calling thread's network namespace: namespaces share directories.
-fn file_of_this_namespace() -> io::Result<PathBuf> {
+/// The file of this `kind` of the calling thread's network namespace: namespaces share directories.
+pub fn file_of_this_namespace(kind: &str) -> io::Result<PathBuf> {
     let namespace = std::fs::metadata("/proc/thread-self/ns/net")?;
-    Ok(Path::new(FOLDER).join(format!("network-{}.lock", namespace.ino())))
+    Ok(Path::new(FOLDER).join(format!("network-{}.{kind}", namespace.ino())))
 }
 
 /// A file that is locked, and removed when this is dropped.

@@ -339,7 +339,7 @@ def doctor_agrees_with_up(kernel, oddity):
         braid("down")
     except Exception:
         started = False
-        print("braid up says:", *daemon.end_of_log(), sep="\n    ")
+        print("braid daemon says:", *daemon.end_of_log(), sep="\n    ")
     print(f"{'PASS' if promised == started == up_works else 'FAIL'} doctor-agrees-with-up: doctor says {promised}, up starts: {started}, expected: {up_works}")
     promised = doctor_promises("run", *NOBODY)
     try:
@@ -399,7 +399,7 @@ class Background:
 
 
 class Daemon:
-    """`braid up` in the client's namespace."""
+    """`braid daemon` in the client's namespace."""
 
     home = pathlib.Path("/tmp/daemon")
     process = None
@@ -410,11 +410,11 @@ class Daemon:
 
     def start(self, config):
         self.configure(config)
-        words = ["braid", "up", "--config", f"{self.home}/braid.toml", "--state-dir", f"{self.home}/state", "--socket", os.environ["BRAID_SOCKET"]]
+        words = ["braid", "daemon", "--config", f"{self.home}/braid.toml", "--state-dir", f"{self.home}/state", "--socket", os.environ["BRAID_SOCKET"]]
         self.process = Background(words, self.home / "log").process
         up = lambda: [link["state"] for link in self.status()["links"]] == ["up", "up"]
         eventually(lambda: self.process.poll() is not None or up(), lambda: f"links: {self.status()}")
-        require(self.process.poll() is None, f"braid up ended with status {self.process.poll()}")
+        require(self.process.poll() is None, f"braid daemon ended with status {self.process.poll()}")
 
     def status(self):
         try:

@@ -101,7 +101,7 @@ fn start(settings: &Settings, lab: &Lab, to: SocketAddr) -> Result<Duration> {
     let rule = format!("[[app]]\nmatch = {{ port = {} }}\nlinks = [\"{}\"]\n", to.port(), LINKS[1]);
     std::fs::write(home.join("braid.toml"), links + &rule)?;
     let mut command = lab.client().command(&settings.braid)?;
-    command.arg("up").arg("--config").arg(home.join("braid.toml")).arg("--state-dir").arg(home.join("state"));
+    command.arg("daemon").arg("--config").arg(home.join("braid.toml")).arg("--state-dir").arg(home.join("state"));
     command.arg("--socket").arg(home.join("socket")).stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(home.join("log"))?);
     let begin = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot run {}", settings.braid.display()))?;
@@ -112,7 +112,7 @@ fn start(settings: &Settings, lab: &Lab, to: SocketAddr) -> Result<Duration> {
                 return Ok(at);
             }
             if let Some(status) = child.try_wait()? {
-                bail!("braid up ended ({status}): {}", std::fs::read_to_string(home.join("log")).unwrap_or_default().trim());
+                bail!("braid daemon ended ({status}): {}", std::fs::read_to_string(home.join("log")).unwrap_or_default().trim());
             }
             ensure!(at < LIMIT, "no flow was scheduled in {LIMIT:?}");
             thread::sleep(Duration::from_millis(1));

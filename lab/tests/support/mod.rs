@@ -1,4 +1,4 @@
-//! What the daemon's tests share: the real `braid up` in a lab, and questions to the kernel about which link a flow has.
+//! What the daemon's tests share: the real `braid daemon` in a lab, and questions to the kernel about which link a flow has.
 
 // Every test program uses its own part of this, and is the world to it.
 #![allow(dead_code, unreachable_pub)]
@@ -81,7 +81,7 @@ pub fn http(mut stream: impl Read + Write, what: &str, headers: &str, body: &str
     (head[9..12].parse().unwrap(), body.to_owned(), head.to_owned())
 }
 
-/// A running `braid up`. Dropped, it is asked to end, and killed if it does not; its log is shown if the test fails.
+/// A running `braid daemon`. Dropped, it is asked to end, and killed if it does not; its log is shown if the test fails.
 pub struct Up<'a> {
     pub lab: &'a Lab,
     child: Child,
@@ -125,9 +125,9 @@ impl<'a> Up<'a> {
         fs::write(home.join("braid.toml"), with_links(config)).unwrap();
         let child = Self::command(lab, wrapper, &home, state_dir).args(more).spawn().unwrap();
         let mut up = Self { lab, child, home };
-        eventually("braid up answers", || {
+        eventually("the daemon answers", || {
             let ended = up.child.try_wait().unwrap();
-            assert!(ended.is_none(), "braid up ended at once: {}", up.log());
+            assert!(ended.is_none(), "the daemon ended at once: {}", up.log());
             up.status().is_some()
         });
         up
@@ -142,7 +142,7 @@ impl<'a> Up<'a> {
                 command
             }
         };
-        command.arg("up").arg("--config").arg(home.join("braid.toml")).arg("--state-dir").arg(state_dir);
+        command.arg("daemon").arg("--config").arg(home.join("braid.toml")).arg("--state-dir").arg(state_dir);
         command.arg("--socket").arg(home.join("socket")).stdin(Stdio::null());
         let log = File::options().create(true).append(true).open(home.join("log")).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
@@ -211,7 +211,7 @@ impl<'a> Up<'a> {
     /// Waits for the daemon's end.
     #[track_caller]
     pub fn wait_end(&mut self) {
-        eventually("braid up ends", || self.child.try_wait().unwrap().is_some());
+        eventually("the daemon ends", || self.child.try_wait().unwrap().is_some());
     }
 
     /// Resident memory in kilobytes.

@@ -44,8 +44,8 @@ pub(crate) struct Cli {
 // A variant without words of its own has those of what it holds, the long ones too: its own would hide them.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Start the daemon, in the foreground.
     Up(Up),
+    Daemon(Foreground),
     /// Stop the daemon; without one, sweep what a dead one may have left.
     Down(Down),
     /// Read the configuration again and apply it to new flows.
@@ -128,8 +128,36 @@ pub(crate) struct Query {
     pub(crate) json: bool,
 }
 
+/// Switch Braid on, and return when it steers.
+///
+/// Where systemd runs and the package's service is installed, systemd starts the daemon; its options are BRAID_OPTIONS in /etc/default/braid.
+/// Elsewhere the daemon starts in the background with the options given here. A daemon that runs already keeps its own options.
+///
+/// Exit status: 0 when the daemon steers, 1 when it did not start; the reason is then printed, and nothing is left running.
 #[derive(Debug, Args)]
 pub(crate) struct Up {
+    #[command(flatten)]
+    pub(crate) start: Start,
+    /// Be the daemon, in the foreground, as "braid daemon" is.
+    #[arg(long)]
+    pub(crate) foreground: bool,
+}
+
+/// Run the daemon in the foreground, for a service manager.
+///
+/// It notifies the manager by sd_notify when it steers, and ends on SIGTERM, SIGINT or "braid down". "braid up" starts it in the background.
+#[derive(Debug, Args)]
+pub(crate) struct Foreground {
+    #[command(flatten)]
+    pub(crate) start: Start,
+    /// Leave the terminal and the files of whoever started it ("braid up" sets this).
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
+}
+
+/// What a daemon is started with.
+#[derive(Debug, Args)]
+pub(crate) struct Start {
     /// The configuration file. Left out: /etc/braid/braid.toml where there is one, else the defaults.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

@@ -1,0 +1,108 @@
+//! The daemon as the package's service of systemd.
+
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use braid_daemon::background::last_words;
+use braid_http::DEFAULT_SOCKET;
+use braid_platform::linux::sys::process::own_user;
+use indicatif::ProgressBar;
+
+use crate::client;
+
+const UNIT: &str = "braid.service";
+/// Where units of services are looked for (systemd.unit(5)).
+const UNITS: [&str; 3] = ["/etc/systemd/system", "/lib/systemd/system", "/usr/lib/systemd/system"];
+/// How long systemd may take. It has bounds of its own, which end before unless the unit was changed.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Whether systemd runs, has Braid's unit, and would start it in this network namespace.
+pub(super) fn is_here() -> bool {
+    let namespace = |process: &str| std::fs::metadata(format!("/proc/{process}/ns/net")).map(|found| (found.dev(), found.ino()));
+    // As sd_booted(3) looks.
+    Path::new("/run/systemd/system").is_dir()
+        && UNITS.iter().any(|folder| Path::new(folder).join(UNIT).exists())
+        && namespace("1").is_ok_and(|systemd| namespace("self").is_ok_and(|own| own == systemd))
+}
+
+/// Starts the service. An error says what the daemon said, and leaves the service stopped.
+pub(super) fn start(progress: &ProgressBar) -> anyhow::Result<()> {
+    let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    // systemd counts starts, and refuses one too many in ten seconds. A user who asks for one means it.
+    let _ = systemctl(&["reset-failed", UNIT], progress);
+    let Err(error) = systemctl(&["start", UNIT], progress) else { return Ok(()) };
+    // Or systemd would start it again and again.
+    let _ = systemctl(&["stop", UNIT], progress);
+    match words_since(begin) {
+        words if words.is_empty() => Err(error),
+        words => bail!("the daemon did not start: {words}\n`systemctl status braid` and `journalctl -u braid` show more"),
+    }
+}
+
+/// Stops the service.
+pub(super) fn stop(progress: &ProgressBar) -> anyhow::Result<()> {
+    systemctl(&["stop", UNIT], &progress.clone().with_message("Braid ends"))
+}
+
+/// Whether systemd has started what listens on `socket`, or is starting it, and this user may stop it.
+pub(super) fn runs(socket: &Path) -> bool {
+    if own_user() != 0 || !is_here() {
+        return false;
+    }
+    let Some(shown) = output(Command::new("systemctl").args(["show", UNIT, "--property=ActiveState", "--property=MainPID"])) else {
+        return false;
+    };
+    let field = |name: &str| shown.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    // Not while it ends: the unit itself runs `braid down` then, and must not wait for its own end.
+    if !matches!(field("ActiveState="), "active" | "activating" | "reloading") {
+        return false;
+    }
+    match client::listener(socket) {
+        Ok(server) => server.pid().is_some_and(|process| field("MainPID=") == process.to_string()),
+        Err(error) => error.is_nobody() && socket == Path::new(DEFAULT_SOCKET),
+    }
+}
+
+/// Runs `systemctl` to its end. An error has its words.
+fn systemctl(words: &[&str], progress: &ProgressBar) -> anyhow::Result<()> {
+    let mut command = Command::new("systemctl");
+    command.arg("--no-ask-password").args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot run systemctl")?;
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begin.elapsed() > LIMIT {
+            child.kill()?;
+        }
+        progress.tick();
+        std::thread::sleep(super::PAUSE);
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut said = String::new();
+    if let Some(stderr) = &mut child.stderr {
+        let _ = stderr.read_to_string(&mut said);
+    }
+    bail!("`systemctl {}` failed ({status}): {}", words.join(" "), said.trim())
+}
+
+/// What the daemon said last in systemd's journal, of what it said since `begin`, in seconds of Unix time.
+fn words_since(begin: u64) -> String {
+    // What was said last is on its way there.
+    let _ = output(Command::new("journalctl").arg("--sync"));
+    let mut command = Command::new("journalctl");
+    command.args(["--unit", UNIT, "--identifier", "braid", "--lines", "200", "--output", "cat", "--no-pager", "--quiet"]);
+    last_words(&output(command.arg(format!("--since=@{begin}"))).unwrap_or_default())
+}
+
+fn output(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,228 @@
+//! Starts the daemon as a process of its own, which outlives its starter.
+
+use std::ffi::OsStr;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use braid_platform::linux::sys::process::{
+    FORWARDED, block_signals, close_inherited, keep_ended_children, leave_session, next_signal, poll, send_signal, signal_descriptor,
+};
+use braid_store::lock;
+
+/// How long a daemon that is told to end may take before it is killed.
+const ENDING: Duration = Duration::from_secs(10);
+/// How much of the end of its log is read.
+const LOG_END: u64 = 256 << 10;
+/// Lines of the log that are shown where it does not name an error.
+const LINES: usize = 20;
+
+/// A daemon that starts in the background. Dropped before [`leave`](Self::leave), it is ended.
+#[derive(Debug)]
+pub struct Background {
+    child: Child,
+    log: Log,
+    /// What a user or a terminal sends to this process meanwhile.
+    signals: OwnedFd,
+    left: bool,
+}
+
+impl Background {
+    /// Starts this program again with `arguments`, which make it call [`detach`] and then be the daemon. From now on this thread is not
+    /// ended by signals: [`pause`](Self::pause) returns them.
+    ///
+    /// # Errors
+    /// When its log cannot be made beside the lock, or no process started.
+    pub fn start<S: AsRef<OsStr>>(arguments: &[S]) -> io::Result<Self> {
+        let log = Log::create(&lock::file_of_this_namespace("log")?)?;
+        keep_ended_children();
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("braid").args(arguments).current_dir("/");
+        let child = command.stdin(Stdio::null()).stdout(log.writer()?).stderr(log.writer()?).spawn()?;
+        // Not before: the daemon would inherit it.
+        block_signals(&FORWARDED)?;
+        let signals = signal_descriptor(&FORWARDED)?;
+        Ok(Self { child, log, signals, left: false })
+    }
+
+    /// Its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it did.
+    ///
+    /// # Errors
+    /// Those of `waitpid`.
+    pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Waits for `span`, or until a signal asks this process to end; whether one did.
+    ///
+    /// # Errors
+    /// Those of `poll` and `read`.
+    pub fn pause(&self, span: Duration) -> io::Result<bool> {
+        poll([(self.signals.as_fd(), true)], Some(span))?;
+        Ok(next_signal(self.signals.as_fd())?.is_some())
+    }
+
+    /// What it said last: the error that ended it, or else the last lines of its log.
+    pub fn last_words(&self) -> String {
+        last_words(&self.log.end().unwrap_or_default())
+    }
+
+    /// Leaves it running. Returns where its log is.
+    ///
+    /// # Errors
+    /// When the log cannot be given its name; then the daemon is ended.
+    pub fn leave(mut self) -> io::Result<PathBuf> {
+        self.log.keep()?;
+        self.left = true;
+        Ok(self.log.kept.clone())
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        let process = i32::try_from(self.child.id()).map_err(io::Error::other)?;
+        if self.child.try_wait()?.is_none() {
+            send_signal(process, libc::SIGTERM)?;
+            send_signal(process, libc::SIGCONT)?;
+        }
+        let end = Instant::now() + ENDING;
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > end {
+                self.child.kill()?;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if !self.left {
+            let _ = self.end();
+        }
+    }
+}
+
+/// Leaves the starter's session and open files. Call it first thing: it closes every file but the standard ones.
+///
+/// # Errors
+/// Those of `close_range` and `setsid`.
+pub fn detach() -> io::Result<()> {
+    close_inherited(&[])?;
+    leave_session()?;
+    // Of the name it was started by, /proc/self/exe, the kernel shows "exe".
+    std::fs::write("/proc/self/comm", "braid")
+}
+
+/// What the daemon says, in a file that its user and root alone can read. It is removed when this is dropped, unless it was kept.
+///
+/// It is made under a name of its own: of two daemons that start at once, the one that is refused leaves the other's log alone.
+#[derive(Debug)]
+struct Log {
+    file: File,
+    path: PathBuf,
+    /// Its name once it is kept.
+    kept: PathBuf,
+}
+
+impl Log {
+    fn create(kept: &Path) -> io::Result<Self> {
+        if let Some(folder) = kept.parent() {
+            DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+        }
+        let path = kept.with_extension(format!("log-{}", std::process::id()));
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // Never a file that somebody else has made.
+        let file = OpenOptions::new().read(true).append(true).create_new(true).mode(0o600).open(&path)?;
+        Ok(Self { file, path, kept: kept.to_owned() })
+    }
+
+    fn writer(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    fn keep(&self) -> io::Result<()> {
+        std::fs::rename(&self.path, &self.kept)
+    }
+
+    fn end(&self) -> io::Result<String> {
+        let length = self.file.metadata()?.len();
+        let first = length.saturating_sub(LOG_END);
+        let mut bytes = vec![0; usize::try_from(length - first).map_err(io::Error::other)?];
+        // The writers' place in the file is this one's too: it must not move.
+        self.file.read_exact_at(&mut bytes, first)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        // A kept one has another name.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The last error that the program printed, or else the last lines of `log`.
+pub fn last_words(log: &str) -> String {
+    let lines: Vec<&str> = log.trim_end().lines().collect();
+    let words = match lines.iter().rposition(|line| line.starts_with("braid: ")) {
+        Some(error) => lines[error..].join("\n"),
+        None => lines[lines.len().saturating_sub(LINES)..].join("\n"),
+    };
+    words.strip_prefix("braid: ").map_or(words.clone(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_last_error_is_told_or_else_the_last_lines() {
+        let lines = (0..30).map(|line| format!("INFO {line}\n")).collect::<String>();
+        assert_eq!(last_words(&format!("{lines}braid: old\nINFO x\nbraid: line 3:\n  rol = 3\n")), "line 3:\n  rol = 3");
+        assert_eq!(last_words(&lines).lines().collect::<Vec<_>>().len(), LINES);
+        assert!(last_words(&lines).ends_with("INFO 29"));
+        assert_eq!(last_words(""), "");
+    }
+
+    #[test]
+    fn the_log_is_its_users_own_and_a_refused_start_leaves_anothers_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = folder.path().join("run/network-1.log");
+        std::fs::create_dir(folder.path().join("run")).unwrap();
+        let there = kept.with_extension(format!("log-{}", std::process::id()));
+        std::fs::write(folder.path().join("victim"), "precious").unwrap();
+        std::os::unix::fs::symlink(folder.path().join("victim"), &there).unwrap();
+        std::fs::write(&kept, "another's").unwrap();
+
+        let log = Log::create(&kept).unwrap();
+        let mut writer = log.writer().unwrap();
+        writer.write_all("ü and more".as_bytes()).unwrap();
+        assert_eq!(log.end().unwrap(), "ü and more");
+        writer.write_all(b"; the end").unwrap();
+        assert_eq!(log.end().unwrap(), "ü and more; the end");
+        assert_eq!(std::fs::metadata(&there).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(log);
+        assert!(!there.exists());
+        assert_eq!(std::fs::read_to_string(&kept).unwrap(), "another's");
+
+        Log::create(&kept).unwrap().keep().unwrap();
+        assert_eq!(std::fs::read_to_string(&kept).unwrap(), "");
+        assert_eq!(std::fs::read_to_string(folder.path().join("victim")).unwrap(), "precious");
+    }
+}
