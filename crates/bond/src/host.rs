@@ -71,7 +71,7 @@ pub enum HostEvent {
     },
     /// A connection is gone, and the path it was.
     Lost {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
         /// Its bond, if it had one.
         bond: Option<BondId>,
@@ -89,7 +89,7 @@ pub enum HostEvent {
     /// A bond has ended: it broke the protocol, or had no path for too long (a client's: 90 s after it last heard of the other end, as soon
     /// as a path that was dialled since is not answered). Its flows are gone with it.
     Ended {
-        /// Which.
+        /// The bond.
         bond: BondId,
         /// Why, in words.
         reason: String,

@@ -60,7 +60,7 @@ pub enum Event {
     },
     /// The server says how opening went: 0, or an error code.
     Opened {
-        /// Which.
+        /// The flow.
         flow: FlowKey,
         /// 0 if it is open, else why not (`docs/protocol.md`).
         code: u64,
@@ -71,28 +71,28 @@ pub enum Event {
     Writable(FlowKey),
     /// The other end reset a flow: nothing more comes.
     Reset {
-        /// Which.
+        /// The flow.
         flow: FlowKey,
         /// Why.
         code: u64,
     },
     /// The other end reads no more of a flow.
     Stopped {
-        /// Which.
+        /// The flow.
         flow: FlowKey,
         /// Why.
         code: u64,
     },
     /// A flow is over and forgotten.
     Closed {
-        /// Which.
+        /// The flow.
         flow: FlowKey,
         /// Bytes sent and received on each link.
         by_link: Vec<(u8, Amount, Amount)>,
     },
     /// A path's state changed.
     Path {
-        /// Which.
+        /// The path.
         path: PathId,
         /// What it is now.
         state: PathState,

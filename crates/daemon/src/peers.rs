@@ -90,7 +90,7 @@ pub enum Change {
     Server {
         /// The host.
         host: IpAddr,
-        /// What.
+        /// What it has met.
         news: ServerNews,
     },
 }

@@ -7,6 +7,7 @@
 pub mod allowance;
 pub mod bucket;
 pub mod capacity;
+pub mod counters;
 pub mod class;
 pub mod connection;
 pub mod demand;

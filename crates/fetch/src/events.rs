@@ -23,7 +23,7 @@ pub enum Event {
     },
     /// Something the user should know.
     Note {
-        /// What.
+        /// The note, for people.
         text: String,
     },
     /// How far all is.

@@ -34,22 +34,6 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// How a flow's bytes are moved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Carry {
-    /// By the kernel, on one link.
-    Direct,
-}
-
-impl fmt::Display for Carry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Direct => "direct",
-        })
-    }
-}
-
 /// Which way most of a flow's bytes go. A full-duplex link has a capacity and a load for each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -17,7 +17,7 @@ mod units;
 
 pub use application::{Application, Class};
 pub use energy::{Joules, Power};
-pub use flow::{Affinity, Carry, Direction, FlowId, Protocol};
+pub use flow::{Affinity, Direction, FlowId, Protocol};
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
 pub use network::{NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 pub use text::{printable, steers};

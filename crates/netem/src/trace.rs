@@ -19,7 +19,7 @@ pub enum TraceError {
     /// A line holds something else than a whole number.
     #[error("trace line {line}: {text:?} is not a whole number of milliseconds")]
     NotANumber {
-        /// Where.
+        /// The line, counted from 1.
         line: usize,
         /// What stands there.
         text: String,
@@ -27,7 +27,7 @@ pub enum TraceError {
     /// A line lies before the one above.
     #[error("trace line {line}: {value} ms lies before the line above ({before} ms); sort the file")]
     Backwards {
-        /// Where.
+        /// The line, counted from 1.
         line: usize,
         /// What stands there.
         value: u64,
@@ -40,7 +40,7 @@ pub enum TraceError {
     /// The last line lies further ahead than can be counted.
     #[error("trace line {line}: {value} ms is more than a year")]
     TooLong {
-        /// Where.
+        /// The line, counted from 1.
         line: usize,
         /// What stands there.
         value: u64,

@@ -115,7 +115,7 @@ pub enum InviteError {
     /// Characters that no invitation has.
     #[error("character {position}, {found:?}, stands in no invitation (letters and the digits 2 to 7 do); copy it again")]
     Character {
-        /// Which.
+        /// Its place, counted from 1.
         position: usize,
         /// What stands there.
         found: char,
@@ -123,7 +123,7 @@ pub enum InviteError {
     /// One character is wrong.
     #[error("character {position}, {found:?} after {after:?}, is mistyped: it should be {right:?}")]
     Mistyped {
-        /// Which.
+        /// Its place, counted from 1.
         position: usize,
         /// What stands before it.
         after: String,
@@ -135,7 +135,7 @@ pub enum InviteError {
     /// One character is missing.
     #[error("a character is missing after {after:?}: {right:?} should be character {position}")]
     Missing {
-        /// Which.
+        /// Its place, counted from 1.
         position: usize,
         /// What stands before it.
         after: String,
@@ -145,7 +145,7 @@ pub enum InviteError {
     /// One character is too much.
     #[error("character {position}, {found:?} after {after:?}, is too much: leave it out")]
     Surplus {
-        /// Which.
+        /// Its place, counted from 1.
         position: usize,
         /// What stands before it.
         after: String,

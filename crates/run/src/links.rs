@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use braid_decide::capacity::{self, Busy, Capacity};
 use braid_decide::connection::{LinkMask, MAX_LINKS};
+use braid_decide::counters::DeviceCounters;
 use braid_decide::policy::Admission;
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Rate, Time};
 use braid_store::{LinkKey, LinkRow};
@@ -41,8 +42,8 @@ struct Slot {
     ranks: PerFamily<u32>,
     avoided: PerFamily<Avoided>,
     capacity: [Capacity; 2],
-    /// Its device's counters, and when they were read.
-    counted: Option<(Time, [Bytes; 2])>,
+    /// Its device's counters.
+    counted: DeviceCounters,
 }
 
 #[derive(Default, Clone, Copy)]
@@ -228,10 +229,9 @@ impl Links {
         for (index, rx, tx) in counters {
             let Some(position) = self.slots.iter().position(|slot| slot.index == index) else { continue };
             let (busy, slot) = (busy(position), &mut self.slots[position]);
-            let Some((before, counted)) = slot.counted.replace((now, [rx, tx])) else { continue };
+            let Some(moved) = slot.counted.on_read(now, [rx, tx]) else { continue };
             for direction in [Direction::Down, Direction::Up].map(|direction| direction as usize) {
-                let moved = [rx, tx][direction].saturating_sub(counted[direction]);
-                slot.capacity[direction].on_interval(now, moved, now.since(before), busy[direction]);
+                slot.capacity[direction].on_interval(now, moved.bytes[direction], moved.span, busy[direction]);
             }
         }
     }
@@ -255,7 +255,7 @@ impl Slot {
             ranks: PerFamily { v4: u32::MAX, v6: u32::MAX },
             avoided: PerFamily::default(),
             capacity,
-            counted: None,
+            counted: DeviceCounters::default(),
         }
     }
 }

@@ -236,7 +236,7 @@ pub enum LoadKnowledge {
 /// A change of one link.
 #[derive(Debug, Clone)]
 pub struct LinkChange {
-    /// When.
+    /// The time at which it takes effect.
     pub at: Time,
     /// Which of the client's links.
     pub link: usize,

@@ -102,7 +102,6 @@ pub struct UsageRow {
 #[derive(Debug, Clone, Default)]
 struct Batch {
     apps: BTreeMap<AppKey, AppRow>,
-    classes: BTreeMap<(String, String), Option<String>>,
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
     history: BTreeMap<(&'static str, u64), String>,
@@ -110,16 +109,13 @@ struct Batch {
 
 impl Batch {
     fn is_empty(&self) -> bool {
-        self.apps.is_empty() && self.classes.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.history.is_empty()
+        self.apps.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.history.is_empty()
     }
 
     /// Keeps the batch bounded while nothing can be written.
     fn bound(&mut self) {
         prune(&mut self.apps, |row| row.updated);
         prune(&mut self.links, |row| row.updated);
-        while self.classes.len() > ROW_LIMIT {
-            self.classes.pop_first();
-        }
         while self.history.len() > ROW_LIMIT {
             self.history.pop_first();
         }
@@ -140,8 +136,6 @@ pub fn prune<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, updated: impl Fn(&V) 
 pub struct Learnt {
     /// Applications' demand.
     pub apps: BTreeMap<AppKey, AppRow>,
-    /// Classes set by the user, by executable and name.
-    pub classes: BTreeMap<(String, String), String>,
     /// Links' capacities.
     pub links: BTreeMap<LinkKey, LinkRow>,
     /// Metered links' usage.
@@ -195,12 +189,6 @@ impl Store {
     /// Remembers an application's demand.
     pub fn put_app(&mut self, key: AppKey, row: AppRow) {
         self.pending.apps.insert(key, row);
-        self.pending.bound();
-    }
-
-    /// Remembers a class set by the user; `None` forgets it.
-    pub fn put_class(&mut self, exe: String, name: String, class: Option<String>) {
-        self.pending.classes.insert((exe, name), class);
         self.pending.bound();
     }
 
@@ -388,7 +376,6 @@ fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
 const CREATE: &str = "
     CREATE TABLE app (exe TEXT NOT NULL, name TEXT NOT NULL, port INTEGER NOT NULL, demand_down INTEGER NOT NULL,
         demand_up INTEGER NOT NULL, samples INTEGER NOT NULL, updated INTEGER NOT NULL, PRIMARY KEY (exe, name, port)) WITHOUT ROWID;
-    CREATE TABLE class (exe TEXT NOT NULL, name TEXT NOT NULL, class TEXT NOT NULL, PRIMARY KEY (exe, name)) WITHOUT ROWID;
     CREATE TABLE link (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, capacity_down INTEGER, capacity_up INTEGER,
         updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;
     CREATE TABLE usage (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, used INTEGER NOT NULL, period INTEGER NOT NULL,
@@ -401,14 +388,6 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
     let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO app VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
     for (key, row) in &batch.apps {
         put.execute(params![key.exe, key.name, key.port, int(row.demand_down), int(row.demand_up), int(row.samples), int(row.updated)])?;
-    }
-    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO class VALUES (?1, ?2, ?3)")?;
-    let mut forget = transaction.prepare_cached("DELETE FROM class WHERE exe = ?1 AND name = ?2")?;
-    for ((exe, name), class) in &batch.classes {
-        match class {
-            Some(class) => put.execute(params![exe, name, class])?,
-            None => forget.execute(params![exe, name])?,
-        };
     }
     let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO link VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?;
     for (key, row) in &batch.links {
@@ -454,11 +433,6 @@ fn read_all(connection: &Connection) -> rusqlite::Result<Learnt> {
         let key = AppKey { exe: row.get(0)?, name: row.get(1)?, port: row.get(2)? };
         let value = AppRow { demand_down: uint(row, 3)?, demand_up: uint(row, 4)?, samples: uint(row, 5)?, updated: uint(row, 6)? };
         learnt.apps.insert(key, value);
-    }
-    let mut select = connection.prepare("SELECT * FROM class")?;
-    let mut rows = select.query([])?;
-    while let Some(row) = rows.next()? {
-        learnt.classes.insert((row.get(0)?, row.get(1)?), row.get(2)?);
     }
     let mut select = connection.prepare("SELECT * FROM link")?;
     let mut rows = select.query([])?;
@@ -521,7 +495,6 @@ mod tests {
         let (mut store, learnt, notes) = Store::open(folder);
         assert_eq!((learnt, notes), (Learnt::default(), vec![]));
         store.put_app(app("curl", 443), AppRow { demand_down: 1 << 60, demand_up: 2, samples: 3, updated: 4 });
-        store.put_class("/usr/bin/curl".into(), "curl".into(), Some("bulk".into()));
         store.put_link(link(), LinkRow { capacity_down: Some(20_000_000), capacity_up: None, updated: 5 });
         store.put_usage(link(), UsageRow { used: 7, period: 20_000, updated: 6 });
         assert_eq!(store.flush(), None);
@@ -550,7 +523,6 @@ mod tests {
         let folder = temporary.path().join("state");
         let learnt = filled(&folder);
         assert_eq!(learnt.apps[&app("curl", 443)], AppRow { demand_down: 1 << 60, demand_up: 2, samples: 3, updated: 4 });
-        assert_eq!(learnt.classes.values().collect::<Vec<_>>(), ["bulk"]);
         assert_eq!(learnt.links[&link()], LinkRow { capacity_down: Some(20_000_000), capacity_up: None, updated: 5 });
         assert_eq!(learnt.usage[&link()], UsageRow { used: 7, period: 20_000, updated: 6 });
         assert_eq!(schema_of(&folder), Some(SCHEMA));
@@ -572,16 +544,6 @@ mod tests {
         let history = Store::open(folder.path()).1.history;
         assert_eq!(history.len(), braid_control::history::kept("5m") + 1);
         assert_eq!((history.keys().next().unwrap().1, &*history[&("day".to_owned(), 3)]), (712, "x"));
-    }
-
-    #[test]
-    fn a_class_can_be_forgotten() {
-        let folder = tempfile::tempdir().unwrap();
-        filled(folder.path());
-        let (mut store, ..) = Store::open(folder.path());
-        store.put_class("/usr/bin/curl".into(), "curl".into(), None);
-        store.flush();
-        assert!(Store::open(folder.path()).1.classes.is_empty());
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub enum LockError {
         file.display()
     )]
     Stranger {
-        /// Who.
+        /// The user who holds the name.
         user: u32,
         /// The file.
         file: PathBuf,

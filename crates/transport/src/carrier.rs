@@ -30,7 +30,7 @@ pub enum Notice {
     Joined(ConnectionId, BondId, PathId),
     /// A connection is gone.
     Lost {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
         /// Why.
         reason: String,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use braid_decide::allowance::Allowance;
 use braid_decide::capacity::{self, Busy, Capacity, Estimate, Loss, Rtt};
 use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_decide::counters::{DeviceCounters, Moved};
 use braid_decide::health::{Health, Judgement, ProbeRequest};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};
@@ -48,10 +49,8 @@ pub struct Link {
     pub ended: [Bytes; 2],
     /// Bytes that Braid's living flows moved so far.
     pub living: [Bytes; 2],
-    /// The device's own counters, received and sent; `None` until read once.
-    pub device: Option<[Bytes; 2]>,
-    /// When they were read.
-    pub device_at: Time,
+    /// The device's own counters.
+    pub device: DeviceCounters,
     /// What the device moves now.
     pub rate: [Option<Rate>; 2],
     /// What all that the device moved has cost.
@@ -90,8 +89,7 @@ impl Link {
             loss: Loss::default(),
             ended: [Bytes::ZERO; 2],
             living: [Bytes::ZERO; 2],
-            device: None,
-            device_at: now,
+            device: DeviceCounters::default(),
             rate: [None; 2],
             energy: EnergyMeter::default(),
             answered: PerFamily::default(),
@@ -116,7 +114,7 @@ impl Link {
             }
         }
         (self.rtt, self.loss, self.ended, self.living) = (before.rtt, before.loss, before.ended, before.living);
-        (self.device, self.device_at, self.rate, self.energy) = (before.device, before.device_at, before.rate, before.energy);
+        (self.device, self.rate, self.energy) = (before.device, before.rate, before.energy);
         self.model = before.model;
         (self.falls, self.lived) = (before.falls, before.lived);
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
@@ -173,10 +171,8 @@ impl Link {
         [self.ended[0] + self.living[0], self.ended[1] + self.living[1]]
     }
 
-    /// Takes in the device's counters; a count that went back means that the device was made anew. `cost` is that of a byte, where
-    /// it is known.
+    /// Takes in the device's counters. `cost` is that of a byte, where it is known.
     pub fn on_device(&mut self, now: Time, counters: [Bytes; 2], unix: i64, busy: [Busy; 2], cost: Option<ByteCost>) {
-        let span = now.since(self.device_at);
         if self.rule.metered && self.allowance.is_none() {
             let mut allowance = Allowance::new(self.rule.cap, self.rule.reset_day, unix);
             if let Some((used, period)) = self.used_before.take() {
@@ -184,12 +180,10 @@ impl Link {
             }
             self.allowance = Some(allowance);
         }
-        if let Some(before) = self.device {
-            let mut all = [Bytes::ZERO; 2];
+        if let Some(Moved { bytes: all, span }) = self.device.on_read(now, counters) {
             for direction in [Direction::Down, Direction::Up] {
                 let index = direction as usize;
-                let moved = if counters[index] >= before[index] { counters[index].saturating_sub(before[index]) } else { counters[index] };
-                all[index] = moved;
+                let moved = all[index];
                 self.rate[index] = (span > Duration::ZERO).then(|| moved.per(span));
                 if self.sound() {
                     self.capacity[index].on_interval(now, moved, span, busy[index]);
@@ -202,8 +196,6 @@ impl Link {
             }
             self.energy.count(cost, all[0], all[1]);
         }
-        self.device = Some(counters);
-        self.device_at = now;
     }
 
     /// Whether it carries what it can: neither dead nor without carrier in every family.
