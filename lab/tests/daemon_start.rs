@@ -308,23 +308,32 @@ fn up_stays_in_the_foreground_where_it_is_told_to_or_a_service_manager_waits() {
     let switch = Switch::new(&lab);
     let manager = UnixDatagram::bind(switch.home.join("notify")).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();
-    let heard = |wanted: &str| {
-        let mut buffer = [0; 256];
-        while manager.recv(&mut buffer).map(|length| text(&buffer[..length])).unwrap() != wanted {}
-    };
-    for words in
-        [&["up", "--state-dir", "@state"][..], &["up", "--foreground", "--state-dir", "@state"], &["daemon", "--state-dir", "@state"]]
-    {
-        let mut command = switch.command(words);
-        let mut child = Ended(command.stderr(Stdio::null()).env("NOTIFY_SOCKET", switch.home.join("notify")).spawn().unwrap());
-        heard("READY=1");
-        let status: Value = serde_json::from_str(&switch.run(&["status", "--json"]).1).unwrap();
-        assert_eq!(status["interception"], "ebpf");
-        assert!(child.0.try_wait().unwrap().is_none());
+    let mut by_notify = switch.command(&["up", "--state-dir", "@state"]);
+    by_notify.env("NOTIFY_SOCKET", switch.home.join("notify"));
+    let mut by_number = lab.client().command("sh").unwrap();
+    by_number
+        .args(["-c", "SYSTEMD_EXEC_PID=$$ exec \"$0\" up --state-dir \"$1\"/state --socket \"$1\"/sock"])
+        .arg(braid())
+        .arg(&switch.home);
+    let told = ["up --foreground", "daemon"].map(|words| {
+        let words: Vec<&str> = words.split(' ').chain(["--state-dir", "@state"]).collect();
+        switch.command(&words)
+    });
+    for mut command in [by_notify, by_number].into_iter().chain(told) {
+        let mut child = Ended(command.stderr(Stdio::null()).spawn().unwrap());
+        let status = || serde_json::from_str::<Value>(&switch.run(&["status", "--json"]).1).ok();
+        eventually("the daemon answers", || {
+            assert_eq!(child.0.try_wait().unwrap(), None, "{command:?}");
+            status().is_some()
+        });
+        assert_eq!((status().unwrap()["interception"].as_str(), switch.daemons()), (Some("ebpf"), vec![]), "{command:?}");
         kill("-TERM", child.0.id());
-        heard("STOPPING=1");
-        assert!(child.0.wait().unwrap().success(), "{words:?}");
+        assert!(child.0.wait().unwrap().success(), "{command:?}");
     }
+    let mut buffer = [0; 256];
+    let mut notified = || manager.recv(&mut buffer).map(|length| text(&buffer[..length])).unwrap();
+    assert_eq!(notified(), "READY=1");
+    while notified() != "STOPPING=1" {}
 }
 
 /// A child that is not left running.

@@ -28,8 +28,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// `braid up`.
 pub(crate) fn up(up: Up, verbose: u8) -> anyhow::Result<()> {
-    // A service manager waits for this very process: units that were written for earlier versions run `braid up`.
-    if up.foreground || std::env::var_os("NOTIFY_SOCKET").is_some() {
+    if up.foreground || service::started_this() {
         return start::daemon(up.start, verbose);
     }
     let progress = spinner();

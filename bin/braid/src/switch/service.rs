@@ -29,6 +29,13 @@ pub(super) fn is_here() -> bool {
         && namespace("1").is_ok_and(|systemd| namespace("self").is_ok_and(|own| own == systemd))
 }
 
+/// Whether a service manager started this very process, and takes its end for the daemon's: units that were written for earlier versions run
+/// `braid up` (systemd.exec(5), sd_notify(3)).
+pub(super) fn started_this() -> bool {
+    let own = std::process::id().to_string();
+    std::env::var_os("NOTIFY_SOCKET").is_some() || std::env::var_os("SYSTEMD_EXEC_PID").is_some_and(|started| started == *own)
+}
+
 /// Starts the service. An error says what the daemon said, and leaves the service stopped.
 pub(super) fn start(progress: &ProgressBar) -> anyhow::Result<()> {
     let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
