@@ -241,6 +241,24 @@ fn up_returns_when_the_daemon_steers_and_down_ends_it() {
 }
 
 #[test]
+fn of_two_ups_at_once_one_starts_the_daemon_and_both_succeed() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let switch = Switch::new(&lab);
+    let ups = thread::scope(|scope| [0; 2].map(|_| scope.spawn(|| switch.up(&[]))).map(|up| up.join().unwrap()));
+    let told = ups.each_ref().map(|(code, said, errors)| {
+        assert_eq!(*code, Some(0), "{said}{errors}");
+        said.starts_with("Braid is up (process ")
+    });
+    assert!(told[0] != told[1] && switch.daemons().len() == 1, "{ups:?}");
+    assert_eq!(switch.run_directory().len(), 2, "a lock and a log: {:?}", switch.run_directory());
+    assert_eq!(switch.run(&["down"]).0, Some(0));
+    eventually("no daemon is left", || switch.daemons().is_empty());
+}
+
+#[test]
 fn up_believes_no_answer_but_the_daemons() {
     if !able() {
         return;

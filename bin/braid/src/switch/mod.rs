@@ -36,15 +36,14 @@ pub(crate) fn up(up: Up, verbose: u8) -> anyhow::Result<()> {
         progress.finish_and_clear();
         return already(&up.start, verbose, &status);
     }
-    let said = if service::is_here() {
-        refuse_options(&up.start, verbose)?;
-        service::start(&progress)?;
-        "Braid is up; systemd runs it (braid.service)".to_owned()
-    } else {
-        in_background(&up.start, verbose, &progress)?
-    };
+    let begun = begin(&up.start, verbose, &progress);
+    // Another one may have begun at the same time.
+    let other = if begun.is_err() { running(&up.start.daemon.socket, &progress).ok().flatten() } else { None };
     progress.finish_and_clear();
-    Ok(writeln!(io::stdout(), "{said}")?)
+    match other {
+        Some(status) => already(&up.start, verbose, &status),
+        None => Ok(writeln!(io::stdout(), "{}", begun?)?),
+    }
 }
 
 /// `braid down`.
@@ -66,6 +65,16 @@ pub(crate) fn down(order: &Down) -> anyhow::Result<()> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Starts the daemon. What to say of it once it steers.
+fn begin(start: &Start, verbose: u8, progress: &ProgressBar) -> anyhow::Result<String> {
+    if !service::is_here() {
+        return in_background(start, verbose, progress);
+    }
+    refuse_options(start, verbose)?;
+    service::start(progress)?;
+    Ok("Braid is up; systemd runs it (braid.service)".to_owned())
 }
 
 /// Shows on a terminal that something takes its time, whenever it is ticked.
