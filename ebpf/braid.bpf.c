@@ -485,7 +485,7 @@ BRAID_INLINE void begin(struct braid_flow *flow)
 {
 	__u32 zero = 0, bank;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
-	struct board *shared = the_board();
+	struct load_table *shared = the_load_table();
 	const struct braid_params *now;
 	__u64 time = bpf_ktime_get_ns();
 	_Bool first = 0;
@@ -700,7 +700,7 @@ BRAID_INLINE void apply_corrections(void)
 {
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		__u32 key = slot;
-		struct braid_lane *wrong = bpf_map_lookup_elem(&corrections, &key);
+		struct braid_link_load *wrong = bpf_map_lookup_elem(&corrections, &key);
 
 		if (!wrong || !(wrong->load[0] | wrong->load[1] | wrong->flows))
 			continue;

@@ -31,8 +31,8 @@ enum braid_affinity { BRAID_AFFINITY_NONE, BRAID_AFFINITY_DESTINATION, BRAID_AFF
 enum braid_class { BRAID_UNCLASSIFIED, BRAID_REAL_TIME, BRAID_BROWSER, BRAID_BULK, BRAID_CLASS_UNSET = 255 };
 enum braid_verdict { BRAID_LEAVE, BRAID_STEER };
 
-/* What the rule keeps of a link. Written by the programs under the board's lock only. */
-struct braid_lane {
+/* What the rule keeps of a link. Written by the programs under the table's lock only. */
+struct braid_link_load {
 	__u64 load[2];
 	__u64 tag;
 	__u32 flows;
@@ -172,7 +172,7 @@ struct braid_flow {
 	__u64 id; /* the socket's cookie */
 	__u64 started;
 	__u64 demand;
-	__u64 reserved; /* what of it the lane's load holds */
+	__u64 reserved; /* what of it the link's load holds */
 	__u64 rx; /* UDP only; TCP's counters are the kernel's own */
 	__u64 tx;
 	__u64 cgroup;

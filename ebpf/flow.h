@@ -69,7 +69,7 @@ __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 re
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
 	__u32 zero = 0;
-	struct board *shared = bpf_map_lookup_elem(&board, &zero);
+	struct load_table *shared = bpf_map_lookup_elem(&load_table, &zero);
 	struct connection *place = NULL;
 
 	if (!request || !now || !shared)
@@ -107,28 +107,28 @@ BRAID_INLINE int choose(struct request *request, __u32 bank, __u32 reserve)
 	return 0;
 }
 
-BRAID_INLINE struct board *the_board(void)
+BRAID_INLINE struct load_table *the_load_table(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&board, &zero);
+	return bpf_map_lookup_elem(&load_table, &zero);
 }
 
 /*
- * Adds to a lane. Under the lock, as all that changes lanes: an atomic addition beside it would be lost in what the lock's holder
+ * Adds to a link's load. Under the lock, as all that changes loads: an atomic addition beside it would be lost in what the lock's holder
  * writes back.
  */
 BRAID_INLINE void add_to_lane(__u32 slot, __u32 direction, __u64 load, __u32 flows)
 {
-	struct board *shared = the_board();
-	struct braid_lane *lane;
+	struct load_table *shared = the_load_table();
+	struct braid_link_load *link_load;
 
 	if (!shared)
 		return;
-	lane = &shared->state.lanes[slot & (BRAID_MAX_LINKS - 1)];
+	link_load = &shared->state.loads[slot & (BRAID_MAX_LINKS - 1)];
 	bpf_spin_lock(&shared->lock);
-	lane->load[direction & 1] += load;
-	lane->flows += flows;
+	link_load->load[direction & 1] += load;
+	link_load->flows += flows;
 	bpf_spin_unlock(&shared->lock);
 }
 
@@ -138,19 +138,19 @@ BRAID_INLINE void add_to_lane(__u32 slot, __u32 direction, __u64 load, __u32 flo
  */
 BRAID_INLINE _Bool weigh(struct braid_flow *flow, __u64 id, __u64 weight, _Bool end)
 {
-	struct board *shared = the_board();
-	struct braid_lane *lane;
+	struct load_table *shared = the_load_table();
+	struct braid_link_load *link_load;
 	_Bool done = 0;
 
 	if (!shared)
 		return 0;
-	lane = &shared->state.lanes[flow->slot & (BRAID_MAX_LINKS - 1)];
+	link_load = &shared->state.loads[flow->slot & (BRAID_MAX_LINKS - 1)];
 	bpf_spin_lock(&shared->lock);
 	if (flow->id == id && !(flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))) {
-		lane->load[flow->direction & 1] += weight - flow->reserved;
+		link_load->load[flow->direction & 1] += weight - flow->reserved;
 		flow->reserved = weight;
 		if (end) {
-			lane->flows--;
+			link_load->flows--;
 			flow->flags |= BRAID_FLOW_MARKER;
 		}
 		done = 1;
@@ -159,7 +159,7 @@ BRAID_INLINE _Bool weigh(struct braid_flow *flow, __u64 id, __u64 weight, _Bool 
 	return done;
 }
 
-/* Takes a flow off its lane, once: it is no flow any more then. */
+/* Takes a flow off its link's load, once: it is no flow any more then. */
 BRAID_INLINE _Bool release(struct braid_flow *flow, __u64 id)
 {
 	return weigh(flow, id, 0, 1);

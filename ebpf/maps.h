@@ -39,10 +39,10 @@
 /* What this kernel can do, set by the loader before loading. */
 const volatile __u8 has_retval = 0;
 
-struct board {
+struct load_table {
 	struct bpf_spin_lock lock;
 	__u32 pad;
-	struct braid_board_state state;
+	struct braid_load_table state;
 };
 
 struct process_name {
@@ -66,8 +66,8 @@ struct lpm6 {
 MAP(control, BPF_MAP_TYPE_ARRAY, __u32, struct braid_control, 1, 0);
 MAP(params, BPF_MAP_TYPE_ARRAY, __u32, struct braid_params, 2, 0);
 MAP(rules, BPF_MAP_TYPE_ARRAY, __u32, struct braid_rule, 2 * BRAID_MAX_RULES, 0);
-MAP(board, BPF_MAP_TYPE_ARRAY, __u32, struct board, 1, 0);
-MAP(corrections, BPF_MAP_TYPE_ARRAY, __u32, struct braid_lane, BRAID_MAX_LINKS, 0);
+MAP(load_table, BPF_MAP_TYPE_ARRAY, __u32, struct load_table, 1, 0);
+MAP(corrections, BPF_MAP_TYPE_ARRAY, __u32, struct braid_link_load, BRAID_MAX_LINKS, 0);
 MAP(prefixes4, BPF_MAP_TYPE_LPM_TRIE, struct lpm4, __u8, 65536, BPF_F_NO_PREALLOC);
 MAP(prefixes6, BPF_MAP_TYPE_LPM_TRIE, struct lpm6, __u8, 65536, BPF_F_NO_PREALLOC);
 MAP(resolvers, BPF_MAP_TYPE_HASH, struct address, __u32, 256, 0);

@@ -6,7 +6,7 @@
 #include "schedule.h"
 
 /* As the kernel's choice: the winner, BRAID_NO_SLOT for nobody; `denied` tells why nobody. */
-__u32 braid_native_choose(struct braid_board_state *board, const struct braid_params *params, __u32 usable, __u32 actions, __u32 links,
+__u32 braid_native_choose(struct braid_load_table *table, const struct braid_params *params, __u32 usable, __u32 actions, __u32 links,
 			  __u32 prefer, __u32 direction, __u64 demand, __u32 *denied)
 {
 	_Bool refused;
@@ -15,17 +15,17 @@ __u32 braid_native_choose(struct braid_board_state *board, const struct braid_pa
 	*denied = refused;
 	if (!allowed)
 		return BRAID_NO_SLOT;
-	braid_pick(board, params, allowed, direction, demand);
-	braid_commit(board, params, direction, demand);
-	return board->winner;
+	braid_pick(table, params, allowed, direction, demand);
+	braid_commit(table, params, direction, demand);
+	return table->winner;
 }
 
 /* Sizes that the Rust side must agree with. */
 const size_t braid_native_sizes[] = {
-	sizeof(struct braid_params),	   sizeof(struct braid_slot),	  sizeof(struct braid_lane),	 sizeof(struct braid_rule),
+	sizeof(struct braid_params),	   sizeof(struct braid_slot),	  sizeof(struct braid_link_load),	 sizeof(struct braid_rule),
 	sizeof(struct braid_flow),	   sizeof(struct braid_flow_row), sizeof(struct braid_event),	 sizeof(struct braid_signs),
 	sizeof(struct braid_demand_key),   sizeof(struct braid_demand),	  sizeof(struct braid_app_key),	 sizeof(struct braid_datagram_key),
-	sizeof(struct braid_board_state),  sizeof(struct braid_control),  sizeof(struct braid_exe_key),	 sizeof(struct braid_app),
+	sizeof(struct braid_load_table),  sizeof(struct braid_control),  sizeof(struct braid_exe_key),	 sizeof(struct braid_app),
 	sizeof(struct braid_redirection),  sizeof(struct braid_arrival),
 	offsetof(struct braid_params, slots), offsetof(struct braid_flow, remote), offsetof(struct braid_flow_row, local),
 	offsetof(struct braid_arrival, remote),

@@ -3,7 +3,7 @@
  * The one rule that gives a new connection its link, as the kernel runs it. The reference, with the reasons and the sources, is
  * crates/decide/src/connection.rs; a test drives both with the same inputs. Pure: compiles for BPF and natively.
  *
- * The caller holds the board's lock, so nothing here may call a function: everything is inlined.
+ * The caller holds the table's lock, so nothing here may call a function: everything is inlined.
  */
 #ifndef BRAID_SCHEDULE_H
 #define BRAID_SCHEDULE_H
@@ -74,22 +74,22 @@ BRAID_INLINE __u64 braid_duration(__u64 load, __u64 rate)
 	return (time | -stopped) & -(1 ^ braid_is_zero(load));
 }
 
-/* The board as one decision reads it and the next one must see it changed. */
-struct braid_board_state {
+/* The table as one decision reads it and the next one must see it changed. */
+struct braid_load_table {
 	__u64 virtual_time;
 	/* The verifier must not follow which slot is best through every branch of the loop: stored here, it is just a number. */
 	volatile __u32 winner;
 	__u32 pad;
 	__u64 commits;
-	struct braid_lane lanes[BRAID_MAX_LINKS];
+	struct braid_link_load loads[BRAID_MAX_LINKS];
 };
 
-BRAID_INLINE __u64 braid_virtual_start(const struct braid_board_state *board, __u32 slot)
+BRAID_INLINE __u64 braid_virtual_start(const struct braid_load_table *table, __u32 slot)
 {
-	return braid_max(board->lanes[slot].tag, board->virtual_time);
+	return braid_max(table->loads[slot].tag, table->virtual_time);
 }
 
-BRAID_INLINE __u64 braid_deadline(const struct braid_board_state *board, const struct braid_params *params, __u32 allowed,
+BRAID_INLINE __u64 braid_deadline(const struct braid_load_table *table, const struct braid_params *params, __u32 allowed,
 				  __u32 direction, __u64 demand)
 {
 	__u64 total = braid_min(demand, BRAID_LOAD_LIMIT), latest = 0;
@@ -99,7 +99,7 @@ BRAID_INLINE __u64 braid_deadline(const struct braid_board_state *board, const s
 
 		if (!rest)
 			break;
-		load = braid_min(board->lanes[slot].load[direction], BRAID_LOAD_LIMIT) & -(rest & 1);
+		load = braid_min(table->loads[slot].load[direction], BRAID_LOAD_LIMIT) & -(rest & 1);
 		total = braid_min(total + load, BRAID_LOAD_LIMIT);
 		latest = braid_max(latest, braid_duration(load, params->slots[slot].rate[direction]));
 	}
@@ -110,7 +110,7 @@ BRAID_INLINE __u64 braid_deadline(const struct braid_board_state *board, const s
  * What of a link's load counts before the end of a new flow: (load + min(load, flows * demand)) / 2; all of it when `whole`. `load` and
  * `demand` are at most BRAID_LOAD_LIMIT. The product is made of two, so that what is above the limit shows, without a division.
  */
-BRAID_INLINE __u64 braid_ahead(__u64 load, __u32 flows, __u64 demand, __u64 whole)
+BRAID_INLINE __u64 braid_backlog(__u64 load, __u32 flows, __u64 demand, __u64 whole)
 {
 	__u64 low = (demand & ~0u) * flows, high = (demand >> 32) * flows + (low >> 32);
 	__u64 above = 1 ^ braid_is_zero(high >> 29);
@@ -124,7 +124,7 @@ struct braid_best {
 	__u64 tier, first, second;
 };
 
-BRAID_INLINE void braid_offer(struct braid_board_state *board, struct braid_best *best, __u64 allowed, __u64 tier, __u64 first,
+BRAID_INLINE void braid_offer(struct braid_load_table *table, struct braid_best *best, __u64 allowed, __u64 tier, __u64 first,
 			      __u64 second, __u32 slot)
 {
 	__u64 better = braid_less(second, best->second);
@@ -135,11 +135,11 @@ BRAID_INLINE void braid_offer(struct braid_board_state *board, struct braid_best
 	best->tier = braid_select(better, tier, best->tier);
 	best->first = braid_select(better, first, best->first);
 	best->second = braid_select(better, second, best->second);
-	board->winner = braid_select(better, slot, board->winner);
+	table->winner = braid_select(better, slot, table->winner);
 }
 
-/* Sets board->winner to the slot the rule picks among `allowed`, which must not be empty. */
-BRAID_INLINE void braid_pick(struct braid_board_state *board, const struct braid_params *params, __u32 allowed, __u32 direction,
+/* Sets table->winner to the slot the rule picks among `allowed`, which must not be empty. */
+BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_params *params, __u32 allowed, __u32 direction,
 			     __u64 demand)
 {
 	struct braid_best best = { .tier = 2 };
@@ -150,7 +150,7 @@ BRAID_INLINE void braid_pick(struct braid_board_state *board, const struct braid
 	demand = braid_min(demand, BRAID_LOAD_LIMIT);
 	targeted = 1 ^ braid_is_zero(params->target[direction]);
 	if (mode == BRAID_CHEAPEST_IN_TIME && params->target[direction])
-		deadline = braid_deadline(board, params, allowed, direction, demand);
+		deadline = braid_deadline(table, params, allowed, direction, demand);
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		const struct braid_slot *link = &params->slots[slot];
 		/* A number of its own, so that the verifier does not remember of `allowed` which bits were found where. */
@@ -159,37 +159,37 @@ BRAID_INLINE void braid_pick(struct braid_board_state *board, const struct braid
 		if (!rest)
 			break;
 		if (mode == BRAID_ONLY_ONE) {
-			braid_offer(board, &best, rest & 1, 0, link->rank, 0, slot);
+			braid_offer(table, &best, rest & 1, 0, link->rank, 0, slot);
 		} else if (mode == BRAID_VIRTUAL_START) {
-			braid_offer(board, &best, rest & 1, 0, braid_virtual_start(board, slot), link->step, slot);
+			braid_offer(table, &best, rest & 1, 0, braid_virtual_start(table, slot), link->step, slot);
 		} else {
-			__u64 load = braid_min(board->lanes[slot].load[direction], BRAID_LOAD_LIMIT);
-			__u64 ahead = braid_ahead(load, board->lanes[slot].flows, demand, targeted);
-			__u64 finish = braid_duration(ahead + demand, link->rate[direction]);
+			__u64 load = braid_min(table->loads[slot].load[direction], BRAID_LOAD_LIMIT);
+			__u64 backlog = braid_backlog(load, table->loads[slot].flows, demand, targeted);
+			__u64 finish = braid_duration(backlog + demand, link->rate[direction]);
 			__u64 late = braid_less(deadline, finish);
 
-			braid_offer(board, &best, rest & 1, late, braid_select(late, finish, link->price), link->price & -late, slot);
+			braid_offer(table, &best, rest & 1, late, braid_select(late, finish, link->price), link->price & -late, slot);
 		}
 	}
 }
 
-/* Puts a flow on board->winner. */
-BRAID_INLINE void braid_commit(struct braid_board_state *board, const struct braid_params *params, __u32 direction, __u64 demand)
+/* Puts a flow on table->winner. */
+BRAID_INLINE void braid_commit(struct braid_load_table *table, const struct braid_params *params, __u32 direction, __u64 demand)
 {
-	__u32 slot = board->winner & (BRAID_MAX_LINKS - 1);
-	struct braid_lane *lane = &board->lanes[slot];
+	__u32 slot = table->winner & (BRAID_MAX_LINKS - 1);
+	struct braid_link_load *link_load = &table->loads[slot];
 
 	direction &= 1;
 	if (params->mode == BRAID_VIRTUAL_START) {
-		__u64 start = braid_virtual_start(board, slot);
+		__u64 start = braid_virtual_start(table, slot);
 
-		lane->tag = braid_add(start, params->slots[slot].step);
-		board->virtual_time = start;
+		link_load->tag = braid_add(start, params->slots[slot].step);
+		table->virtual_time = start;
 	}
-	lane->load[direction] = braid_min(braid_add(lane->load[direction], demand), BRAID_LOAD_LIMIT);
-	if (lane->flows != ~0u)
-		lane->flows++;
-	board->commits++;
+	link_load->load[direction] = braid_min(braid_add(link_load->load[direction], demand), BRAID_LOAD_LIMIT);
+	if (link_load->flows != ~0u)
+		link_load->flows++;
+	table->commits++;
 }
 
 /*

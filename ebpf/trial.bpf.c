@@ -13,7 +13,7 @@ struct trial {
 	/* At the top level: Linux 6.1 looks for it nowhere else. */
 	struct bpf_spin_lock lock;
 	__u32 pad;
-	struct braid_board_state state;
+	struct braid_load_table state;
 	__u32 allowed;
 	__u32 direction;
 	__u64 demand;

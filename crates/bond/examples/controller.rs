@@ -10,7 +10,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use braid_bond::controller::Gauge;
+use braid_bond::controller::PathMetrics;
 use braid_model::{Bytes, Time};
 use braid_netem::{Loss, Profile, RateSource, Trace};
 use support::{Controllers, Source, World, bdp, bottleneck};
@@ -66,7 +66,7 @@ fn millis(span: Duration) -> f64 {
 /// One flow alone, a buffer of 1 MB.
 fn alone() {
     println!("\nAlone, buffer 1 MB, seconds 5 to 30: goodput (part of the rate), queueing delay in ms (median, 95th percentile)");
-    println!("{:>8} {:>7} {:>26} {:>26} {:>26}", "Mbit/s", "RTT ms", "radio", "CUBIC", "BBRv3");
+    println!("{:>8} {:>7} {:>26} {:>26} {:>26}", "Mbit/s", "RTT ms", "rate", "CUBIC", "BBRv3");
     for (mbps, rtt) in [(5.0, 1), (5.0, 20), (5.0, 40), (5.0, 100), (5.0, 600), (20.0, 10), (20.0, 40), (50.0, 20), (50.0, 100), (1.0, 50)]
     {
         print!("{mbps:>8} {rtt:>7}");
@@ -85,7 +85,7 @@ fn alone() {
 /// One flow on links that lose packets.
 fn loss() {
     println!("\nRandom loss, 20 Mbit/s, 40 ms, buffer 1 BDP, 30 s from the beginning: goodput / (rate x (1 - loss)), median queue in ms");
-    println!("{:>16} {:>14} {:>14} {:>14}", "loss", "radio", "CUBIC", "BBRv3");
+    println!("{:>16} {:>14} {:>14} {:>14}", "loss", "rate", "CUBIC", "BBRv3");
     let (mbps, rtt) = (20.0, ms(40));
     let losses = [0.01, 0.03, 0.1].map(|p| (p, "random", Loss::random(p))).into_iter();
     for (p, kind, loss) in losses.chain([0.01, 0.03, 0.1].map(|p| (p, "bursts", Loss::bursts(p, 5.0)))) {
@@ -105,7 +105,7 @@ fn loss() {
 /// One flow on slow links that lose packets: the mean of ten seeds, and the worst of them.
 fn slow() {
     println!("\nSlow links, 60 s from the beginning: goodput / (rate x (1 - loss)), mean and least of 10 runs, and the median queue in ms");
-    println!("{:>7} {:>7} {:>7} {:>6} {:>22} {:>22}", "Mbit/s", "RTT ms", "buffer", "loss", "radio", "BBRv3");
+    println!("{:>7} {:>7} {:>7} {:>6} {:>22} {:>22}", "Mbit/s", "RTT ms", "buffer", "loss", "rate", "BBRv3");
     for (mbps, rtt) in [(1.0, 20), (1.0, 50), (1.0, 120)] {
         for buffer in [18_000, 100_000] {
             for p in [0.0, 0.01, 0.03, 0.1] {
@@ -179,27 +179,27 @@ fn compare(path: &str, trace: Arc<Trace>) {
 fn watch(late: bool, lone: bool, path: &str) {
     let numbers: Vec<f64> = path.split(',').filter_map(|word| word.parse().ok()).collect();
     let [mbps, rtt, buffer] = numbers[..] else { return eprintln!("{path}: give a path as Mbit/s,ms,BDP, such as 20,40,1") };
-    let gauge = Arc::new(Gauge::default());
+    let metrics = Arc::new(PathMetrics::default());
     let rtt = Duration::from_secs_f64(rtt / 1e3);
     let mut world = World::new(bottleneck(mbps, rtt, bdp(mbps, rtt, buffer)), 1);
     let (ours, theirs) = if late { (5, 0) } else { (0, 5) };
-    world.add(&Controllers::Radio(gauge.clone()), Source::Bulk, seconds(ours));
+    world.add(&Controllers::Rate(metrics.clone()), Source::Bulk, seconds(ours));
     let source = if lone { Source::Idle } else { Source::Bulk };
     let other = world.add(&Controllers::Cubic, source, seconds(theirs));
-    course(&mut world, &gauge, Time::ZERO, seconds(35));
+    course(&mut world, &metrics, Time::ZERO, seconds(35));
     world.flow(other).set_source(Source::Idle, seconds(35));
-    course(&mut world, &gauge, seconds(35), seconds(45));
+    course(&mut world, &metrics, seconds(35), seconds(45));
 }
 
 fn watch_trace(trace: Arc<Trace>) {
-    let gauge = Arc::new(Gauge::default());
+    let metrics = Arc::new(PathMetrics::default());
     let mut world = World::new(recorded(trace), 1);
-    world.add(&Controllers::Radio(gauge.clone()), Source::Bulk, Time::ZERO);
-    course(&mut world, &gauge, Time::ZERO, seconds(60));
+    world.add(&Controllers::Rate(metrics.clone()), Source::Bulk, Time::ZERO);
+    course(&mut world, &metrics, Time::ZERO, seconds(60));
 }
 
 /// Prints ten lines a second: bytes, Mbit/s, ms, and the goodput of the first flow and of all.
-fn course(world: &mut World, gauge: &Gauge, from: Time, to: Time) {
+fn course(world: &mut World, metrics: &PathMetrics, from: Time, to: Time) {
     println!(
         "{:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
         "s", "window", "flight", "pacing", "rate", "min RTT", "queue", "ours", "all"
@@ -211,12 +211,12 @@ fn course(world: &mut World, gauge: &Gauge, from: Time, to: Time) {
         println!(
             "{:>6.1} {:>8} {:>8} {:>8.2} {:>8.2} {:>8.1} {:>8.1} {:>8.2} {:>8.2}",
             now.as_nanos() as f64 / 1e9,
-            gauge.window().get(),
-            gauge.in_flight().get(),
-            gauge.pacing().bps() as f64 / 1e6,
-            gauge.delivery_rate().bps() as f64 / 1e6,
-            millis(gauge.min_rtt().unwrap_or_default()),
-            millis(gauge.queueing_delay()),
+            metrics.window().get(),
+            metrics.in_flight().get(),
+            metrics.pacing().bps() as f64 / 1e6,
+            metrics.delivery_rate().bps() as f64 / 1e6,
+            millis(metrics.min_rtt().unwrap_or_default()),
+            millis(metrics.queueing_delay()),
             world.goodput(0, before, now) / 1e6,
             world.total(before, now) / 1e6,
         );

@@ -26,7 +26,7 @@ use thiserror::Error;
 pub use self::admission::refusals;
 use self::conn::{Conn, Stage, transport};
 pub use self::source::{Begins, Source, source, sources};
-use crate::controller::{Gauge, Radio};
+use crate::controller::{PathMetrics, RateController};
 use crate::hello::{BondId, Hello, Secret, VERSION};
 use crate::{Bond, Event, Limits, PathId, Side};
 
@@ -276,9 +276,9 @@ impl Host {
     ) -> Result<ConnectionId, DialError> {
         let session = self.sessions.get(&bond).ok_or(DialError::NoBond(bond))?;
         let (secret, joins) = (session.secret, session.established);
-        let gauge = Arc::new(Gauge::default());
+        let metrics = Arc::new(PathMetrics::default());
         let mut config = ClientConfig::new(tls);
-        let mut settings = transport(Radio::factory(gauge.clone()), remote);
+        let mut settings = transport(RateController::factory(metrics.clone()), remote);
         if let Some(rtt) = self.first_rtt {
             settings.initial_rtt(rtt);
         }
@@ -286,7 +286,7 @@ impl Host {
         let (handle, connection) =
             self.endpoint.connect(now, config, remote, server_name).map_err(|error| DialError::Connect(remote, error.to_string()))?;
         let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, joins, backup, token, name };
-        let conn = Conn { bond: Some(bond), hello: Some(hello), path, backup, ..Conn::new(now, connection, handle, gauge, link, remote) };
+        let conn = Conn { bond: Some(bond), hello: Some(hello), path, backup, ..Conn::new(now, connection, handle, metrics, link, remote) };
         Ok(self.insert_conn(conn))
     }
 

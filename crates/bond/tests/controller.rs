@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use braid_bond::controller::Gauge;
+use braid_bond::controller::PathMetrics;
 use braid_model::{Bytes, Time};
 use braid_netem::{Loss, Profile, RateSource};
 use support::{Controllers, Source, World, bdp, bottleneck, cellular};
@@ -18,12 +18,12 @@ fn seconds(count: u64) -> Time {
     Time::from_millis(count * 1000)
 }
 
-/// A world with one of our flows from the beginning, and its gauge.
-fn lonely(profile: Profile, source: Source) -> (World, Arc<Gauge>) {
-    let gauge = Arc::new(Gauge::default());
+/// A world with one of our flows from the beginning, and its metrics.
+fn lonely(profile: Profile, source: Source) -> (World, Arc<PathMetrics>) {
+    let metrics = Arc::new(PathMetrics::default());
     let mut world = World::new(profile, 1);
-    world.add(&Controllers::Radio(gauge.clone()), source, Time::ZERO);
-    (world, gauge)
+    world.add(&Controllers::Rate(metrics.clone()), source, Time::ZERO);
+    (world, metrics)
 }
 
 /// Goodput as a part of `mbps`.
@@ -34,13 +34,13 @@ fn part(world: &World, flow: usize, mbps: f64, from: Time, to: Time) -> f64 {
 #[test]
 fn alone_it_fills_the_link_and_keeps_the_queue_short() {
     for rtt in [10, 40, 200] {
-        let (mut world, gauge) = lonely(bottleneck(5.0, ms(rtt), 1_000_000), Source::Bulk);
+        let (mut world, metrics) = lonely(bottleneck(5.0, ms(rtt), 1_000_000), Source::Bulk);
         world.run_until(seconds(15));
         let got = part(&world, 0, 5.0, seconds(4), seconds(15));
         assert!(got > 0.9, "RTT {rtt} ms: {got}");
         let wait = world.wait(None, 0.5, seconds(4), seconds(15));
         assert!(wait <= ms(5), "RTT {rtt} ms: {wait:?}");
-        let shown = gauge.delivery_rate().bps() as f64 / 5e6;
+        let shown = metrics.delivery_rate().bps() as f64 / 5e6;
         assert!((0.9..1.05).contains(&shown), "RTT {rtt} ms: {shown}");
     }
 }
@@ -184,13 +184,13 @@ fn a_rate_that_changes_fourfold_is_followed() {
 
 #[test]
 fn a_longer_way_is_noticed() {
-    let (mut world, gauge) = lonely(bottleneck(10.0, ms(20), 1_000_000), Source::Bulk);
+    let (mut world, metrics) = lonely(bottleneck(10.0, ms(20), 1_000_000), Source::Bulk);
     world.run_until(seconds(5));
     world.configure(bottleneck(10.0, ms(80), 1_000_000));
     world.run_until(seconds(30));
     let got = part(&world, 0, 10.0, seconds(15), seconds(30));
     assert!(got > 0.85, "{got}");
-    let shown = gauge.min_rtt().unwrap();
+    let shown = metrics.min_rtt().unwrap();
     assert!(shown >= ms(75), "{shown:?}");
     let wait = world.wait(None, 0.5, seconds(20), seconds(30));
     assert!(wait <= ms(10), "{wait:?}");
@@ -224,15 +224,15 @@ fn lumps_of_acknowledgements_starve_nothing() {
 
 #[test]
 fn an_idle_or_thin_flow_keeps_what_it_knows() {
-    let (mut world, gauge) = lonely(bottleneck(20.0, ms(40), 1_000_000), Source::Bulk);
+    let (mut world, metrics) = lonely(bottleneck(20.0, ms(40), 1_000_000), Source::Bulk);
     world.run_until(seconds(4));
-    let known = gauge.delivery_rate().bps();
+    let known = metrics.delivery_rate().bps();
     for (source, until) in [(Source::Thin(braid_model::Rate::from_bps(400_000)), 15), (Source::Idle, 25)] {
         let now = seconds(until - 10);
         world.run_until(now);
         world.flow(0).set_source(source, now);
         world.run_until(seconds(until));
-        let left = gauge.delivery_rate().bps() as f64 / known as f64;
+        let left = metrics.delivery_rate().bps() as f64 / known as f64;
         assert!((0.8..1.1).contains(&left), "{source:?}: {left}");
     }
     world.flow(0).set_source(Source::Bulk, seconds(25));
@@ -270,15 +270,15 @@ fn a_cellular_link_is_used_with_a_tenth_of_cubics_delay() {
 
 #[test]
 fn a_probe_passes_a_full_window() {
-    let (mut world, gauge) = lonely(bottleneck(10.0, ms(40), 1_000_000), Source::Bulk);
+    let (mut world, metrics) = lonely(bottleneck(10.0, ms(40), 1_000_000), Source::Bulk);
     world.run_until(seconds(3));
     world.set_dark(true);
     world.run_until(Time::from_millis(3_300));
-    let (flight, window) = (gauge.in_flight(), gauge.window());
+    let (flight, window) = (metrics.in_flight(), metrics.window());
     assert!(flight.get() + 2 * 1400 > window.get(), "{flight} {window}");
-    gauge.allow_probe(Bytes::new(2 * 1400));
-    assert!(gauge.in_flight() >= flight);
+    metrics.allow_probe(Bytes::new(2 * 1400));
+    assert!(metrics.in_flight() >= flight);
     world.run_until(Time::from_millis(3_320));
-    let allowed = gauge.window().get() + 3 * 1400;
-    assert!(gauge.in_flight().get() <= allowed.max(flight.get() + 3 * 1400), "{}", gauge.in_flight());
+    let allowed = metrics.window().get() + 3 * 1400;
+    assert!(metrics.in_flight().get() <= allowed.max(flight.get() + 3 * 1400), "{}", metrics.in_flight());
 }

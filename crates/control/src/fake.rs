@@ -7,7 +7,7 @@ pub mod network;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use braid_decide::connection::{Board, LinkMask, Request};
+use braid_decide::connection::{LinkMask, LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time};
 use ipnet::IpNet;
@@ -34,7 +34,7 @@ pub enum Steered {
 #[derive(Debug, Default)]
 pub struct FakeSteering {
     params: Option<SteerParams>,
-    board: Board,
+    load_table: LoadTable,
     prefixes: BTreeMap<Family, Vec<(IpNet, bool)>>,
     resolvers: Vec<(IpAddr, LinkMask)>,
     servers: Vec<IpAddr>,
@@ -167,7 +167,7 @@ impl FakeSteering {
         let demand = known.map_or(params.default_demand, |known| known.down + known.up);
         let direction = if known.is_some_and(|known| known.up > known.down) { Direction::Up } else { Direction::Down };
         self.sync_lanes(&params);
-        let Some(slot) = self.board.choose(params.mode_for(direction), &Request { allowed: mask, direction, demand }) else {
+        let Some(slot) = self.load_table.choose(params.mode_for(direction), &Request { allowed: mask, direction, demand }) else {
             return Steered::LeftAlone;
         };
         let Some(link) = &params.links[slot] else { return Steered::LeftAlone };
@@ -219,9 +219,9 @@ impl FakeSteering {
     fn sync_lanes(&mut self, params: &SteerParams) {
         for (slot, link) in params.links.iter().enumerate() {
             if let Some(link) = link {
-                let lane = &mut self.board.lanes[slot];
-                lane.rate = link.rate.map(Rate::bytes_per_second);
-                (lane.price, lane.step, lane.rank) = (link.price, link.step, link.rank);
+                let link_load = &mut self.load_table.loads[slot];
+                link_load.rate = link.rate.map(Rate::bytes_per_second);
+                (link_load.price, link_load.step, link_load.rank) = (link.price, link.step, link.rank);
             }
         }
     }
@@ -271,10 +271,10 @@ impl FakeSteering {
     pub fn close(&mut self, now: Time, id: FlowId) {
         let Some(mut row) = self.flows.remove(&id) else { return };
         row.read_at = now;
-        let lane = &mut self.board.lanes[row.slot];
-        let load = &mut lane.load[row.direction as usize];
+        let link_load = &mut self.load_table.loads[row.slot];
+        let load = &mut link_load.load[row.direction as usize];
         *load = load.saturating_sub(row.reserved.get());
-        lane.flows = lane.flows.saturating_sub(1);
+        link_load.flows = link_load.flows.saturating_sub(1);
         self.learn_step(&row.app, row.remote.1, row.rx, row.tx, now);
         self.counters.ended += 1;
         self.events.push(SteeringEvent::Ended(row));
@@ -379,7 +379,7 @@ impl Steering for FakeSteering {
         for row in self.flows.values_mut() {
             row.read_at = now;
             let left = braid_decide::demand::remaining(row.demand, row.rx + row.tx);
-            let load = &mut self.board.lanes[row.slot].load[row.direction as usize];
+            let load = &mut self.load_table.loads[row.slot].load[row.direction as usize];
             *load = load.saturating_sub(row.reserved.get()).saturating_add(left.get());
             row.reserved = left;
         }
@@ -391,9 +391,9 @@ impl Steering for FakeSteering {
         Ok(dumped)
     }
 
-    fn board(&mut self) -> Result<Board, SteeringError> {
+    fn load_table(&mut self) -> Result<LoadTable, SteeringError> {
         self.call("read the loads")?;
-        Ok(self.board.clone())
+        Ok(self.load_table.clone())
     }
 
     fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError> {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Mode};
+use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Mode};
 use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
@@ -383,7 +383,7 @@ pub trait Steering {
         self.end_dump(now, dumped)
     }
     /// The loads as the next decision will see them, with the parameters in force.
-    fn board(&mut self) -> Result<Board, SteeringError>;
+    fn load_table(&mut self) -> Result<LoadTable, SteeringError>;
     /// What connections tell of the link in `slot`.
     fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError>;
     /// Counters.

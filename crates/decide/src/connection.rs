@@ -5,7 +5,7 @@
 //! inputs and demands the same answers. Change one and you must change the other.
 //!
 //! Sources: DNIS III.B and DBAS II.D ("CO maximum throughput": the interface that finishes the system's load soonest), but for flows of
-//! unequal demand, see [`Board::end`]; OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target
+//! unequal demand, see [`LoadTable::end`]; OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target
 //! throughput); round robin and weighted round robin (DBAS II.D) as least virtual start time.
 
 use braid_model::{Bytes, Direction, Rate};
@@ -60,11 +60,11 @@ pub enum Mode {
     OnlyOne,
     /// Least virtual start time: round robin when all steps are equal, weighted when they follow the rates ([`steps`]).
     VirtualStart,
-    /// The cheapest link that finishes within the deadline, else the one that finishes first ([`Board::finish`]).
+    /// The cheapest link that finishes within the deadline, else the one that finishes first ([`LoadTable::finish`]).
     ///
     /// `target` is the throughput that all load together should reach (OPERETTA's `T_target`); the deadline is
     /// `max(L / target, max_k load_k / r_k)`. `None` is maximum throughput (DNIS, DBAS): the link on which the flow itself ends first
-    /// ([`Board::end`]), whatever the price.
+    /// ([`LoadTable::end`]), whatever the price.
     CheapestInTime {
         /// Target throughput.
         target: Option<Rate>,
@@ -73,7 +73,7 @@ pub enum Mode {
 
 /// One link as the rule sees it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Lane {
+pub struct LinkLoad {
     /// What the flows on the link still have to move, in bytes, by [`Direction`] (down, up).
     pub load: [u64; 2],
     /// Capacity in bytes per second, by [`Direction`].
@@ -92,16 +92,16 @@ pub struct Lane {
 
 /// All links and the virtual time: what one decision reads and the next one must see changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Board {
+pub struct LoadTable {
     /// Start tag of the last flow scheduled by virtual finish time.
     pub virtual_time: u64,
     /// The links by slot; slots in no mask are never looked at.
-    pub lanes: [Lane; MAX_LINKS],
+    pub loads: [LinkLoad; MAX_LINKS],
 }
 
-impl Default for Board {
+impl Default for LoadTable {
     fn default() -> Self {
-        Self { virtual_time: 0, lanes: [Lane::default(); MAX_LINKS] }
+        Self { virtual_time: 0, loads: [LinkLoad::default(); MAX_LINKS] }
     }
 }
 
@@ -116,7 +116,7 @@ pub struct Request {
     pub demand: Bytes,
 }
 
-impl Board {
+impl LoadTable {
     /// Chooses a link and reserves the flow's demand on it, in one step. `None` if no link is allowed.
     pub fn choose(&mut self, mode: Mode, request: &Request) -> Option<usize> {
         let slot = self.pick(mode, request)?;
@@ -128,13 +128,13 @@ impl Board {
     pub fn pick(&self, mode: Mode, request: &Request) -> Option<usize> {
         let slots = request.allowed.slots();
         match mode {
-            Mode::OnlyOne => slots.min_by_key(|slot| (self.lanes[*slot].rank, *slot)),
-            Mode::VirtualStart => slots.min_by_key(|slot| (self.virtual_start(*slot), self.lanes[*slot].step, *slot)),
+            Mode::OnlyOne => slots.min_by_key(|slot| (self.loads[*slot].rank, *slot)),
+            Mode::VirtualStart => slots.min_by_key(|slot| (self.virtual_start(*slot), self.loads[*slot].step, *slot)),
             Mode::CheapestInTime { target } => {
                 let deadline = self.deadline(request, target);
                 slots.min_by_key(|slot| {
                     let finish = if target.is_some() { self.finish(*slot, request) } else { self.end(*slot, request) };
-                    let price = self.lanes[*slot].price;
+                    let price = self.loads[*slot].price;
                     if finish <= deadline { (0, price, 0, *slot) } else { (1, finish, price, *slot) }
                 })
             }
@@ -145,33 +145,33 @@ impl Board {
     fn commit(&mut self, mode: Mode, request: &Request, slot: usize) {
         if mode == Mode::VirtualStart {
             let start = self.virtual_start(slot);
-            self.lanes[slot].tag = start.saturating_add(self.lanes[slot].step);
+            self.loads[slot].tag = start.saturating_add(self.loads[slot].step);
             self.virtual_time = start;
         }
-        let lane = &mut self.lanes[slot];
-        let load = &mut lane.load[request.direction as usize];
+        let link_load = &mut self.loads[slot];
+        let load = &mut link_load.load[request.direction as usize];
         *load = load.saturating_add(request.demand.get()).min(LOAD_LIMIT);
-        lane.flows = lane.flows.saturating_add(1);
+        link_load.flows = link_load.flows.saturating_add(1);
     }
 
     /// When the flow's link would be done with all its load and the flow, in units of 2^-20 s; `u64::MAX` for never.
     pub fn finish(&self, slot: usize, request: &Request) -> u64 {
-        let lane = &self.lanes[slot];
+        let link_load = &self.loads[slot];
         let direction = request.direction as usize;
-        let load = lane.load[direction].min(LOAD_LIMIT).saturating_add(request.demand.get().min(LOAD_LIMIT));
-        duration(load, lane.rate[direction])
+        let load = link_load.load[direction].min(LOAD_LIMIT).saturating_add(request.demand.get().min(LOAD_LIMIT));
+        duration(load, link_load.rate[direction])
     }
 
-    /// When the flow itself is expected to end on `slot`, `(demand + ahead) / rate`, in units of 2^-20 s; `u64::MAX` for never.
+    /// When the flow itself is expected to end on `slot`, `(demand + backlog) / rate`, in units of 2^-20 s; `u64::MAX` for never.
     pub fn end(&self, slot: usize, request: &Request) -> u64 {
-        let load = self.ahead(slot, request).get() + request.demand.get().min(LOAD_LIMIT);
-        duration(load, self.lanes[slot].rate[request.direction as usize])
+        let load = self.backlog(slot, request).get() + request.demand.get().min(LOAD_LIMIT);
+        duration(load, self.loads[slot].rate[request.direction as usize])
     }
 
     /// What of the load of `slot` counts before the flow's [`end`](Self::end): `(load + min(load, flows * demand)) / 2`.
     ///
     /// DBAS's rule, [`finish`](Self::finish), is when the last of a link's flows ends. The new one ends before it where it is shorter: TCP
-    /// flows share a link, so that with remaining bytes `x_i` it waits for `sum min(x_i, demand)` (processor sharing) only. The board keeps
+    /// flows share a link, so that with remaining bytes `x_i` it waits for `sum min(x_i, demand)` (processor sharing) only. The load table keeps
     /// sums, for which `min(load, flows * demand)` stands: all of the load where its flows are as long as the new one or shorter. That alone
     /// evens out no loads, and the last byte of a batch comes up to 3 % later; so half of the load that the flow does not wait for counts as
     /// well. Where demands are equal the whole is DBAS's rule.
@@ -182,10 +182,10 @@ impl Board {
     /// of it, and at most 0.4 % above `finish`'s, at best 11 % below. The price is the makespan of batches of unequal sizes that start
     /// together: 0.1 to 1.8 % more. With `2 * flows * demand` that would be 0.8 % at most, but the overload took 1.05 ± 0.02 of weighted round
     /// robin's time with the papers' loads.
-    pub fn ahead(&self, slot: usize, request: &Request) -> Bytes {
-        let lane = &self.lanes[slot];
-        let (load, demand) = (lane.load[request.direction as usize].min(LOAD_LIMIT), request.demand.get().min(LOAD_LIMIT));
-        Bytes::new(load.midpoint(load.min(demand.saturating_mul(u64::from(lane.flows)))))
+    pub fn backlog(&self, slot: usize, request: &Request) -> Bytes {
+        let link_load = &self.loads[slot];
+        let (load, demand) = (link_load.load[request.direction as usize].min(LOAD_LIMIT), request.demand.get().min(LOAD_LIMIT));
+        Bytes::new(load.midpoint(load.min(demand.saturating_mul(u64::from(link_load.flows)))))
     }
 
     /// The virtual time at which the flow would start on `slot`.
@@ -193,7 +193,7 @@ impl Board {
     /// The least start tag wins, not the least finish tag: the virtual time follows the winner's start, so that with finish tags a
     /// slow link would be lifted by it at every decision and never be chosen (weights 20:12:6 gave 253, 127 and 0 of 380 flows).
     pub fn virtual_start(&self, slot: usize) -> u64 {
-        self.lanes[slot].tag.max(self.virtual_time)
+        self.loads[slot].tag.max(self.virtual_time)
     }
 
     /// The time within which every link counts as fast enough, in units of 2^-20 s.
@@ -206,9 +206,9 @@ impl Board {
         let mut total = request.demand.get().min(LOAD_LIMIT);
         let mut latest = 0;
         for slot in request.allowed.slots() {
-            let load = self.lanes[slot].load[direction].min(LOAD_LIMIT);
+            let load = self.loads[slot].load[direction].min(LOAD_LIMIT);
             total = total.saturating_add(load).min(LOAD_LIMIT);
-            latest = latest.max(duration(load, self.lanes[slot].rate[direction]));
+            latest = latest.max(duration(load, self.loads[slot].rate[direction]));
         }
         latest.max(duration(total, target.bytes_per_second()))
     }
@@ -251,16 +251,16 @@ mod tests {
 
     const MAX_THROUGHPUT: Mode = Mode::CheapestInTime { target: None };
 
-    fn board(rates_mbps: &[u64]) -> (Board, LinkMask) {
-        let mut board = Board::default();
+    fn load_table(rates_mbps: &[u64]) -> (LoadTable, LinkMask) {
+        let mut load_table = LoadTable::default();
         let mut mask = LinkMask::default();
         for (slot, mbps) in rates_mbps.iter().enumerate() {
             let rate = Rate::from_mbps(*mbps).bytes_per_second();
-            board.lanes[slot].rate = [rate, rate];
-            board.lanes[slot].rank = slot as u32;
+            load_table.loads[slot].rate = [rate, rate];
+            load_table.loads[slot].rank = slot as u32;
             mask.insert(slot);
         }
-        (board, mask)
+        (load_table, mask)
     }
 
     fn request(allowed: LinkMask, demand: u64) -> Request {
@@ -269,111 +269,111 @@ mod tests {
 
     #[test]
     fn nobody_is_chosen_when_nobody_is_allowed() {
-        let (mut board, _) = board(&[20, 10]);
-        let before = board.clone();
-        assert_eq!(board.choose(MAX_THROUGHPUT, &request(LinkMask(0), 1)), None);
-        assert_eq!(board, before);
+        let (mut load_table, _) = load_table(&[20, 10]);
+        let before = load_table.clone();
+        assert_eq!(load_table.choose(MAX_THROUGHPUT, &request(LinkMask(0), 1)), None);
+        assert_eq!(load_table, before);
     }
 
     #[test]
     fn max_throughput_fills_links_in_proportion_to_their_rates() {
-        let (mut board, all) = board(&[20, 10]);
+        let (mut load_table, all) = load_table(&[20, 10]);
         let mut counts = [0; 2];
         for _ in 0..9 {
-            counts[board.choose(MAX_THROUGHPUT, &request(all, 4_000_000)).unwrap()] += 1;
+            counts[load_table.choose(MAX_THROUGHPUT, &request(all, 4_000_000)).unwrap()] += 1;
         }
         assert_eq!(counts, [6, 3]);
     }
 
     #[test]
     fn a_narrow_link_is_left_alone_while_the_wide_one_ends_sooner() {
-        let (mut board, all) = board(&[20, 2]);
+        let (mut load_table, all) = load_table(&[20, 2]);
         let mut counts = [0; 2];
         for _ in 0..11 {
-            counts[board.choose(MAX_THROUGHPUT, &request(all, 4_000_000)).unwrap()] += 1;
+            counts[load_table.choose(MAX_THROUGHPUT, &request(all, 4_000_000)).unwrap()] += 1;
         }
         assert_eq!(counts, [10, 1]);
     }
 
     #[test]
     fn a_short_flow_goes_behind_one_long_flow_before_many_short_ones() {
-        let (mut board, all) = board(&[10, 10]);
-        (board.lanes[0].load[0], board.lanes[0].flows) = (10_000_000, 1);
-        (board.lanes[1].load[0], board.lanes[1].flows) = (8_000_000, 80);
-        assert_eq!(board.pick(MAX_THROUGHPUT, &request(all, 100_000)), Some(0));
-        assert_eq!(board.pick(MAX_THROUGHPUT, &request(all, 10_000_000)), Some(1));
+        let (mut load_table, all) = load_table(&[10, 10]);
+        (load_table.loads[0].load[0], load_table.loads[0].flows) = (10_000_000, 1);
+        (load_table.loads[1].load[0], load_table.loads[1].flows) = (8_000_000, 80);
+        assert_eq!(load_table.pick(MAX_THROUGHPUT, &request(all, 100_000)), Some(0));
+        assert_eq!(load_table.pick(MAX_THROUGHPUT, &request(all, 10_000_000)), Some(1));
         // With a target the rule is OPERETTA's: the load of the links decides.
         let target = Mode::CheapestInTime { target: Some(Rate::from_mbps(100_000)) };
-        board.lanes[0].price = 1;
-        assert_eq!(board.pick(target, &request(all, 100_000)), Some(1));
+        load_table.loads[0].price = 1;
+        assert_eq!(load_table.pick(target, &request(all, 100_000)), Some(1));
     }
 
     #[test]
     fn among_equal_demands_the_flow_ends_with_its_link() {
-        let (mut board, all) = board(&[10, 10]);
-        (board.lanes[0].load[0], board.lanes[0].flows) = (10_000_000, 5);
+        let (mut load_table, all) = load_table(&[10, 10]);
+        (load_table.loads[0].load[0], load_table.loads[0].flows) = (10_000_000, 5);
         for demand in [2_000_000, 3_000_000] {
-            assert_eq!(board.end(0, &request(all, demand)), board.finish(0, &request(all, demand)));
+            assert_eq!(load_table.end(0, &request(all, demand)), load_table.finish(0, &request(all, demand)));
         }
         // Of 10 MB a flow of 1 MB waits for 5 MB, and for half of the rest.
-        assert_eq!(board.ahead(0, &request(all, 1_000_000)), Bytes::new(7_500_000));
-        assert_eq!(board.end(0, &request(all, 1_000_000)), duration(8_500_000, board.lanes[0].rate[0]));
+        assert_eq!(load_table.backlog(0, &request(all, 1_000_000)), Bytes::new(7_500_000));
+        assert_eq!(load_table.end(0, &request(all, 1_000_000)), duration(8_500_000, load_table.loads[0].rate[0]));
     }
 
     #[test]
     fn a_target_takes_the_cheapest_link_in_time() {
-        let (mut board, all) = board(&[20, 10]);
-        board.lanes[0].price = 5;
-        board.lanes[1].price = 1;
+        let (mut load_table, all) = load_table(&[20, 10]);
+        load_table.loads[0].price = 5;
+        load_table.loads[1].price = 1;
         let easy = Mode::CheapestInTime { target: Some(Rate::from_mbps(10)) };
-        assert_eq!(board.pick(easy, &request(all, 1_000_000)), Some(1));
+        assert_eq!(load_table.pick(easy, &request(all, 1_000_000)), Some(1));
         let hard = Mode::CheapestInTime { target: Some(Rate::from_mbps(15)) };
-        assert_eq!(board.pick(hard, &request(all, 1_000_000)), Some(0));
+        assert_eq!(load_table.pick(hard, &request(all, 1_000_000)), Some(0));
         // An old load that breaks the target anyway makes every link that ends before it as good.
-        board.lanes[0].load[0] = 100_000_000;
-        assert_eq!(board.pick(hard, &request(all, 1_000_000)), Some(1));
+        load_table.loads[0].load[0] = 100_000_000;
+        assert_eq!(load_table.pick(hard, &request(all, 1_000_000)), Some(1));
     }
 
     #[test]
     fn a_link_that_returns_does_not_take_every_flow() {
-        let (mut board, all) = board(&[10, 10]);
-        board.lanes.iter_mut().for_each(|lane| lane.step = STEP_UNIT);
+        let (mut load_table, all) = load_table(&[10, 10]);
+        load_table.loads.iter_mut().for_each(|link_load| link_load.step = STEP_UNIT);
         let only_first = LinkMask(1);
         for _ in 0..100 {
-            board.choose(Mode::VirtualStart, &request(only_first, 1));
+            load_table.choose(Mode::VirtualStart, &request(only_first, 1));
         }
-        let taken: Vec<_> = (0..4).map(|_| board.choose(Mode::VirtualStart, &request(all, 1)).unwrap()).collect();
+        let taken: Vec<_> = (0..4).map(|_| load_table.choose(Mode::VirtualStart, &request(all, 1)).unwrap()).collect();
         assert_eq!(taken, [1, 0, 1, 0]);
     }
 
     #[test]
     fn weights_share_flows_in_proportion() {
-        let (mut board, all) = board(&[20, 12, 6]);
-        let rates = board.lanes.map(|lane| lane.rate[0]);
-        for (lane, step) in board.lanes.iter_mut().zip(steps(&rates, true)) {
-            lane.step = step;
+        let (mut load_table, all) = load_table(&[20, 12, 6]);
+        let rates = load_table.loads.map(|link_load| link_load.rate[0]);
+        for (link_load, step) in load_table.loads.iter_mut().zip(steps(&rates, true)) {
+            link_load.step = step;
         }
         let mut counts = [0u32; 3];
         for _ in 0..380 {
-            counts[board.choose(Mode::VirtualStart, &request(all, 1)).unwrap()] += 1;
+            counts[load_table.choose(Mode::VirtualStart, &request(all, 1)).unwrap()] += 1;
         }
         assert!(counts[0].abs_diff(200) <= 1 && counts[1].abs_diff(120) <= 1 && counts[2].abs_diff(60) <= 1, "{counts:?}");
     }
 
     #[test]
     fn upload_and_download_are_separate_loads() {
-        let (mut board, all) = board(&[10, 10]);
-        board.lanes[0].load[Direction::Down as usize] = 1_000_000;
+        let (mut load_table, all) = load_table(&[10, 10]);
+        load_table.loads[0].load[Direction::Down as usize] = 1_000_000;
         let up = Request { direction: Direction::Up, ..request(all, 10) };
-        assert_eq!(board.choose(MAX_THROUGHPUT, &up), Some(0));
-        assert_eq!(board.lanes[0].load, [1_000_000, 10]);
+        assert_eq!(load_table.choose(MAX_THROUGHPUT, &up), Some(0));
+        assert_eq!(load_table.loads[0].load, [1_000_000, 10]);
     }
 
     #[test]
     fn only_one_follows_the_system() {
-        let (mut board, all) = board(&[1, 10]);
-        board.lanes[1].rank = 7;
-        assert_eq!(board.choose(Mode::OnlyOne, &request(all, 1)), Some(0));
+        let (mut load_table, all) = load_table(&[1, 10]);
+        load_table.loads[1].rank = 7;
+        assert_eq!(load_table.choose(Mode::OnlyOne, &request(all, 1)), Some(0));
     }
 
     proptest! {
@@ -398,18 +398,18 @@ mod tests {
             rates in prop::array::uniform4(0u64..50_000_000_000), loads in prop::array::uniform4(0u64..(1 << 60)),
             flows in prop::array::uniform4(prop_oneof![0..9u32, any::<u32>()]), demand in 0u64..(1 << 60), mask in 1u32..16,
         ) {
-            let mut board = Board::default();
+            let mut load_table = LoadTable::default();
             for slot in 0..4 {
-                board.lanes[slot].rate = [rates[slot]; 2];
-                board.lanes[slot].load = [loads[slot]; 2];
-                board.lanes[slot].flows = flows[slot];
+                load_table.loads[slot].rate = [rates[slot]; 2];
+                load_table.loads[slot].load = [loads[slot]; 2];
+                load_table.loads[slot].flows = flows[slot];
             }
             let request = request(LinkMask(mask), demand);
-            let slot = board.pick(MAX_THROUGHPUT, &request).unwrap();
+            let slot = load_table.pick(MAX_THROUGHPUT, &request).unwrap();
             prop_assert!(request.allowed.contains(slot));
             for other in request.allowed.slots() {
-                prop_assert!(board.end(slot, &request) <= board.end(other, &request));
-                prop_assert!(board.end(other, &request) <= board.finish(other, &request));
+                prop_assert!(load_table.end(slot, &request) <= load_table.end(other, &request));
+                prop_assert!(load_table.end(other, &request) <= load_table.finish(other, &request));
             }
         }
     }

@@ -23,7 +23,8 @@ impl DeviceCounters {
     /// Takes a reading in; `None` for the first. A count that went back means that the device was made anew, and has counted since.
     pub fn on_read(&mut self, now: Time, counters: [Bytes; 2]) -> Option<Moved> {
         let (at, before) = self.last.replace((now, counters))?;
-        let since = |index: usize| if counters[index] >= before[index] { counters[index].saturating_sub(before[index]) } else { counters[index] };
+        let since =
+            |index: usize| if counters[index] >= before[index] { counters[index].saturating_sub(before[index]) } else { counters[index] };
         Some(Moved { bytes: [since(0), since(1)], span: now.since(at) })
     }
 
@@ -40,7 +41,9 @@ mod tests {
     #[test]
     fn a_device_that_was_made_anew_has_counted_since() {
         let mut counters = DeviceCounters::default();
-        let mut read = |at: u64, bytes: [u64; 2]| counters.on_read(Time::from_millis(at), bytes.map(Bytes::new)).map(|moved| moved.bytes.map(|bytes| bytes.get()));
+        let mut read = |at: u64, bytes: [u64; 2]| {
+            counters.on_read(Time::from_millis(at), bytes.map(Bytes::new)).map(|moved| moved.bytes.map(|bytes| bytes.get()))
+        };
         assert_eq!(read(0, [100, 1000]), None);
         assert_eq!(read(1000, [150, 1000]), Some([50, 0]));
         assert_eq!(read(2000, [20, 1200]), Some([20, 200]));

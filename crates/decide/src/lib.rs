@@ -7,9 +7,9 @@
 pub mod allowance;
 pub mod bucket;
 pub mod capacity;
-pub mod counters;
 pub mod class;
 pub mod connection;
+pub mod counters;
 pub mod demand;
 pub mod detection;
 pub mod energy;

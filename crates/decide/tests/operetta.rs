@@ -2,7 +2,7 @@
 //!
 //! A failure prints its smallest case and keeps it; `PROPTEST_RNG_SEED=N` repeats a run.
 
-use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Mode, Request};
+use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Mode, Request};
 use braid_decide::operetta::{
     Decision, Interface, Kind, Loads, New, NewKind, OperettaError, Price, Problem, Stream, Target, Utility, schedule,
 };
@@ -268,18 +268,18 @@ proptest! {
     }
 }
 
-/// A board that shows the rule the connections of `case`, and the rule's request for the new stream.
-fn board(case: &Case, loads: &Loads) -> (Board, Request) {
-    let mut board = Board::default();
+/// A load table that shows the rule the connections of `case`, and the rule's request for the new stream.
+fn load_table(case: &Case, loads: &Loads) -> (LoadTable, Request) {
+    let mut load_table = LoadTable::default();
     let symbols = case.symbols();
     let dearest = symbols.price.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     for (slot, interface) in case.interfaces.iter().enumerate() {
-        let lane = &mut board.lanes[slot];
-        lane.rate[Direction::Down as usize] = interface.rate.bytes_per_second();
-        lane.load[Direction::Down as usize] = loads.connection[slot].get();
-        lane.price = (symbols.price[slot] / dearest * (1u64 << 50) as f64) as u64;
+        let link_load = &mut load_table.loads[slot];
+        link_load.rate[Direction::Down as usize] = interface.rate.bytes_per_second();
+        link_load.load[Direction::Down as usize] = loads.connection[slot].get();
+        link_load.price = (symbols.price[slot] / dearest * (1u64 << 50) as f64) as u64;
     }
-    (board, Request { allowed: case.new.allowed, direction: Direction::Down, demand: case.new.load })
+    (load_table, Request { allowed: case.new.allowed, direction: Direction::Down, demand: case.new.load })
 }
 
 /// The case with the new stream on `link`, whatever Algorithm 1 thinks best.
@@ -322,9 +322,9 @@ proptest! {
     #[test]
     fn the_connection_rule_is_algorithm_1_for_connections(case in exact_case()) {
         let loads = case.loads();
-        let (board, request) = board(&case, &loads);
+        let (load_table, request) = load_table(&case, &loads);
         let Target::Throughput(target) = case.target else { unreachable!() };
-        let picked = board.pick(Mode::CheapestInTime { target: Some(target) }, &request).unwrap();
+        let picked = load_table.pick(Mode::CheapestInTime { target: Some(target) }, &request).unwrap();
         let decision = case.solve().unwrap();
         if case.new.load == Bytes::ZERO {
             prop_assert!(as_good(&forced(&case, picked).solve().unwrap(), &decision));
@@ -338,17 +338,17 @@ proptest! {
     fn the_connection_rule_is_algorithm_1_for_mixed_streams(case in case(false, false)) {
         let case = Case { new: New { kind: NewKind::Connection, ..case.new }, ..case };
         let loads = case.loads();
-        let (board, request) = board(&case, &loads);
+        let (load_table, request) = load_table(&case, &loads);
         let target = case.with(&loads, |problem| problem.connection_target()).unwrap();
         let mode = Mode::CheapestInTime { target: Some(target) };
-        let deadline = board.deadline(&request, Some(target));
+        let deadline = load_table.deadline(&request, Some(target));
         // The rule counts whole bytes per second and units of 2^-20 s: where that could decide, there is nothing to compare.
-        let times: Vec<u64> = request.allowed.slots().map(|slot| board.finish(slot, &request)).collect();
+        let times: Vec<u64> = request.allowed.slots().map(|slot| load_table.finish(slot, &request)).collect();
         let close = |a: u64, b: u64| a.abs_diff(b) as f64 <= 1e-3 * a.max(b) as f64 + 4.0;
 let empty = case.new.load == Bytes::ZERO;
         prop_assume!(times.iter().all(|time| empty && *time <= deadline || !close(*time, deadline)));
         prop_assume!((0..times.len()).all(|a| (0..a).all(|b| !close(times[a], times[b]))));
-        let picked = board.pick(mode, &request).unwrap();
+        let picked = load_table.pick(mode, &request).unwrap();
         let decision = case.solve().unwrap();
         prop_assert!(as_good(&forced(&case, picked).solve().unwrap(), &decision), "rule: {}, algorithm: {:?}", picked, decision);
     }
@@ -542,10 +542,10 @@ fn the_connection_rule_is_not_algorithm_1_where_packets_are_kept_off_a_link() {
     let streams = vec![Stream { load: Bytes::new(2_000_000), kind: Kind::Packet }];
     let case = Case { interfaces: links.to_vec(), prices: None, streams, packet_links, new: connection(1_000_000), target: alpha(1.0) };
     let loads = case.loads();
-    let (board, request) = board(&case, &loads);
+    let (load_table, request) = load_table(&case, &loads);
     let request = Request { allowed: LinkMask(3), ..request };
     let target = case.with(&loads, |problem| problem.connection_target()).unwrap();
-    assert_eq!(board.pick(Mode::CheapestInTime { target: Some(target) }, &request), Some(0));
+    assert_eq!(load_table.pick(Mode::CheapestInTime { target: Some(target) }, &request), Some(0));
     let decision = case.solve().unwrap();
     assert_eq!(decision.assignment, Some(1));
     assert!(decision.throughput_bps > forced(&case, 0).solve().unwrap().throughput_bps);

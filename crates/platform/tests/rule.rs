@@ -1,6 +1,6 @@
 //! The connection rule is implemented twice. Both implementations get the same inputs here: the native build on many, the kernel's on fewer.
 
-use braid_decide::connection::{Board, Lane, LinkMask, MAX_LINKS, Mode, Request};
+use braid_decide::connection::{LinkLoad, LinkMask, LoadTable, MAX_LINKS, Mode, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_model::{Bytes, Direction, Rate};
 use braid_platform::linux::bpf::trial::KernelRule;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 unsafe extern "C" {
     fn braid_native_choose(
-        board: *mut u64,
+        load_table: *mut u64,
         params: *const abi::Params,
         usable: u32,
         actions: u32,
@@ -24,7 +24,7 @@ unsafe extern "C" {
 /// One decision: everything that goes into it.
 #[derive(Debug, Clone)]
 struct Case {
-    board: Board,
+    load_table: LoadTable,
     mode: Mode,
     /// Asked with `allowed` as the usable links; policy narrows it.
     request: Request,
@@ -45,16 +45,16 @@ impl Case {
         let mut targets = [self.other_target; 2];
         targets[self.request.direction as usize] = target;
         let mut params = abi::Params { mode, target: targets, backup: self.backup.0, ..Default::default() };
-        for (slot, lane) in params.slots.iter_mut().zip(&self.board.lanes) {
-            (slot.rate, slot.price, slot.step, slot.rank) = (lane.rate, lane.price, lane.step, lane.rank);
+        for (slot, link_load) in params.slots.iter_mut().zip(&self.load_table.loads) {
+            (slot.rate, slot.price, slot.step, slot.rank) = (link_load.rate, link_load.price, link_load.step, link_load.rank);
         }
         params
     }
 
-    fn raw_board(&self) -> abi::Board {
-        let mut raw = abi::Board { virtual_time: self.board.virtual_time, ..Default::default() };
-        for (raw, lane) in raw.lanes.iter_mut().zip(&self.board.lanes) {
-            (raw.load, raw.tag, raw.flows) = (lane.load, lane.tag, lane.flows);
+    fn raw_load_table(&self) -> abi::LoadTable {
+        let mut raw = abi::LoadTable { virtual_time: self.load_table.virtual_time, ..Default::default() };
+        for (raw, link_load) in raw.loads.iter_mut().zip(&self.load_table.loads) {
+            (raw.load, raw.tag, raw.flows) = (link_load.load, link_load.tag, link_load.flows);
         }
         raw
     }
@@ -66,23 +66,23 @@ impl Case {
         (actions, self.links.unwrap_or_default().0, self.prefer.unwrap_or_default().0)
     }
 
-    /// The reference's answer, whether it is a refusal, and the board after it.
-    fn expected(&self) -> (Option<usize>, bool, Board) {
-        let mut board = self.board.clone();
+    /// The reference's answer, whether it is a refusal, and the load table after it.
+    fn expected(&self) -> (Option<usize>, bool, LoadTable) {
+        let mut load_table = self.load_table.clone();
         match admit(self.request.allowed, self.backup, self.links, self.prefer) {
-            Admission::Use(allowed) => (board.choose(self.mode, &Request { allowed, ..self.request }), false, board),
-            Admission::Deny => (None, true, board),
-            Admission::LeaveAlone => (None, false, board),
+            Admission::Use(allowed) => (load_table.choose(self.mode, &Request { allowed, ..self.request }), false, load_table),
+            Admission::Deny => (None, true, load_table),
+            Admission::LeaveAlone => (None, false, load_table),
         }
     }
 
-    fn check(&self, slot: u32, denied: u32, raw: &abi::Board) -> Result<(), TestCaseError> {
-        let (expected, refused, board) = self.expected();
+    fn check(&self, slot: u32, denied: u32, raw: &abi::LoadTable) -> Result<(), TestCaseError> {
+        let (expected, refused, load_table) = self.expected();
         prop_assert_eq!((slot != abi::NO_SLOT).then_some(slot as usize), expected);
         prop_assert_eq!(denied != 0, refused);
-        prop_assert_eq!(raw.virtual_time, board.virtual_time);
-        for (raw, lane) in raw.lanes.iter().zip(&board.lanes) {
-            prop_assert_eq!((raw.load, raw.tag, raw.flows), (lane.load, lane.tag, lane.flows));
+        prop_assert_eq!(raw.virtual_time, load_table.virtual_time);
+        for (raw, link_load) in raw.loads.iter().zip(&load_table.loads) {
+            prop_assert_eq!((raw.load, raw.tag, raw.flows), (link_load.load, link_load.tag, link_load.flows));
         }
         Ok(())
     }
@@ -99,11 +99,11 @@ fn number(usual: u64) -> impl Strategy<Value = u64> {
     ]
 }
 
-fn lane() -> impl Strategy<Value = Lane> {
+fn link_load() -> impl Strategy<Value = LinkLoad> {
     let pair = |usual| [number(usual), number(usual)];
     let flows = prop_oneof![3 => 0..9u32, 1 => any::<u32>()];
     (pair(100_000_000), pair(5_000_000), number(10), number(1 << 30), number(1 << 21), 0..6u32, flows)
-        .prop_map(|(load, rate, price, tag, step, rank, flows)| Lane { load, rate, price, tag, step, rank, flows })
+        .prop_map(|(load, rate, price, tag, step, rank, flows)| LinkLoad { load, rate, price, tag, step, rank, flows })
 }
 
 /// A number of up to so many bits, of any length, now and then a power of two.
@@ -114,16 +114,16 @@ fn length(bits: u32) -> impl Strategy<Value = u64> {
 
 /// Lanes of one rate and much the same load, and a demand: what decides is how much of each load counts before the flow, up to products
 /// of flows and demand above 64 bits.
-fn loads() -> impl Strategy<Value = (Vec<Lane>, u64)> {
+fn loads() -> impl Strategy<Value = (Vec<LinkLoad>, u64)> {
     (1..62u32).prop_flat_map(|bits| {
         let load = move || (1 << (bits - 1))..=1u64 << bits;
-        let lane = (load(), load(), length(32)).prop_map(|(down, up, flows)| Lane {
+        let link_load = (load(), load(), length(32)).prop_map(|(down, up, flows)| LinkLoad {
             load: [down, up],
             rate: [1 << 30; 2],
             flows: flows as u32,
-            ..Lane::default()
+            ..LinkLoad::default()
         });
-        (prop::collection::vec(lane, MAX_LINKS), length(62))
+        (prop::collection::vec(link_load, MAX_LINKS), length(62))
     })
 }
 
@@ -138,10 +138,10 @@ fn case() -> impl Strategy<Value = Case> {
     let mask = || prop_oneof![3 => 0..16u32, 1 => any::<u32>()].prop_map(LinkMask);
     let policy = (mask(), prop::option::of(mask()), prop::option::of(mask()));
     let ways = (any::<bool>(), prop_oneof![Just(0), 1..100_000_000u64]);
-    let lanes = prop_oneof![2 => (prop::collection::vec(lane(), MAX_LINKS), number(10_000_000)), 1 => loads()];
-    (lanes, number(1 << 30), mode, mask(), ways, policy).prop_map(
-        |((lanes, demand), virtual_time, mode, allowed, (up, other_target), (backup, links, prefer))| Case {
-            board: Board { virtual_time, lanes: lanes.try_into().expect("as many as asked for") },
+    let loads = prop_oneof![2 => (prop::collection::vec(link_load(), MAX_LINKS), number(10_000_000)), 1 => loads()];
+    (loads, number(1 << 30), mode, mask(), ways, policy).prop_map(
+        |((loads, demand), virtual_time, mode, allowed, (up, other_target), (backup, links, prefer))| Case {
+            load_table: LoadTable { virtual_time, loads: loads.try_into().expect("as many as asked for") },
             mode,
             request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: Bytes::new(demand) },
             backup,
@@ -157,9 +157,9 @@ proptest! {
     #[test]
     fn the_native_build_decides_as_the_reference(case in case()) {
         let params = case.params();
-        let mut raw = case.raw_board();
+        let mut raw = case.raw_load_table();
         let mut denied = 0;
-        // SAFETY: the board without its lock, the first eight bytes, is `struct braid_board_state`; both structures have C's layout
+        // SAFETY: the load table without its lock, the first eight bytes, is `struct braid_load_table`; both structures have C's layout
         // (tested beside them) and live through the call.
         let slot = unsafe {
             let state = std::ptr::from_mut(&mut raw).cast::<u64>().add(1);
@@ -188,14 +188,14 @@ fn the_kernel_decides_as_the_reference() {
                 actions,
                 links,
                 prefer,
-                board: case.raw_board(),
+                load_table: case.raw_load_table(),
                 allowed: case.request.allowed.0,
                 direction: case.request.direction as u32,
                 demand: case.request.demand.get(),
                 ..Default::default()
             };
             let answer = kernel.borrow_mut().decide(case.params(), trial).map_err(|error| TestCaseError::fail(error.to_string()))?;
-            case.check(answer.winner, answer.denied, &answer.board)
+            case.check(answer.winner, answer.denied, &answer.load_table)
         })
         .unwrap();
 }

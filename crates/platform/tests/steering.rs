@@ -37,8 +37,8 @@ fn connections_take_turns_in_both_families_and_loads_end_with_them() {
             let counts = tally((0..9).map(|_| fetch(server.parse().unwrap(), 1000)));
             assert_eq!(counts.values().copied().collect::<Vec<_>>(), [3, 3, 3], "{server}: {counts:?}");
         }
-        let board = steering.board().unwrap();
-        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        let load_table = steering.load_table().unwrap();
+        assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == [0, 0]), "{load_table:?}");
         assert_eq!(steering.counters().unwrap().steered, 27);
         let events = steering.events(1000);
         let ended: Vec<_> =
@@ -74,10 +74,10 @@ fn living_flows_are_listed_and_weigh_what_they_still_have_to_move() {
         assert_eq!((rows[0].rx, rows[0].tx), (Bytes::new(2000), Bytes::new(2)));
         assert_eq!(rows[0].reserved, Bytes::new(2002), "it outlived its estimate and weighs what it moved");
         let slot = rows[0].slot;
-        assert_eq!(steering.board().unwrap().lanes[slot].load, [2002, 0]);
+        assert_eq!(steering.load_table().unwrap().loads[slot].load, [2002, 0]);
         drop(stream);
         assert!(steering.flows(now()).unwrap().is_empty());
-        assert_eq!(steering.board().unwrap().lanes[slot].load, [0, 0]);
+        assert_eq!(steering.load_table().unwrap().loads[slot].load, [0, 0]);
     });
 }
 
@@ -88,7 +88,7 @@ fn connected_udp_is_a_flow_from_its_first_byte_and_can_be_reconnected() {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         socket.connect("203.0.113.10:5000").unwrap();
         assert!(steering.flows(now()).unwrap().is_empty(), "it has sent nothing");
-        assert_eq!(steering.board().unwrap().lanes.map(|lane| lane.flows).iter().sum::<u32>(), 0);
+        assert_eq!(steering.load_table().unwrap().loads.map(|link_load| link_load.flows).iter().sum::<u32>(), 0);
         socket.send(b"hello").unwrap();
         let seen = asked(&socket);
         assert_eq!(seen, socket.local_addr().unwrap().ip().to_string());
@@ -420,8 +420,8 @@ fn regression_loads_stay_true_when_connects_and_ends_meet() {
         let server: SocketAddr = "203.0.113.10:81".parse().unwrap();
         let work = || (0..10_000).for_each(|_| drop(TcpStream::connect_timeout(&server, LIMIT)));
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
-        let board = steering.board().unwrap();
-        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        let load_table = steering.load_table().unwrap();
+        assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == [0, 0]), "{load_table:?}");
         assert_eq!(steering.counters().unwrap().steered, 40_000);
     });
 }
@@ -463,8 +463,8 @@ fn regression_a_flow_that_may_use_one_link_only_fails_when_that_cannot_be_had() 
         set(&mut steering, &params);
         assert!(TcpStream::connect(server).is_err());
         assert_eq!(steering.counters().unwrap().denied, 1);
-        let board = steering.board().unwrap();
-        assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+        let load_table = steering.load_table().unwrap();
+        assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == [0, 0]), "{load_table:?}");
     });
 }
 
@@ -594,8 +594,8 @@ fn wait_for_the_last_flow(steering: &mut BpfSteering) {
 }
 
 fn assert_nothing_weighs(steering: &mut BpfSteering) {
-    let board = steering.board().unwrap();
-    assert!(board.lanes.iter().all(|lane| lane.flows == 0 && lane.load == [0, 0]), "{board:?}");
+    let load_table = steering.load_table().unwrap();
+    assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == [0, 0]), "{load_table:?}");
 }
 
 fn ends(steering: &mut BpfSteering, id: u64) -> usize {
@@ -647,8 +647,8 @@ fn flows_whose_places_are_taken_are_followed_all_the_same() {
         assert_eq!(steering.flows(now()).unwrap().len(), 4);
         assert_eq!(overflow().keys().count(), 4);
         assert_eq!(steering.signs(0, Family::V4).unwrap().answered + steering.signs(1, Family::V4).unwrap().answered, 4);
-        let board = steering.board().unwrap();
-        assert_eq!(board.lanes.iter().map(|lane| lane.flows).sum::<u32>(), 4);
+        let load_table = steering.load_table().unwrap();
+        assert_eq!(load_table.loads.iter().map(|link_load| link_load.flows).sum::<u32>(), 4);
         drop(streams);
         assert_eq!(overflow().keys().count(), 0);
         assert!(steering.flows(now()).unwrap().is_empty());

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::capacity::Busy;
-use braid_decide::connection::{Board, LinkMask, MAX_LINKS, Request, steps};
+use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Request, steps};
 use braid_decide::policy::{Admission, Scheduler};
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Time};
 use braid_store::Learnt;
@@ -55,7 +55,7 @@ pub(super) struct Chooser {
     scheduler: Scheduler,
     wanted: Vec<String>,
     links: Links,
-    board: Board,
+    load_table: LoadTable,
     /// Datagrams take their turns for themselves, else look-ups would decide whose turn the next stream is.
     datagram_turns: Turns,
     streams: Streams,
@@ -72,7 +72,7 @@ impl Chooser {
             scheduler,
             wanted,
             links: Links::default(),
-            board: Board::default(),
+            load_table: LoadTable::default(),
             datagram_turns: Turns::default(),
             streams: Streams::default(),
             demands: Demands::default(),
@@ -123,7 +123,7 @@ impl Chooser {
         let allowed = kept.map_or(allowed, |slot| LinkMask(1 << slot));
         let (demand, direction) = self.demands.of(application, remote.port());
         self.set_ranks(Family::of(remote.ip()));
-        let slot = self.board.choose(self.scheduler.mode(), &Request { allowed, direction, demand })?;
+        let slot = self.load_table.choose(self.scheduler.mode(), &Request { allowed, direction, demand })?;
         self.streams.start(now, inode, slot, remote, application, (demand, direction));
         self.links.index(slot)
     }
@@ -166,9 +166,9 @@ impl Chooser {
         }
         self.set_ranks(Family::of(remote.ip()));
         let request = Request { allowed, direction: Direction::Down, demand: DATAGRAM_DEMAND };
-        self.datagram_turns.swap(&mut self.board);
-        let slot = self.board.choose(self.scheduler.mode(), &request);
-        self.datagram_turns.swap(&mut self.board);
+        self.datagram_turns.swap(&mut self.load_table);
+        let slot = self.load_table.choose(self.scheduler.mode(), &request);
+        self.datagram_turns.swap(&mut self.load_table);
         let Some((slot, link)) = slot.and_then(|slot| Some((slot, self.links.index(slot)?))) else { return DatagramRoute::Leave };
         self.make_room();
         self.exchanges.insert((socket.cookie, remote), Exchange { slot, last: now });
@@ -209,8 +209,8 @@ impl Chooser {
         steer: impl Fn(&BTreeSet<LinkIndex>, Family) -> Vec<(ipnet::IpNet, bool)>,
         filtered: impl Fn(&str) -> bool,
     ) -> Vec<String> {
-        let lanes = &self.board.lanes;
-        let refused = self.links.on_network(now, network, &self.wanted, steer, filtered, |slot| lanes[slot].flows > 0);
+        let loads = &self.load_table.loads;
+        let refused = self.links.on_network(now, network, &self.wanted, steer, filtered, |slot| loads[slot].flows > 0);
         self.set_rates(now);
         refused
     }
@@ -231,33 +231,33 @@ impl Chooser {
     }
 
     fn set_ranks(&mut self, family: Family) {
-        for (lane, rank) in self.board.lanes.iter_mut().zip(self.links.ranks(family)) {
-            lane.rank = rank;
+        for (link_load, rank) in self.load_table.loads.iter_mut().zip(self.links.ranks(family)) {
+            link_load.rank = rank;
         }
     }
 
     fn set_rates(&mut self, now: Time) {
-        for (lane, rates) in self.board.lanes.iter_mut().zip(self.links.rates(now)) {
-            lane.rate = rates.map(|rate| rate.bytes_per_second());
+        for (link_load, rates) in self.load_table.loads.iter_mut().zip(self.links.rates(now)) {
+            link_load.rate = rates.map(|rate| rate.bytes_per_second());
         }
-        let down = self.board.lanes.map(|lane| lane.rate[Direction::Down as usize]);
-        for (lane, step) in self.board.lanes.iter_mut().zip(steps(&down, self.scheduler.weighted())) {
-            lane.step = step;
+        let down = self.load_table.loads.map(|link_load| link_load.rate[Direction::Down as usize]);
+        for (link_load, step) in self.load_table.loads.iter_mut().zip(steps(&down, self.scheduler.weighted())) {
+            link_load.step = step;
         }
     }
 
     /// Adds up what every link still has to move.
     fn weigh(&mut self, now: Time) {
-        for lane in &mut self.board.lanes {
-            (lane.load, lane.flows) = ([0; 2], 0);
+        for link_load in &mut self.load_table.loads {
+            (link_load.load, link_load.flows) = ([0; 2], 0);
         }
         let fresh = self.exchanges.values().filter(|exchange| now.since(exchange.last) < DATAGRAM_FRESH);
         let fresh = fresh.map(|exchange| (exchange.slot, Direction::Down, DATAGRAM_DEMAND));
         for (slot, direction, remaining) in self.streams.remaining().chain(fresh) {
-            let lane = &mut self.board.lanes[slot];
-            let load = &mut lane.load[direction as usize];
+            let link_load = &mut self.load_table.loads[slot];
+            let load = &mut link_load.load[direction as usize];
             *load = load.saturating_add(remaining.get());
-            lane.flows += 1;
+            link_load.flows += 1;
         }
     }
 
@@ -276,7 +276,7 @@ impl Chooser {
     }
 }
 
-/// Whose turn it is, apart from the [`Board`].
+/// Whose turn it is, apart from the [`LoadTable`].
 #[derive(Default)]
 struct Turns {
     virtual_time: u64,
@@ -284,10 +284,10 @@ struct Turns {
 }
 
 impl Turns {
-    fn swap(&mut self, board: &mut Board) {
-        std::mem::swap(&mut self.virtual_time, &mut board.virtual_time);
-        for (tag, lane) in self.tags.iter_mut().zip(&mut board.lanes) {
-            std::mem::swap(tag, &mut lane.tag);
+    fn swap(&mut self, load_table: &mut LoadTable) {
+        std::mem::swap(&mut self.virtual_time, &mut load_table.virtual_time);
+        for (tag, link_load) in self.tags.iter_mut().zip(&mut load_table.loads) {
+            std::mem::swap(tag, &mut link_load.tag);
         }
     }
 }
@@ -350,13 +350,13 @@ mod tests {
     fn an_ended_stream_frees_its_link() {
         let mut chooser = chooser(Scheduler::MaxThroughput, 1);
         streams(&mut chooser, 1..4);
-        assert_eq!(chooser.board.lanes[0].load[0], 3_000_000);
+        assert_eq!(chooser.load_table.loads[0].load[0], 3_000_000);
         chooser.on_look(at(1000), [seen(1, 400_000), seen(2, 900_000)], []);
-        assert_eq!((chooser.board.lanes[0].load[0], chooser.board.lanes[0].flows), (600_000 + 900_000, 2));
+        assert_eq!((chooser.load_table.loads[0].load[0], chooser.load_table.loads[0].flows), (600_000 + 900_000, 2));
         chooser.withdraw(at(1000), 1);
-        assert_eq!(chooser.board.lanes[0].load[0], 900_000);
+        assert_eq!(chooser.load_table.loads[0].load[0], 900_000);
         chooser.on_look(at(2000), [], []);
-        assert!(!chooser.has_streams() && chooser.board.lanes[0].load == [0, 0]);
+        assert!(!chooser.has_streams() && chooser.load_table.loads[0].load == [0, 0]);
     }
 
     #[test]
@@ -389,9 +389,9 @@ mod tests {
         let mut chooser = chooser(Scheduler::MaxThroughput, 1);
         chooser.datagram(at(0), unbound(1), far(53));
         chooser.on_look(at(5000), [], []);
-        assert_eq!(chooser.board.lanes[0].load[0], DATAGRAM_DEMAND.get());
+        assert_eq!(chooser.load_table.loads[0].load[0], DATAGRAM_DEMAND.get());
         chooser.on_look(at(11_000), [], []);
-        assert_eq!(chooser.board.lanes[0].load[0], 0);
+        assert_eq!(chooser.load_table.loads[0].load[0], 0);
         for number in 0..3 * MAX_EXCHANGES as u64 {
             chooser.datagram(at(20_000 + number), unbound(number), far(53));
         }
@@ -418,9 +418,9 @@ mod tests {
         let mut second = Chooser::new(Scheduler::MaxThroughput, vec![]);
         second.recall(Learnt { apps: lessons.apps.into_iter().collect(), links: lessons.links.into_iter().collect(), ..Learnt::default() });
         second.on_network(at(0), &network(2), steer, |_| false);
-        assert_eq!(second.board.lanes[1].rate, [50_000_000, 25_000_000]);
+        assert_eq!(second.load_table.loads[1].rate, [50_000_000, 25_000_000]);
         assert_eq!(streams(&mut second, 1..2), [2]);
-        assert_eq!(second.board.lanes[1].load[0], 150_000_000);
+        assert_eq!(second.load_table.loads[1].load[0], 150_000_000);
         assert!(second.lessons(at(0), 78).apps.is_empty(), "nothing new");
     }
 
@@ -431,6 +431,6 @@ mod tests {
         chooser.on_look(at(700), [seen(1, 8_000_000)], []);
         chooser.on_look(at(1000), [], []);
         streams(&mut chooser, 2..3);
-        assert_eq!(chooser.board.lanes[0].load[0], 8_000_000);
+        assert_eq!(chooser.load_table.loads[0].load[0], 8_000_000);
     }
 }

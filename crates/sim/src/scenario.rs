@@ -164,7 +164,7 @@ pub enum Scheduling {
     WeightedRoundRobin,
     /// A link drawn anew for each (DNIS's random interface).
     Random,
-    /// The link on which the connection ends soonest (DNIS, DBAS; [`braid_decide::connection::Board::end`]).
+    /// The link on which the connection ends soonest (DNIS, DBAS; [`braid_decide::connection::LoadTable::end`]).
     MaximumThroughput,
     /// The link with least energy per byte that keeps all load together at this throughput (OPERETTA, connections only).
     CheapestInTime(Rate),

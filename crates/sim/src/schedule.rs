@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::{Board, LinkMask, Mode, Request, steps};
+use braid_decide::connection::{LinkMask, LoadTable, Mode, Request, steps};
 use braid_decide::packet::PacketScheduler;
 use braid_model::{Bytes, Direction, Power, Rate, Time};
 use braid_netem::Random;
@@ -97,12 +97,12 @@ pub(crate) struct Rule {
     mode: Mode,
     weighted: bool,
     only: Option<usize>,
-    board: Board,
+    load_table: LoadTable,
 }
 
 impl Rule {
     fn new(mode: Mode) -> Self {
-        Self { mode, weighted: false, only: None, board: Board::default() }
+        Self { mode, weighted: false, only: None, load_table: LoadTable::default() }
     }
 }
 
@@ -127,16 +127,16 @@ impl Scheduler for Rule {
         }
         let steps = steps(&rates, self.weighted);
         for (slot, link) in view.links.iter().enumerate() {
-            let lane = &mut self.board.lanes[slot];
-            lane.load = link.load.map(Bytes::get);
-            lane.rate = link.rate.map(Rate::bytes_per_second);
-            lane.flows = link.flows;
-            lane.step = steps[slot];
-            lane.rank = if self.only == Some(slot) { 0 } else { 1 + slot as u32 };
+            let link_load = &mut self.load_table.loads[slot];
+            link_load.load = link.load.map(Bytes::get);
+            link_load.rate = link.rate.map(Rate::bytes_per_second);
+            link_load.flows = link.flows;
+            link_load.step = steps[slot];
+            link_load.rank = if self.only == Some(slot) { 0 } else { 1 + slot as u32 };
             // Energy per byte in picojoules: a_j / r_j.
-            lane.price = (link.extra_power.to_move(Bytes::new(1), link.rate[direction]).get() * 1e12) as u64;
+            link_load.price = (link.extra_power.to_move(Bytes::new(1), link.rate[direction]).get() * 1e12) as u64;
         }
-        self.board.choose(self.mode, &Request { allowed: new.allowed, direction: new.direction, demand: new.demand })
+        self.load_table.choose(self.mode, &Request { allowed: new.allowed, direction: new.direction, demand: new.demand })
     }
 }
 

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use braid_decide::connection::{Board, LinkMask, Mode, Request};
+use braid_decide::connection::{LinkMask, LoadTable, Mode, Request};
 use braid_decide::midrr::{Flags, LinkSet, Midrr};
 use braid_decide::operetta::{self, Interface, New, NewKind, Target, Utility};
 use braid_model::{Bytes, Direction, Power, Rate};
@@ -124,17 +124,17 @@ fn operetta(links: usize, batches: usize) -> Result<Vec<f64>> {
 }
 
 fn connection(links: usize, batches: usize) -> Vec<f64> {
-    let mut board = Board::default();
+    let mut load_table = LoadTable::default();
     let mut random = Random::new(5);
-    for lane in board.lanes.iter_mut().take(links) {
+    for link_load in load_table.loads.iter_mut().take(links) {
         let rate = 125_000 + random.up_to(12_500_000);
-        (lane.rate, lane.load) = ([rate; 2], [random.up_to(10_000_000); 2]);
+        (link_load.rate, link_load.load) = ([rate; 2], [random.up_to(10_000_000); 2]);
     }
     let request = Request { allowed: LinkMask((1 << links) - 1), direction: Direction::Down, demand: Bytes::new(100_000) };
     time(batches, || {
         // What is reserved ends at once: loads stay what they are.
-        if let Some(slot) = black_box(board.choose(Mode::CheapestInTime { target: None }, black_box(&request))) {
-            board.lanes[slot].load[0] -= 100_000;
+        if let Some(slot) = black_box(load_table.choose(Mode::CheapestInTime { target: None }, black_box(&request))) {
+            load_table.loads[slot].load[0] -= 100_000;
         }
     })
 }

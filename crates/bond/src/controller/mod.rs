@@ -1,7 +1,7 @@
 //! The congestion controller of a path, and what a bond reads from it.
 //!
-//! [`Radio`] is made for links that lose packets, change their rate within a second and have buffers for many seconds. QUIC runs it once
-//! per path (noq's `Controller`); [`Gauge`] is what it shows.
+//! [`RateController`] is made for links that lose packets, change their rate within a second and have buffers for many seconds. QUIC runs it once
+//! per path (noq's `Controller`); [`PathMetrics`] is what it shows.
 //!
 //! # The idea
 //!
@@ -46,13 +46,13 @@
 //! to two fifths of CUBIC's rate are given for less than a tenth of its median delay. At 1 Mbit/s, where a round has nine packets and one or
 //! two of the own make a queue, a tenth of random loss leaves 0.87 of rate x (1 - loss).
 
-mod crowd;
+mod cross_traffic;
 mod filters;
 mod flight;
-mod gauge;
+mod loss_classifier;
+mod metrics;
 mod probe;
-mod radio;
-mod rival;
+mod rate_controller;
 
-pub use gauge::Gauge;
-pub use radio::Radio;
+pub use metrics::PathMetrics;
+pub use rate_controller::RateController;

@@ -11,7 +11,7 @@ use noq_proto::{Dir, Incoming, ServerConfig};
 use super::conn::{Conn, HORIZON, Stage, transport};
 use super::source::sources;
 use super::{ConnectionId, Host, HostEvent, Session};
-use crate::controller::{Gauge, Radio};
+use crate::controller::{PathMetrics, RateController};
 use crate::hello::{Hello, VERSION, Welcome};
 use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
 
@@ -110,15 +110,15 @@ impl Host {
             self.responses.push_back((link, transmit, self.buffer.clone()));
             return;
         }
-        let gauge = Arc::new(Gauge::default());
+        let metrics = Arc::new(PathMetrics::default());
         let config = self.server.as_ref().map(|config| {
             let mut config = ServerConfig::clone(config);
-            config.transport_config(Arc::new(transport(Radio::factory(gauge.clone()), remote)));
+            config.transport_config(Arc::new(transport(RateController::factory(metrics.clone()), remote)));
             Arc::new(config)
         });
         match self.endpoint.accept(incoming, now, &mut self.buffer, config) {
             Ok((handle, connection)) => {
-                let id = self.insert_conn(Conn::new(now, connection, handle, gauge, link, remote));
+                let id = self.insert_conn(Conn::new(now, connection, handle, metrics, link, remote));
                 self.strangers.insert(id);
             }
             Err(error) => {

@@ -10,7 +10,7 @@ use noq_proto::congestion::ControllerFactory;
 use noq_proto::{Connection, ConnectionHandle, IdleTimeout, MtuDiscoveryConfig, StreamId, TransportConfig, VarInt};
 
 use super::{BATCH, IDLE};
-use crate::controller::Gauge;
+use crate::controller::PathMetrics;
 use crate::hello::{BondId, Hello, MAX_MESSAGE};
 use crate::{Bond, PathFacts, PathId};
 
@@ -42,7 +42,7 @@ const LARGEST_V6: u16 = 1452;
 pub(super) struct Conn {
     pub(super) connection: Connection,
     pub(super) handle: ConnectionHandle,
-    pub(super) gauge: Arc<Gauge>,
+    pub(super) metrics: Arc<PathMetrics>,
     pub(super) link: u8,
     pub(super) path: PathId,
     pub(super) bond: Option<BondId>,
@@ -90,14 +90,14 @@ impl Conn {
         now: Instant,
         connection: Connection,
         handle: ConnectionHandle,
-        gauge: Arc<Gauge>,
+        metrics: Arc<PathMetrics>,
         link: u8,
         remote: SocketAddr,
     ) -> Self {
         Self {
             connection,
             handle,
-            gauge,
+            metrics,
             link,
             path: PathId(u32::MAX),
             bond: None,
@@ -151,27 +151,27 @@ impl Conn {
     /// never starves.
     pub(super) fn facts(&mut self, most: u64, horizon: Duration) -> PathFacts {
         let queued = EMPTY_SPACE.saturating_sub(self.connection.datagrams().send_buffer_space()) as u64;
-        let window = self.gauge.window();
-        let free = window.get().saturating_sub(self.gauge.in_flight().get());
-        let soon = if self.gauge.is_fast() { free.min(self.pacing_credit) } else { free.min(self.paced(horizon)) + most };
+        let window = self.metrics.window();
+        let free = window.get().saturating_sub(self.metrics.in_flight().get());
+        let soon = if self.metrics.is_fast() { free.min(self.pacing_credit) } else { free.min(self.paced(horizon)) + most };
         let room = soon.saturating_sub(queued);
         // Less than a datagram is none: it would only make them small.
         let room = if room < most { 0 } else { room };
         let rtt = self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100));
-        PathFacts { rtt, rate: self.gauge.delivery_rate(), room: Amount::new(room), window }
+        PathFacts { rtt, rate: self.metrics.delivery_rate(), room: Amount::new(room), window }
     }
 
     /// Bytes that may leave within `span`.
     fn paced(&self, span: Duration) -> u64 {
-        self.gauge.pacing().bytes_per_second().saturating_mul(span.as_micros() as u64) / 1_000_000
+        self.metrics.pacing().bytes_per_second().saturating_mul(span.as_micros() as u64) / 1_000_000
     }
 
     /// Until when it waits so that it sends many datagrams at once; `None` if it may send now.
     pub(super) fn held(&mut self, now: Instant) -> Option<Instant> {
-        if !self.gauge.is_fast() || self.stage != Stage::Joined {
+        if !self.metrics.is_fast() || self.stage != Stage::Joined {
             return None;
         }
-        let rate = self.gauge.pacing().bytes_per_second();
+        let rate = self.metrics.pacing().bytes_per_second();
         let enough = self.paced(BATCHED).min(BATCH.get() as u64 * u64::from(self.connection.current_mtu()));
         let since = now.saturating_duration_since(self.counted);
         let earned = u128::from(rate) * since.as_nanos() / 1_000_000_000;
@@ -198,7 +198,7 @@ impl Conn {
         }
         bond.set_facts(self.path, facts);
         if bond.wants_probe(now, self.path) {
-            self.gauge.allow_probe(Amount::new(2 * max as u64));
+            self.metrics.allow_probe(Amount::new(2 * max as u64));
         }
         let mut any = false;
         for _ in 0..BATCH.get() {

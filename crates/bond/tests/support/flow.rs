@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use braid_bond::controller::{Gauge, Radio};
+use braid_bond::controller::{PathMetrics, RateController};
 use braid_model::{Rate, Time};
 use bytes::{Bytes, BytesMut};
 use noq_proto::congestion::{Bbr3Config, ControllerFactory, CubicConfig};
@@ -19,8 +19,8 @@ use super::tls;
 /// Which congestion controller a flow uses.
 #[derive(Debug, Clone)]
 pub(crate) enum Controllers {
-    /// Ours; the gauge shows what it sees.
-    Radio(Arc<Gauge>),
+    /// Ours; the metrics show what it sees.
+    Rate(Arc<PathMetrics>),
     /// noq's CUBIC.
     Cubic,
     /// noq's BBRv3.
@@ -28,15 +28,15 @@ pub(crate) enum Controllers {
 }
 
 impl Controllers {
-    /// Ours, with a gauge that nobody reads.
+    /// Ours, with metrics that nobody reads.
     pub(crate) fn radio() -> Self {
-        Self::Radio(Arc::new(Gauge::default()))
+        Self::Rate(Arc::new(PathMetrics::default()))
     }
 
     /// Its name in tables.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Self::Radio(_) => "radio",
+            Self::Rate(_) => "rate",
             Self::Cubic => "CUBIC",
             Self::Bbr3 => "BBRv3",
         }
@@ -44,7 +44,7 @@ impl Controllers {
 
     fn factory(&self) -> Arc<dyn ControllerFactory + Send + Sync> {
         match self {
-            Self::Radio(gauge) => Radio::factory(gauge.clone()),
+            Self::Rate(metrics) => RateController::factory(metrics.clone()),
             Self::Cubic => Arc::new(CubicConfig::default()),
             Self::Bbr3 => Arc::new(Bbr3Config::default()),
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::RequestError;
 use braid_api::{Candidate, ExplainRequest, Explanation, Outcome};
-use braid_decide::connection::{Board, LinkMask, Mode, Request};
+use braid_decide::connection::{LinkMask, LoadTable, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
 use braid_decide::steer::{self, Verdict};
 use braid_model::{Affinity, Bytes, Class, Direction, Family, Protocol, Time};
@@ -57,7 +57,7 @@ impl Verdicts {
 impl<S: Steering> Core<S> {
     /// `POST /v1/explain`.
     pub fn explain(&mut self, now: Time, request: &ExplainRequest) -> Result<Explanation, RequestError> {
-        let board = self.steering.board().map_err(|error| RequestError::failed("Not explained", error.to_string()))?;
+        let load_table = self.steering.load_table().map_err(|error| RequestError::failed("Not explained", error.to_string()))?;
         if let Some(id) = request.flow {
             let row = self.flows.iter().map(|living| &living.row).find(|row| row.id.0 == id).cloned();
             let row = row.ok_or_else(|| {
@@ -66,10 +66,10 @@ impl<S: Steering> Core<S> {
                     format!("no living flow has the id {id}: see `braid flows` for those that have one"),
                 )
             })?;
-            return Ok(self.explain_flow(now, &row, &board));
+            return Ok(self.explain_flow(now, &row, &load_table));
         }
         let question = self.question(request)?;
-        let explanation = self.answer(now, &question, &board);
+        let explanation = self.answer(now, &question, &load_table);
         Ok(self.or_bonded(now, explanation, question.destination, question.port))
     }
 
@@ -97,7 +97,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// A living flow: its link is settled; the rest is what the rule would say of it now.
-    fn explain_flow(&mut self, now: Time, row: &FlowRow, board: &Board) -> Explanation {
+    fn explain_flow(&mut self, now: Time, row: &FlowRow, load_table: &LoadTable) -> Explanation {
         let exe = self.apps.get(&row.app).and_then(|met| met.application.exe.as_ref()).map(|exe| exe.display().to_string());
         let cgroup = self.apps.get(&row.app).and_then(|met| met.cgroup.clone());
         let question = Question {
@@ -110,7 +110,7 @@ impl<S: Steering> Core<S> {
             cgroup,
             filtered: row.filtered,
         };
-        let mut explanation = self.answer(now, &question, board);
+        let mut explanation = self.answer(now, &question, load_table);
         let link = self.device_name(row);
         let age = now.since(row.started).as_secs_f64();
         let scheduler =
@@ -126,7 +126,7 @@ impl<S: Steering> Core<S> {
         explanation
     }
 
-    fn answer(&mut self, now: Time, question: &Question, board: &Board) -> Explanation {
+    fn answer(&mut self, now: Time, question: &Question, load_table: &LoadTable) -> Explanation {
         let family = Family::of(question.destination);
         let subject = Subject {
             exe: question.exe.as_deref().map(Path::new),
@@ -145,11 +145,12 @@ impl<S: Steering> Core<S> {
         let affinity = policy.affinity(rule.map(|rule| &policy.apps[rule]), class);
         let request = Request { allowed: verdicts.mask, direction, demand };
         let mode = self.params.as_ref().map_or(policy.scheduler.mode(), |params| params.mode_for(direction));
-        let chosen = board.pick(mode, &request);
-        let second = chosen.and_then(|slot| board.pick(mode, &Request { allowed: LinkMask(verdicts.mask.0 & !(1 << slot)), ..request }));
+        let chosen = load_table.pick(mode, &request);
+        let second =
+            chosen.and_then(|slot| load_table.pick(mode, &Request { allowed: LinkMask(verdicts.mask.0 & !(1 << slot)), ..request }));
         let name = |slot: usize| self.links.values().find(|link| link.slot == slot).map(|link| link.facts.name.clone());
         let reason = match chosen {
-            Some(slot) => self.why(mode, slot, &request, board, affinity),
+            Some(slot) => self.why(mode, slot, &request, load_table, affinity),
             None => verdicts.reason.clone(),
         };
         let how = (question.protocol, question.filtered);
@@ -184,7 +185,7 @@ impl<S: Steering> Core<S> {
             affinity: Some(affinity_name(affinity).to_owned()),
             demand_bytes: Some(demand.get()),
             direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
-            candidates: self.candidates(now, family, mode, &request, board, &verdicts),
+            candidates: self.candidates(now, family, mode, &request, load_table, &verdicts),
             peer: straight.then(|| question.destination.to_string()),
             paths: Vec::new(),
             program_known: Some(self.is_known(question)),
@@ -257,13 +258,13 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    fn why(&self, mode: Mode, slot: usize, request: &Request, board: &Board, affinity: Affinity) -> String {
+    fn why(&self, mode: Mode, slot: usize, request: &Request, load_table: &LoadTable, affinity: Affinity) -> String {
         let mut text = match mode {
             Mode::OnlyOne => "it is the link the system itself prefers (lowest metric)".to_owned(),
             Mode::VirtualStart => "its turn is next".to_owned(),
             Mode::CheapestInTime { target } => {
                 let seconds = |time: u64| time as f64 / f64::from(1 << 20);
-                let (finish, deadline) = (board.finish(slot, request), board.deadline(request, target));
+                let (finish, deadline) = (load_table.finish(slot, request), load_table.deadline(request, target));
                 match target {
                     Some(target) if finish <= deadline => format!(
                         "it is the cheapest link that is done within {:.3} s, by when all load together moves at {target}",
@@ -273,10 +274,11 @@ impl<S: Steering> Core<S> {
                         format!("no link is done in time to reach {target}, and it is done first, in {:.3} s", seconds(finish))
                     }
                     None => {
-                        let (end, ahead) = (seconds(board.end(slot, request)), board.ahead(slot, request));
-                        let (flows, load) = (board.lanes[slot].flows, Bytes::new(board.lanes[slot].load[request.direction as usize]));
+                        let (end, backlog) = (seconds(load_table.end(slot, request)), load_table.backlog(slot, request));
+                        let (flows, load) =
+                            (load_table.loads[slot].flows, Bytes::new(load_table.loads[slot].load[request.direction as usize]));
                         format!(
-                            "it is expected to end first there, in {end:.3} s: {} of its own behind {ahead} of the link's load, {load} of {flows} flow{}",
+                            "it is expected to end first there, in {end:.3} s: {} of its own behind {backlog} of the link's load, {load} of {flows} flow{}",
                             request.demand,
                             if flows == 1 { "" } else { "s" }
                         )
@@ -295,11 +297,19 @@ impl<S: Steering> Core<S> {
         text
     }
 
-    fn candidates(&self, now: Time, family: Family, mode: Mode, request: &Request, board: &Board, verdicts: &Verdicts) -> Vec<Candidate> {
+    fn candidates(
+        &self,
+        now: Time,
+        family: Family,
+        mode: Mode,
+        request: &Request,
+        load_table: &LoadTable,
+        verdicts: &Verdicts,
+    ) -> Vec<Candidate> {
         let (direction, waiting) = (request.direction as usize, self.waiting());
         let view = |link: &super::link::Link| {
             let allowed = request.allowed.contains(link.slot);
-            let (lane, estimate) = (&board.lanes[link.slot], link.estimate(request.direction, now));
+            let (link_load, estimate) = (&load_table.loads[link.slot], link.estimate(request.direction, now));
             let never = |time: u64| (time != u64::MAX).then(|| ((u128::from(time) * 1_000_000) >> 20) as u64);
             Candidate {
                 link: link.facts.name.clone(),
@@ -308,15 +318,15 @@ impl<S: Steering> Core<S> {
                     true => verdicts.why_not(link.slot, waiting.contains(link.slot)).to_owned(),
                     false => link.reason().unwrap_or_else(|| format!("{family} is {} on it", link.family_state(family))),
                 }),
-                load_bytes: Some(lane.load[direction]),
+                load_bytes: Some(link_load.load[direction]),
                 capacity_bps: Some(estimate.rate.bps()),
                 capacity_assumed: !estimate.is_known(),
-                finish_us: never(board.finish(link.slot, request)),
-                end_us: (mode == Mode::CheapestInTime { target: None }).then(|| board.end(link.slot, request)).and_then(never),
+                finish_us: never(load_table.finish(link.slot, request)),
+                end_us: (mode == Mode::CheapestInTime { target: None }).then(|| load_table.end(link.slot, request)).and_then(never),
                 virtual_start: (mode == Mode::VirtualStart)
-                    .then(|| board.virtual_start(link.slot).saturating_sub(board.virtual_time) as f64 / f64::from(1 << 20)),
-                rank: Some(lane.rank).filter(|rank| *rank != u32::MAX),
-                flows: Some(u64::from(lane.flows)),
+                    .then(|| load_table.virtual_start(link.slot).saturating_sub(load_table.virtual_time) as f64 / f64::from(1 << 20)),
+                rank: Some(link_load.rank).filter(|rank| *rank != u32::MAX),
+                flows: Some(u64::from(link_load.flows)),
             }
         };
         self.links.values().map(view).collect()

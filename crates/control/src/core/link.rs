@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use braid_decide::allowance::Allowance;
 use braid_decide::capacity::{self, Busy, Capacity, Estimate, Loss, Rtt};
-use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::counters::{DeviceCounters, Moved};
+use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::{Health, Judgement, ProbeRequest};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};

@@ -71,9 +71,9 @@ impl<S: Steering> Core<S> {
 
     /// `GET /v1/links`.
     pub fn links(&mut self, now: Time) -> Vec<LinkView> {
-        let board = self.steering.board().ok();
-        let lane = |link: &Link| board.as_ref().map(|board| &board.lanes[link.slot]);
-        let used = self.links.values().map(|link| link_view(link, now, lane(link), self.link_energy(link, now)));
+        let load_table = self.steering.load_table().ok();
+        let link_load = |link: &Link| load_table.as_ref().map(|load_table| &load_table.loads[link.slot]);
+        let used = self.links.values().map(|link| link_view(link, now, link_load(link), self.link_energy(link, now)));
         let crowd = self.crowd.iter().map(|facts| {
             let rule = self.config.policy.link_rule(facts).cloned().unwrap_or_default();
             let mut link = Link::new(facts.clone(), 0, rule, self.config.probe, now);
@@ -168,7 +168,7 @@ impl<S: Steering> Core<S> {
     }
 }
 
-fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lane>, energy: Option<LinkEnergy>) -> LinkView {
+fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection::LinkLoad>, energy: Option<LinkEnergy>) -> LinkView {
     let capacity = |direction| link.estimate(direction, now);
     let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
     // A guess is for the rule, which needs some number; people are told what is known.
@@ -190,7 +190,7 @@ fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lan
         loss: link.loss.rate(now),
         rx_bytes: Some(moved[0].get()),
         tx_bytes: Some(moved[1].get()),
-        flows: lane.map_or(0, |lane| u64::from(lane.flows)),
+        flows: link_load.map_or(0, |link_load| u64::from(link_load.flows)),
         index: Some(link.facts.index.0),
         reason: link.reason(),
         role: Some(role_name(link.rule.role).to_owned()),
@@ -203,8 +203,8 @@ fn link_view(link: &Link, now: Time, lane: Option<&braid_decide::connection::Lan
         device_tx_bytes: link.device.last().map(|(_, device)| device[1].get()),
         rate_down_bps: link.rate[0].map(|rate| rate.bps()),
         rate_up_bps: link.rate[1].map(|rate| rate.bps()),
-        load_down_bytes: lane.map(|lane| lane.load[0]),
-        load_up_bytes: lane.map(|lane| lane.load[1]),
+        load_down_bytes: link_load.map(|link_load| link_load.load[0]),
+        load_up_bytes: link_load.map(|link_load| link_load.load[1]),
         capacity_confidence: Some(down.confidence),
         capacity_age_ms: age(&down),
         capacity_up_confidence: Some(up.confidence),

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use braid_decide::connection::{Board, Mode};
+use braid_decide::connection::{LoadTable, Mode};
 use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 use ipnet::IpNet;
 
@@ -225,20 +225,20 @@ fn raw_slot(slot: usize, link: &SteerLink) -> abi::Slot {
     }
 }
 
-pub(super) fn board(raw: &abi::Board, params: &SteerParams) -> Board {
-    let mut board = Board { virtual_time: raw.virtual_time, ..Board::default() };
-    for (slot, (lane, raw)) in board.lanes.iter_mut().zip(&raw.lanes).enumerate() {
-        lane.load = raw.load;
-        lane.tag = raw.tag;
-        lane.flows = raw.flows;
+pub(super) fn load_table(raw: &abi::LoadTable, params: &SteerParams) -> LoadTable {
+    let mut load_table = LoadTable { virtual_time: raw.virtual_time, ..LoadTable::default() };
+    for (slot, (link_load, raw)) in load_table.loads.iter_mut().zip(&raw.loads).enumerate() {
+        link_load.load = raw.load;
+        link_load.tag = raw.tag;
+        link_load.flows = raw.flows;
         if let Some(link) = &params.links[slot] {
-            lane.rate = link.rate.map(Rate::bytes_per_second);
-            lane.price = link.price;
-            lane.step = link.step;
-            lane.rank = link.rank;
+            link_load.rate = link.rate.map(Rate::bytes_per_second);
+            link_load.price = link.price;
+            link_load.step = link.step;
+            link_load.rank = link.rank;
         }
     }
-    board
+    load_table
 }
 
 fn class(number: u8) -> Class {

@@ -1,4 +1,4 @@
-//! Keeps the loads true: what the lanes hold must be what the living flows reserve.
+//! Keeps the loads true: what the load table holds must be what the living flows reserve.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use crate::linux::sys::abi;
 use braid_control::steering::FlowRow;
 use braid_decide::connection::MAX_LINKS;
 
-/// Compares the loads with the flows and says what to add to which lane.
+/// Compares the loads with the flows and says what to add to which link.
 #[derive(Debug, Default)]
 pub(super) struct Heal {
     /// Datagram flows that fell idle and have not been reported yet.
     pub(super) ended: Vec<FlowRow>,
 }
 
-/// Tells dumps apart that overlap. Each brings reservations up to date as it goes, so that what another has summed up fits the lanes no
+/// Tells dumps apart that overlap. Each brings reservations up to date as it goes, so that what another has summed up fits the loads no
 /// more.
 #[derive(Debug, Default)]
 pub(super) struct Dumps {
@@ -64,25 +64,25 @@ impl Loads {
 }
 
 impl Heal {
-    /// What must be added to each lane (modulo 2^64), where it is off by more than the flows that came and went during the dump can
+    /// What must be added to each link (modulo 2^64), where it is off by more than the flows that came and went during the dump can
     /// explain: an event was missed, or an entry was evicted.
-    pub(super) fn corrections(&mut self, living: &Loads, board: &abi::Board, churn: u64) -> Vec<(u32, abi::Lane)> {
+    pub(super) fn corrections(&mut self, living: &Loads, load_table: &abi::LoadTable, churn: u64) -> Vec<(u32, abi::LinkLoad)> {
         let slack = i128::from(churn) * i128::from(living.largest);
         let mut corrections = Vec::new();
         for slot in 0..MAX_LINKS {
-            let lane = &board.lanes[slot];
-            let mut correction = abi::Lane::default();
+            let link_load = &load_table.loads[slot];
+            let mut correction = abi::LinkLoad::default();
             for (direction, load) in living.loads[slot].iter().enumerate() {
-                let off = load.wrapping_sub(lane.load[direction]);
+                let off = load.wrapping_sub(link_load.load[direction]);
                 if i128::from(off as i64).abs() > slack {
                     correction.load[direction] = off;
                 }
             }
-            let off = living.flows[slot].wrapping_sub(lane.flows);
+            let off = living.flows[slot].wrapping_sub(link_load.flows);
             if u64::from((off as i32).unsigned_abs()) > churn {
                 correction.flows = off;
             }
-            if correction != abi::Lane::default() {
+            if correction != abi::LinkLoad::default() {
                 corrections.push((slot as u32, correction));
             }
         }
@@ -118,40 +118,40 @@ mod tests {
 
     #[test]
     fn true_loads_are_left_alone() {
-        let mut board = abi::Board::default();
-        board.lanes[1].load[0] = 300;
-        board.lanes[1].flows = 2;
-        assert!(Heal::default().corrections(&loads(&[row(1, 100), row(1, 200)]), &board, 0).is_empty());
+        let mut load_table = abi::LoadTable::default();
+        load_table.loads[1].load[0] = 300;
+        load_table.loads[1].flows = 2;
+        assert!(Heal::default().corrections(&loads(&[row(1, 100), row(1, 200)]), &load_table, 0).is_empty());
     }
 
     #[test]
     fn a_missed_end_is_healed() {
-        let mut board = abi::Board::default();
-        board.lanes[1].load[0] = 1_000_000;
-        board.lanes[1].flows = 2;
-        let corrections = Heal::default().corrections(&loads(&[row(1, 100)]), &board, 0);
+        let mut load_table = abi::LoadTable::default();
+        load_table.loads[1].load[0] = 1_000_000;
+        load_table.loads[1].flows = 2;
+        let corrections = Heal::default().corrections(&loads(&[row(1, 100)]), &load_table, 0);
         assert_eq!(corrections.len(), 1);
-        let (slot, lane) = corrections[0];
+        let (slot, link_load) = corrections[0];
         assert_eq!(slot, 1);
-        assert_eq!(board.lanes[1].load[0].wrapping_add(lane.load[0]), 100);
-        assert_eq!(board.lanes[1].flows.wrapping_add(lane.flows), 1);
+        assert_eq!(load_table.loads[1].load[0].wrapping_add(link_load.load[0]), 100);
+        assert_eq!(load_table.loads[1].flows.wrapping_add(link_load.flows), 1);
     }
 
     #[test]
     fn churn_explains_small_differences_but_not_large_ones() {
-        let mut board = abi::Board::default();
-        board.lanes[0].load[0] = 250;
-        board.lanes[0].flows = 2;
-        assert!(Heal::default().corrections(&loads(&[row(0, 100)]), &board, 2).is_empty());
-        board.lanes[0].load[0] = 100_000;
-        assert_eq!(Heal::default().corrections(&loads(&[row(0, 100)]), &board, 2).len(), 1);
+        let mut load_table = abi::LoadTable::default();
+        load_table.loads[0].load[0] = 250;
+        load_table.loads[0].flows = 2;
+        assert!(Heal::default().corrections(&loads(&[row(0, 100)]), &load_table, 2).is_empty());
+        load_table.loads[0].load[0] = 100_000;
+        assert_eq!(Heal::default().corrections(&loads(&[row(0, 100)]), &load_table, 2).len(), 1);
     }
 
     #[test]
     fn a_load_that_fell_below_zero_is_healed_too() {
-        let mut board = abi::Board::default();
-        board.lanes[0].load[1] = 0u64.wrapping_sub(500);
-        let corrections = Heal::default().corrections(&loads(&[]), &board, 0);
-        assert_eq!(board.lanes[0].load[1].wrapping_add(corrections[0].1.load[1]), 0);
+        let mut load_table = abi::LoadTable::default();
+        load_table.loads[0].load[1] = 0u64.wrapping_sub(500);
+        let corrections = Heal::default().corrections(&loads(&[]), &load_table, 0);
+        assert_eq!(load_table.loads[0].load[1].wrapping_add(corrections[0].1.load[1]), 0);
     }
 }

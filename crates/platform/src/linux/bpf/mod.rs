@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
-use braid_decide::connection::{Board, LinkMask, MAX_LINKS};
+use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS};
 use braid_model::{Bytes, Class, Family, Time};
 use ipnet::IpNet;
 
@@ -163,13 +163,13 @@ impl BpfSteering {
         sys::Ready::watch(self.events.as_fd())
     }
 
-    fn raw_board(&mut self) -> Result<abi::Board, SteeringError> {
-        typed_map!(self, Array, "board", "read the loads").get(&0, LOCKED).map_err(failed("read the loads"))
+    fn raw_load_table(&mut self) -> Result<abi::LoadTable, SteeringError> {
+        typed_map!(self, Array, "load_table", "read the loads").get(&0, LOCKED).map_err(failed("read the loads"))
     }
 
     /// Flows begun and flows ended so far.
     fn churn(&mut self) -> Result<u64, SteeringError> {
-        Ok(self.raw_board()?.commits.wrapping_add(self.counters()?.ended))
+        Ok(self.raw_load_table()?.commits.wrapping_add(self.counters()?.ended))
     }
 
     /// The flows of unconnected datagrams; those that fell idle end here, and are returned apart.
@@ -375,21 +375,21 @@ impl Steering for BpfSteering {
             self.learn_step(key, [row.rx, row.tx], row.read_at)?;
         }
         let churn = self.churn()?.wrapping_sub(began);
-        let after = self.raw_board()?;
+        let after = self.raw_load_table()?;
         let corrections = if self.dumps.undisturbed(&turn) { self.heal.corrections(&loads, &after, churn) } else { Vec::new() };
         if !corrections.is_empty() {
-            let mut map: Array<_, abi::Lane> = typed_map!(self, Array, "corrections", "heal the loads");
-            for (slot, lane) in corrections {
-                map.set(slot, lane, 0).map_err(failed("heal the loads"))?;
+            let mut map: Array<_, abi::LinkLoad> = typed_map!(self, Array, "corrections", "heal the loads");
+            for (slot, link_load) in corrections {
+                map.set(slot, link_load, 0).map_err(failed("heal the loads"))?;
             }
         }
         self.heal.ended.extend(idle.iter().filter_map(flow_row));
         Ok(rows)
     }
 
-    fn board(&mut self) -> Result<Board, SteeringError> {
-        let raw = self.raw_board()?;
-        Ok(convert::board(&raw, &self.params))
+    fn load_table(&mut self) -> Result<LoadTable, SteeringError> {
+        let raw = self.raw_load_table()?;
+        Ok(convert::load_table(&raw, &self.params))
     }
 
     fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError> {

@@ -37,9 +37,9 @@ macro_rules! abi {
 
 abi! {
     /// `struct braid_lane`.
-    Lane { load: [u64; 2], tag: u64, flows: u32, pad: u32, }
-    /// `struct braid_board_state` behind its lock.
-    Board { lock: u32, pad: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, lanes: [Lane; MAX_LINKS], }
+    LinkLoad { load: [u64; 2], tag: u64, flows: u32, pad: u32, }
+    /// `struct braid_load_table` behind its lock.
+    LoadTable { lock: u32, pad: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, loads: [LinkLoad; MAX_LINKS], }
     /// `struct braid_slot`.
     Slot {
         ifindex: u32, rank: u32, name: [u8; 16], source4: u32, mark: u32, source6: [u32; 4],
@@ -98,7 +98,7 @@ abi! {
     }
     /// `struct trial` of the test program.
     Trial {
-        board: Board, allowed: u32, direction: u32, demand: u64, winner: u32, denied: u32, actions: u32, links: u32, prefer: u32, pad: u32,
+        load_table: LoadTable, allowed: u32, direction: u32, demand: u64, winner: u32, denied: u32, actions: u32, links: u32, prefer: u32, pad: u32,
     }
     /// An IPv6 or IPv4-mapped address in network order.
     Address { word: [u32; 4], }
@@ -177,7 +177,7 @@ mod tests {
         let rust = [
             size_of::<Params>(),
             size_of::<Slot>(),
-            size_of::<Lane>(),
+            size_of::<LinkLoad>(),
             size_of::<Rule>(),
             size_of::<Flow>(),
             size_of::<FlowRow>(),
@@ -187,7 +187,7 @@ mod tests {
             size_of::<Demand>(),
             size_of::<AppKey>(),
             size_of::<DatagramKey>(),
-            size_of::<Board>() - 8,
+            size_of::<LoadTable>() - 8,
             size_of::<Control>(),
             size_of::<ExeKey>(),
             size_of::<App>(),

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
-use super::Gauge;
-use super::crowd::Crowd;
+use super::PathMetrics;
+use super::cross_traffic::{CrossTraffic, Queue, Verdict};
 use super::filters::{Greatest, Least};
 use super::flight::{Flight, Round};
-use super::gauge::FAST;
+use super::loss_classifier::LossClassifier;
+use super::metrics::FAST;
 use super::probe::Burst;
-use super::rival::{Queue, Rival, Verdict};
 
 /// Rate samples are forgotten after this many rounds: a bit more than one probing cycle.
 const ROUNDS: usize = 8;
@@ -42,7 +42,7 @@ const BURST_GAIN: f64 = 4.0;
 const MOST_LUMP: f64 = 0.05;
 
 /// More loss than this where the queue was long means that the buffer is full, however short.
-const CROWDED: f64 = 0.02;
+const CONGESTED: f64 = 0.02;
 /// Of a round's few packets chance may take more: so many standard deviations of what is lost at random are no sign of a full buffer.
 const CHANCE: f64 = 2.0;
 /// A queue that so many packets make is no full buffer: on slow links packets often wait for one of their own.
@@ -119,8 +119,8 @@ enum Phase {
 
 /// A congestion controller for radio links.
 #[derive(Debug, Clone)]
-pub struct Radio {
-    gauge: Arc<Gauge>,
+pub struct RateController {
+    metrics: Arc<PathMetrics>,
     mtu: f64,
     flight: Flight,
     phase: Phase,
@@ -138,14 +138,14 @@ pub struct Radio {
     burst: Option<Burst>,
     /// Smaller bursts where buffers are short.
     burst_scale: f64,
-    crowd: Crowd,
+    losses: LossClassifier,
     srtt: f64,
     /// How much a round trip differs from the one before, on average, in seconds.
     jitter: f64,
     last_rtt: f64,
     /// Which part of what is sent gets lost at random.
     loss: f64,
-    rival: Rival,
+    cross_traffic: CrossTraffic,
     /// What may have been sent in this round, and what was; whether the window was full at some time.
     budget: f64,
     sent: f64,
@@ -164,28 +164,28 @@ pub struct Radio {
     pacing: Option<f64>,
 }
 
-/// Makes a [`Radio`] for each path.
+/// Makes a [`RateController`] for each path.
 #[derive(Debug)]
 struct Factory {
-    gauge: Arc<Gauge>,
+    metrics: Arc<PathMetrics>,
 }
 
 impl ControllerFactory for Factory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        Box::new(Radio::new(self.gauge.clone(), now, current_mtu))
+        Box::new(RateController::new(self.metrics.clone(), now, current_mtu))
     }
 }
 
-impl Radio {
-    /// Controllers that show what they see on `gauge`. A gauge is one path's: give each connection a factory of its own.
-    pub fn factory(gauge: Arc<Gauge>) -> Arc<dyn ControllerFactory + Send + Sync> {
-        Arc::new(Factory { gauge })
+impl RateController {
+    /// Controllers that show what they see on `metrics`. They are one path's: give each connection a factory of its own.
+    pub fn factory(metrics: Arc<PathMetrics>) -> Arc<dyn ControllerFactory + Send + Sync> {
+        Arc::new(Factory { metrics })
     }
 
-    fn new(gauge: Arc<Gauge>, now: Instant, mtu: u16) -> Self {
+    fn new(metrics: Arc<PathMetrics>, now: Instant, mtu: u16) -> Self {
         let mtu = f64::from(mtu.max(1));
         let radio = Self {
-            gauge,
+            metrics,
             mtu,
             flight: Flight::new(now),
             phase: Phase::Start { best: 0.0, flat: 0 },
@@ -199,12 +199,12 @@ impl Radio {
             batch_newest: 0,
             burst: None,
             burst_scale: 1.0,
-            crowd: Crowd::new(),
+            losses: LossClassifier::new(),
             srtt: 0.0,
             jitter: 0.0,
             last_rtt: f64::INFINITY,
             loss: 0.0,
-            rival: Rival::new(now),
+            cross_traffic: CrossTraffic::new(now),
             budget: 0.0,
             sent: 0.0,
             full: false,
@@ -223,7 +223,7 @@ impl Radio {
 
     /// Bytes a second that the path delivers, or our share of it.
     fn rate(&self) -> f64 {
-        self.rates.get().max(self.rival.share())
+        self.rates.get().max(self.cross_traffic.share())
     }
 
     /// Seconds that the latest packets waited at least.
@@ -240,14 +240,14 @@ impl Radio {
     }
 
     fn packet_time(&self) -> f64 {
-        (self.mtu / self.rates.get().max(self.rival.capacity()).max(1.0)).min(0.1)
+        (self.mtu / self.rates.get().max(self.cross_traffic.capacity()).max(1.0)).min(0.1)
     }
 
     /// How much round trips differ by themselves; packets that queue one behind the other differ by their sending time. What is far
     /// less than the longest queue of late is no reason to mistake that queue for noise.
     fn noise(&self, times: f64) -> f64 {
         let noise = (self.jitter - self.packet_time()).max(0.0);
-        let longest = (self.crowd.longest() - self.min_rtt.get()).max(0.0);
+        let longest = (self.losses.longest() - self.min_rtt.get()).max(0.0);
         (times * noise).min(0.3 * longest)
     }
 
@@ -300,13 +300,13 @@ impl Radio {
         }
         let base = self.min_rtt.get();
         let made_up = 1.0 / (1.0 - self.loss);
-        let share = self.rival.share();
+        let share = self.cross_traffic.share();
         let pacing = match self.phase {
             Phase::Burst => self.burst_rate(),
             Phase::Repay { .. } => rate.max(share) * 0.5,
             _ => (rate * self.gain()).max(share),
         } * made_up;
-        let slow = LEAST_PACKETS * self.mtu / self.srtt.clamp(if self.rival.is_present() { SHORT } else { LEAST_TRIP }, 1.0);
+        let slow = LEAST_PACKETS * self.mtu / self.srtt.clamp(if self.cross_traffic.is_present() { SHORT } else { LEAST_TRIP }, 1.0);
         // Who has little to send, such as acknowledgements, never showed what the link can carry: what there is must not wait for that.
         let free = if self.thin { THIN_PACKETS * self.mtu / base.clamp(0.001, 1.0) } else { 0.0 };
         // Its rate is known a round trip later only, and the window grows meanwhile.
@@ -334,12 +334,12 @@ impl Radio {
 
     /// Bytes that a burst sends beyond our rate: enough to be told from noise.
     fn burst_size(&self) -> f64 {
-        (12.0 * self.mtu).max(0.01 * self.rival.capacity()) * self.burst_scale
+        (12.0 * self.mtu).max(0.01 * self.cross_traffic.capacity()) * self.burst_scale
     }
 
     /// Bytes a second of a burst, which must be over before the rival notices.
     fn burst_rate(&self) -> f64 {
-        let rate = self.rates.get().max(self.rival.share());
+        let rate = self.rates.get().max(self.cross_traffic.share());
         (rate * BURST_GAIN).max(rate + self.burst_size() / (0.1 * self.srtt).clamp(0.002, 0.02))
     }
 
@@ -359,7 +359,7 @@ impl Radio {
         let grown = (self.window - INITIAL_PACKETS as f64 * self.mtu).max(0.0);
         let starting = matches!(self.phase, Phase::Start { .. }) && self.rate() > 0.0;
         let rate = if starting { self.rate().max(grown / self.srtt.max(START_TRIP)) } else { self.rate() };
-        self.gauge.set(self.open_window(), self.pacing.unwrap_or(0.0), rate, min_rtt, self.queue());
+        self.metrics.set(self.open_window(), self.pacing.unwrap_or(0.0), rate, min_rtt, self.queue());
     }
 
     /// Counts what might have been sent up to `now`.
@@ -380,31 +380,31 @@ impl Radio {
         let was_thin = std::mem::replace(&mut self.thin, thin) || thin;
         self.note_lateness(thin);
         let sent = self.sent / round.span;
-        let crowd = self.crowd.round() / self.sent.max(1.0);
+        let losses = self.losses.round() / self.sent.max(1.0);
         let chance = CHANCE * (self.loss * self.mtu / self.sent.max(self.mtu)).sqrt();
-        let crowded = crowd > CROWDED + 0.5 * self.loss + chance;
+        let congested = losses > CONGESTED + 0.5 * self.loss + chance;
         (self.budget, self.sent, self.full) = (0.0, 0.0, false);
         let rtt = std::mem::replace(&mut self.round_rtt, f64::INFINITY);
         let queue = (rtt - self.min_rtt.get()).max(0.0);
         let full = self.full_queue();
-        let standing = rtt.is_finite() && queue > full || crowded;
+        let standing = rtt.is_finite() && queue > full || congested;
         self.loss = self.flight.calm_loss(400.0 * self.mtu).min(MOST_RANDOM_LOSS);
         if was_thin {
             self.rates.raise(round.rate);
         } else if standing && !matches!(self.phase, Phase::Start { .. }) {
             self.rates.reset(match self.phase {
                 // It was sent slower by intent, and most of what it lost was sent before: that says little of the path.
-                Phase::Down { .. } if crowded => round.rate.max(round.acknowledged.min(CALM_GAIN * self.rates.get())),
-                _ if crowded => round.rate,
+                Phase::Down { .. } if congested => round.rate.max(round.acknowledged.min(CALM_GAIN * self.rates.get())),
+                _ if congested => round.rate,
                 _ => self.evened(round, chance),
             });
         } else {
             self.rates.add(round.rate);
         }
         if !was_thin && rtt.is_finite() {
-            let delay = if crowded { queue.max(1.01 * full) } else { queue };
-            let queue = Queue { delay, short: self.short_queue(), full, crowded: crowd };
-            let verdict = self.rival.round(now, round, rtt, queue, sent * (1.0 - self.loss));
+            let delay = if congested { queue.max(1.01 * full) } else { queue };
+            let queue = Queue { delay, short: self.short_queue(), full, congested: losses };
+            let verdict = self.cross_traffic.round(now, round, rtt, queue, sent * (1.0 - self.loss));
             if let Verdict::Longer { rtt, rate } = verdict {
                 self.min_rtt.reset(now, rtt);
                 self.rates.reset(rate);
@@ -435,8 +435,8 @@ impl Radio {
             }
             Phase::Drain { rounds } if standing && rounds < 4 => Phase::Drain { rounds: rounds + 1 },
             Phase::Drain { .. } => Phase::Cruise { rounds: 1 },
-            Phase::Cruise { rounds: 0 } if standing && self.rival.is_present() => Phase::Burst,
-            Phase::Cruise { .. } if standing && !self.rival.is_present() => Phase::Down { rounds: 0 },
+            Phase::Cruise { rounds: 0 } if standing && self.cross_traffic.is_present() => Phase::Burst,
+            Phase::Cruise { .. } if standing && !self.cross_traffic.is_present() => Phase::Down { rounds: 0 },
             Phase::Cruise { rounds: 0 } => Phase::Up { step: 0, from: self.rate() },
             Phase::Cruise { rounds } => Phase::Cruise { rounds: rounds - 1 },
             Phase::Up { .. } | Phase::Wait { .. } if standing => Phase::Down { rounds: 0 },
@@ -488,7 +488,7 @@ impl Radio {
         if self.phase != Phase::Burst {
             return;
         }
-        let rate = self.rates.get().max(self.rival.share()) / (1.0 - self.loss);
+        let rate = self.rates.get().max(self.cross_traffic.share()) / (1.0 - self.loss);
         let wanted = self.burst_size();
         let burst = self.burst.get_or_insert_with(|| Burst::new(now, pn, rate));
         if burst.send(now, pn, bytes) >= wanted {
@@ -509,26 +509,26 @@ impl Radio {
             let scale = if burst.is_lost() { 0.7 } else { 1.1 };
             self.burst_scale = (self.burst_scale * scale).clamp(0.4, 1.0);
             if let Some(capacity) = burst.capacity() {
-                self.rival.measure(capacity);
+                self.cross_traffic.measure(capacity);
             }
             self.burst = None;
         }
     }
 }
 
-impl Controller for Radio {
+impl Controller for RateController {
     fn on_packet_sent(&mut self, now: Instant, bytes: u16, pn: u64) {
         self.count(now);
         let bytes = u64::from(bytes);
-        let calm = matches!(self.phase, Phase::Down { .. }) && !self.rival.is_present();
+        let calm = matches!(self.phase, Phase::Down { .. }) && !self.cross_traffic.is_present();
         self.flight.send(now, pn, bytes, calm);
         self.on_sent_in_burst(now, pn, bytes as f64);
         self.sent += bytes as f64;
         if self.flight.in_flight() > self.open_window() {
-            self.gauge.use_probe(bytes);
+            self.metrics.use_probe(bytes);
         }
         self.full |= self.flight.in_flight() as f64 + 2.0 * self.mtu > self.window;
-        self.gauge.set_in_flight(self.flight.in_flight());
+        self.metrics.set_in_flight(self.flight.in_flight());
     }
 
     fn on_cwnd_limited(&mut self) {
@@ -552,13 +552,13 @@ impl Controller for Radio {
                 self.jitter += (step - self.jitter) / 64.0;
             }
             self.last_rtt = rtt;
-            let span = if self.rival.is_present() { MIN_RTT_SPAN * 6 } else { MIN_RTT_SPAN };
+            let span = if self.cross_traffic.is_present() { MIN_RTT_SPAN * 6 } else { MIN_RTT_SPAN };
             self.min_rtt.add(now, span, rtt);
             self.latest.rotate_left(1);
             self.latest[3] = rtt;
             self.standing.add(now, Duration::from_secs_f64(self.srtt.clamp(0.01, 2.0)), rtt);
             self.round_rtt = self.round_rtt.min(rtt);
-            self.crowd.acknowledge(self.batch_newest, rtt);
+            self.losses.acknowledge(self.batch_newest, rtt);
         }
         let least = self.least_round();
         self.flight.set_pause(if self.min_rtt.get() < SHORT { least / 2 } else { Duration::ZERO });
@@ -583,7 +583,7 @@ impl Controller for Radio {
             self.phase = Phase::Cruise { rounds: 1 };
         }
         self.steer();
-        self.gauge.set_in_flight(self.flight.in_flight());
+        self.metrics.set_in_flight(self.flight.in_flight());
         self.show();
     }
 
@@ -591,7 +591,7 @@ impl Controller for Radio {
         if persistent {
             let rate = self.rates.get() / 2.0;
             self.rates.reset(rate);
-            self.rival.reset(now);
+            self.cross_traffic.reset(now);
             self.phase = Phase::Start { best: 0.0, flat: 0 };
             self.burst = None;
             self.steer();
@@ -600,12 +600,12 @@ impl Controller for Radio {
     }
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, _now: Instant) {
-        let crowded = self.crowd.lose(pn, f64::from(lost_bytes), self.min_rtt.get(), 0.001 + CROWDED_PACKETS * self.packet_time());
-        self.flight.lose(pn, u64::from(lost_bytes), !crowded);
+        let congested = self.losses.lose(pn, f64::from(lost_bytes), self.min_rtt.get(), 0.001 + CROWDED_PACKETS * self.packet_time());
+        self.flight.lose(pn, u64::from(lost_bytes), !congested);
         if let Some(burst) = &mut self.burst {
             burst.lose(pn);
         }
-        self.gauge.set_in_flight(self.flight.in_flight());
+        self.metrics.set_in_flight(self.flight.in_flight());
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
@@ -616,7 +616,7 @@ impl Controller for Radio {
 
     fn window(&self) -> u64 {
         let window = self.open_window();
-        match self.gauge.probe() {
+        match self.metrics.probe() {
             0 => window,
             probe => window.max(self.flight.in_flight()).saturating_add(probe),
         }
@@ -651,28 +651,28 @@ mod tests {
     use proptest::prelude::*;
 
     #[expect(clippy::disallowed_methods, reason = "any instant does")]
-    fn controller() -> (Radio, Arc<Gauge>, Instant) {
-        let gauge = Arc::new(Gauge::default());
+    fn controller() -> (RateController, Arc<PathMetrics>, Instant) {
+        let metrics = Arc::new(PathMetrics::default());
         let start = Instant::now();
-        (Radio::new(gauge.clone(), start, 1200), gauge, start + Duration::from_secs(1000))
+        (RateController::new(metrics.clone(), start, 1200), metrics, start + Duration::from_secs(1000))
     }
 
     #[test]
     fn before_the_first_sample_quic_paces_by_the_window() {
-        let (radio, gauge, _) = controller();
+        let (radio, metrics, _) = controller();
         assert_eq!(radio.metrics().pacing_rate, None);
         assert_eq!(radio.window(), 12_000);
-        assert_eq!((gauge.window().get(), gauge.pacing().bps(), gauge.min_rtt()), (12_000, 0, None));
+        assert_eq!((metrics.window().get(), metrics.pacing().bps(), metrics.min_rtt()), (12_000, 0, None));
     }
 
     #[test]
     fn a_probe_opens_the_window_beyond_what_is_in_flight_and_is_used_up() {
-        let (mut radio, gauge, now) = controller();
+        let (mut radio, metrics, now) = controller();
         for pn in 0..20 {
             radio.on_packet_sent(now, 1200, pn);
         }
-        assert_eq!((radio.window(), gauge.in_flight().get()), (12_000, 24_000));
-        gauge.allow_probe(Bytes::new(2400));
+        assert_eq!((radio.window(), metrics.in_flight().get()), (12_000, 24_000));
+        metrics.allow_probe(Bytes::new(2400));
         assert_eq!(radio.window(), 26_400);
         radio.on_packet_sent(now, 1200, 20);
         radio.on_packet_sent(now, 1200, 21);
@@ -724,7 +724,7 @@ mod tests {
     /// what the burst had sent beyond the usual rate, less than nothing, and the path carried nothing any more.
     #[test]
     fn regression_a_burst_with_little_to_send_leaves_the_window_open() {
-        let (mut radio, gauge, now) = controller();
+        let (mut radio, metrics, now) = controller();
         let ms = Duration::from_millis;
         radio.on_packet_sent(now, 1200, 0);
         radio.acknowledge(now + ms(20), now, 1200, 0);
@@ -737,7 +737,7 @@ mod tests {
         radio.phase = Phase::Cruise { rounds: 4 };
         radio.steer();
         radio.show();
-        assert!(radio.burst.is_some() && radio.window() > 40_000 && gauge.window().get() == radio.window(), "{}", radio.window());
+        assert!(radio.burst.is_some() && radio.window() > 40_000 && metrics.window().get() == radio.window(), "{}", radio.window());
     }
 
     /// At 1 Mbit/s QUIC forgets whatever a timer was late with.
@@ -765,7 +765,7 @@ mod tests {
         fn nothing_that_comes_in_breaks_it(
             steps in prop::collection::vec((0u8..8, 0u64..2_000_000_000, any::<u64>(), any::<u16>(), 0u64..50), 1..400),
         ) {
-            let (mut radio, gauge, start) = controller();
+            let (mut radio, metrics, start) = controller();
             let mut now = start;
             for (kind, nanos, huge, small, number) in steps {
                 // Time goes back now and then, and by much.
@@ -780,7 +780,7 @@ mod tests {
                     _ => radio.on_mtu_update(small),
                 }
                 radio.on_end_acks(now, huge >> number, huge % 2 == 0, None);
-                gauge.allow_probe(Bytes::new(huge * u64::from(kind == 3)));
+                metrics.allow_probe(Bytes::new(huge * u64::from(kind == 3)));
                 prop_assert!(radio.window() >= 4 * radio.mtu as u64);
                 prop_assert!(radio.pacing.is_none_or(|rate| rate > 0.0 && rate.is_finite()));
                 let metrics = radio.metrics();

@@ -13,7 +13,7 @@ pub(super) const FAST: f64 = 12.5e6;
 ///
 /// QUIC's connection does not show its bytes in flight nor its pacing rate, and late binding needs both.
 #[derive(Debug, Default)]
-pub struct Gauge {
+pub struct PathMetrics {
     in_flight: AtomicU64,
     window: AtomicU64,
     pacing: AtomicU64,
@@ -23,7 +23,7 @@ pub struct Gauge {
     probe: AtomicU64,
 }
 
-impl Gauge {
+impl PathMetrics {
     /// Bytes sent and neither acknowledged nor given up.
     pub fn in_flight(&self) -> Bytes {
         Bytes::new(self.in_flight.load(Ordering::Relaxed))
@@ -104,21 +104,21 @@ mod tests {
 
     #[test]
     fn odd_numbers_saturate() {
-        let gauge = Gauge::default();
-        gauge.set(u64::MAX, f64::INFINITY, f64::NAN, -1.0, 0.25);
-        assert_eq!(gauge.pacing().bps(), u64::MAX);
-        assert_eq!(gauge.delivery_rate(), Rate::ZERO);
-        assert_eq!(gauge.min_rtt(), None);
-        assert_eq!(gauge.queueing_delay(), Duration::from_millis(250));
+        let metrics = PathMetrics::default();
+        metrics.set(u64::MAX, f64::INFINITY, f64::NAN, -1.0, 0.25);
+        assert_eq!(metrics.pacing().bps(), u64::MAX);
+        assert_eq!(metrics.delivery_rate(), Rate::ZERO);
+        assert_eq!(metrics.min_rtt(), None);
+        assert_eq!(metrics.queueing_delay(), Duration::from_millis(250));
     }
 
     #[test]
     fn a_probe_is_used_up() {
-        let gauge = Gauge::default();
-        gauge.allow_probe(Bytes::new(2000));
-        gauge.use_probe(1400);
-        assert_eq!(gauge.probe(), 600);
-        gauge.use_probe(1400);
-        assert_eq!(gauge.probe(), 0);
+        let metrics = PathMetrics::default();
+        metrics.allow_probe(Bytes::new(2000));
+        metrics.use_probe(1400);
+        assert_eq!(metrics.probe(), 600);
+        metrics.use_probe(1400);
+        assert_eq!(metrics.probe(), 0);
     }
 }

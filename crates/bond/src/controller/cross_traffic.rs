@@ -24,7 +24,7 @@ const SHARE: f64 = 0.46;
 
 /// A queue that should be empty and is not: somebody else fills it, or the path has become longer.
 #[derive(Debug, Clone)]
-pub(super) struct Rival {
+pub(super) struct CrossTraffic {
     /// Seen at all.
     present: bool,
     /// What the path can carry, in bytes a second, as far as it was seen lately.
@@ -75,10 +75,10 @@ pub(super) struct Queue {
     pub(super) short: f64,
     pub(super) full: f64,
     /// Which part of what was sent was lost where the queue was long.
-    pub(super) crowded: f64,
+    pub(super) congested: f64,
 }
 
-impl Rival {
+impl CrossTraffic {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             present: false,
@@ -129,7 +129,7 @@ impl Rival {
     /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
     /// beyond `most` as standing. We sent `sent` bytes a second.
     pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
-        self.crowding += (queue.crowded - self.crowding) / 16.0;
+        self.crowding += (queue.congested - self.crowding) / 16.0;
         let forgotten = match self.present {
             true if self.crowding > OVERRUN => 0.01,
             true => 0.0,

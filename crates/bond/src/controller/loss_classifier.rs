@@ -10,7 +10,7 @@ const MEMORY: usize = 512;
 /// Losses by the queue that their neighbours met (Cen, Cosman and Voelker, "End-to-end differentiation of congestion and wireless losses",
 /// IEEE/ACM Transactions on Networking 2003: the Spike scheme).
 #[derive(Debug, Clone)]
-pub(super) struct Crowd {
+pub(super) struct LossClassifier {
     /// Packet number and round trip in seconds, by number.
     trips: VecDeque<(u64, f64)>,
     /// Longest round trips of the latest rounds, in seconds.
@@ -18,7 +18,7 @@ pub(super) struct Crowd {
     lost: f64,
 }
 
-impl Crowd {
+impl LossClassifier {
     pub(super) fn new() -> Self {
         Self { trips: VecDeque::new(), longest: Greatest::new(), lost: 0.0 }
     }
@@ -63,16 +63,16 @@ mod tests {
 
     #[test]
     fn a_loss_counts_where_the_queue_was_long() {
-        let mut crowd = Crowd::new();
-        assert!(!crowd.lose(1, 1000.0, 0.020, 0.002), "nothing is known");
+        let mut losses = LossClassifier::new();
+        assert!(!losses.lose(1, 1000.0, 0.020, 0.002), "nothing is known");
         for (number, rtt) in [(1, 0.020), (2, 0.028), (3, 0.030), (7, 0.021)] {
-            crowd.acknowledge(number, rtt);
+            losses.acknowledge(number, rtt);
         }
-        assert!(crowd.lose(4, 1000.0, 0.020, 0.002));
-        assert!(crowd.lose(3, 1000.0, 0.020, 0.002));
-        assert!(!crowd.lose(8, 1000.0, 0.020, 0.002));
-        assert!(!crowd.lose(4, 1000.0, 0.020, 0.050));
-        assert_eq!(crowd.round(), 2000.0);
-        assert_eq!(crowd.round(), 0.0);
+        assert!(losses.lose(4, 1000.0, 0.020, 0.002));
+        assert!(losses.lose(3, 1000.0, 0.020, 0.002));
+        assert!(!losses.lose(8, 1000.0, 0.020, 0.002));
+        assert!(!losses.lose(4, 1000.0, 0.020, 0.050));
+        assert_eq!(losses.round(), 2000.0);
+        assert_eq!(losses.round(), 0.0);
     }
 }
