@@ -67,7 +67,7 @@ struct braid_params {
 	__u32 local4; /* the address the system itself would send from, network order; 0: none */
 	__u32 redirected_classes; /* bit by class: what is redirected where no rule says otherwise */
 	__u32 local6[4];
-	__u32 straight; /* connections to hosts that run Braid go to the daemon, where no rule says otherwise */
+	__u32 peer_direct; /* connections to hosts that run Braid go to the daemon, where no rule says otherwise */
 	__u32 processes; /* the daemon's namespace of processes, by its number; 0: the kernel's own */
 	struct braid_slot slots[BRAID_MAX_LINKS];
 };
@@ -131,8 +131,8 @@ struct braid_app {
 #define BRAID_DO_REDIRECT 8u /* to the daemon, while it takes any */
 #define BRAID_DO_DIRECT 16u  /* never to the daemon, whatever the class */
 /* To hosts that run Braid themselves, in place of what the parameters say: */
-#define BRAID_DO_STRAIGHT_ALL 32u   /* datagrams too */
-#define BRAID_DO_STRAIGHT_NEVER 64u /* nothing */
+#define BRAID_DO_PEER_DIRECT_ALL 32u   /* datagrams too */
+#define BRAID_DO_PEER_DIRECT_NEVER 64u /* nothing */
 
 struct braid_rule {
 	__u32 conditions;

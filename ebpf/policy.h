@@ -166,13 +166,13 @@ BRAID_INLINE void expect(const struct braid_params *now, struct request *request
  * Whether the flow is redirected to the daemon because its destination runs Braid itself. One that may use a single link gains nothing by it.
  * Datagrams only where a rule says so: most are of protocols that take another order for loss. None whose cgroup others filter.
  */
-BRAID_INLINE _Bool goes_straight(const struct braid_params *now, struct request *request, __u32 actions)
+BRAID_INLINE _Bool goes_peer_direct(const struct braid_params *now, struct request *request, __u32 actions)
 {
 	struct braid_datagram_key key = {};
 
-	if (actions & (BRAID_DO_DIRECT | BRAID_DO_STRAIGHT_NEVER))
+	if (actions & (BRAID_DO_DIRECT | BRAID_DO_PEER_DIRECT_NEVER))
 		return 0;
-	if (!(actions & BRAID_DO_STRAIGHT_ALL) && (!now->straight || request->protocol != IPPROTO_TCP))
+	if (!(actions & BRAID_DO_PEER_DIRECT_ALL) && (!now->peer_direct || request->protocol != IPPROTO_TCP))
 		return 0;
 	if (!(request->allowed & (request->allowed - 1)))
 		return 0;
@@ -259,7 +259,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	if (request->redirect)
 		request->redirect = !bpf_map_lookup_elem(&bypass, &remote);
 	if (!request->redirect)
-		request->redirect = goes_straight(now, request, rule ? rule->actions : 0);
+		request->redirect = goes_peer_direct(now, request, rule ? rule->actions : 0);
 	else
 		request->filtered = is_filtered();
 	if (request->source[0] | request->source[1] | request->source[3]) {

@@ -13,8 +13,8 @@ use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time}
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, DemandEstimate, Dump, FlowRow, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
-    Straight, Way,
+    AppId, DemandEstimate, Dump, FlowRow, PeerDirect, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError,
+    SteeringEvent, Way,
 };
 
 /// What became of a connect.
@@ -155,11 +155,11 @@ impl FakeSteering {
             None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
         };
         let redirect = redirect && !self.refused.contains(&to.0);
-        let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.straight == Straight::Nothing);
-        let wanted = params.straight || found.is_some_and(|rule| rule.straight == Straight::All);
-        let straight = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.closed.contains(&to);
-        let filtered = straight && self.filtered.contains(app);
-        if (redirect || straight && !filtered) && self.redirect_ready {
+        let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.peer_direct == PeerDirect::Nothing);
+        let wanted = params.peer_direct || found.is_some_and(|rule| rule.peer_direct == PeerDirect::All);
+        let peer_direct = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.closed.contains(&to);
+        let filtered = peer_direct && self.filtered.contains(app);
+        if (redirect || peer_direct && !filtered) && self.redirect_ready {
             self.counters.redirected += 1;
             return Steered::Redirected;
         }

@@ -62,22 +62,22 @@ pub struct SteerParams {
     pub redirected: Vec<Class>,
     /// Connections to hosts that run Braid themselves ([`Steering::set_servers`]) are redirected where no rule says otherwise. Datagrams
     /// are not: most are of protocols that take another order for loss.
-    pub straight: bool,
+    pub peer_direct: bool,
 }
 
 impl SteerParams {
     /// Whether anything may be redirected but to hosts that run Braid.
     pub fn redirects(&self) -> bool {
-        let redirects = |rule: &SteerRule| rule.carry == Some(Way::Redirect) || rule.straight == Straight::All;
+        let redirects = |rule: &SteerRule| rule.carry == Some(Way::Redirect) || rule.peer_direct == PeerDirect::All;
         !self.redirected.is_empty() || self.rules.iter().any(redirects)
     }
 
     /// The same with everything direct.
     pub fn without_redirection(&self) -> Self {
-        let mut direct = Self { redirected: Vec::new(), straight: false, ..self.clone() };
+        let mut direct = Self { redirected: Vec::new(), peer_direct: false, ..self.clone() };
         for rule in &mut direct.rules {
             rule.carry = rule.carry.map(|_| Way::Direct);
-            rule.straight = Straight::Nothing;
+            rule.peer_direct = PeerDirect::Nothing;
         }
         direct
     }
@@ -137,8 +137,8 @@ pub enum Way {
 
 /// Which flows to hosts that run Braid themselves the daemon carries. None that may use a single link only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Straight {
-    /// As [`SteerParams::straight`] says.
+pub enum PeerDirect {
+    /// As [`SteerParams::peer_direct`] says.
     #[default]
     Usual,
     /// Connections and datagrams.
@@ -165,7 +165,7 @@ pub struct SteerRule {
     /// Who carries them; `None`: by their class ([`SteerParams::redirected`]).
     pub carry: Option<Way>,
     /// What of them goes straight to a host that runs Braid; nothing does with [`Way::Direct`].
-    pub straight: Straight,
+    pub peer_direct: PeerDirect,
 }
 
 /// A connection that was redirected to the daemon, and what is known of it.

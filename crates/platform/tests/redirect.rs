@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use braid_control::steering::{RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent, Straight, Way};
+use braid_control::steering::{PeerDirect, RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent, Way};
 use braid_decide::connection::LinkMask;
 use braid_model::{Class, Time};
 use braid_platform::linux::bpf::BpfSteering;
@@ -256,9 +256,9 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         let mut params = params(2);
         params.rules = vec![
             SteerRule { matching: to(81), carry: Some(Way::Direct), ..Default::default() },
-            SteerRule { matching: to(82), straight: Straight::Nothing, ..Default::default() },
+            SteerRule { matching: to(82), peer_direct: PeerDirect::Nothing, ..Default::default() },
             SteerRule { matching: to(83), links: Some(LinkMask(2)), ..Default::default() },
-            SteerRule { matching: to(53), straight: Straight::All, ..Default::default() },
+            SteerRule { matching: to(53), peer_direct: PeerDirect::All, ..Default::default() },
             SteerRule { matching: to(84), exclude: true, ..Default::default() },
         ];
         let mut steering = steering(&params);
@@ -281,7 +281,7 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         assert_eq!(steering.counters().unwrap().redirected, before, "no datagrams where no rule says so");
         let _ = socket.send_to(b"hello", "203.0.113.10:53");
         assert_eq!(steering.counters().unwrap().redirected, before + 1);
-        params.straight = false;
+        params.peer_direct = false;
         set(&mut steering, &params);
         fetch(addr("203.0.113.10:80"), 1000);
         assert_eq!(told(&mut TcpStream::connect("203.0.113.10:53").unwrap()), addr("203.0.113.10:53"), "its rule asks for it");

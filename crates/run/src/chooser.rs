@@ -11,7 +11,7 @@ use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapsho
 use braid_store::Learnt;
 
 use super::links::Links;
-use super::memory::Lessons;
+use super::memory::Estimates;
 use super::streams::{Demands, StreamSeen, Streams};
 
 /// What an exchange of datagrams counts as while it is fresh.
@@ -88,8 +88,8 @@ impl Chooser {
     }
 
     /// What this run learnt; `unix` is the time of day in seconds.
-    pub(super) fn lessons(&self, now: Time, unix: u64) -> Lessons {
-        Lessons { apps: self.demands.lessons(unix), links: self.links.lessons(now, unix) }
+    pub(super) fn estimates(&self, now: Time, unix: u64) -> Estimates {
+        Estimates { apps: self.demands.estimates(unix), links: self.links.estimates(now, unix) }
     }
 
     /// The link for a new stream of the program `application`, whose demand is reserved on it; `None` to leave it alone.
@@ -410,18 +410,22 @@ mod tests {
             first.on_look(at(step * 100), [seen(1, moved)], [(index, Bytes::new(moved), Bytes::ZERO)]);
         }
         first.on_look(at(5000), [], []);
-        let lessons = first.lessons(at(5000), 77);
-        assert_eq!((lessons.apps[0].0.exe.as_str(), lessons.apps[0].1.demand_down), ("/bin/x", 150_000_000));
-        let learnt = lessons.links.iter().find(|(key, _)| key.name == "link2").expect("the link's capacity is learnt").1;
+        let estimates = first.estimates(at(5000), 77);
+        assert_eq!((estimates.apps[0].0.exe.as_str(), estimates.apps[0].1.demand_down), ("/bin/x", 150_000_000));
+        let learnt = estimates.links.iter().find(|(key, _)| key.name == "link2").expect("the link's capacity is learnt").1;
         assert_eq!(learnt, LinkRow { capacity_down: Some(400_000_000), capacity_up: None, updated: 77 });
 
         let mut second = Chooser::new(Scheduler::MaxThroughput, vec![]);
-        second.recall(Learnt { apps: lessons.apps.into_iter().collect(), links: lessons.links.into_iter().collect(), ..Learnt::default() });
+        second.recall(Learnt {
+            apps: estimates.apps.into_iter().collect(),
+            links: estimates.links.into_iter().collect(),
+            ..Learnt::default()
+        });
         second.on_network(at(0), &network(2), steer, |_| false);
         assert_eq!(second.load_table.loads[1].rate, [50_000_000, 25_000_000]);
         assert_eq!(streams(&mut second, 1..2), [2]);
         assert_eq!(second.load_table.loads[1].load[0], 150_000_000);
-        assert!(second.lessons(at(0), 78).apps.is_empty(), "nothing new");
+        assert!(second.estimates(at(0), 78).apps.is_empty(), "nothing new");
     }
 
     #[test]

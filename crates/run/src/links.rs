@@ -117,7 +117,7 @@ impl Links {
     }
 
     /// What was learnt of each link.
-    pub(super) fn lessons(&self, now: Time, unix: u64) -> Vec<(LinkKey, LinkRow)> {
+    pub(super) fn estimates(&self, now: Time, unix: u64) -> Vec<(LinkKey, LinkRow)> {
         let learnt = |capacity: &Capacity| {
             let estimate = capacity.estimate(now);
             estimate.age.is_some().then(|| estimate.rate.bps())

@@ -16,7 +16,7 @@ const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What is to be remembered.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Lessons {
+pub(super) struct Estimates {
     pub(super) apps: Vec<(AppKey, AppRow)>,
     pub(super) links: Vec<(LinkKey, LinkRow)>,
 }
@@ -24,7 +24,7 @@ pub(super) struct Lessons {
 /// The memory.
 pub(super) struct Memory {
     recalled: mpsc::Receiver<Learnt>,
-    lessons: mpsc::Sender<Lessons>,
+    estimates: mpsc::Sender<Estimates>,
     written: mpsc::Receiver<()>,
 }
 
@@ -43,14 +43,14 @@ impl Memory {
     /// Begins to read what was learnt before.
     pub(super) fn open(folder: &Path) -> Self {
         let (found, recalled) = mpsc::channel();
-        let (lessons, taken) = mpsc::channel::<Lessons>();
+        let (estimates, taken) = mpsc::channel::<Estimates>();
         let (done, written) = mpsc::channel();
         let folder = folder.to_owned();
         let remember = move |folder: &Path| {
             // What goes wrong with it is not worth a word on the command's own standard error.
             let (mut store, learnt, _) = Store::open(folder);
             let _ = found.send(learnt);
-            for Lessons { apps, links } in taken {
+            for Estimates { apps, links } in taken {
                 apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
                 links.into_iter().for_each(|(key, row)| store.put_link(key, row));
                 store.flush();
@@ -59,7 +59,7 @@ impl Memory {
         };
         // Under sudo the folder may be another user's.
         std::thread::spawn(move || as_owner_of(&folder, || remember(&folder)));
-        Self { recalled, lessons, written }
+        Self { recalled, estimates, written }
     }
 
     /// What was learnt before; nothing if that cannot be read soon.
@@ -68,8 +68,8 @@ impl Memory {
     }
 
     /// Remembers, and waits for the disk, but not for long.
-    pub(super) fn keep(&self, lessons: Lessons) {
-        if self.lessons.send(lessons).is_ok() {
+    pub(super) fn keep(&self, estimates: Estimates) {
+        if self.estimates.send(estimates).is_ok() {
             let _ = self.written.recv_timeout(LAST_PATIENCE);
         }
     }
@@ -86,10 +86,10 @@ pub(super) fn folder(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> O
 mod tests {
     use super::*;
 
-    fn lessons() -> Lessons {
+    fn estimates() -> Estimates {
         let app = AppKey { exe: "/bin/x".into(), name: String::new(), port: 80 };
         let link = LinkKey { name: "wlan0".into(), kind: "wireless".into(), network: String::new() };
-        Lessons {
+        Estimates {
             apps: vec![(app, AppRow { demand_down: 5, demand_up: 6, samples: 2, updated: 9 })],
             links: vec![(link, LinkRow { capacity_down: Some(7), capacity_up: None, updated: 9 })],
         }
@@ -100,10 +100,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let memory = Memory::open(folder.path());
         assert_eq!(memory.recall(), Learnt::default());
-        memory.keep(lessons());
+        memory.keep(estimates());
         let learnt = Memory::open(folder.path()).recall();
-        let found = Lessons { apps: learnt.apps.into_iter().collect(), links: learnt.links.into_iter().collect() };
-        assert_eq!(found, lessons());
+        let found = Estimates { apps: learnt.apps.into_iter().collect(), links: learnt.links.into_iter().collect() };
+        assert_eq!(found, estimates());
     }
 
     #[test]
@@ -112,15 +112,15 @@ mod tests {
         let home = folder.path().join("none");
         assert_eq!(Memory::recall_from(&home), Learnt::default());
         assert!(!home.exists());
-        Memory::open(&home).keep(lessons());
-        assert_eq!(Memory::recall_from(&home).links.into_iter().collect::<Vec<_>>(), lessons().links);
+        Memory::open(&home).keep(estimates());
+        assert_eq!(Memory::recall_from(&home).links.into_iter().collect::<Vec<_>>(), estimates().links);
     }
 
     #[test]
     fn without_a_place_nothing_is_kept_and_nothing_fails() {
         let memory = Memory::open(Path::new("/proc/no such place"));
         assert_eq!(memory.recall(), Learnt::default());
-        memory.keep(lessons());
+        memory.keep(estimates());
     }
 
     #[test]

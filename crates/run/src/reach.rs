@@ -59,5 +59,5 @@ pub fn remember(rates: &[(&Reachable, Rate)], unix: u64) {
     let row =
         |link: &Reachable, rate: Rate| (link.key.clone(), LinkRow { capacity_down: Some(rate.bps()), capacity_up: None, updated: unix });
     let links = rates.iter().map(|(link, rate)| row(link, *rate)).collect();
-    memory::Memory::open(&folder).keep(memory::Lessons { apps: Vec::new(), links });
+    memory::Memory::open(&folder).keep(memory::Estimates { apps: Vec::new(), links });
 }

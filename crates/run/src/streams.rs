@@ -232,7 +232,7 @@ impl Demands {
     }
 
     /// What was learnt of programs in this run.
-    pub(super) fn lessons(&self, unix: u64) -> Vec<(AppKey, AppRow)> {
+    pub(super) fn estimates(&self, unix: u64) -> Vec<(AppKey, AppRow)> {
         let fresh = self.0.iter().filter(|(_, demand)| demand.updated > Time::ZERO);
         let row =
             |demand: &Demand| AppRow { demand_down: demand.down.get(), demand_up: demand.up.get(), samples: demand.count, updated: unix };

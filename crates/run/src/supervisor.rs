@@ -162,9 +162,9 @@ impl Shared {
     /// Keeps what was learnt for the next run.
     pub(super) fn remember(&self) {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let lessons = self.chooser().lessons(self.now(), unix);
+        let estimates = self.chooser().estimates(self.now(), unix);
         if let Some(memory) = &self.memory {
-            memory.lock().unwrap_or_else(PoisonError::into_inner).keep(lessons);
+            memory.lock().unwrap_or_else(PoisonError::into_inner).keep(estimates);
         }
     }
 

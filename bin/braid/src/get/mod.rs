@@ -53,7 +53,7 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
     show.begin(&links, &hosts);
     let mut last: Vec<LinkProgress> = Vec::new();
     let mut best: Vec<Rate> = vec![Rate::ZERO; links.len()];
-    let mut lessons: Vec<JoinHandle<()>> = Vec::new();
+    let mut writers: Vec<JoinHandle<()>> = Vec::new();
     let results = runtime.block_on(async {
         let stop = async {
             let (Ok(mut interrupt), Ok(mut end)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
@@ -67,9 +67,9 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
                     *best = (*best).max(link.rate_bps);
                 }
                 last.clone_from(&progress.links);
-                if REMEMBER.get(lessons.len()).is_some_and(|due| progress.seconds >= *due) {
+                if REMEMBER.get(writers.len()).is_some_and(|due| progress.seconds >= *due) {
                     let (known, last, best) = (known.clone(), last.clone(), best.clone());
-                    lessons.push(thread::spawn(move || learn(&known, &last, &best)));
+                    writers.push(thread::spawn(move || learn(&known, &last, &best)));
                 }
             }
             show.event(event);
@@ -78,10 +78,10 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
     })?;
     // Tasks that still resolve names are not waited for.
     runtime.shutdown_background();
-    if lessons.is_empty() {
+    if writers.is_empty() {
         learn(&known, &last, &best);
     }
-    lessons.into_iter().for_each(|lesson| drop(lesson.join()));
+    writers.into_iter().for_each(|writer| drop(writer.join()));
     let failed = results.iter().find_map(|result| result.as_ref().err());
     Ok(failed.map_or(0, FetchError::exit_code))
 }

@@ -13,7 +13,7 @@ use braid_model::{Bytes, Family, Protocol, Time};
 
 use super::timeouts::RETRY;
 use super::{BondLink, Core, rules};
-use crate::steering::{FlowRow, RedirectedFlow, Steering, SteeringError, Straight};
+use crate::steering::{FlowRow, PeerDirect, RedirectedFlow, Steering, SteeringError};
 
 /// Names are looked up there, in a datagram or two: nothing to bond.
 const LOOKUP_PORTS: [u16; 2] = [53, 853];
@@ -63,7 +63,7 @@ impl<S: Steering> Core<S> {
         let exclusions = rules::exclusions(&self.config.policy);
         let rule = row.rule.and_then(|rule| self.config.policy.apps.get(usize::from(rule).checked_sub(exclusions)?));
         // What belongs to a tunnel by now is not asked outside it.
-        if !answered || !self.may_steer(host) || !self.would_go_straight(rule, row.protocol) || !self.may_use_several(rule, row.family) {
+        if !answered || !self.may_steer(host) || !self.would_go_peer_direct(rule, row.protocol) || !self.may_use_several(rule, row.family) {
             return;
         }
         self.ask(now, host, LinkMask(1 << row.slot));
@@ -118,14 +118,14 @@ impl<S: Steering> Core<S> {
     /// The key of the host that a redirected flow is to be bonded straight to; `None`: it is not.
     pub fn server_of(&self, now: Time, flow: &RedirectedFlow) -> Option<PublicKey> {
         let rule = self.rule_of(flow);
-        let straight = rule.map_or(Straight::Usual, rules::straight);
+        let peer_direct = rule.map_or(PeerDirect::Usual, rules::peer_direct);
         let (host, port) = (flow.remote.ip(), flow.remote.port());
         let closed = self.detection.closed(now).any(|closed| closed == (host, port));
         if closed || flow.filtered || self.barred(now, host, rule).is_some() {
             return None;
         }
         match self.detection.knowledge(now, host) {
-            Knowledge::Runs(key) if self.detects(host) && self.may_steer(host) && straight != Straight::Nothing => Some(key),
+            Knowledge::Runs(key) if self.detects(host) && self.may_steer(host) && peer_direct != PeerDirect::Nothing => Some(key),
             _ => None,
         }
     }
@@ -227,10 +227,10 @@ impl<S: Steering> Core<S> {
         (protocol, filtered): (Protocol, bool),
     ) -> (bool, Option<String>) {
         let barred = || if filtered { Some(FILTERED.to_owned()) } else { self.barred(now, host, rule) };
-        let straight = self.would_go_straight(rule, protocol) && self.may_use_several(rule, Family::of(host));
+        let peer_direct = self.would_go_peer_direct(rule, protocol) && self.may_use_several(rule, Family::of(host));
         match self.detection.knowledge(now, host) {
             _ if !self.detects(host) => (false, None),
-            Knowledge::Runs(_) if straight => match barred() {
+            Knowledge::Runs(_) if peer_direct => match barred() {
                 Some(reason) => (false, Some(format!("the server runs Braid, but {reason}: the flow goes direct"))),
                 None => (true, Some("the server runs Braid: the flow is bonded straight to it".to_owned())),
             },
@@ -246,16 +246,16 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether a flow would be bonded straight if its destination ran Braid.
-    fn would_go_straight(&self, rule: Option<&AppRule>, protocol: Protocol) -> bool {
-        match rule.map_or(Straight::Usual, rules::straight) {
-            Straight::Usual => protocol == Protocol::Tcp && self.straight(),
-            Straight::All => true,
-            Straight::Nothing => false,
+    fn would_go_peer_direct(&self, rule: Option<&AppRule>, protocol: Protocol) -> bool {
+        match rule.map_or(PeerDirect::Usual, rules::peer_direct) {
+            PeerDirect::Usual => protocol == Protocol::Tcp && self.peer_direct(),
+            PeerDirect::All => true,
+            PeerDirect::Nothing => false,
         }
     }
 
     /// Whether flows that no rule speaks of are bonded straight: not where few links are to be used, for their price or their steadiness.
-    pub(super) fn straight(&self) -> bool {
+    pub(super) fn peer_direct(&self) -> bool {
         self.config.policy.scheduler.spreads() && !self.saves_power()
     }
 

@@ -155,7 +155,7 @@ impl<S: Steering> Core<S> {
         };
         let how = (question.protocol, question.filtered);
         let server = chosen.map(|_| self.explain_server(now, question.destination, rule.map(|rule| &policy.apps[rule]), how));
-        let straight = matches!(server, Some((true, _)));
+        let peer_direct = matches!(server, Some((true, _)));
         let (link, reason) = match server {
             Some((true, Some(text))) => {
                 let links: Vec<String> = verdicts.mask.slots().filter_map(name).collect();
@@ -171,12 +171,12 @@ impl<S: Steering> Core<S> {
                 std::net::SocketAddr::new(question.destination, question.port)
             ),
             outcome: match chosen {
-                Some(_) if straight => Outcome::Bonded,
+                Some(_) if peer_direct => Outcome::Bonded,
                 Some(_) => Outcome::Steered,
                 None => verdicts.outcome,
             },
             link,
-            runner_up: second.filter(|_| !straight).and_then(name),
+            runner_up: second.filter(|_| !peer_direct).and_then(name),
             reason,
             rule: rule.map(|rule| rule as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&policy.apps[rule].matcher)),
@@ -186,7 +186,7 @@ impl<S: Steering> Core<S> {
             demand_bytes: Some(demand.get()),
             direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
             candidates: self.candidates(now, family, mode, &request, load_table, &verdicts),
-            peer: straight.then(|| question.destination.to_string()),
+            peer: peer_direct.then(|| question.destination.to_string()),
             paths: Vec::new(),
             program_known: Some(self.is_known(question)),
         }

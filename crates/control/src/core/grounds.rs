@@ -28,8 +28,8 @@ pub struct Grounds {
 }
 
 impl<S: Steering> Core<S> {
-    /// Why a redirected flow is carried to a peer; `straight` to its own server.
-    pub fn grounds(&self, flow: &RedirectedFlow, straight: bool) -> Grounds {
+    /// Why a redirected flow is carried to a peer; `peer_direct` to its own server.
+    pub fn grounds(&self, flow: &RedirectedFlow, peer_direct: bool) -> Grounds {
         let (place, rule) = self.placed_rule_of(flow).unzip();
         Grounds {
             rule: place.map(|place| place as u32 + 1),
@@ -37,7 +37,7 @@ impl<S: Steering> Core<S> {
             class: flow.class,
             demand: flow.demand,
             direction: flow.direction,
-            reason: if straight { "the server runs Braid itself".to_owned() } else { reason(rule) },
+            reason: if peer_direct { "the server runs Braid itself".to_owned() } else { reason(rule) },
         }
     }
 

@@ -61,7 +61,7 @@ impl<S: Steering> Core<S> {
             } else {
                 vec![Class::RealTime]
             },
-            straight: self.straight(),
+            peer_direct: self.peer_direct(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Policy};
 use braid_model::{Application, LinkFacts};
 
-use crate::steering::{AppId, ExeId, SteerMatch, SteerRule, Straight, Way};
+use crate::steering::{AppId, ExeId, PeerDirect, SteerMatch, SteerRule, Way};
 
 /// Finds programs and control groups in the running system.
 pub trait Names {
@@ -83,12 +83,12 @@ fn way(rule: &AppRule, peers: &BTreeSet<String>) -> Option<Way> {
 }
 
 /// What of a rule's flows goes straight to a host that runs Braid. A relay that is named is the only peer.
-pub(super) fn straight(rule: &AppRule) -> Straight {
+pub(super) fn peer_direct(rule: &AppRule) -> PeerDirect {
     match rule.carry {
-        _ if rule.relay.is_some() => Straight::Nothing,
-        Carry::Direct => Straight::Nothing,
-        Carry::Auto => Straight::Usual,
-        Carry::Bond | Carry::Duplicate => Straight::All,
+        _ if rule.relay.is_some() => PeerDirect::Nothing,
+        Carry::Direct => PeerDirect::Nothing,
+        Carry::Auto => PeerDirect::Usual,
+        Carry::Bond | Carry::Duplicate => PeerDirect::All,
     }
 }
 
@@ -121,7 +121,7 @@ pub(super) fn steer_rules(
         class: rule.class,
         affinity: rule.affinity,
         carry: way(rule, peers),
-        straight: straight(rule),
+        peer_direct: peer_direct(rule),
     }));
     rules
 }

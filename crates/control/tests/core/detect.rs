@@ -83,7 +83,7 @@ fn config(scheduler: Scheduler) -> Config {
 const KEY: [u8; 32] = [7; 32];
 
 /// A world whose server is known to run Braid.
-fn straight(config: Config) -> World {
+fn peer_direct(config: Config) -> World {
     let mut world = World::new(config);
     world.run(Duration::from_secs(1));
     world.core.steering().set_redirect_ready(true);
@@ -176,7 +176,7 @@ fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
         AppRule { relay: Some("home".to_owned()), ..named("relayed") },
         AppRule { carry: Carry::Bond, ..named("bonded") },
     ];
-    let mut world = straight(config.clone());
+    let mut world = peer_direct(config.clone());
     let which = |world: &mut World| ["test", "bonded", "direct", "relayed"].map(|name| world.is_redirected(name));
     assert_eq!(which(&mut world), [true, true, false, false]);
     for (news, there) in [(ServerNews::Lost, false), (ServerNews::Reached, true), (ServerNews::AnotherKey, false)] {
@@ -229,7 +229,7 @@ fn regression_a_key_seen_over_one_link_draws_no_flow_from_another() {
 /// What was shown over a network that a link has left says nothing of the one it leads to now.
 #[test]
 fn regression_a_link_that_leads_elsewhere_has_to_see_the_key_anew() {
-    let mut world = straight(config(Scheduler::RoundRobin));
+    let mut world = peer_direct(config(Scheduler::RoundRobin));
     assert!(world.is_redirected("test"));
     world.devices[0].gateways.v4[0].gateway = "10.9.9.1".parse().ok();
     world.set_network();
@@ -274,7 +274,7 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
 fn regression_nothing_goes_straight_past_a_firewall_that_looks_at_who_sends() {
     let mut config = config(Scheduler::RoundRobin);
     config.policy.apps = vec![AppRule { carry: Carry::Bond, ..named("relayed") }];
-    let mut world = straight(config);
+    let mut world = peer_direct(config);
     world.core.set_peer_ready(world.now, "home", true).unwrap();
     assert!(world.is_redirected("test"));
     world.core.set_owner_filter(world.now, Some("a rule looks at users".into())).unwrap();
@@ -296,7 +296,7 @@ fn regression_nothing_goes_straight_past_a_firewall_that_looks_at_who_sends() {
 /// Before anybody has looked at the firewall nothing goes past it.
 #[test]
 fn regression_a_firewall_that_was_not_looked_at_counts() {
-    let mut world = straight(config(Scheduler::RoundRobin));
+    let mut world = peer_direct(config(Scheduler::RoundRobin));
     world.core.set_owner_filter(world.now, Some(UNREAD.into())).unwrap();
     assert!(!world.is_redirected("test"));
     assert!(world.core.status(world.now).warnings.iter().all(|text| !text.contains(UNREAD)), "that is no news");
@@ -304,7 +304,7 @@ fn regression_a_firewall_that_was_not_looked_at_counts() {
 
 #[test]
 fn regression_a_flow_whose_cgroup_others_filter_keeps_to_its_socket() {
-    let mut world = straight(config(Scheduler::RoundRobin));
+    let mut world = peer_direct(config(Scheduler::RoundRobin));
     let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "sandboxed".to_owned() };
     world.core.steering().filter(&app);
     let Steered::To(_, id) = world.connect("sandboxed", 5) else { panic!("it goes direct") };
@@ -318,7 +318,7 @@ fn regression_a_flow_whose_cgroup_others_filter_keeps_to_its_socket() {
 
 #[test]
 fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
-    let mut world = straight(config(Scheduler::RoundRobin));
+    let mut world = peer_direct(config(Scheduler::RoundRobin));
     assert!(world.is_redirected("test"));
     world.now = world.now + FRESH;
     world.run(Duration::from_secs(1));
@@ -339,7 +339,7 @@ fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
 
 #[test]
 fn a_service_that_is_shut_goes_direct_and_the_others_do_not() {
-    let mut world = straight(config(Scheduler::RoundRobin));
+    let mut world = peer_direct(config(Scheduler::RoundRobin));
     world.core.on_server(world.now, SERVER, ServerNews::Closed(443)).unwrap();
     assert!(!world.is_redirected("test"));
     let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "test".to_owned() };
@@ -353,7 +353,7 @@ fn a_service_that_is_shut_goes_direct_and_the_others_do_not() {
 
 #[test]
 fn without_the_keys_of_before_nobody_is_trusted() {
-    let mut world = straight(config(Scheduler::RoundRobin));
+    let mut world = peer_direct(config(Scheduler::RoundRobin));
     world.core.distrust_servers("servers.json cannot be read".to_owned());
     world.core.recall_servers(world.now, []).unwrap();
     assert!(!world.is_redirected("test"));

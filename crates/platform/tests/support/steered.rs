@@ -54,7 +54,7 @@ pub fn params(links: usize) -> SteerParams {
         backup: LinkMask(0),
         rules: Vec::new(),
         redirected: Vec::new(),
-        straight: true,
+        peer_direct: true,
     }
 }
 

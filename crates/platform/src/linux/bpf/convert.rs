@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
 use braid_control::steering::{
-    AppId, DemandEstimate, ExeId, FlowRow, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Straight, Way,
+    AppId, DemandEstimate, ExeId, FlowRow, PeerDirect, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Way,
 };
 
 const TCP_SYN_SENT: u32 = 2;
@@ -143,10 +143,10 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         Some(Way::Direct) => raw.actions |= bits::DO_DIRECT,
         None => {}
     }
-    match rule.straight {
-        Straight::Usual => {}
-        Straight::All => raw.actions |= bits::DO_STRAIGHT_ALL,
-        Straight::Nothing => raw.actions |= bits::DO_STRAIGHT_NEVER,
+    match rule.peer_direct {
+        PeerDirect::Usual => {}
+        PeerDirect::All => raw.actions |= bits::DO_PEER_DIRECT_ALL,
+        PeerDirect::Nothing => raw.actions |= bits::DO_PEER_DIRECT_NEVER,
     }
     raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
     raw.affinity = rule.affinity.map_or(abi::UNSET, affinity);
@@ -194,7 +194,7 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: Daemon) -> abi::P
         affinity: params.affinity.map_or(abi::UNSET, affinity).into(),
         local4: by_rank(params, |link| link.source4).map_or(0, |addr| u32::from_ne_bytes(addr.octets())),
         redirected_classes: params.redirected.iter().fold(0, |classes, class| classes | 1 << *class as u32),
-        straight: params.straight.into(),
+        peer_direct: params.peer_direct.into(),
         local6: by_rank(params, |link| link.source6).map_or([0; 4], |addr| mapped(addr.into())),
         ..Default::default()
     };

@@ -325,7 +325,7 @@ fn no_params() -> SteerParams {
         backup: LinkMask::default(),
         rules: Vec::new(),
         redirected: Vec::new(),
-        straight: false,
+        peer_direct: false,
     }
 }
 

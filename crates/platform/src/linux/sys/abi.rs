@@ -48,7 +48,7 @@ abi! {
     /// `struct braid_params`.
     Params {
         netns: u64, target: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
-        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], straight: u32, processes: u32,
+        usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], peer_direct: u32, processes: u32,
         slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_control`.
@@ -122,8 +122,8 @@ pub mod rule {
     pub const DO_PREFER: u32 = 4;
     pub const DO_REDIRECT: u32 = 8;
     pub const DO_DIRECT: u32 = 16;
-    pub const DO_STRAIGHT_ALL: u32 = 32;
-    pub const DO_STRAIGHT_NEVER: u32 = 64;
+    pub const DO_PEER_DIRECT_ALL: u32 = 32;
+    pub const DO_PEER_DIRECT_NEVER: u32 = 64;
 }
 
 /// Flags of a [`Flow`].
