@@ -16,7 +16,7 @@ use braid_platform::linux::seccomp::told::Told;
 use braid_platform::linux::seccomp::{RawCall, Reaches, Socket};
 use braid_platform::linux::sockdiag;
 use braid_platform::linux::sys::process;
-use braid_transport::{Flow, Opening};
+use braid_transport::{Opening, UdpExchange, datagram};
 use bytes::Bytes;
 use tokio::net::UdpSocket;
 
@@ -27,14 +27,6 @@ use super::redirect_states::{RedirectState, State};
 const LOOK: Duration = Duration::from_millis(250);
 /// How often it is looked whether a thread that waits for a datagram has a signal to handle.
 const SIGNALS: Duration = Duration::from_millis(50);
-/// The largest datagram.
-const LARGEST: usize = 65_535;
-
-/// Where an exchange goes.
-enum Onward {
-    Bond(Flow),
-    Direct(UdpSocket),
-}
 
 /// A datagram socket that is carried.
 struct Exchange {
@@ -89,26 +81,22 @@ impl Carrying {
     }
 
     async fn carry_exchange(&self, exchange: Exchange) {
-        let mut onward: Option<Onward> = None;
-        let (mut sent, mut came) = (vec![0; LARGEST], vec![0; LARGEST]);
+        let mut onward: Option<UdpExchange> = None;
         let mut look = tokio::time::interval(LOOK);
         let mut quiet = false;
         loop {
             tokio::select! {
-                read = exchange.ours.recv(&mut sent) => {
+                ready = exchange.ours.readable() => {
                     quiet = false;
-                    // Its program's socket is closed, which the next look shows too.
-                    let Ok(length) = read else { continue };
+                    // An error: its program's socket is closed, which the next look shows too.
+                    let Ok(payload) = ready.and_then(|()| datagram::try_receive(&exchange.ours)) else { continue };
                     if onward.is_none() {
                         onward = self.open(&exchange).await;
                     }
-                    match &onward {
-                        Some(Onward::Bond(flow)) => drop(flow.send(Bytes::copy_from_slice(&sent[..length]))),
-                        Some(Onward::Direct(socket)) => drop(socket.send(&sent[..length]).await),
-                        None => {}
-                    }
+                    // One whose way is gone begins anew by the next datagram.
+                    onward = onward.filter(|onward| onward.send(payload).is_ok());
                 }
-                datagram = receive(onward.as_ref(), &mut came) => match datagram {
+                datagram = receive(onward.as_ref()) => match datagram {
                     // What the program's socket has no room for is lost.
                     Ok(datagram) => drop(exchange.ours.send(&datagram).await),
                     // The flow is over; the next datagram opens another.
@@ -121,7 +109,7 @@ impl Carrying {
                         break;
                     }
                     quiet = !here;
-                    if matches!(onward, Some(Onward::Bond(_))) && !self.is_up() {
+                    if matches!(onward, Some(UdpExchange::Bonded(_))) && !self.is_up() {
                         onward = None;
                     }
                 }
@@ -132,10 +120,10 @@ impl Carrying {
         }
     }
 
-    async fn open(&self, exchange: &Exchange) -> Option<Onward> {
+    async fn open(&self, exchange: &Exchange) -> Option<UdpExchange> {
         match self.bond(exchange.remote, Carrier::Messages).await {
-            Opening::Bonded(flow) => Some(Onward::Bond(flow)),
-            Opening::Direct(_) => self.choice.exchange(exchange.remote).ok().map(Onward::Direct),
+            Opening::Bonded(flow) => Some(UdpExchange::Bonded(flow)),
+            Opening::Direct(_) => self.choice.exchange(exchange.remote).ok().map(|socket| UdpExchange::Direct(Arc::new(socket))),
             Opening::Refused(_) => None,
         }
     }
@@ -210,11 +198,10 @@ impl Exchange {
 }
 
 /// The next datagram from the far end; waits for ever where there is none.
-async fn receive(onward: Option<&Onward>, buffer: &mut [u8]) -> io::Result<Bytes> {
+async fn receive(onward: Option<&UdpExchange>) -> io::Result<Bytes> {
     match onward {
         None => std::future::pending().await,
-        Some(Onward::Bond(flow)) => flow.receive().await.map_err(|_| io::ErrorKind::ConnectionReset.into()),
-        Some(Onward::Direct(socket)) => socket.recv(buffer).await.map(|length| Bytes::copy_from_slice(&buffer[..length])),
+        Some(onward) => onward.receive().await,
     }
 }
 

@@ -18,7 +18,7 @@ use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
 use braid_peer::places::Places;
 use braid_proxy::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
-use braid_transport::{Flow, FlowStream, Opening, TcpConnection, datagram};
+use braid_transport::{FlowStream, Opening, TcpConnection, UdpExchange};
 use bytes::Bytes;
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
@@ -223,21 +223,21 @@ impl Inner {
         Ok(Box::new(TcpConnection::new(stream)))
     }
 
-    async fn exchange(&self, origin: &Origin, remote: SocketAddr) -> io::Result<Exchange> {
+    async fn exchange(&self, origin: &Origin, remote: SocketAddr) -> io::Result<UdpExchange> {
         let ruled = self.rule(origin, remote);
         if ruled.excluded {
             let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
             let socket = UdpSocket::bind(any).await?;
             socket.connect(remote).await?;
-            return Ok(Exchange::Direct(Arc::new(socket)));
+            return Ok(UdpExchange::Direct(Arc::new(socket)));
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
             && let Opening::Bonded(flow) = self.flows.bond(Carrier::Messages, Target::Address(remote), ruling).await
         {
-            return Ok(Exchange::Bonded(flow));
+            return Ok(UdpExchange::Bonded(flow));
         }
-        Ok(Exchange::Direct(Arc::new(self.flows.exchange(remote, ruling)?)))
+        Ok(UdpExchange::Direct(Arc::new(self.flows.exchange(remote, ruling)?)))
     }
 }
 
@@ -269,42 +269,12 @@ impl Outbound for ProxyFlows {
     }
 }
 
-/// One exchange of datagrams.
-#[derive(Clone)]
-enum Exchange {
-    Direct(Arc<UdpSocket>),
-    Bonded(Flow),
-}
-
-impl Exchange {
-    async fn send(&self, payload: Bytes) {
-        match self {
-            // What the system does not take is lost.
-            Self::Direct(socket) => drop(socket.send(&payload).await),
-            Self::Bonded(flow) => drop(flow.send(payload)),
-        }
-    }
-
-    /// Hands answers on until there will be none.
-    async fn answer(self, from: SocketAddr, to: mpsc::Sender<(SocketAddr, Bytes)>) {
-        loop {
-            let payload = match &self {
-                Self::Direct(socket) => match datagram::receive(socket).await {
-                    Ok(payload) => payload,
-                    // Nobody listens there, as it was told by ICMP; somebody may yet.
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-                    Err(_) => return,
-                },
-                Self::Bonded(flow) => match flow.receive().await {
-                    Ok(payload) => payload,
-                    Err(_) => return,
-                },
-            };
-            match to.try_send((from, payload)) {
-                Err(mpsc::error::TrySendError::Closed(_)) => return,
-                // What nobody fetches is lost, as in any socket's buffer.
-                Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => {}
-            }
+/// Hands answers on until there will be none.
+async fn answer(exchange: UdpExchange, from: SocketAddr, to: mpsc::Sender<(SocketAddr, Bytes)>) {
+    while let Ok(payload) = exchange.receive().await {
+        // What nobody fetches is lost, as in any socket's buffer.
+        if let Err(mpsc::error::TrySendError::Closed(_)) = to.try_send((from, payload)) {
+            return;
         }
     }
 }
@@ -321,7 +291,7 @@ struct Association {
 
 /// A remote that was spoken with.
 struct Spoken {
-    exchange: Exchange,
+    exchange: UdpExchange,
     last: Instant,
     /// Its answers are waited for as long as this lives.
     answers: Abort,
@@ -364,7 +334,14 @@ impl Association {
         Some(address)
     }
 
-    fn spoken(&self, remote: SocketAddr) -> Option<Exchange> {
+    /// Sends by an exchange that is there; the next datagram begins another once it is broken.
+    fn send_by(&self, exchange: &UdpExchange, remote: SocketAddr, payload: Bytes) {
+        if exchange.send(payload).is_err() {
+            self.remotes.lock().unwrap_or_else(PoisonError::into_inner).remove(&remote);
+        }
+    }
+
+    fn spoken(&self, remote: SocketAddr) -> Option<UdpExchange> {
         let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
         let spoken = remotes.get_mut(&remote)?;
         if spoken.answers.0.is_finished() {
@@ -382,7 +359,7 @@ impl Datagrams for Association {
         Box::pin(async move {
             let Some(remote) = self.find(target).await else { return };
             if let Some(exchange) = self.spoken(remote) {
-                return exchange.send(payload).await;
+                return self.send_by(&exchange, remote, payload);
             }
             let whose = source(self.origin.client);
             let Some((place, ended)) = self.inner.exchanges.take(whose) else { return };
@@ -390,8 +367,8 @@ impl Datagrams for Association {
                 Ok(exchange) => exchange,
                 Err(error) => return tracing::debug!(%remote, %error, "no exchange can be begun"),
             };
-            exchange.send(payload).await;
-            let answered = exchange.clone().answer(remote, self.answers.clone());
+            let _ = exchange.send(payload);
+            let answered = answer(exchange.clone(), remote, self.answers.clone());
             let answers = tokio::spawn(async move {
                 let _place = place;
                 tokio::select! {

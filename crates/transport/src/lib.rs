@@ -20,6 +20,7 @@ mod splice;
 mod stream;
 
 pub use carrier::{Carrier, Flow, FlowEnd, Moved, Notice};
+pub use datagram::UdpExchange;
 pub use lasting::{copy_both, keep_alive};
 pub use opening::{Opening, Unopened};
 pub use socket::{Binding, UdpLink};

@@ -15,7 +15,7 @@ use braid_model::key::PublicKey;
 use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::{Client, State};
-use braid_transport::{Flow, Opening, Unopened, datagram, splice, splice_connections};
+use braid_transport::{Flow, Opening, UdpExchange, Unopened, splice, splice_connections};
 use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc};
@@ -36,39 +36,32 @@ pub(crate) struct Exchanges(Arc<Mutex<Ways>>);
 #[derive(Default)]
 struct Ways {
     /// Each with the number of its way: an exchange that ended may have begun anew.
-    ways: BTreeMap<Exchange, (u64, Way)>,
+    ways: BTreeMap<Exchange, (u64, Arc<Onward>)>,
     last: u64,
 }
 
 /// How an exchange is carried.
-#[derive(Clone)]
-enum Way {
-    Bond(Flow),
-    Direct(Arc<Onward>),
-}
-
-/// A socket of the daemon's own, connected to where the program sends.
 struct Onward {
-    socket: UdpSocket,
+    by: UdpExchange,
     /// Whether the program has sent anything since this was last looked at.
     spoke: AtomicBool,
-    /// Nothing can be sent over it any more.
+    /// Nothing can be sent by it any more.
     broken: Notify,
+}
+
+impl Onward {
+    fn new(by: UdpExchange) -> Arc<Self> {
+        Arc::new(Self { by, spoke: AtomicBool::new(false), broken: Notify::new() })
+    }
 }
 
 impl Exchanges {
     /// Sends one more datagram of an exchange; `false` if it is not known.
     pub(crate) fn send(&self, exchange: &Exchange, payload: Bytes) -> bool {
-        let way = self.lock().ways.get(exchange).map(|(_, way)| way.clone());
-        match way {
-            Some(Way::Bond(flow)) => drop(flow.send(payload)),
-            Some(Way::Direct(onward)) => match onward.socket.try_send(&payload) {
-                Ok(_) => onward.spoke.store(true, Ordering::Relaxed),
-                Err(error) if is_gone(&error) => onward.broken.notify_one(),
-                // What the system has no room for is lost, as datagrams may be.
-                Err(_) => {}
-            },
-            None => return false,
+        let Some(onward) = self.lock().ways.get(exchange).map(|(_, onward)| onward.clone()) else { return false };
+        match onward.by.send(payload) {
+            Ok(()) => onward.spoke.store(true, Ordering::Relaxed),
+            Err(_) => onward.broken.notify_one(),
         }
         true
     }
@@ -76,17 +69,19 @@ impl Exchanges {
     /// Forgets an exchange whose program is gone.
     pub(crate) fn forget(&self, exchange: &Exchange) {
         let gone = self.lock().ways.remove(exchange);
-        if let Some((_, Way::Bond(flow))) = gone {
+        if let Some((_, onward)) = gone
+            && let UdpExchange::Bonded(flow) = &onward.by
+        {
             flow.reset(0);
         }
     }
 
     /// Carries an exchange this way from now on; the way's number.
-    fn insert(&self, exchange: Exchange, way: Way) -> u64 {
+    fn insert(&self, exchange: Exchange, onward: Arc<Onward>) -> u64 {
         let mut ways = self.lock();
         ways.last += 1;
         let number = ways.last;
-        ways.ways.insert(exchange, (number, way));
+        ways.ways.insert(exchange, (number, onward));
         number
     }
 
@@ -241,7 +236,7 @@ impl Peers {
             return;
         };
         let flow = opened.flow.clone();
-        let number = exchanges.insert(exchange, Way::Bond(flow.clone()));
+        let number = exchanges.insert(exchange, Onward::new(UdpExchange::Bonded(flow.clone())));
         flow.send(payload.clone());
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
@@ -365,18 +360,18 @@ async fn exchange_directly(
     payload: Bytes,
 ) {
     let onward = match onward(remote, exit).await {
-        Ok(socket) => Arc::new(Onward { socket, spoke: AtomicBool::new(false), broken: Notify::new() }),
+        Ok(socket) => Onward::new(UdpExchange::Direct(Arc::new(socket))),
         Err(error) => {
             tracing::debug!(%remote, %error, "datagrams cannot be sent");
             return begin_anew(&redirect, &exchange, false).await;
         }
     };
-    let number = exchanges.insert(exchange, Way::Direct(onward.clone()));
-    let _ = onward.socket.send(&payload).await;
+    let number = exchanges.insert(exchange, onward.clone());
+    let _ = onward.by.send(payload);
     let mut answered = false;
     while exchanges.has(&exchange, number) {
         let received = tokio::select! {
-            received = tokio::time::timeout(QUIET, datagram::receive(&onward.socket)) => received,
+            received = tokio::time::timeout(QUIET, onward.by.receive()) => received,
             () = onward.broken.notified() => break,
         };
         match received {
@@ -384,8 +379,6 @@ async fn exchange_directly(
                 answered = true;
                 let _ = redirect.answer(&exchange, &payload);
             }
-            // The other end's port is closed: it may open again.
-            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Ok(Err(_)) => break,
             // Some only send.
             Err(_) if onward.spoke.swap(false, Ordering::Relaxed) => {}
@@ -407,12 +400,6 @@ async fn onward(remote: SocketAddr, exit: Exit) -> io::Result<UdpSocket> {
     }
     socket.connect(remote).await?;
     Ok(socket)
-}
-
-/// Whether an error of sending says that a socket's device, its address or its way is gone.
-fn is_gone(error: &io::Error) -> bool {
-    let gone = [libc::ENODEV, libc::ENXIO, libc::ENETDOWN, libc::ENETUNREACH, libc::EADDRNOTAVAIL, libc::EINVAL];
-    error.raw_os_error().is_some_and(|errno| gone.contains(&errno))
 }
 
 /// Takes the next datagram of an exchange for its first: at once if it was `answered`, else after a pause in which they are lost.
