@@ -43,6 +43,7 @@
 
 mod bond;
 pub mod controller;
+pub mod dialler;
 mod flow;
 mod hello;
 pub mod host;

@@ -3,11 +3,11 @@
 //! Each link has a socket of its own in each family that it can reach the relay with, and on each a path that is dialled until it
 //! answers. The bond is there as soon as one path is; a path whose link goes and comes back goes on where it was.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use braid_bond::dialler::{Dialler, Due, LONGEST_PAUSE, Loss, Route};
 use braid_bond::host::{ConnectionId, Host, refusals};
 use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathNews, PathState, PathView, Secret};
 use braid_model::address::Address;
@@ -83,16 +83,9 @@ pub enum State {
 
 /// Changes of paths that wait for a listener.
 const PATH_CHANGES: usize = 64;
-/// The first pause before a path is dialled again; it doubles up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// What is sent should be acknowledged after four round trips, within these bounds.
 const SOON: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_secs(3);
-/// A path that has not answered after this is dialled anew: its first packets met another network.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// It is given so much more once the peer has begun to answer: a handshake takes two round trips.
-const MORE_PATIENCE: Duration = Duration::from_secs(15);
 
 /// A bond to a peer.
 #[derive(Clone)]
@@ -126,9 +119,7 @@ impl Client {
             limits: if keys.is_some() { Limits::default() } else { Limits::ANONYMOUS },
             mark,
             links: Vec::new(),
-            paths: BTreeMap::new(),
-            next_path: 0,
-            forgotten: 0,
+            dialler: Dialler::default(),
             told,
             changes: path_changes.clone(),
         };
@@ -234,26 +225,9 @@ struct Keeper {
     mark: Option<u32>,
     links: Vec<Link>,
     found: Found,
-    paths: BTreeMap<(u8, bool), Attempt>,
-    next_path: u32,
-    /// How often in a row the peer did not know a bond that none of its paths has joined.
-    forgotten: u32,
+    dialler: Dialler<ConnectionId>,
     told: watch::Sender<State>,
     changes: broadcast::Sender<PathChange>,
-}
-
-#[derive(Debug, Default)]
-struct Attempt {
-    connection: Option<ConnectionId>,
-    path: Option<PathId>,
-    joined: bool,
-    failures: u32,
-    /// When to dial, or to give a dialled connection up.
-    due: Option<Instant>,
-    /// The dialled connection has been given more time.
-    extended: bool,
-    /// Which of the peer's addresses to dial: the next one only after a failure, since one that has answered answers again.
-    address: usize,
 }
 
 impl Keeper {
@@ -275,8 +249,7 @@ impl Keeper {
         mut notices: mpsc::UnboundedReceiver<Notice>,
     ) {
         loop {
-            let due = self.paths.values().filter_map(|attempt| attempt.due).min();
-            let due = due.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            let due = self.dialler.poll_timeout().unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
                 changed = links.changed() => {
                     if changed.is_err() {
@@ -298,7 +271,7 @@ impl Keeper {
                     None => return,
                 },
                 news = self.found.news() => if news {
-                    self.on_found();
+                    self.dialler.on_found(Instant::now());
                 },
                 () = tokio::time::sleep_until(due.into()) => self.on_due(),
             }
@@ -323,11 +296,7 @@ impl Keeper {
                 if before.and_then(address).is_none() {
                     self.open_socket(link.number, ipv6);
                     let news = if link.backup { PathNews::Backup } else { PathNews::Up };
-                    let attempt = self.paths.entry((link.number, ipv6)).or_default();
-                    attempt.failures = 0;
-                    if attempt.connection.is_none() {
-                        attempt.due = Some(Instant::now());
-                    }
+                    self.dialler.on_link(Instant::now(), (link.number, family(ipv6)));
                     self.tell(link.number, ipv6, news);
                     continue;
                 }
@@ -336,17 +305,14 @@ impl Keeper {
                 }
                 let dead = |link: &Link| *link.dead.get(family(ipv6));
                 if before.is_some_and(dead) && !dead(link) {
-                    let attempt = self.paths.entry((link.number, ipv6)).or_default();
-                    if attempt.connection.is_none() {
-                        (attempt.failures, attempt.due) = (0, Some(Instant::now()));
-                    }
+                    self.dialler.on_link(Instant::now(), (link.number, family(ipv6)));
                 }
             }
         }
     }
 
     fn tell(&self, link: u8, ipv6: bool, news: PathNews) {
-        let Some(path) = self.paths.get(&(link, ipv6)).filter(|attempt| attempt.joined).and_then(|attempt| attempt.path) else { return };
+        let Some(path) = self.dialler.joined_path((link, family(ipv6))) else { return };
         let id = self.id();
         self.carrier.with(|host, now| {
             let time = host.time(now);
@@ -369,52 +335,36 @@ impl Keeper {
     fn on_addresses(&mut self, addresses: Vec<Address>) {
         self.peer.addresses = addresses;
         let old = std::mem::replace(&mut self.found, Found::new(&self.peer.addresses));
-        for ((_, ipv6), attempt) in &mut self.paths {
-            let own = old.address(*ipv6, attempt.address).filter(|_| attempt.joined);
-            attempt.address = own.and_then(|own| self.found.place(*ipv6, own)).unwrap_or(0);
-        }
+        let place = |family: Family, before: usize| {
+            let ipv6 = family == Family::V6;
+            self.found.place(ipv6, old.address(ipv6, before)?)
+        };
+        self.dialler.on_addresses(place);
         self.found.look();
     }
 
-    /// Addresses were found: whoever waited for one dials.
-    fn on_found(&mut self) {
-        let now = Instant::now();
-        self.paths.values_mut().filter(|attempt| attempt.connection.is_none()).for_each(|attempt| attempt.due = Some(now));
-    }
-
     fn on_due(&mut self) {
-        let now = Instant::now();
-        let due: Vec<(u8, bool)> =
-            self.paths.iter().filter(|(_, attempt)| attempt.due.is_some_and(|due| due <= now)).map(|(key, _)| *key).collect();
-        for (link, ipv6) in due {
-            let usable = self.links.iter().any(|of| of.number == link && if ipv6 { of.v6 } else { of.v4 }.is_some());
-            let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { continue };
-            attempt.due = None;
-            let heard = attempt.connection.is_some_and(|connection| self.carrier.with(|host, _| host.has_heard(connection)));
-            if heard && !std::mem::replace(&mut attempt.extended, true) {
-                attempt.due = Some(now + MORE_PATIENCE);
-                continue;
-            }
-            if let Some(connection) = attempt.connection.take() {
-                attempt.address += 1;
+        for route @ (link, family) in self.dialler.due(Instant::now()) {
+            let (now, heard) = (Instant::now(), |connection| self.carrier.with(|host, _| host.has_heard(connection)));
+            let Due::Dials(given_up) = self.dialler.on_due(now, route, heard) else { continue };
+            if let Some(connection) = given_up {
                 self.carrier.with(|host, now| {
                     host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked on the way")
                 });
             }
-            if usable {
-                self.dial(link, ipv6);
+            let address = |of: &Link| if family == Family::V6 { of.v6 } else { of.v4 };
+            if self.links.iter().any(|of| of.number == link && address(of).is_some()) {
+                self.dial(route);
             }
         }
     }
 
-    fn dial(&mut self, link: u8, ipv6: bool) {
+    fn dial(&mut self, route: Route) {
+        let (link, family) = route;
         let backup = self.links.iter().any(|of| of.number == link && of.backup);
-        let Some(attempt) = self.paths.get_mut(&(link, ipv6)) else { return };
-        let pause = pause(attempt.failures);
-        let failed_before = attempt.failures > 0;
-        let Some(remote) = self.found.address(ipv6, attempt.address) else {
-            attempt.failures += 1;
-            attempt.due = Some(Instant::now() + pause);
+        let (place, failed_before) = self.dialler.address(route);
+        let Some(remote) = self.found.address(family == Family::V6, place) else {
+            self.dialler.on_undialled(Instant::now(), route, false);
             self.found.look();
             return;
         };
@@ -422,68 +372,46 @@ impl Keeper {
             // It may have moved.
             self.found.look();
         }
-        let path = PathId(self.next_path);
-        self.next_path += 1;
-        let (id, tls, name) = (*self.bond.lock().unwrap_or_else(PoisonError::into_inner), self.tls.clone(), self.peer.name.clone());
-        let token = self.peer.token;
+        let path = self.dialler.next_path();
+        let (id, tls, name, token) = (self.id(), self.tls.clone(), self.peer.name.clone(), self.peer.token);
         let dialled = self.carrier.with(|host, now| host.dial(now, id, (path, link, backup), remote, tls, tls::SERVER_NAME, (token, name)));
         match dialled {
-            Ok(connection) => {
-                (attempt.connection, attempt.path, attempt.due) = (Some(connection), Some(path), Some(Instant::now() + PATIENCE));
-                attempt.extended = false;
-            }
+            Ok(connection) => self.dialler.on_dialled(Instant::now(), route, connection, path),
             Err(error) => {
                 tracing::warn!(link, %error, "a path cannot be dialled");
-                attempt.address += 1;
-                attempt.due = Some(Instant::now() + pause);
+                self.dialler.on_undialled(Instant::now(), route, true);
             }
         }
-        attempt.joined = false;
     }
 
     fn on_notice(&mut self, notice: Notice) {
         match notice {
             Notice::Joined(connection, ..) => {
-                if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
-                    (attempt.joined, attempt.failures, attempt.due) = (true, 0, None);
-                    self.forgotten = 0;
-                }
+                self.dialler.on_joined(connection);
                 // It is known from now on.
                 self.peer.token = None;
                 self.judge("");
             }
             Notice::Lost { connection, reason, refused, forgotten, another_key } => {
-                let mut lived = None;
-                if let Some(attempt) = self.paths.values_mut().find(|attempt| attempt.connection == Some(connection)) {
-                    lived = Some(attempt.joined);
-                    if !attempt.joined && refused != Some(refusals::FORGOTTEN) {
-                        attempt.address += 1;
-                    }
-                    let pause = pause(attempt.failures);
-                    // Only a peer that had let this path in, and whose key is proved, is dialled again at once: anybody on the way can turn away others.
-                    let pause = if forgotten && attempt.joined { Duration::ZERO } else { pause };
-                    (attempt.connection, attempt.path, attempt.joined) = (None, None, false);
-                    attempt.failures += 1;
-                    attempt.due = Some(Instant::now() + if refused.is_some() || another_key { LONGEST_PAUSE } else { pause });
-                }
-                if refused == Some(refusals::FORGOTTEN) {
-                    match lived {
-                        Some(true) => {
-                            self.told.send_replace(State::Unreachable(reason));
-                            self.begin_again("the peer has ended this bond", FIRST_PAUSE);
-                        }
-                        Some(false) => {
-                            self.told.send_replace(State::Connecting);
-                            self.forgotten += 1;
-                            let pause = if self.forgotten == 1 { Duration::ZERO } else { pause(self.forgotten) };
-                            self.begin_again("the peer has forgotten this bond", pause);
-                        }
-                        // A path of the bond before.
-                        None => {}
+                let loss = match refused {
+                    Some(refusals::FORGOTTEN) => Loss::UnknownBond,
+                    Some(_) => Loss::Refused,
+                    None if another_key => Loss::Refused,
+                    None if forgotten => Loss::Closed,
+                    None => Loss::Silent,
+                };
+                let joined = self.dialler.on_lost(Instant::now(), connection, loss);
+                if loss == Loss::UnknownBond {
+                    // Else it is a path of the bond before.
+                    if let Some(joined) = joined {
+                        self.told.send_replace(if joined { State::Unreachable(reason) } else { State::Connecting });
+                        self.begin_again("the peer has forgotten this bond");
+                        self.dialler.restart_forgotten(Instant::now(), joined);
                     }
                 } else if refused.is_some_and(|code| code != refusals::BUSY) {
                     self.told.send_replace(State::Refused(reason));
-                    self.begin_again("the peer turned this client away", LONGEST_PAUSE);
+                    self.begin_again("the peer turned this client away");
+                    self.dialler.restart(Instant::now(), LONGEST_PAUSE);
                 } else if another_key && *self.told.borrow() != State::Up {
                     self.told.send_replace(State::AnotherKey);
                 } else {
@@ -495,15 +423,15 @@ impl Keeper {
                 // Not by this end's will: it heard nothing for too long, or what it heard was no proper protocol.
                 if bond == self.id() {
                     self.told.send_replace(State::Unreachable(reason));
-                    self.begin_again("it has ended", FIRST_PAUSE);
+                    self.begin_again("it has ended");
+                    self.dialler.restart_ended(Instant::now());
                 }
             }
             Notice::Path(_, path, state) => {
                 tracing::info!(%path, ?state, "a path has changed");
-                if let Some(((link, ipv6), _)) = self.paths.iter().find(|(_, attempt)| attempt.path == Some(path)) {
-                    let family = family(*ipv6);
+                if let Some((link, family)) = self.dialler.route_of(path) {
                     // Nobody needs to listen.
-                    let _ = self.changes.send(PathChange { link: *link, family, state });
+                    let _ = self.changes.send(PathChange { link, family, state });
                 }
                 self.judge("no path answers");
             }
@@ -529,21 +457,13 @@ impl Keeper {
     }
 
     /// The bond is lost, and all its flows with it: a new one for what comes next.
-    fn begin_again(&mut self, reason: &str, pause: Duration) {
+    fn begin_again(&mut self, reason: &str) {
         let old = self.id();
         self.carrier.with(|host, now| host.end(now, old, reason));
         if let Err(error) = self.begin() {
             tracing::error!(%error, "no new bond");
         }
-        for attempt in self.paths.values_mut() {
-            *attempt = Attempt { due: Some(Instant::now() + pause), address: attempt.address, ..Attempt::default() };
-        }
     }
-}
-
-/// The pause before the next try after so many that failed.
-fn pause(failures: u32) -> Duration {
-    (FIRST_PAUSE * (1 << failures.min(8))).min(LONGEST_PAUSE)
 }
 
 fn family(ipv6: bool) -> Family {
@@ -631,74 +551,6 @@ mod tests {
 
     /// How long anything that should happen may take on a busy machine.
     const ENOUGH: Duration = Duration::from_secs(60);
-
-    fn keeper(addresses: &[&str]) -> Keeper {
-        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        let peer = Peer { addresses, key: None, token: None, name: String::new() };
-        let (carrier, _notices) = Carrier::start(Host::client(random().unwrap(), Instant::now()));
-        let keeper = Keeper {
-            carrier,
-            bond: Arc::new(Mutex::new(BondId(random().unwrap()))),
-            found: Found::new(&peer.addresses),
-            peer,
-            tls: tls::client(None, Expect::Any).unwrap(),
-            limits: Limits::default(),
-            mark: None,
-            links: Vec::new(),
-            paths: BTreeMap::from([((0, false), Attempt::default())]),
-            next_path: 0,
-            forgotten: 0,
-            told: watch::channel(State::Connecting).0,
-            changes: broadcast::Sender::new(1),
-        };
-        keeper.begin().unwrap();
-        keeper
-    }
-
-    #[tokio::test]
-    async fn regression_who_turns_away_again_and_again_is_dialled_with_growing_pauses() {
-        for refused in [None, Some(refusals::FORGOTTEN)] {
-            let mut keeper = keeper(&["127.0.0.1:9"]);
-            let mut pauses = Vec::new();
-            for _ in 0..6 {
-                keeper.dial(0, false);
-                let connection = keeper.paths[&(0, false)].connection.expect("it is dialled");
-                let reason = "turned away".to_owned();
-                keeper.on_notice(Notice::Lost { connection, reason, refused, forgotten: true, another_key: false });
-                pauses.push(keeper.paths[&(0, false)].due.expect("it is tried again").saturating_duration_since(Instant::now()));
-            }
-            assert!(pauses[1..].is_sorted() && pauses[5] > FIRST_PAUSE * 8, "{pauses:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn regression_an_address_that_answered_is_dialled_again_and_the_next_one_only_after_a_failure() {
-        let addresses = |all: &[&str]| all.iter().map(|address| address.parse().unwrap()).collect::<Vec<Address>>();
-        let mut keeper = keeper(&["127.0.0.1:9", "127.0.0.2:9"]);
-        let dial = |keeper: &mut Keeper| {
-            keeper.dial(0, false);
-            keeper.paths[&(0, false)].connection.expect("it is dialled")
-        };
-        let lose = |keeper: &mut Keeper, connection| {
-            let reason = "nothing was heard".to_owned();
-            keeper.on_notice(Notice::Lost { connection, reason, refused: None, forgotten: false, another_key: false });
-        };
-        let next = |keeper: &Keeper| keeper.found.address(false, keeper.paths[&(0, false)].address).unwrap().to_string();
-        let connection = dial(&mut keeper);
-        keeper.on_notice(Notice::Joined(connection, keeper.id(), PathId(0)));
-        lose(&mut keeper, connection);
-        assert_eq!(next(&keeper), "127.0.0.1:9", "it has answered");
-        let connection = dial(&mut keeper);
-        lose(&mut keeper, connection);
-        assert_eq!(next(&keeper), "127.0.0.2:9", "nobody was there");
-        let connection = dial(&mut keeper);
-        keeper.on_notice(Notice::Joined(connection, keeper.id(), PathId(2)));
-        keeper.on_addresses(addresses(&["127.0.0.3:9", "127.0.0.1:9", "127.0.0.2:9"]));
-        lose(&mut keeper, connection);
-        assert_eq!(next(&keeper), "127.0.0.2:9", "it has answered, wherever it stands now");
-        keeper.on_addresses(addresses(&["127.0.0.4:9", "127.0.0.2:9"]));
-        assert_eq!(next(&keeper), "127.0.0.4:9", "without a path the newest comes first");
-    }
 
     #[tokio::test]
     async fn regression_a_bond_that_ends_by_itself_resets_its_flows_and_a_new_one_is_begun() {

@@ -59,6 +59,7 @@ const ALL: &[(&str, Bench)] = &[
     ("whole-connections", whole::run),
     ("mixes", mixes::run),
     ("overhead", overhead::run),
+    ("overhead-udp", overhead::datagrams),
     ("calls", calls::run),
     ("decision", decision::run),
     ("cut", cut::run),
