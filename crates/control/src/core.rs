@@ -10,13 +10,11 @@ mod estimates;
 mod explain;
 mod flows;
 mod grounds;
-mod link;
 mod living;
 mod network;
 mod params;
 mod refused;
 mod rules;
-mod slots;
 mod timeouts;
 mod vi;
 mod views;
@@ -28,52 +26,29 @@ use std::time::Duration;
 use braid_decide::detection::Detection;
 use braid_decide::energy::PowerFit;
 use braid_decide::health::Outcome;
-use braid_decide::policy::ProbeTarget;
 use braid_decide::refusals::Refusals;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::key::PublicKey;
-use braid_model::{Bytes, Direction, Family, FlowId, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Rate, Time};
-use ipnet::IpNet;
+use braid_model::{Bytes, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time};
 
 use crate::config::Config;
+use crate::links::{Link, LinkTable, ProbeOrder};
 use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 use bonds::PastRules;
-pub use bonds::{BondLink, BondPolicy, Exit, PathNews};
+pub use bonds::{BondPolicy, Exit, PathNews};
 pub use detect::{Question, ServerNews, UNREAD};
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
 pub use grounds::Grounds;
-pub use link::Link;
 pub use living::FlowsView;
 use living::LivingFlows;
 use rules::Executables;
 pub use rules::Names;
-use slots::Slots;
 pub use timeouts::Due;
-
-/// Why a link has no slot.
-const CROWDED: &str = "there are more links than the 32 that Braid can use at once: exclude one of them to use this one";
-
-/// A probe to be sent out of a link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProbeOrder {
-    /// The link.
-    pub link: LinkIndex,
-    /// Its device's name.
-    pub device: String,
-    /// The family to judge.
-    pub family: Family,
-    /// What to ask: the gateway, the last destination that answered, and what is configured.
-    pub gateways: Vec<IpAddr>,
-    /// Asked besides.
-    pub targets: Vec<ProbeTarget>,
-    /// How long to wait.
-    pub timeout: Duration,
-}
 
 /// What is to be done outside.
 #[derive(Debug, Default)]
@@ -96,10 +71,7 @@ pub struct Core<S> {
     /// The rules that were in force before, for flows that began under them.
     past: PastRules,
     network: NetworkSnapshot,
-    links: BTreeMap<LinkIndex, Link>,
-    slots: Slots,
-    /// Links that there is no slot for.
-    crowd: Vec<LinkFacts>,
+    links: LinkTable,
     apps: Apps,
     executables: Executables,
     /// The living flows as of the last poll.
@@ -115,8 +87,6 @@ pub struct Core<S> {
     /// When parameters that could not be put in force are tried again.
     params_due: Option<Time>,
     plan: Option<TablePlan>,
-    /// What may be steered, by family.
-    steerable: PerFamily<Vec<(IpNet, bool)>>,
     /// Flows already told to end.
     ending: BTreeSet<FlowId>,
     /// When the next flow on a dead link is to be ended.
@@ -168,9 +138,7 @@ impl<S: Steering> Core<S> {
             config,
             past: PastRules::default(),
             network: NetworkSnapshot::default(),
-            links: BTreeMap::new(),
-            slots: Slots::default(),
-            crowd: Vec::new(),
+            links: LinkTable::default(),
             apps: Apps::default(),
             executables: Executables::default(),
             flows: LivingFlows::default(),
@@ -181,7 +149,6 @@ impl<S: Steering> Core<S> {
             params: None,
             params_due: None,
             plan: None,
-            steerable: PerFamily::default(),
             ending: BTreeSet::new(),
             stuck_due: None,
             beat_due: now,
@@ -256,15 +223,7 @@ impl<S: Steering> Core<S> {
 
     /// The outcome of a probe ordered earlier.
     pub fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) -> Result<(), SteeringError> {
-        if let Some(link) = self.links.get_mut(&link) {
-            let health = link.health.get_mut(family);
-            let before = health.judgement();
-            health.on_probe(now, outcome);
-            tracing::debug!(link = link.facts.name, ?family, ?outcome, ?before, after = ?health.judgement(), "a probe has ended");
-            if let Outcome::Alive { rtt } = outcome {
-                link.rtt.on_sample(now, rtt);
-            }
-        }
+        self.links.on_probe(now, link, family, outcome);
         self.judge(now)
     }
 
@@ -281,7 +240,7 @@ impl<S: Steering> Core<S> {
 
     /// What an active measurement found, towards this machine.
     pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: Rate) -> Result<(), SteeringError> {
-        if let Some(link) = self.links.get_mut(&link) {
+        if let Some(link) = self.links.get_mut(link) {
             link.capacity[Direction::Down as usize].on_measured(now, rate);
         }
         self.update_params(now)
@@ -293,7 +252,7 @@ impl<S: Steering> Core<S> {
         let busy = self.busy(now);
         let costs = self.byte_costs(now);
         for (index, rx, tx) in counters {
-            if let Some(link) = self.links.get_mut(index) {
+            if let Some(link) = self.links.get_mut(*index) {
                 let busy = busy.get(index).copied().unwrap_or_default();
                 link.on_device(now, [*rx, *tx], unix, busy, costs.get(index).copied());
             }
@@ -325,22 +284,7 @@ impl<S: Steering> Core<S> {
     }
 
     fn judge(&mut self, now: Time) -> Result<(), SteeringError> {
-        let known = |family: Family| -> Vec<_> {
-            let answered = self.links.values().filter_map(|link| *link.last_answer.get(family));
-            // What belongs to a tunnel now is not asked outside it.
-            answered.filter(|(addr, _)| self.may_steer(*addr)).collect()
-        };
-        let known = PerFamily { v4: known(Family::V4), v6: known(Family::V6) };
-        for link in self.links.values_mut() {
-            for family in Family::ALL {
-                let health = link.health.get_mut(family);
-                health.handle_timeout(now);
-                if let Some(request) = health.poll_probe(now) {
-                    self.todo.probes.push(link.probe_order(family, request, &self.config.probe_targets, known.get(family)));
-                }
-            }
-            link.count_falls();
-        }
+        self.todo.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
         self.note_deaths(now);
         self.find_stuck(now);
         let servers = self.age_servers(now);
@@ -349,21 +293,21 @@ impl<S: Steering> Core<S> {
     }
 
     fn note_deaths(&mut self, now: Time) {
-        for (index, link) in &self.links {
+        for (index, link) in self.links.iter() {
             for family in Family::ALL {
                 let dead = !link.configured(family) || !link.health.get(family).alive();
                 if !dead {
-                    self.dead_since.remove(&(*index, family));
+                    self.dead_since.remove(&(index, family));
                 } else {
-                    self.dead_since.entry((*index, family)).or_insert(now);
+                    self.dead_since.entry((index, family)).or_insert(now);
                 }
             }
         }
         // Flows may be left on a device that is gone altogether.
-        for lane in self.carrying.iter().filter(|(index, _)| !self.links.contains_key(index)) {
+        for lane in self.carrying.iter().filter(|(index, _)| self.links.get(*index).is_none()) {
             self.dead_since.entry(*lane).or_insert(now);
         }
-        self.dead_since.retain(|lane, _| self.links.contains_key(&lane.0) || self.carrying.contains(lane));
+        self.dead_since.retain(|lane, _| self.links.get(lane.0).is_some() || self.carrying.contains(lane));
     }
 
     /// Executables may have been replaced.

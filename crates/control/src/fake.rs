@@ -9,7 +9,8 @@ use std::net::IpAddr;
 
 use braid_decide::connection::{LinkMask, LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
-use braid_model::{Bytes, Class, Direction, Family, FlowId, Protocol, Rate, Time};
+use braid_decide::steer::Prefixes;
+use braid_model::{Bytes, Class, Direction, Family, FlowId, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::steering::{
@@ -35,7 +36,7 @@ pub enum Steered {
 pub struct FakeSteering {
     params: Option<SteerParams>,
     load_table: LoadTable,
-    prefixes: BTreeMap<Family, Vec<(IpNet, bool)>>,
+    prefixes: PerFamily<Prefixes>,
     resolvers: Vec<(IpAddr, LinkMask)>,
     servers: Vec<IpAddr>,
     closed: Vec<(IpAddr, u16)>,
@@ -133,7 +134,7 @@ impl FakeSteering {
     pub fn connect(&mut self, now: Time, app: &AppId, user: u32, to: (IpAddr, u16)) -> Steered {
         let Some(params) = self.params.clone() else { return Steered::LeftAlone };
         let family = Family::of(to.0);
-        if !self.steerable(family, to.0) {
+        if !self.prefixes.get(family).contains(to.0) {
             return Steered::LeftAlone;
         }
         let rule = params.rules.iter().position(|rule| rule_matches(rule, app, user, to));
@@ -208,12 +209,6 @@ impl FakeSteering {
             self.events.push(SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 1, class: Class::Unclassified });
         }
         Steered::To(slot, id)
-    }
-
-    fn steerable(&self, family: Family, to: IpAddr) -> bool {
-        let map = self.prefixes.get(&family);
-        let covering = map.into_iter().flatten().filter(|(net, _)| net.contains(&to)).max_by_key(|(net, _)| net.prefix_len());
-        covering.is_some_and(|(_, steer)| *steer)
     }
 
     fn sync_lanes(&mut self, params: &SteerParams) {
@@ -321,7 +316,7 @@ impl Steering for FakeSteering {
 
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
         self.call("tell the kernel what may be steered")?;
-        self.prefixes.insert(family, map.to_vec());
+        *self.prefixes.get_mut(family) = Prefixes::new(map.to_vec());
         self.changes += 1;
         Ok(())
     }

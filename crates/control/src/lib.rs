@@ -7,6 +7,7 @@ pub mod config;
 pub mod core;
 pub mod fake;
 pub mod history;
+pub mod links;
 pub mod profiles;
 mod request_error;
 pub mod steering;

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_control::core::{ProbeOrder, Stuck, Todo};
+use braid_control::core::{Stuck, Todo};
+use braid_control::links::ProbeOrder;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
 use braid_model::{Family, LinkIndex, Rate};
-use braid_platform::linux::probe::{self, ProbeOutcome};
+use braid_platform::linux::probe;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::{measure, netlink, sockdiag};
 use tokio::sync::mpsc;
@@ -70,18 +71,9 @@ impl Daemon<'_> {
 }
 
 async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
-    let mut targets: Vec<_> = order.gateways.iter().map(|gateway| probe::Target::Gateway(*gateway)).collect();
-    targets.extend(order.targets.into_iter().map(probe::Target::from));
-    let outcome = match probe::probe_any(&order.device, &targets, order.timeout).await {
-        ProbeOutcome::Alive { rtt } => Outcome::Alive { rtt },
-        ProbeOutcome::Silent => Outcome::Silent,
-        ProbeOutcome::Portal { .. } => Outcome::Portal,
-        ProbeOutcome::Failed { reason } => {
-            tracing::debug!(device = order.device, "a probe could not be sent: {reason}");
-            Outcome::Silent
-        }
-    };
-    let _ = answers.send((order.link, order.family, outcome)).await;
+    let (link, family) = (order.link, order.family);
+    let outcome = probe::perform(order).await;
+    let _ = answers.send((link, family, outcome)).await;
 }
 
 fn end_stuck(flow: &Stuck) {

@@ -29,6 +29,8 @@ const THOROUGH_EVERY: u32 = 10;
 const FLAP_HALF_LIFE: Duration = Duration::from_secs(30);
 /// An answer this fresh outweighs a timeout, which takes its time to show.
 const FRESH: Duration = Duration::from_millis(500);
+/// For so long after an answer a stall has nobody asked again: most stalls are pauses between questions of a program.
+const ASKED: Duration = Duration::from_secs(1);
 /// How long a probe may take before any round trip is known.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the probe of a dead link may take: it may have come back slow.
@@ -76,6 +78,8 @@ pub enum Outcome {
     Silent,
     /// A wrong answer: a captive portal.
     Portal,
+    /// The question could not be put: nobody to ask is known, or the system did not let it be asked. This says nothing of the link.
+    Unasked,
 }
 
 /// A probe that is due.
@@ -95,6 +99,8 @@ pub struct Health {
     /// Smoothed round-trip time of probes.
     srtt: Option<Duration>,
     last_proof: Option<Time>,
+    /// When a probe was answered last.
+    last_answer: Option<Time>,
     /// When the next probe is due.
     next_probe: Option<Time>,
     /// A probe is under way; if its outcome never comes it counts as silent then.
@@ -122,6 +128,7 @@ impl Health {
             judgement: Judgement::Unusable,
             srtt: None,
             last_proof: None,
+            last_answer: None,
             next_probe: None,
             waiting_until: None,
             silent: 0,
@@ -217,7 +224,12 @@ impl Health {
         if !self.alive() {
             return;
         }
-        if sign != Suffering::Stall && self.last_proof.is_some_and(|proof| now.since(proof) < FRESH) {
+        let outweighed = match sign {
+            // What arrived before does not speak against it, but whoever was asked just now is not asked again.
+            Suffering::Stall => self.last_answer.is_some_and(|answer| now.since(answer) < ASKED),
+            Suffering::NoAnswer | Suffering::Timeout => self.last_proof.is_some_and(|proof| now.since(proof) < FRESH),
+        };
+        if outweighed {
             return;
         }
         self.last_sign = Some(sign);
@@ -245,6 +257,7 @@ impl Health {
         }
         match outcome {
             Outcome::Alive { rtt } => {
+                self.last_answer = Some(now);
                 self.srtt = Some(self.srtt.map_or(rtt, |srtt| (srtt * 7 + rtt) / 8));
                 if self.held(now) {
                     self.probe_again(now, DEAD_PERIOD);
@@ -259,6 +272,26 @@ impl Health {
                     self.period = DEAD_PERIOD;
                 }
                 self.judgement = Judgement::Portal;
+                self.back_off(now);
+            }
+            Outcome::Unasked => self.on_unasked(now),
+        }
+    }
+
+    fn on_unasked(&mut self, now: Time) {
+        match self.judgement {
+            // Nothing refutes the sign for which it was to be asked.
+            Judgement::Suspect => self.on_silence(now),
+            // That it is back could not be found out either, other than by traffic.
+            Judgement::Dead if !self.held(now) => {
+                self.judgement = Judgement::Unknown;
+                self.silent = 0;
+                self.last_sign = None;
+                self.back_off(now);
+            }
+            Judgement::Alive => self.probe_again(now, self.period),
+            _ => {
+                self.period = self.period.max(DEAD_PERIOD);
                 self.back_off(now);
             }
         }
@@ -603,10 +636,38 @@ mod tests {
         assert_eq!(health.judgement(), Judgement::Dead);
     }
 
+    #[test]
+    fn a_link_that_cannot_be_asked_is_used_until_its_traffic_suffers() {
+        let mut health = Health::new(ProbeMode::OnDemand, ms(0));
+        health.on_usable(ms(0), true);
+        let mut asked = 0;
+        for milli in 0..60_000 {
+            health.handle_timeout(ms(milli));
+            if health.poll_probe(ms(milli)).is_some() {
+                asked += 1;
+                health.on_probe(ms(milli), Outcome::Unasked);
+            }
+            assert_eq!(health.judgement(), Judgement::Unknown, "after {milli} ms");
+        }
+        assert!((10..30).contains(&asked), "tried {asked} times in a minute");
+        health.on_suffering(ms(60_000), Suffering::Timeout);
+        assert!(health.poll_probe(ms(60_000)).is_some());
+        health.on_probe(ms(60_000), Outcome::Unasked);
+        assert_eq!(health.judgement(), Judgement::Dead, "nothing refutes the sign");
+        let tried = (60_000..70_000).find(|milli| {
+            health.handle_timeout(ms(*milli));
+            if health.poll_probe(ms(*milli)).is_some() {
+                health.on_probe(ms(*milli), Outcome::Unasked);
+            }
+            health.alive()
+        });
+        assert!(tried.is_some_and(|at| at <= 61_000), "it is tried again: {tried:?}");
+    }
+
     proptest! {
         /// Whatever happens, a usable link always has something due: it is never forgotten.
         #[test]
-        fn a_usable_link_is_never_forgotten(steps in prop::collection::vec((0..8u8, 1..2000u64), 1..200), eager in any::<bool>()) {
+        fn a_usable_link_is_never_forgotten(steps in prop::collection::vec((0..9u8, 1..2000u64), 1..200), eager in any::<bool>()) {
             let mode = if eager { ProbeMode::Continuous } else { ProbeMode::OnDemand };
             let mut health = Health::new(mode, ms(0));
             let mut now = 0;
@@ -621,6 +682,7 @@ mod tests {
                     4 => health.on_probe(time, Outcome::Alive { rtt: RTT }),
                     5 => health.on_probe(time, Outcome::Silent),
                     6 => health.on_probe(time, Outcome::Portal),
+                    7 => health.on_probe(time, Outcome::Unasked),
                     _ => {
                         health.handle_timeout(time);
                         health.poll_probe(time);

@@ -6,31 +6,26 @@
 //! The kernel's side of it: `fib_rules_lookup` (net/core/fib_rules.c), `fib_table_lookup` (net/ipv4/fib_trie.c) and
 //! `fib6_table_lookup` (net/ipv6/route.c).
 
+mod prefixes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use braid_model::{Family, LinkIndex, NetworkSnapshot, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// What to do with connections to a destination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// They may be given any link.
-    Steer,
-    /// They go as without Braid.
-    Leave,
-}
+pub use prefixes::Prefixes;
 
 /// Says for every destination of `family` whether it may be steered over `links`, as the socket call of a program that bound and marked
 /// nothing would see it.
 ///
-/// `Steer` stands where the kernel, by all its rules and tables but Braid's own, would take a default route (`0.0.0.0/0`, `::/0` or
+/// `true` (steer) stands where the kernel, by all its rules and tables but Braid's own, would take a default route (`0.0.0.0/0`, `::/0` or
 /// `2000::/3`) whose every usable hop is in `links`; where a selector cannot be told ahead, it must do so either way. Not where an IPsec policy
 /// covers it, nor by a default route that gives packets an address which its device does not have: both are how VPNs without a device of
 /// their own work, and a socket bound to a link would leave them in clear.
-/// The entries are in rising order, the first is `/0`, and none repeats the verdict of its nearest covering entry.
+/// The entries are in rising order, the first is `/0`, and none repeats the answer of its nearest covering entry.
 /// Takes O(n log n) for n routes, times the number of rules.
-pub fn prefix_map(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, family: Family) -> Vec<(IpNet, Verdict)> {
+pub fn prefix_map(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, family: Family) -> Vec<(IpNet, bool)> {
     let links = &own_addressed(snapshot, links);
     let chain = Chain::new(snapshot, family);
     let mut cells = Cells::new(snapshot, &chain, family);
@@ -54,11 +49,10 @@ pub fn prefix_map(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, famil
         let above = walk.last();
         let never = above.is_some_and(|cell| cell.never) || cells.never.contains(&net);
         let steer = !never && chain.leads_to_default(net, &covering, links);
-        let verdict = if steer { Verdict::Steer } else { Verdict::Leave };
-        if above.is_none_or(|cell| cell.verdict != verdict) {
-            map.push((net, verdict));
+        if above.is_none_or(|cell| cell.steer != steer) {
+            map.push((net, steer));
         }
-        walk.push(Cell { net, verdict, never });
+        walk.push(Cell { net, steer, never });
     }
     map
 }
@@ -83,7 +77,7 @@ fn own_addressed(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>) -> BTr
 /// A prefix less the prefixes of the partition below it.
 struct Cell {
     net: IpNet,
-    verdict: Verdict,
+    steer: bool,
     /// It lies in a range that is never steered.
     never: bool,
 }

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use braid_control::links::{BondLink, ProbeOrder};
 use braid_decide::capacity::Busy;
 use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Request, steps};
+use braid_decide::health::Outcome;
 use braid_decide::policy::{Admission, Scheduler};
-use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Time};
+use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
 use braid_store::Learnt;
 
 use super::links::Links;
@@ -94,13 +96,13 @@ impl Chooser {
 
     /// The link for a new stream of the program `application`, whose demand is reserved on it; `None` to leave it alone.
     pub(super) fn stream(&mut self, now: Time, inode: u64, remote: SocketAddr, application: &str) -> Option<LinkIndex> {
-        let allowed = self.links.allowed(now, remote.ip())?;
+        let allowed = self.links.allowed(remote.ip())?;
         self.stream_over(now, inode, remote, application, allowed)
     }
 
     /// Which links a rule admits to a flow to `remote`; see [`Links::admitted`].
-    pub(super) fn admitted(&self, now: Time, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
-        self.links.admitted(now, remote, rule)
+    pub(super) fn admitted(&self, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+        self.links.admitted(remote, rule)
     }
 
     /// Which links a rule admits to a flow whose destination only a relay knows.
@@ -151,7 +153,7 @@ impl Chooser {
         if !ours && (socket.bound || socket.routed) {
             return DatagramRoute::Leave;
         }
-        let Some(allowed) = self.links.allowed(now, remote.ip()) else {
+        let Some(allowed) = self.links.allowed(remote.ip()) else {
             return if ours { DatagramRoute::System } else { DatagramRoute::Leave };
         };
         self.datagram_over(now, socket, remote, allowed)
@@ -196,8 +198,8 @@ impl Chooser {
         self.links.may_bond(remote)
     }
 
-    /// The links that a bond may use: number, device, and address in each family.
-    pub(super) fn bonded(&self) -> Vec<(usize, &str, PerFamily<Option<IpAddr>>)> {
+    /// The links that a bond may use.
+    pub(super) fn bonded(&self) -> Vec<BondLink> {
         self.links.bonded()
     }
 
@@ -209,8 +211,7 @@ impl Chooser {
         steer: impl Fn(&BTreeSet<LinkIndex>, Family) -> Vec<(ipnet::IpNet, bool)>,
         filtered: impl Fn(&str) -> bool,
     ) -> Vec<String> {
-        let loads = &self.load_table.loads;
-        let refused = self.links.on_network(now, network, &self.wanted, steer, filtered, |slot| loads[slot].flows > 0);
+        let refused = self.links.on_network(now, network, &self.wanted, steer, filtered);
         self.set_rates(now);
         refused
     }
@@ -228,6 +229,16 @@ impl Chooser {
         self.set_rates(now);
         self.exchanges.retain(|_, exchange| now.since(exchange.last) < DATAGRAM_KEPT);
         self.weigh(now);
+    }
+
+    /// The probes of links in doubt that are due.
+    pub(super) fn poll_probes(&mut self, now: Time) -> Vec<ProbeOrder> {
+        self.links.poll_probes(now)
+    }
+
+    /// The outcome of a probe.
+    pub(super) fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) {
+        self.links.on_probe(now, link, family, outcome);
     }
 
     fn set_ranks(&mut self, family: Family) {

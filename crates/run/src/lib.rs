@@ -46,7 +46,6 @@ mod meeting;
 mod memory;
 mod message;
 mod own;
-mod prefixes;
 pub mod proxy;
 mod reach;
 mod redirect_states;

@@ -1,114 +1,79 @@
-//! The links of a command: which there are, whether they can be used, what they can carry.
+//! The links of a command: the table of links, which links it may use for what, and what they brought in earlier runs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
 
-use braid_decide::capacity::{self, Busy, Capacity};
+use braid_control::links::{BondLink, Link, LinkTable, ProbeOrder};
+use braid_decide::capacity::{Busy, Capacity};
 use braid_decide::connection::{LinkMask, MAX_LINKS};
-use braid_decide::counters::DeviceCounters;
-use braid_decide::policy::Admission;
-use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, PerFamily, Rate, Time};
+use braid_decide::health::{Outcome, Suffering};
+use braid_decide::policy::{Admission, LinkRule, ProbeMode};
+use braid_decide::steer::Prefixes;
+use braid_model::{Bytes, Family, LinkFacts, LinkIndex, NetworkSnapshot, Rate, Time};
 use braid_store::{LinkKey, LinkRow};
 
-use super::prefixes::Prefixes;
 use super::view::{Usable, View};
 
-/// For how long a link where handshakes get no answer is given no new flows; doubled each time.
-const AVOIDED_FIRST: Duration = Duration::from_secs(5);
-/// At most this long.
-const AVOIDED_MOST: Duration = Duration::from_secs(60);
-
-/// All links by slot.
+/// All links.
 #[derive(Default)]
 pub(super) struct Links {
-    slots: Vec<Slot>,
-    usable: PerFamily<LinkMask>,
-    steered: PerFamily<Prefixes>,
-    resolvers: BTreeMap<IpAddr, LinkMask>,
-    /// What earlier runs learnt of links.
+    table: LinkTable,
+    /// By which name each is remembered.
+    keys: BTreeMap<LinkIndex, LinkKey>,
+    /// What earlier runs learnt of links, and this one of those that went.
     remembered: BTreeMap<LinkKey, LinkRow>,
-}
-
-struct Slot {
-    index: LinkIndex,
-    facts: LinkFacts,
-    /// The address that packets of each family leave with.
-    sources: PerFamily<Option<IpAddr>>,
-    key: LinkKey,
-    /// It is one of the network's links now.
-    present: bool,
-    /// The metric of its best default route.
-    ranks: PerFamily<u32>,
-    avoided: PerFamily<Avoided>,
-    capacity: [Capacity; 2],
-    /// Its device's counters.
-    counted: DeviceCounters,
-}
-
-#[derive(Default, Clone, Copy)]
-struct Avoided {
-    until: Time,
-    times: u32,
+    /// The links that went in this run.
+    gone: BTreeSet<LinkKey>,
 }
 
 impl Links {
     /// Whether `remote` is reached through a default route of a link.
     pub(super) fn may_steer(&self, remote: IpAddr) -> bool {
-        self.steered.get(Family::of(remote)).contains(remote)
+        self.table.may_steer(remote)
     }
 
     /// The slots a flow to `remote` may use now; `None` if it is to be left alone.
-    pub(super) fn allowed(&self, now: Time, remote: IpAddr) -> Option<LinkMask> {
-        let family = Family::of(remote);
+    pub(super) fn allowed(&self, remote: IpAddr) -> Option<LinkMask> {
+        self.among(remote, self.table.usable(Family::of(remote)))
+    }
+
+    /// Those of the slots that a flow to `remote` may use.
+    fn among(&self, remote: IpAddr, slots: LinkMask) -> Option<LinkMask> {
         if !self.may_steer(remote) {
             return None;
         }
-        let usable = *self.usable.get(family);
         // A resolver that belongs to some link is asked through it: others may refuse, or answer otherwise.
-        let own = self.resolvers.get(&remote).map_or(0, |mask| mask.0 & usable.0);
-        let usable = if own != 0 { LinkMask(own) } else { usable };
-        let mut good = LinkMask::default();
-        usable.slots().filter(|slot| self.slots[*slot].avoided.get(family).until <= now).for_each(|slot| good.insert(slot));
-        // If all are avoided, none is.
-        let mask = if good.0 == 0 { usable } else { good };
+        let own = self.table.resolvers().get(&remote).map_or(0, |mask| mask.0 & slots.0);
+        let mask = if own != 0 { LinkMask(own) } else { slots };
         (mask.0 != 0).then_some(mask)
     }
 
-    /// The same by what `rule` makes of the links that can be used, which are given with their facts by slot. One that is avoided is used
-    /// rather than none that the rule admits.
-    pub(super) fn admitted(&self, now: Time, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
-        let Some(allowed) = self.allowed(now, remote) else { return Admission::LeaveAlone };
-        let facts = self.facts();
-        match rule(allowed, &facts) {
-            Admission::Deny => rule(*self.usable.get(Family::of(remote)), &facts),
+    /// The same by what `rule` makes of the links that can be used, which are given with their facts by slot. A dead one is used rather than none
+    /// that the rule admits.
+    pub(super) fn admitted(&self, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+        let Some(allowed) = self.allowed(remote) else { return Admission::LeaveAlone };
+        let devices = self.table.devices();
+        match rule(allowed, &devices) {
+            Admission::Deny => rule(self.table.configured(Family::of(remote)), &devices),
             admission => admission,
         }
     }
 
     /// The same for a flow of a bond to somewhere that only its relay knows.
     pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
-        let usable = LinkMask(self.usable.v4.0 | self.usable.v6.0);
-        rule(usable, &self.facts())
-    }
-
-    fn facts(&self) -> Vec<(usize, &LinkFacts)> {
-        self.slots.iter().map(|slot| &slot.facts).enumerate().collect()
+        let usable = Family::ALL.iter().fold(0, |mask, family| mask | self.table.usable(*family).0);
+        rule(LinkMask(usable), &self.table.devices())
     }
 
     /// Whether a flow to `remote` may use all links at once: it is steered, and no resolver, which belongs to its link.
     pub(super) fn may_bond(&self, remote: IpAddr) -> bool {
-        self.may_steer(remote) && !self.resolvers.contains_key(&remote)
+        self.may_steer(remote) && !self.table.resolvers().contains_key(&remote)
     }
 
-    /// The links that a bond may use, by slot, with their addresses in each family that they can be used for.
-    pub(super) fn bonded(&self) -> Vec<(usize, &str, PerFamily<Option<IpAddr>>)> {
-        let view = |(number, slot): (usize, &'_ Slot)| {
-            let source = |family| slot.sources.get(family).filter(|_| self.usable.get(family).contains(number));
-            PerFamily { v4: source(Family::V4), v6: source(Family::V6) }
-        };
-        let all = self.slots.iter().enumerate().map(|(number, slot)| (number, slot.facts.name.as_str(), view((number, slot))));
-        all.filter(|(_, _, sources)| sources.v4.is_some() || sources.v6.is_some()).collect()
+    /// The links that a bond may use.
+    pub(super) fn bonded(&self) -> Vec<BondLink> {
+        let links = self.table.bond_links();
+        links.into_iter().filter(|link| link.v4.is_some() || link.v6.is_some()).collect()
     }
 
     /// Takes in what earlier runs learnt, before any network.
@@ -118,45 +83,51 @@ impl Links {
 
     /// What was learnt of each link.
     pub(super) fn estimates(&self, now: Time, unix: u64) -> Vec<(LinkKey, LinkRow)> {
-        let learnt = |capacity: &Capacity| {
-            let estimate = capacity.estimate(now);
-            estimate.age.is_some().then(|| estimate.rate.bps())
-        };
-        let row = |slot: &Slot| LinkRow { capacity_down: learnt(&slot.capacity[0]), capacity_up: learnt(&slot.capacity[1]), updated: unix };
-        let rows = self.slots.iter().map(|slot| (slot.key.clone(), row(slot)));
-        rows.filter(|(_, row)| row.capacity_down.is_some() || row.capacity_up.is_some()).collect()
+        let gone = self.gone.iter().filter_map(|key| Some((key.clone(), LinkRow { updated: unix, ..*self.remembered.get(key)? })));
+        let present = self.table.values().filter_map(|link| Some((self.keys.get(&link.facts.index)?.clone(), learnt(link, now, unix))));
+        let rows: BTreeMap<LinkKey, LinkRow> = gone.chain(present).filter(|(_, row)| says_something(row)).collect();
+        rows.into_iter().collect()
     }
 
     /// The device in `slot`.
     pub(super) fn index(&self, slot: usize) -> Option<LinkIndex> {
-        self.slots.get(slot).map(|slot| slot.index)
+        self.table.in_slot(slot).map(|link| link.facts.index)
     }
 
     /// The slot of a device.
     pub(super) fn slot_of(&self, index: LinkIndex) -> Option<usize> {
-        self.slots.iter().position(|slot| slot.present && slot.index == index)
+        self.table.get(index).map(|link| link.slot)
     }
 
     /// The name of the device in `slot`.
     pub(super) fn name(&self, slot: usize) -> Option<&str> {
-        self.slots.get(slot).map(|slot| slot.facts.name.as_str())
+        self.table.in_slot(slot).map(|link| link.facts.name.as_str())
     }
 
     /// The system's order of preference in `family` by slot, least first.
-    pub(super) fn ranks(&self, family: Family) -> impl Iterator<Item = u32> {
-        self.slots.iter().map(move |slot| *slot.ranks.get(family))
+    pub(super) fn ranks(&self, family: Family) -> [u32; MAX_LINKS] {
+        let mut ranks = [u32::MAX; MAX_LINKS];
+        for link in self.table.values() {
+            let metrics = link.facts.gateways.get(family).iter().map(|route| route.metric);
+            ranks[link.slot] = metrics.min().unwrap_or(u32::MAX);
+        }
+        ranks
     }
 
     /// Capacities (down, up) by slot.
-    pub(super) fn rates(&self, now: Time) -> impl Iterator<Item = [Rate; 2]> {
-        self.slots.iter().map(move |slot| [0, 1].map(|direction: usize| slot.capacity[direction].estimate(now).rate))
+    pub(super) fn rates(&self, now: Time) -> [[Rate; 2]; MAX_LINKS] {
+        let mut rates = [[Rate::ZERO; 2]; MAX_LINKS];
+        for link in self.table.values() {
+            rates[link.slot] = [0, 1].map(|direction: usize| link.capacity[direction].estimate(now).rate);
+        }
+        rates
     }
 
     /// Takes in the network as it is now; `wanted` empty stands for every link.
     ///
     /// `steer` tells which destinations of a family the system would send through a default route of one of the links; `filtered`
-    /// whether a device drops IPv4 answers that do not come in by the best route (strict `rp_filter`); `taken` whether flows are on a
-    /// slot. Returns the links that cannot be used for IPv4 because of that filter.
+    /// whether a device drops IPv4 answers that do not come in by the best route (strict `rp_filter`). Returns the links that cannot be used for
+    /// IPv4 because of that filter.
     pub(super) fn on_network(
         &mut self,
         now: Time,
@@ -164,59 +135,74 @@ impl Links {
         wanted: &[String],
         steer: impl Fn(&BTreeSet<LinkIndex>, Family) -> Vec<(ipnet::IpNet, bool)>,
         filtered: impl Fn(&str) -> bool,
-        taken: impl Fn(usize) -> bool,
     ) -> Vec<String> {
         let View { all, links, refused } = View::of(network, wanted, filtered);
         let indices: BTreeSet<LinkIndex> = all.iter().map(|facts| facts.index).collect();
         for family in Family::ALL {
-            *self.steered.get_mut(family) = Prefixes::new(steer(&indices, family));
+            self.table.set_steerable(family, Prefixes::new(steer(&indices, family)));
         }
-        self.resolvers.clear();
-        self.usable = PerFamily::default();
-        self.slots.iter_mut().for_each(|slot| slot.present = indices.contains(&slot.index));
-        for Usable { facts, ranks } in links {
-            let Some(slot) = self.slot(now, facts, &taken) else { continue };
-            self.slots[slot].facts.clone_from(facts);
-            self.slots[slot].sources = PerFamily { v4: facts.source(Family::V4), v6: facts.source(Family::V6) };
-            for family in Family::ALL {
-                let Some(rank) = *ranks.get(family) else { continue };
-                *self.slots[slot].ranks.get_mut(family) = rank;
-                self.usable.get_mut(family).insert(slot);
+        let keys: BTreeMap<LinkIndex, LinkKey> = links.iter().map(|link| (link.facts.index, LinkKey::of(link.facts))).collect();
+        self.keep_estimates(now, &keys);
+        let remembered = &self.remembered;
+        let new = |facts: &LinkFacts, slot| {
+            let mut link = Link::new(facts.clone(), slot, LinkRule::default(), ProbeMode::OnDemand, now);
+            let row = keys.get(&facts.index).and_then(|key| remembered.get(key)).copied().unwrap_or_default();
+            for (capacity, rate) in link.capacity.iter_mut().zip([row.capacity_down, row.capacity_up]) {
+                capacity.recall(Rate::from_bps(rate.unwrap_or(0)));
             }
-            for resolver in &facts.resolvers {
-                self.resolvers.entry(*resolver).or_default().insert(slot);
-            }
-        }
+            link
+        };
+        let devices: Vec<LinkFacts> = links.iter().map(usable_facts).collect();
+        self.table.on_devices(now, &devices, |_| None, new);
+        self.keys = keys;
         refused
     }
 
-    /// The slot of a link, a new one if it has none; `None` when all are taken.
-    fn slot(&mut self, now: Time, facts: &LinkFacts, taken: impl Fn(usize) -> bool) -> Option<usize> {
-        if let Some(slot) = self.slots.iter().position(|slot| slot.index == facts.index) {
-            return Some(slot);
-        }
-        if self.slots.len() < MAX_LINKS {
-            self.slots.push(Slot::new(now, facts, &self.remembered));
-            return Some(self.slots.len() - 1);
-        }
-        let free = (0..MAX_LINKS).find(|slot| !self.slots[*slot].present && !taken(*slot))?;
-        self.slots[free] = Slot::new(now, facts, &self.remembered);
-        Some(free)
-    }
-
-    /// A handshake of `family` on `slot` gets no answer: the link is not given new flows for a while.
-    pub(super) fn avoid(&mut self, now: Time, slot: usize, family: Family) {
-        let avoided = self.slots[slot].avoided.get_mut(family);
-        if avoided.until <= now {
-            let span = AVOIDED_FIRST.saturating_mul(1 << avoided.times.min(10)).min(AVOIDED_MOST);
-            avoided.until = Time::from_nanos(now.as_nanos().saturating_add(span.as_nanos() as u64));
-            avoided.times += 1;
+    /// Keeps what was learnt of links that are there no more, or lead to another network by now.
+    fn keep_estimates(&mut self, now: Time, keys: &BTreeMap<LinkIndex, LinkKey>) {
+        for link in self.table.values() {
+            let index = link.facts.index;
+            let row = learnt(link, now, 0);
+            if let Some(key) = self.keys.get(&index).filter(|key| keys.get(&index) != Some(*key) && says_something(&row)) {
+                self.remembered.insert(key.clone(), row);
+                self.gone.insert(key.clone());
+            }
         }
     }
 
-    /// A connection of `family` on `slot` was answered.
-    pub(super) fn answered(&mut self, slot: usize, family: Family) {
-        *self.slots[slot].avoided.get_mut(family) = Avoided::default();
+    /// Handshakes of `family` on `slot` get no answer, and not by the servers' fault: the link is asked.
+    pub(super) fn on_silence(&mut self, now: Time, slot: usize, family: Family) {
+        self.suffers(now, slot, family, Suffering::Timeout);
+    }
+
+    /// Streams of `family` on `slot` were receiving and receive nothing any more.
+    pub(super) fn on_stall(&mut self, now: Time, slot: usize, family: Family) {
+        self.suffers(now, slot, family, Suffering::Stall);
+    }
+
+    fn suffers(&mut self, now: Time, slot: usize, family: Family, sign: Suffering) {
+        if let Some(link) = self.table.in_slot_mut(slot) {
+            link.health.get_mut(family).on_suffering(now, sign);
+        }
+    }
+
+    /// Something arrived on `slot` from `remote` between `since` and now.
+    pub(super) fn on_progress(&mut self, now: Time, since: Time, slot: usize, remote: SocketAddr) {
+        let family = Family::of(remote.ip());
+        if let Some(link) = self.table.in_slot_mut(slot) {
+            link.health.get_mut(family).on_progress(now, since);
+            *link.last_answer.get_mut(family) = Some((remote.ip(), remote.port()));
+        }
+    }
+
+    /// The probes that are due.
+    pub(super) fn poll_probes(&mut self, now: Time) -> Vec<ProbeOrder> {
+        self.table.poll_probes(now, &[])
+    }
+
+    /// The outcome of a probe.
+    pub(super) fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) {
+        self.table.on_probe(now, link, family, outcome);
     }
 
     /// Takes in the devices' counters (received, sent) and how busy the command's flows kept each slot since the last time.
@@ -227,43 +213,44 @@ impl Links {
         busy: impl Fn(usize) -> [Busy; 2],
     ) {
         for (index, rx, tx) in counters {
-            let Some(position) = self.slots.iter().position(|slot| slot.index == index) else { continue };
-            let (busy, slot) = (busy(position), &mut self.slots[position]);
-            let Some(moved) = slot.counted.on_read(now, [rx, tx]) else { continue };
-            for direction in [Direction::Down, Direction::Up].map(|direction| direction as usize) {
-                slot.capacity[direction].on_interval(now, moved.bytes[direction], moved.span, busy[direction]);
+            if let Some(link) = self.table.get_mut(index) {
+                // No link is metered here, so the time of day is not asked for.
+                link.on_device(now, [rx, tx], 0, busy(link.slot), None);
             }
         }
     }
 }
 
-impl Slot {
-    fn new(now: Time, facts: &LinkFacts, remembered: &BTreeMap<LinkKey, LinkRow>) -> Self {
-        let key = LinkKey::of(facts);
-        let row = remembered.get(&key).copied().unwrap_or_default();
-        let capacity = [row.capacity_down, row.capacity_up].map(|learnt| {
-            let mut capacity = Capacity::new(capacity::guess(facts.kind, facts.nominal), now);
-            capacity.recall(Rate::from_bps(learnt.unwrap_or(0)));
-            capacity
-        });
-        Self {
-            index: facts.index,
-            facts: facts.clone(),
-            sources: PerFamily::default(),
-            key,
-            present: true,
-            ranks: PerFamily { v4: u32::MAX, v6: u32::MAX },
-            avoided: PerFamily::default(),
-            capacity,
-            counted: DeviceCounters::default(),
+/// What the system says of a link, without the IPv4 way that a strict filter closes.
+fn usable_facts(link: &Usable<'_>) -> LinkFacts {
+    let mut facts = link.facts.clone();
+    for family in Family::ALL {
+        if link.ranks.get(family).is_none() {
+            facts.gateways.get_mut(family).clear();
         }
     }
+    facts
+}
+
+fn learnt(link: &Link, now: Time, unix: u64) -> LinkRow {
+    let rate = |capacity: &Capacity| {
+        let estimate = capacity.estimate(now);
+        estimate.age.is_some().then(|| estimate.rate.bps())
+    };
+    LinkRow { capacity_down: rate(&link.capacity[0]), capacity_up: rate(&link.capacity[1]), updated: unix }
+}
+
+fn says_something(row: &LinkRow) -> bool {
+    row.capacity_down.is_some() || row.capacity_up.is_some()
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use braid_model::{DefaultRoute, LinkKind};
+    use braid_decide::policy::ProbeTarget;
+    use braid_model::{DefaultRoute, LinkKind, PerFamily};
 
     /// Links named `link1`, `link2`, ... with metric and nominal speed of 100 Mbit/s times their number.
     pub(crate) fn network(count: u32) -> NetworkSnapshot {
@@ -298,21 +285,21 @@ pub(super) mod tests {
     fn links(network: &NetworkSnapshot, wanted: &[&str]) -> Links {
         let mut links = Links::default();
         let wanted: Vec<String> = wanted.iter().map(|name| (*name).to_owned()).collect();
-        links.on_network(NOW, network, &wanted, steer, |_| false, |_| false);
+        links.on_network(NOW, network, &wanted, steer, |_| false);
         links
     }
 
-    fn allowed(links: &Links, now: Time, remote: &str) -> Vec<u32> {
-        let slots = links.allowed(now, remote.parse().unwrap()).unwrap_or_default();
+    fn allowed(links: &Links, remote: &str) -> Vec<u32> {
+        let slots = links.allowed(remote.parse().unwrap()).unwrap_or_default();
         slots.slots().map(|slot| links.index(slot).unwrap().0).collect()
     }
 
     #[test]
     fn every_link_or_the_wanted_ones_are_allowed() {
         let network = network(3);
-        assert_eq!(allowed(&links(&network, &[]), NOW, "9.9.9.9"), [1, 2, 3]);
-        assert_eq!(allowed(&links(&network, &["link3", "link2"]), NOW, "2620:fe::9"), [2, 3]);
-        assert_eq!(allowed(&links(&network, &[]), NOW, "10.1.1.1"), [0u32; 0], "not by a default route");
+        assert_eq!(allowed(&links(&network, &[]), "9.9.9.9"), [1, 2, 3]);
+        assert_eq!(allowed(&links(&network, &["link3", "link2"]), "2620:fe::9"), [2, 3]);
+        assert_eq!(allowed(&links(&network, &[]), "10.1.1.1"), [0u32; 0], "not by a default route");
     }
 
     #[test]
@@ -321,17 +308,17 @@ pub(super) mod tests {
         network.interfaces[0].gateways.v6.clear();
         network.interfaces[1].carrier = false;
         let links = links(&network, &[]);
-        assert_eq!((allowed(&links, NOW, "9.9.9.9"), allowed(&links, NOW, "2620:fe::9")), (vec![1, 3], vec![3]));
+        assert_eq!((allowed(&links, "9.9.9.9"), allowed(&links, "2620:fe::9")), (vec![1, 3], vec![3]));
     }
 
     #[test]
     fn virtual_devices_are_links_only_where_nothing_else_is_or_when_named() {
         let mut network = network(2);
         network.interfaces[1].kind = LinkKind::Virtual;
-        assert_eq!(allowed(&links(&network, &[]), NOW, "9.9.9.9"), [1]);
-        assert_eq!(allowed(&links(&network, &["link2"]), NOW, "9.9.9.9"), [2]);
+        assert_eq!(allowed(&links(&network, &[]), "9.9.9.9"), [1]);
+        assert_eq!(allowed(&links(&network, &["link2"]), "9.9.9.9"), [2]);
         network.interfaces[0].kind = LinkKind::Vpn;
-        assert_eq!(allowed(&links(&network, &[]), NOW, "9.9.9.9"), [2], "a VPN is none even then");
+        assert_eq!(allowed(&links(&network, &[]), "9.9.9.9"), [2], "a VPN is none even then");
     }
 
     #[test]
@@ -354,9 +341,9 @@ pub(super) mod tests {
         };
         network.rules.push(rule);
         let mut links = Links::default();
-        let refused = links.on_network(NOW, &network, &[], steer, |_| true, |_| false);
+        let refused = links.on_network(NOW, &network, &[], steer, |_| true);
         assert_eq!(refused, ["link2"]);
-        assert_eq!((allowed(&links, NOW, "9.9.9.9"), allowed(&links, NOW, "2620:fe::9")), (vec![1, 3], vec![1, 2, 3]));
+        assert_eq!((allowed(&links, "9.9.9.9"), allowed(&links, "2620:fe::9")), (vec![1, 3], vec![1, 2, 3]));
     }
 
     #[test]
@@ -364,42 +351,57 @@ pub(super) mod tests {
         let mut network = network(3);
         network.interfaces[1].resolvers.push("9.9.9.9".parse().unwrap());
         let links = links(&network, &[]);
-        assert_eq!((allowed(&links, NOW, "9.9.9.9"), allowed(&links, NOW, "8.8.8.8")), (vec![2], vec![1, 2, 3]));
+        assert_eq!((allowed(&links, "9.9.9.9"), allowed(&links, "8.8.8.8")), (vec![2], vec![1, 2, 3]));
     }
 
     #[test]
-    fn silence_keeps_a_link_out_ever_longer_until_it_answers() {
+    fn silence_has_a_link_asked_and_keeps_it_out_until_it_answers() {
         let mut links = links(&network(2), &[]);
-        let at = |seconds: u64| Time::from_millis(seconds * 1000);
-        links.avoid(at(10), 0, Family::V4);
-        assert_eq!((allowed(&links, at(14), "9.9.9.9"), allowed(&links, at(14), "2620:fe::9")), (vec![2], vec![1, 2]));
-        assert_eq!(allowed(&links, at(15), "9.9.9.9"), [1, 2]);
-        links.avoid(at(20), 0, Family::V4);
-        assert_eq!((allowed(&links, at(29), "9.9.9.9"), allowed(&links, at(30), "9.9.9.9")), (vec![2], vec![1, 2]));
-        links.avoid(at(40), 0, Family::V4);
-        links.avoid(at(40), 1, Family::V4);
-        assert_eq!(allowed(&links, at(41), "9.9.9.9"), [1, 2], "all avoided is none avoided");
-        links.answered(0, Family::V4);
-        assert_eq!(allowed(&links, at(41), "9.9.9.9"), [1]);
+        let server = "9.9.9.9:443".parse().unwrap();
+        let at = |milliseconds: u64| Time::from_millis(10_000 + milliseconds);
+        let answer = |links: &mut Links, milliseconds, outcome: [Outcome; 2]| {
+            for order in links.poll_probes(at(milliseconds)) {
+                links.on_probe(at(milliseconds), order.link, order.family, outcome[order.link.0 as usize - 1]);
+            }
+        };
+        let alive = Outcome::Alive { rtt: Duration::from_millis(10) };
+        answer(&mut links, 0, [alive; 2]);
+        links.on_progress(at(100), at(0), 1, server);
+        links.on_silence(at(1000), 0, Family::V4);
+        assert_eq!(allowed(&links, "9.9.9.9"), [1, 2], "it is asked first");
+        let orders = links.poll_probes(at(1000));
+        let asked: Vec<_> = orders.iter().filter(|order| order.link == LinkIndex(1)).map(|order| order.targets.clone()).collect();
+        assert_eq!(asked, [vec![ProbeTarget::Tcp(server)]], "the host that answered on the other link");
+        links.on_probe(at(1200), LinkIndex(1), Family::V4, Outcome::Silent);
+        assert_eq!((allowed(&links, "9.9.9.9"), allowed(&links, "2620:fe::9")), (vec![2], vec![1, 2]));
+        links.on_silence(at(1300), 1, Family::V4);
+        answer(&mut links, 1300, [Outcome::Silent; 2]);
+        assert_eq!(allowed(&links, "9.9.9.9"), [1, 2], "all dead is none dead");
+        answer(&mut links, 9000, [alive, Outcome::Silent]);
+        assert_eq!(allowed(&links, "9.9.9.9"), [1]);
     }
 
     #[test]
-    fn slots_outlive_their_devices_only_while_flows_need_them() {
-        let mut links = Links::default();
-        for round in 0..2 * MAX_LINKS as u32 {
-            let mut network = network(1);
-            network.interfaces[0].index = LinkIndex(round + 1);
-            links.on_network(NOW, &network, &[], steer, |_| false, |slot| slot == 0);
+    fn what_was_learnt_of_a_link_outlives_it() {
+        let mut links = links(&network(2), &[]);
+        let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true, queued: false }; 2];
+        for look in 0..40u64 {
+            links.on_counters(Time::from_millis(1000 + look * 250), [(LinkIndex(2), Bytes::new(look * 625_000), Bytes::ZERO)], busy);
         }
-        assert_eq!(links.slots.len(), MAX_LINKS);
-        assert_eq!(links.index(0), Some(LinkIndex(1)), "flows are on it");
-        assert_eq!(allowed(&links, NOW, "9.9.9.9"), [2 * MAX_LINKS as u32]);
+        let now = Time::from_millis(12_000);
+        let before = links.estimates(now, 7);
+        links.on_network(now, &network(1), &[], steer, |_| false);
+        assert_eq!((links.estimates(now, 7), before.len()), (before, 1));
+        links.on_network(now, &network(2), &[], steer, |_| false);
+        let slot = links.slot_of(LinkIndex(2)).unwrap();
+        let found = links.rates(now)[slot][0].bps() as f64 / 20e6;
+        assert!((0.85..1.15).contains(&found), "{found}");
     }
 
     #[test]
     fn a_capacity_follows_the_counters() {
         let mut links = links(&network(1), &[]);
-        let rate = |links: &Links, now| links.rates(now).next().unwrap()[0];
+        let rate = |links: &Links, now| links.rates(now)[0][0];
         assert_eq!(rate(&links, NOW), Rate::from_mbps(100));
         let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true, queued: false }; 2];
         let mut now = NOW;

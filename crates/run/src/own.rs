@@ -104,7 +104,7 @@ impl OwnFlows {
         let weight = ruling.rule.map_or(1.0, |rule| rule.weight);
         let rule = |usable, facts: &[(usize, &LinkFacts)]| ruling.admit(usable, facts);
         let admission = match &target {
-            Target::Address(remote) => self.0.choice.chooser().admitted(self.0.choice.now(), remote.ip(), rule),
+            Target::Address(remote) => self.0.choice.chooser().admitted(remote.ip(), rule),
             Target::Name(..) => self.0.choice.chooser().admitted_by_name(rule),
         };
         let Admission::Use(links) = admission else { return None };
@@ -122,7 +122,7 @@ impl OwnFlows {
         let slot = {
             let (now, inode) = (self.0.choice.now(), socket.inode());
             let mut chooser = self.0.choice.chooser();
-            let allowed = match chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+            let allowed = match chooser.admitted(remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
                 Admission::Use(allowed) => Some(allowed),
                 Admission::Deny => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
                 Admission::LeaveAlone => None,
@@ -147,7 +147,7 @@ impl OwnFlows {
     /// The links that one download from `remote` may be divided among, by slot and name.
     pub fn divided(&self, remote: SocketAddr, ruling: Ruling<'_>) -> Vec<(usize, String)> {
         let chooser = self.0.choice.chooser();
-        match chooser.admitted(self.0.choice.now(), remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+        match chooser.admitted(remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
             Admission::Use(allowed) => chooser.names(allowed),
             Admission::Deny | Admission::LeaveAlone => Vec::new(),
         }
@@ -162,7 +162,7 @@ impl OwnFlows {
         {
             let (now, inode) = (self.0.choice.now(), socket.inode());
             let mut chooser = self.0.choice.chooser();
-            let admission = chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts));
+            let admission = chooser.admitted(remote.ip(), |usable, facts| ruling.admit(usable, facts));
             let allowed = matches!(admission, Admission::Use(allowed) if allowed.contains(slot));
             let only = LinkMask(if allowed { 1 << slot } else { 0 });
             let link = chooser.stream_over(now, inode, remote, ruling.application, only);
@@ -182,7 +182,7 @@ impl OwnFlows {
         let now = self.0.choice.now();
         let link = {
             let mut chooser = self.0.choice.chooser();
-            match chooser.admitted(now, remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
+            match chooser.admitted(remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
                 Admission::Use(allowed) => chooser.datagram_over(now, facts, remote, allowed),
                 Admission::Deny => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
                 Admission::LeaveAlone => DatagramRoute::System,

@@ -22,6 +22,8 @@ const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(1);
 const APPEARANCE: Duration = Duration::from_millis(500);
 /// A stream that has moved nothing for this long does not keep its link busy.
 const IDLE: Duration = Duration::from_millis(600);
+/// A stream that received something within this time was in the middle of it.
+const IN_PROGRESS: Duration = Duration::from_secs(2);
 
 /// A stream's socket as the kernel's tables show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +49,7 @@ struct Stream {
     started: Time,
     /// Down and up.
     moved: [u64; 2],
-    /// When it moved something last.
+    /// When it was answered or moved something last.
     grown: Option<Time>,
     /// When it was looked at last.
     looked: Time,
@@ -72,6 +74,8 @@ pub(super) struct Streams {
     answering: BTreeSet<IpAddr>,
     /// Where the flows of a program to a host stay.
     kept: BTreeMap<(String, IpAddr), usize>,
+    /// When the kernel's tables were read last.
+    looked: Time,
 }
 
 impl Streams {
@@ -140,8 +144,9 @@ impl Streams {
                 None => {}
             }
         }
+        let looked = std::mem::replace(&mut self.looked, now);
+        self.tell_progress(now, looked, links);
         for stream in self.living.values().filter(|stream| stream.handshake == Handshake::Answered) {
-            links.answered(stream.slot, stream.family());
             if !self.answering.contains(&stream.remote.ip()) {
                 bound_set(&mut self.answering);
                 self.answering.insert(stream.remote.ip());
@@ -159,6 +164,22 @@ impl Streams {
         self.blame(now, links);
     }
 
+    /// What arrived proves that its link lives; where streams were receiving and nothing arrives any more, the link is asked.
+    fn tell_progress(&self, now: Time, looked: Time, links: &mut Links) {
+        let mut moving = BTreeSet::new();
+        let moved = |stream: &&Stream| stream.handshake == Handshake::Answered && stream.grown == Some(now);
+        for stream in self.living.values().filter(moved) {
+            links.on_progress(now, looked, stream.slot, stream.remote);
+            moving.insert((stream.slot, stream.family()));
+        }
+        let stalled = |stream: &&Stream| stream.moved[0] > 0 && stream.grown.is_some_and(|grown| now.since(grown) < IN_PROGRESS);
+        for stream in self.living.values().filter(stalled) {
+            if !moving.contains(&(stream.slot, stream.family())) {
+                links.on_stall(now, stream.slot, stream.family());
+            }
+        }
+    }
+
     /// A link is to blame for silence if the host has answered on some link, or if several hosts are silent.
     fn blame(&self, now: Time, links: &mut Links) {
         let mut silent = BTreeMap::<(usize, Family), BTreeSet<IpAddr>>::new();
@@ -168,7 +189,7 @@ impl Streams {
         }
         for ((slot, family), hosts) in silent {
             if hosts.len() > 1 || hosts.iter().any(|host| self.answering.contains(host)) {
-                links.avoid(now, slot, family);
+                links.on_silence(now, slot, family);
             }
         }
     }
@@ -197,7 +218,10 @@ impl Stream {
     }
 
     fn on_seen(&mut self, now: Time, seen: &StreamSeen) {
-        self.handshake = if seen.connecting { Handshake::Waiting } else { Handshake::Answered };
+        let before = std::mem::replace(&mut self.handshake, if seen.connecting { Handshake::Waiting } else { Handshake::Answered });
+        if before != Handshake::Answered && !seen.connecting {
+            self.grown = Some(now);
+        }
         let moved = [seen.rx, seen.tx];
         let span = now.since(std::mem::replace(&mut self.looked, now));
         // The kernel's sample stands until as much is sent again: it counts only beside what is sent now.
@@ -276,6 +300,9 @@ fn bound_set<K: Ord>(set: &mut BTreeSet<K>) {
 mod tests {
     use super::super::links::tests::{network, steer};
     use super::*;
+    use braid_decide::health::Outcome;
+
+    const ALIVE: Outcome = Outcome::Alive { rtt: Duration::from_millis(10) };
 
     struct World {
         streams: Streams,
@@ -294,7 +321,10 @@ mod tests {
     impl World {
         fn new() -> Self {
             let mut links = Links::default();
-            links.on_network(at(0), &network(2), &[], steer, |_| false, |_| false);
+            links.on_network(at(0), &network(2), &[], steer, |_| false);
+            for order in links.poll_probes(at(0)) {
+                links.on_probe(at(0), order.link, order.family, ALIVE);
+            }
             Self { streams: Streams::default(), demands: Demands::default(), links }
         }
 
@@ -313,8 +343,13 @@ mod tests {
             self.streams.on_seen(now, seen, &mut self.demands, &mut self.links);
         }
 
-        fn allowed(&self, now: Time) -> u32 {
-            self.links.allowed(now, host(1).ip()).unwrap().0
+        /// The slots for new streams, after the probes that are due: on the first link nobody answers.
+        fn allowed(&mut self, now: Time) -> u32 {
+            for order in self.links.poll_probes(now) {
+                let outcome = if order.link.0 == 1 { Outcome::Silent } else { ALIVE };
+                self.links.on_probe(now, order.link, order.family, outcome);
+            }
+            self.links.allowed(host(1).ip()).unwrap().0
         }
     }
 

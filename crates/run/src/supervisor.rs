@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use braid_control::links::{BondLink, ProbeOrder};
 use braid_decide::policy::{COPIES, Carry};
-use braid_decide::steer::{self, Verdict};
-use braid_model::{Family, NetworkSnapshot, PerFamily, Protocol, Time, printable};
+use braid_decide::steer;
+use braid_model::{Family, NetworkSnapshot, Protocol, Time, printable};
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Scope, Socket};
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
-use braid_platform::linux::{reverse_path, sockdiag};
+use braid_platform::linux::{probe, reverse_path, sockdiag};
 use braid_transport::client::{Client, Link};
 
 use super::RunOptions;
@@ -268,23 +269,13 @@ impl Shared {
     }
 
     fn on_network(&self, network: &NetworkSnapshot) -> Vec<String> {
-        let mut chooser = self.chooser();
-        let refused = chooser.on_network(
+        let refused = self.chooser().on_network(
             self.now(),
             network,
-            |links, family| {
-                let map = steer::prefix_map(network, links, family);
-                map.into_iter().map(|(net, verdict)| (net, verdict == Verdict::Steer)).collect()
-            },
+            |links, family| steer::prefix_map(network, links, family),
             reverse_path::is_strict,
         );
-        let links = links_of(&chooser);
-        if let Some((_, bond)) = self.bond.get() {
-            bond.set_links(links.clone());
-        }
-        if let Some(carrying) = self.carrying.get() {
-            carrying.set_links(links);
-        }
+        self.tell_bonds();
         refused
     }
 
@@ -297,6 +288,29 @@ impl Shared {
     fn network_is_known(&self) {
         *self.known.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.known.1.notify_all();
+    }
+
+    fn due_probes(&self) -> Vec<ProbeOrder> {
+        self.chooser().poll_probes(self.now())
+    }
+
+    /// Asks whether a link lives.
+    async fn ask(self: Arc<Self>, order: ProbeOrder) {
+        let (link, family) = (order.link, order.family);
+        let outcome = probe::perform(order).await;
+        self.chooser().on_probe(self.now(), link, family, outcome);
+        self.tell_bonds();
+    }
+
+    /// Tells bonds which links there are, and whether they live.
+    fn tell_bonds(&self) {
+        let links = self.links();
+        if let Some((_, bond)) = self.bond.get() {
+            bond.set_links(links.clone());
+        }
+        if let Some(carrying) = self.carrying.get() {
+            carrying.set_links(links);
+        }
     }
 
     fn look(&self) {
@@ -316,19 +330,13 @@ impl Shared {
 }
 
 fn links_of(chooser: &Chooser) -> Vec<Link> {
-    let link = |(number, name, sources): (usize, &str, PerFamily<_>)| Link {
-        number: number as u8,
-        device: Some(name.to_owned()),
-        v4: sources.v4,
-        v6: sources.v6,
-        backup: false,
-        dead: Default::default(),
-    };
+    let link =
+        |BondLink { slot, device, v4, v6, dead, backup, .. }| Link { number: slot as u8, device: Some(device), v4, v6, backup, dead };
     chooser.bonded().into_iter().map(link).collect()
 }
 
 /// Follows the network and the streams until this process ends.
-pub(super) fn follow(shared: &Shared) {
+pub(super) fn follow(shared: &Arc<Shared>) {
     let failed = |error: &dyn std::fmt::Display| eprintln!("braid: cannot follow the network ({error}); connections go as without Braid");
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -363,7 +371,12 @@ pub(super) fn follow(shared: &Shared) {
                         Ok(()) => break,
                         Err(error) => return failed(&error),
                     },
-                    _ = look.tick() => shared.look(),
+                    _ = look.tick() => {
+                        shared.look();
+                        for order in shared.due_probes() {
+                            tokio::spawn(Arc::clone(shared).ask(order));
+                        }
+                    }
                 }
             }
         }

@@ -5,30 +5,11 @@ use std::collections::VecDeque;
 use braid_decide::connection::LinkMask;
 use braid_decide::health::Suffering;
 use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, admit};
-use braid_model::{Class, Direction, Family, PerFamily, Role, Time};
-use ipnet::IpNet;
+use braid_model::{Class, Direction, Family, Time};
 
-use super::{Core, Link, rules};
+use super::{Core, rules};
+use crate::links::BondLink;
 use crate::steering::{RedirectedFlow, Steering, SteeringError};
-
-/// A link as bonds see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BondLink {
-    /// Its slot, which is also its number in bonds.
-    pub slot: usize,
-    /// Its device.
-    pub device: String,
-    /// Its address, where IPv4 may be used on it, dead or alive: a bond judges its paths by itself, and sees first that one is back.
-    pub v4: Option<std::net::IpAddr>,
-    /// The same for IPv6.
-    pub v6: Option<std::net::IpAddr>,
-    /// Families in which nothing answers.
-    pub dead: PerFamily<bool>,
-    /// Only while no other is good.
-    pub backup: bool,
-    /// Its bytes are counted.
-    pub metered: bool,
-}
 
 /// Where a flow may leave that no bond takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +54,7 @@ impl<S: Steering> Core<S> {
     /// A bond's word counts in the health of the link in `slot`: what it delivers proves that the link lives, and a silent path has the link asked,
     /// since the peer may be gone instead.
     pub fn on_path(&mut self, now: Time, slot: usize, family: Family, news: PathNews) -> Result<(), SteeringError> {
-        if let Some(link) = self.links.values_mut().find(|link| link.slot == slot) {
+        if let Some(link) = self.links.in_slot_mut(slot) {
             let health = link.health.get_mut(family);
             match news {
                 PathNews::Delivers => health.on_progress(now, now),
@@ -100,37 +81,23 @@ impl<S: Steering> Core<S> {
 
     /// The links that bonds may use now, by slot.
     pub fn bond_links(&self) -> Vec<BondLink> {
-        let address = |link: &Link, wanted: Family| {
-            let found = link.facts.addresses.iter().map(IpNet::addr).find(|address| address.is_ipv6() == (wanted == Family::V6));
-            found.filter(|_| link.configured(wanted) && !link.capped())
-        };
-        let dead = |link: &Link, family| !link.health.get(family).alive();
-        let view = |link: &Link| BondLink {
-            slot: link.slot,
-            device: link.facts.name.clone(),
-            v4: address(link, Family::V4),
-            v6: address(link, Family::V6),
-            dead: PerFamily { v4: dead(link, Family::V4), v6: dead(link, Family::V6) },
-            backup: link.rule.role == Role::Backup,
-            metered: link.rule.metered,
-        };
-        self.links.values().filter(|link| link.refused.is_none() && link.rule.role != Role::Excluded).map(view).collect()
+        self.links.bond_links()
     }
 
     /// What the policy says of a redirected connection: φ, Π as slots, over how many links each packet is to go, the relay it must use, and
     /// those that are of no use.
     pub fn bond_policy(&self, now: Time, flow: &RedirectedFlow) -> BondPolicy {
         let rule = self.rule_of(flow);
-        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        let devices = self.links.devices();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let allowed = rule.and_then(|rule| rule.links.as_deref().map(mask));
         let preferred = rule.filter(|rule| !rule.prefer.is_empty()).map(|rule| mask(&rule.prefer));
-        let usable = Family::ALL.iter().fold(LinkMask::default(), |all, family| LinkMask(all.0 | self.usable(*family).0));
+        let usable = Family::ALL.iter().fold(LinkMask::default(), |all, family| LinkMask(all.0 | self.links.usable(*family).0));
         let bits = |mask: LinkMask| mask.slots().fold(0u64, |bits, slot| bits | 1 << slot);
         // Preferred are some of those that are allowed, and only while one of them can be used.
         let within = preferred.map(|mask| LinkMask(mask.0 & allowed.unwrap_or(mask).0)).filter(|mask| mask.0 & usable.0 != 0);
         let family = Family::of(flow.remote.ip());
-        let exit = match admit(self.usable(family), self.waiting(), allowed, preferred) {
+        let exit = match admit(self.links.usable(family), self.waiting(), allowed, preferred) {
             Admission::Use(mask) => self.widest(now, mask).map_or(Exit::Any, Exit::Device),
             Admission::Deny => Exit::Nowhere,
             Admission::LeaveAlone => Exit::Any,

@@ -12,7 +12,8 @@ use braid_model::key::PublicKey;
 use braid_model::{Bytes, Family, Protocol, Time};
 
 use super::timeouts::RETRY;
-use super::{BondLink, Core, rules};
+use super::{Core, rules};
+use crate::links::BondLink;
 use crate::steering::{FlowRow, PeerDirect, RedirectedFlow, Steering, SteeringError};
 
 /// Names are looked up there, in a datagram or two: nothing to bond.
@@ -265,11 +266,11 @@ impl<S: Steering> Core<S> {
 
     /// The links that a flow may use now.
     fn admitted(&self, rule: Option<&AppRule>, family: Family) -> LinkMask {
-        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        let devices = self.links.devices();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let links = rule.and_then(|rule| rule.links.as_deref()).map(mask);
         let prefer = rule.map(|rule| &rule.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
-        match admit(self.usable(family), self.waiting(), links, prefer) {
+        match admit(self.links.usable(family), self.waiting(), links, prefer) {
             Admission::Use(mask) => mask,
             Admission::LeaveAlone | Admission::Deny => LinkMask::default(),
         }

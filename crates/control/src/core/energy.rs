@@ -10,8 +10,8 @@ use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, fill, 
 use braid_model::{Direction, Family, Joules, LinkIndex, Power, Rate, Time};
 
 use super::Core;
-use super::link::Link;
 use super::params::{coarse, rate_of};
+use crate::links::Link;
 use crate::steering::{SteerLink, Steering, SteeringError};
 
 /// From this confidence on what the battery shows counts instead of a profile.
@@ -28,7 +28,7 @@ impl<S: Steering> Core<S> {
     pub fn on_supply(&mut self, now: Time, supply: Option<Supply>) -> Result<(), SteeringError> {
         self.supply = supply;
         if let Some(power) = supply.filter(|supply| !supply.plugged).and_then(|supply| supply.power) {
-            let links = self.links.iter().filter_map(|(index, link)| Some((*index, self.profile_power(link, now)?, share(link, now))));
+            let links = self.links.iter().filter_map(|(index, link)| Some((index, self.profile_power(link, now)?, share(link, now))));
             let links: Vec<_> = links.collect();
             links.iter().for_each(|(index, active, _)| self.fit.expect(*index, *active));
             let shares: Vec<_> = links.iter().map(|(index, _, share)| (*index, *share)).collect();
@@ -78,7 +78,7 @@ impl<S: Steering> Core<S> {
     }
 
     pub(super) fn byte_costs(&self, now: Time) -> BTreeMap<LinkIndex, ByteCost> {
-        self.links.iter().filter_map(|(index, link)| Some((*index, self.byte_cost(link, now)?))).collect()
+        self.links.iter().filter_map(|(index, link)| Some((index, self.byte_cost(link, now)?))).collect()
     }
 
     /// The same by the links' slots, which is how peers number them.
@@ -96,9 +96,9 @@ impl<S: Steering> Core<S> {
         let costs = self.byte_costs(now);
         let dearest = costs.values().fold(Joules::ZERO, |dearest, cost| if cost.down > dearest { cost.down } else { dearest });
         let weights = self.config.policy.weights;
-        let price = |(index, link): (&LinkIndex, &Link)| {
-            let energy = costs.get(index).map_or(dearest, |cost| cost.down);
-            (*index, coarse(weights.price(energy, link.rule.cost_per_gb)))
+        let price = |(index, link): (LinkIndex, &Link)| {
+            let energy = costs.get(&index).map_or(dearest, |cost| cost.down);
+            (index, coarse(weights.price(energy, link.rule.cost_per_gb)))
         };
         self.links.iter().map(price).collect()
     }
@@ -123,7 +123,7 @@ impl<S: Steering> Core<S> {
     pub fn tradeoff(&self, now: Time) -> Vec<TradeoffPoint> {
         let costs = self.byte_costs(now);
         let dearest = costs.values().fold(Joules::ZERO, |dearest, cost| if cost.down > dearest { cost.down } else { dearest });
-        let usable = LinkMask(self.usable(Family::V4).0 | self.usable(Family::V6).0);
+        let usable = LinkMask(self.links.usable(Family::V4).0 | self.links.usable(Family::V6).0);
         let normal = LinkMask(usable.0 & !self.waiting().0);
         let mask = if normal == LinkMask(0) { usable } else { normal };
         let links: Vec<&Link> = self.links.values().filter(|link| mask.contains(link.slot)).collect();

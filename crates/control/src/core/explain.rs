@@ -7,7 +7,6 @@ use crate::RequestError;
 use braid_api::{Candidate, ExplainRequest, Explanation, Outcome};
 use braid_decide::connection::{LinkMask, LoadTable, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
-use braid_decide::steer::{self, Verdict};
 use braid_model::{Affinity, Bytes, Class, Direction, Family, Protocol, Time};
 
 use super::Core;
@@ -28,7 +27,7 @@ struct Question {
 }
 
 /// What the rule answers, with the reason why a flow is not steered.
-struct Verdicts {
+struct RuleAnswer {
     mask: LinkMask,
     outcome: Outcome,
     reason: String,
@@ -37,7 +36,7 @@ struct Verdicts {
     prefer: Option<LinkMask>,
 }
 
-impl Verdicts {
+impl RuleAnswer {
     /// Why the flow may not use a link that could be used; `waits` says that a better one is there.
     fn why_not(&self, slot: usize, waits: bool) -> &'static str {
         let without = |mask: Option<LinkMask>| mask.is_some_and(|mask| !mask.contains(slot));
@@ -140,25 +139,24 @@ impl<S: Steering> Core<S> {
         let (demand, direction, class) = self.expected(question);
         let policy = &self.config.policy;
         let rule = policy.first_match(&subject);
-        let verdicts = self.verdicts(&subject, rule, family);
+        let answer = self.rule_answer(&subject, rule, family);
         let class = rule.and_then(|rule| policy.apps[rule].class).unwrap_or(class);
         let affinity = policy.affinity(rule.map(|rule| &policy.apps[rule]), class);
-        let request = Request { allowed: verdicts.mask, direction, demand };
+        let request = Request { allowed: answer.mask, direction, demand };
         let mode = self.params.as_ref().map_or(policy.scheduler.mode(), |params| params.mode_for(direction));
         let chosen = load_table.pick(mode, &request);
-        let second =
-            chosen.and_then(|slot| load_table.pick(mode, &Request { allowed: LinkMask(verdicts.mask.0 & !(1 << slot)), ..request }));
-        let name = |slot: usize| self.links.values().find(|link| link.slot == slot).map(|link| link.facts.name.clone());
+        let second = chosen.and_then(|slot| load_table.pick(mode, &Request { allowed: LinkMask(answer.mask.0 & !(1 << slot)), ..request }));
+        let name = |slot: usize| self.links.in_slot(slot).map(|link| link.facts.name.clone());
         let reason = match chosen {
             Some(slot) => self.why(mode, slot, &request, load_table, affinity),
-            None => verdicts.reason.clone(),
+            None => answer.reason.clone(),
         };
         let how = (question.protocol, question.filtered);
         let server = chosen.map(|_| self.explain_server(now, question.destination, rule.map(|rule| &policy.apps[rule]), how));
         let peer_direct = matches!(server, Some((true, _)));
         let (link, reason) = match server {
             Some((true, Some(text))) => {
-                let links: Vec<String> = verdicts.mask.slots().filter_map(name).collect();
+                let links: Vec<String> = answer.mask.slots().filter_map(name).collect();
                 (Some(links.join("+")), format!("{text} over {}", links.join(" and ")))
             }
             Some((_, Some(text))) => (chosen.and_then(name), format!("{reason}; {text}")),
@@ -173,7 +171,7 @@ impl<S: Steering> Core<S> {
             outcome: match chosen {
                 Some(_) if peer_direct => Outcome::Bonded,
                 Some(_) => Outcome::Steered,
-                None => verdicts.outcome,
+                None => answer.outcome,
             },
             link,
             runner_up: second.filter(|_| !peer_direct).and_then(name),
@@ -185,7 +183,7 @@ impl<S: Steering> Core<S> {
             affinity: Some(affinity_name(affinity).to_owned()),
             demand_bytes: Some(demand.get()),
             direction: Some(if direction == Direction::Up { "up" } else { "down" }.to_owned()),
-            candidates: self.candidates(now, family, mode, &request, load_table, &verdicts),
+            candidates: self.candidates(now, family, mode, &request, load_table, &answer),
             peer: peer_direct.then(|| question.destination.to_string()),
             paths: Vec::new(),
             program_known: Some(self.is_known(question)),
@@ -193,34 +191,31 @@ impl<S: Steering> Core<S> {
     }
 
     /// Which links the flow may use, or why none.
-    fn verdicts(&self, subject: &Subject<'_>, rule: Option<usize>, family: Family) -> Verdicts {
-        let none = |outcome, reason: String| Verdicts { mask: LinkMask(0), outcome, reason, strict: None, prefer: None };
+    fn rule_answer(&self, subject: &Subject<'_>, rule: Option<usize>, family: Family) -> RuleAnswer {
+        let none = |outcome, reason: String| RuleAnswer { mask: LinkMask(0), outcome, reason, strict: None, prefer: None };
         if self.config.policy.excludes(subject) {
             return none(Outcome::LeftAlone, "the configuration excludes it ([exclude])".to_owned());
         }
-        let links = self.links.values().filter(|link| link.refused.is_none()).map(|link| link.facts.index).collect();
-        let map = steer::prefix_map(&self.network, &links, family);
-        let covering = map.iter().filter(|(net, _)| net.contains(&subject.destination)).max_by_key(|(net, _)| net.prefix_len());
         if let Some(net) = self.network.protected.iter().find(|net| net.contains(&subject.destination)) {
             return none(Outcome::LeftAlone, format!("an IPsec policy covers {net}, so it is left alone"));
         }
-        if covering.is_none_or(|(_, verdict)| *verdict == Verdict::Leave) {
+        if !self.may_steer(subject.destination) {
             return none(
                 Outcome::LeftAlone,
                 "the system would not send it through a link's default route (a VPN, a static route, a local or on-link destination), so it is left alone".to_owned(),
             );
         }
-        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        let devices = self.links.devices();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let entry = rule.map(|rule| &self.config.policy.apps[rule]);
         let strict = entry.and_then(|entry| entry.links.as_deref()).map(mask);
         let prefer = entry.map(|entry| &entry.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
-        let verdicts = match admit(self.usable(family), self.waiting(), strict, prefer) {
-            Admission::Use(mask) => Verdicts { mask, ..none(Outcome::Steered, String::new()) },
+        let answer = match admit(self.links.usable(family), self.waiting(), strict, prefer) {
+            Admission::Use(mask) => RuleAnswer { mask, ..none(Outcome::Steered, String::new()) },
             Admission::Deny => none(Outcome::Denied, "its rule is strict (links = [...]) and none of those links is usable now".to_owned()),
             Admission::LeaveAlone => none(Outcome::LeftAlone, format!("no link is usable for {family} now")),
         };
-        Verdicts { strict, prefer, ..verdicts }
+        RuleAnswer { strict, prefer, ..answer }
     }
 
     /// Whether flows of the program have been seen, or a rule speaks of it.
@@ -304,10 +299,10 @@ impl<S: Steering> Core<S> {
         mode: Mode,
         request: &Request,
         load_table: &LoadTable,
-        verdicts: &Verdicts,
+        answer: &RuleAnswer,
     ) -> Vec<Candidate> {
         let (direction, waiting) = (request.direction as usize, self.waiting());
-        let view = |link: &super::link::Link| {
+        let view = |link: &crate::links::Link| {
             let allowed = request.allowed.contains(link.slot);
             let (link_load, estimate) = (&load_table.loads[link.slot], link.estimate(request.direction, now));
             let never = |time: u64| (time != u64::MAX).then(|| ((u128::from(time) * 1_000_000) >> 20) as u64);
@@ -315,7 +310,7 @@ impl<S: Steering> Core<S> {
                 link: link.facts.name.clone(),
                 allowed,
                 reason: (!allowed).then(|| match link.usable(family) {
-                    true => verdicts.why_not(link.slot, waiting.contains(link.slot)).to_owned(),
+                    true => answer.why_not(link.slot, waiting.contains(link.slot)).to_owned(),
                     false => link.reason().unwrap_or_else(|| format!("{family} is {} on it", link.family_state(family))),
                 }),
                 load_bytes: Some(link_load.load[direction]),

@@ -79,7 +79,7 @@ impl<S: Steering> Core<S> {
                 }
             }
             SteeringEvent::Suffering { link, family, connecting, .. } => {
-                if let Some(link) = self.links.get_mut(&link) {
+                if let Some(link) = self.links.get_mut(link) {
                     let kind = if connecting { Suffering::NoAnswer } else { Suffering::Timeout };
                     link.health.get_mut(family).on_suffering(now, kind);
                 }
@@ -92,11 +92,11 @@ impl<S: Steering> Core<S> {
         let before = self.flows.find(&living::key(row)).filter(|living| living.row.started == row.started && !self.is_over(living));
         let before = before.map(|living| living.progress);
         self.ended.insert(living::key(row), row.started);
-        let cost = self.links.get(&row.link).and_then(|link| self.byte_cost(link, row.read_at));
+        let cost = self.links.get(row.link).and_then(|link| self.byte_cost(link, row.read_at));
         let energy = advance(before.as_ref(), row, row.read_at, cost).energy;
         count(&mut self.moved, before.as_ref(), row);
         self.ending.remove(&row.id);
-        if let Some(link) = self.links.get_mut(&row.link) {
+        if let Some(link) = self.links.get_mut(row.link) {
             link.ended[0] += row.rx;
             link.ended[1] += row.tx;
         }
@@ -148,7 +148,7 @@ impl<S: Steering> Core<S> {
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
             *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > Bytes::ZERO;
-            if let Some(link) = links.get_mut(&row.link) {
+            if let Some(link) = links.get_mut(row.link) {
                 link.living[0] += row.rx;
                 link.living[1] += row.tx;
                 link.learn(now, before.map(|before| (before.retransmissions, before.segments)), row);
@@ -157,7 +157,7 @@ impl<S: Steering> Core<S> {
         });
         self.carrying = moved.keys().copied().collect();
         for ((index, family), (received, waiting)) in moved {
-            if let Some(link) = self.links.get_mut(&index) {
+            if let Some(link) = self.links.get_mut(index) {
                 let health = link.health.get_mut(family);
                 if received {
                     health.on_progress(now, polled);
@@ -200,8 +200,8 @@ impl<S: Steering> Core<S> {
             let Some(since) = self.dead_since.get(&(row.link, row.family)) else { continue };
             let pinned = row.rule.and_then(|rule| self.config.policy.apps.get(usize::from(rule).checked_sub(exclusions)?));
             let pinned = pinned.is_some_and(|rule| rule.links.is_some());
-            let elsewhere = self.usable(row.family).slots().any(|slot| slot != row.slot);
-            let unusable = self.links.get(&row.link).is_none_or(|link| !link.usable(row.family));
+            let elsewhere = self.links.usable(row.family).slots().any(|slot| slot != row.slot);
+            let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
             let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
             if !movable || self.ending.contains(&row.id) || self.is_over(living) {
                 continue;
@@ -246,7 +246,7 @@ impl<S: Steering> Core<S> {
                 // It sends at its own pace, whatever the link could carry.
                 continue;
             }
-            let link = self.links.get(&row.link);
+            let link = self.links.get(row.link);
             // Acknowledgements and requests leave most of a link empty, and say nothing of what it could carry.
             if progress.toward == Direction::Up && !fills(row, link.and_then(|link| link.rate[Direction::Up as usize])) {
                 continue;

@@ -6,7 +6,8 @@ use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
 use braid_model::{Class, Direction, Family, PerFamily, Rate, Time};
 
 use super::timeouts::RETRY;
-use super::{Core, Link, rules};
+use super::{Core, rules};
+use crate::links::Link;
 use crate::steering::{SteerLink, SteerParams, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
@@ -42,9 +43,9 @@ impl<S: Steering> Core<S> {
                 link.rank = if slot == sole { 0 } else { link.rank.saturating_add(1) };
             }
         }
-        let usable = PerFamily { v4: self.usable(Family::V4), v6: self.usable(Family::V6) };
+        let usable = PerFamily { v4: self.links.usable(Family::V4), v6: self.links.usable(Family::V6) };
         let targets = self.targets(&links, LinkMask(usable.v4.0 | usable.v6.0), backup);
-        let devices: Vec<_> = self.links.values().map(|link| (link.slot, &link.facts)).collect();
+        let devices = self.links.devices();
         SteerParams {
             mode: if sole.is_some() { Mode::OnlyOne } else { policy.scheduler.mode() },
             targets,

@@ -36,8 +36,8 @@ impl<S: Steering> Core<S> {
     /// daemon lives.
     pub fn poll_timeout(&self, now: Time) -> (Time, Due) {
         let links = self.links.iter().flat_map(|(index, link)| {
-            let health = Family::ALL.map(|family| Some((link.health.get(family).poll_timeout()?, Due::Health(*index, family))));
-            let round_trip = link.rtt.poll_timeout(now).map(|at| (at, Due::RoundTrip(*index)));
+            let health = Family::ALL.map(|family| Some((link.health.get(family).poll_timeout()?, Due::Health(index, family))));
+            let round_trip = link.rtt.poll_timeout(now).map(|at| (at, Due::RoundTrip(index)));
             health.into_iter().flatten().chain(round_trip)
         });
         let own = [

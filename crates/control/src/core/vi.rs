@@ -7,8 +7,8 @@ use braid_decide::virtual_interface::{self as vi, Interface, WINDOW};
 use braid_model::{Bytes, Direction, Family, Power, Rate, Role, Time};
 
 use super::Core;
-use super::link::Link;
 use super::params::{coarse, rate_of};
+use crate::links::Link;
 use crate::steering::Steering;
 
 /// What a packet is taken to hold; it makes no difference to which link takes least energy.
@@ -19,7 +19,7 @@ impl<S: Steering> Core<S> {
     ///
     /// Where a rule or an address family leaves a flow only links that wait, they share, whatever their priorities.
     pub(super) fn waiting(&self) -> LinkMask {
-        let usable = LinkMask(self.usable(Family::V4).0 | self.usable(Family::V6).0);
+        let usable = LinkMask(self.links.usable(Family::V4).0 | self.links.usable(Family::V6).0);
         let best = self.links.values().filter(|link| usable.contains(link.slot)).map(level).min();
         let waits = |link: &&Link| best.map_or(link.rule.role == Role::Backup, |best| level(link) > best);
         let mut waiting = LinkMask::default();
@@ -69,7 +69,7 @@ impl<S: Steering> Core<S> {
     fn interfaces(&self, now: Time) -> [Interface; MAX_LINKS] {
         let nobody = Interface { priority: 0, available: false, srtt: None, bandwidth: Rate::ZERO, power: Power::ZERO };
         let mut interfaces = [nobody; MAX_LINKS];
-        let usable = LinkMask(self.usable(Family::V4).0 | self.usable(Family::V6).0);
+        let usable = LinkMask(self.links.usable(Family::V4).0 | self.links.usable(Family::V6).0);
         // A link whose appetite is not known must not look free.
         let powers = self.links.values().filter_map(|link| self.active_power(link, now));
         let dearest = powers.fold(Power::ZERO, |most, power| if power > most { power } else { most });

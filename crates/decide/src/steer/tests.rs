@@ -81,14 +81,14 @@ fn links() -> BTreeSet<LinkIndex> {
     BTreeSet::from([LinkIndex(LAN), LinkIndex(WLAN)])
 }
 
-fn look(map: &[(IpNet, Verdict)], address: IpAddr) -> Verdict {
+fn look(map: &[(IpNet, bool)], address: IpAddr) -> bool {
     map.iter().filter(|(net, _)| net.contains(&address)).max_by_key(|(net, _)| net.prefix_len()).expect("/0 is there").1
 }
 
 fn is_steered(snapshot: &NetworkSnapshot, address: &str) -> bool {
     let address: IpAddr = address.parse().unwrap();
     let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
-    look(&prefix_map(snapshot, &links(), family), address) == Verdict::Steer
+    look(&prefix_map(snapshot, &links(), family), address)
 }
 
 fn insert_rule(snapshot: &mut NetworkSnapshot, new: RuleFacts) {
@@ -137,10 +137,10 @@ fn nothing_is_steered_where_there_is_no_default_route() {
     let mut snapshot = two_links();
     snapshot.routes.retain(|route| !is_default(route.destination));
     for family in Family::ALL {
-        assert_eq!(prefix_map(&snapshot, &links(), family), [(everything(family), Verdict::Leave)]);
+        assert_eq!(prefix_map(&snapshot, &links(), family), [(everything(family), false)]);
     }
     snapshot.rules.clear();
-    assert_eq!(prefix_map(&snapshot, &links(), Family::V4), [(everything(Family::V4), Verdict::Leave)]);
+    assert_eq!(prefix_map(&snapshot, &links(), Family::V4), [(everything(Family::V4), false)]);
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn ten_thousand_routes_make_a_map_of_their_own_size() {
     }
     let map = prefix_map(&snapshot, &links(), Family::V4);
     assert_eq!(map.len(), 10_000 + 1 + never_steered(Family::V4).len() + 2);
-    assert_eq!(map.iter().filter(|(_, verdict)| *verdict == Verdict::Steer).count(), 1);
+    assert_eq!(map.iter().filter(|(_, steer)| *steer).count(), 1);
 }
 
 /// All ends that the kernel may come to for one address, by trying everything: the reference.
@@ -272,7 +272,7 @@ mod reference {
         Onward,
     }
 
-    pub(super) fn verdict(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, address: IpAddr) -> Verdict {
+    pub(super) fn steers(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, address: IpAddr) -> bool {
         let never = match address {
             IpAddr::V4(v4) => {
                 let first = v4.octets()[0];
@@ -285,8 +285,8 @@ mod reference {
         let own = snapshot.interfaces.iter().flat_map(|facts| &facts.addresses).any(|net| net.addr() == address);
         let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
         let rules: Vec<_> = snapshot.rules.iter().filter(|rule| rule.family == family && !rule.ours).collect();
-        let steer = !never && !own && from(snapshot, links, &rules, address).iter().all(|end| *end == End::Default);
-        if steer { Verdict::Steer } else { Verdict::Leave }
+
+        !never && !own && from(snapshot, links, &rules, address).iter().all(|end| *end == End::Default)
     }
 
     fn from(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, rules: &[&RuleFacts], address: IpAddr) -> BTreeSet<End> {
@@ -439,7 +439,7 @@ fn a_network(family: Family) -> impl Strategy<Value = NetworkSnapshot> {
 }
 
 /// First and last addresses of every prefix, and their neighbours outside.
-fn edges(snapshot: &NetworkSnapshot, map: &[(IpNet, Verdict)]) -> Vec<IpAddr> {
+fn edges(snapshot: &NetworkSnapshot, map: &[(IpNet, bool)]) -> Vec<IpAddr> {
     let nets = snapshot.routes.iter().map(|route| route.destination).chain(snapshot.rules.iter().filter_map(|rule| rule.destination));
     let step = |address: IpAddr, by: i128| match address {
         IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from(v4.to_bits().wrapping_add(by as u32))),
@@ -459,16 +459,16 @@ proptest! {
         let links = links();
         let map = prefix_map(&snapshot, &links, family);
         prop_assert_eq!(map.first().map(|(net, _)| *net), Some(everything(family)));
-        for (position, (net, verdict)) in map.iter().enumerate() {
+        for (position, (net, steer)) in map.iter().enumerate() {
             let above = map[..position].iter().filter(|(above, _)| above.contains(net)).max_by_key(|(above, _)| above.prefix_len());
-            prop_assert!(above.is_none_or(|(_, other)| other != verdict), "{} repeats what covers it", net);
+            prop_assert!(above.is_none_or(|(_, other)| other != steer), "{} repeats what covers it", net);
         }
         let samples = samples.into_iter().map(|bits| match family {
             Family::V4 => IpAddr::V4(Ipv4Addr::from(bits as u32)),
             Family::V6 => IpAddr::V6(Ipv6Addr::from(bits)),
         });
         for address in edges(&snapshot, &map).into_iter().chain(samples) {
-            prop_assert_eq!(look(&map, address), reference::verdict(&snapshot, &links, address), "{}", address);
+            prop_assert_eq!(look(&map, address), reference::steers(&snapshot, &links, address), "{}", address);
         }
     }
 }
@@ -480,7 +480,7 @@ fn regression_what_an_ipsec_policy_covers_is_left_alone() {
     let steers = |snapshot: &NetworkSnapshot, address: &str| {
         let address: IpAddr = address.parse().unwrap();
         let map = prefix_map(snapshot, &links, Family::of(address));
-        map.iter().filter(|(net, _)| net.contains(&address)).max_by_key(|(net, _)| net.prefix_len()).unwrap().1 == Verdict::Steer
+        map.iter().filter(|(net, _)| net.contains(&address)).max_by_key(|(net, _)| net.prefix_len()).unwrap().1
     };
     assert!(steers(&snapshot, "203.0.113.9") && steers(&snapshot, "2001:db8:9::1"));
     snapshot.protected = vec!["203.0.113.77/24".parse().unwrap(), net("2001:db8:9::/48")];
@@ -497,9 +497,9 @@ fn regression_what_an_ipsec_policy_covers_is_left_alone() {
 fn regression_a_default_route_with_an_address_that_is_not_its_links_is_left_alone() {
     let mut snapshot = two_links();
     let links = [LAN, WLAN].map(LinkIndex).into();
-    let verdict = |snapshot: &NetworkSnapshot| prefix_map(snapshot, &links, Family::V4)[0].1;
+    let steered = |snapshot: &NetworkSnapshot| prefix_map(snapshot, &links, Family::V4)[0].1;
     snapshot.routes[0].source = "192.168.1.5".parse().ok();
-    assert_eq!(verdict(&snapshot), Verdict::Steer, "its own address");
+    assert!(steered(&snapshot), "its own address");
     snapshot.routes[0].source = "10.99.0.1".parse().ok();
-    assert_eq!(verdict(&snapshot), Verdict::Leave, "the address that a VPN gave");
+    assert!(!steered(&snapshot), "the address that a VPN gave");
 }

@@ -12,6 +12,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use braid_control::links::ProbeOrder;
+use braid_decide::health::Outcome;
 use braid_decide::policy::{HttpTarget, ProbeTarget};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -72,6 +74,21 @@ pub enum ProbeOutcome {
         /// What was tried, what the system said, and the remedy where there is one.
         reason: String,
     },
+}
+
+/// Sends the probe that a link's health orders, and says what came of it.
+pub async fn perform(order: ProbeOrder) -> Outcome {
+    let mut targets: Vec<_> = order.gateways.iter().map(|gateway| Target::Gateway(*gateway)).collect();
+    targets.extend(order.targets.into_iter().map(Target::from));
+    match probe_any(&order.device, &targets, order.timeout).await {
+        ProbeOutcome::Alive { rtt } => Outcome::Alive { rtt },
+        ProbeOutcome::Silent => Outcome::Silent,
+        ProbeOutcome::Portal { .. } => Outcome::Portal,
+        ProbeOutcome::Failed { reason } => {
+            tracing::debug!(device = order.device, "a probe could not be sent: {reason}");
+            Outcome::Unasked
+        }
+    }
 }
 
 /// Asks one target, and takes at most `timeout`.

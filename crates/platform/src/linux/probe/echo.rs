@@ -11,11 +11,12 @@ use tokio::net::UdpSocket;
 
 use super::{ProbeOutcome, Trouble, bound};
 
-/// Requests within one probe, evenly spread over its time: a single lost packet is no dead link.
-const REQUESTS: u16 = 3;
+/// Requests within one probe at least, evenly spread over its time: a single lost packet is no dead link.
+const REQUESTS: u32 = 3;
 
-/// Their distance has bounds: no timer of zero, and no long wait in a patient probe.
-const DISTANCE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
+/// Their distance has bounds: no timer of zero, and no long wait in the patient probe of a dead link, whose return is to be noted
+/// before the flows on it are ended.
+const DISTANCE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(400));
 
 const HEADER: usize = 8;
 
@@ -26,18 +27,17 @@ static NEXT_TOKEN: AtomicU16 = AtomicU16::new(0);
 pub(super) async fn ask(device: &str, address: IpAddr, timeout: Duration) -> Result<ProbeOutcome, Trouble> {
     let socket = open(device, address)?;
     let echo = Echo::new(address);
-    let mut sent = Vec::with_capacity(REQUESTS.into());
-    let mut pause = tokio::time::interval((timeout / u32::from(REQUESTS)).clamp(DISTANCE.0, DISTANCE.1));
+    let mut sent: Vec<Instant> = Vec::new();
+    let mut pause = tokio::time::interval((timeout / REQUESTS).clamp(DISTANCE.0, DISTANCE.1));
     loop {
         tokio::select! {
             answer = receive(&socket, &echo) => {
                 let sequence = answer.map_err(|error| Trouble::met("receive an echo reply", error))?;
                 if let Some(start) = sent.get(usize::from(sequence)) {
-                    let start: &Instant = start;
                     return Ok(ProbeOutcome::Alive { rtt: start.elapsed() });
                 }
             }
-            _ = pause.tick(), if sent.len() < usize::from(REQUESTS) => {
+            _ = pause.tick(), if sent.len() < usize::from(u16::MAX) => {
                 let request = echo.request(sent.len() as u16);
                 sent.push(Instant::now());
                 socket.send(&request).await.map_err(|error| Trouble::met("send an echo request", error))?;

@@ -1,4 +1,4 @@
-//! One link as the daemon knows it: facts, judgement, estimates and counts.
+//! One link as it is known: facts, judgement, estimates and counts.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 /// A set of destinations of one family, told by prefixes of which the longest counts.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Prefixes {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prefixes {
     /// By length, longest last; within a length by network.
     by_length: BTreeMap<u8, BTreeMap<IpAddr, bool>>,
 }
 
 impl Prefixes {
     /// Takes prefixes of one family and whether what they cover is in the set.
-    pub(super) fn new(entries: impl IntoIterator<Item = (IpNet, bool)>) -> Self {
+    pub fn new(entries: impl IntoIterator<Item = (IpNet, bool)>) -> Self {
         let mut by_length = BTreeMap::<u8, BTreeMap<IpAddr, bool>>::new();
         for (net, member) in entries {
             by_length.entry(net.prefix_len()).or_default().insert(net.network(), member);
@@ -23,7 +23,7 @@ impl Prefixes {
     }
 
     /// Whether `address` is in the set; what no prefix covers is not.
-    pub(super) fn contains(&self, address: IpAddr) -> bool {
+    pub fn contains(&self, address: IpAddr) -> bool {
         self.by_length
             .iter()
             .rev()
