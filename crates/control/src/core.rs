@@ -295,7 +295,8 @@ impl<S: Steering> Core<S> {
     fn note_deaths(&mut self, now: Time) {
         for (index, link) in self.links.iter() {
             for family in Family::ALL {
-                let dead = !link.configured(family) || !link.health.get(family).alive();
+                let health = link.health.get(family);
+                let dead = !link.configured(family) || !health.alive() && !health.is_presumed();
                 if !dead {
                     self.dead_since.remove(&(index, family));
                 } else {

@@ -87,6 +87,8 @@ struct Device {
     answering: bool,
     /// Since when nothing about it changed.
     since: Time,
+    /// Since when every probe of it could be asked.
+    asked: Time,
 }
 
 struct History {
@@ -185,7 +187,8 @@ impl History {
     }
 
     fn add(&mut self, index: u32) {
-        let device = Device { facts: facts(index, &format!("net{index}")), answering: !self.chance.one_in(5), since: self.now };
+        let device =
+            Device { facts: facts(index, &format!("net{index}")), answering: !self.chance.one_in(5), since: self.now, asked: self.now };
         self.devices.insert(index, device);
     }
 
@@ -219,9 +222,17 @@ impl History {
     fn obey(&mut self) {
         let todo = self.core.todo();
         for order in todo.probes {
-            let device = self.devices.get(&order.link.0).filter(|device| device.answering && device.facts.carrier);
+            let answering = self.devices.get(&order.link.0).is_some_and(|device| device.answering && device.facts.carrier);
             let rtt = Duration::from_millis(5 + self.chance.next() % 60);
-            let (after, outcome) = if device.is_some() { (rtt, Outcome::Alive { rtt }) } else { (order.timeout, Outcome::Silent) };
+            let asked = !(order.gateways.is_empty() && order.targets.is_empty()) && !self.chance.one_in(20);
+            if let Some(device) = self.devices.get_mut(&order.link.0).filter(|_| !asked) {
+                device.asked = self.now;
+            }
+            let (after, outcome) = match answering {
+                _ if !asked => (Duration::ZERO, Outcome::Unasked),
+                true => (rtt, Outcome::Alive { rtt }),
+                false => (order.timeout, Outcome::Silent),
+            };
             self.probes.push((self.now + after, order.link, order.family, outcome));
         }
         for flow in todo.stuck {
@@ -491,7 +502,7 @@ impl History {
         }
         let able: Vec<_> = self.devices.values().filter(configured).filter(uncapped).collect();
         assert!(able.is_empty() || able.iter().any(|device| usable(device)), "no link is used though there are some: {:#?}", self.told);
-        let settled = |device: &&&Device| now.since(device.since) > LONG;
+        let settled = |device: &&&Device| now.since(device.since.max(device.asked)) > LONG;
         for device in able.iter().filter(settled).filter(|device| device.answering) {
             assert!(usable(device), "{} has answered for long: {states:?} {:#?}", device.facts.name, self.told);
         }

@@ -118,6 +118,8 @@ pub struct Health {
     last_sign: Option<Suffering>,
     /// When the suspicion under which it stands arose.
     suspect_since: Option<Time>,
+    /// It is suspected or dead by its traffic alone: nobody could be asked.
+    unasked: bool,
 }
 
 impl Health {
@@ -139,7 +141,13 @@ impl Health {
             hold_until: None,
             last_sign: None,
             suspect_since: None,
+            unasked: false,
         }
+    }
+
+    /// Whether it is called dead by its traffic alone, since nobody could be asked. Flows are not ended for that.
+    pub fn is_presumed(&self) -> bool {
+        self.unasked
     }
 
     /// Another entry holds for the link: what is known of it stays, and it is probed by the new mode from now on.
@@ -265,7 +273,10 @@ impl Health {
                     self.revive(now);
                 }
             }
-            Outcome::Silent => self.on_silence(now),
+            Outcome::Silent => {
+                self.unasked = false;
+                self.on_silence(now);
+            }
             Outcome::Portal => {
                 if self.judgement != Judgement::Portal {
                     self.count_death(now);
@@ -280,21 +291,31 @@ impl Health {
 
     fn on_unasked(&mut self, now: Time) {
         match self.judgement {
-            // Nothing refutes the sign for which it was to be asked.
-            Judgement::Suspect => self.on_silence(now),
-            // That it is back could not be found out either, other than by traffic.
-            Judgement::Dead if !self.held(now) => {
-                self.judgement = Judgement::Unknown;
-                self.silent = 0;
-                self.last_sign = None;
-                self.back_off(now);
+            // Nothing refutes the sign for which it was to be asked. A stall may be a pause as well.
+            Judgement::Suspect if self.last_sign != Some(Suffering::Stall) => {
+                self.unasked = true;
+                self.on_silence(now);
             }
+            // Where that could be asked of nobody, its return cannot be found out either, other than by traffic.
+            Judgement::Suspect => self.try_it(now),
+            Judgement::Dead if self.unasked && !self.held(now) => self.try_it(now),
             Judgement::Alive => self.probe_again(now, self.period),
             _ => {
                 self.period = self.period.max(DEAD_PERIOD);
                 self.back_off(now);
             }
         }
+    }
+
+    /// Nothing is known of it: it is tried.
+    fn try_it(&mut self, now: Time) {
+        self.judgement = Judgement::Unknown;
+        self.silent = 0;
+        self.last_sign = None;
+        self.suspect_since = None;
+        self.unasked = false;
+        self.period = self.period.max(DEAD_PERIOD);
+        self.back_off(now);
     }
 
     fn on_silence(&mut self, now: Time) {
@@ -372,6 +393,7 @@ impl Health {
         };
         self.period = if self.judgement == Judgement::Alive { (self.period * 2).clamp(first, most) } else { first };
         self.judgement = Judgement::Alive;
+        self.unasked = false;
         self.silent = 0;
         self.last_sign = None;
         self.suspect_since = None;
@@ -662,6 +684,10 @@ mod tests {
             health.alive()
         });
         assert!(tried.is_some_and(|at| at <= 61_000), "it is tried again: {tried:?}");
+        health.on_suffering(ms(71_000), Suffering::Stall);
+        assert!(health.poll_probe(ms(71_000)).is_some());
+        health.on_probe(ms(71_000), Outcome::Unasked);
+        assert!(health.alive(), "a pause in a download is no death");
     }
 
     proptest! {
