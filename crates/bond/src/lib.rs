@@ -49,7 +49,6 @@ mod hello;
 pub mod host;
 mod messages;
 mod path;
-mod ranges;
 mod receive;
 mod report;
 mod send;

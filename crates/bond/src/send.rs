@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use braid_model::ranges::RangeSet;
 use bytes::{BufMut, Bytes};
-
-use crate::ranges::RangeSet;
 
 /// Writes are joined up to this size.
 const JOINED: usize = 1024;

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use braid_model::Time;
+use braid_model::ranges::RangeSet;
 use smallvec::SmallVec;
 
-use crate::ranges::RangeSet;
 use crate::wire::{Ack, MAX_ACK_RANGES};
 use crate::{FlowKey, PathId, send::Piece};
 

@@ -11,6 +11,7 @@ mod flow;
 pub mod key;
 mod link;
 mod network;
+pub mod ranges;
 pub mod special;
 mod text;
 mod units;

@@ -1,8 +1,9 @@
 //! Sets of byte ranges.
 
-use std::collections::BTreeMap;
+use std::ops::Range;
 
 use braid_model::Bytes;
+use braid_model::ranges::RangeSet;
 
 /// The bytes of a file from `start` up to, not including, `end`. `start <= end` always.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,8 +42,18 @@ impl Span {
         self.start == self.end
     }
 
+    const fn range(self) -> Range<u64> {
+        self.start..self.end
+    }
+
     pub(crate) const fn size(self) -> u64 {
         self.end - self.start
+    }
+}
+
+impl From<Range<u64>> for Span {
+    fn from(range: Range<u64>) -> Self {
+        Self::raw(range.start, range.end)
     }
 }
 
@@ -59,11 +70,7 @@ impl Span {
 /// assert_eq!(got.count(), Bytes::new(20));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Spans {
-    /// Start to end.
-    map: BTreeMap<u64, u64>,
-    count: u64,
-}
+pub struct Spans(RangeSet);
 
 impl Spans {
     /// All bytes of one range.
@@ -75,99 +82,56 @@ impl Spans {
 
     /// Adds the bytes of `span`.
     pub fn insert(&mut self, span: Span) {
-        if span.is_empty() {
-            return;
-        }
-        let (mut start, mut end) = (span.start, span.end);
-        if let Some((before, until)) = self.map.range(..=start).next_back()
-            && *until >= start
-        {
-            start = *before;
-        }
-        while let Some((next, until)) = self.map.range(start..=end).next().map(|(next, until)| (*next, *until)) {
-            end = end.max(until);
-            self.count -= until - next;
-            self.map.remove(&next);
-        }
-        self.count += end - start;
-        self.map.insert(start, end);
+        self.0.insert(span.range());
     }
 
     /// Takes the bytes of `span` out.
     pub fn remove(&mut self, span: Span) {
-        for cut in self.within(span) {
-            let (start, end) = self.map.range(..=cut.start).next_back().map(|(start, end)| (*start, *end)).unwrap_or((cut.start, cut.end));
-            self.map.remove(&start);
-            if start < cut.start {
-                self.map.insert(start, cut.start);
-            }
-            if cut.end < end {
-                self.map.insert(cut.end, end);
-            }
-            self.count -= cut.size();
-        }
+        self.0.remove(span.range());
     }
 
     /// What of `span` is in the set, in rising order.
     pub fn within(&self, span: Span) -> Vec<Span> {
-        if span.is_empty() {
-            return Vec::new();
-        }
-        let first = self.map.range(..=span.start).next_back().map_or(span.start, |(start, _)| *start);
-        let touching = self.map.range(first..span.end).filter(|(_, end)| **end > span.start);
-        touching.map(|(start, end)| Span::raw((*start).max(span.start), (*end).min(span.end))).collect()
+        self.0.within(span.range()).map(Span::from).collect()
     }
 
     /// What of `span` is not in the set, in rising order.
     pub fn without(&self, span: Span) -> Vec<Span> {
-        let mut missing = Vec::new();
-        let mut from = span.start;
-        for there in self.within(span) {
-            if from < there.start {
-                missing.push(Span::raw(from, there.start));
-            }
-            from = there.end;
-        }
-        if from < span.end {
-            missing.push(Span::raw(from, span.end));
-        }
-        missing
+        self.0.without(span.range()).map(Span::from).collect()
     }
 
     /// Its ranges in rising order.
     pub fn iter(&self) -> impl Iterator<Item = Span> + '_ {
-        self.map.iter().map(|(start, end)| Span::raw(*start, *end))
+        self.0.iter().cloned().map(Span::from)
     }
 
     /// How many bytes.
     pub fn count(&self) -> Bytes {
-        Bytes::new(self.count)
+        Bytes::new(self.0.total())
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.map.is_empty()
+        self.0.is_empty()
     }
 
     /// The lowest range that begins before `limit`, cut there.
     pub(crate) fn first_below(&self, limit: u64) -> Option<Span> {
-        let (start, end) = self.map.first_key_value()?;
-        (*start < limit).then(|| Span::raw(*start, (*end).min(limit)))
+        let first = self.0.first().filter(|first| first.start < limit)?;
+        Some(Span::raw(first.start, first.end.min(limit)))
     }
 
     /// How many bytes lie below `limit`.
     pub(crate) fn below(&self, limit: u64) -> u64 {
-        if self.map.last_key_value().is_none_or(|(_, end)| *end <= limit) {
-            return self.count;
+        if self.0.last().is_none_or(|last| last.end <= limit) {
+            return self.0.total();
         }
-        self.map.range(..limit).map(|(start, end)| (*end).min(limit) - start).sum()
+        self.0.within(0..limit).map(|range| range.end - range.start).sum()
     }
 
     /// The end of what is there from `start` on without a gap; `start` if nothing is.
     pub fn contiguous(&self, start: Bytes) -> Bytes {
-        let start = start.get();
-        let reached = self.map.range(..=start).next_back().map_or(start, |(_, end)| (*end).max(start));
-        Bytes::new(reached)
+        Bytes::new(self.0.reach(start.get()))
     }
 }
 

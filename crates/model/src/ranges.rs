@@ -5,59 +5,81 @@ use std::ops::Range;
 
 /// A set of `u64` as disjoint, non-adjacent, rising ranges. Adding at the end, the usual case, is O(1).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct RangeSet {
+pub struct RangeSet {
     ranges: VecDeque<Range<u64>>,
     total: u64,
 }
 
 impl RangeSet {
     /// How many ranges.
-    pub(crate) fn ranges(&self) -> usize {
+    pub fn ranges(&self) -> usize {
         self.ranges.len()
     }
 
-    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Range<u64>> {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The ranges in rising order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Range<u64>> {
         self.ranges.iter()
     }
 
-    pub(crate) fn first(&self) -> Option<Range<u64>> {
+    /// The lowest range.
+    pub fn first(&self) -> Option<Range<u64>> {
         self.ranges.front().cloned()
     }
 
-    pub(crate) fn last(&self) -> Option<Range<u64>> {
+    /// The highest range.
+    pub fn last(&self) -> Option<Range<u64>> {
         self.ranges.back().cloned()
     }
 
-    pub(crate) fn pop_first(&mut self) -> Option<Range<u64>> {
+    /// Takes the lowest range out.
+    pub fn pop_first(&mut self) -> Option<Range<u64>> {
         let first = self.ranges.pop_front()?;
         self.total -= first.end - first.start;
         Some(first)
     }
 
     /// How many numbers.
-    pub(crate) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         self.total
     }
 
     /// What it has within `range`.
-    pub(crate) fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let from = self.ranges.partition_point(|of| of.end <= range.start);
         let of = self.ranges.range(from..).take_while(move |of| of.start < range.end);
-        of.map(move |of| of.start.max(range.start)..of.end.min(range.end))
+        of.map(move |of| of.start.max(range.start)..of.end.min(range.end)).filter(|of| !of.is_empty())
+    }
+
+    /// What of `range` it does not have.
+    pub fn without(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let starts = std::iter::once(range.start).chain(self.within(range.clone()).map(|of| of.end));
+        let ends = self.within(range.clone()).map(|of| of.start).chain(std::iter::once(range.end));
+        starts.zip(ends).filter(|(start, end)| start < end).map(|(start, end)| start..end)
+    }
+
+    /// Up to where it goes on from `start` without a gap; `start` if it does not have that.
+    pub fn reach(&self, start: u64) -> u64 {
+        let at = self.ranges.partition_point(|of| of.end <= start);
+        self.ranges.get(at).filter(|of| of.start <= start).map_or(start, |of| of.end)
     }
 
     /// Whether it has all of `range`.
-    pub(crate) fn covers(&self, range: Range<u64>) -> bool {
+    pub fn covers(&self, range: Range<u64>) -> bool {
         self.within(range.clone()).next() == Some(range)
     }
 
     /// Bytes that it takes.
-    pub(crate) fn cost(&self) -> usize {
+    pub fn cost(&self) -> usize {
         self.ranges.len() * size_of::<Range<u64>>()
     }
 
     /// Adds `added`; whether all of it was new.
-    pub(crate) fn insert(&mut self, added: Range<u64>) -> bool {
+    pub fn insert(&mut self, added: Range<u64>) -> bool {
         if added.is_empty() {
             return true;
         }
@@ -86,7 +108,7 @@ impl RangeSet {
     }
 
     /// Takes `removed` out.
-    pub(crate) fn remove(&mut self, removed: Range<u64>) {
+    pub fn remove(&mut self, removed: Range<u64>) {
         let from = self.ranges.partition_point(|range| range.end <= removed.start);
         let to = self.ranges.partition_point(|range| range.start < removed.end);
         if removed.is_empty() || from >= to {
@@ -132,6 +154,10 @@ mod tests {
                 let part = start / 2..start + 7;
                 let inside: Vec<_> = model.range(part.clone()).copied().collect();
                 prop_assert_eq!(ranges.within(part.clone()).flatten().collect::<Vec<_>>(), inside.clone());
+                let outside: Vec<_> = part.clone().filter(|number| !model.contains(number)).collect();
+                prop_assert_eq!(ranges.without(part.clone()).flatten().collect::<Vec<_>>(), outside);
+                prop_assert_eq!(ranges.reach(start), (start..).find(|number| !model.contains(number)).unwrap());
+                prop_assert_eq!(ranges.is_empty(), model.is_empty());
                 prop_assert_eq!(ranges.covers(part.clone()), inside.len() as u64 == part.end - part.start);
             }
         }
