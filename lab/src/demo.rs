@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use braid_model::Bytes;
+use braid_plot::{self as plot, Run};
 use serde::Serialize;
 
+use crate::air;
 use crate::daemon::{Daemon, run_under};
 use crate::lab::Lab;
-use crate::plot::{self, Run};
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 use crate::workload::{self, Download, Record, Summary};
@@ -127,7 +128,7 @@ fn one(lab: &Lab, web: &Web, way: &Way, scheduler: Option<&str>, cut: bool, titl
     })?;
     let end = lab.age();
     drop(daemon);
-    let rates = |link| Ok(plot::rates(&lab.samples(link)?, SAMPLES_A_STEP, begin.as_secs_f64(), end.as_secs_f64()));
+    let rates = |link| Ok(air::rates(&lab.samples(link)?, SAMPLES_A_STEP, begin.as_secs_f64(), end.as_secs_f64()));
     let links = (0..lab.links().len()).map(rates).collect::<Result<_>>()?;
     let name = lab.links()[0].name();
     let events = [(CUT.0, format!("{name} dark")), (CUT.1, format!("{name} back"))];

@@ -29,7 +29,6 @@ pub mod demo;
 mod frame;
 mod lab;
 mod namespace;
-pub mod plot;
 pub mod relay;
 mod responder;
 mod spec;

@@ -57,12 +57,10 @@
 //! - Verdicts come in the order of [`About::claims`], one each. Where something differs from the paper, say why.
 //! - Names of charts become file names: `NAME.svg` for an empty name, else `NAME-CHART.svg`. Text is Markdown without tables.
 
-mod chart;
 mod report;
 mod results;
 mod sample;
 mod stats;
-mod svg;
 
 use braid_model::Time;
 use braid_netem::Random;
@@ -70,7 +68,7 @@ use serde::Serialize;
 
 use crate::pair::Quic;
 
-pub use chart::{Axis, Chart, Dot, Series, Shape};
+pub use braid_plot::{Axis, Chart, Dot, Series, Shape};
 pub use report::{Report, markdown};
 pub use results::{Claim, Judgement, Results, Table, Verdict};
 pub use sample::{Curve, Sample, Samples};

@@ -21,9 +21,9 @@ use super::{Settings, progress};
 use crate::browser::{self, PICTURES};
 use crate::frame::Way;
 use crate::lab::Lab;
-use crate::plot::{Run, stacked};
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
+use braid_plot::{Run, stacked};
 
 /// Of the single download: Mbit/s, round trip in milliseconds, share lost.
 const LINKS: [(&str, u64, u64, f64); 3] = [("wlan0", 20, 10, 0.0), ("eth0", 10, 60, 0.0), ("lte0", 5, 100, 0.01)];

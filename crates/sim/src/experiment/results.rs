@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::chart::Chart;
+use braid_plot::Chart;
 
 /// All that is shown of an experiment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::chart::{Dot, Series};
 use super::stats::Summary;
 use super::{Job, Point};
+use braid_plot::{Dot, Series};
 
 /// (x, y) pairs.
 pub type Curve = Vec<(f64, f64)>;

@@ -15,9 +15,9 @@ use crate::bench::progress;
 use crate::bench::report::{Figure, Report};
 use crate::daemon::Daemon;
 use crate::lab::Lab;
-use crate::plot::{Run, stacked};
 use crate::relay::Relay;
 use crate::spec::{LinkSpec, mbps, ms};
+use braid_plot::{Run, stacked};
 
 /// Name, Mbit/s, and the round trip in milliseconds.
 const LINKS: [(&str, u64, u64); 2] = [("wlan0", 3, 20), ("lte0", 10, 20)];

@@ -97,7 +97,7 @@ impl Axis {
     }
 
     /// The label with its unit.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         if self.unit.is_empty() { self.label.clone() } else { format!("{} ({})", self.label, self.unit) }
     }
 }
@@ -123,7 +123,8 @@ pub struct Dot {
 }
 
 impl Dot {
-    pub(super) fn is_finite(&self) -> bool {
+    /// Whether it can be drawn.
+    pub fn is_finite(&self) -> bool {
         self.x.is_finite() && self.y.is_finite() && self.half.is_finite()
     }
 }

@@ -1,10 +1,10 @@
-//! Plots, written as SVG.
+//! What links brought over time in several runs: one row a run, the links' shares stacked.
 
 use std::fmt::Write as _;
 
-use braid_model::{Bytes, Rate};
+use braid_model::Rate;
 
-use crate::air::Sample;
+use super::svg::{self, colour, escape, nice, number};
 
 const WIDTH: f64 = 900.0;
 const ROW: f64 = 190.0;
@@ -14,8 +14,6 @@ const TOP: f64 = 66.0;
 const BOTTOM: f64 = 46.0;
 /// Space between rows, where a row's title stands.
 const GAP: f64 = 46.0;
-/// Colours that people with any colour vision tell apart (Okabe and Ito).
-const COLOURS: [&str; 7] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"];
 
 /// One run: goodput of every link over time.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,16 +26,6 @@ pub struct Run {
     pub events: Vec<(f64, String)>,
 }
 
-/// Rates towards the client between samples, averaged over `every` of them, from `begin` to `end` seconds, which becomes 0.
-pub fn rates(samples: &[Sample], every: usize, begin: f64, end: f64) -> Vec<(f64, Rate)> {
-    let within: Vec<_> = samples.iter().filter(|s| (begin..=end).contains(&s.at.as_secs_f64())).step_by(every.max(1)).collect();
-    let rate = |from: &Sample, to: &Sample| {
-        let moved: Bytes = to.down.saturating_sub(from.down);
-        (to.at.as_secs_f64() - begin, moved.per(to.at.saturating_sub(from.at)))
-    };
-    within.windows(2).map(|pair| rate(pair[0], pair[1])).collect()
-}
-
 /// The runs below each other, on one scale, with the links' shares stacked.
 pub fn stacked(title: &str, names: &[String], runs: &[Run]) -> String {
     let span = runs.iter().flat_map(|run| &run.links).flatten().map(|(at, _)| *at).fold(1.0, f64::max);
@@ -47,13 +35,8 @@ pub fn stacked(title: &str, names: &[String], runs: &[Run]) -> String {
     let height = TOP + runs.len() as f64 * (ROW + GAP) + BOTTOM - GAP + 12.0;
     let x = |seconds: f64| LEFT + seconds / span * (WIDTH - LEFT - RIGHT);
 
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" height=\"{height:.0}\" \
-         font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#222222\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <text x=\"{LEFT}\" y=\"22\" font-size=\"16\" font-weight=\"bold\">{}</text>\n",
-        escape(title)
-    );
+    let mut svg = svg::begin(title, WIDTH, height);
+    let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"22\" font-size=\"16\" font-weight=\"bold\">{}</text>", escape(title));
     legend(&mut svg, names);
     for (number, run) in runs.iter().enumerate() {
         let top = TOP + 12.0 + number as f64 * (ROW + GAP);
@@ -91,15 +74,10 @@ fn mbps(rate: Rate) -> f64 {
     rate.bps() as f64 / 1e6
 }
 
-/// The least of 1, 2, 5 times a power of ten that is not below `step`.
-fn nice(step: f64) -> f64 {
-    let power = 10f64.powf(step.max(1e-3).log10().floor());
-    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|value| *value >= step * 0.999).unwrap_or(step)
-}
-
 fn legend(svg: &mut String, names: &[String]) {
     let mut at = LEFT;
-    for (name, colour) in names.iter().zip(COLOURS.iter().cycle()) {
+    for (index, name) in names.iter().enumerate() {
+        let colour = colour(index);
         let _ = writeln!(svg, "<rect x=\"{at:.1}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{colour}\"/>");
         let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"44\">{}</text>", at + 17.0, escape(name));
         at += 42.0 + 7.0 * name.chars().count() as f64;
@@ -118,12 +96,12 @@ fn grid(
     for step in 0..=(most / y_step).round() as u32 {
         let (value, at) = (f64::from(step) * y_step, y(f64::from(step) * y_step));
         let _ = writeln!(svg, "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#dddddd\"/>");
-        let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", LEFT - 6.0, at + 4.0, number(value));
+        let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", LEFT - 6.0, at + 4.0, number(value, y_step));
     }
     for step in 0..=(span / x_step + 1e-9).floor() as u32 {
         let (value, at) = (f64::from(step) * x_step, x(f64::from(step) * x_step));
         let _ = writeln!(svg, "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{bottom:.1}\" y2=\"{:.1}\" stroke=\"#222222\"/>", bottom + 4.0);
-        let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>", bottom + 17.0, number(value));
+        let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>", bottom + 17.0, number(value, x_step));
     }
     let _ = writeln!(svg, "<path d=\"M{LEFT} {top:.1}V{bottom:.1}H{right}\" fill=\"none\" stroke=\"#222222\"/>");
 }
@@ -132,7 +110,8 @@ fn grid(
 fn areas(svg: &mut String, run: &Run, x: &impl Fn(f64) -> f64, y: &impl Fn(f64) -> f64) {
     let length = run.links.iter().map(Vec::len).min().unwrap_or(0);
     let mut floor = vec![0.0; length];
-    for (link, colour) in run.links.iter().zip(COLOURS.iter().cycle()) {
+    for (index, link) in run.links.iter().enumerate() {
+        let colour = colour(index);
         let ceiling: Vec<f64> = floor.iter().zip(link).map(|(below, (_, rate))| below + mbps(*rate)).collect();
         let begin = |i: usize| if i == 0 { 0.0 } else { link[i - 1].0 };
         let mut path = String::from("M");
@@ -149,32 +128,9 @@ fn areas(svg: &mut String, run: &Run, x: &impl Fn(f64) -> f64, y: &impl Fn(f64) 
     }
 }
 
-fn number(value: f64) -> String {
-    if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { format!("{value:.1}") }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn rates_are_those_between_samples() {
-        let sample = |ms, down| Sample { at: Duration::from_millis(ms), up: Bytes::ZERO, down: Bytes::new(down) };
-        let samples = [sample(0, 0), sample(100, 1_000), sample(200, 251_000), sample(300, 251_000), sample(400, 501_000)];
-        let found = rates(&samples, 1, 0.1, 0.3);
-        assert_eq!(found.iter().map(|(_, rate)| *rate).collect::<Vec<_>>(), [Rate::from_mbps(20), Rate::ZERO]);
-        assert_eq!(rates(&samples, 2, 0.0, 0.4)[1].1, Bytes::new(250_000).per(Duration::from_millis(200)));
-    }
-
-    #[test]
-    fn axes_have_round_steps() {
-        assert_eq!([0.13, 1.0, 1.1, 3.0, 9.0].map(nice), [0.2, 1.0, 2.0, 5.0, 10.0]);
-    }
 
     #[test]
     fn a_plot_names_its_links_runs_events_and_units() {

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::chart::{Axis, Chart, Dot, Series, Shape};
+use super::svg::{self, colour, escape, nice, number};
 
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 400.0;
@@ -13,8 +14,6 @@ const BOTTOM: f64 = 46.0;
 const CHARACTER: f64 = 7.0;
 /// Characters of a title that fit beside each other.
 const TITLE: usize = 62;
-/// Colours that people with any colour vision tell apart (Okabe and Ito).
-const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333", "#999999"];
 /// Dashes of lines, so that colour is not needed.
 const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
 /// More bars than this have no room for their values.
@@ -33,12 +32,7 @@ fn draw(chart: &Chart) -> String {
     let legend_top = 16.0 + 18.0 * title.len() as f64;
     let area = Area::new(chart, legend_top + 18.0 * rows + 8.0);
 
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
-         font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#222222\">\n\
-         <title>{}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
-        escape(&chart.title)
-    );
+    let mut svg = svg::begin(&chart.title, WIDTH, HEIGHT);
     for (line, text) in title.iter().enumerate() {
         let y = 22.0 + 18.0 * line as f64;
         let _ = writeln!(svg, "<text x=\"14\" y=\"{y}\" font-size=\"14\" font-weight=\"bold\">{}</text>", escape(text));
@@ -83,10 +77,6 @@ fn layout(series: &[Series]) -> Vec<(f64, f64)> {
         x += width;
     }
     places
-}
-
-fn colour(index: usize) -> &'static str {
-    COLOURS[index % COLOURS.len()]
 }
 
 fn dash(index: usize) -> String {
@@ -290,33 +280,6 @@ impl Area {
     }
 }
 
-/// The least of 1, 2, 5 times a power of ten that is not below `step`. By multiplication only: logarithms differ between machines.
-fn nice(step: f64) -> f64 {
-    if !(step > 1e-300 && step < 1e300) {
-        return 1.0;
-    }
-    let mut power = 1.0;
-    while power > step {
-        power /= 10.0;
-    }
-    while power * 10.0 <= step {
-        power *= 10.0;
-    }
-    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|value| *value >= step * 0.999_999).unwrap_or(step)
-}
-
-/// With as many places as the step needs.
-fn number(value: f64, step: f64) -> String {
-    let mut scaled = step.abs();
-    let mut places = 0;
-    while places < 9 && (scaled - scaled.round()).abs() > 1e-6 * scaled {
-        scaled *= 10.0;
-        places += 1;
-    }
-    let text = format!("{value:.places$}");
-    if text.trim_start_matches(['-', '0', '.']).is_empty() { "0".to_owned() } else { text }
-}
-
 /// Breaks a text between words so that no line is longer than `most` characters, as far as words allow.
 fn wrap(text: &str, most: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
@@ -332,10 +295,6 @@ fn wrap(text: &str, most: usize) -> Vec<String> {
     lines
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -345,13 +304,6 @@ mod tests {
             name: "a < b".to_owned(),
             dots: vec![Dot { x: 1.0, y: 2.0, half: 0.5 }, Dot { x: 3.0, y: 4.0, half: 0.0 }],
         }])
-    }
-
-    #[test]
-    fn steps_are_round_at_any_scale() {
-        assert_eq!([0.13, 1.0, 1.1, 3.0, 9.0, 4200.0].map(nice), [0.2, 1.0, 2.0, 5.0, 10.0, 5000.0]);
-        assert_eq!([f64::NAN, 0.0, f64::INFINITY].map(nice), [1.0; 3]);
-        assert_eq!([number(2.5, 0.5), number(2.0, 1.0), number(-0.0, 0.1), number(0.25, 0.05)], ["2.5", "2", "0", "0.25"]);
     }
 
     #[test]
