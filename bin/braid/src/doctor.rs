@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use braid_api::{Check, DoctorReport, Link, LinkEntry, Mode, PolicyView, Status, Verdict};
+use braid_api::{Check, DoctorReport, Link, LinkEntry, LinkState, Mode, PolicyView, Status, Verdict};
 use braid_config as config;
 use braid_control::config::{Config, Detect};
 use braid_daemon::default_config;
@@ -122,7 +122,7 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
 /// The links as the daemon has them, and `[[link]]` entries that no device answers to.
 fn links(links: &[Link], entries: &[LinkEntry]) -> doctor::Check {
     // One of which nothing is known yet is used like one that lives.
-    let carries = |link: &&Link| matches!(link.state.as_str(), "up" | "unknown" | "backup");
+    let carries = |link: &&Link| matches!(link.state, LinkState::Up | LinkState::Unknown | LinkState::Backup);
     let stand = links.iter().map(|link| match &link.reason {
         Some(reason) if !carries(&link) => format!("{} is {}: {reason}", link.name, link.state),
         _ => format!("{} is {}", link.name, link.state),
@@ -137,7 +137,7 @@ fn links(links: &[Link], entries: &[LinkEntry]) -> doctor::Check {
         Some("compare the entry with the names that `ip link` shows; after a change `braid reload`")
     } else if links.iter().filter(carries).count() > 1 {
         None
-    } else if !links.is_empty() && links.iter().all(|link| link.state == "excluded") {
+    } else if !links.is_empty() && links.iter().all(|link| link.state == LinkState::Excluded) {
         Some("every link is excluded: take role = \"excluded\" from a [[link]] entry, then `braid reload`")
     } else {
         Some("with less than two links that carry there is nothing to choose: `braid links` tells more of each")

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use braid_api::{Accepted, JoinRequest, Peer};
+use braid_api::{Accepted, JoinRequest, Peer, PeerKind, PeerState};
 use braid_peer::invite::Invite;
 
 use crate::cli::Join;
@@ -31,7 +31,7 @@ pub(crate) fn run(join: Join) -> anyhow::Result<()> {
     loop {
         let peers: Vec<Peer> = client::list(socket, "/v1/peers")?;
         // It may have been left meanwhile, or be known by another name.
-        let Some(peer) = peers.into_iter().find(|peer| peer.kind == "relay" && ours(peer)) else { return Ok(()) };
+        let Some(peer) = peers.into_iter().find(|peer| peer.kind == PeerKind::Relay && ours(peer)) else { return Ok(()) };
         if let Some(text) = outcome(&peer, begin.elapsed() >= PATIENCE) {
             return Ok(writeln!(io::stdout(), "{}", printable_lines(&text))?);
         }
@@ -42,15 +42,14 @@ pub(crate) fn run(join: Join) -> anyhow::Result<()> {
 /// What came of it; `None`: that cannot be told yet.
 fn outcome(peer: &Peer, late: bool) -> Option<String> {
     let because = peer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    let good: Vec<&str> =
-        peer.paths.iter().filter(|path| matches!(path.state.as_str(), "good" | "backup")).map(|path| path.link.as_str()).collect();
-    match peer.state.as_str() {
+    let good: Vec<&str> = peer.paths.iter().filter(|path| path.state.delivers()).map(|path| path.link.as_str()).collect();
+    match peer.state {
         // The other links' paths come a round trip later.
-        "up" if late || good.len() == peer.paths.len() => Some(match &good[..] {
+        PeerState::Up if late || good.len() == peer.paths.len() => Some(match &good[..] {
             [] => format!("{} is reached", peer.name),
             links => format!("{} is reached over {}", peer.name, links.join(", ")),
         }),
-        "refused" => Some(format!("{} refuses{because}", peer.name)),
+        PeerState::Refused => Some(format!("{} refuses{because}", peer.name)),
         _ if late => Some(format!(
             "{} gave no answer yet{because}; it is dialled again and again: see that {} is its address, and that UDP gets there; until then flows \
              go direct",

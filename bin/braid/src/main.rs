@@ -162,7 +162,7 @@ fn relays(daemon: &Daemon) -> Option<Vec<String>> {
 }
 
 fn relays_of(peers: Vec<Peer>) -> Vec<String> {
-    peers.into_iter().filter(|peer| peer.kind != "server").map(|peer| peer.name).collect()
+    peers.into_iter().filter(|peer| peer.kind != braid_api::PeerKind::Server).map(|peer| peer.name).collect()
 }
 
 fn check_file(check: &Check) -> anyhow::Result<ExitCode> {

@@ -2,7 +2,10 @@
 
 use std::io;
 
-use braid_api::{App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link, Outcome, Peer, PolicyView, Share, Status, Verdict};
+use braid_api::{
+    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link, LinkState, Outcome, PathState, Peer, PeerKind, PolicyView, Share,
+    Status, Verdict,
+};
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
@@ -20,10 +23,10 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
         page.toned(Tone::Doubtful, &format!("warning: {warning}"))?;
     }
     for peer in &status.peers {
-        let kind = if peer.kind == "server" { "server" } else { "relay" };
-        let good = peer.paths.iter().filter(|path| matches!(path.state.as_str(), "good" | "backup")).count();
+        let kind = if peer.kind == PeerKind::Server { "server" } else { "relay" };
+        let good = peer.paths.iter().filter(|path| path.state.delivers()).count();
         // A link without a path is none of them.
-        let paths = peer.paths.iter().filter(|path| path.state != "none").count();
+        let paths = peer.paths.iter().filter(|path| path.state != PathState::None).count();
         match &peer.reason {
             Some(reason) => page.toned(Tone::Doubtful, &format!("{kind} {}: {}: {reason}; flows go direct", peer.name, peer.state))?,
             None => page.line(format!("{kind} {}: {}, {good} of {paths} paths good", peer.name, peer.state))?,
@@ -43,7 +46,7 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     let row = |link: &Link| {
         vec![
             cell(Some(&link.name)),
-            state(&link.state),
+            state(link.state),
             cell(Some(&link.kind)),
             cell(rate(link.capacity_down_bps)),
             cell(rate(link.capacity_up_bps)),
@@ -91,7 +94,7 @@ fn link_details(page: &mut Page<'_>, link: &Link) -> io::Result<()> {
     let show = |value: Option<u64>| or_unknown(rate(value).map(|rate| rate.to_string()));
     let size = |value: Option<u64>| or_unknown(bytes(value).map(|bytes| bytes.to_string()));
     let list = |texts: &[String]| if texts.is_empty() { UNKNOWN.to_owned() } else { texts.join(", ") };
-    let tone = state_tone(&link.state);
+    let tone = state_tone(link.state);
     page.toned(tone, &format!("{} {} ({})", link.name, link.state, link.kind))?;
     let mut fact = |name: &str, text: String| page.line(format!("  {name:<11} {text}"));
     if let Some(reason) = &link.reason {
@@ -184,7 +187,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
     for peer in peers {
         let state = match &peer.reason {
             Some(reason) => format!("{}: {reason}", peer.state),
-            None => peer.state.clone(),
+            None => peer.state.to_string(),
         };
         let none = || cell(None::<&str>);
         let head = vec![
@@ -206,7 +209,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
                 cell(Some("")),
                 cell(Some("")),
                 cell(Some(&path.link)),
-                cell(Some(path.reason.as_ref().map_or(path.state.clone(), |reason| format!("{}: {reason}", path.state)))),
+                cell(Some(path.reason.as_ref().map_or(path.state.to_string(), |reason| format!("{}: {reason}", path.state)))),
                 cell(micros(path.rtt_us)),
                 cell(rate(path.rate_bps)),
                 cell(path.loss.map(|loss| format!("{:.1} %", loss * 100.0))),
@@ -367,7 +370,7 @@ fn shares(page: &mut Page<'_>, paths: &[Share]) -> io::Result<()> {
         let mut row = vec![
             toned(Some(&share.link), tone),
             cell(Some(if share.allowed { "yes" } else { "no" })),
-            cell(Some(share.state.as_deref().unwrap_or("none"))),
+            cell(Some(share.state.unwrap_or_default())),
             cell(share.share.map(|share| format!("{:.0} %", share * 100.0))),
             cell(bytes(Some(share.rx_bytes))),
             cell(bytes(Some(share.tx_bytes))),
@@ -443,15 +446,15 @@ pub(crate) fn doctor(page: &mut Page<'_>, report: &DoctorReport) -> io::Result<(
     Ok(())
 }
 
-fn state(state: &str) -> Cell {
+fn state(state: LinkState) -> Cell {
     toned(Some(state), state_tone(state))
 }
 
-fn state_tone(state: &str) -> Tone {
+fn state_tone(state: LinkState) -> Tone {
     match state {
-        "up" => Tone::Good,
-        "dead" | "down" => Tone::Bad,
-        "capped" | "backup" => Tone::Doubtful,
+        LinkState::Up => Tone::Good,
+        LinkState::Dead | LinkState::Down => Tone::Bad,
+        LinkState::Capped | LinkState::Backup => Tone::Doubtful,
         _ => Tone::Faint,
     }
 }

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::PathState;
+
 /// What to explain: a live flow by `flow`, or a flow to come by program and destination.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -87,7 +89,7 @@ pub struct Share {
     /// The flow may use it.
     pub allowed: bool,
     /// Its path's state, as in [`Path`](crate::Path); `null` without one.
-    pub state: Option<String>,
+    pub state: Option<PathState>,
     /// Why it carries nothing of the flow now.
     pub reason: Option<String>,
     /// Bytes of the flow received over it.

@@ -17,6 +17,7 @@ pub mod openapi;
 mod peer;
 mod policy;
 mod problem;
+mod state;
 mod status;
 
 pub use answer::{List, Listed, Versioned};
@@ -31,6 +32,7 @@ pub use live::{
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, ExcludeEntry, LinkEntry, PolicyView};
 pub use problem::{Finding, Problem};
+pub use state::{LinkState, PathState, PeerKind, PeerState};
 pub use status::{Accepted, Battery, Counters, Link, Status};
 
 /// The version of these types: a client refuses a higher one.

@@ -3,18 +3,20 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::{PathState, PeerKind, PeerState};
+
 /// A host that carries flows over several links.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Peer {
     /// What it is called here: a relay's name, which `relay` of an `[[app]]` entry may be; a server's address.
     pub name: String,
-    /// `relay`, which forwards; or `server`, the destination itself.
+    /// What it is.
     #[serde(default)]
-    pub kind: String,
+    pub kind: PeerKind,
     /// Where it may be found.
     pub address: String,
-    /// `connecting`, `up`, `unreachable`, `refused`; of servers also `idle`: no flow needs a bond now.
-    pub state: String,
+    /// Whether it can be reached.
+    pub state: PeerState,
     /// Why, where it is not up; of an `idle` server, why flows do not go straight to it.
     #[serde(default)]
     pub reason: Option<String>,
@@ -27,8 +29,8 @@ pub struct Peer {
 pub struct Path {
     /// The link's device.
     pub link: String,
-    /// `probing`, `good`, `suspect`, `dead`, `backup`; `none` for a link without a path to the peer.
-    pub state: String,
+    /// How it does; `none` for a link without a path to the peer.
+    pub state: PathState,
     /// Why there is none.
     #[serde(default)]
     pub reason: Option<String>,

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::LinkState;
+
 /// The daemon at a glance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
@@ -91,8 +93,8 @@ pub struct Counters {
 pub struct Link {
     /// The device's name.
     pub name: String,
-    /// `up`, `dead`, `down`, `backup`, `capped`, `excluded`, `unknown`.
-    pub state: String,
+    /// Whether it can be given flows.
+    pub state: LinkState,
     /// `wired`, `wireless`, `cellular`, `vpn`, `virtual`.
     pub kind: String,
     /// Its addresses with prefix lengths.

@@ -238,7 +238,11 @@ impl History {
         for flow in todo.stuck {
             assert!(self.stuck.insert(flow.id), "{flow:?} is ended twice: {:#?}", self.told);
             let sound = self.devices.get(&flow.link.0).filter(|device| device.answering && device.facts.carrier);
-            let capped = self.core.links(self.now).iter().any(|link| link.name == format!("net{}", flow.link.0) && link.state == "capped");
+            let capped = self
+                .core
+                .links(self.now)
+                .iter()
+                .any(|link| link.name == format!("net{}", flow.link.0) && link.state == braid_api::LinkState::Capped);
             let sound = sound.is_some_and(|device| self.now.since(device.since) > SOUND) && !capped;
             assert!(flow.tunnelled || !sound, "{flow:?} is ended on a sound link: {:#?}", self.told);
             self.core.steering().close(self.now, flow.id);
@@ -495,7 +499,8 @@ impl History {
         assert!(slots.len() == names.len() && !slots.contains(&None), "each link has a slot of its own: {:#?}", self.told);
         let states: Vec<_> = links.iter().map(|link| (&link.name, &link.state)).collect();
         let configured = |device: &&Device| device.facts.carrier;
-        let uncapped = |device: &&Device| links.iter().any(|link| link.name == device.facts.name && link.state != "capped");
+        let uncapped =
+            |device: &&Device| links.iter().any(|link| link.name == device.facts.name && link.state != braid_api::LinkState::Capped);
         let usable = |device: &Device| params.usable.v4.contains(of(&device.facts.name).unwrap());
         for device in self.devices.values() {
             assert!(!usable(device) || device.facts.carrier, "{} has no carrier: {:#?}", device.facts.name, self.told);

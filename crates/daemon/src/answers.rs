@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use braid_api::{Accepted, Status};
+use braid_api::{Accepted, PeerState, Status};
 use braid_config::ConfigErrors;
 use braid_config::settings;
 use braid_control::RequestError;
@@ -106,7 +106,7 @@ impl Daemon<'_> {
         let mut status = self.core.status(time);
         status.peers = self.peers.views(&self.core.known_servers(time));
         // Those that nothing uses now are for `braid peers`.
-        status.peers.retain(|peer| peer.state != "idle");
+        status.peers.retain(|peer| peer.state != PeerState::Idle);
         status.config = self.handler.settings.path().map(|path| path.display().to_string());
         status.warnings.extend(self.memory.trouble());
         status.warnings.extend(self.config_trouble.clone());

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use braid_api::{Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, Peer as PeerView};
+use braid_api::{
+    Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, PathState as ApiPathState, Peer as PeerView, PeerKind, PeerState,
+};
 use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
 use braid_control::RequestError;
 use braid_control::core::{Bonded, Ended, Grounds, Question, ServerNews};
@@ -396,45 +398,45 @@ impl Peers {
     pub fn views(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<PeerView> {
         let relay = |known: &Known| {
             let address = known.stored.addresses.first().cloned().unwrap_or_default();
-            self.peer_view(known.stored.name.clone(), "relay", address, &known.client)
+            self.peer_view(known.stored.name.clone(), PeerKind::Relay, address, &known.client)
         };
         let server = |(host, standing): (IpAddr, Standing<'_>)| {
             let (name, address) = (host.to_string(), SocketAddr::new(host, servers::PORT).to_string());
-            let without = |state: &str, reason| PeerView {
+            let without = |state, reason| PeerView {
                 name: host.to_string(),
-                kind: "server".to_owned(),
+                kind: PeerKind::Server,
                 address: SocketAddr::new(host, servers::PORT).to_string(),
-                state: state.to_owned(),
+                state,
                 reason,
                 paths: Vec::new(),
             };
             match standing {
-                Standing::Bonded(client) => self.peer_view(name, "server", address, client),
-                Standing::Idle(reason) => without("idle", reason),
-                Standing::AnotherKey => without("refused", Some(ANOTHER_KEY.to_owned())),
+                Standing::Bonded(client) => self.peer_view(name, PeerKind::Server, address, client),
+                Standing::Idle(reason) => without(PeerState::Idle, reason),
+                Standing::AnotherKey => without(PeerState::Refused, Some(ANOTHER_KEY.to_owned())),
             }
         };
         self.known.values().map(relay).chain(self.servers.list(known).into_iter().map(server)).collect()
     }
 
-    fn peer_view(&self, name: String, kind: &str, address: String, client: &Client) -> PeerView {
+    fn peer_view(&self, name: String, kind: PeerKind, address: String, client: &Client) -> PeerView {
         let (state, reason) = match &*client.state().borrow() {
-            State::Connecting => ("connecting", None),
-            State::Up => ("up", None),
-            State::Unreachable(reason) => ("unreachable", Some(reason.clone())),
-            State::Refused(reason) => ("refused", Some(reason.clone())),
-            State::AnotherKey => ("refused", Some(ANOTHER_KEY.to_owned())),
+            State::Connecting => (PeerState::Connecting, None),
+            State::Up => (PeerState::Up, None),
+            State::Unreachable(reason) => (PeerState::Unreachable, Some(reason.clone())),
+            State::Refused(reason) => (PeerState::Refused, Some(reason.clone())),
+            State::AnotherKey => (PeerState::Refused, Some(ANOTHER_KEY.to_owned())),
         };
         let found = client.paths();
         let mut paths: Vec<PathView> = found.iter().map(|(_, path)| self.path_view(path)).collect();
-        let missing = |link: &&BondLink| state == "up" && !found.iter().any(|(_, path)| usize::from(path.link) == link.slot);
+        let missing = |link: &&BondLink| state == PeerState::Up && !found.iter().any(|(_, path)| usize::from(path.link) == link.slot);
         paths.extend(self.links.iter().filter(missing).map(|link| PathView {
             link: link.device.clone(),
-            state: "none".to_owned(),
+            state: ApiPathState::None,
             reason: why_no_path(link, &name, &[]),
             ..PathView::default()
         }));
-        PeerView { name, kind: kind.to_owned(), address, state: state.to_owned(), reason, paths }
+        PeerView { name, kind, address, state, reason, paths }
     }
 
     /// The flows that peers carry, for `GET /v1/flows`.
@@ -533,7 +535,7 @@ impl Peers {
         let sent = path.delivered.get() + path.lost.get();
         PathView {
             link: self.device(path.link),
-            state: state_name(path).to_owned(),
+            state: path_state(path),
             reason: None,
             rtt_us: Some(path.srtt.as_micros() as u64),
             cwnd: Some(path.window.get()),
@@ -640,13 +642,13 @@ fn why_no_path(link: &BondLink, peer: &str, states: &[PathState]) -> Option<Stri
     }
 }
 
-fn state_name(path: &BondPath) -> &'static str {
+fn path_state(path: &BondPath) -> ApiPathState {
     match path.state {
-        PathState::Good if path.backup => "backup",
-        PathState::Probing => "probing",
-        PathState::Good => "good",
-        PathState::Suspect => "suspect",
-        PathState::Dead => "dead",
+        PathState::Good if path.backup => ApiPathState::Backup,
+        PathState::Probing => ApiPathState::Probing,
+        PathState::Good => ApiPathState::Good,
+        PathState::Suspect => ApiPathState::Suspect,
+        PathState::Dead => ApiPathState::Dead,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use braid_api::{Link, Status};
+use braid_api::{Link, LinkState, Status};
 
 /// Writes `status` as metrics.
 pub(super) fn text(status: &Status) -> String {
@@ -31,7 +31,7 @@ pub(super) fn text(status: &Status) -> String {
     metric(&mut out, "braid_battery_level_ratio", "gauge", "Charge of the batteries.", battery);
     type Read = fn(&Link) -> Option<f64>;
     let per_link: [(&str, &str, &str, Read); 10] = [
-        ("braid_link_up", "gauge", "1 while the link may be given flows.", |link| Some(f64::from(u8::from(link.state == "up")))),
+        ("braid_link_up", "gauge", "1 while the link may be given flows.", |link| Some(f64::from(u8::from(link.state == LinkState::Up)))),
         ("braid_link_flows", "gauge", "Live flows on the link.", |link| Some(link.flows as f64)),
         ("braid_link_capacity_down_bps", "gauge", "Estimated capacity towards this machine.", |link| {
             link.capacity_down_bps.map(|v| v as f64)

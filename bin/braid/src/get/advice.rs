@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use braid_api::{ExplainRequest, Explanation, Outcome, PolicyView};
+use braid_api::{ExplainRequest, Explanation, LinkState, Outcome, PolicyView};
 use braid_fetch::Download;
 use braid_model::{Bytes, Rate};
 
@@ -51,13 +51,13 @@ impl Advice {
 
     /// Why nothing may go over it though it may work: it is excluded, or its allowance is used up.
     pub(super) fn withholds(&self, name: &str) -> Option<String> {
-        let link = self.link(name).filter(|link| matches!(link.state.as_str(), "excluded" | "capped"))?;
+        let link = self.link(name).filter(|link| matches!(link.state, LinkState::Excluded | LinkState::Capped))?;
         Some(link.reason.clone().unwrap_or_else(|| format!("the daemon calls it {}", link.state)))
     }
 
     /// Whether the daemon would use it now: neither dead nor kept for later.
     pub(super) fn open(&self, name: &str) -> bool {
-        self.link(name).is_none_or(|link| matches!(link.state.as_str(), "up" | "unknown"))
+        self.link(name).is_none_or(|link| matches!(link.state, LinkState::Up | LinkState::Unknown))
     }
 
     /// The rule that forbids `braid get` this link.

@@ -1,6 +1,6 @@
 //! What `braid top` shows: a function of what it knows and of the terminal's size.
 
-use braid_api::Link;
+use braid_api::{Link, LinkState};
 use braid_model::{Bytes, Rate, printable};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -104,7 +104,7 @@ type LinkColumn = (&'static str, u16, fn(&Model, &Link) -> Cell<'static>);
 
 const LINK_COLUMNS: [LinkColumn; 9] = [
     ("LINK", 10, |_, link| Cell::from(printable(&link.name))),
-    ("STATE", 8, |_, link| Cell::from(link.state.clone()).style(state_style(&link.state))),
+    ("STATE", 8, |_, link| Cell::from(link.state.to_string()).style(state_style(link.state))),
     ("DOWN", 12, |model, link| rate(model.sample(&link.name).and_then(|sample| sample.rx_bps).or(link.rate_down_bps))),
     ("UP", 12, |model, link| rate(model.sample(&link.name).and_then(|sample| sample.tx_bps).or(link.rate_up_bps))),
     ("RTT", 8, |_, link| right(micros(link.rtt_us))),
@@ -246,7 +246,7 @@ fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         rows.push(Row::new([name, Cell::from(printable(&format!("{}{reason}", peer.state)))]));
         for path in &peer.paths {
             let facts = [
-                Some(path.reason.as_ref().map_or(path.state.clone(), |reason| format!("{}: {reason}", path.state))),
+                Some(path.reason.as_ref().map_or(path.state.to_string(), |reason| format!("{}: {reason}", path.state))),
                 path.rate_bps.map(|bps| format!("up to {} up", Rate::from_bps(bps))),
                 micros(path.rtt_us),
                 percent(path.loss).map(|loss| format!("loss {loss}")),
@@ -295,11 +295,11 @@ fn keys(model: &Model) -> Line<'static> {
     Line::from(text).style(Style::new().add_modifier(Modifier::DIM))
 }
 
-fn state_style(state: &str) -> Style {
+fn state_style(state: LinkState) -> Style {
     match state {
-        "up" => Style::new().fg(Color::Green),
-        "dead" | "down" => Style::new().fg(Color::Red),
-        "excluded" => Style::new().add_modifier(Modifier::DIM),
+        LinkState::Up => Style::new().fg(Color::Green),
+        LinkState::Dead | LinkState::Down => Style::new().fg(Color::Red),
+        LinkState::Excluded => Style::new().add_modifier(Modifier::DIM),
         _ => Style::new().fg(Color::Yellow),
     }
 }

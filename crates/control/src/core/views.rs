@@ -168,6 +168,18 @@ impl<S: Steering> Core<S> {
     }
 }
 
+fn api_state(state: braid_model::LinkState) -> braid_api::LinkState {
+    match state {
+        braid_model::LinkState::Up => braid_api::LinkState::Up,
+        braid_model::LinkState::Dead => braid_api::LinkState::Dead,
+        braid_model::LinkState::Down => braid_api::LinkState::Down,
+        braid_model::LinkState::Backup => braid_api::LinkState::Backup,
+        braid_model::LinkState::Capped => braid_api::LinkState::Capped,
+        braid_model::LinkState::Excluded => braid_api::LinkState::Excluded,
+        braid_model::LinkState::Unknown => braid_api::LinkState::Unknown,
+    }
+}
+
 fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection::LinkLoad>, energy: Option<LinkEnergy>) -> LinkView {
     let capacity = |direction| link.estimate(direction, now);
     let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
@@ -181,7 +193,7 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
     let moved = link.moved();
     LinkView {
         name: link.facts.name.clone(),
-        state: link.state().to_string(),
+        state: api_state(link.state()),
         kind: link.facts.kind.to_string(),
         addresses: link.facts.addresses.iter().map(ToString::to_string).collect(),
         capacity_down_bps: known(&down),

@@ -1,5 +1,6 @@
 //! Links come, die, return and fill up.
 
+use braid_api::LinkState;
 use std::time::Duration;
 
 use braid_api::Link;
@@ -176,7 +177,7 @@ fn two_links_with_one_address_are_refused_with_the_reason() {
     assert_eq!(world.used(), ["wlan0"]);
     let now = world.now;
     let lte = world.core.links(now).into_iter().find(|link| link.name == "lte0").unwrap();
-    assert_eq!(lte.state, "excluded");
+    assert_eq!(lte.state, LinkState::Excluded);
     assert!(lte.reason.unwrap().contains("10.0.1.2"));
 }
 
@@ -188,13 +189,13 @@ fn a_link_beyond_the_thirty_second_is_shown_with_the_reason() {
     let links = world.core.links(world.now);
     assert_eq!(links.len(), 33);
     let last = links.iter().find(|link| link.name == "eth33").unwrap();
-    assert_eq!((last.state.as_str(), last.flows), ("excluded", 0));
+    assert_eq!((last.state, last.flows), (LinkState::Excluded, 0));
     assert!(last.reason.as_ref().unwrap().contains("more links than the 32"), "{last:?}");
-    assert!(links.iter().filter(|link| link.name != "eth33").all(|link| link.state != "excluded"));
+    assert!(links.iter().filter(|link| link.name != "eth33").all(|link| link.state != LinkState::Excluded));
     world.devices.remove(0);
     world.set_network();
     let links = world.core.links(world.now);
-    assert!(links.len() == 32 && links.iter().all(|link| link.state != "excluded"), "it has the slot of one that is gone");
+    assert!(links.len() == 32 && links.iter().all(|link| link.state != LinkState::Excluded), "it has the slot of one that is gone");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What the configuration asks for: schedulers, rules, preferences.
 
+use braid_api::LinkState;
 use std::time::Duration;
 
 use braid_control::config::Config;
@@ -156,7 +157,7 @@ fn a_new_configuration_holds_for_new_flows_and_keeps_what_was_learnt() {
     let now = world.now;
     assert_eq!(world.core.flows(now)[0].link, "wlan0", "a living flow stays where it is");
     let wlan = world.core.links(now).into_iter().find(|link| link.name == "wlan0").unwrap();
-    assert_eq!((wlan.state.as_str(), wlan.rx_bytes), ("backup", Some(5000)));
+    assert_eq!((wlan.state, wlan.rx_bytes), (LinkState::Backup, Some(5000)));
 }
 
 #[test]

@@ -126,7 +126,7 @@ impl World {
 
     pub(crate) fn state(&mut self, name: &str) -> String {
         let now = self.now;
-        self.core.links(now).into_iter().find(|link| link.name == name).map_or("absent".to_owned(), |link| link.state)
+        self.core.links(now).into_iter().find(|link| link.name == name).map_or("absent".to_owned(), |link| link.state.to_string())
     }
 }
 

@@ -9,7 +9,7 @@ use braid_control::core::Grounds;
 use braid_model::{Direction, Time};
 use braid_transport::client::State;
 
-use super::{Carried, Peers, state_name, why_no_path};
+use super::{Carried, Peers, path_state, why_no_path};
 
 impl Peers {
     /// Keeps why a flow is carried, for as long as it is.
@@ -88,7 +88,7 @@ impl Peers {
         }
         for (link, path) in &best {
             let share = links.entry(*link).or_insert_with(|| empty(*link));
-            share.state = Some(state_name(path).to_owned());
+            share.state = Some(path_state(path));
             share.rtt_us = Some(path.srtt.as_micros() as u64);
             share.rate_bps = Some(path.rate.bps()).filter(|rate| *rate > 0);
         }
@@ -106,7 +106,7 @@ impl Peers {
                     Some(format!("no path over it: {}", why.as_deref().unwrap_or("the link is gone")))
                 }
                 Some(path) if path.backup => Some("used only while no other is good".to_owned()),
-                Some(path) if path.state != PathState::Good => Some(format!("the path over it is {}", state_name(path))),
+                Some(path) if path.state != PathState::Good => Some(format!("the path over it is {}", path_state(path))),
                 Some(_) => None,
             };
         }
