@@ -17,6 +17,7 @@
  * Fail open: nothing is touched when the heartbeat is old, the destination unknown, or anything at all goes wrong.
  */
 #include "flow.h"
+#include "redirect.bpf.c"
 
 /* ------------------------------------------------------------------ connect */
 
@@ -614,6 +615,33 @@ SEC("cgroup_skb/ingress")
 int braid_ingress(struct __sk_buff *skb)
 {
 	return count_packet(skb, 0);
+}
+
+/* ------------------------------------------------------------------ the end */
+
+SEC("cgroup/sock_release")
+int braid_release(struct bpf_sock *ctx)
+{
+	if (ctx->protocol == IPPROTO_TCP) {
+		__u64 cookie = bpf_get_socket_cookie(ctx);
+		struct connection *connection = in_place(cookie);
+		_Bool overflowed = !connection;
+
+		if (overflowed)
+			connection = bpf_map_lookup_elem(&overflow, &cookie);
+		if (connection) {
+			end_flow(as_number(ctx), &connection->flow, cookie);
+			if (overflowed)
+				bpf_map_delete_elem(&overflow, &cookie);
+		}
+	} else {
+		struct braid_flow *flow = bpf_sk_storage_get(&flows, ctx, NULL, 0);
+
+		if (flow)
+			end_flow(as_number(ctx), flow, flow->id);
+	}
+	part(ctx);
+	return ALLOW;
 }
 
 /* ------------------------------------------------------------------ what connections suffer */

@@ -393,29 +393,4 @@ BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, _
 	submit_quietly(event);
 }
 
-SEC("cgroup/sock_release")
-int braid_release(struct bpf_sock *ctx)
-{
-	if (ctx->protocol == IPPROTO_TCP) {
-		__u64 cookie = bpf_get_socket_cookie(ctx);
-		struct connection *connection = in_place(cookie);
-		_Bool overflowed = !connection;
-
-		if (overflowed)
-			connection = bpf_map_lookup_elem(&overflow, &cookie);
-		if (connection) {
-			end_flow(as_number(ctx), &connection->flow, cookie);
-			if (overflowed)
-				bpf_map_delete_elem(&overflow, &cookie);
-		}
-	} else {
-		struct braid_flow *flow = bpf_sk_storage_get(&flows, ctx, NULL, 0);
-
-		if (flow)
-			end_flow(as_number(ctx), flow, flow->id);
-	}
-	part(ctx);
-	return ALLOW;
-}
-
 #endif
