@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the programs share: maps, constants and counters. Included once, by braid.bpf.c. */
+/* What the programs share: maps, constants and counters. braid.bpf.c compiles all programs together, so there is one of each map. */
 #ifndef BRAID_MAPS_H
 #define BRAID_MAPS_H
 

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Shows a redirected socket the addresses it asked for. Attached only once something may be redirected. */
+/*
+ * What serves redirected sockets; connect and sendmsg redirect them. Attached only once something may be redirected.
+ *
+ *   getpeername4/6, getsockname4/6, recvmsg4/6  show a redirected socket the addresses it asked for.
+ *   state                                       notes where a redirected connection comes from.
+ */
 #include "redirect.h"
 
 SEC("cgroup/getpeername4")
@@ -108,4 +113,36 @@ int braid_recvmsg6(struct bpf_sock_addr *ctx)
 		ctx->user_port = bpf_htons(exchange->port);
 	}
 	return ALLOW;
+}
+
+/* Notes whose segments may claim the arrival: called when a handshake is answered. */
+BRAID_INLINE void note_source(struct sock *socket)
+{
+	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
+	struct braid_arrival *arrival;
+	__u32 port, address;
+
+	if (!own)
+		return;
+	arrival = arrival_of(own);
+	if (!arrival)
+		return;
+	address = own->address;
+	port = socket->__sk_common.skc_num;
+	if (own->by_port)
+		bpf_map_update_elem(&sources6, &port, &address, BPF_ANY);
+	else
+		arrival->source = socket->__sk_common.skc_rcv_saddr;
+	arrival->source_port = port;
+}
+
+/* Arguments: the socket, its old state and its new one. */
+SEC("tp_btf/inet_sock_set_state")
+int braid_state(__u64 *ctx)
+{
+	struct sock *socket = (void *)ctx[0];
+
+	if ((int)ctx[1] == TCP_SYN_SENT && (int)ctx[2] == TCP_ESTABLISHED && socket->sk_protocol == IPPROTO_TCP)
+		note_source(socket);
+	return 0;
 }

@@ -269,27 +269,6 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 	return 1;
 }
 
-/* Notes whose segments may claim the arrival: called when a handshake is answered. */
-BRAID_INLINE void note_source(struct sock *socket)
-{
-	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
-	struct braid_arrival *arrival;
-	__u32 port, address;
-
-	if (!own)
-		return;
-	arrival = arrival_of(own);
-	if (!arrival)
-		return;
-	address = own->address;
-	port = socket->__sk_common.skc_num;
-	if (own->by_port)
-		bpf_map_update_elem(&sources6, &port, &address, BPF_ANY);
-	else
-		arrival->source = socket->__sk_common.skc_rcv_saddr;
-	arrival->source_port = port;
-}
-
 /* The end of a redirected socket. What it has sent already may still wait for the daemon, which then takes it or forgets it in time. */
 BRAID_INLINE void part(struct bpf_sock *socket)
 {

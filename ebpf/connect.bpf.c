@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* connect4/6. TCP: binds the socket to its link, once, or turns it to the daemon. Connected UDP: marks it, and a rule routes the mark. */
+#include "steer.h"
+
+/* Takes back what an earlier connect of this UDP socket was given. A function of its own, for the sake of the stack. */
+static __attribute__((noinline)) int forget(struct bpf_sock_addr *ctx, struct bpf_sock *socket, __u32 mark)
+{
+	struct braid_flow *old = bpf_sk_storage_get(&flows, socket, NULL, 0);
+	__u32 none = 0;
+
+	if (old) {
+		end_flow(as_number(socket), old, old->id);
+		bpf_sk_storage_delete(&flows, socket);
+	}
+	if (is_ours(mark))
+		bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &none, sizeof(none));
+	return 0;
+}
+
+enum binding { BOUND, NOT_BOUND, ASTRAY };
+
+/*
+ * Binds by name and looks what that was: names can change hands before the daemon hears of it. By index would be simpler, but that
+ * "succeeds" for a device that is gone.
+ */
+BRAID_INLINE enum binding bind_device(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_slot *slot)
+{
+	__u32 none = 0;
+
+	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, (void *)slot->name, sizeof(slot->name)))
+		return NOT_BOUND;
+	if (socket->bound_dev_if == slot->ifindex)
+		return BOUND;
+	/* Unbinding is refused to unprivileged users. */
+	return bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none)) ? ASTRAY : NOT_BOUND;
+}
+
+BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now, __u32 bank,
+			   struct request *request)
+{
+	const struct braid_slot *slot;
+	enum binding binding;
+
+	request->id = bpf_get_socket_cookie(ctx);
+	if (choose(request, bank, 1))
+		return not_steered(request);
+	slot = &now->slots[request->slot & (BRAID_MAX_LINKS - 1)];
+	binding = bind_device(ctx, socket, slot);
+	if (binding != BOUND) {
+		unreserve(request);
+		request->strict |= binding == ASTRAY;
+		return not_steered(request);
+	}
+	if (follow(socket, now, request)) {
+		unreserve(request);
+		count(BRAID_COUNT_UNTRACKED);
+		return ALLOW;
+	}
+	count(BRAID_COUNT_STEERED);
+	return ALLOW;
+}
+
+BRAID_INLINE int steer_udp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now, __u32 bank,
+			   struct request *request)
+{
+	struct braid_flow *flow;
+	__u32 mark;
+
+	if (choose(request, bank, 0))
+		return not_steered(request);
+	mark = now->slots[request->slot & (BRAID_MAX_LINKS - 1)].mark;
+	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof(mark)))
+		return not_steered(request);
+	flow = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!flow) {
+		count(BRAID_COUNT_UNTRACKED);
+		return ALLOW;
+	}
+	fill(flow, now, request, bpf_get_socket_cookie(ctx), BRAID_FLOW_PENDING);
+	want_counting();
+	return ALLOW;
+}
+
+/* One that was steered directly, and so has a link's address, is never redirected. Port 0 only asks for the way there. */
+BRAID_INLINE _Bool may_redirect(const struct request *request)
+{
+	return request->port && !(request->source[0] | request->source[1] | request->source[3]);
+}
+
+static __attribute__((noinline)) int on_loopback(struct bpf_sock *socket, __u32 family)
+{
+	const struct sock *sk = as_number(socket);
+	__u32 addr[4];
+
+	if (family == 4)
+		return is_loopback4(BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr));
+	BPF_CORE_READ_INTO(&addr, sk, __sk_common.skc_v6_rcv_saddr);
+	return is_loopback6(addr);
+}
+
+BRAID_INLINE _Bool to_loopback(const struct request *request)
+{
+	return request->family == 4 ? is_loopback4(request->remote[3]) : is_loopback6(request->remote);
+}
+
+BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *socket, struct request *request, _Bool was_redirected)
+{
+	const struct braid_params *now;
+	struct socket_options asked;
+	int judgement;
+	__u32 bank;
+
+	now = acting(ctx, request, &bank);
+	if (!now)
+		return ALLOW;
+	request->protocol = ctx->protocol;
+	request->port = bpf_ntohs((__u16)ctx->user_port);
+	if (request->protocol == IPPROTO_TCP) {
+		if (read_tcp_socket_options(socket, &asked))
+			return ALLOW;
+		if (asked.device && is_followed(ctx))
+			return ALLOW; /* a retry keeps its link */
+	} else {
+		read_socket_options(socket, &asked);
+		forget(ctx, socket, asked.mark);
+	}
+	if (asked.device || (asked.locks & SOCK_BINDADDR_LOCK) || (asked.mark && !is_ours(asked.mark)) ||
+	    (request->protocol == IPPROTO_UDP && (asked.locks & SOCK_BINDPORT_LOCK)) || !steerable(request)) {
+		count(BRAID_COUNT_LEFT);
+		return ALLOW;
+	}
+	/* What a redirected socket had on the loopback binds it to no link. */
+	if (request->protocol == IPPROTO_UDP && !was_redirected)
+		read_source(socket, request);
+	read_caller(request);
+	judgement = judge(request, bank);
+	if (judgement == FAIL)
+		return refuse();
+	if (judgement == LEAVE_ALONE) {
+		count(BRAID_COUNT_LEFT);
+		return ALLOW;
+	}
+	if (request->redirect && may_redirect(request)) {
+		if (request->protocol == IPPROTO_TCP ? redirect(ctx, request, bank) : redirect_datagrams(ctx, request, bank, 1))
+			return ALLOW;
+	}
+	return request->protocol == IPPROTO_TCP ? steer_tcp(ctx, socket, now, bank, request) : steer_udp(ctx, socket, now, bank, request);
+}
+
+BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *request)
+{
+	struct bpf_sock *socket = ctx->sk;
+	_Bool was_redirected;
+	int verdict;
+
+	if (!socket || (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP))
+		return ALLOW;
+	was_redirected = clear_redirect_state(socket);
+	if (was_redirected && ctx->protocol == IPPROTO_UDP)
+		was_redirected = on_loopback(socket, request->family);
+	verdict = decide_connect(ctx, socket, request, was_redirected);
+	/* A UDP socket keeps its source address: from the loopback it would reach nobody. It may disconnect, and connect again. */
+	if (verdict == ALLOW && was_redirected && !request->loopback && ctx->protocol == IPPROTO_UDP && !to_loopback(request))
+		return refuse();
+	return verdict;
+}
+
+SEC("cgroup/connect4")
+int braid_connect4(struct bpf_sock_addr *ctx)
+{
+	struct request request = {};
+	int verdict;
+
+	set_remote4(&request, ctx->user_ip4);
+	verdict = intercept_connect(ctx, &request);
+	if (request.loopback) {
+		ctx->user_ip4 = request.loopback;
+		ctx->user_port = request.listener;
+	}
+	return verdict;
+}
+
+SEC("cgroup/connect6")
+int braid_connect6(struct bpf_sock_addr *ctx)
+{
+	struct request request = { .family = 6 };
+	int verdict;
+
+	read_address6(ctx, request.remote);
+	if (is_mapped(request.remote))
+		request.family = 4;
+	verdict = intercept_connect(ctx, &request);
+	if (request.loopback) {
+		__u32 to[4] = { 0, 0, request.by_port ? 0 : bpf_htonl(0xffff), request.by_port ? bpf_htonl(1) : request.loopback };
+
+		write_address6(ctx, to);
+		ctx->user_port = request.listener;
+	}
+	return verdict;
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* sendmsg4/6, of unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon. */
+#include "steer.h"
+
+/* Notes on a socket that it sends datagrams, and to whom last. */
+BRAID_INLINE int mark_socket(struct bpf_sock *socket, const struct braid_datagram_key *key)
+{
+	struct braid_flow *marker = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!marker)
+		return -1;
+	marker->flags = BRAID_FLOW_MARKER;
+	marker->id = key->socket;
+	__builtin_memcpy(marker->remote, key->remote, sizeof(marker->remote));
+	marker->port = key->port;
+	return 0;
+}
+
+/* The slot this datagram goes out of, or BRAID_NO_SLOT to leave it alone; -1 in *verdict fails it. */
+BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *request, const struct braid_params **bank_in_force, int *verdict)
+{
+	struct bpf_sock *socket = ctx->sk;
+	struct braid_datagram_key key = {};
+	const struct braid_params *now;
+	struct braid_flow *flow;
+	struct socket_options asked;
+	int judgement;
+	__u32 bank;
+
+	*verdict = ALLOW;
+	if (!socket || ctx->protocol != IPPROTO_UDP)
+		return BRAID_NO_SLOT;
+	now = acting(ctx, request, &bank);
+	if (!now)
+		return BRAID_NO_SLOT;
+	*bank_in_force = now;
+	request->protocol = IPPROTO_UDP;
+	request->port = bpf_ntohs((__u16)ctx->user_port);
+	read_socket_options(socket, &asked);
+	if (asked.device || asked.mark || (asked.locks & (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK)) || !steerable(request)) {
+		count(BRAID_COUNT_LEFT);
+		return BRAID_NO_SLOT;
+	}
+	key.socket = bpf_get_socket_cookie(ctx);
+	__builtin_memcpy(key.remote, request->remote, sizeof(key.remote));
+	key.port = request->port;
+	flow = bpf_map_lookup_elem(&datagrams, &key);
+	if (flow) {
+		__u32 slot = flow->slot & (BRAID_MAX_LINKS - 1);
+		__u32 usable = now->usable[request->family == 6];
+
+		if ((usable & (1u << slot)) && now->slots[slot].ifindex == flow->ifindex) {
+			mark_socket(socket, &key);
+			return slot;
+		}
+	}
+	read_caller(request);
+	judgement = judge(request, bank);
+	if (judgement == FAIL) {
+		*verdict = refuse();
+		return BRAID_NO_SLOT;
+	}
+	if (judgement == LEAVE_ALONE) {
+		count(BRAID_COUNT_LEFT);
+		return BRAID_NO_SLOT;
+	}
+	if (!flow && request->redirect && redirect_datagrams(ctx, request, bank, 0))
+		return BRAID_NO_SLOT;
+	if (choose(request, bank, 1)) {
+		*verdict = not_steered(request);
+		return BRAID_NO_SLOT;
+	}
+	if (flow)
+		release(flow, key.socket);
+	else
+		bpf_map_update_elem(&datagrams, &key, &no_flow, BPF_ANY);
+	flow = bpf_map_lookup_elem(&datagrams, &key);
+	if (!flow || mark_socket(socket, &key)) {
+		unreserve(request);
+		count(BRAID_COUNT_UNTRACKED);
+		return request->slot;
+	}
+	fill(flow, now, request, key.socket, 0);
+	want_counting();
+	count(BRAID_COUNT_STEERED);
+	return request->slot;
+}
+
+SEC("cgroup/sendmsg4")
+int braid_sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct request request = {};
+	const struct braid_params *now = NULL;
+	struct redirect_state *own = redirect_state_of(ctx);
+	int verdict;
+	__u32 slot;
+
+	if (own) {
+		if (ctx->user_ip4 == own->remote[3] && is_mapped(own->remote) && (__u16)ctx->user_port == own->port) {
+			ctx->user_ip4 = own->address;
+			ctx->user_port = own->listener;
+		} else if (is_loopback4(ctx->msg_src_ip4) && !is_loopback4(ctx->user_ip4)) {
+			ctx->msg_src_ip4 = 0;
+		}
+		return ALLOW;
+	}
+	if (ctx->msg_src_ip4)
+		return ALLOW; /* the program, or an earlier connect, chose it */
+	set_remote4(&request, ctx->user_ip4);
+	slot = route_datagram(ctx, &request, &now, &verdict);
+	if (request.loopback) {
+		ctx->user_ip4 = request.loopback;
+		ctx->user_port = request.listener;
+	} else if (slot < BRAID_MAX_LINKS && now) {
+		ctx->msg_src_ip4 = now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)].source4;
+	}
+	return verdict;
+}
+
+/* A datagram to an address, on a socket that is connected: to where it is connected, or elsewhere. */
+BRAID_INLINE void send_redirected6(struct bpf_sock_addr *ctx, const struct redirect_state *own)
+{
+	const __u32 loopback[4] = { 0, 0, 0, bpf_htonl(1) };
+	__u32 addr[4];
+
+	read_address6(ctx, addr);
+	if (!((addr[0] ^ own->remote[0]) | (addr[1] ^ own->remote[1]) | (addr[2] ^ own->remote[2]) | (addr[3] ^ own->remote[3])) &&
+	    (__u16)ctx->user_port == own->port) {
+		write_address6(ctx, loopback);
+		ctx->user_port = own->listener;
+	} else if (!is_loopback6(addr)) {
+		ctx->msg_src_ip6[0] = 0;
+		ctx->msg_src_ip6[1] = 0;
+		ctx->msg_src_ip6[2] = 0;
+		ctx->msg_src_ip6[3] = 0;
+	}
+}
+
+/* A datagram of an unconnected socket: to the daemon, which finds it by the address. */
+BRAID_INLINE void turn6(struct bpf_sock_addr *ctx, const struct request *request)
+{
+	const __u32 prefix[3] = REDIRECT_PREFIX;
+
+	ctx->user_ip6[0] = prefix[0];
+	ctx->user_ip6[1] = prefix[1];
+	ctx->user_ip6[2] = prefix[2];
+	ctx->user_ip6[3] = request->loopback;
+	ctx->user_port = request->listener;
+	ctx->msg_src_ip6[0] = 0;
+	ctx->msg_src_ip6[1] = 0;
+	ctx->msg_src_ip6[2] = 0;
+	ctx->msg_src_ip6[3] = bpf_htonl(1);
+}
+
+SEC("cgroup/sendmsg6")
+int braid_sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct request request = { .family = 6 };
+	const struct braid_params *now = NULL;
+	struct redirect_state *own = redirect_state_of(ctx);
+	int verdict;
+	__u32 slot;
+
+	if (own && own->by_port) {
+		send_redirected6(ctx, own);
+		return ALLOW;
+	}
+	if (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3])
+		return ALLOW;
+	read_address6(ctx, request.remote);
+	if (is_mapped(request.remote))
+		return ALLOW; /* the kernel asks again, as IPv4 */
+	slot = route_datagram(ctx, &request, &now, &verdict);
+	if (request.loopback) {
+		turn6(ctx, &request);
+	} else if (slot < BRAID_MAX_LINKS && now) {
+		const struct braid_slot *link = &now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)];
+
+		ctx->msg_src_ip6[0] = link->source6[0];
+		ctx->msg_src_ip6[1] = link->source6[1];
+		ctx->msg_src_ip6[2] = link->source6[2];
+		ctx->msg_src_ip6[3] = link->source6[3];
+	}
+	return verdict;
+}
