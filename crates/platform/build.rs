@@ -9,6 +9,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     println!("cargo:rerun-if-changed={}", ebpf.display());
     println!("cargo:rerun-if-env-changed=BRAID_CLANG");
+    // `braid.bpf.c` includes the other files of programs.
     for name in ["braid", "trial"] {
         build_object(&ebpf.join(format!("{name}.bpf.c")), &out.join(format!("{name}.bpf.o")));
     }
