@@ -224,12 +224,12 @@ impl History {
         for order in todo.probes {
             let answering = self.devices.get(&order.link.0).is_some_and(|device| device.answering && device.facts.carrier);
             let rtt = Duration::from_millis(5 + self.chance.next() % 60);
-            let asked = !(order.gateways.is_empty() && order.targets.is_empty()) && !self.chance.one_in(20);
-            if let Some(device) = self.devices.get_mut(&order.link.0).filter(|_| !asked) {
+            let unasked = self.chance.one_in(20) || order.gateways.is_empty() && order.targets.is_empty();
+            if let Some(device) = self.devices.get_mut(&order.link.0).filter(|_| unasked) {
                 device.asked = self.now;
             }
             let (after, outcome) = match answering {
-                _ if !asked => (Duration::ZERO, Outcome::Unasked),
+                _ if unasked => (Duration::ZERO, Outcome::Unasked),
                 true => (rtt, Outcome::Alive { rtt }),
                 false => (order.timeout, Outcome::Silent),
             };
