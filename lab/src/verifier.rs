@@ -10,7 +10,7 @@ use crate::sys;
 
 /// One program of one object on this kernel.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Verdict {
+struct ProgramReport {
     /// The object's file name without its extensions.
     object: String,
     program: String,
@@ -47,12 +47,12 @@ fn survey(path: &Path) -> Result<()> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = name.split_once('.').map_or(name.as_str(), |(stem, _)| stem);
     for trial in survey_object(&object).with_context(|| format!("cannot load {}", path.display()))? {
-        println!("{}", serde_json::to_string(&verdict(name, trial))?);
+        println!("{}", serde_json::to_string(&report(name, trial))?);
     }
     Ok(())
 }
 
-fn verdict(object: &str, trial: ProgramTrial) -> Verdict {
+fn report(object: &str, trial: ProgramTrial) -> ProgramReport {
     let (instructions, refusal) = match trial.outcome {
         Ok(instructions) => (instructions, None),
         Err(refusal) => (None, Some(Refusal::to_string(&refusal))),
@@ -62,7 +62,7 @@ fn verdict(object: &str, trial: ProgramTrial) -> Verdict {
         Needed::CountCalls => "calls",
         Needed::CountPackets => "packets",
     };
-    Verdict { object: object.to_owned(), program: trial.name, needed, instructions, refusal }
+    ProgramReport { object: object.to_owned(), program: trial.name, needed, instructions, refusal }
 }
 
 /// Makes a bare initrd a place where BPF objects can be loaded.
@@ -83,9 +83,9 @@ mod tests {
         let log = (0..20).map(|line| format!("line {line}\n")).collect();
         let refusal = Refusal { reason: "Permission denied".to_owned(), log };
         let trial = ProgramTrial { name: "braid_connect4".to_owned(), needed: Needed::Always, outcome: Err(refusal) };
-        let verdict = verdict("clang-14", trial);
-        assert_eq!(verdict.instructions, None);
-        let refusal = verdict.refusal.unwrap();
+        let report = report("clang-14", trial);
+        assert_eq!(report.instructions, None);
+        let refusal = report.refusal.unwrap();
         assert!(refusal.starts_with("Permission denied"), "{refusal}");
         assert!(refusal.ends_with("line 19"), "{refusal}");
     }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn an_accepted_program_shows_its_instructions() {
         let trial = ProgramTrial { name: "braid_sent".to_owned(), needed: Needed::CountCalls, outcome: Ok(Some(77)) };
-        let line = serde_json::to_string(&verdict("clang-19", trial)).unwrap();
+        let line = serde_json::to_string(&report("clang-19", trial)).unwrap();
         assert_eq!(line, r#"{"object":"clang-19","program":"braid_sent","needed":"calls","instructions":77}"#);
     }
 }

@@ -69,7 +69,7 @@ pub(crate) struct Asked {
 
 /// What is to be done with an answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Verdict {
+pub(crate) enum ResponseAction {
     /// Its body is of the file.
     Body { head: Head, validator: Option<Validator> },
     /// The file is empty, whatever the body says.
@@ -81,16 +81,16 @@ pub(crate) enum Verdict {
 }
 
 /// Judges an answer by its head.
-pub(crate) fn judge(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> Verdict {
+pub(crate) fn judge(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
     match status.as_u16() {
         200 | 203 => whole(asked, headers),
-        204 if asked.expected.is_none() => Verdict::Empty,
+        204 if asked.expected.is_none() => ResponseAction::Empty,
         206 => part(asked, headers),
         301 | 302 | 303 | 307 | 308 => elsewhere(asked, status, headers),
         416 => unsatisfied(asked, headers),
-        429 | 503 => Verdict::Refused(Failure::Refused { wait: wait(headers) }, refused(asked, status)),
-        408 | 425 | 500 | 502 | 504 => Verdict::Refused(Failure::Refused { wait: None }, refused(asked, status)),
-        _ => Verdict::Refused(Failure::Source, refused(asked, status)),
+        429 | 503 => ResponseAction::Refused(Failure::Refused { wait: wait(headers) }, refused(asked, status)),
+        408 | 425 | 500 | 502 | 504 => ResponseAction::Refused(Failure::Refused { wait: None }, refused(asked, status)),
+        _ => ResponseAction::Refused(Failure::Source, refused(asked, status)),
     }
 }
 
@@ -102,14 +102,14 @@ fn protocol(asked: &Asked, reason: impl Into<String>) -> FetchError {
     FetchError::Protocol { url: shown(&asked.url), reason: reason.into() }
 }
 
-fn changed(asked: &Asked, reason: impl Into<String>) -> Verdict {
-    Verdict::Refused(Failure::Changed, FetchError::Changed { url: shown(&asked.url), reason: reason.into() })
+fn changed(asked: &Asked, reason: impl Into<String>) -> ResponseAction {
+    ResponseAction::Refused(Failure::Changed, FetchError::Changed { url: shown(&asked.url), reason: reason.into() })
 }
 
 /// The whole file follows: it was asked for, or the server knows no ranges, or `If-Range` found another file.
-fn whole(asked: &Asked, headers: &HeaderMap) -> Verdict {
-    if let Some(verdict) = compressed(asked, headers) {
-        return verdict;
+fn whole(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
+    if let Some(action) = compressed(asked, headers) {
+        return action;
     }
     if let Some(expected) = &asked.expected
         && !expected.holds(headers)
@@ -118,12 +118,12 @@ fn whole(asked: &Asked, headers: &HeaderMap) -> Verdict {
     }
     let validator = Validator::of(headers);
     let head = Head { size: content_length(headers).map(Bytes::new), span: None, joinable: validator.is_some() };
-    Verdict::Body { head, validator }
+    ResponseAction::Body { head, validator }
 }
 
 /// A range follows.
-fn part(asked: &Asked, headers: &HeaderMap) -> Verdict {
-    let wrong = |reason: String| Verdict::Refused(Failure::NoRanges, protocol(asked, reason));
+fn part(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
+    let wrong = |reason: String| ResponseAction::Refused(Failure::NoRanges, protocol(asked, reason));
     let Some(wanted) = asked.span else {
         return wrong("the server sends a part of the file though it was asked for all of it".to_owned());
     };
@@ -140,8 +140,8 @@ fn part(asked: &Asked, headers: &HeaderMap) -> Verdict {
     if content_length(headers).is_some_and(|length| length != span.len().get()) {
         return wrong(format!("the server's range ({said}) and its length ({}) do not fit", content_length(headers).unwrap_or(0)));
     }
-    if let Some(verdict) = compressed(asked, headers) {
-        return verdict;
+    if let Some(action) = compressed(asked, headers) {
+        return action;
     }
     let validator = Validator::of(headers);
     if let Some(expected) = &asked.expected
@@ -154,25 +154,25 @@ fn part(asked: &Asked, headers: &HeaderMap) -> Verdict {
         };
     }
     let joinable = validator.is_some() || asked.expected.is_some();
-    Verdict::Body {
+    ResponseAction::Body {
         head: Head { size: Some(Bytes::new(size)), span: Some(span), joinable },
         validator: validator.or_else(|| asked.expected.clone()),
     }
 }
 
 /// The server has no such range.
-fn unsatisfied(asked: &Asked, headers: &HeaderMap) -> Verdict {
+fn unsatisfied(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
     let size =
         text(headers, header::CONTENT_RANGE).and_then(|said| said.strip_prefix("bytes */")).and_then(|size| size.trim().parse().ok());
     match (size, &asked.expected, asked.span) {
-        (Some(0u64), None, Some(_)) => Verdict::Empty,
+        (Some(0u64), None, Some(_)) => ResponseAction::Empty,
         (Some(size), Some(_), Some(span)) if size < span.end().get() => changed(asked, format!("it has {size} bytes now")),
-        _ => Verdict::Refused(Failure::NoRanges, protocol(asked, "the server refuses a range that the file has (416)")),
+        _ => ResponseAction::Refused(Failure::NoRanges, protocol(asked, "the server refuses a range that the file has (416)")),
     }
 }
 
-fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> Verdict {
-    let refuse = |reason: String| Verdict::Refused(Failure::Source, protocol(asked, reason));
+fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
+    let refuse = |reason: String| ResponseAction::Refused(Failure::Source, protocol(asked, reason));
     let Some(location) = text(headers, header::LOCATION) else {
         return refuse(format!("the server redirects ({status}) and does not say where to"));
     };
@@ -183,7 +183,7 @@ fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> Verdict 
             }
             // What cannot be asked for is refused here, not later.
             match url.as_str().parse::<Uri>() {
-                Ok(_) => Verdict::Elsewhere(url),
+                Ok(_) => ResponseAction::Elsewhere(url),
                 Err(error) => refuse(format!("the server redirects to what is no address ({location:?}: {error})")),
             }
         }
@@ -193,13 +193,13 @@ fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> Verdict 
 }
 
 /// A body that is encoded although it was not to be.
-fn compressed(asked: &Asked, headers: &HeaderMap) -> Option<Verdict> {
+fn compressed(asked: &Asked, headers: &HeaderMap) -> Option<ResponseAction> {
     let encoding = text(headers, header::CONTENT_ENCODING).map(str::trim).filter(|encoding| !encoding.is_empty())?;
     if asked.encoded || encoding.eq_ignore_ascii_case("identity") {
         return None;
     }
     let error = FetchError::Encoded { url: shown(&asked.url), encoding: encoding.to_owned() };
-    Some(Verdict::Refused(Failure::Source, error))
+    Some(ResponseAction::Refused(Failure::Source, error))
 }
 
 /// How long the server asks to wait; a date counts as unknown.
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn ranges_are_taken_as_asked_only() {
         let good = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&FULL));
-        let Verdict::Body { head, validator } = good else { panic!("{good:?}") };
+        let ResponseAction::Body { head, validator } = good else { panic!("{good:?}") };
         assert_eq!((head.size, head.joinable, validator), (Some(Bytes::new(100)), true, Some(Validator::Tag("\"a\"".into()))));
         for (range, length) in [
             ("bytes 1-10/100", "10"),
@@ -269,7 +269,7 @@ mod tests {
             ("bytés", "10"),
         ] {
             let bad = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&[("content-range", range), ("content-length", length)]));
-            assert!(matches!(bad, Verdict::Refused(Failure::NoRanges, _)), "{range} {length}: {bad:?}");
+            assert!(matches!(bad, ResponseAction::Refused(Failure::NoRanges, _)), "{range} {length}: {bad:?}");
         }
     }
 
@@ -290,28 +290,28 @@ mod tests {
     fn another_state_of_the_file_is_noticed() {
         let asked = Asked { expected: Some(Validator::Tag("\"old\"".into())), ..asked(0, 10) };
         for status in [StatusCode::OK, StatusCode::PARTIAL_CONTENT] {
-            let verdict = judge(&asked, status, &headers(&FULL));
-            assert!(matches!(verdict, Verdict::Refused(Failure::Changed, _)), "{verdict:?}");
+            let action = judge(&asked, status, &headers(&FULL));
+            assert!(matches!(action, ResponseAction::Refused(Failure::Changed, _)), "{action:?}");
         }
         let silent = judge(&asked, StatusCode::PARTIAL_CONTENT, &headers(&FULL[..2]));
-        assert!(matches!(silent, Verdict::Refused(Failure::NoRanges, _)), "no proof is no proof: {silent:?}");
+        assert!(matches!(silent, ResponseAction::Refused(Failure::NoRanges, _)), "no proof is no proof: {silent:?}");
         let shrunk = judge(&asked, StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */5")]));
-        assert!(matches!(shrunk, Verdict::Refused(Failure::Changed, _)), "{shrunk:?}");
+        assert!(matches!(shrunk, ResponseAction::Refused(Failure::Changed, _)), "{shrunk:?}");
     }
 
     #[test]
     fn an_empty_file_has_no_range() {
-        let verdict = judge(&asked(0, 10), StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */0")]));
-        assert_eq!(verdict, Verdict::Empty);
+        let action = judge(&asked(0, 10), StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */0")]));
+        assert_eq!(action, ResponseAction::Empty);
     }
 
     #[test]
     fn redirections_lead_to_http_only() {
         let to = |location: &str| judge(&asked(0, 10), StatusCode::FOUND, &headers(&[("location", location)]));
-        assert_eq!(to("../b"), Verdict::Elsewhere("http://host/b#f".parse().unwrap()));
-        assert_eq!(to("//other/c"), Verdict::Elsewhere("http://other/c#f".parse().unwrap()));
+        assert_eq!(to("../b"), ResponseAction::Elsewhere("http://host/b#f".parse().unwrap()));
+        assert_eq!(to("//other/c"), ResponseAction::Elsewhere("http://other/c#f".parse().unwrap()));
         for bad in ["file:///etc/passwd", "ftp://host/", "http://", "http://[::1"] {
-            assert!(matches!(to(bad), Verdict::Refused(Failure::Source, _)), "{bad}");
+            assert!(matches!(to(bad), ResponseAction::Refused(Failure::Source, _)), "{bad}");
         }
     }
 
@@ -319,9 +319,9 @@ mod tests {
     fn compressed_bodies_are_refused_unless_wanted() {
         let lines = [FULL.as_slice(), &[("content-encoding", "gzip")]].concat();
         let refused = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&lines));
-        assert!(matches!(refused, Verdict::Refused(Failure::Source, FetchError::Encoded { .. })), "{refused:?}");
+        assert!(matches!(refused, ResponseAction::Refused(Failure::Source, FetchError::Encoded { .. })), "{refused:?}");
         let wanted = judge(&Asked { encoded: true, ..asked(0, 10) }, StatusCode::PARTIAL_CONTENT, &headers(&lines));
-        assert!(matches!(wanted, Verdict::Body { .. }));
+        assert!(matches!(wanted, ResponseAction::Body { .. }));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use hyper::header::{self, HeaderMap};
 use hyper::{Method, Request, Response, Uri, Version};
 use tokio::sync::oneshot;
 
-use crate::answer::{Asked, Verdict, judge};
+use crate::answer::{Asked, ResponseAction, judge};
 use crate::error::FetchError;
 use crate::lanes::{Connection, LaneEvent, Shared};
 
@@ -54,13 +54,13 @@ pub(crate) async fn run(
         shared.events.send(LaneEvent::Cookies { url: exchange.asked.url.clone(), lines }).await.ok()?;
     }
     let event = match judge(&exchange.asked, parts.status, &parts.headers) {
-        Verdict::Body { head, validator } => LaneEvent::Head { request, head, validator },
-        Verdict::Empty => {
+        ResponseAction::Body { head, validator } => LaneEvent::Head { request, head, validator },
+        ResponseAction::Empty => {
             let head = Head { size: Some(braid_model::Bytes::ZERO), span: None, joinable: true };
             LaneEvent::Head { request, head, validator: None }
         }
-        Verdict::Elsewhere(to) => LaneEvent::Elsewhere { request, from: exchange.asked.url.clone(), to },
-        Verdict::Refused(failure, error) => LaneEvent::Failed { request, failure, error },
+        ResponseAction::Elsewhere(to) => LaneEvent::Elsewhere { request, from: exchange.asked.url.clone(), to },
+        ResponseAction::Refused(failure, error) => LaneEvent::Failed { request, failure, error },
     };
     let wanted = matches!(event, LaneEvent::Head { .. });
     shared.events.send(event).await.ok()?;

@@ -78,7 +78,7 @@ impl Default for Profile {
 
 /// What became of a packet that was pushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PushOutcome {
     /// It is in the queue (and may still be lost on the way).
     Queued,
     /// The queue was full.
@@ -164,23 +164,23 @@ impl<P: Packet> Link<P> {
     }
 
     /// Puts a packet into the queue.
-    pub fn push(&mut self, now: Time, packet: P) -> Verdict {
+    pub fn push(&mut self, now: Time, packet: P) -> PushOutcome {
         self.advance(now);
         self.stats.offered += 1;
         if self.dark {
             self.stats.dark += 1;
-            return Verdict::Dark;
+            return PushOutcome::Dark;
         }
         let size = packet.size().get();
         if self.backlog > 0 && self.backlog.saturating_add(size) > self.profile.queue.get() {
             self.stats.queue_full += 1;
-            return Verdict::QueueFull;
+            return PushOutcome::QueueFull;
         }
         self.backlog += size;
         self.stats.queue_max = self.stats.queue_max.max(Bytes::new(self.backlog));
         self.waiting.push_back((self.now, packet));
         self.advance(now);
-        Verdict::Queued
+        PushOutcome::Queued
     }
 
     /// Takes the next packet that has arrived by `now`. Call until it gives none.
@@ -412,11 +412,11 @@ mod tests {
     #[test]
     fn a_full_queue_drops_the_tail_and_an_empty_one_takes_any_packet() {
         let mut link = Link::new(Profile { queue: Bytes::new(3000), ..constant(12) }, 1, Time::ZERO);
-        let verdicts: Vec<_> = (0..4).map(|n| link.push(Time::ZERO, Numbered(n, 1500))).collect();
-        assert_eq!(verdicts, [Verdict::Queued, Verdict::Queued, Verdict::QueueFull, Verdict::QueueFull]);
-        assert_eq!(link.push(Time::from_millis(1), Numbered(4, 1500)), Verdict::Queued);
+        let outcomes: Vec<_> = (0..4).map(|n| link.push(Time::ZERO, Numbered(n, 1500))).collect();
+        assert_eq!(outcomes, [PushOutcome::Queued, PushOutcome::Queued, PushOutcome::QueueFull, PushOutcome::QueueFull]);
+        assert_eq!(link.push(Time::from_millis(1), Numbered(4, 1500)), PushOutcome::Queued);
         let mut tiny = Link::new(Profile { queue: Bytes::ZERO, ..constant(12) }, 1, Time::ZERO);
-        assert_eq!(tiny.push(Time::ZERO, Numbered(0, 9000)), Verdict::Queued);
+        assert_eq!(tiny.push(Time::ZERO, Numbered(0, 9000)), PushOutcome::Queued);
         assert_eq!(link.stats().queue_full, 2);
         assert_eq!(link.stats().queue_max, Bytes::new(3000));
     }
@@ -438,7 +438,7 @@ mod tests {
             link.push(Time::ZERO, Numbered(number, 1500));
         }
         link.set_dark(Time::from_millis(2), true);
-        assert_eq!(link.push(Time::from_millis(3), Numbered(3, 1500)), Verdict::Dark);
+        assert_eq!(link.push(Time::from_millis(3), Numbered(3, 1500)), PushOutcome::Dark);
         assert_eq!((link.poll_timeout(), link.pop(Time::from_millis(100))), (None, None));
         link.set_dark(Time::from_millis(100), false);
         link.push(Time::from_millis(100), Numbered(4, 1500));

@@ -37,14 +37,14 @@
 //!         let chart = Chart::lines("", "Throughput", Axis::new("IF2's capacity", "Mbit/s"), Axis::new("throughput", "Mbit/s"))
 //!             .with(samples.series("throughput"));
 //!         let met = if gain.mean > 90.0 { Judgement::Met } else { Judgement::NotMet };
-//!         Results::default().chart(chart).verdict(ABOUT.claims[0].judge(format!("{gain:.0} %"), met, "Nothing shares the second link."))
+//!         Results::default().chart(chart).comparison(ABOUT.claims[0].judge(format!("{gain:.0} %"), met, "Nothing shares the second link."))
 //!     }
 //! }
 //!
 //! let setting = Setting { runs: 3, seed: 1 };
 //! let samples = setting.jobs(&Narrowing).into_iter().map(|job| job.measure(&Narrowing)).collect();
 //! let report = conclude(&Narrowing, &setting, Samples::new(samples)).unwrap();
-//! assert_eq!(report.results.verdicts[0].judgement, Judgement::Met);
+//! assert_eq!(report.results.comparisons[0].judgement, Judgement::Met);
 //! ```
 //!
 //! Then add it to [`crate::experiments::all`]. What to know:
@@ -54,7 +54,7 @@
 //! - `measure` must be a function of its arguments; points are measured on many cores, in any order. Only an experiment that is
 //!   [`Sampling::Timed`] may look at [`Run::clock`]. [`Run::quic`] does not change what comes out.
 //! - A [`Sample`] has numbers by name and curves by name (a rate over time, a distribution).
-//! - Verdicts come in the order of [`About::claims`], one each. Where something differs from the paper, say why.
+//! - Comparisons come in the order of [`About::claims`], one each. Where something differs from the paper, say why.
 //! - Names of charts become file names: `NAME.svg` for an empty name, else `NAME-CHART.svg`. Text is Markdown without tables.
 
 mod report;
@@ -70,7 +70,7 @@ use crate::pair::Quic;
 
 pub use braid_plot::{Axis, Chart, Dot, Series, Shape};
 pub use report::{Report, markdown};
-pub use results::{Claim, Judgement, Results, Table, Verdict};
+pub use results::{Claim, Comparison, Judgement, Results, Table};
 pub use sample::{Curve, Sample, Samples};
 pub use stats::{Summary, distribution, quantile};
 
@@ -270,9 +270,9 @@ pub enum Unsound {
         /// Where in its results.
         place: String,
     },
-    /// A claim has no verdict, or a verdict no claim.
-    #[error("{experiment}: verdicts do not match the claims one by one; give one verdict for each claim, in their order")]
-    Verdicts {
+    /// A claim has no comparison, or a comparison no claim.
+    #[error("{experiment}: comparisons do not match the claims one by one; give one comparison for each claim, in their order")]
+    Comparisons {
         /// Which experiment.
         experiment: &'static str,
     },
@@ -282,16 +282,16 @@ pub enum Unsound {
 ///
 /// # Errors
 ///
-/// [`Unsound`] if a chart has a point that is no number, or claims and verdicts do not match.
+/// [`Unsound`] if a chart has a point that is no number, or claims and comparisons do not match.
 pub fn conclude(experiment: &dyn Experiment, setting: &Setting, samples: Samples) -> Result<Report, Unsound> {
     let about = experiment.about();
     let results = experiment.assemble(&samples);
     if let Some(place) = results.gap() {
         return Err(Unsound::NoNumber { experiment: about.name, place });
     }
-    let judged = results.verdicts.iter().map(|verdict| &verdict.claim);
+    let judged = results.comparisons.iter().map(|comparison| &comparison.claim);
     if !judged.eq(about.claims.iter()) {
-        return Err(Unsound::Verdicts { experiment: about.name });
+        return Err(Unsound::Comparisons { experiment: about.name });
     }
     Ok(Report { about, setting: *setting, results })
 }

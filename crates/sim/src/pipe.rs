@@ -1,7 +1,7 @@
 //! One direction of a link, what travels on it, and when it is next to be looked at.
 
 use braid_model::{Bytes, Direction, Time};
-use braid_netem::{Link, Profile, Verdict};
+use braid_netem::{Link, Profile, PushOutcome};
 
 use crate::tcp::Packet;
 
@@ -76,7 +76,7 @@ impl Pipe {
     }
 
     pub(crate) fn push(&mut self, now: Time, parcel: Parcel) -> bool {
-        self.link.push(now, parcel) == Verdict::Queued
+        self.link.push(now, parcel) == PushOutcome::Queued
     }
 
     /// Whether an event at `now` is the one awaited.

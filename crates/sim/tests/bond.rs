@@ -115,8 +115,8 @@ fn only_packets_bring_one_connection_over_both_interfaces() {
     for packets in ["PO weighted round robin", "bond, weighted round robin", "bond, miDRR"] {
         assert!(connection < 2.0 && long(packets) > 2.6, "{packets}: {connection} {}", long(packets));
     }
-    let report = conclude(experiment, &setting, samples).expect("a verdict for each claim");
-    assert_eq!(report.results.verdicts[5].judgement, Judgement::Met, "{:?}", report.results.verdicts);
+    let report = conclude(experiment, &setting, samples).expect("a comparison for each claim");
+    assert_eq!(report.results.comparisons[5].judgement, Judgement::Met, "{:?}", report.results.comparisons);
 }
 
 #[test]

@@ -333,9 +333,9 @@ impl Relay {
     /// The registry has said something.
     fn on_word(&mut self, word: Word) {
         match word {
-            Word::Judged(applicant, verdict) => {
+            Word::Judged(applicant, decision) => {
                 let Applicant { connection, hello, remote, key } = applicant;
-                match self.may_begin().and(*verdict) {
+                match self.may_begin().and(*decision) {
                     Ok((client, month)) => {
                         let account = self.account_of(key, &client, month);
                         self.let_in(connection, &hello, remote, Some(key), account);

@@ -146,21 +146,21 @@ fn show_one(page: &mut Page<'_>, report: &Report) -> io::Result<()> {
         let rows: Vec<_> = table.rows.iter().map(|row| row.iter().map(|text| cell(Some(text))).collect()).collect();
         page.table(&columns, &rows, "nothing")?;
     }
-    verdicts(page, report)
+    comparisons(page, report)
 }
 
-fn verdicts(page: &mut Page<'_>, report: &Report) -> io::Result<()> {
+fn comparisons(page: &mut Page<'_>, report: &Report) -> io::Result<()> {
     page.line("")?;
-    let row = |verdict: &braid_sim::experiment::Verdict| {
-        let tone = match verdict.judgement {
+    let row = |comparison: &braid_sim::experiment::Comparison| {
+        let tone = match comparison.judgement {
             Judgement::Met => Tone::Good,
             Judgement::Differs => Tone::Doubtful,
             Judgement::NotMet => Tone::Bad,
         };
-        let texts = [verdict.claim.text, verdict.claim.paper, &verdict.here].map(|text| cell(Some(text)));
-        texts.into_iter().chain([toned(Some(verdict.judgement), tone)]).collect()
+        let texts = [comparison.claim.text, comparison.claim.paper, &comparison.here].map(|text| cell(Some(text)));
+        texts.into_iter().chain([toned(Some(comparison.judgement), tone)]).collect()
     };
-    let rows: Vec<_> = report.results.verdicts.iter().map(row).collect();
+    let rows: Vec<_> = report.results.comparisons.iter().map(row).collect();
     page.table(&[words("CLAIM"), words("PAPER"), words("HERE"), words("VERDICT")], &rows, "the paper claims nothing")
 }
 

@@ -61,7 +61,7 @@ struct Drain {
 
 /// What a queue that did not go means.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum DrainOutcome {
     /// Nothing yet.
     Open,
     /// The path's round trip is longer than it was, now `rtt` seconds; before we went slower it carried `rate` bytes a second.
@@ -128,7 +128,7 @@ impl CrossTraffic {
 
     /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
     /// beyond `most` as standing. We sent `sent` bytes a second.
-    pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
+    pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> DrainOutcome {
         self.crowding += (queue.congested - self.crowding) / 16.0;
         let forgotten = match self.present {
             true if self.crowding > OVERRUN => 0.01,
@@ -160,20 +160,20 @@ impl CrossTraffic {
                 self.capacity = drain.rate.max(round.rate);
             }
             self.full_rounds = 0;
-            return Verdict::Open;
+            return DrainOutcome::Open;
         }
         if self.present {
             self.drain = None;
             if queue.delay > queue.full {
                 self.hold(round, before);
             }
-            return Verdict::Open;
+            return DrainOutcome::Open;
         }
         self.full_rounds += 1;
         self.judge(round, rtt, queue, sent)
     }
 
-    fn judge(&mut self, round: Round, rtt: f64, queue: Queue, sent: f64) -> Verdict {
+    fn judge(&mut self, round: Round, rtt: f64, queue: Queue, sent: f64) -> DrainOutcome {
         if queue.delay > queue.full {
             let new = Drain { queue: queue.delay, rtt, rate: round.rate, gone: 0.0, going: 0.0, rounds: 0 };
             let drain = self.drain.get_or_insert(new);
@@ -184,18 +184,18 @@ impl CrossTraffic {
         }
         let undrained = self.drain.filter(|drain| drain.gone >= 1.5 * drain.queue && drain.rounds >= 4);
         if undrained.is_none() && self.full_rounds < NEVER_EMPTY {
-            return Verdict::Open;
+            return DrainOutcome::Open;
         }
         self.full_rounds = 0;
         self.drain = None;
         if let Some(drain) = undrained
             && (rtt - drain.rtt).abs() < 0.05 * queue.delay.min(drain.gone)
         {
-            return Verdict::Longer { rtt, rate: drain.rate };
+            return DrainOutcome::Longer { rtt, rate: drain.rate };
         }
         self.present = true;
         self.forget_bursts();
-        Verdict::Open
+        DrainOutcome::Open
     }
 
     /// Gives up the share when it is delivered no longer: then the path itself has become slower.

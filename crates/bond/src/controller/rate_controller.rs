@@ -8,7 +8,7 @@ use noq_proto::RttEstimator;
 use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 use super::PathMetrics;
-use super::cross_traffic::{CrossTraffic, Queue, Verdict};
+use super::cross_traffic::{CrossTraffic, DrainOutcome, Queue};
 use super::filters::{Greatest, Least};
 use super::flight::{Flight, Round};
 use super::loss_classifier::LossClassifier;
@@ -404,8 +404,8 @@ impl RateController {
         if !was_thin && rtt.is_finite() {
             let delay = if congested { queue.max(1.01 * full) } else { queue };
             let queue = Queue { delay, short: self.short_queue(), full, congested: losses };
-            let verdict = self.cross_traffic.round(now, round, rtt, queue, sent * (1.0 - self.loss));
-            if let Verdict::Longer { rtt, rate } = verdict {
+            let outcome = self.cross_traffic.round(now, round, rtt, queue, sent * (1.0 - self.loss));
+            if let DrainOutcome::Longer { rtt, rate } = outcome {
                 self.min_rtt.reset(now, rtt);
                 self.rates.reset(rate);
             }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use braid_model::{Bytes, Rate, Time};
-use braid_netem::{Link, Packet, Profile, RateSource, Verdict};
+use braid_netem::{Link, Packet, Profile, PushOutcome, RateSource};
 
 pub(crate) use flow::{Controllers, Flow, Source};
 #[allow(unused_imports, reason = "tests and examples use different parts")]
@@ -183,7 +183,7 @@ impl World {
         let (data, acks) = flow.drive(self.base, self.now);
         for data in data {
             let parcel = Parcel { flow: number, pushed: self.now, data };
-            let full = self.forward.push(self.now, parcel) == Verdict::QueueFull;
+            let full = self.forward.push(self.now, parcel) == PushOutcome::QueueFull;
             let count = self.offered.entry(number).or_default();
             count.0 += 1;
             count.1 += u64::from(full);

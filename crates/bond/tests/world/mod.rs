@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use braid_bond::{Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side, Target};
 use braid_model::{Bytes as Amount, Rate, Time};
-use braid_netem::{Link, Loss, Profile, Verdict};
+use braid_netem::{Link, Loss, Profile, PushOutcome};
 use bytes::{Bytes, BytesMut};
 
 pub const MTU: usize = 1200;
@@ -117,7 +117,7 @@ impl World {
                     // UDP, IP and QUIC take about as much again as this.
                     let mut packet = out.split().to_vec();
                     packet.extend_from_slice(&[0; 60]);
-                    let _: Verdict = self.wires[wire].links[side].push(now, packet);
+                    let _: PushOutcome = self.wires[wire].links[side].push(now, packet);
                 }
             }
             self.drain(side);

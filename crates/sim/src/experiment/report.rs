@@ -60,9 +60,9 @@ pub fn markdown(reports: &[Report], folder: &str) -> String {
 fn summary(page: &mut String, reports: &[Report]) {
     page.push_str("\n| experiment | shows | claims met |\n|---|---|---|\n");
     for report in reports {
-        let verdicts = &report.results.verdicts;
-        let met = verdicts.iter().filter(|verdict| verdict.judgement == super::Judgement::Met).count();
-        let met = if verdicts.is_empty() { "-".to_owned() } else { format!("{met} of {}", verdicts.len()) };
+        let comparisons = &report.results.comparisons;
+        let met = comparisons.iter().filter(|comparison| comparison.judgement == super::Judgement::Met).count();
+        let met = if comparisons.is_empty() { "-".to_owned() } else { format!("{met} of {}", comparisons.len()) };
         let _ = writeln!(page, "| [{0}](#{0}) | {1} | {met} |", report.about.name, cell(report.about.title));
     }
 }
@@ -76,15 +76,15 @@ fn section(page: &mut String, report: &Report, folder: &str) {
     for table in &results.tables {
         table_of(page, table);
     }
-    if !results.verdicts.is_empty() {
+    if !results.comparisons.is_empty() {
         page.push_str("\n| the paper's claim | paper | here | |\n|---|---|---|---|\n");
-        for verdict in &results.verdicts {
-            let (claim, paper) = (cell(verdict.claim.text), cell(verdict.claim.paper));
-            let _ = writeln!(page, "| {claim} | {paper} | {} | {} |", cell(&verdict.here), verdict.judgement);
+        for comparison in &results.comparisons {
+            let (claim, paper) = (cell(comparison.claim.text), cell(comparison.claim.paper));
+            let _ = writeln!(page, "| {claim} | {paper} | {} | {} |", cell(&comparison.here), comparison.judgement);
         }
     }
-    for verdict in results.verdicts.iter().filter(|verdict| !verdict.why.is_empty()) {
-        let _ = writeln!(page, "\n*{}*: {}", cell(verdict.claim.text), verdict.why);
+    for comparison in results.comparisons.iter().filter(|comparison| !comparison.why.is_empty()) {
+        let _ = writeln!(page, "\n*{}*: {}", cell(comparison.claim.text), comparison.why);
     }
     for note in &results.notes {
         let _ = writeln!(page, "\n{note}");
@@ -124,7 +124,7 @@ mod tests {
     };
 
     struct Line {
-        verdicts: usize,
+        comparisons: usize,
         asked: &'static str,
     }
 
@@ -142,7 +142,7 @@ mod tests {
             let chart = Chart::lines("grown", "A line", Axis::new("x", ""), Axis::new("y", "m")).with(samples.series(self.asked));
             let table = Table::new("All", &["x", "y"]).row(["1", "2"]);
             let results = Results::default().chart(chart).table(table).note("A note.");
-            (0..self.verdicts).fold(results, |results, _| results.verdict(ABOUT.claims[0].judge("so", Judgement::Met, "It must.")))
+            (0..self.comparisons).fold(results, |results, _| results.comparison(ABOUT.claims[0].judge("so", Judgement::Met, "It must.")))
         }
     }
 
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_page_sets_claims_beside_results() {
-        let report = report(&Line { verdicts: 1, asked: "y" }).unwrap();
+        let report = report(&Line { comparisons: 1, asked: "y" }).unwrap();
         assert_eq!(report.plots()[0].0, "thesis-0-grown.svg");
         let page = markdown(&[report], "plots");
         for wanted in [
@@ -173,14 +173,14 @@ mod tests {
 
     #[test]
     fn an_experiment_that_forgets_a_claim_or_a_number_is_told() {
-        assert_eq!(report(&Line { verdicts: 0, asked: "y" }), Err(Unsound::Verdicts { experiment: "thesis-0" }));
-        let error = report(&Line { verdicts: 1, asked: "z" }).unwrap_err().to_string();
+        assert_eq!(report(&Line { comparisons: 0, asked: "y" }), Err(Unsound::Comparisons { experiment: "thesis-0" }));
+        let error = report(&Line { comparisons: 1, asked: "z" }).unwrap_err().to_string();
         assert!(error.contains("series \"one\""), "{error}");
     }
 
     #[test]
     fn runs_have_seeds_of_their_own_that_all_points_share() {
-        let line = Line { verdicts: 1, asked: "y" };
+        let line = Line { comparisons: 1, asked: "y" };
         let jobs = Setting { runs: 2, seed: 7 }.jobs(&line);
         assert_eq!(jobs.iter().map(|job| (job.point.x, job.index)).collect::<Vec<_>>(), [(1.0, 0), (1.0, 1), (2.0, 0), (2.0, 1)]);
         assert_eq!((jobs[0].seed, jobs[1].seed), (jobs[2].seed, jobs[3].seed));

@@ -14,7 +14,8 @@ pub struct Results {
     /// Tables.
     pub tables: Vec<Table>,
     /// One for each of the paper's claims.
-    pub verdicts: Vec<Verdict>,
+    #[serde(rename = "verdicts")]
+    pub comparisons: Vec<Comparison>,
     /// What else is to be said, a paragraph each.
     pub notes: Vec<String>,
 }
@@ -32,15 +33,15 @@ impl Results {
         self
     }
 
-    /// With a verdict on the next claim.
-    pub fn verdict(mut self, verdict: Verdict) -> Self {
-        self.verdicts.push(verdict);
+    /// With a comparison on the next claim.
+    pub fn comparison(mut self, comparison: Comparison) -> Self {
+        self.comparisons.push(comparison);
         self
     }
 
-    /// With verdicts on the next claims.
-    pub fn verdicts(mut self, verdicts: impl IntoIterator<Item = Verdict>) -> Self {
-        self.verdicts.extend(verdicts);
+    /// With comparisons on the next claims.
+    pub fn comparisons(mut self, comparisons: impl IntoIterator<Item = Comparison>) -> Self {
+        self.comparisons.extend(comparisons);
         self
     }
 
@@ -57,10 +58,10 @@ impl Results {
             Some(format!("chart {:?}, series {:?}", chart.title, series.name))
         });
         let row = || self.tables.iter().find(|table| table.rows.iter().any(|row| row.len() != table.columns.len()));
-        let verdict = || self.verdicts.iter().find(|verdict| verdict.here.contains("NaN"));
+        let comparison = || self.comparisons.iter().find(|comparison| comparison.here.contains("NaN"));
         chart
             .or_else(|| Some(format!("table {:?}, a row of another length than its head", row()?.title)))
-            .or_else(|| Some(format!("verdict {:?}", verdict()?.here)))
+            .or_else(|| Some(format!("comparison {:?}", comparison()?.here)))
     }
 }
 
@@ -99,14 +100,14 @@ pub struct Claim {
 
 impl Claim {
     /// What came out here, how it compares, and why.
-    pub fn judge(self, here: impl Into<String>, judgement: Judgement, why: impl Into<String>) -> Verdict {
-        Verdict { claim: self, here: here.into(), judgement, why: why.into() }
+    pub fn judge(self, here: impl Into<String>, judgement: Judgement, why: impl Into<String>) -> Comparison {
+        Comparison { claim: self, here: here.into(), judgement, why: why.into() }
     }
 }
 
 /// A claim set beside what came out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct Comparison {
     /// The claim.
     #[serde(flatten)]
     pub claim: Claim,

@@ -40,7 +40,7 @@ struct Sweep {
     told_at: f64,
     /// Whether other queues are tried there.
     queues: bool,
-    /// Adds the verdicts.
+    /// Adds the comparisons.
     judge: fn(Results, &Samples) -> Results,
 }
 

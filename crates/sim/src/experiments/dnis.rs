@@ -85,18 +85,18 @@ impl Experiment for Schedulers {
         let nominal = samples.gain(GOODPUT, (NOMINAL, HIGHEST), (ETHERNET, HIGHEST)).mean;
         Results::default()
             .chart(chart)
-            .verdict(claims[0].judge(
+            .comparison(claims[0].judge(
                 format!("against the better one {:+.1} % at worst ({}, {} Mbit/s)", single.0, single.1, single.2),
                 Judgement::met_or_not(single.0 > -1.0),
                 "Under low load one interface carries nearly all that is asked for. Then a scheduler that does not know the interfaces puts \
                  some long downloads on Wi-Fi, where they take longer than they would on Ethernet.",
             ))
-            .verdict(claims[1].judge(
+            .comparison(claims[1].judge(
                 format!("against the best other {:+.1} % at worst ({} Mbit/s)", others.0, others.2),
                 Judgement::met_or_not(others.0 > -1.0),
                 "",
             ))
-            .verdict(claims[2].judge(
+            .comparison(claims[2].judge(
                 format!("{:+.1} % at {HIGHEST} Mbit/s", sum(HIGHEST)),
                 Judgement::met_or_not(sum(HIGHEST).abs() < 3.0),
                 format!(
@@ -105,12 +105,12 @@ impl Experiment for Schedulers {
                     sum(LOADS[4])
                 ),
             ))
-            .verdict(claims[3].judge(
+            .comparison(claims[3].judge(
                 format!("{widest:.0} % at {widest_at} Mbit/s, {:.1} % at {HIGHEST} Mbit/s", gap(HIGHEST)),
                 Judgement::met_or_not(gap(HIGHEST) < widest / 2.0),
                 "",
             ))
-            .verdict(claims[4].judge(
+            .comparison(claims[4].judge(
                 format!("up to {ethernet:.0} % over Ethernet, at {ethernet_at} Mbit/s, and {wifi:.0} % over Wi-Fi, at {wifi_at} Mbit/s"),
                 Judgement::met_or_differs((ethernet / 54.0 - 1.0).abs() <= 0.2),
                 format!(

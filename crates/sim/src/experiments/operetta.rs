@@ -282,7 +282,7 @@ mod tests {
         };
         let samples = setting.jobs(&mix::Mix).into_iter().map(measure).collect();
         let report = conclude(&mix::Mix, &setting, Samples::new(samples)).unwrap();
-        assert_eq!(report.results.verdicts[4].judgement, Judgement::Met, "{:?}", report.results.verdicts[4]);
+        assert_eq!(report.results.comparisons[4].judgement, Judgement::Met, "{:?}", report.results.comparisons[4]);
         assert!(report.plots().iter().all(|(_, svg)| svg.starts_with("<svg")));
     }
 }

@@ -45,8 +45,8 @@ mod tests {
         for experiment in all().into_iter().filter(|experiment| experiment.about().sampling == Sampling::Once) {
             for seed in [1, 2, 3] {
                 let report = report(experiment, seed);
-                for verdict in &report.results.verdicts {
-                    assert!(verdict.judgement != Judgement::NotMet, "{}: {verdict:?}", report.about.name);
+                for comparison in &report.results.comparisons {
+                    assert!(comparison.judgement != Judgement::NotMet, "{}: {comparison:?}", report.about.name);
                 }
             }
         }

@@ -89,8 +89,8 @@ mod tests {
         for seed in 1..6 {
             let setting = Setting { runs: 3, seed };
             let samples = setting.jobs(&handover::Handovers).into_iter().map(|job| job.measure(&handover::Handovers)).collect();
-            let verdicts = conclude(&handover::Handovers, &setting, Samples::new(samples)).unwrap().results.verdicts;
-            assert!(verdicts.iter().all(|verdict| verdict.judgement != Judgement::NotMet), "{verdicts:?}");
+            let comparisons = conclude(&handover::Handovers, &setting, Samples::new(samples)).unwrap().results.comparisons;
+            assert!(comparisons.iter().all(|comparison| comparison.judgement != Judgement::NotMet), "{comparisons:?}");
         }
     }
 

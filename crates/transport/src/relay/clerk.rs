@@ -43,13 +43,13 @@ enum Order {
 }
 
 /// Who an applicant is, and what it has used of its month; or a code of [`refusals`] and the reason.
-pub(super) type Verdict = Result<(Client, Month), (u64, String)>;
+pub(super) type RegistryDecision = Result<(Client, Month), (u64, String)>;
 
 /// What it says.
 #[derive(Debug)]
 pub(super) enum Word {
     /// Whether an applicant may have a path.
-    Judged(Applicant, Box<Verdict>),
+    Judged(Applicant, Box<RegistryDecision>),
     /// Who the clients are now that were asked for; empty if nobody has changed anything.
     Looked(Vec<(PublicKey, Option<Client>)>),
     /// Usage is written down, or kept for the next time.
@@ -123,8 +123,8 @@ fn work(mut registry: Registry, orders: &Receiver<Order>, words: &mpsc::Unbounde
     while let Ok(order) = orders.recv() {
         let word = match order {
             Order::Judge(applicant) => {
-                let verdict = judge(&mut registry, &applicant);
-                Word::Judged(applicant, Box::new(verdict))
+                let decision = judge(&mut registry, &applicant);
+                Word::Judged(applicant, Box::new(decision))
             }
             Order::Look(clients) => Word::Looked(look(&mut registry, clients)),
             Order::Write(used) => {
@@ -141,7 +141,7 @@ fn work(mut registry: Registry, orders: &Receiver<Order>, words: &mpsc::Unbounde
 }
 
 /// Whether the client that has proved its key may have a path.
-fn judge(registry: &mut Registry, applicant: &Applicant) -> Verdict {
+fn judge(registry: &mut Registry, applicant: &Applicant) -> RegistryDecision {
     let Applicant { hello, key, .. } = applicant;
     let unknown = |why: String| (refusals::UNKNOWN, why);
     let trouble = |error: &dyn std::fmt::Display| {

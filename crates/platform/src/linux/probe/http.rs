@@ -27,12 +27,12 @@ pub(super) async fn ask(device: &str, page: &HttpTarget) -> Result<ProbeOutcome,
     let request = request(page)?;
     stream.write_all(request.as_bytes()).await.map_err(|error| Trouble::met("send the request", error))?;
     match read(&mut stream, page).await.map_err(|error| Trouble::met("read the answer", error))? {
-        Verdict::Expected => Ok(ProbeOutcome::Alive { rtt }),
-        Verdict::Other(what) => {
+        ProbeResponse::Expected => Ok(ProbeOutcome::Alive { rtt }),
+        ProbeResponse::Other(what) => {
             let detail = format!("http://{}{} at {} answered {what}", page.host, page.path, page.address);
             Ok(ProbeOutcome::Portal { detail })
         }
-        Verdict::Nothing => Err(Trouble::Unanswered),
+        ProbeResponse::Nothing => Err(Trouble::Unanswered),
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn request(page: &HttpTarget) -> Result<String, Trouble> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum ProbeResponse {
     /// Status and the begin of the body are as they should be.
     Expected,
     /// Something else, for the user.
@@ -58,7 +58,7 @@ enum Verdict {
     Nothing,
 }
 
-async fn read(stream: &mut TcpStream, page: &HttpTarget) -> io::Result<Verdict> {
+async fn read(stream: &mut TcpStream, page: &HttpTarget) -> io::Result<ProbeResponse> {
     let mut answer = Vec::with_capacity(1024);
     loop {
         let ended = match stream.read_buf(&mut answer).await {
@@ -66,37 +66,37 @@ async fn read(stream: &mut TcpStream, page: &HttpTarget) -> io::Result<Verdict> 
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => true,
             Err(error) => return Err(error),
         };
-        if let Some(verdict) = judge(&answer, ended || answer.len() >= LIMIT, page) {
-            return Ok(verdict);
+        if let Some(response) = judge(&answer, ended || answer.len() >= LIMIT, page) {
+            return Ok(response);
         }
     }
 }
 
 /// What the answer is, as soon as that can be told; always when it has `ended`.
-fn judge(answer: &[u8], ended: bool, page: &HttpTarget) -> Option<Verdict> {
+fn judge(answer: &[u8], ended: bool, page: &HttpTarget) -> Option<ProbeResponse> {
     let start = b"HTTP/1.";
     if !answer.starts_with(&start[..start.len().min(answer.len())]) {
-        return Some(Verdict::Other(format!("with no HTTP: {}", shown(answer))));
+        return Some(ProbeResponse::Other(format!("with no HTTP: {}", shown(answer))));
     }
     let Some(head_length) = answer.windows(4).position(|four| four == b"\r\n\r\n") else {
-        return ended.then_some(Verdict::Nothing);
+        return ended.then_some(ProbeResponse::Nothing);
     };
     let head = String::from_utf8_lossy(&answer[..head_length]);
     let (status_line, _) = head.split_once("\r\n").unwrap_or((&head, ""));
     let status = status_line.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
     if status != Some(page.status) {
         let location = field(&head, "location").map(|to| format!(" to {}", shown(to.as_bytes()))).unwrap_or_default();
-        return Some(Verdict::Other(format!("{:?}{location} in place of status {}", shown(status_line.as_bytes()), page.status)));
+        return Some(ProbeResponse::Other(format!("{:?}{location} in place of status {}", shown(status_line.as_bytes()), page.status)));
     }
     let (body, complete) = body(&head, &answer[head_length + 4..]);
     let expected = page.body.as_bytes();
     if body.starts_with(expected) {
-        return Some(Verdict::Expected);
+        return Some(ProbeResponse::Expected);
     }
     if !expected.starts_with(&body) || complete {
-        return Some(Verdict::Other(format!("with {:?} in place of {:?}", shown(&body), shown(expected))));
+        return Some(ProbeResponse::Other(format!("with {:?} in place of {:?}", shown(&body), shown(expected))));
     }
-    ended.then_some(Verdict::Nothing)
+    ended.then_some(ProbeResponse::Nothing)
 }
 
 /// A header's value; `name` in small letters.
@@ -150,22 +150,22 @@ mod tests {
         HttpTarget { address, host: "probe.example".into(), path: "/check".into(), status, body: body.into() }
     }
 
-    /// The verdict on an answer that comes byte by byte and then ends.
-    fn verdict(answer: &str, page: &HttpTarget) -> Verdict {
+    /// What an answer is that comes byte by byte and then ends.
+    fn response(answer: &str, page: &HttpTarget) -> ProbeResponse {
         let early = (0..=answer.len()).find_map(|length| judge(&answer.as_bytes()[..length], false, page));
         early.or_else(|| judge(answer.as_bytes(), true, page)).expect("an answer that has ended is judged")
     }
 
-    fn is_other(verdict: Verdict, part: &str) -> bool {
-        matches!(verdict, Verdict::Other(what) if what.contains(part))
+    fn is_other(response: ProbeResponse, part: &str) -> bool {
+        matches!(response, ProbeResponse::Other(what) if what.contains(part))
     }
 
     #[test]
     fn the_expected_answer_is_told_before_the_connection_ends() {
-        assert_eq!(judge(b"HTTP/1.1 204 No Content\r\n\r\n", false, &page(204, "")), Some(Verdict::Expected));
+        assert_eq!(judge(b"HTTP/1.1 204 No Content\r\n\r\n", false, &page(204, "")), Some(ProbeResponse::Expected));
         assert_eq!(
             judge(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nsuccess and", false, &page(200, "success")),
-            Some(Verdict::Expected)
+            Some(ProbeResponse::Expected)
         );
         assert_eq!(judge(b"HTTP/1.1 200 OK\r\n\r\nsucc", false, &page(200, "success")), None);
     }
@@ -173,26 +173,26 @@ mod tests {
     #[test]
     fn chunks_are_put_together() {
         let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n3;x=y\r\nsuc\r\n4\r\ncess\r\n0\r\n\r\n";
-        assert_eq!(verdict(answer, &page(200, "success")), Verdict::Expected);
-        assert!(is_other(verdict(answer, &page(200, "successful")), "success"));
+        assert_eq!(response(answer, &page(200, "success")), ProbeResponse::Expected);
+        assert!(is_other(response(answer, &page(200, "successful")), "success"));
         let huge = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nabc";
-        assert!(is_other(verdict(huge, &page(200, "success")), "\"a\" in place"));
+        assert!(is_other(response(huge, &page(200, "success")), "\"a\" in place"));
     }
 
     #[test]
     fn a_redirect_another_status_and_another_body_are_portals() {
         let login = "HTTP/1.1 302 Found\r\nlocation: http://login.example/\x1b[31m\r\n\r\n";
-        assert!(is_other(verdict(login, &page(204, "")), "to http://login.example/ [31m in place of status 204"));
-        assert!(is_other(verdict("HTTP/1.0 200 OK\r\n\r\n<html>", &page(204, "")), "200 OK"));
-        assert!(is_other(verdict("HTTP/1.1 200 OK\r\n\r\n<html>", &page(200, "success")), "\"<\" in place"));
-        assert!(is_other(verdict("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsucc", &page(200, "success")), "succ"));
-        assert!(is_other(verdict("220 mail.example", &page(204, "")), "no HTTP"));
+        assert!(is_other(response(login, &page(204, "")), "to http://login.example/ [31m in place of status 204"));
+        assert!(is_other(response("HTTP/1.0 200 OK\r\n\r\n<html>", &page(204, "")), "200 OK"));
+        assert!(is_other(response("HTTP/1.1 200 OK\r\n\r\n<html>", &page(200, "success")), "\"<\" in place"));
+        assert!(is_other(response("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsucc", &page(200, "success")), "succ"));
+        assert!(is_other(response("220 mail.example", &page(204, "")), "no HTTP"));
     }
 
     #[test]
     fn an_answer_that_breaks_off_is_none() {
         for answer in ["", "HTT", "HTTP/1.1 204 No Content\r\n", "HTTP/1.1 200 OK\r\n\r\nsucc"] {
-            assert_eq!(verdict(answer, &page(200, "success")), Verdict::Nothing, "{answer:?}");
+            assert_eq!(response(answer, &page(200, "success")), ProbeResponse::Nothing, "{answer:?}");
         }
     }
 

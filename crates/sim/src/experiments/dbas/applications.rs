@@ -63,7 +63,7 @@ fn judge(results: Results, samples: &Samples) -> Results {
     let [learnt_last, exact_last] = [CO_MOST, CO_KNOWN].map(|series| samples.gain(THROUGHPUT, (series, last), (CO_WEIGHTED, last)).mean);
     let [learnt_99, exact_99] = [CO_MOST, CO_KNOWN].map(|series| samples.gain(NEARLY, (series, 1.0), (CO_WEIGHTED, 1.0)).mean);
     results
-        .verdict(claims[0].judge(
+        .comparison(claims[0].judge(
             format!("up to {known:.0} %, at {known_at} a second"),
             gain_judgement(known, 130.0),
             format!(
@@ -76,17 +76,17 @@ fn judge(results: Results, samples: &Samples) -> Results {
                 otherwise(samples, CO_MOST, CO_WEIGHTED, known_at)
             ),
         ))
-        .verdict(claims[1].judge(
+        .comparison(claims[1].judge(
             format!("only IF1 against weighted round robin {single:+.0} % at most, at {single_at} a second"),
             Judgement::met_or_not(single > 0.0),
             "Not on average over the runs: every third connection goes to IF2, and 60 s open enough of them to even out.",
         ))
-        .verdict(claims[2].judge(
+        .comparison(claims[2].judge(
             format!("weighted round robin between {low:.2} and {high:.2} Mbit/s for 1 to 5 a second"),
             Judgement::met_or_not(high / low < 1.05),
             "",
         ))
-        .verdict(claims[3].judge(
+        .comparison(claims[3].judge(
             format!("up to {slow:.0} % over only IF2, at {slow_at} a second, and {fast:.0} % over only IF1, at {fast_at}"),
             gain_judgement(slow, 193.0),
             format!(
@@ -95,12 +95,12 @@ fn judge(results: Results, samples: &Samples) -> Results {
                 otherwise(samples, PO_WEIGHTED, ONLY_2, slow_at)
             ),
         ))
-        .verdict(claims[4].judge(
+        .comparison(claims[4].judge(
             format!("miDRR between {bond_low:.2} and {bond_high:.2} Mbit/s for 1 to 5 a second"),
             Judgement::met_or_not(bond_high / bond_low < 1.05),
             "Its pieces are of all connections alike, in turns.",
         ))
-        .verdict(claims[5].judge(
+        .comparison(claims[5].judge(
             format!("miDRR up to {bond_slow:.0} % over only IF2, at {bond_slow_at} a second, and {bond_fast:.0} % over only IF1, at {bond_fast_at}"),
             gain_judgement(bond_slow, 193.0),
             "As above; it loses less than the model where many connections share the links.",

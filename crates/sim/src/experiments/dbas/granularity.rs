@@ -98,36 +98,36 @@ impl Experiment for Granularity {
         let bond_round = gain(BOND_ROUND, BOND_WEIGHTED);
         Results::default()
             .chart(chart)
-            .verdict(ABOUT.claims[0].judge(
+            .comparison(ABOUT.claims[0].judge(
                 format!("up to {most:.0} % more; the long-lived one alone at most {longest:.2} Mbit/s"),
                 Judgement::met_or_differs(most.abs() < 10.0),
                 "The long-lived connection has no more than one interface. What comes on top are the short ones, 0.57 Mbit/s, on the interface \
                  that it leaves free.",
             ))
-            .verdict(ABOUT.claims[1].judge(
+            .comparison(ABOUT.claims[1].judge(
                 format!("{over:.0} % above connection-oriented maximum throughput"),
                 Judgement::met_or_not(over > 0.0 && round <= 1.0),
                 "Packet-oriented round robin does the same here.",
             ))
-            .verdict(ABOUT.claims[2].judge(format!("{missing:.1} % below"), Judgement::met_or_differs(missing <= 9.0), "Headers alone take 3.5 %."))
-            .verdict(ABOUT.claims[3].judge(
+            .comparison(ABOUT.claims[2].judge(format!("{missing:.1} % below"), Judgement::met_or_differs(missing <= 9.0), "Headers alone take 3.5 %."))
+            .comparison(ABOUT.claims[3].judge(
                 format!("{round:+.1} % against weighted round robin"),
                 Judgement::met_or_not(round < -10.0),
                 "The paper gives both interfaces 2 Mbit/s, and explains the result by their differing. Where they are equal, both schedulers are \
                  the same.",
             ))
-            .verdict(ABOUT.claims[4].judge(
+            .comparison(ABOUT.claims[4].judge(
                 format!("miDRR {bond_over:.0} % above connection-oriented maximum throughput; the long-lived one {by_bond:.2} Mbit/s"),
                 Judgement::met_or_not(bond_over > 0.0),
                 "As whole connections cannot, the bond divides the long-lived one.",
             ))
-            .verdict(ABOUT.claims[5].judge(
+            .comparison(ABOUT.claims[5].judge(
                 format!("{:.1} % below, miDRR {:.1} %", bond_missing[0], bond_missing[1]),
                 Judgement::met_or_differs(bond_missing.iter().all(|missing| *missing <= 9.0)),
                 "Headers of IP, UDP, QUIC and the bond take some 5 %, the answers of both ends and the first round trips the rest. The model has no \
                  handshake beyond TCP's and no second numbering.",
             ))
-            .verdict(ABOUT.claims[6].judge(
+            .comparison(ABOUT.claims[6].judge(
                 format!("{bond_round:+.1} % against weighted round robin"),
                 Judgement::met_or_not(bond_round < -10.0),
                 "Both interfaces are equal, as above; and where they differ it does not either (dbas-3b), since a chunk goes where it can be sent.",

@@ -4,7 +4,7 @@ use super::{
     BOND, BOND_ROUND, BOND_WEIGHTED, BUSY, CO_MOST, CO_ROUND, CO_WEIGHTED, CONNECTIONS, IF1, ONLY_1, PACKETS, PO_ROUND, PO_WEIGHTED, Setup,
     Sweep, TAIL, THROUGHPUT, WASTE, WITHIN, is_about, most, most_behind, most_gain, otherwise, shares,
 };
-use crate::experiment::{About, Claim, Judgement, Paper, Results, Samples, Sampling, Verdict};
+use crate::experiment::{About, Claim, Comparison, Judgement, Paper, Results, Samples, Sampling};
 
 /// Mbit/s.
 const CAPACITIES: [f64; 7] = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0];
@@ -131,7 +131,7 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
     let (gain, at) = most_gain(samples, CO_WEIGHTED, CO_ROUND);
     let (behind, behind_at) = most_behind(samples, CO_MOST, &[ONLY_1, CO_ROUND, CO_WEIGHTED]);
     results
-        .verdict(claims[0].judge(
+        .comparison(claims[0].judge(
             below(CO_ROUND),
             Judgement::met_or_not(narrow(CO_ROUND) < 0.0),
             format!(
@@ -139,7 +139,7 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
                 otherwise(samples, CO_ROUND, ONLY_1, NARROWEST)
             ),
         ))
-        .verdict(claims[1].judge(
+        .comparison(claims[1].judge(
             below(CO_WEIGHTED),
             Judgement::met_or_not(narrow(CO_WEIGHTED) < 0.0),
             format!(
@@ -148,7 +148,7 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
                 otherwise(samples, CO_WEIGHTED, ONLY_1, NARROWEST)
             ),
         ))
-        .verdict(claims[2].judge(
+        .comparison(claims[2].judge(
             format!("up to {gain:.0} %, at {at} Mbit/s"),
             Judgement::met_or_differs(is_about(gain, 369.0)),
             format!(
@@ -156,7 +156,7 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
                 otherwise(samples, CO_WEIGHTED, CO_ROUND, at)
             ),
         ))
-        .verdict(claims[3].judge(
+        .comparison(claims[3].judge(
             format!("against the best other {:+.1} % at worst, at {behind_at} Mbit/s", -behind),
             Judgement::met_or_not(behind < 0.0),
             format!(
@@ -175,12 +175,12 @@ fn judge_narrow_po(results: Results, samples: &Samples) -> Results {
     let narrow_mean = |value| samples.summary(value, (PO_WEIGHTED, NARROWEST)).mean;
     let narrow = samples.gain(THROUGHPUT, (PO_ROUND, NARROWEST), (ONLY_1, NARROWEST)).mean;
     results
-        .verdict(claims[0].judge(
+        .comparison(claims[0].judge(
             format!("against the best other {:+.1} % at worst, at {behind_at} Mbit/s", -behind),
             Judgement::met_or_not(behind < 1.0),
             "Where both interfaces are equal, both schedulers do the same.",
         ))
-        .verdict(claims[1].judge(
+        .comparison(claims[1].judge(
             format!("{missing:.1} % below at worst, at {missing_at} Mbit/s"),
             Judgement::met_or_differs(missing <= 9.0),
             format!(
@@ -191,12 +191,12 @@ fn judge_narrow_po(results: Results, samples: &Samples) -> Results {
                 narrow_mean(BUSY)
             ),
         ))
-        .verdict(claims[2].judge(format!("{narrow:+.0} % at {NARROWEST} Mbit/s"), Judgement::met_or_not(narrow < 0.0), ""))
-        .verdicts(judge_narrow_bond(samples))
+        .comparison(claims[2].judge(format!("{narrow:+.0} % at {NARROWEST} Mbit/s"), Judgement::met_or_not(narrow < 0.0), ""))
+        .comparisons(judge_narrow_bond(samples))
         .table(shares(samples, "IF2, Mbit/s", |if2| IF1 + if2))
 }
 
-fn judge_narrow_bond(samples: &Samples) -> [Verdict; 3] {
+fn judge_narrow_bond(samples: &Samples) -> [Comparison; 3] {
     let claims = NARROW_PO.claims;
     let (behind, behind_at) = most_behind(samples, BOND_WEIGHTED, &[ONLY_1, BOND_ROUND, BOND]);
     let (missing, missing_at) = most_missing(samples, BOND_WEIGHTED, |if2| IF1 + if2);
@@ -241,7 +241,7 @@ fn judge_lossy_co(results: Results, samples: &Samples) -> Results {
     let fall = |from, to| 100.0 * (1.0 - mean(CO_WEIGHTED, to) / mean(CO_WEIGHTED, from));
     let (first, second) = (fall(0.0, 5.0), fall(5.0, 10.0));
     results
-        .verdict(claims[0].judge(
+        .comparison(claims[0].judge(
             format!(
                 "round robin against weighted {least:+.0} % at best; maximum throughput against the best of both {:+.1} % at worst, \
                  at {behind_at} % loss",
@@ -250,12 +250,12 @@ fn judge_lossy_co(results: Results, samples: &Samples) -> Results {
             Judgement::met_or_not(least < 0.0 && behind < 1.0),
             "Round robin is lowest, but maximum throughput is not above weighted round robin, for the reason given at dbas-3a.",
         ))
-        .verdict(claims[1].judge(
+        .comparison(claims[1].judge(
             format!("{lossy:+.0} % against only IF1 at {LOSSIEST} % loss"),
             Judgement::met_or_not(lossy < 0.0),
             "",
         ))
-        .verdict(claims[2].judge(
+        .comparison(claims[2].judge(
             format!("weighted round robin falls by {first:.0} % from 0 to 5 % loss, by {second:.0} % of the rest from 5 to 10 %"),
             Judgement::met_or_not(first + second >= 10.0 && (first > 1.5 * second || second > 1.5 * first)),
             "Many connections share IF2. Each slows down with loss, but together they still fill 1 Mbit/s: there is hardly a fall whose shape \
@@ -269,8 +269,8 @@ fn judge_lossy_po(results: Results, samples: &Samples) -> Results {
     let lossy_mean = |value| samples.summary(value, (PO_WEIGHTED, LOSSIEST)).mean;
     let (missing, missing_at) = most_missing(samples, PO_WEIGHTED, |_| IF1 + Setup::NOMINAL.if2);
     results
-        .verdict(claims[0].judge(format!("round robin against weighted {least:+.0} % at best"), Judgement::met_or_not(least < 0.0), ""))
-        .verdict(claims[1].judge(
+        .comparison(claims[0].judge(format!("round robin against weighted {least:+.0} % at best"), Judgement::met_or_not(least < 0.0), ""))
+        .comparison(claims[1].judge(
             format!("{missing:.1} % below at worst, at {missing_at} % loss"),
             Judgement::met_or_differs(missing <= 9.0),
             format!(
@@ -280,11 +280,11 @@ fn judge_lossy_po(results: Results, samples: &Samples) -> Results {
                 lossy_mean(BUSY)
             ),
         ))
-        .verdicts(judge_lossy_bond(samples))
+        .comparisons(judge_lossy_bond(samples))
         .table(shares(samples, "loss, %", |_| IF1 + Setup::NOMINAL.if2))
 }
 
-fn judge_lossy_bond(samples: &Samples) -> [Verdict; 2] {
+fn judge_lossy_bond(samples: &Samples) -> [Comparison; 2] {
     let claims = LOSSY_PO.claims;
     let optimum = |_| IF1 + Setup::NOMINAL.if2;
     let (least, _) = most_gain(samples, BOND_ROUND, BOND_WEIGHTED);

@@ -81,7 +81,7 @@ impl Experiment for Dynamics {
         let rise = |series| mean(THROUGHPUT, (series, MOST)) - mean(THROUGHPUT, (series, LEAST));
         let least_share = RATES.map(|rate| 100.0 * mean("IF2", (ENGR, rate))).into_iter().fold(f64::INFINITY, f64::min);
         results
-            .verdict(DYNAMICS.claims[0].judge(
+            .comparison(DYNAMICS.claims[0].judge(
                 format!("up to -{saving:.0} %"),
                 Judgement::met_or_differs((saving - 44.0).abs() <= 3.0),
                 format!(
@@ -90,18 +90,18 @@ impl Experiment for Dynamics {
                     per_bit(IF3),
                 ),
             ))
-            .verdict(DYNAMICS.claims[1].judge(
+            .comparison(DYNAMICS.claims[1].judge(
                 format!("{low:+.0} to {high:+.0} % over it"),
                 Judgement::met_or_differs(low > -5.0 && high < 5.0),
                 "More is offered than the target, and what a link has been given waits: the links in use, IF2 and another, are always full.",
             ))
-            .verdict(DYNAMICS.claims[2].judge(
+            .comparison(DYNAMICS.claims[2].judge(
                 format!("IF3 carries {before:.0} % at {BEFORE} Mbit/s, {after:.0} % at {BREAK}"),
                 Judgement::met_or_differs(before > 40.0 && after < 5.0),
                 "At 1.5 Mbit/s IF3 is used where a stream, put on IF1, would end after the deadline that the target sets: in the first seconds, \
                  when there is little load.",
             ))
-            .verdict(DYNAMICS.claims[3].judge(
+            .comparison(DYNAMICS.claims[3].judge(
                 format!(
                     "from {BEFORE} to {BREAK} Mbit/s OPRTA-MID {mid:+.1} %, OPRTA-CUR-OS {matched:+.1} %; from {LEAST} to {BEFORE} {:+.1} and {:+.1} %",
                     flat[0], flat[1],
@@ -110,13 +110,13 @@ impl Experiment for Dynamics {
                 "Both break there, OPRTA-MID upwards at first: IF1 and IF2, now the cheapest, carry 2.2 Mbit/s, less than its target of 2.45, so \
                  that it takes all three interfaces, and each is full. At 2 Mbit/s IF1 and IF2 meet its target alone.",
             ))
-            .verdict(DYNAMICS.claims[4].judge(
+            .comparison(DYNAMICS.claims[4].judge(
                 format!("OPRTA-XPUT {:+.2} Mbit/s, OPRTA-MID {:+.2} Mbit/s from {LEAST} to {MOST} Mbit/s", rise(XPUT), rise(MID)),
                 Judgement::met_or_differs(rise(XPUT) > 0.5 && rise(MID) > 0.25),
                 "OPRTA-MID leaves IF1 idle as long as it is the dearest; its throughput is that of the interfaces in use: IF2 and IF3, from 1.5 \
                  Mbit/s all three, at 2 IF1 and IF2.",
             ))
-            .verdict(DYNAMICS.claims[5].judge(
+            .comparison(DYNAMICS.claims[5].judge(
                 format!("IF2 carries at least {least_share:.1} %"),
                 Judgement::met_or_not(least_share > 99.0),
                 "",
@@ -192,7 +192,7 @@ impl Experiment for Baselines {
         charts(samples, "over IF1's bandwidth", &axis(), |x| x)
             .into_iter()
             .fold(Results::default(), Results::chart)
-            .verdict(BASELINES.claims[0].judge(
+            .comparison(BASELINES.claims[0].judge(
                 format!("over weighted {low:+.1} to {high:+.1} %; that over round robin {low2:+.1} to {high2:+.1} %"),
                 Judgement::met_or_differs(ahead(&weighted) + ahead(&rotation) == 2 * RATES.len()),
                 format!(
@@ -203,18 +203,18 @@ impl Experiment for Baselines {
                     RATES.len(),
                 ),
             ))
-            .verdict(BASELINES.claims[1].judge(
+            .comparison(BASELINES.claims[1].judge(
                 format!("{first:+.1} % at {LEAST} Mbit/s, {last:+.1} % at {MOST}"),
                 Judgement::met_or_differs(last.mean - last.half > first.mean + first.half),
                 "Even with IF1 at 2 Mbit/s the links carry 4.5 Mbit/s of payload, less than the 4.6 offered: streams wait for every link, which a \
                  rotation by rates keeps full too.",
             ))
-            .verdict(BASELINES.claims[2].judge(
+            .comparison(BASELINES.claims[2].judge(
                 format!("{:.0} % of the optimum at {LEAST} Mbit/s, {:.0} % at {MOST}", turns[0], turns[RATES.len() - 1]),
                 Judgement::met_or_differs(range(&turns).0 < 90.0),
                 "",
             ))
-            .verdict(BASELINES.claims[3].judge(
+            .comparison(BASELINES.claims[3].judge(
                 format!(
                     "round robin {:.0} to {:.0} %, weighted {:.0} to {:.0} %, OPRTA-XPUT {:.0} to {:.0} % of the {BOUND}",
                     range(&turns).0,
@@ -227,12 +227,12 @@ impl Experiment for Baselines {
                 Judgement::met_or_differs(range(&turns).1 < 90.0 && range(&even).1 < 90.0),
                 "As above: where more is offered than the links carry, a rotation in proportion to their rates fills them.",
             ))
-            .verdict(BASELINES.claims[4].judge(
+            .comparison(BASELINES.claims[4].judge(
                 format!("{worst_low:+.1} to {worst_high:+.1} % over weighted round robin"),
                 three_ways(worst_low > 0.0, worst_high > 0.0),
                 "Round robin gives IF3, dearer than IF2, less than it can carry, and IF2 more: IF2 is full, IF3 not always.",
             ))
-            .verdict(BASELINES.claims[5].judge(
+            .comparison(BASELINES.claims[5].judge(
                 format!("{same_low:+.1} to {same_high:+.1} %"),
                 Judgement::met_or_differs(same_low.abs().max(same_high.abs()) < 5.0),
                 "",

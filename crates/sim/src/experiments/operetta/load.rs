@@ -100,19 +100,19 @@ impl Experiment for Heterogeneity {
         let (whole, chunks) = (changes(CONNECTIONS), changes(PACKETS));
         let lead = [false, true].map(|rare| samples.gain(THROUGHPUT, (&name(PACKETS, rare), MOST), (&name(CONNECTIONS, rare), MOST)));
         results
-            .verdict(HETEROGENEITY.claims[0].judge(
+            .comparison(HETEROGENEITY.claims[0].judge(
                 said(CONNECTIONS, whole),
                 three_ways(whole[0].mean < -5.0, whole.iter().any(|change| change.mean < -change.half)),
                 "With more load than the links carry, streams wait for each link, and none is idle because a large one is on another. \
                  Where large ones are rare, chance makes what is offered fall short at times, which γ = 100 % cannot help either.",
             ))
-            .verdict(HETEROGENEITY.claims[1].judge(
+            .comparison(HETEROGENEITY.claims[1].judge(
                 said(PACKETS, chunks),
                 Judgement::met_or_differs(chunks.iter().all(|change| change.mean.abs() < 2.0)),
                 "What it lacks to the optimum is due to the number of streams: each opens a connection on every link, which lose packets to each \
                  other in full queues. The fewer they are, the less.",
             ))
-            .verdict(HETEROGENEITY.claims[2].judge(
+            .comparison(HETEROGENEITY.claims[2].judge(
                 format!("at {MOST} MB γ = 100 % carries {:+.1} % against γ = 0, rarer {:+.1} %", lead[0], lead[1]),
                 three_ways(lead.iter().all(|lead| lead.mean > lead.half), lead.iter().any(|lead| lead.mean > lead.half)),
                 "As above.",
@@ -173,12 +173,12 @@ impl Experiment for Errors {
         charts(samples, "over the error of estimation", &Axis::new("error of demands", "%").between(-75.0, 100.0), |_| IF1.0)
             .into_iter()
             .fold(Results::default(), Results::chart)
-            .verdict(ERROR.claims[0].judge(
+            .comparison(ERROR.claims[0].judge(
                 format!("at most {:.1} % (α = 1), {:.1} % (0.5), {:.1} % (0)", most[0], most[1], most[2]),
                 Judgement::met_or_differs(most.iter().all(|change| *change < 5.0)),
                 scale,
             ))
-            .verdict(ERROR.claims[1].judge(
+            .comparison(ERROR.claims[1].judge(
                 format!(
                     "{:+.1} ± {:.1} % at {FAR_UNDER} %, {:+.1} ± {:.1} % at +{FAR_OVER} %",
                     under.mean, under.half, over.mean, over.half
@@ -189,7 +189,7 @@ impl Experiment for Errors {
                 ),
                 scale,
             ))
-            .verdict(ERROR.claims[2].judge(
+            .comparison(ERROR.claims[2].judge(
                 format!(
                     "{:+.1} ± {:.1} % throughput, {:+.1} ± {:.1} % energy at +{FAR_OVER} %",
                     faster.mean, faster.half, dearer.mean, dearer.half
@@ -197,7 +197,7 @@ impl Experiment for Errors {
                 three_ways((faster.mean - 11.0).abs() < 5.0 && (dearer.mean - 14.0).abs() < 5.0, faster.mean > 1.0 && dearer.mean > 1.0),
                 scale,
             ))
-            .verdict(ERROR.claims[3].judge(
+            .comparison(ERROR.claims[3].judge(
                 format!("{:.2} Mbit/s at {FAR_UNDER} %, {target:.2} required", slow.mean),
                 Judgement::met_or_not(slow.mean < target),
                 "More is offered than required, so that the links in use are full, and carry more than is required with any estimate.",

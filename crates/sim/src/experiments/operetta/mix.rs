@@ -1,7 +1,7 @@
 //! Figure 3: what it brings that servers take part.
 
 use super::{BY_BOND, DEFAULT, ENERGY, ENGR, IF1, IF2, IF3, MID, PAYLOAD, Scheme, Setup, THROUGHPUT, XPUT, bound, charts, least};
-use crate::experiment::{About, Axis, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Verdict};
+use crate::experiment::{About, Axis, Claim, Comparison, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling};
 
 /// γ in percent.
 const MIXES: [f64; 6] = [0.0, 10.0, 25.0, 50.0, 75.0, 100.0];
@@ -78,7 +78,7 @@ impl Experiment for Mix {
         let cost = mean(ENERGY, (ENGR, 0.0)) / least(IF1.0);
         let [first, last] = [0.0, 100.0].map(|mix| 100.0 * mean("IF2", (ENGR, mix)));
         results
-            .verdict(ABOUT.claims[0].judge(
+            .comparison(ABOUT.claims[0].judge(
                 format!("{:+.0} ± {:.0} %", gain.mean, gain.half),
                 Judgement::met_or_differs(gain.mean >= 145.0),
                 format!(
@@ -87,26 +87,26 @@ impl Experiment for Mix {
                     IF1.0 + IF2.0 + IF3.0,
                 ),
             ))
-            .verdict(ABOUT.claims[1].judge(
+            .comparison(ABOUT.claims[1].judge(
                 format!("{:+.1} ± {:.1} %", energy.mean, energy.half),
                 Judgement::met_or_not(energy.mean.abs() < 5.0),
                 "",
             ))
-            .verdict(ABOUT.claims[2].judge(
+            .comparison(ABOUT.claims[2].judge(
                 format!("{:.1} % of the optimum at γ = 0, {:.1} % at 25 %, {:.1} % at 100 %", part(0.0), part(25.0), part(100.0)),
                 Judgement::met_or_not(part(25.0) >= 97.0),
                 "Table III offers 4.6 Mbit/s to links of 3.7, so that streams wait for every link and keep it full, whether chunks or whole \
                  streams are assigned: γ = 0 is near the optimum too. Beyond, each stream that is spread opens a connection on every link, and \
                  hundreds of short ones at once lose packets and repeat them.",
             ))
-            .verdict(ABOUT.claims[3].judge(
+            .comparison(ABOUT.claims[3].judge(
                 format!("throughput {:+.1} %, energy {:+.1} % from γ = 0 to 100 %", slower.mean, cheaper.mean),
                 Judgement::met_or_not(slower.mean < 0.0 && cheaper.mean < 0.0),
                 "The energy optimum for the target of 2.2 Mbit/s leaves IF3 idle a quarter of the time. With more load offered than the target \
                  IF3 never is, since what it is given waits. Nor does γ change that: it adds connections on links that carry no data, and \
                  repetitions.",
             ))
-            .verdict(ABOUT.claims[4].judge(
+            .comparison(ABOUT.claims[4].judge(
                 format!("IF2 carries {first:.1} % (γ = 0) and {last:.1} % (γ = 100 %); {cost:.2} times the least energy at γ = 0"),
                 Judgement::met_or_not(first > 99.0 && last > 99.0),
                 format!(
@@ -115,7 +115,7 @@ impl Experiment for Mix {
                     mean(ENERGY, (ENGR, 100.0)) / least(IF1.0),
                 ),
             ))
-            .verdicts(judge_bond(samples))
+            .comparisons(judge_bond(samples))
             .note(
                 "A stream that is spread sends what is unacknowledged on one link over others when that link is down (III.G), which the \
                  simulator takes it to be when dark or after four timeouts in a row, if the weights leave the stream another link. This \
@@ -124,7 +124,7 @@ impl Experiment for Mix {
     }
 }
 
-fn judge_bond(samples: &Samples) -> [Verdict; 3] {
+fn judge_bond(samples: &Samples) -> [Comparison; 3] {
     let mean = |name, at| samples.summary(name, at).mean;
     let part = |mix| 100.0 * mean(THROUGHPUT, (BOND_XPUT, mix)) / bound(IF1.0);
     let [slower, cheaper] = [THROUGHPUT, ENERGY].map(|name| samples.gain(name, (BOND_MID, 100.0), (MID, 0.0)).mean);

@@ -64,17 +64,17 @@ impl Experiment for Sweep {
         let (coming, whole) = (steps(COMING), steps(WHOLE));
         let all = ALPHAS.len() - 1;
         results
-            .verdict(SWEEP.claims[0].judge(
+            .comparison(SWEEP.claims[0].judge(
                 format!("IF2 carries {:.1} %; {cost:.2} times the least energy", 100.0 * mean("IF2", (COMING, 0.0))),
                 Judgement::met_or_differs(mean("IF2", (COMING, 0.0)) > 0.99 && cost < 1.1),
                 "The energy beyond the least goes into repetitions, and into the connections that spread streams open on idle links.",
             ))
-            .verdict(SWEEP.claims[1].judge(
+            .comparison(SWEEP.claims[1].judge(
                 format!("{most:.1} % of the optimum, energy {dearer:+.0} % over α = 0"),
                 Judgement::met_or_differs(most > 97.0 && dearer > 0.0),
                 "",
             ))
-            .verdict(SWEEP.claims[2].judge(
+            .comparison(SWEEP.claims[2].judge(
                 format!(
                     "throughput rises in {} of {all} steps and energy in {} while streams come, in {} and {} until all have ended",
                     coming.0, coming.1, whole.0, whole.1,
@@ -167,9 +167,9 @@ impl Experiment for OverTime {
             .chart(chart("power", "Power under two utility functions", "power", Axis::new("power of the links", "W")))
             .chart(chart("data", "Data transmitted in all", "data", Axis::new("data", "MB")))
             .chart(chart("energy", "Energy consumed in all", "energy", Axis::new("energy", "J")))
-            .verdict(OVER_TIME.claims[0].judge(rate, Judgement::met_or_differs(rate_fit > 0.9 && rate_rise < -20.0), steps))
-            .verdict(OVER_TIME.claims[1].judge(power, Judgement::met_or_differs(power_fit > 0.9 && power_rise < -20.0), "As above."))
-            .verdict(OVER_TIME.claims[2].judge(
+            .comparison(OVER_TIME.claims[0].judge(rate, Judgement::met_or_differs(rate_fit > 0.9 && rate_rise < -20.0), steps))
+            .comparison(OVER_TIME.claims[1].judge(power, Judgement::met_or_differs(power_fit > 0.9 && power_rise < -20.0), "As above."))
+            .comparison(OVER_TIME.claims[2].judge(
                 format!(
                     "at {change:.1} min: {before:.2} Mbit/s and {power_before:.2} W in the minute before, {after:.2} and {power_after:.2} in the minute after, {end:.2} \
                      and {power_end:.2} in the last",

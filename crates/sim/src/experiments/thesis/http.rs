@@ -88,17 +88,17 @@ impl Experiment for Http {
             .table(rates(rate))
             .table(clustering())
             .note(format!("{:.0} ranges were asked for.", value("requests")))
-            .verdict(ABOUT.claims[0].judge(
+            .comparison(ABOUT.claims[0].judge(
                 format!("within {:.1} % of it in each phase", 100.0 * off.abs()),
                 Judgement::met_or_not(off.abs() < CLOSE),
                 "",
             ))
-            .verdict(ABOUT.claims[1].judge(
+            .comparison(ABOUT.claims[1].judge(
                 format!("within {:.1} % of it in any {WINDOW} s from {SETTLED} s after a change", 100.0 * value("worst")),
                 Judgement::met_or_not(value("worst") < CLOSE),
                 "",
             ))
-            .verdict(ABOUT.claims[2].judge(
+            .comparison(ABOUT.claims[2].judge(
                 if gathered { "{a}, {b, c} until 11 s and from 18 to 29 s, {a, b}, {c} else" } else { "not in all phases" },
                 Judgement::met_or_not(gathered),
                 "",

@@ -105,18 +105,18 @@ impl Experiment for Convergence {
                 flows.iter().map(|flow| (FLOWS[*flow].0, value(&format!("{} {phase}", FLOWS[*flow].0)), wanted[*flow])).collect();
             let met = found.iter().all(|(_, found, wanted)| (found / wanted - 1.0).abs() < 0.01);
             let here: Vec<String> = found.iter().map(|(name, found, _)| format!("{name} {found:.2}")).collect();
-            results = results.verdict(ABOUT.claims[phase].judge(format!("{} Mb/s", here.join(", ")), Judgement::met_or_not(met), ""));
+            results = results.comparison(ABOUT.claims[phase].judge(format!("{} Mb/s", here.join(", ")), Judgement::met_or_not(met), ""));
         }
         let upheld = (0..PHASES.len()).all(|phase| clusters_of(phase).len() == if phase == 0 { 2 } else { 1 });
         let [(small, _), (least, settled)] = ["a first", "a large"].map(|curve| settling(samples.curve(curve, (SERIES, 0.0))));
         let turn = FLOWS[1].1 * LARGE_QUANTUM.get() as f64 * 8.0 / (LINKS[0] as f64 * 1e6);
         results
-            .verdict(ABOUT.claims[3].judge(
+            .comparison(ABOUT.claims[3].judge(
                 format!("as claimed; rates per weight within {:.1} % in a cluster", 100.0 * spread(&value)),
                 Judgement::met_or_not(upheld && spread(&value) < 0.01),
                 "",
             ))
-            .verdict(ABOUT.claims[4].judge(
+            .comparison(ABOUT.claims[4].judge(
                 format!("a {least:.2} Mb/s in the first {:.1} s, then 3", SHORT.as_secs_f64()),
                 Judgement::met_or_differs((least - 2.0).abs() < 0.5 && settled < FIRST / 2.0),
                 format!(

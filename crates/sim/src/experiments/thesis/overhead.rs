@@ -124,14 +124,14 @@ impl Experiment for Overhead {
             let flat = last < 1.5 * first + clock / 2.0;
             let why =
                 "A link's round is searched by words of 64 flows, and words without work are skipped. More flows are more memory, though.";
-            return results.verdict(self.about.claims[0].judge(medians, Judgement::met_or_differs(flat), why));
+            return results.comparison(self.about.claims[0].judge(medians, Judgement::met_or_differs(flat), why));
         }
         let (p99, gigabits) = (value("p99", most), PACKET.get() as f64 * 8.0 / last);
         let why = "The thesis goes through flows that were served elsewhere one by one; here they are skipped 64 at a time.";
         results
-            .verdict(self.about.claims[0].judge(medians, Judgement::met_or_differs(last > 1.5 * first), why))
-            .verdict(self.about.claims[1].judge(format!("99 % within {p99:.0} ns"), Judgement::met_or_not(p99 < 2500.0), ""))
-            .verdict(self.about.claims[2].judge(format!("{gigabits:.0} Gb/s"), Judgement::met_or_not(gigabits > 3.0), "By the median."))
+            .comparison(self.about.claims[0].judge(medians, Judgement::met_or_differs(last > 1.5 * first), why))
+            .comparison(self.about.claims[1].judge(format!("99 % within {p99:.0} ns"), Judgement::met_or_not(p99 < 2500.0), ""))
+            .comparison(self.about.claims[2].judge(format!("{gigabits:.0} Gb/s"), Judgement::met_or_not(gigabits > 3.0), "By the median."))
     }
 }
 

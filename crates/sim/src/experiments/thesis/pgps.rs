@@ -96,19 +96,19 @@ impl Experiment for Bounds {
         Results::default()
             .chart(chart.with(bounds))
             .table(table)
-            .verdict(ABOUT.claims[0].judge(format!("{delay:.2} ms"), near(delay, 5.04), ""))
-            .verdict(ABOUT.claims[1].judge(
+            .comparison(ABOUT.claims[0].judge(format!("{delay:.2} ms"), near(delay, 5.04), ""))
+            .comparison(ABOUT.claims[1].judge(
                 format!("{fast:.3} to {slow:.3} ms"),
                 Judgement::met_or_differs((fast - 0.012).abs() < 1e-9 && (slow - 0.12).abs() < 1e-9),
                 "One packet's time at 1 Gb/s and at 100 Mb/s.",
             ))
-            .verdict(ABOUT.claims[2].judge(
+            .comparison(ABOUT.claims[2].judge(
                 format!("{service:.2} MB"),
                 near(service, 3.125),
                 "5.04 ms at 5 Gb/s are 3.15 MB; the thesis's 3.125 MB are those of 5 ms.",
             ))
-            .verdict(ABOUT.claims[3].judge(with.join("; "), Judgement::met_or_not(with == ["b first", "a first"]), ""))
-            .verdict(ABOUT.claims[4].judge(without.join("; "), Judgement::met_or_not(without == ["b first"; 2]), ""))
+            .comparison(ABOUT.claims[3].judge(with.join("; "), Judgement::met_or_not(with == ["b first", "a first"]), ""))
+            .comparison(ABOUT.claims[4].judge(without.join("; "), Judgement::met_or_not(without == ["b first"; 2]), ""))
     }
 }
 

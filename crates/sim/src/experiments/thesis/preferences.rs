@@ -84,16 +84,16 @@ impl Experiment for Preferences {
         };
         Results::default()
             .chart(chart)
-            .verdict(judge(0, EACH, &[0, 1], [1.0, 1.0], ""))
-            .verdict(judge(
+            .comparison(judge(0, EACH, &[0, 1], [1.0, 1.0], ""))
+            .comparison(judge(
                 1,
                 EACH,
                 &[2],
                 [1.5, 0.5],
                 "Interface 2 does not know what flow a has on interface 1. (4.4 has the flows the wrong way round.)",
             ))
-            .verdict(judge(2, MIDRR, &[2], [1.0, 1.0], ""))
-            .verdict(judge(3, MIDRR, &[3], [1.0, 1.0], "Flow b has all of the one interface it may use; what is left is a's."))
+            .comparison(judge(2, MIDRR, &[2], [1.0, 1.0], ""))
+            .comparison(judge(3, MIDRR, &[3], [1.0, 1.0], "Flow b has all of the one interface it may use; what is left is a's."))
     }
 }
 

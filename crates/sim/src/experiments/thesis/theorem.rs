@@ -102,14 +102,14 @@ impl Experiment for Theorem {
             .chart(chart)
             .table(table)
             .table(example)
-            .verdict(ABOUT.claims[0].judge(
+            .comparison(ABOUT.claims[0].judge(
                 tell(bit),
                 Judgement::met_or_not(share(bit) == 1.0),
                 "The proof takes it that between two visits of an interface other interfaces gave a flow one turn. They may have given it \
                  two, and the flag then forgets one. It also counts turns one after another, while a flow's turns on several interfaces live \
                  on one deficit counter at the same time.",
             ))
-            .verdict(ABOUT.claims[1].judge(
+            .comparison(ABOUT.claims[1].judge(
                 format!("with a counter, and credit kept by turn: {}", tell(counter)),
                 Judgement::met_or_not(share(bit) >= share(counter)),
                 "A small counter in place of the flag repairs it; what is left of the deviation falls with the length of the run. \

@@ -88,19 +88,19 @@ impl Experiment for Handovers {
         Results::default()
             .chart(chart)
             .table(table)
-            .verdict(ABOUT.claims[0].judge(
+            .comparison(ABOUT.claims[0].judge(
                 format!("{:.2} s", here[0].mean),
                 Judgement::met_or_differs((here[0].mean - RAW_PAPER).abs() < 0.5),
                 "With an answer a second before, two seconds without a sign are always two pings. The paper's deviation is 0.5 s.",
             ))
-            .verdict(ABOUT.claims[1].judge(
+            .comparison(ABOUT.claims[1].judge(
                 format!("{:.2}, {:.2} and {:.2} s", times[0], times[1], times[2]),
                 grows(&times, &MAXDIFFS.map(|(_, paper)| paper)),
                 "Up to 100 ms the next hello message over the other interface decides, so that maxdiff hardly matters. The paper's \
                  times lie above those without the virtual interface; here the virtual interface does not wait for AODV's route to \
                  break. That the paper's did, and what it then waited for, the paper does not say.",
             ))
-            .verdict(ABOUT.claims[2].judge(
+            .comparison(ABOUT.claims[2].judge(
                 format!("{:.1}, {:.1} and {:.1} changes in the minute before", changes[0], changes[1], changes[2]),
                 stable(&changes),
                 "After one change at most the interface in use is the one that is heard last each second, whatever maxdiff is; hello \

@@ -78,12 +78,12 @@ impl Experiment for Saving {
             .chart(over("throughput", throughput))
             .chart(over("energy", energy))
             .table(table(samples))
-            .verdict(ABOUT.claims[0].judge(
+            .comparison(ABOUT.claims[0].judge(
                 format!("correlation {:.2} without saving, {:.2} with", correlated[0], correlated[1]),
                 Judgement::met_or_differs(correlated.iter().all(|r| *r > 0.5)),
                 "",
             ))
-            .verdict(ABOUT.claims[1].judge(
+            .comparison(ABOUT.claims[1].judge(
                 format!("{:.2} % less, {mwh:.0} mWh", -saved.mean),
                 if saved.mean >= 0.0 { Judgement::NotMet } else { Judgement::met_or_differs((saved.mean + 5.4).abs() < 1.0) },
                 format!(
@@ -96,7 +96,7 @@ impl Experiment for Saving {
                     IDLE * SPAN.as_secs_f64() / JOULES_PER_MWH,
                 ),
             ))
-            .verdict(ABOUT.claims[2].judge(
+            .comparison(ABOUT.claims[2].judge(
                 format!(
                     "{:.0} % of the large and {:.0} % of the small on 802.11g",
                     value("large on g", SAVING),

@@ -209,7 +209,7 @@ impl Experiment for Throughput {
             let gain = samples.gain("throughput", (VIRTUAL, *flows), (RAW, 1.0));
             let rates = [(VIRTUAL, *flows), (RAW, 1.0)].map(|at| samples.summary("throughput", at).mean);
             let here = format!("{:.1} against {:.1} Mbit/s ({:+.0} %)", rates[0], rates[1], gain.mean);
-            results = results.verdict(claim.judge(here, judge(gain.mean, *paper), *why));
+            results = results.comparison(claim.judge(here, judge(gain.mean, *paper), *why));
         }
         results
     }
