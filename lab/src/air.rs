@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{Bytes, Direction, Rate, Time};
 use braid_netem::{Link, LinkStats, Packet, Profile};
 
-use crate::frame::{Filter, Frame, Summary, Way};
+use crate::frame::{Filter, Frame, Summary};
 use crate::namespace::Namespace;
 use crate::sys;
 
@@ -122,10 +122,10 @@ impl Air {
         });
     }
 
-    pub(crate) fn configure(&self, wire: usize, way: Way, change: impl FnOnce(&mut Profile)) {
+    pub(crate) fn configure(&self, wire: usize, direction: Direction, change: impl FnOnce(&mut Profile)) {
         self.change(|state, now| {
             let wire = &mut state.wires[wire];
-            let link = if way == Way::Up { &mut wire.up } else { &mut wire.down };
+            let link = if direction == Direction::Up { &mut wire.up } else { &mut wire.down };
             let mut profile = link.profile().clone();
             change(&mut profile);
             link.configure(now, profile);
@@ -216,10 +216,10 @@ impl State {
         let mut next = self.next_sample;
         for (number, wire) in self.wires.iter_mut().enumerate() {
             if ready[2 * number] {
-                take_in(&wire.client, &mut wire.up, (number, Way::Up), &mut self.watches, batch);
+                take_in(&wire.client, &mut wire.up, (number, Direction::Up), &mut self.watches, batch);
             }
             if ready[2 * number + 1] {
-                take_in(&wire.server, &mut wire.down, (number, Way::Down), &mut self.watches, batch);
+                take_in(&wire.server, &mut wire.down, (number, Direction::Down), &mut self.watches, batch);
             }
             wire.missed += give_out(&mut wire.up, &wire.server, out);
             wire.missed += give_out(&mut wire.down, &wire.client, out);
@@ -245,7 +245,7 @@ impl State {
 fn take_in(
     socket: &OwnedFd,
     link: &mut Link<Frame>,
-    (wire, way): (usize, Way),
+    (wire, direction): (usize, Direction),
     watches: &mut [(usize, Filter, Count)],
     batch: &mut sys::Batch,
 ) {
@@ -255,7 +255,7 @@ fn take_in(
     for bytes in batch.frames().take(count) {
         let frame = Frame(bytes.to_vec());
         if let Some(packet) = watched.then(|| Summary::of(bytes)).flatten() {
-            for (_, _, count) in watches.iter_mut().filter(|(at, filter, _)| *at == wire && filter.matches(way, &packet)) {
+            for (_, _, count) in watches.iter_mut().filter(|(at, filter, _)| *at == wire && filter.matches(direction, &packet)) {
                 count.packets += 1;
                 count.bytes += frame.size();
             }

@@ -26,7 +26,7 @@ const SAMPLES_A_STEP: usize = 3;
 
 /// How programs get Braid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Way {
+pub enum Mode {
     /// Not at all: only the first link is used, as on any machine.
     Without,
     /// From the daemon, for the whole namespace: needs root.
@@ -47,16 +47,16 @@ pub struct Outcome {
 }
 
 /// Runs all of it, telling its progress on standard error; gives the outcomes and the plot (SVG).
-pub fn run(way: &Way, schedulers: &[String]) -> Result<(Vec<Outcome>, String)> {
+pub fn run(mode: &Mode, schedulers: &[String]) -> Result<(Vec<Outcome>, String)> {
     let builder = Lab::builder()
         .link(LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10)))
         .link(LinkSpec::new("eth0").rate(mbps(12)).delay(ms(40)))
         .link(LinkSpec::new("lte0").rate(mbps(6)).delay(ms(80)).loss(0.01));
     // `braid run` may not make the source rules that a strict filter needs.
-    let lab = builder.rp_filter(if matches!(way, Way::Run(_)) { 2 } else { 1 }).start()?;
+    let lab = builder.rp_filter(if matches!(mode, Mode::Run(_)) { 2 } else { 1 }).start()?;
     let web = Web::start(&lab)?;
-    let schedulers: Vec<&str> = match way {
-        Way::Without => Vec::new(),
+    let schedulers: Vec<&str> = match mode {
+        Mode::Without => Vec::new(),
         _ => schedulers.iter().map(String::as_str).collect(),
     };
     let (mut outcomes, mut runs) = (Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ pub fn run(way: &Way, schedulers: &[String]) -> Result<(Vec<Outcome>, String)> {
         let what = if cut { format!("{name}, {} dark for 5 s", lab.links()[0].name()) } else { name.to_owned() };
         eprint!("  {what} ... ");
         let _ = std::io::stderr().flush();
-        let (records, run) = one(&lab, &web, way, scheduler, cut, what).with_context(|| format!("the run with {name} failed"))?;
+        let (records, run) = one(&lab, &web, mode, scheduler, cut, what).with_context(|| format!("the run with {name} failed"))?;
         let summary = workload::summarise(&records);
         eprintln!("{} in {:.1} s", summary.goodput, summary.makespan.as_secs_f64());
         outcomes.push(Outcome { scheduler: name.to_owned(), cut, summary });
@@ -101,9 +101,9 @@ pub fn table(outcomes: &[Outcome]) -> String {
 }
 
 /// One workload under one scheduler (`None`: without Braid).
-fn one(lab: &Lab, web: &Web, way: &Way, scheduler: Option<&str>, cut: bool, title: String) -> Result<(Vec<Record>, Run)> {
-    let daemon = match (way, scheduler) {
-        (Way::Daemon(braid), Some(scheduler)) => Some(Daemon::start(lab, braid, scheduler, "")?),
+fn one(lab: &Lab, web: &Web, mode: &Mode, scheduler: Option<&str>, cut: bool, title: String) -> Result<(Vec<Record>, Run)> {
+    let daemon = match (mode, scheduler) {
+        (Mode::Daemon(braid), Some(scheduler)) => Some(Daemon::start(lab, braid, scheduler, "")?),
         _ => None,
     };
     let begin = lab.age();
@@ -118,8 +118,8 @@ fn one(lab: &Lab, web: &Web, way: &Way, scheduler: Option<&str>, cut: bool, titl
             }
             Ok(())
         });
-        let records = match (way, scheduler) {
-            (Way::Run(braid), Some(scheduler)) => {
+        let records = match (mode, scheduler) {
+            (Mode::Run(braid), Some(scheduler)) => {
                 workload::run_in_one(web, &downloads, LIMIT, |program| run_under(lab, braid, scheduler, program))
             }
             _ => workload::run(web, &downloads, LIMIT, |program| lab.client().command(program)),

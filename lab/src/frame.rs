@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use braid_model::{Bytes, Protocol};
+use braid_model::{Bytes, Direction, Protocol};
 use braid_netem::Packet;
 
 const HEADER: usize = 14;
@@ -26,20 +26,11 @@ impl Packet for Frame {
     }
 }
 
-/// Which way a frame crosses a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Towards the server.
-    Up,
-    /// Towards the client.
-    Down,
-}
-
 /// Packets to count. What is `None` matches all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Which way they cross.
-    pub way: Option<Way>,
+    /// The direction in which they cross the link, as the client sees it: up is towards the server.
+    pub direction: Option<Direction>,
     /// Where they come from.
     pub source: Option<IpAddr>,
     /// Where they go.
@@ -55,7 +46,7 @@ pub struct Filter {
 impl Filter {
     /// Packets from the client to this address.
     pub fn to(destination: impl Into<IpAddr>) -> Self {
-        Self { way: Some(Way::Up), destination: Some(destination.into()), ..Self::default() }
+        Self { direction: Some(Direction::Up), destination: Some(destination.into()), ..Self::default() }
     }
 
     /// Of these, the ones of this protocol to this port.
@@ -63,11 +54,11 @@ impl Filter {
         Self { protocol: Some(protocol), port: Some(port), ..self }
     }
 
-    pub(crate) fn matches(&self, way: Way, packet: &Summary) -> bool {
+    pub(crate) fn matches(&self, direction: Direction, packet: &Summary) -> bool {
         fn fits<T: PartialEq>(wanted: Option<T>, found: T) -> bool {
             wanted.is_none_or(|wanted| wanted == found)
         }
-        fits(self.way, way)
+        fits(self.direction, direction)
             && fits(self.source, packet.source)
             && fits(self.destination, packet.destination)
             && self.protocol.is_none_or(|wanted| packet.protocol == Some(wanted))
@@ -141,13 +132,13 @@ mod tests {
     fn a_filter_matches_what_it_names_only() {
         let packet = Summary::of(&udp([203, 0, 113, 10], 53)).unwrap();
         let wanted = Filter::to([203, 0, 113, 10]).port(Protocol::Udp, 53);
-        assert!(wanted.matches(Way::Up, &packet));
-        assert!(Filter::default().matches(Way::Down, &packet));
-        assert!(!wanted.matches(Way::Down, &packet));
-        assert!(!Filter { port: Some(54), ..wanted }.matches(Way::Up, &packet));
-        assert!(!Filter { source_port: Some(1), ..wanted }.matches(Way::Up, &packet));
-        assert!(!Filter { protocol: Some(Protocol::Tcp), ..wanted }.matches(Way::Up, &packet));
-        assert!(!Filter::to([203, 0, 113, 11]).matches(Way::Up, &packet));
+        assert!(wanted.matches(Direction::Up, &packet));
+        assert!(Filter::default().matches(Direction::Down, &packet));
+        assert!(!wanted.matches(Direction::Down, &packet));
+        assert!(!Filter { port: Some(54), ..wanted }.matches(Direction::Up, &packet));
+        assert!(!Filter { source_port: Some(1), ..wanted }.matches(Direction::Up, &packet));
+        assert!(!Filter { protocol: Some(Protocol::Tcp), ..wanted }.matches(Direction::Up, &packet));
+        assert!(!Filter::to([203, 0, 113, 11]).matches(Direction::Up, &packet));
     }
 
     #[test]

@@ -6,10 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use braid_model::Direction;
 use braid_netem::Profile;
 
 use crate::air::{Air, Count, Counters, Sample, Watch};
-use crate::frame::{Filter, Way};
+use crate::frame::Filter;
 use crate::namespace::Namespace;
 use crate::spec::{LinkSpec, Medium};
 use crate::sys;
@@ -256,8 +257,8 @@ impl Lab {
     }
 
     /// Changes what the link does to packets in one direction, from the next packet on.
-    pub fn set(&self, link: usize, way: Way, change: impl FnOnce(&mut Profile)) -> Result<()> {
-        self.wire(link).map(|(air, wire)| air.configure(wire, way, change))
+    pub fn set(&self, link: usize, direction: Direction, change: impl FnOnce(&mut Profile)) -> Result<()> {
+        self.wire(link).map(|(air, wire)| air.configure(wire, direction, change))
     }
 
     /// What has crossed the link.

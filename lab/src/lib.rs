@@ -42,7 +42,8 @@ pub mod workload;
 
 pub use air::{Count, Counters, SAMPLE_EVERY, Sample, Watch};
 pub use ask::ask;
-pub use frame::{Filter, Way};
+pub use braid_model::Direction;
+pub use frame::Filter;
 pub use lab::{Builder, Lab};
 pub use namespace::Namespace;
 pub use responder::Responder;

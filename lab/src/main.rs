@@ -112,20 +112,20 @@ fn main() -> Result<()> {
 }
 
 fn demonstrate(braid: Option<PathBuf>, schedulers: &[String], out: &std::path::Path, daemon: bool) -> Result<()> {
-    let way = match find(braid)? {
-        None => demo::Way::Without,
-        Some(braid) if daemon => demo::Way::Daemon(braid),
-        Some(braid) => demo::Way::Run(braid),
+    let mode = match find(braid)? {
+        None => demo::Mode::Without,
+        Some(braid) if daemon => demo::Mode::Daemon(braid),
+        Some(braid) => demo::Mode::Run(braid),
     };
     eprintln!(
         "Three links, the same downloads by curl from nginx, {}:",
-        match &way {
-            demo::Way::Without => "without Braid, since the braid program was not found (--braid)",
-            demo::Way::Daemon(_) => "steered by braid up (eBPF)",
-            demo::Way::Run(_) => "steered by braid run (seccomp, no privilege)",
+        match &mode {
+            demo::Mode::Without => "without Braid, since the braid program was not found (--braid)",
+            demo::Mode::Daemon(_) => "steered by braid up (eBPF)",
+            demo::Mode::Run(_) => "steered by braid run (seccomp, no privilege)",
         }
     );
-    let (outcomes, plot) = demo::run(&way, schedulers)?;
+    let (outcomes, plot) = demo::run(&mode, schedulers)?;
     println!("{}", demo::table(&outcomes));
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     for (name, content) in [("demo.svg", plot), ("demo.json", serde_json::to_string_pretty(&outcomes)?)] {

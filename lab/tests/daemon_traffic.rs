@@ -4,7 +4,7 @@ mod support;
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 
-use braid_lab::{Filter, Lab, Responder, Way, Web};
+use braid_lab::{Direction, Filter, Lab, Responder, Web};
 use braid_model::{Bytes, Protocol as Transport};
 use socket2::{Domain, Protocol, Socket, Type};
 use support::*;
@@ -101,7 +101,7 @@ fn one_unconnected_socket_reaches_many_destinations_by_every_link() {
     let _up = Up::start(&lab, ROUND_ROBIN);
     for user in USERS {
         for (domain, v6) in [(Domain::IPV4, false), (Domain::IPV6, true)] {
-            let before = Filter { way: Some(Way::Up), protocol: Some(Transport::Udp), port: Some(7), ..Filter::default() };
+            let before = Filter { direction: Some(Direction::Up), protocol: Some(Transport::Udp), port: Some(7), ..Filter::default() };
             let watches = watch_all(&lab, before);
             let work = || {
                 // Not bound to anything: the kernel gives it a port when it first sends.

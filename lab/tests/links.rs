@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use braid_lab::{Filter, Lab, LinkSpec, Way, effective_user, mbps, ms};
+use braid_lab::{Direction, Filter, Lab, LinkSpec, effective_user, mbps, ms};
 
 /// Whether labs can be made. In CI they must.
 fn able() -> bool {
@@ -114,6 +114,6 @@ fn a_profile_changes_while_the_link_runs() {
     }
     let lab = Lab::builder().link(LinkSpec::new("wlan0")).start().unwrap();
     takes(&lab, "203.0.113.10", 0.0..2.0);
-    lab.set(0, Way::Down, |profile| profile.delay = ms(30)).unwrap();
+    lab.set(0, Direction::Down, |profile| profile.delay = ms(30)).unwrap();
     takes(&lab, "203.0.113.10", 30.0..32.0);
 }

@@ -14,8 +14,8 @@ use braid_model::{Bytes, Class, Direction, Family, FlowId, PerFamily, Protocol, 
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, DemandEstimate, Dump, FlowRow, PeerDirect, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError,
-    SteeringEvent, Way,
+    AppId, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Signs, SteerParams, SteerRule, Steering, SteeringCounters,
+    SteeringError, SteeringEvent,
 };
 
 /// What became of a connect.
@@ -151,12 +151,12 @@ impl FakeSteering {
                 }
                 Admission::LeaveAlone => return Steered::LeftAlone,
             };
-        let redirect = match found.and_then(|rule| rule.carry) {
-            Some(carry) => carry == Way::Redirect,
+        let redirect = match found.and_then(|rule| rule.redirect) {
+            Some(policy) => policy == RedirectPolicy::Redirect,
             None => params.redirected.contains(&found.and_then(|rule| rule.class).unwrap_or_default()),
         };
         let redirect = redirect && !self.refused.contains(&to.0);
-        let never = found.is_some_and(|rule| rule.carry == Some(Way::Direct) || rule.peer_direct == PeerDirect::Nothing);
+        let never = found.is_some_and(|rule| rule.redirect == Some(RedirectPolicy::Direct) || rule.peer_direct == PeerDirect::Nothing);
         let wanted = params.peer_direct || found.is_some_and(|rule| rule.peer_direct == PeerDirect::All);
         let peer_direct = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.closed.contains(&to);
         let filtered = peer_direct && self.filtered.contains(app);

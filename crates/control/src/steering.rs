@@ -68,7 +68,7 @@ pub struct SteerParams {
 impl SteerParams {
     /// Whether anything may be redirected but to hosts that run Braid.
     pub fn redirects(&self) -> bool {
-        let redirects = |rule: &SteerRule| rule.carry == Some(Way::Redirect) || rule.peer_direct == PeerDirect::All;
+        let redirects = |rule: &SteerRule| rule.redirect == Some(RedirectPolicy::Redirect) || rule.peer_direct == PeerDirect::All;
         !self.redirected.is_empty() || self.rules.iter().any(redirects)
     }
 
@@ -76,7 +76,7 @@ impl SteerParams {
     pub fn without_redirection(&self) -> Self {
         let mut direct = Self { redirected: Vec::new(), peer_direct: false, ..self.clone() };
         for rule in &mut direct.rules {
-            rule.carry = rule.carry.map(|_| Way::Direct);
+            rule.redirect = rule.redirect.map(|_| RedirectPolicy::Direct);
             rule.peer_direct = PeerDirect::Nothing;
         }
         direct
@@ -126,12 +126,12 @@ pub struct SteerMatch {
     pub user: Option<u32>,
 }
 
-/// Who carries a flow.
+/// What the kernel does with a flow's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// The kernel, over the link it was given.
+pub enum RedirectPolicy {
+    /// The connection stays on its link.
     Direct,
-    /// The daemon, while it takes any; else the kernel. TCP only.
+    /// Redirect it to the daemon, if the daemon accepts connections; else leave it on its link. TCP only.
     Redirect,
 }
 
@@ -162,9 +162,9 @@ pub struct SteerRule {
     pub class: Option<Class>,
     /// Their affinity.
     pub affinity: Option<Affinity>,
-    /// Who carries them; `None`: by their class ([`SteerParams::redirected`]).
-    pub carry: Option<Way>,
-    /// What of them goes straight to a host that runs Braid; nothing does with [`Way::Direct`].
+    /// Whether they are redirected; `None`: by their class ([`SteerParams::redirected`]).
+    pub redirect: Option<RedirectPolicy>,
+    /// What of them goes straight to a host that runs Braid; nothing does with [`RedirectPolicy::Direct`].
     pub peer_direct: PeerDirect,
 }
 

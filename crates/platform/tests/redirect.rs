@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use braid_control::steering::{PeerDirect, RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent, Way};
+use braid_control::steering::{PeerDirect, RedirectPolicy, RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
 use braid_decide::connection::LinkMask;
 use braid_model::{Class, Time};
 use braid_platform::linux::bpf::BpfSteering;
@@ -28,7 +28,7 @@ use support::steered::{LIMIT, beat, fetch, in_world, params, set, steering};
 
 /// Two links, everything redirected.
 fn redirecting() -> SteerParams {
-    SteerParams { rules: vec![SteerRule { carry: Some(Way::Redirect), ..Default::default() }], ..params(2) }
+    SteerParams { rules: vec![SteerRule { redirect: Some(RedirectPolicy::Redirect), ..Default::default() }], ..params(2) }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -209,16 +209,16 @@ fn rules_and_classes_say_what_is_redirected() {
         let to = |port| SteerMatch { port: Some(port), ..Default::default() };
         let mut params = params(2);
         params.rules = vec![
-            SteerRule { matching: to(80), carry: Some(Way::Direct), class: Some(Class::Bulk), ..Default::default() },
+            SteerRule { matching: to(80), redirect: Some(RedirectPolicy::Direct), class: Some(Class::Bulk), ..Default::default() },
             SteerRule { matching: to(443), class: Some(Class::Bulk), ..Default::default() },
             SteerRule { matching: to(53), class: Some(Class::Bulk), ..Default::default() },
             SteerRule {
                 matching: SteerMatch { destination: Some("203.0.113.11/32".parse().unwrap()), ..Default::default() },
                 exclude: true,
-                carry: Some(Way::Redirect),
+                redirect: Some(RedirectPolicy::Redirect),
                 ..Default::default()
             },
-            SteerRule { matching: to(8080), carry: Some(Way::Redirect), ..Default::default() },
+            SteerRule { matching: to(8080), redirect: Some(RedirectPolicy::Redirect), ..Default::default() },
         ];
         params.redirected = vec![Class::Bulk];
         let mut steering = steering(&params);
@@ -255,7 +255,7 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         let to = |port| SteerMatch { port: Some(port), ..Default::default() };
         let mut params = params(2);
         params.rules = vec![
-            SteerRule { matching: to(81), carry: Some(Way::Direct), ..Default::default() },
+            SteerRule { matching: to(81), redirect: Some(RedirectPolicy::Direct), ..Default::default() },
             SteerRule { matching: to(82), peer_direct: PeerDirect::Nothing, ..Default::default() },
             SteerRule { matching: to(83), links: Some(LinkMask(2)), ..Default::default() },
             SteerRule { matching: to(53), peer_direct: PeerDirect::All, ..Default::default() },
@@ -290,7 +290,7 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         steering.set_servers(&[], &[]).unwrap();
         fetch(addr("203.0.113.10:80"), 1000);
         assert_eq!(taker.taken().len(), 5);
-        params.rules = vec![SteerRule { matching: to(80), carry: Some(Way::Redirect), ..Default::default() }];
+        params.rules = vec![SteerRule { matching: to(80), redirect: Some(RedirectPolicy::Redirect), ..Default::default() }];
         set(&mut steering, &params);
         steering.set_refused(&[servers[0]]).unwrap();
         fetch(addr("203.0.113.10:80"), 1000);
@@ -349,7 +349,7 @@ fn regression_a_flow_whose_cgroup_others_filter_is_not_taken_from_its_socket() {
         let ended = |event: &SteeringEvent| matches!(event, SteeringEvent::Ended(row) if row.filtered && row.remote.1 == 80);
         assert!(events.iter().any(ended), "{events:?}");
         assert_eq!(told(&mut TcpStream::connect(to).unwrap()), to, "not this test's own");
-        params.rules = vec![SteerRule { carry: Some(Way::Redirect), ..Default::default() }];
+        params.rules = vec![SteerRule { redirect: Some(RedirectPolicy::Redirect), ..Default::default() }];
         set(&mut steering, &params);
         assert_eq!(redirected(&mut steering), (1, 0), "a rule says so");
         drop(filter);

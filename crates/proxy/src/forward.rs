@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::answer::{Answer, BUFFER, BodyError, plain, unreachable};
 use crate::headers::pass_on;
-use crate::outbound::{Opened, Origin, Outbound, Way};
+use crate::outbound::{ConnectionRoute, Opened, Origin, Outbound};
 use crate::patience::Patient;
 use crate::shared::{Shared, join_upgraded};
 use crate::split::Candidate;
@@ -29,7 +29,7 @@ pub(crate) struct Upstream(Mutex<Option<Kept>>);
 /// A server's connection.
 struct Kept {
     target: Address,
-    way: Option<Way>,
+    route: Option<ConnectionRoute>,
     sender: SendRequest<Patient>,
 }
 
@@ -68,7 +68,7 @@ impl Upstream {
         let mut candidate = Candidate::of(&request);
         let (onward, upgrades) = outgoing(request)?;
         candidate.iter_mut().for_each(|candidate| candidate.headers.clone_from(onward.headers()));
-        let (mut response, way) = self.send(onward, origin, target, &shared.outbound).await?;
+        let (mut response, route) = self.send(onward, origin, target, &shared.outbound).await?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS && upgrades {
             let server = hyper::upgrade::on(&mut response);
             tokio::spawn(async move {
@@ -84,8 +84,8 @@ impl Upstream {
         parts.version = Version::HTTP_11;
         parts.extensions.clear();
         let whole = |body: Incoming| body.map_err(BodyError::from).boxed_unsync();
-        let body = match candidate.zip(way) {
-            Some((candidate, way)) => match candidate.splice(&shared.splicer, &shared.outbound, (origin, target, way), &parts, body) {
+        let body = match candidate.zip(route) {
+            Some((candidate, route)) => match candidate.splice(&shared.splicer, &shared.outbound, (origin, target, route), &parts, body) {
                 Ok(spliced) => spliced.map_err(broken_off).boxed_unsync(),
                 Err(body) => whole(body),
             },
@@ -101,15 +101,15 @@ impl Upstream {
         origin: &Origin,
         target: &Address,
         outbound: &Arc<dyn Outbound>,
-    ) -> Result<(Response<Incoming>, Option<Way>), ForwardError> {
+    ) -> Result<(Response<Incoming>, Option<ConnectionRoute>), ForwardError> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Kept { way, mut sender, .. }) = kept.filter(|kept| kept.target == *target && !kept.sender.is_closed())
+        if let Some(Kept { route, mut sender, .. }) = kept.filter(|kept| kept.target == *target && !kept.sender.is_closed())
             && sender.ready().await.is_ok()
         {
             match sender.try_send_request(request).await {
                 Ok(response) => {
-                    self.keep(target, way, sender);
-                    return Ok((response, way));
+                    self.keep(target, route, sender);
+                    return Ok((response, route));
                 }
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
@@ -117,7 +117,7 @@ impl Upstream {
                 },
             }
         }
-        let Opened { stream, way } = outbound.connect(origin, target).await?;
+        let Opened { stream, route } = outbound.connect(origin, target).await?;
         let broken = |error| ForwardError::Broken(target.clone(), error);
         let (mut sender, connection) = http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(broken)?;
         tokio::spawn(async move {
@@ -126,12 +126,12 @@ impl Upstream {
             }
         });
         let response = sender.send_request(request).await.map_err(broken)?;
-        self.keep(target, way, sender);
-        Ok((response, way))
+        self.keep(target, route, sender);
+        Ok((response, route))
     }
 
-    fn keep(&self, target: &Address, way: Option<Way>, sender: SendRequest<Patient>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Kept { target: target.clone(), way, sender });
+    fn keep(&self, target: &Address, route: Option<ConnectionRoute>, sender: SendRequest<Patient>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Kept { target: target.clone(), route, sender });
     }
 }
 

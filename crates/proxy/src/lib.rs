@@ -26,5 +26,5 @@ mod wire;
 
 pub use access::{Access, Credentials, CredentialsError, Users};
 pub use braid_fetch::splice::Bounds as SplitBounds;
-pub use outbound::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
+pub use outbound::{Connection, ConnectionRoute, Datagrams, Opened, Origin, Outbound, Pending, Share};
 pub use serve::{Bounds, Proxy};

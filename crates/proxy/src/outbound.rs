@@ -29,7 +29,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
 /// Over which link a connection goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct ConnectionRoute {
     /// The link's place, which it keeps while it is there.
     pub link: usize,
     /// Where the connection leads.
@@ -41,7 +41,7 @@ pub struct Opened {
     /// The connection.
     pub stream: Box<dyn Connection>,
     /// Its one link; `None`: it has several, or nobody knows.
-    pub way: Option<Way>,
+    pub route: Option<ConnectionRoute>,
 }
 
 /// How a download may be divided.
@@ -65,12 +65,12 @@ pub trait Datagrams: Send + Sync {
 pub trait Outbound: Send + Sync + 'static {
     /// Opens a connection.
     fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>>;
-    /// How a download that goes this way may be divided; `None`: it is to go on as it is.
-    fn share(&self, _origin: &Origin, _way: Way) -> Option<Share> {
+    /// How a download on this route may be divided; `None`: it is to go on as it is.
+    fn share(&self, _origin: &Origin, _route: ConnectionRoute) -> Option<Share> {
         None
     }
-    /// Opens a further connection this way, for a part of a download.
-    fn connect_by<'a>(&'a self, _origin: &'a Origin, _way: Way) -> Pending<'a, io::Result<Box<dyn Connection>>> {
+    /// Opens a further connection by this route, for a part of a download.
+    fn connect_by<'a>(&'a self, _origin: &'a Origin, _route: ConnectionRoute) -> Pending<'a, io::Result<Box<dyn Connection>>> {
         Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
     }
     /// Begins an exchange of datagrams.

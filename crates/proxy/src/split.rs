@@ -13,7 +13,7 @@ use hyper::header::{AUTHORIZATION, HeaderMap, RANGE, UPGRADE};
 use hyper::http::response::Parts;
 use hyper::{Method, Request, Uri};
 
-use crate::outbound::{Origin, Outbound, Share, Way};
+use crate::outbound::{ConnectionRoute, Origin, Outbound, Share};
 
 /// A request whose answer may be divided, as its server sees it.
 pub(crate) struct Candidate {
@@ -41,35 +41,35 @@ impl Candidate {
         self,
         splicer: &Splicer,
         outbound: &Arc<dyn Outbound>,
-        (origin, target, way): (&Origin, &Address, Way),
+        (origin, target, route): (&Origin, &Address, ConnectionRoute),
         parts: &Parts,
         body: Incoming,
     ) -> Result<Spliced, Incoming> {
         let Some(offer) = Offer::of(parts.status, &parts.headers) else { return Err(body) };
-        let Some(Share { links, weight }) = outbound.share(origin, way) else { return Err(body) };
-        let highest = links.iter().map(|(link, _)| link + 1).max().unwrap_or(0).max(way.link + 1);
+        let Some(Share { links, weight }) = outbound.share(origin, route) else { return Err(body) };
+        let highest = links.iter().map(|(link, _)| link + 1).max().unwrap_or(0).max(route.link + 1);
         let mut named = vec![Link { families: PerFamily { v4: true, v6: true }, ..Link::default() }; highest];
         for (link, name) in &links {
             named[*link].name.clone_from(name);
         }
         let links = links.into_iter().map(|(link, _)| link).collect();
-        let name = format!("{} {:?} {target} {}", origin.client.ip(), origin.user, way.remote);
-        let network = Arc::new(Ways { outbound: outbound.clone(), origin: origin.clone(), way, links: named });
+        let name = format!("{} {:?} {target} {}", origin.client.ip(), origin.user, route.remote);
+        let network = Arc::new(RouteNetwork { outbound: outbound.clone(), origin: origin.clone(), route, links: named });
         let Self { address, headers } = self;
-        let begun = Begun { name, network, links, link: way.link, weight, address, headers, offer, body };
+        let begun = Begun { name, network, links, link: route.link, weight, address, headers, offer, body };
         splicer.splice(begun).map_err(|begun| begun.body)
     }
 }
 
 /// Further connections to where a first one leads, over any link.
-struct Ways {
+struct RouteNetwork {
     outbound: Arc<dyn Outbound>,
     origin: Origin,
-    way: Way,
+    route: ConnectionRoute,
     links: Vec<Link>,
 }
 
-impl Network for Ways {
+impl Network for RouteNetwork {
     fn links(&self) -> &[Link] {
         &self.links
     }
@@ -81,7 +81,7 @@ impl Network for Ways {
         port: u16,
     ) -> Pin<Box<dyn Future<Output = Result<BoxStream, FetchError>> + Send + 'a>> {
         Box::pin(async move {
-            let opened = self.outbound.connect_by(&self.origin, Way { link, ..self.way }).await;
+            let opened = self.outbound.connect_by(&self.origin, ConnectionRoute { link, ..self.route }).await;
             let told = |error: std::io::Error| FetchError::Connect {
                 host: format!("{host}:{port}"),
                 link: self.links[link].name.clone(),

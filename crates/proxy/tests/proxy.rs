@@ -27,7 +27,7 @@ struct Direct {
 impl Outbound for Direct {
     fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>> {
         let _ = self.origins.send(origin.clone());
-        Box::pin(async { Ok(Opened { stream: Box::new(dial_tcp(target, &self.policy).await?), way: None }) })
+        Box::pin(async { Ok(Opened { stream: Box::new(dial_tcp(target, &self.policy).await?), route: None }) })
     }
 
     fn datagrams<'a>(&'a self, _: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>> {

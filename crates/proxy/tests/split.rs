@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use braid_model::Bytes;
 use braid_model::address::Address;
 use braid_peer::destination::{DialError, Policy, resolve};
-use braid_proxy::{Access, Bounds, Connection, Datagrams, Opened, Origin, Outbound, Pending, Proxy, Share, SplitBounds, Way};
+use braid_proxy::{Access, Bounds, Connection, ConnectionRoute, Datagrams, Opened, Origin, Outbound, Pending, Proxy, Share, SplitBounds};
 use support::{Act, Asked, Server, answer, content, content_of, good, good_with};
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -31,15 +31,15 @@ struct Links {
 }
 
 impl Links {
-    async fn open(&self, way: Way) -> io::Result<Box<dyn Connection>> {
-        match self.second.filter(|_| way.link == 1) {
+    async fn open(&self, route: ConnectionRoute) -> io::Result<Box<dyn Connection>> {
+        match self.second.filter(|_| route.link == 1) {
             Some(true) => return Err(io::ErrorKind::ConnectionRefused.into()),
             Some(false) => std::future::pending::<()>().await,
             None => {}
         }
         let socket = TcpSocket::new_v4()?;
-        socket.bind(SocketAddr::from(([127, 0, 0, 2 + way.link as u8], 0)))?;
-        Ok(Box::new(socket.connect(way.remote).await?))
+        socket.bind(SocketAddr::from(([127, 0, 0, 2 + route.link as u8], 0)))?;
+        Ok(Box::new(socket.connect(route.remote).await?))
     }
 }
 
@@ -47,17 +47,17 @@ impl Outbound for Links {
     fn connect<'a>(&'a self, _: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>> {
         Box::pin(async {
             let policy = Policy::relay(vec!["127.0.0.0/8".parse().unwrap()], Vec::new());
-            let way = Way { link: 0, remote: resolve(target, &policy).await?[0] };
-            Ok(Opened { stream: self.open(way).await.unwrap(), way: Some(way) })
+            let route = ConnectionRoute { link: 0, remote: resolve(target, &policy).await?[0] };
+            Ok(Opened { stream: self.open(route).await.unwrap(), route: Some(route) })
         })
     }
 
-    fn share(&self, _: &Origin, _: Way) -> Option<Share> {
+    fn share(&self, _: &Origin, _: ConnectionRoute) -> Option<Share> {
         Some(Share { links: (0..self.count).map(|link| (link, format!("link{link}"))).collect(), weight: 1.0 })
     }
 
-    fn connect_by<'a>(&'a self, _: &'a Origin, way: Way) -> Pending<'a, io::Result<Box<dyn Connection>>> {
-        Box::pin(self.open(way))
+    fn connect_by<'a>(&'a self, _: &'a Origin, route: ConnectionRoute) -> Pending<'a, io::Result<Box<dyn Connection>>> {
+        Box::pin(self.open(route))
     }
 
     fn datagrams<'a>(&'a self, _: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>> {

@@ -17,7 +17,7 @@ use braid_decide::policy::{AppRule, Carry, Client, Policy, Resolve, Scheduler, S
 use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
 use braid_peer::places::Places;
-use braid_proxy::{Connection, Datagrams, Opened, Origin, Outbound, Pending, Share, Way};
+use braid_proxy::{Connection, ConnectionRoute, Datagrams, Opened, Origin, Outbound, Pending, Share};
 use braid_transport::{FlowStream, Opening, TcpConnection, UdpExchange};
 use bytes::Bytes;
 use ipnet::IpNet;
@@ -162,19 +162,19 @@ impl Inner {
     async fn open(&self, origin: &Origin, remote: SocketAddr) -> io::Result<Opened> {
         let ruled = self.rule(origin, remote);
         if ruled.excluded {
-            return Ok(Opened { stream: Box::new(TcpConnection::new(tokio::net::TcpStream::connect(remote).await?)), way: None });
+            return Ok(Opened { stream: Box::new(TcpConnection::new(tokio::net::TcpStream::connect(remote).await?)), route: None });
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer()) {
             match self.flows.bond(Carrier::Stream, Target::Address(remote), ruling).await {
-                Opening::Bonded(flow) => return Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None }),
+                Opening::Bonded(flow) => return Ok(Opened { stream: Box::new(FlowStream::new(flow)), route: None }),
                 Opening::Refused(errno) => return Err(io::Error::from_raw_os_error(errno)),
                 Opening::Direct(_) => {}
             }
         }
         let (stream, link) = self.flows.connect(remote, ruling).await?;
         stream.set_nodelay(true)?;
-        Ok(Opened { stream: Box::new(TcpConnection::new(stream)), way: link.map(|link| Way { link, remote }) })
+        Ok(Opened { stream: Box::new(TcpConnection::new(stream)), route: link.map(|link| ConnectionRoute { link, remote }) })
     }
 
     /// Opens a connection to a name that the relay is to look up; `None` if it is not, or the relay cannot.
@@ -195,7 +195,7 @@ impl Inner {
             return None;
         }
         match self.flows.bond(Carrier::Stream, Target::Name(name, target.port()), ruled.ruling(&self.policy)).await {
-            Opening::Bonded(flow) => Some(Ok(Opened { stream: Box::new(FlowStream::new(flow)), way: None })),
+            Opening::Bonded(flow) => Some(Ok(Opened { stream: Box::new(FlowStream::new(flow)), route: None })),
             Opening::Direct(_) => None,
             Opening::Refused(errno) => {
                 Some(Err(DialError { target: target.clone(), reason: Reason::of(&io::Error::from_raw_os_error(errno)) }))
@@ -205,20 +205,20 @@ impl Inner {
 
     /// How a download may be divided: over the links that its rule allows, unless it is to be carried over one, or the scheduler keeps to
     /// few links for their price or steadiness.
-    fn share(&self, origin: &Origin, way: Way) -> Option<Share> {
-        let ruled = self.rule(origin, way.remote);
+    fn share(&self, origin: &Origin, route: ConnectionRoute) -> Option<Share> {
+        let ruled = self.rule(origin, route.remote);
         let carry = ruled.rule.as_ref().map_or(Carry::Auto, |rule| rule.carry);
         if ruled.excluded || !self.scheduler.spreads() || matches!(carry, Carry::Direct | Carry::Duplicate) {
             return None;
         }
-        let links = self.flows.divided(way.remote, ruled.ruling(&self.policy));
+        let links = self.flows.divided(route.remote, ruled.ruling(&self.policy));
         let weight = ruled.rule.as_ref().map_or(1.0, |rule| rule.weight);
-        links.iter().any(|(link, _)| *link == way.link).then_some(Share { links, weight })
+        links.iter().any(|(link, _)| *link == route.link).then_some(Share { links, weight })
     }
 
-    async fn open_by(&self, origin: &Origin, way: Way) -> io::Result<Box<dyn Connection>> {
-        let ruled = self.rule(origin, way.remote);
-        let stream = self.flows.connect_by(way.link, way.remote, ruled.ruling(&self.policy)).await?;
+    async fn open_by(&self, origin: &Origin, route: ConnectionRoute) -> io::Result<Box<dyn Connection>> {
+        let ruled = self.rule(origin, route.remote);
+        let stream = self.flows.connect_by(route.link, route.remote, ruled.ruling(&self.policy)).await?;
         stream.set_nodelay(true)?;
         Ok(Box::new(TcpConnection::new(stream)))
     }
@@ -255,12 +255,12 @@ impl Outbound for ProxyFlows {
         })
     }
 
-    fn share(&self, origin: &Origin, way: Way) -> Option<Share> {
-        self.0.share(origin, way)
+    fn share(&self, origin: &Origin, route: ConnectionRoute) -> Option<Share> {
+        self.0.share(origin, route)
     }
 
-    fn connect_by<'a>(&'a self, origin: &'a Origin, way: Way) -> Pending<'a, io::Result<Box<dyn Connection>>> {
-        Box::pin(self.0.open_by(origin, way))
+    fn connect_by<'a>(&'a self, origin: &'a Origin, route: ConnectionRoute) -> Pending<'a, io::Result<Box<dyn Connection>>> {
+        Box::pin(self.0.open_by(origin, route))
     }
 
     fn datagrams<'a>(&'a self, origin: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>> {

@@ -6,14 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::Bytes;
+use braid_model::{Bytes, Direction};
 use serde_json::json;
 
 use super::footprint::resident;
 use super::report::Report;
 use super::stats::{median, worst};
 use super::{Settings, progress};
-use crate::frame::Way;
 use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
@@ -268,7 +267,7 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result
         if !turned && begin.elapsed().as_secs_f64() >= half_way(size) {
             turned = true;
             match turn {
-                Turn::Slower => lab.set(0, Way::Down, |profile| profile.rate = mbps(LINKS[0].1 / 5).into())?,
+                Turn::Slower => lab.set(0, Direction::Down, |profile| profile.rate = mbps(LINKS[0].1 / 5).into())?,
                 _ => lab.dark(0)?,
             }
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use braid_decide::fair::{Flow, Problem, solve};
-use braid_model::{Bytes, Rate};
+use braid_model::{Bytes, Direction, Rate};
 use serde_json::json;
 
 use super::footprint::resident;
@@ -19,7 +19,6 @@ use super::report::{Figure, Report};
 use super::stats::{median, worst};
 use super::{Settings, progress};
 use crate::browser::{self, PICTURES};
-use crate::frame::Way;
 use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
@@ -246,7 +245,7 @@ fn shared(settings: &Settings, sharing: &Sharing, report: &mut Report) -> Result
     for (length, rates, ended) in &sharing.phases {
         flows.iter_mut().take(*ended).for_each(Download::stop);
         for (link, rate) in rates.iter().enumerate() {
-            lab.set(link, Way::Down, |profile| profile.rate = mbps(*rate).into())?;
+            lab.set(link, Direction::Down, |profile| profile.rate = mbps(*rate).into())?;
         }
         begins += *length;
         thread::sleep(begins.saturating_sub(began.elapsed()));

@@ -8,7 +8,7 @@ use braid_model::{Bytes, Class, Direction, Time};
 
 use super::views::matcher_text;
 use super::{Core, rules};
-use crate::steering::{RedirectedFlow, Steering, Way};
+use crate::steering::{RedirectPolicy, RedirectedFlow, Steering};
 
 /// Why a flow is carried to a peer, as it was when it began.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,15 +46,15 @@ impl<S: Steering> Core<S> {
         let Some(params) = self.params.as_ref().filter(|_| explanation.outcome == Outcome::Steered) else { return explanation };
         let place = explanation.rule.map(|rule| rule as usize - 1);
         let rule = place.and_then(|place| self.config.policy.apps.get(place));
-        let way = place.and_then(|place| params.rules.get(rules::exclusions(&self.config.policy) + place)?.carry);
+        let redirect = place.and_then(|place| params.rules.get(rules::exclusions(&self.config.policy) + place)?.redirect);
         let by_class = params.redirected.iter().any(|class| explanation.class.as_ref().is_some_and(|name| *name == class.to_string()));
         let asks_link = port == 53 && self.links.values().any(|link| link.facts.resolvers.contains(&destination));
-        let turned = way == Some(Way::Redirect) || way.is_none() && by_class;
-        if turned && asks_link {
+        let redirected = redirect == Some(RedirectPolicy::Redirect) || redirect.is_none() && by_class;
+        if redirected && asks_link {
             explanation.reason += "; it asks a link's own resolver, which no peer can do for it";
-        } else if turned && let Some(refused) = self.why_refused(now, rule, destination) {
+        } else if redirected && let Some(refused) = self.why_refused(now, rule, destination) {
             explanation.reason += &format!("; {}, but {refused}, so it goes direct", reason(rule));
-        } else if turned {
+        } else if redirected {
             let alone = explanation.link.take().map(|link| format!("; direct, it would go over {link}: {}", explanation.reason));
             explanation.reason = format!("{}{}", reason(rule), alone.unwrap_or_default());
             explanation.peer = rule.and_then(|rule| rule.relay.clone()).or_else(|| {

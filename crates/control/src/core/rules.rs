@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Policy};
 use braid_model::{Application, LinkFacts};
 
-use crate::steering::{AppId, ExeId, PeerDirect, SteerMatch, SteerRule, Way};
+use crate::steering::{AppId, ExeId, PeerDirect, RedirectPolicy, SteerMatch, SteerRule};
 
 /// Finds programs and control groups in the running system.
 pub trait Names {
@@ -70,15 +70,15 @@ pub(super) fn exclusions(policy: &Policy) -> usize {
     policy.exclude.matchers().len()
 }
 
-/// Which way a rule's connections go: to the daemon only while a peer that may carry them can be reached.
-fn way(rule: &AppRule, peers: &BTreeSet<String>) -> Option<Way> {
+/// Whether a rule's connections are redirected: to the daemon only while a peer that may forward them can be reached.
+fn redirect_policy(rule: &AppRule, peers: &BTreeSet<String>) -> Option<RedirectPolicy> {
     let reached = rule.relay.as_ref().map_or(!peers.is_empty(), |relay| peers.contains(relay));
     match rule.carry {
         Carry::Auto => None,
-        Carry::Bond | Carry::Duplicate if reached => Some(Way::Redirect),
+        Carry::Bond | Carry::Duplicate if reached => Some(RedirectPolicy::Redirect),
         // Its destination may run Braid itself.
         Carry::Bond | Carry::Duplicate if rule.relay.is_none() => None,
-        Carry::Direct | Carry::Bond | Carry::Duplicate => Some(Way::Direct),
+        Carry::Direct | Carry::Bond | Carry::Duplicate => Some(RedirectPolicy::Direct),
     }
 }
 
@@ -120,7 +120,7 @@ pub(super) fn steer_rules(
         prefer: (!rule.prefer.is_empty()).then(|| mask(&rule.prefer)),
         class: rule.class,
         affinity: rule.affinity,
-        carry: way(rule, peers),
+        redirect: redirect_policy(rule, peers),
         peer_direct: peer_direct(rule),
     }));
     rules
@@ -197,14 +197,14 @@ mod tests {
         let rule = |carry, relay: Option<&str>| AppRule { carry, relay: relay.map(str::to_owned), ..AppRule::default() };
         for (rule, peers, expected) in [
             (rule(Carry::Auto, None), peers(&["home"]), None),
-            (rule(Carry::Direct, None), peers(&["home"]), Some(Way::Direct)),
+            (rule(Carry::Direct, None), peers(&["home"]), Some(RedirectPolicy::Direct)),
             (rule(Carry::Bond, None), peers(&[]), None),
-            (rule(Carry::Bond, Some("home")), peers(&[]), Some(Way::Direct)),
-            (rule(Carry::Bond, None), peers(&["home"]), Some(Way::Redirect)),
-            (rule(Carry::Duplicate, Some("home")), peers(&["work"]), Some(Way::Direct)),
-            (rule(Carry::Duplicate, Some("home")), peers(&["home", "work"]), Some(Way::Redirect)),
+            (rule(Carry::Bond, Some("home")), peers(&[]), Some(RedirectPolicy::Direct)),
+            (rule(Carry::Bond, None), peers(&["home"]), Some(RedirectPolicy::Redirect)),
+            (rule(Carry::Duplicate, Some("home")), peers(&["work"]), Some(RedirectPolicy::Direct)),
+            (rule(Carry::Duplicate, Some("home")), peers(&["home", "work"]), Some(RedirectPolicy::Redirect)),
         ] {
-            assert_eq!(way(&rule, &peers), expected, "{rule:?} {peers:?}");
+            assert_eq!(redirect_policy(&rule, &peers), expected, "{rule:?} {peers:?}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use braid_model::Bytes;
+use braid_model::{Bytes, Direction};
 use serde_json::json;
 
 use super::sums::course;
@@ -16,7 +16,6 @@ use crate::bench::report::Report;
 use crate::bench::stats::Mean;
 use crate::bench::whole::warm_up;
 use crate::daemon::Daemon;
-use crate::frame;
 use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
@@ -37,15 +36,15 @@ const SAME: f64 = 0.05;
 
 /// Who carries the flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+enum Method {
     Single,
     Connections,
     Packets,
 }
 
-const WAYS: [Way; 3] = [Way::Single, Way::Connections, Way::Packets];
+const METHODS: [Method; 3] = [Method::Single, Method::Connections, Method::Packets];
 
-impl Way {
+impl Method {
     fn name(self) -> &'static str {
         match self {
             Self::Single => "one link (only-one)",
@@ -82,7 +81,7 @@ impl Case {
 #[derive(Debug, Clone)]
 struct Found {
     case: Case,
-    way: Way,
+    method: Method,
     seed: u64,
     /// Mbit/s of payload within the span, of all downloads.
     goodput: f64,
@@ -91,7 +90,7 @@ struct Found {
 }
 
 /// Goodputs by seed.
-type Outcomes = BTreeMap<Way, Vec<f64>>;
+type Outcomes = BTreeMap<Method, Vec<f64>>;
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
@@ -108,7 +107,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let part = Mutex::new(report.clone());
     let keep = |found: &Found| -> Result<()> {
         let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-        let row = [found.case.title(), found.way.name().to_owned(), found.seed.to_string(), format!("{:.2}", found.goodput)];
+        let row = [found.case.title(), found.method.name().to_owned(), found.seed.to_string(), format!("{:.2}", found.goodput)];
         part.row("Single runs:", "links and load | by | seed | goodput, Mbit/s", row.to_vec());
         settings.keep(&part)
     };
@@ -120,11 +119,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
     for case in PAIRS.iter().flat_map(|rates| SHORT.map(|short| Case { rates: *rates, short })) {
         let mut outcomes = Outcomes::new();
-        for Found { way, seed, goodput, course, .. } in found.iter().filter(|found| found.case == case) {
-            outcomes.entry(*way).or_default().push(*goodput);
-            raw.push(json!({ "case": case.title(), "way": way.name(), "seed": seed, "mbps": goodput, "mbps_by_second": course }));
+        for Found { method, seed, goodput, course, .. } in found.iter().filter(|found| found.case == case) {
+            outcomes.entry(*method).or_default().push(*goodput);
+            raw.push(json!({ "case": case.title(), "way": method.name(), "seed": seed, "mbps": goodput, "mbps_by_second": course }));
         }
-        rows.extend(WAYS.map(|way| row(&case, way, &outcomes)));
+        rows.extend(METHODS.map(|method| row(&case, method, &outcomes)));
         judge(&case, &outcomes, &mut report);
     }
     report.table("The long download, and those beside it:", "links and load | by | goodput, Mbit/s | of the sum | / one link", rows);
@@ -142,24 +141,24 @@ fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration, keep
     let web = Web::start(&lab)?;
     warm_up(&lab, &web, &settings.braid, WARM_UP)?;
     let mut found = Vec::new();
-    for way in WAYS {
+    for method in METHODS {
         // What is joined stays so: packets come last.
-        let _carriers: (Option<Daemon>, Option<Bonded>) = match way {
-            Way::Single => (Some(Daemon::start(&lab, &settings.braid, "only-one", "")?), None),
-            Way::Connections => (Some(Daemon::start(&lab, &settings.braid, "max-throughput", "")?), None),
-            Way::Packets => (None, Some(Bonded::start(settings, &lab)?)),
+        let _carriers: (Option<Daemon>, Option<Bonded>) = match method {
+            Method::Single => (Some(Daemon::start(&lab, &settings.braid, "only-one", "")?), None),
+            Method::Connections => (Some(Daemon::start(&lab, &settings.braid, "max-throughput", "")?), None),
+            Method::Packets => (None, Some(Bonded::start(settings, &lab)?)),
         };
         for short in SHORT {
             let case = Case { rates, short };
             let began = lab.age();
             let records = workload::run_until(&web, &case.downloads(span, seed), span, |curl| lab.client().command(curl))?;
             let broken = records.iter().find(|record| !record.complete() && record.exit_code != Some(28));
-            ensure!(broken.is_none(), "{}, {}: a download failed: {broken:?}", case.title(), way.name());
+            ensure!(broken.is_none(), "{}, {}: a download failed: {broken:?}", case.title(), method.name());
             let bytes: u64 = records.iter().map(|record| record.bytes.get()).sum();
             let goodput = Bytes::new(bytes).per(span).bps() as f64 / 1e6;
-            progress(&format!("{}, seed {seed}, {}: {goodput:.2} Mbit/s", case.title(), way.name()));
-            let course = (0..rates.len()).map(|link| Ok(course(&lab.samples(link)?, began, frame::Way::Down))).collect::<Result<_>>()?;
-            let one = Found { case, way, seed, goodput, course };
+            progress(&format!("{}, seed {seed}, {}: {goodput:.2} Mbit/s", case.title(), method.name()));
+            let course = (0..rates.len()).map(|link| Ok(course(&lab.samples(link)?, began, Direction::Down))).collect::<Result<_>>()?;
+            let one = Found { case, method, seed, goodput, course };
             keep(&one)?;
             found.push(one);
         }
@@ -171,14 +170,20 @@ fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration, keep
     Ok(found)
 }
 
-fn row(case: &Case, way: Way, outcomes: &Outcomes) -> Vec<String> {
-    let (mine, single) = (Mean::of(&outcomes[&way]), Mean::of(&outcomes[&Way::Single]));
+fn row(case: &Case, method: Method, outcomes: &Outcomes) -> Vec<String> {
+    let (mine, single) = (Mean::of(&outcomes[&method]), Mean::of(&outcomes[&Method::Single]));
     let goodput = format!("{:.2} ± {:.2}", mine.mean, mine.deviation);
-    vec![case.title(), way.name().to_owned(), goodput, format!("{:.3}", mine.mean / case.sum()), format!("{:.2}", mine.mean / single.mean)]
+    vec![
+        case.title(),
+        method.name().to_owned(),
+        goodput,
+        format!("{:.3}", mine.mean / case.sum()),
+        format!("{:.2}", mine.mean / single.mean),
+    ]
 }
 
 fn judge(case: &Case, outcomes: &Outcomes, report: &mut Report) {
-    let [single, connections, packets] = WAYS.map(|way| Mean::of(&outcomes[&way]).mean);
+    let [single, connections, packets] = METHODS.map(|method| Mean::of(&outcomes[&method]).mean);
     let title = case.title();
     if case.short == 0.0 {
         let ratio = connections / single;
@@ -207,7 +212,7 @@ mod tests {
     fn every_shortfall_is_told() {
         let case = Case { rates: [2, 2], short: 0.0 };
         let outcomes = |single, connections, packets| {
-            Outcomes::from([(Way::Single, vec![single]), (Way::Connections, vec![connections]), (Way::Packets, vec![packets])])
+            Outcomes::from([(Method::Single, vec![single]), (Method::Connections, vec![connections]), (Method::Packets, vec![packets])])
         };
         let mut report = Report::new("bond-few", "", "");
         judge(&case, &outcomes(1.9, 1.9, 3.7), &mut report);
@@ -216,6 +221,6 @@ mod tests {
         assert!(report.aims[3..].iter().all(|aim| !aim.met), "{:?}", report.aims);
         judge(&Case { short: 0.25, ..case }, &outcomes(1.9, 2.4, 3.7), &mut report);
         assert_eq!(report.aims.len(), 8, "beside others connections may have more than one link");
-        assert_eq!(row(&case, Way::Packets, &outcomes(2.0, 2.0, 3.8))[2..], ["3.80 ± 0.00", "0.950", "1.90"]);
+        assert_eq!(row(&case, Method::Packets, &outcomes(2.0, 2.0, 3.8))[2..], ["3.80 ± 0.00", "0.950", "1.90"]);
     }
 }

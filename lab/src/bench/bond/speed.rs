@@ -32,7 +32,7 @@ const OF_STREAM: f64 = 0.6;
 
 /// What is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Stack {
     Bare,
     /// One QUIC stream and no TCP at either end.
     Stream,
@@ -40,7 +40,7 @@ enum Way {
     Bond,
 }
 
-impl Way {
+impl Stack {
     fn title(self) -> &'static str {
         match self {
             Self::Bare => "bare TCP",
@@ -55,7 +55,7 @@ impl Way {
 /// whole machine.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    way: Way,
+    stack: Stack,
     flows: usize,
     rate: f64,
     cpu: [f64; 5],
@@ -78,13 +78,13 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut runs = Vec::new();
     for round in 0..rounds {
         for flows in FLOWS {
-            runs.push(measure(&lab, Way::Bare, &bare, flows, span, None)?);
+            runs.push(measure(&lab, Stack::Bare, &bare, flows, span, None)?);
         }
         runs.push(measure_stream(&lab, span)?);
         match Tunnel::start(&lab) {
             Ok(tunnel) => {
                 for flows in FLOWS {
-                    runs.push(measure(&lab, Way::Tunnel, &beyond, flows, span, Some(tunnel.pids()))?);
+                    runs.push(measure(&lab, Stack::Tunnel, &beyond, flows, span, Some(tunnel.pids()))?);
                 }
             }
             Err(error) if round == 0 => report.notes.push(format!("wireguard-go was not measured: {error:#}.")),
@@ -93,7 +93,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         let bonded = Bonded::start(settings, &lab)?;
         let pids = [bonded.daemon.pid(), bonded.relay.pid()];
         for flows in FLOWS {
-            runs.push(measure(&lab, Way::Bond, &bonding, flows, span, Some(pids))?);
+            runs.push(measure(&lab, Stack::Bond, &bonding, flows, span, Some(pids))?);
         }
     }
     tell(&runs, &mut report);
@@ -103,38 +103,44 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
 fn tell(runs: &[Run], report: &mut Report) {
     let mut rows = Vec::new();
     for flows in FLOWS {
-        let rate = |way: Way| middle(runs, way, flows, |run| run.rate);
-        for way in [Way::Bare, Way::Stream, Way::Tunnel, Way::Bond] {
-            let Some(own) = rate(way) else { continue };
-            let over = |other: Way| rate(other).map_or("?".to_owned(), |other| format!("{:.3}", own / other));
+        let rate = |stack: Stack| middle(runs, stack, flows, |run| run.rate);
+        for stack in [Stack::Bare, Stack::Stream, Stack::Tunnel, Stack::Bond] {
+            let Some(own) = rate(stack) else { continue };
+            let over = |other: Stack| rate(other).map_or("?".to_owned(), |other| format!("{:.3}", own / other));
             let cpu =
-                (0..5).map(|part| middle(runs, way, flows, |run| run.cpu[part]).map_or(String::new(), |seconds| format!("{seconds:.2}")));
-            let first =
-                [way.title().to_owned(), flows.to_string(), format!("{own:.2}"), over(Way::Bare), over(Way::Stream), over(Way::Tunnel)];
+                (0..5).map(|part| middle(runs, stack, flows, |run| run.cpu[part]).map_or(String::new(), |seconds| format!("{seconds:.2}")));
+            let first = [
+                stack.title().to_owned(),
+                flows.to_string(),
+                format!("{own:.2}"),
+                over(Stack::Bare),
+                over(Stack::Stream),
+                over(Stack::Tunnel),
+            ];
             rows.push(first.into_iter().chain(cpu).collect());
         }
-        if let (Some(bond), Some(tunnel)) = (rate(Way::Bond), rate(Way::Tunnel)) {
+        if let (Some(bond), Some(tunnel)) = (rate(Stack::Bond), rate(Stack::Tunnel)) {
             let measured = format!("{:.2} of it ({bond:.2} and {tunnel:.2} Gbit/s)", bond / tunnel);
             report.aim(format!("{flows} flow(s): no slower than wireguard-go"), measured, bond >= tunnel);
         }
-        if let (Some(bond), Some(stream)) = (rate(Way::Bond), rate(Way::Stream)) {
+        if let (Some(bond), Some(stream)) = (rate(Stack::Bond), rate(Stack::Stream)) {
             let measured = format!("{:.2} of it ({bond:.2} and {stream:.2} Gbit/s)", bond / stream);
             report.aim(format!("{flows} flow(s): at least {OF_STREAM} of a bare noq stream"), measured, bond >= OF_STREAM * stream);
         }
     }
     let head = "what | flows | Gbit/s | / bare TCP | / noq stream | / wireguard-go | client: user, s/GB | kernel | server: user | kernel | machine";
     report.table("Medians:", head, rows);
-    let raw = |run: &Run| json!({ "what": run.way.title(), "flows": run.flows, "gbps": run.rate, "cpu_s_per_gb": run.cpu });
+    let raw = |run: &Run| json!({ "what": run.stack.title(), "flows": run.flows, "gbps": run.rate, "cpu_s_per_gb": run.cpu });
     report.raw = Value::Array(runs.iter().map(raw).collect());
 }
 
-fn middle(runs: &[Run], way: Way, flows: usize, figure: impl Fn(&Run) -> f64) -> Option<f64> {
-    let figures: Vec<_> = runs.iter().filter(|run| run.way == way && run.flows == flows).map(figure).collect();
+fn middle(runs: &[Run], stack: Stack, flows: usize, figure: impl Fn(&Run) -> f64) -> Option<f64> {
+    let figures: Vec<_> = runs.iter().filter(|run| run.stack == stack && run.flows == flows).map(figure).collect();
     (!figures.is_empty()).then(|| median(&figures))
 }
 
 /// So many downloads for so long; `ends` are the processes of the client's and the server's end.
-fn measure(lab: &Lab, way: Way, origin: &Origin, flows: usize, span: Duration, ends: Option<[u32; 2]>) -> Result<Run> {
+fn measure(lab: &Lab, stack: Stack, origin: &Origin, flows: usize, span: Duration, ends: Option<[u32; 2]>) -> Result<Run> {
     let spent_by = || -> Result<[f64; 5]> {
         let [client, server] = match ends {
             Some([client, server]) => [spent(client)?, spent(server)?],
@@ -154,21 +160,21 @@ fn measure(lab: &Lab, way: Way, origin: &Origin, flows: usize, span: Duration, e
     })??;
     let took = begin.elapsed();
     let after = spent_by()?;
-    Ok(Run::new(way, flows, (bytes, took), std::array::from_fn(|part| after[part] - before[part])))
+    Ok(Run::new(stack, flows, (bytes, took), std::array::from_fn(|part| after[part] - before[part])))
 }
 
 fn measure_stream(lab: &Lab, span: Duration) -> Result<Run> {
     let before = cpu()?.all;
     let Outcome { bytes, took, cpu: [client, server] } = stream::download(lab, 10, span)?;
     let all = cpu()?.all - before;
-    Ok(Run::new(Way::Stream, 1, (bytes, took), [client[0], client[1], server[0], server[1], all]))
+    Ok(Run::new(Stack::Stream, 1, (bytes, took), [client[0], client[1], server[0], server[1], all]))
 }
 
 impl Run {
-    fn new(way: Way, flows: usize, (bytes, took): (Bytes, Duration), seconds: [f64; 5]) -> Self {
+    fn new(stack: Stack, flows: usize, (bytes, took): (Bytes, Duration), seconds: [f64; 5]) -> Self {
         let gigabytes = bytes.get() as f64 / 1e9;
-        let run = Self { way, flows, rate: bytes.per(took).bps() as f64 / 1e9, cpu: seconds.map(|seconds| seconds / gigabytes) };
-        progress(&format!("{}, {flows} flow(s): {:.2} Gbit/s, CPU s/GB {:.2?}", way.title(), run.rate, run.cpu));
+        let run = Self { stack, flows, rate: bytes.per(took).bps() as f64 / 1e9, cpu: seconds.map(|seconds| seconds / gigabytes) };
+        progress(&format!("{}, {flows} flow(s): {:.2} Gbit/s, CPU s/GB {:.2?}", stack.title(), run.rate, run.cpu));
         run
     }
 }
@@ -269,14 +275,14 @@ mod tests {
 
     #[test]
     fn medians_are_compared_and_what_is_slower_is_told() {
-        let run = |way, rate| Run { way, flows: 1, rate, cpu: [1.0; 5] };
+        let run = |stack, rate| Run { stack, flows: 1, rate, cpu: [1.0; 5] };
         let runs = [
-            run(Way::Bare, 20.0),
-            run(Way::Stream, 2.5),
-            run(Way::Tunnel, 2.0),
-            run(Way::Bond, 1.0),
-            run(Way::Bond, 9.0),
-            run(Way::Bond, 1.5),
+            run(Stack::Bare, 20.0),
+            run(Stack::Stream, 2.5),
+            run(Stack::Tunnel, 2.0),
+            run(Stack::Bond, 1.0),
+            run(Stack::Bond, 9.0),
+            run(Stack::Bond, 1.5),
         ];
         let mut report = Report::new("bond-speed", "", "");
         tell(&runs, &mut report);

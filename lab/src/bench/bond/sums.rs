@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::{Bytes, Rate};
+use braid_model::{Bytes, Direction, Rate};
 use serde_json::{Value, json};
 
 use super::origin::{Carrier, Origin};
@@ -13,7 +13,6 @@ use super::{Bonded, Settings, allow_multipath};
 use crate::air::{Counters, Sample};
 use crate::bench::progress;
 use crate::bench::report::Report;
-use crate::frame::Way;
 use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
@@ -199,18 +198,18 @@ fn one(settings: &Settings, case: &Case, span: Duration) -> Result<[Outcome; 2]>
     let (web, origin) = (Web::start(&lab)?, Origin::start(&lab, 10, 8080, Carrier::PLAIN)?);
     let url = web.url(size)?;
     let bonded = Bonded::start(settings, &lab)?;
-    let transfer = |arguments: &[&str], size: &str, way: Way| -> Result<Transfer> {
-        let (began, before) = (lab.age(), carried(&lab, way)?);
+    let transfer = |arguments: &[&str], size: &str, direction: Direction| -> Result<Transfer> {
+        let (began, before) = (lab.age(), carried(&lab, direction)?);
         let (rate, took) = curl(&lab, arguments, size, 4 * span)?;
-        let after = carried(&lab, way)?;
+        let after = carried(&lab, direction)?;
         let moved = case.links.iter().zip(before.iter().zip(&after));
         let used = moved.map(|((rate, _), (before, after))| (after - before) * 8.0 / took.as_secs_f64() / (*rate as f64 * 1e6)).collect();
-        let course = (0..case.links.len()).map(|link| Ok(course(&lab.samples(link)?, began, way))).collect::<Result<_>>()?;
+        let course = (0..case.links.len()).map(|link| Ok(course(&lab.samples(link)?, began, direction))).collect::<Result<_>>()?;
         Ok(Transfer { rate, used, course, paths: bonded.daemon.status(&lab)?["peers"][0]["paths"].clone() })
     };
-    let down = transfer(&["-o", "/dev/null", &url], "%{size_download}", Way::Down)?;
+    let down = transfer(&["-o", "/dev/null", &url], "%{size_download}", Direction::Down)?;
     let file = web.file(size)?;
-    let up = transfer(&["-T", &name(&file), &format!("http://{}/", origin.address)], "%{size_upload}", Way::Up)?;
+    let up = transfer(&["-T", &name(&file), &format!("http://{}/", origin.address)], "%{size_upload}", Direction::Up)?;
     let missed: u64 = (0..case.links.len()).map(|link| lab.counters(link).map(|c| c.missed)).sum::<Result<u64>>()?;
     ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
     let outcome = |transfer: Transfer, way: usize| {
@@ -221,17 +220,17 @@ fn one(settings: &Settings, case: &Case, span: Duration) -> Result<[Outcome; 2]>
 }
 
 /// Bytes that each link has delivered so far.
-fn carried(lab: &Lab, way: Way) -> Result<Vec<f64>> {
-    let bytes = |counters: Counters| match way {
-        Way::Up => counters.up.delivered_bytes.get() as f64,
-        Way::Down => counters.down.delivered_bytes.get() as f64,
+fn carried(lab: &Lab, direction: Direction) -> Result<Vec<f64>> {
+    let bytes = |counters: Counters| match direction {
+        Direction::Up => counters.up.delivered_bytes.get() as f64,
+        Direction::Down => counters.down.delivered_bytes.get() as f64,
     };
     (0..lab.links().len()).map(|link| lab.counters(link).map(bytes)).collect()
 }
 
 /// Mbit/s, second by second, since `began`.
-pub(super) fn course(samples: &[Sample], began: Duration, way: Way) -> Vec<f64> {
-    let at = |sample: &Sample| if way == Way::Up { sample.up } else { sample.down };
+pub(super) fn course(samples: &[Sample], began: Duration, direction: Direction) -> Vec<f64> {
+    let at = |sample: &Sample| if direction == Direction::Up { sample.up } else { sample.down };
     let since: Vec<f64> = samples.iter().filter(|sample| sample.at >= began).map(|sample| at(sample).get() as f64).collect();
     let seconds: Vec<f64> = since.iter().copied().step_by(10).collect();
     seconds.windows(2).map(|pair| ((pair[1] - pair[0]) * 8.0 / 1e5).round() / 10.0).collect()

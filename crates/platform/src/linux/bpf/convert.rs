@@ -8,7 +8,8 @@ use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
 use braid_control::steering::{
-    AppId, DemandEstimate, ExeId, FlowRow, PeerDirect, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule, SteeringEvent, Way,
+    AppId, DemandEstimate, ExeId, FlowRow, PeerDirect, RedirectPolicy, RedirectedFlow, Signs, SteerLink, SteerParams, SteerRule,
+    SteeringEvent,
 };
 
 const TCP_SYN_SENT: u32 = 2;
@@ -138,9 +139,9 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         raw.actions |= bits::DO_PREFER;
         raw.prefer = prefer.0;
     }
-    match rule.carry {
-        Some(Way::Redirect) => raw.actions |= bits::DO_REDIRECT,
-        Some(Way::Direct) => raw.actions |= bits::DO_DIRECT,
+    match rule.redirect {
+        Some(RedirectPolicy::Redirect) => raw.actions |= bits::DO_REDIRECT,
+        Some(RedirectPolicy::Direct) => raw.actions |= bits::DO_DIRECT,
         None => {}
     }
     match rule.peer_direct {
