@@ -22,7 +22,7 @@ const WORTH_READING: u64 = 32 * 1024;
 const WORTH_WAITING: Duration = Duration::from_secs(1);
 
 /// What is asked.
-pub(crate) struct Exchange {
+pub(crate) struct OutgoingRequest {
     pub(crate) request: RequestId,
     pub(crate) asked: Asked,
     pub(crate) headers: HeaderMap,
@@ -36,11 +36,11 @@ pub(crate) struct Exchange {
 pub(crate) async fn run(
     shared: Arc<Shared>,
     connection: Connection,
-    exchange: Exchange,
+    outgoing: OutgoingRequest,
     mut stop: oneshot::Receiver<()>,
 ) -> Option<Connection> {
-    let request = exchange.request;
-    let (connection, answer) = match send(connection, &exchange, &mut stop).await? {
+    let request = outgoing.request;
+    let (connection, answer) = match send(connection, &outgoing, &mut stop).await? {
         Ok(sent) => sent,
         Err(error) => {
             let _ = shared.events.send(LaneEvent::Failed { request, failure: Failure::Lost, error }).await;
@@ -51,15 +51,15 @@ pub(crate) async fn run(
     let set = parts.headers.get_all(header::SET_COOKIE).iter();
     let lines: Vec<String> = set.filter_map(|line| Some(line.to_str().ok()?.to_owned())).collect();
     if !lines.is_empty() {
-        shared.events.send(LaneEvent::Cookies { url: exchange.asked.url.clone(), lines }).await.ok()?;
+        shared.events.send(LaneEvent::Cookies { url: outgoing.asked.url.clone(), lines }).await.ok()?;
     }
-    let event = match judge(&exchange.asked, parts.status, &parts.headers) {
+    let event = match judge(&outgoing.asked, parts.status, &parts.headers) {
         ResponseAction::Body { head, validator } => LaneEvent::Head { request, head, validator },
         ResponseAction::Empty => {
             let head = Head { size: Some(braid_model::Bytes::ZERO), span: None, joinable: true };
             LaneEvent::Head { request, head, validator: None }
         }
-        ResponseAction::Elsewhere(to) => LaneEvent::Elsewhere { request, from: exchange.asked.url.clone(), to },
+        ResponseAction::Elsewhere(to) => LaneEvent::Elsewhere { request, from: outgoing.asked.url.clone(), to },
         ResponseAction::Refused(failure, error) => LaneEvent::Failed { request, failure, error },
     };
     let wanted = matches!(event, LaneEvent::Head { .. });
@@ -67,26 +67,26 @@ pub(crate) async fn run(
     if !wanted {
         return drain(&connection, body).await.then_some(connection);
     }
-    read(&shared, &exchange, &connection, body, &mut stop).await.then_some(connection)
+    read(&shared, &outgoing, &connection, body, &mut stop).await.then_some(connection)
 }
 
 /// Sends the request; `None` if it is stopped meanwhile.
 async fn send(
     connection: Connection,
-    exchange: &Exchange,
+    outgoing: &OutgoingRequest,
     stop: &mut oneshot::Receiver<()>,
 ) -> Option<Result<(Connection, Response<Incoming>), FetchError>> {
-    let broken = |reason: String| FetchError::Broken { host: host(exchange), link: exchange.link.clone(), reason };
+    let broken = |reason: String| FetchError::Broken { host: host(outgoing), link: outgoing.link.clone(), reason };
     let sending = async {
         match connection {
             Connection::One(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
-                let answer = sender.send_request(build(exchange, Version::HTTP_11)?).await.map_err(|error| reason(&error))?;
+                let answer = sender.send_request(build(outgoing, Version::HTTP_11)?).await.map_err(|error| reason(&error))?;
                 Ok((Connection::One(sender), answer))
             }
             Connection::Two(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
-                let answer = sender.send_request(build(exchange, Version::HTTP_2)?).await.map_err(|error| reason(&error))?;
+                let answer = sender.send_request(build(outgoing, Version::HTTP_2)?).await.map_err(|error| reason(&error))?;
                 Ok((Connection::Two(sender), answer))
             }
         }
@@ -98,32 +98,32 @@ async fn send(
 }
 
 /// The request; of HTTP/1.1 with `Host`, and with the whole address where it goes to a proxy.
-fn build(exchange: &Exchange, version: Version) -> Result<Request<Empty<Bytes>>, String> {
-    let url = &exchange.asked.url;
+fn build(outgoing: &OutgoingRequest, version: Version) -> Result<Request<Empty<Bytes>>, String> {
+    let url = &outgoing.asked.url;
     let mut plain = url.clone();
     // Neither a fragment nor a password is the server's business.
     plain.set_fragment(None);
     let _ = plain.set_username("");
     let _ = plain.set_password(None);
-    let origin_form = version == Version::HTTP_11 && !exchange.through_proxy;
+    let origin_form = version == Version::HTTP_11 && !outgoing.through_proxy;
     let target = if origin_form { plain[url::Position::BeforePath..].to_owned() } else { plain.to_string() };
-    let uri: Uri = match &exchange.asked.target {
+    let uri: Uri = match &outgoing.asked.target {
         Some(target) => target.clone(),
         None => target.parse().map_err(|error: hyper::http::uri::InvalidUri| error.to_string())?,
     };
     let mut request = Request::builder().method(Method::GET).uri(uri).version(version);
-    if version == Version::HTTP_11 && !exchange.headers.contains_key(header::HOST) {
+    if version == Version::HTTP_11 && !outgoing.headers.contains_key(header::HOST) {
         request = request.header(header::HOST, &plain[url::Position::BeforeHost..url::Position::AfterPort]);
     }
     if let Some(headers) = request.headers_mut() {
-        headers.extend(exchange.headers.clone());
+        headers.extend(outgoing.headers.clone());
         if version == Version::HTTP_2 {
             headers.remove(header::HOST);
         }
-        if let Some(span) = exchange.asked.span {
+        if let Some(span) = outgoing.asked.span {
             let range = format!("bytes={}-{}", span.start().get(), span.end().get().saturating_sub(1));
             headers.insert(header::RANGE, range.parse().map_err(|_| "no range")?);
-            if let Some(expected) = &exchange.asked.expected {
+            if let Some(expected) = &outgoing.asked.expected {
                 headers.insert(header::IF_RANGE, expected.value().parse().map_err(|_| "no validator")?);
             }
         }
@@ -132,8 +132,14 @@ fn build(exchange: &Exchange, version: Version) -> Result<Request<Empty<Bytes>>,
 }
 
 /// Reads a body to its end; whether the connection can be asked again.
-async fn read(shared: &Shared, exchange: &Exchange, connection: &Connection, mut body: Incoming, stop: &mut oneshot::Receiver<()>) -> bool {
-    let request = exchange.request;
+async fn read(
+    shared: &Shared,
+    outgoing: &OutgoingRequest,
+    connection: &Connection,
+    mut body: Incoming,
+    stop: &mut oneshot::Receiver<()>,
+) -> bool {
+    let request = outgoing.request;
     loop {
         let frame = tokio::select! {
             biased;
@@ -155,7 +161,7 @@ async fn read(shared: &Shared, exchange: &Exchange, connection: &Connection, mut
                 }
             }
             Some(Err(error)) => {
-                let error = FetchError::Broken { host: host(exchange), link: exchange.link.clone(), reason: reason(&error) };
+                let error = FetchError::Broken { host: host(outgoing), link: outgoing.link.clone(), reason: reason(&error) };
                 let _ = shared.events.send(LaneEvent::Failed { request, failure: Failure::Lost, error }).await;
                 return false;
             }
@@ -183,8 +189,8 @@ async fn drain(connection: &Connection, mut body: Incoming) -> bool {
     tokio::time::timeout(WORTH_WAITING, rest).await.unwrap_or(false)
 }
 
-fn host(exchange: &Exchange) -> String {
-    exchange.asked.url.host_str().unwrap_or("").to_owned()
+fn host(outgoing: &OutgoingRequest) -> String {
+    outgoing.asked.url.host_str().unwrap_or("").to_owned()
 }
 
 /// What went wrong, with what lies behind it.

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use url::Url;
 
 use crate::error::FetchError;
-use crate::exchange::{self, Exchange};
+use crate::exchange::{self, OutgoingRequest};
 use crate::lanes::{Connection, LaneCommand, LaneEvent, Shared};
 use crate::proxy;
 
@@ -85,8 +85,8 @@ pub(crate) async fn run(
                 let (stop, stopped) = oneshot::channel();
                 let overlaps = matches!(connection, Connection::Two(_));
                 let through_proxy = !origin.tls && origin.proxy.as_ref().is_some_and(|proxy| !proxy::is_socks(proxy));
-                let exchange = Exchange { request, asked: *asked, headers, link: name.clone(), through_proxy };
-                let task = tokio::spawn(exchange::run(shared.clone(), connection, exchange, stopped));
+                let outgoing = OutgoingRequest { request, asked: *asked, headers, link: name.clone(), through_proxy };
+                let task = tokio::spawn(exchange::run(shared.clone(), connection, outgoing, stopped));
                 works.push(Work { request, overlaps, stop: Some(stop), task });
             }
         }

@@ -21,7 +21,7 @@ use braid_control::steering::{PeerDirect, RedirectPolicy, RedirectedFlow, SteerM
 use braid_decide::connection::LinkMask;
 use braid_model::{Class, Time};
 use braid_platform::linux::bpf::BpfSteering;
-use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Swept, Taking};
+use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Swept, Taking};
 use braid_platform::linux::bpf::trial::ForeignFilter;
 use braid_platform::linux::sys::bpf::now;
 use support::steered::{LIMIT, beat, fetch, in_world, params, set, steering};
@@ -619,9 +619,9 @@ fn echo(
     redirect: Arc<Redirect>,
     runtime: tokio::runtime::Runtime,
     count: usize,
-) -> std::thread::JoinHandle<Vec<(Exchange, RedirectedFlow)>> {
+) -> std::thread::JoinHandle<Vec<(ExchangeKey, RedirectedFlow)>> {
     std::thread::spawn(move || {
-        let mut flows: BTreeMap<Exchange, RedirectedFlow> = BTreeMap::new();
+        let mut flows: BTreeMap<ExchangeKey, RedirectedFlow> = BTreeMap::new();
         let work = async {
             for _ in 0..count {
                 let mut buffer = [0; 2000];

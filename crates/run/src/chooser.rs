@@ -47,7 +47,8 @@ pub(super) struct DatagramSocket {
     pub(super) routed: bool,
 }
 
-struct Exchange {
+/// The link of an exchange of datagrams, and when its program sent last.
+struct DatagramLink {
     slot: usize,
     last: Time,
 }
@@ -62,7 +63,7 @@ pub(super) struct Chooser {
     datagram_turns: Turns,
     streams: Streams,
     demands: Demands,
-    exchanges: BTreeMap<(u64, SocketAddr), Exchange>,
+    exchanges: BTreeMap<(u64, SocketAddr), DatagramLink>,
     /// Datagram sockets that were unbound when they came here first.
     sockets: BTreeSet<u64>,
 }
@@ -161,10 +162,10 @@ impl Chooser {
 
     /// The same among the links that are allowed.
     pub(super) fn datagram_over(&mut self, now: Time, socket: DatagramSocket, remote: SocketAddr, allowed: LinkMask) -> DatagramRoute {
-        let known = self.exchanges.get_mut(&(socket.cookie, remote)).filter(|exchange| allowed.contains(exchange.slot));
-        if let Some(exchange) = known {
-            exchange.last = now;
-            return self.links.index(exchange.slot).map_or(DatagramRoute::System, DatagramRoute::Link);
+        let known = self.exchanges.get_mut(&(socket.cookie, remote)).filter(|link| allowed.contains(link.slot));
+        if let Some(link) = known {
+            link.last = now;
+            return self.links.index(link.slot).map_or(DatagramRoute::System, DatagramRoute::Link);
         }
         self.set_ranks(Family::of(remote.ip()));
         let request = Request { allowed, direction: Direction::Down, demand: DATAGRAM_DEMAND };
@@ -173,7 +174,7 @@ impl Chooser {
         self.datagram_turns.swap(&mut self.load_table);
         let Some((slot, link)) = slot.and_then(|slot| Some((slot, self.links.index(slot)?))) else { return DatagramRoute::Leave };
         self.make_room();
-        self.exchanges.insert((socket.cookie, remote), Exchange { slot, last: now });
+        self.exchanges.insert((socket.cookie, remote), DatagramLink { slot, last: now });
         self.sockets.insert(socket.cookie);
         DatagramRoute::Link(link)
     }
@@ -227,7 +228,7 @@ impl Chooser {
         let busy: Vec<[Busy; 2]> = (0..MAX_LINKS).map(|slot| self.streams.busy(now, slot)).collect();
         self.links.on_counters(now, counters, |slot| busy[slot]);
         self.set_rates(now);
-        self.exchanges.retain(|_, exchange| now.since(exchange.last) < DATAGRAM_KEPT);
+        self.exchanges.retain(|_, link| now.since(link.last) < DATAGRAM_KEPT);
         self.weigh(now);
     }
 
@@ -262,8 +263,8 @@ impl Chooser {
         for link_load in &mut self.load_table.loads {
             (link_load.load, link_load.flows) = ([0; 2], 0);
         }
-        let fresh = self.exchanges.values().filter(|exchange| now.since(exchange.last) < DATAGRAM_FRESH);
-        let fresh = fresh.map(|exchange| (exchange.slot, Direction::Down, DATAGRAM_DEMAND));
+        let fresh = self.exchanges.values().filter(|link| now.since(link.last) < DATAGRAM_FRESH);
+        let fresh = fresh.map(|link| (link.slot, Direction::Down, DATAGRAM_DEMAND));
         for (slot, direction, remaining) in self.streams.remaining().chain(fresh) {
             let link_load = &mut self.load_table.loads[slot];
             let load = &mut link_load.load[direction as usize];
@@ -275,10 +276,10 @@ impl Chooser {
     /// Forgets the older half of the exchanges, or the oldest sockets, when there are too many.
     fn make_room(&mut self) {
         if self.exchanges.len() >= MAX_EXCHANGES {
-            let mut ages: Vec<Time> = self.exchanges.values().map(|exchange| exchange.last).collect();
+            let mut ages: Vec<Time> = self.exchanges.values().map(|link| link.last).collect();
             let (_, middle, _) = ages.select_nth_unstable(MAX_EXCHANGES / 2);
             let middle = *middle;
-            self.exchanges.retain(|_, exchange| exchange.last > middle);
+            self.exchanges.retain(|_, link| link.last > middle);
         }
         // Cookies rise, so the least is the oldest. A socket forgotten here keeps its route and is left alone from now on.
         while self.sockets.len() >= MAX_EXCHANGES {

@@ -1,4 +1,4 @@
-//! Carries what the command's connected datagram sockets send and receive.
+//! Forwards what the command's connected datagram sockets send and receive.
 //!
 //! Such a socket is connected to one of ours on the loopback, which is connected to it in turn, so neither hears anybody else. Its flow is
 //! opened by its first datagram. Since the kernel would tell the loopback's address as the sender of what it receives, calls that ask for
@@ -28,8 +28,8 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How often it is looked whether a thread that waits for a datagram has a signal to handle.
 const SIGNALS: Duration = Duration::from_millis(50);
 
-/// A datagram socket that is carried.
-struct Exchange {
+/// A datagram socket whose datagrams Braid forwards.
+struct RedirectedExchange {
     cookie: u64,
     number: u64,
     remote: SocketAddr,
@@ -62,14 +62,14 @@ impl Carrying {
         self.redirect_states.put(cookie, RedirectState { remote, local: source(remote), state: State::Datagrams(number) });
         let (carrying, active) = (self.clone(), self.active());
         self.runtime.spawn(async move {
-            carrying.carry_exchange(exchange).await;
+            carrying.forward_exchange(exchange).await;
             drop(active);
         });
         self.listener.answer(call.id, Ok(0));
         true
     }
 
-    fn exchange(&self, socket: &Socket, cookie: u64, number: u64, remote: SocketAddr) -> io::Result<Exchange> {
+    fn exchange(&self, socket: &Socket, cookie: u64, number: u64, remote: SocketAddr) -> io::Result<RedirectedExchange> {
         let loopback: IpAddr = if socket.reaches() == Reaches::V6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
         let ours = std::net::UdpSocket::bind((loopback, 0))?;
         socket.begin(ours.local_addr()?)?;
@@ -77,10 +77,10 @@ impl Carrying {
         ours.connect(caller)?;
         ours.set_nonblocking(true)?;
         let _inside = self.runtime.enter();
-        Ok(Exchange { cookie, number, remote, caller, ours: UdpSocket::from_std(ours)? })
+        Ok(RedirectedExchange { cookie, number, remote, caller, ours: UdpSocket::from_std(ours)? })
     }
 
-    async fn carry_exchange(&self, exchange: Exchange) {
+    async fn forward_exchange(&self, exchange: RedirectedExchange) {
         let mut onward: Option<UdpExchange> = None;
         let mut look = tokio::time::interval(LOOK);
         let mut quiet = false;
@@ -120,7 +120,7 @@ impl Carrying {
         }
     }
 
-    async fn open(&self, exchange: &Exchange) -> Option<UdpExchange> {
+    async fn open(&self, exchange: &RedirectedExchange) -> Option<UdpExchange> {
         match self.bond(exchange.remote, Carrier::Messages).await {
             Opening::Bonded(flow) => Some(UdpExchange::Bonded(flow)),
             Opening::Direct(_) => self.choice.exchange(exchange.remote).ok().map(|socket| UdpExchange::Direct(Arc::new(socket))),
@@ -128,7 +128,7 @@ impl Carrying {
         }
     }
 
-    fn is_current(&self, exchange: &Exchange) -> bool {
+    fn is_current(&self, exchange: &RedirectedExchange) -> bool {
         self.redirect_states.get(exchange.cookie).is_some_and(|redirect_state| redirect_state.state == State::Datagrams(exchange.number))
     }
 
@@ -188,7 +188,7 @@ impl Carrying {
     }
 }
 
-impl Exchange {
+impl RedirectedExchange {
     /// Whether the program's socket is still where it was.
     fn is_here(&self) -> bool {
         let Ok(ours) = self.ours.local_addr() else { return false };

@@ -12,7 +12,7 @@ use braid_control::core::{BondPolicy, Ended, Exit, ServerNews};
 use braid_control::steering::RedirectedFlow;
 use braid_model::Bytes as Amount;
 use braid_model::key::PublicKey;
-use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected};
+use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::{Client, State};
 use braid_transport::{Flow, Opening, UdpExchange, Unopened, splice, splice_connections};
@@ -29,19 +29,19 @@ const QUIET: Duration = Duration::from_secs(150);
 /// An exchange that nobody has answered is tried again no sooner than this.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The datagram exchanges that are carried now.
+/// The UDP exchanges that are forwarded now.
 #[derive(Clone, Default)]
-pub(crate) struct Exchanges(Arc<Mutex<Ways>>);
+pub(crate) struct Exchanges(Arc<Mutex<ExchangeTable>>);
 
 #[derive(Default)]
-struct Ways {
-    /// Each with the number of its way: an exchange that ended may have begun anew.
-    ways: BTreeMap<Exchange, (u64, Arc<Onward>)>,
+struct ExchangeTable {
+    /// Each with its number, since an exchange that ended may have begun anew.
+    forwarders: BTreeMap<ExchangeKey, (u64, Arc<Forwarder>)>,
     last: u64,
 }
 
-/// How an exchange is carried.
-struct Onward {
+/// What forwards an exchange.
+struct Forwarder {
     by: UdpExchange,
     /// Whether the program has sent anything since this was last looked at.
     spoke: AtomicBool,
@@ -49,7 +49,7 @@ struct Onward {
     broken: Notify,
 }
 
-impl Onward {
+impl Forwarder {
     fn new(by: UdpExchange) -> Arc<Self> {
         Arc::new(Self { by, spoke: AtomicBool::new(false), broken: Notify::new() })
     }
@@ -57,41 +57,41 @@ impl Onward {
 
 impl Exchanges {
     /// Sends one more datagram of an exchange; `false` if it is not known.
-    pub(crate) fn send(&self, exchange: &Exchange, payload: Bytes) -> bool {
-        let Some(onward) = self.lock().ways.get(exchange).map(|(_, onward)| onward.clone()) else { return false };
-        match onward.by.send(payload) {
-            Ok(()) => onward.spoke.store(true, Ordering::Relaxed),
-            Err(_) => onward.broken.notify_one(),
+    pub(crate) fn send(&self, exchange: &ExchangeKey, payload: Bytes) -> bool {
+        let Some(forwarder) = self.lock().forwarders.get(exchange).map(|(_, forwarder)| forwarder.clone()) else { return false };
+        match forwarder.by.send(payload) {
+            Ok(()) => forwarder.spoke.store(true, Ordering::Relaxed),
+            Err(_) => forwarder.broken.notify_one(),
         }
         true
     }
 
     /// Forgets an exchange whose program is gone.
-    pub(crate) fn forget(&self, exchange: &Exchange) {
-        let gone = self.lock().ways.remove(exchange);
-        if let Some((_, onward)) = gone
-            && let UdpExchange::Bonded(flow) = &onward.by
+    pub(crate) fn forget(&self, exchange: &ExchangeKey) {
+        let gone = self.lock().forwarders.remove(exchange);
+        if let Some((_, forwarder)) = gone
+            && let UdpExchange::Bonded(flow) = &forwarder.by
         {
             flow.reset(0);
         }
     }
 
-    /// Carries an exchange this way from now on; the way's number.
-    fn insert(&self, exchange: Exchange, onward: Arc<Onward>) -> u64 {
-        let mut ways = self.lock();
-        ways.last += 1;
-        let number = ways.last;
-        ways.ways.insert(exchange, (number, onward));
+    /// Sets the forwarder of an exchange; returns the forwarder's number.
+    fn insert(&self, exchange: ExchangeKey, forwarder: Arc<Forwarder>) -> u64 {
+        let mut table = self.lock();
+        table.last += 1;
+        let number = table.last;
+        table.forwarders.insert(exchange, (number, forwarder));
         number
     }
 
-    /// Whether an exchange is still carried that way.
-    fn has(&self, exchange: &Exchange, number: u64) -> bool {
-        self.lock().ways.get(exchange).is_some_and(|(of, _)| *of == number)
+    /// Whether an exchange still has the forwarder of this number.
+    fn has(&self, exchange: &ExchangeKey, number: u64) -> bool {
+        self.lock().forwarders.get(exchange).is_some_and(|(of, _)| *of == number)
     }
 
-    /// A way is over; whether its exchange is not, as far as is known.
-    fn end(&self, exchange: &Exchange, number: u64) -> bool {
+    /// Removes a forwarder that has ended; `true` if the exchange still had it.
+    fn end(&self, exchange: &ExchangeKey, number: u64) -> bool {
         let had = self.has(exchange, number);
         if had {
             self.forget(exchange);
@@ -99,7 +99,7 @@ impl Exchanges {
         had
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ways> {
+    fn lock(&self) -> MutexGuard<'_, ExchangeTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -222,7 +222,7 @@ impl Peers {
     pub(crate) fn exchange(
         &mut self,
         redirect: Arc<Redirect>,
-        (exchange, facts, payload): (Exchange, RedirectedFlow, Bytes),
+        (exchange, facts, payload): (ExchangeKey, RedirectedFlow, Bytes),
         application: String,
         policy: &BondPolicy,
         server: Option<PublicKey>,
@@ -236,7 +236,7 @@ impl Peers {
             return;
         };
         let flow = opened.flow.clone();
-        let number = exchanges.insert(exchange, Onward::new(UdpExchange::Bonded(flow.clone())));
+        let number = exchanges.insert(exchange, Forwarder::new(UdpExchange::Bonded(flow.clone())));
         flow.send(payload.clone());
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
@@ -351,28 +351,28 @@ async fn connect(remote: SocketAddr, exit: Exit) -> io::Result<TcpStream> {
     socket.connect(remote).await
 }
 
-/// The same for an exchange of datagrams: a connected socket keeps coming here, whatever it was turned for.
+/// The same for an exchange of datagrams: a connected socket keeps coming here, whatever it was redirected for.
 async fn exchange_directly(
     redirect: Arc<Redirect>,
     exchanges: Exchanges,
-    exchange: Exchange,
+    exchange: ExchangeKey,
     (remote, exit): (SocketAddr, Exit),
     payload: Bytes,
 ) {
-    let onward = match onward(remote, exit).await {
-        Ok(socket) => Onward::new(UdpExchange::Direct(Arc::new(socket))),
+    let forwarder = match connect_datagrams(remote, exit).await {
+        Ok(socket) => Forwarder::new(UdpExchange::Direct(Arc::new(socket))),
         Err(error) => {
             tracing::debug!(%remote, %error, "datagrams cannot be sent");
             return begin_anew(&redirect, &exchange, false).await;
         }
     };
-    let number = exchanges.insert(exchange, onward.clone());
-    let _ = onward.by.send(payload);
+    let number = exchanges.insert(exchange, forwarder.clone());
+    let _ = forwarder.by.send(payload);
     let mut answered = false;
     while exchanges.has(&exchange, number) {
         let received = tokio::select! {
-            received = tokio::time::timeout(QUIET, onward.by.receive()) => received,
-            () = onward.broken.notified() => break,
+            received = tokio::time::timeout(QUIET, forwarder.by.receive()) => received,
+            () = forwarder.broken.notified() => break,
         };
         match received {
             Ok(Ok(payload)) => {
@@ -381,7 +381,7 @@ async fn exchange_directly(
             }
             Ok(Err(_)) => break,
             // Some only send.
-            Err(_) if onward.spoke.swap(false, Ordering::Relaxed) => {}
+            Err(_) if forwarder.spoke.swap(false, Ordering::Relaxed) => {}
             Err(_) => break,
         }
     }
@@ -390,7 +390,7 @@ async fn exchange_directly(
     }
 }
 
-async fn onward(remote: SocketAddr, exit: Exit) -> io::Result<UdpSocket> {
+async fn connect_datagrams(remote: SocketAddr, exit: Exit) -> io::Result<UdpSocket> {
     let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
     let socket = UdpSocket::bind(any).await?;
     match exit {
@@ -403,7 +403,7 @@ async fn onward(remote: SocketAddr, exit: Exit) -> io::Result<UdpSocket> {
 }
 
 /// Takes the next datagram of an exchange for its first: at once if it was `answered`, else after a pause in which they are lost.
-async fn begin_anew(redirect: &Redirect, exchange: &Exchange, answered: bool) {
+async fn begin_anew(redirect: &Redirect, exchange: &ExchangeKey, answered: bool) {
     if !answered {
         tokio::time::sleep(AGAIN).await;
     }

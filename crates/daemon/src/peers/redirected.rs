@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use braid_control::steering::RedirectedFlow;
-use braid_platform::linux::bpf::redirect::{Exchange, Redirect, Redirected, Taking};
+use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Redirected, Taking};
 use braid_platform::linux::sys::bpf::now;
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -29,7 +29,7 @@ pub(crate) enum Arrival {
     /// A connection.
     Connection(Box<Redirected>),
     /// The first datagram of an exchange.
-    Datagram(Exchange, Box<RedirectedFlow>, Bytes),
+    Datagram(ExchangeKey, Box<RedirectedFlow>, Bytes),
 }
 
 /// Begins to take flows, for as long as the receiver is there. Datagrams of exchanges that are known go straight to their flows.

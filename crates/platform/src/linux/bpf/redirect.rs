@@ -50,9 +50,9 @@ pub enum Taking {
     All,
 }
 
-/// Names an exchange of redirected datagrams: one connected socket, or one remote of an unconnected one.
+/// Identifies an exchange of redirected datagrams: one connected socket, or one remote of an unconnected one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Exchange {
+pub struct ExchangeKey {
     /// Where its datagrams come to.
     near: IpAddr,
     /// The program's socket.
@@ -63,7 +63,7 @@ pub struct Exchange {
 #[derive(Debug)]
 pub struct Datagram {
     /// The exchange it belongs to.
-    pub exchange: Exchange,
+    pub exchange: ExchangeKey,
     /// Its length; what of it is beyond the buffer is lost.
     pub length: usize,
     /// With the first of an exchange: who sends it, and where to.
@@ -76,7 +76,7 @@ pub struct Swept {
     /// Connections that were redirected and never came.
     pub connections: usize,
     /// Exchanges that have ended, of those that were told.
-    pub exchanges: Vec<Exchange>,
+    pub exchanges: Vec<ExchangeKey>,
 }
 
 /// Where redirected flows arrive. Nothing is redirected before [`set_ready`](Self::set_ready), nor after this is dropped.
@@ -99,7 +99,7 @@ struct Maps {
     exchange_keys: HashMap<MapData, abi::DatagramKey, u32>,
     heavy_users: HashMap<MapData, u32, u32>,
     /// Exchanges whose sender has been looked at, with their keys.
-    known: BTreeMap<Exchange, (u32, u64)>,
+    known: BTreeMap<ExchangeKey, (u32, u64)>,
     /// When all exchanges were looked at last for a stranger's datagram.
     looked: Option<Instant>,
 }
@@ -220,7 +220,7 @@ impl Redirect {
             };
             match socket.try_io(Interest::READABLE, || datagram::receive(socket.as_fd(), buffer)) {
                 Ok((length, far, near)) => {
-                    let exchange = Exchange { near, far };
+                    let exchange = ExchangeKey { near, far };
                     if let Some(flow) = self.recognise(exchange) {
                         return Ok(Datagram { exchange, length, flow });
                     }
@@ -233,7 +233,7 @@ impl Redirect {
 
     /// Sends a datagram to an exchange's program, which sees it come from where it sent to. Does not block: an error of the kind
     /// `WouldBlock` means that it was dropped for want of room.
-    pub fn answer(&self, exchange: &Exchange, payload: &[u8]) -> io::Result<()> {
+    pub fn answer(&self, exchange: &ExchangeKey, payload: &[u8]) -> io::Result<()> {
         let socket = match exchange.near {
             IpAddr::V4(_) => &self.datagrams4,
             IpAddr::V6(_) => self.datagrams6.as_ref().ok_or(io::ErrorKind::NotConnected)?,
@@ -242,7 +242,7 @@ impl Redirect {
     }
 
     /// What carried an exchange is gone, and its program need not know: its next datagram is told with its flow again, as its first was.
-    pub fn renew(&self, exchange: &Exchange) {
+    pub fn renew(&self, exchange: &ExchangeKey) {
         self.maps().known.remove(exchange);
     }
 
@@ -307,7 +307,7 @@ impl Redirect {
     }
 
     /// Whether a datagram is of an exchange that the programs turned here; with the first of one, whose it is.
-    fn recognise(&self, exchange: Exchange) -> Option<Option<RedirectedFlow>> {
+    fn recognise(&self, exchange: ExchangeKey) -> Option<Option<RedirectedFlow>> {
         let mut maps = self.maps();
         if let Some((key, socket)) = maps.known.get(&exchange)
             && maps.exchanges.get(key, 0).is_ok_and(|entry| entry.socket == *socket && !is_closed(&entry))
@@ -327,7 +327,7 @@ impl Redirect {
 impl Maps {
     /// The entry of an exchange, if its datagram came from the socket that it is of: by asking the kernel for the sender, or, where that is
     /// closed, by what the programs noted then.
-    fn sender(&mut self, exchange: Exchange, ports: abi::Redirection) -> Option<(u32, abi::Arrival)> {
+    fn sender(&mut self, exchange: ExchangeKey, ports: abi::Redirection) -> Option<(u32, abi::Arrival)> {
         // Nobody's: seen before the kernel is asked for the sender, which takes several calls.
         if addressed(exchange.near).is_some_and(|key| self.exchanges.get(&key, 0).is_err()) {
             return None;
