@@ -10,7 +10,7 @@ use braid_peer::destination::Ports;
 use braid_peer::invite::Invite;
 use braid_peer::keys::{KeyPair, RELAY_KEY};
 use braid_peer::limits::Limits;
-use braid_peer::registry::{Client, Month, Registry};
+use braid_peer::registry::{Month, RegisteredClient, Registry};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
 use braid_platform::linux::sys::process::{keep_memory, raise_open_files};
@@ -197,7 +197,7 @@ impl LimitsView {
 }
 
 impl ClientView {
-    fn of(client: &Client, month: Month) -> Self {
+    fn of(client: &RegisteredClient, month: Month) -> Self {
         Self {
             name: client.name.to_string(),
             key: client.key.to_string(),
@@ -214,7 +214,7 @@ impl ClientView {
 fn list(options: &RelayClients) -> anyhow::Result<()> {
     let registry = open(&options.state.state_dir)?;
     let now = SystemTime::now();
-    let view = |client: Client| -> anyhow::Result<ClientView> {
+    let view = |client: RegisteredClient| -> anyhow::Result<ClientView> {
         let month = registry.used(client.id, now)?;
         Ok(ClientView::of(&client, month))
     };

@@ -18,7 +18,7 @@ use crate::tradeoff::{UtilityRule, Weights};
 use crate::virtual_interface::MAXDIFF;
 
 pub use crate::pattern::Pattern;
-pub use apps::{AppMatcher, AppRule, COPIES, Carry, Client, ClientMatcher, Exclusions, NAME_LIMIT, Resolve, Subject};
+pub use apps::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, NAME_LIMIT, ProxyClient, Resolve, Subject};
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, ProbeMode, ProbeTarget};
 
 /// The most rules that are looked at for a flow: exclusions and `[[app]]` entries together.

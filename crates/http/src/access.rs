@@ -59,7 +59,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 
 /// Who is connected.
 #[derive(Debug, Clone)]
-pub(super) enum Client {
+pub(super) enum ApiClient {
     /// By the Unix socket, as the kernel says.
     Local { user: u32, may_change: bool },
     /// By TCP: each request says for itself what it may do.
@@ -87,7 +87,7 @@ impl From<Origin> for Seat {
     }
 }
 
-impl Client {
+impl ApiClient {
     /// Who is at the other end of a Unix socket; `own` is the daemon's user.
     pub(super) fn of(stream: &UnixStream, own: u32) -> Self {
         let user = stream.peer_cred().ok();
@@ -252,13 +252,18 @@ impl Keys {
 }
 
 /// Looks at every request before it is answered, and gives every answer the headers that keep browsers in bounds.
-pub(super) async fn guard(State(api): State<Api>, ConnectInfo(client): ConnectInfo<Client>, mut request: Request, next: Next) -> Response {
+pub(super) async fn guard(
+    State(api): State<Api>,
+    ConnectInfo(client): ConnectInfo<ApiClient>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let may = match judge(&api, &client, &request) {
         Ok(may) => may,
         Err(refusal) => return bounded(refusal.into_response()),
     };
     let _place = match (may, &client) {
-        (May(Needs::Changing), Client::Remote(place)) => {
+        (May(Needs::Changing), ApiClient::Remote(place)) => {
             place.keep();
             None
         }
@@ -281,13 +286,13 @@ fn crowded() -> Refusal {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct May(pub(super) Needs);
 
-fn judge(api: &Api, client: &Client, request: &Request) -> Result<May, Refusal> {
+fn judge(api: &Api, client: &ApiClient, request: &Request) -> Result<May, Refusal> {
     let needs = operation(request.method().as_str(), request.uri().path()).map_or(Needs::Nothing, |operation| operation.needs);
     let refuse = |status, title, detail: &str| Err(Refusal(Problem::new(status, title, detail)));
     let may = match (client, &api.keys) {
-        (Client::Local { may_change, .. }, _) => Some(if *may_change { Needs::Changing } else { Needs::Reading }),
-        (Client::Remote(_), None) => None,
-        (Client::Remote(place), Some(keys)) => {
+        (ApiClient::Local { may_change, .. }, _) => Some(if *may_change { Needs::Changing } else { Needs::Reading }),
+        (ApiClient::Remote(_), None) => None,
+        (ApiClient::Remote(place), Some(keys)) => {
             of_this_site(keys, request)?;
             keys.of(request.headers(), place.origin().into())
         }
@@ -295,7 +300,7 @@ fn judge(api: &Api, client: &Client, request: &Request) -> Result<May, Refusal> 
     match may {
         _ if needs == Needs::Nothing => Ok(May(may.unwrap_or(Needs::Nothing))),
         Some(may) if may >= needs => Ok(May(may)),
-        Some(_) if matches!(client, Client::Remote(_)) => {
+        Some(_) if matches!(client, ApiClient::Remote(_)) => {
             refuse(403, "Not allowed", "the read-only token changes nothing: use the full one")
         }
         Some(_) => {

@@ -17,7 +17,7 @@ use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::access::Client;
+use super::access::ApiClient;
 use crate::access::{Origin, Place};
 
 /// The most connections at a time; further ones wait in the kernel's queue.
@@ -70,7 +70,7 @@ impl Listener for Connections {
             // The semaphore is never closed.
             let free = self.free.clone().acquire_owned().await.ok();
             let (stream, address) = Listener::accept(&mut self.listener).await;
-            let client = Client::of(&stream, self.own);
+            let client = ApiClient::of(&stream, self.own);
             let mut connection = Connection::of(stream, client.clone(), self.patience);
             connection._free = free;
             if !client.may_change() {
@@ -90,7 +90,7 @@ impl Listener for Connections {
 /// One client's connection.
 pub(super) struct Connection<S> {
     stream: S,
-    client: Client,
+    client: ApiClient,
     patience: Patience,
     silence: Pin<Box<Sleep>>,
     /// Since when a request comes in, or waits for its answer.
@@ -103,7 +103,7 @@ pub(super) struct Connection<S> {
 
 impl<S> Connection<S> {
     /// A connection that ends when its client makes it wait for too long.
-    pub(super) fn of(stream: S, client: Client, patience: Patience) -> Self {
+    pub(super) fn of(stream: S, client: ApiClient, patience: Patience) -> Self {
         let silence = Box::pin(sleep(patience.idle));
         Self { stream, client, patience, silence, asked: None, ended: None, is_over: false, _free: None, _place: None }
     }
@@ -114,7 +114,7 @@ impl<S> Connection<S> {
     }
 
     /// Who is at the other end.
-    pub(super) fn client(&self) -> Client {
+    pub(super) fn client(&self) -> ApiClient {
         self.client.clone()
     }
 

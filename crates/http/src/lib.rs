@@ -41,7 +41,7 @@ pub mod profile_service;
 mod routes;
 mod tcp;
 
-use access::{Client, Keys, Origin};
+use access::{ApiClient, Keys, Origin};
 use connections::Connections;
 pub use flows::FlowList;
 pub use live::{Feed, First, Spreader, Update};
@@ -159,7 +159,7 @@ impl Server {
         let Self { listener, file } = self;
         listener.set_nonblocking(true)?;
         let connections = Connections::of(tokio::net::UnixListener::from_std(listener)?, own_user());
-        let service = routes::router(api).into_make_service_with_connect_info::<Client>();
+        let service = routes::router(api).into_make_service_with_connect_info::<ApiClient>();
         let served = axum::serve(connections, service).with_graceful_shutdown(end).await;
         drop(file);
         served
@@ -223,7 +223,7 @@ impl Ui {
     /// Answers clients until `end` comes to pass. Call within a tokio runtime.
     pub async fn serve(self, api: Api, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let api = api.with(&self);
-        let service = routes::router(api).into_make_service_with_connect_info::<Client>();
+        let service = routes::router(api).into_make_service_with_connect_info::<ApiClient>();
         axum::serve(self.door.enter()?, service).with_graceful_shutdown(end).await
     }
 }

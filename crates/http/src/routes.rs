@@ -15,7 +15,7 @@ use braid_api::{
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
-use super::access::{Client, May, guard};
+use super::access::{ApiClient, May, guard};
 use super::connections::Connections;
 use super::tcp::Entrance;
 use super::{Answer, Api, PATIENCE, Refusal, Request, metrics, pages};
@@ -30,13 +30,13 @@ type Reply<T> = Result<Json<Versioned<T>>, Refusal>;
 type Body<T> = Result<Json<T>, JsonRejection>;
 type Asked<T> = Result<Query<T>, QueryRejection>;
 
-impl Connected<IncomingStream<'_, Connections>> for Client {
+impl Connected<IncomingStream<'_, Connections>> for ApiClient {
     fn connect_info(stream: IncomingStream<'_, Connections>) -> Self {
         stream.io().client()
     }
 }
 
-impl Connected<IncomingStream<'_, Entrance>> for Client {
+impl Connected<IncomingStream<'_, Entrance>> for ApiClient {
     fn connect_info(stream: IncomingStream<'_, Entrance>) -> Self {
         stream.io().client()
     }
@@ -136,7 +136,7 @@ async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
 async fn events(
     State(api): Core,
     Extension(May(may)): Extension<May>,
-    ConnectInfo(client): ConnectInfo<Client>,
+    ConnectInfo(client): ConnectInfo<ApiClient>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.trim().parse().ok());
@@ -239,7 +239,7 @@ async fn who(Extension(May(needs)): Extension<May>) -> Json<Versioned<Session>> 
 }
 
 /// A token becomes a cookie, which scripts cannot read.
-async fn session(State(api): Core, ConnectInfo(client): ConnectInfo<Client>, body: Body<SessionRequest>) -> Result<Response, Refusal> {
+async fn session(State(api): Core, ConnectInfo(client): ConnectInfo<ApiClient>, body: Body<SessionRequest>) -> Result<Response, Refusal> {
     let request = said(body)?;
     let Some(keys) = &api.keys else {
         return Err(Refusal(Problem::new(409, "No tokens", "the daemon was started without --ui: it knows no tokens")));
@@ -253,7 +253,7 @@ async fn session(State(api): Core, ConnectInfo(client): ConnectInfo<Client>, bod
 async fn ui(
     State(api): Core,
     Extension(May(needs)): Extension<May>,
-    ConnectInfo(client): ConnectInfo<Client>,
+    ConnectInfo(client): ConnectInfo<ApiClient>,
     body: Result<Bytes, BytesRejection>,
 ) -> Reply<UiAddress> {
     let body = body.map_err(|error| if error.status().as_u16() == 413 { too_much() } else { not_understood(&error.body_text()) })?;
@@ -265,7 +265,7 @@ async fn ui(
         return Err(Refusal(Problem::new(409, "No page", detail)));
     };
     let user = match client {
-        Client::Local { user, .. } if here => Some(user),
+        ApiClient::Local { user, .. } if here => Some(user),
         _ => None,
     };
     let ticket = keys.ticket(needs, user).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;

@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::access::Client;
+use super::access::ApiClient;
 use super::connections::{Connection, Patience};
 use crate::access::Origin;
 
@@ -198,7 +198,7 @@ async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: m
                 }
             };
             let place = Arc::new(place);
-            let connection = Connection::of(stream, Client::Remote(place.clone()), Patience::default());
+            let connection = Connection::of(stream, ApiClient::Remote(place.clone()), Patience::default());
             let _ = clients.send(connection.at(place, ended)).await;
         });
     }

@@ -39,7 +39,7 @@ pub struct ClientId(i64);
 
 /// A client of the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Client {
+pub struct RegisteredClient {
     /// Its number.
     pub id: ClientId,
     /// Its key.
@@ -206,7 +206,13 @@ impl Registry {
     ///
     /// Who redeems twice with the same key is told what they were told before, so a lost answer may be asked for again. A client that is
     /// shut out comes back in by a new invitation, with its old limits where that sets no others.
-    pub fn redeem(&mut self, token: &Token, key: &PublicKey, wished: Option<&ClientName>, now: SystemTime) -> Result<Client, RedeemError> {
+    pub fn redeem(
+        &mut self,
+        token: &Token,
+        key: &PublicKey,
+        wished: Option<&ClientName>,
+        now: SystemTime,
+    ) -> Result<RegisteredClient, RedeemError> {
         let now = seconds(now);
         self.change(|transaction| {
             let found = transaction
@@ -253,17 +259,17 @@ impl Registry {
     }
 
     /// The client with this key, also one that is shut out.
-    pub fn lookup(&self, key: &PublicKey) -> Result<Option<Client>, RegistryError> {
+    pub fn lookup(&self, key: &PublicKey) -> Result<Option<RegisteredClient>, RegistryError> {
         self.read(|connection| select(connection, "WHERE key = ?1", params![key.as_bytes()])).map(|mut found| found.pop())
     }
 
     /// All clients, by name.
-    pub fn clients(&self) -> Result<Vec<Client>, RegistryError> {
+    pub fn clients(&self) -> Result<Vec<RegisteredClient>, RegistryError> {
         self.read(|connection| select(connection, "ORDER BY name", []))
     }
 
     /// The client that a person means by its name, its key, or eight characters or more of the key's beginning.
-    pub fn find(&self, text: &str) -> Result<Client, FindError> {
+    pub fn find(&self, text: &str) -> Result<RegisteredClient, FindError> {
         if let Some(client) = self.read(|connection| select(connection, "WHERE name = ?1", [text]))?.pop() {
             return Ok(client);
         }
@@ -340,16 +346,16 @@ impl Registry {
     }
 }
 
-fn select(connection: &Connection, which: &str, parameters: impl rusqlite::Params) -> rusqlite::Result<Vec<Client>> {
+fn select(connection: &Connection, which: &str, parameters: impl rusqlite::Params) -> rusqlite::Result<Vec<RegisteredClient>> {
     let columns = "SELECT id, key, name, joined, seen, revoked, rate_down, rate_up, flows, monthly FROM client";
     let mut statement = connection.prepare_cached(&format!("{columns} {which}"))?;
     statement.query_map(parameters, client_of)?.collect()
 }
 
-fn client_of(row: &Row<'_>) -> rusqlite::Result<Client> {
+fn client_of(row: &Row<'_>) -> rusqlite::Result<RegisteredClient> {
     let name: String = row.get(2)?;
     let rate = |bps: Option<i64>| bps.map(|bps| Rate::from_bps(bps.max(0) as u64));
-    Ok(Client {
+    Ok(RegisteredClient {
         id: ClientId(row.get(0)?),
         key: PublicKey::from(row.get::<_, [u8; 32]>(1)?),
         name: name.parse().map_err(|error| rusqlite::Error::FromSqlConversionFailure(2, rusqlite::types::Type::Text, Box::new(error)))?,

@@ -17,7 +17,7 @@ use braid_model::{Bytes as Amount, Rate};
 use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
 use braid_peer::keys::KeyPair;
 use braid_peer::limits::{Direction, Exceeded, Limits, Meter};
-use braid_peer::registry::{Client, Month, Registry};
+use braid_peer::registry::{Month, RegisteredClient, Registry};
 use braid_peer::tls::{self, Clients};
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
@@ -348,7 +348,7 @@ impl Relay {
         }
     }
 
-    fn account_of(&mut self, key: PublicKey, client: &Client, month: Month) -> Arc<Account> {
+    fn account_of(&mut self, key: PublicKey, client: &RegisteredClient, month: Month) -> Arc<Account> {
         let limits = self.granted(client.limits);
         if let Some(account) = self.accounts.get(&key) {
             // An invitation may have brought other limits.
@@ -403,7 +403,7 @@ impl Relay {
     }
 
     /// What a client is now.
-    fn on_client(&self, key: PublicKey, client: Option<Client>) {
+    fn on_client(&self, key: PublicKey, client: Option<RegisteredClient>) {
         let Some(account) = self.accounts.get(&key) else { return };
         match client.filter(|client| client.revoked.is_none()) {
             Some(client) => {

@@ -139,7 +139,7 @@ pub enum ClientMatcher {
 }
 
 impl ClientMatcher {
-    fn matches(&self, client: &Client<'_>) -> bool {
+    fn matches(&self, client: &ProxyClient<'_>) -> bool {
         match self {
             Self::Network(net) => net.contains(&client.address.to_canonical()),
             Self::User(name) => client.user == Some(name),
@@ -222,12 +222,12 @@ pub struct Subject<'a> {
     /// The program's user.
     pub user: Option<u32>,
     /// The client of the proxy that makes the flow for it.
-    pub client: Option<Client<'a>>,
+    pub client: Option<ProxyClient<'a>>,
 }
 
 /// A client of the proxy as rules see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Client<'a> {
+pub struct ProxyClient<'a> {
     /// Where it is.
     pub address: IpAddr,
     /// The name that it has shown the password of.
@@ -284,7 +284,7 @@ pub(super) mod tests {
         let rule = |client| AppMatcher { client: Some(client), ..AppMatcher::default() };
         let network = rule(ClientMatcher::Network("192.168.7.0/24".parse().unwrap()));
         let ann = rule(ClientMatcher::User("ann".into()));
-        let from = |address: &str, user| Subject { client: Some(Client { address: address.parse().unwrap(), user }), ..curl() };
+        let from = |address: &str, user| Subject { client: Some(ProxyClient { address: address.parse().unwrap(), user }), ..curl() };
         assert!(network.matches(&from("::ffff:192.168.7.9", None)) && !network.matches(&from("192.168.8.9", Some("ann"))));
         assert!(ann.matches(&from("192.168.8.9", Some("ann"))) && !ann.matches(&from("192.168.7.9", None)));
         assert!(!network.matches(&curl()) && !ann.matches(&curl()));

@@ -23,7 +23,7 @@ fn name(text: &str) -> ClientName {
     text.parse().unwrap()
 }
 
-fn join(registry: &mut Registry, text: &str) -> Client {
+fn join(registry: &mut Registry, text: &str) -> RegisteredClient {
     let token = registry.invite(Some(&name(text)), DAY, noon()).unwrap();
     registry.redeem(&token, &key(), None, noon()).unwrap()
 }

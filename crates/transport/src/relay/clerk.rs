@@ -8,7 +8,7 @@ use braid_bond::Hello;
 use braid_bond::host::{ConnectionId, refusals};
 use braid_model::Bytes as Amount;
 use braid_model::key::PublicKey;
-use braid_peer::registry::{Client, ClientId, Month, RedeemError, Registry};
+use braid_peer::registry::{ClientId, Month, RedeemError, RegisteredClient, Registry};
 use tokio::sync::{mpsc, oneshot};
 
 /// Orders that wait at most. Each is of a connection that has not been let in, of which there are no more, or one of two others.
@@ -43,7 +43,7 @@ enum Order {
 }
 
 /// Who an applicant is, and what it has used of its month; or a code of [`refusals`] and the reason.
-pub(super) type RegistryDecision = Result<(Client, Month), (u64, String)>;
+pub(super) type RegistryDecision = Result<(RegisteredClient, Month), (u64, String)>;
 
 /// What it says.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(super) enum Word {
     /// Whether an applicant may have a path.
     Judged(Applicant, Box<RegistryDecision>),
     /// Who the clients are now that were asked for; empty if nobody has changed anything.
-    Looked(Vec<(PublicKey, Option<Client>)>),
+    Looked(Vec<(PublicKey, Option<RegisteredClient>)>),
     /// Usage is written down, or kept for the next time.
     Written,
 }
@@ -169,7 +169,7 @@ fn judge(registry: &mut Registry, applicant: &Applicant) -> RegistryDecision {
 }
 
 /// What these clients are now, if others have changed the registry.
-fn look(registry: &mut Registry, clients: Vec<PublicKey>) -> Vec<(PublicKey, Option<Client>)> {
+fn look(registry: &mut Registry, clients: Vec<PublicKey>) -> Vec<(PublicKey, Option<RegisteredClient>)> {
     let failed = |error| tracing::error!(%error, "the registry cannot be read: who is known stays so");
     match registry.changed() {
         Ok(true) => {}
