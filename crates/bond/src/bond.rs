@@ -12,7 +12,7 @@ use braid_decide::midrr::{self, Flags, Midrr};
 use braid_model::{Bytes as Amount, Time};
 use bytes::Bytes;
 
-use crate::flow::Flow;
+use crate::flow::FlowState;
 use crate::path::{Path, PathState};
 
 use crate::report::{Event, FlowError, FlowView, PathView};
@@ -42,7 +42,7 @@ pub struct Bond {
     pub(crate) paths: BTreeMap<PathId, Path>,
     /// Which path has which slot of the scheduler.
     pub(crate) slots: Vec<Option<PathId>>,
-    pub(crate) flows: BTreeMap<FlowKey, Flow>,
+    pub(crate) flows: BTreeMap<FlowKey, FlowState>,
     pub(crate) scheduler: Midrr,
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
     /// When flows that are kept from slow paths may use them again: what is known of paths changes.
@@ -268,7 +268,7 @@ impl Bond {
     pub fn held(&self) -> Amount {
         let unread = self.received_total.saturating_sub(self.read_total);
         let remembered: usize = self.paths.values().map(|path| path.tracker.cost()).sum();
-        let flows: usize = self.flows.values().map(Flow::cost).sum();
+        let flows: usize = self.flows.values().map(FlowState::cost).sum();
         let kept = remembered + flows + self.control.len() * size_of::<Control>() + self.finished.cost();
         Amount::new(unread + self.held_total + (self.unread_messages + self.queued_messages + kept) as u64)
     }

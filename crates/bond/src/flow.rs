@@ -12,7 +12,7 @@ use crate::{FlowPolicy, Open};
 const INDEXED: usize = 512;
 
 #[derive(Debug)]
-pub(crate) struct Flow {
+pub(crate) struct FlowState {
     /// `None` at the server until the client's OPEN has come; chunks may come before it.
     pub(crate) open: Option<Open>,
     pub(crate) policy: FlowPolicy,
@@ -44,7 +44,7 @@ pub(crate) struct Flow {
     pub(crate) by_link: Vec<(u8, u64, u64)>,
 }
 
-impl Flow {
+impl FlowState {
     pub(crate) fn new(now: Time, open: Option<Open>, policy: FlowPolicy, window: u64, key: midrr::FlowKey) -> Self {
         Self {
             open,

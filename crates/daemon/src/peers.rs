@@ -25,7 +25,7 @@ use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_store::joined::{self, NotInvited, Stored};
 use braid_transport::client::{Client, Link, PathChange, State};
-use braid_transport::{Flow, Moved};
+use braid_transport::{BondFlow, Moved};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
@@ -151,7 +151,7 @@ struct Carried {
     started: Time,
     policy: FlowPolicy,
     protocol: &'static str,
-    flow: Flow,
+    flow: BondFlow,
     grounds: Option<Grounds>,
     /// What of its bytes was counted for its application, received and sent.
     counted: [Bytes; 2],

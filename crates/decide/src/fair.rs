@@ -45,12 +45,12 @@ pub struct Problem {
     /// C_j of each link.
     pub links: Vec<Rate>,
     /// The flows, all of them with something to send.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<FairFlow>,
 }
 
 /// One flow of a [`Problem`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Flow {
+pub struct FairFlow {
     /// φ_i, within [`WEIGHTS`].
     pub weight: f64,
     /// The links it may use (its row of Π), in any order; none means that it gets nothing.
@@ -122,7 +122,7 @@ impl Problem {
     }
 }
 
-impl Flow {
+impl FairFlow {
     /// A flow of this weight over these links that takes all it gets.
     pub fn backlogged(weight: f64, links: &[usize]) -> Self {
         Self { weight, links: links.to_vec(), demand: None }

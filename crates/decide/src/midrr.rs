@@ -194,7 +194,7 @@ pub struct Midrr {
     planes: usize,
     /// Whether a turn's credit is its link's alone, or any link's that serves the flow.
     own_turns: bool,
-    flows: Vec<Flow>,
+    flows: Vec<MidrrFlow>,
     vacant: Vec<u32>,
     /// By block and link: which of the block's flows are backlogged and may use the link.
     ready: Vec<u64>,
@@ -217,7 +217,7 @@ struct Ring {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Flow {
+struct MidrrFlow {
     generation: u32,
     present: bool,
     links: u64,
@@ -260,7 +260,7 @@ impl Midrr {
             None => self.grow(),
         };
         let flow = &mut self.flows[slot as usize];
-        *flow = Flow { generation: flow.generation, present: true, links: links.0, quantum, deficit: 0, head: None };
+        *flow = MidrrFlow { generation: flow.generation, present: true, links: links.0, quantum, deficit: 0, head: None };
         let generation = flow.generation;
         self.forget_turns(slot as usize);
         Ok(FlowKey { slot, generation })
@@ -480,11 +480,11 @@ impl Midrr {
                 ring.busy.resize((slot / BLOCK) / BLOCK + 1, 0);
             }
         }
-        self.flows.push(Flow::default());
+        self.flows.push(MidrrFlow::default());
         slot as u32
     }
 
-    fn flow(&mut self, key: FlowKey) -> Result<&mut Flow, MidrrError> {
+    fn flow(&mut self, key: FlowKey) -> Result<&mut MidrrFlow, MidrrError> {
         let found = self.flows.get_mut(key.slot as usize);
         found.filter(|flow| flow.present && flow.generation == key.generation).ok_or(MidrrError::UnknownFlow(key))
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::fair::guarantees::{self, LeakyBucket};
 use braid_decide::fair::pgps::{self, Packet};
-use braid_decide::fair::{Flow, Problem, clusters, is_max_min, proportional, solve};
+use braid_decide::fair::{FairFlow, Problem, clusters, is_max_min, proportional, solve};
 use braid_model::{Bytes, Rate, Time};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Variable};
 
@@ -41,7 +41,7 @@ impl Dice {
             }
             let weight =
                 if self.chance(50) { self.within(1, 10) as f64 } else { 1.0 + 9.0 * (self.next() >> 11) as f64 / (1_u64 << 53) as f64 };
-            let flow = Flow::backlogged(weight, &may);
+            let flow = FairFlow::backlogged(weight, &may);
             if self.chance(demands) { flow.with_demand(Rate::from_bps(self.within(10_000, 30_000_000))) } else { flow }
         });
         let flows = flows.collect();
@@ -187,7 +187,7 @@ fn large_and_uneven_instances_are_solved() {
             let mut may: Vec<usize> = (0..3).map(|_| dice.next() as usize % 32).collect();
             may.sort_unstable();
             may.dedup();
-            Flow::backlogged(dice.within(1, 1_000_000) as f64 / 1e3, &may)
+            FairFlow::backlogged(dice.within(1, 1_000_000) as f64 / 1e3, &may)
         };
         let problem = Problem { links, flows: (0..1_000).map(|_| flow(&mut dice)).collect() };
         let allocation = solve(&problem).expect("a valid problem");
@@ -243,7 +243,7 @@ fn admitted_flows_are_on_time() {
     let (mut admitted, mut closest) = (0, 0.0_f64);
     for _ in 0..60 {
         let problem = dice.problem(4, 6);
-        let bucket = |flow: &Flow, dice: &mut Dice| LeakyBucket {
+        let bucket = |flow: &FairFlow, dice: &mut Dice| LeakyBucket {
             burst: Bytes::new(dice.within(1_500, 60_000)),
             rate: Rate::from_bps(dice.within(100_000, 8_000_000)),
             links: flow.links.clone(),
@@ -251,7 +251,7 @@ fn admitted_flows_are_on_time() {
         let buckets: Vec<LeakyBucket> = problem.flows.iter().map(|flow| bucket(flow, &mut dice)).collect();
         let Ok(promises) = guarantees::admit(&problem.links, &buckets, Bytes::new(1_000_000)) else { continue };
         admitted += 1;
-        let flows = promises.iter().zip(&buckets).map(|(promise, bucket)| Flow::backlogged(promise.weight, &bucket.links)).collect();
+        let flows = promises.iter().zip(&buckets).map(|(promise, bucket)| FairFlow::backlogged(promise.weight, &bucket.links)).collect();
         let problem = Problem { links: problem.links, flows };
         let arrivals = conforming(&mut dice, &buckets, 1500, Duration::from_millis(300));
         let finishes = pgps::fluid(&problem, &arrivals).expect("valid arrivals");
@@ -274,7 +274,7 @@ fn packets_keep_to_the_bounds_without_preferences() {
         let fastest = [1, 2, 5, 20][dice.within(0, 3) as usize];
         let links: Vec<Rate> = (0..dice.within(2, 6)).map(|_| Rate::from_mbps(dice.within(1, fastest))).collect();
         let all: Vec<usize> = (0..links.len()).collect();
-        let flows = (0..dice.within(2, 8)).map(|_| Flow::backlogged(dice.within(1, 10) as f64, &all)).collect();
+        let flows = (0..dice.within(2, 8)).map(|_| FairFlow::backlogged(dice.within(1, 10) as f64, &all)).collect();
         let problem = Problem { links, flows };
         let mut arrivals = Vec::new();
         for flow in 0..problem.flows.len() {

@@ -10,7 +10,7 @@ use braid_decide::connection::LinkMask;
 use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Scheduler, admit};
 use braid_model::{LinkFacts, Role};
 use braid_transport::client::{Client, State};
-use braid_transport::{Flow, Opening, Unopened};
+use braid_transport::{BondFlow, Opening, Unopened};
 use tokio::net::{TcpStream, UdpSocket};
 
 use super::choice::{finish, own};
@@ -96,7 +96,7 @@ impl OwnFlows {
     }
 
     /// Asks the relay for a flow; `None`: there is none that can be reached and may carry it, or this bond has no more room.
-    fn begin(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Option<(&Client, Flow)> {
+    fn begin(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Option<(&Client, BondFlow)> {
         let only = ruling.rule.and_then(|rule| rule.relay.as_deref());
         let may = |(relay, client): &&(String, Client)| only.is_none_or(|only| only == relay) && client.is_up();
         let (_, client) = self.0.bond.get().filter(may)?;

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::socket::UdpLink;
 use flow::Slot;
-pub use flow::{Flow, FlowEnd, Moved};
+pub use flow::{BondFlow, FlowEnd, Moved};
 
 /// How long goodbyes may take that wait for their turn.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ pub enum Notice {
     /// A bond has ended, and why.
     Ended(BondId, String),
     /// A client opened a flow.
-    Incoming(Flow, Open),
+    Incoming(BondFlow, Open),
     /// A path's state changed.
     Path(BondId, PathId, braid_bond::PathState),
     /// A flow is over: bytes sent and received on each link.
@@ -166,14 +166,14 @@ impl Carrier {
     }
 
     /// Opens a flow of a bond; its first bytes may be written at once.
-    pub fn open(&self, bond: BondId, open: Open) -> Result<Flow, FlowError> {
+    pub fn open(&self, bond: BondId, open: Open) -> Result<BondFlow, FlowError> {
         let mut inner = self.lock();
         let time = inner.host.time(Instant::now());
         let key = inner.host.bond(bond).ok_or(FlowError::Server)?.open(time, open)?;
         let slot = Arc::new(Slot::default());
         inner.slots.insert((bond, key), slot.clone());
         self.pump(inner);
-        Ok(Flow::new(self.clone(), bond, key, slot))
+        Ok(BondFlow::new(self.clone(), bond, key, slot))
     }
 
     /// Waits until everybody has been told of the ends that there were, but not for long: with the last handle goes what has not been sent.
@@ -247,7 +247,7 @@ impl Carrier {
             HostEvent::Bond(bond, Event::Incoming { flow, open }) => {
                 let slot = Arc::new(Slot::default());
                 slots.insert((bond, flow), slot.clone());
-                Notice::Incoming(Flow::new(self.clone(), bond, flow, slot), open)
+                Notice::Incoming(BondFlow::new(self.clone(), bond, flow, slot), open)
             }
             HostEvent::Bond(bond, Event::Path { path, state }) => Notice::Path(bond, path, state),
             HostEvent::Bond(bond, Event::Closed { flow, by_link }) => {

@@ -18,7 +18,7 @@ use braid_peer::tls::{self, Expect};
 use noq_proto::crypto::rustls::QuicClientConfig;
 use tokio::sync::{broadcast, mpsc, watch};
 
-use crate::carrier::Flow;
+use crate::carrier::BondFlow;
 use crate::carrier::{Carrier, Notice};
 use crate::found::Found;
 use crate::relay::{RelayError, random};
@@ -160,7 +160,7 @@ impl Client {
     }
 
     /// Opens a flow.
-    pub fn open(&self, open: Open) -> Result<Flow, FlowError> {
+    pub fn open(&self, open: Open) -> Result<BondFlow, FlowError> {
         self.carrier.open(self.bond(), open)
     }
 

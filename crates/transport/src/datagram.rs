@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::net::UdpSocket;
 
-use crate::carrier::Flow;
+use crate::carrier::BondFlow;
 
 /// The longest datagram.
 const LONGEST: usize = 65_535;
@@ -17,7 +17,7 @@ const LONGEST: usize = 65_535;
 #[derive(Clone)]
 pub enum UdpExchange {
     /// Through a bond.
-    Bonded(Flow),
+    Bonded(BondFlow),
     /// By a socket of this process's own, which is connected to the destination.
     Direct(Arc<UdpSocket>),
 }

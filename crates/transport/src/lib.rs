@@ -1,6 +1,6 @@
 //! Bonds on real sockets: UDP below, TCP and UDP flows above.
 //!
-//! `braid_bond` decides and does no I/O; this crate gives it sockets, a clock and chance. [`Carrier`] drives a host's bonds, [`Flow`] is one
+//! `braid_bond` decides and does no I/O; this crate gives it sockets, a clock and chance. [`Carrier`] drives a host's bonds, [`BondFlow`] is one
 //! flow of a bond as a task uses it, [`relay`] serves clients, [`client`] keeps a bond to a relay over whatever links there are.
 
 #![forbid(unsafe_code)]
@@ -19,7 +19,7 @@ mod sources;
 mod splice;
 mod stream;
 
-pub use carrier::{Carrier, Flow, FlowEnd, Moved, Notice};
+pub use carrier::{BondFlow, Carrier, FlowEnd, Moved, Notice};
 pub use datagram::UdpExchange;
 pub use lasting::{copy_both, keep_alive};
 pub use opening::{Opening, Unopened};

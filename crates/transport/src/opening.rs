@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::codes;
 
-use crate::carrier::{Flow, FlowEnd};
+use crate::carrier::{BondFlow, FlowEnd};
 use crate::client::{Client, State};
 
 /// A flow waits this long for a peer that has sent nothing.
@@ -22,7 +22,7 @@ const FIRST_CODE: u64 = 0x1000;
 #[derive(Debug)]
 pub enum Opening {
     /// The peer has opened it.
-    Bonded(Flow),
+    Bonded(BondFlow),
     /// It goes as without a peer: the links may have a way there.
     Direct(Unopened),
     /// The destination says this, a Linux error number. The program is to see it.
@@ -77,7 +77,7 @@ impl Client {
     }
 
     /// Waits for the peer's word on a flow of this bond, which is up. A flow that was not opened is reset.
-    pub async fn opening(&self, flow: Flow) -> Opening {
+    pub async fn opening(&self, flow: BondFlow) -> Opening {
         let mut state = self.state();
         let opening = tokio::select! {
             // A program's connect would take as long, and nothing is lost if the peer is gone meanwhile.

@@ -33,7 +33,7 @@ use clerk::{Applicant, Clerk, Used, Word};
 use clock::Clock;
 
 use crate::account::Account;
-use crate::carrier::Flow;
+use crate::carrier::BondFlow;
 use crate::carrier::{Carrier, Notice};
 use crate::datagram;
 use crate::socket::{Binding, UdpLink};
@@ -366,7 +366,7 @@ impl Relay {
         Limits { flows: limits.flows.or(Some(self.client_flows)), ..limits }
     }
 
-    fn on_flow(&mut self, flow: Flow, open: Open) {
+    fn on_flow(&mut self, flow: BondFlow, open: Open) {
         let Some(Owner { account, .. }) = self.owners.get(&flow.bond()) else { return flow.reset(codes::BUSY) };
         if self.draining || self.flows() >= self.limit {
             return flow.answer(codes::BUSY);
@@ -464,7 +464,7 @@ impl Relay {
     }
 }
 
-async fn stream(flow: Flow, target: &Target, account: &Arc<Account>, policy: &Policy) {
+async fn stream(flow: BondFlow, target: &Target, account: &Arc<Account>, policy: &Policy) {
     let dialled = match address(target) {
         Some(address) => dial_tcp(&address, policy).await.map_err(|error| error.reason),
         None => Err(Reason::NameNotFound),
@@ -478,7 +478,7 @@ async fn stream(flow: Flow, target: &Target, account: &Arc<Account>, policy: &Po
     }
 }
 
-async fn messages(flow: Flow, target: &Target, account: &Arc<Account>, policy: &Policy) {
+async fn messages(flow: BondFlow, target: &Target, account: &Arc<Account>, policy: &Policy) {
     let socket = match udp(target, policy).await {
         Ok(socket) => socket,
         Err(code) => return flow.answer(code),

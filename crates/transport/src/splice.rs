@@ -13,19 +13,19 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::account::Account;
-use crate::carrier::{Flow, FlowEnd};
+use crate::carrier::{BondFlow, FlowEnd};
 use crate::lasting::{IDLE, Lull, copy_within, keep_alive};
 
 /// The most that is read at a time.
 const READ: usize = 64 << 10;
 
 /// Moves bytes both ways until both directions have ended. Returns how many went from `stream` to `flow`, and back.
-pub async fn splice(stream: TcpStream, flow: Flow) -> (u64, u64) {
+pub async fn splice(stream: TcpStream, flow: BondFlow) -> (u64, u64) {
     join(stream, flow, None).await
 }
 
 /// The same, at the pace that a client of a relay may have; from `stream` is what the client downloads.
-pub(crate) async fn splice_metered(stream: TcpStream, flow: Flow, account: &Account) -> (u64, u64) {
+pub(crate) async fn splice_metered(stream: TcpStream, flow: BondFlow, account: &Account) -> (u64, u64) {
     join(stream, flow, Some(account)).await
 }
 
@@ -47,7 +47,7 @@ async fn splice_within(mut one: TcpStream, mut other: TcpStream, idle: Duration)
     }
 }
 
-async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (u64, u64) {
+async fn join(mut stream: TcpStream, flow: BondFlow, account: Option<&Account>) -> (u64, u64) {
     // Braid decides what goes together; the system would wait for more.
     let _ = stream.set_nodelay(true);
     // Goes before the socket does.
@@ -73,7 +73,7 @@ async fn join(mut stream: TcpStream, flow: Flow, account: Option<&Account>) -> (
 /// What a direction has moved, and what moving ends.
 type Moved<'a> = (&'a mut u64, &'a Lull);
 
-async fn send(mut from: ReadHalf<'_>, flow: &Flow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
+async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
     loop {
         let room = flow.room().await?.min(READ);
         // One that waits has no buffer. What is wrong with the socket, reading it tells.
@@ -99,7 +99,7 @@ async fn send(mut from: ReadHalf<'_>, flow: &Flow, account: Option<&Account>, (c
     }
 }
 
-async fn pass(account: Option<&Account>, flow: &Flow, direction: Direction, amount: usize) -> Result<(), FlowEnd> {
+async fn pass(account: Option<&Account>, flow: &BondFlow, direction: Direction, amount: usize) -> Result<(), FlowEnd> {
     match account {
         Some(account) if !account.pass(direction, amount).await => {
             flow.reset(codes::QUOTA);
@@ -115,7 +115,7 @@ fn take(buffer: &mut BytesMut) -> Bytes {
     if part.len() < READ / 4 * 3 { Bytes::copy_from_slice(&part) } else { part.freeze() }
 }
 
-async fn receive(mut to: WriteHalf<'_>, flow: &Flow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
+async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
     loop {
         // What nobody takes stays in the bond, which counts it and gives no credit for it.
         let _ = to.writable().await;

@@ -10,19 +10,19 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::carrier::{Flow, FlowEnd};
+use crate::carrier::{BondFlow, FlowEnd};
 use crate::lasting::keep_alive;
 
 /// A flow that is open. Its shutdown finishes it; dropped before, it is reset. A reset shows as the error that `read` or `write` would have
 /// given at the far end.
 pub struct FlowStream {
-    flow: Flow,
+    flow: BondFlow,
     unread: Bytes,
 }
 
 impl FlowStream {
     /// The flow, to be used by nobody else.
-    pub fn new(flow: Flow) -> Self {
+    pub fn new(flow: BondFlow) -> Self {
         Self { flow, unread: Bytes::new() }
     }
 }

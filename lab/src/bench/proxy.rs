@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use braid_decide::fair::{Flow, Problem, solve};
+use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_model::{Bytes, Direction, Rate};
 use serde_json::json;
 
@@ -350,7 +350,7 @@ fn rate(arrivals: &Arrivals, from: Duration, to: Duration) -> f64 {
 
 /// Rates that are exactly fair in a phase, of the flows that it has.
 fn exact(sharing: &Sharing, (_, rates, ended): &Phase) -> Result<Vec<f64>> {
-    let flows = sharing.flows[*ended..].iter().map(|(_, weight, links)| Flow::backlogged(*weight, links)).collect();
+    let flows = sharing.flows[*ended..].iter().map(|(_, weight, links)| FairFlow::backlogged(*weight, links)).collect();
     let links = rates.iter().map(|rate| Rate::from_bps((*rate as f64 * 1e6 * PAYLOAD) as u64)).collect();
     Ok(solve(&Problem { links, flows })?.rates_bps)
 }

@@ -4,7 +4,7 @@ use braid_model::Time;
 use bytes::Bytes;
 
 use super::{Bond, codes};
-use crate::flow::Flow;
+use crate::flow::FlowState;
 use crate::path::PathState;
 use crate::report::{BondError, Event};
 use crate::tracker::{Acked, Control, Item};
@@ -245,7 +245,7 @@ impl Bond {
         link: u8,
         id: FlowKey,
         size: usize,
-        insert: impl FnOnce(&mut Flow) -> bool,
+        insert: impl FnOnce(&mut FlowState) -> bool,
     ) -> Result<(), BondError> {
         let full = self.unread_messages + size > self.messages_limit();
         if self.known(now, id)?

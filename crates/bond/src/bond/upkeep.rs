@@ -7,7 +7,7 @@ use braid_model::{Bytes as Amount, Time};
 
 use super::choice::Chooser;
 use super::{Bond, INITIAL_WINDOW, QUANTUM, amounts};
-use crate::flow::Flow;
+use crate::flow::FlowState;
 use crate::path::{Extra, PathState};
 use crate::report::Event;
 use crate::tracker::{Control, Item};
@@ -92,12 +92,12 @@ impl Bond {
             Err(_) => unreachable!("weights from 0.05 are allowed with this quantum"),
         };
         self.keys.insert(key, id);
-        self.flows.insert(id, Flow::new(now, open, policy, INITIAL_WINDOW, key));
+        self.flows.insert(id, FlowState::new(now, open, policy, INITIAL_WINDOW, key));
         self.apply_policy(id);
     }
 
     /// Slots of the paths a flow may use now.
-    fn slots_of(&self, flow: &Flow) -> LinkSet {
+    fn slots_of(&self, flow: &FlowState) -> LinkSet {
         let links = flow.policy.links;
         let all = self.paths.values().filter(|path| links >> path.link & 1 == 1).fold(0, |set, path| set | 1u64 << path.slot);
         LinkSet(all & !flow.held)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_bond::{Carrier, FlowPolicy, PathId, Scheduling};
-use braid_decide::fair::{Flow, Problem, solve};
+use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_model::Rate;
 use braid_netem::Random;
 use bytes::Bytes;
@@ -298,8 +298,10 @@ pub fn fair(seed: u64) -> Vec<Vec<(f64, f64)>> {
         if phase == 0 {
             links = (0..2).map(|link| Rate::from_bps((0..3).map(|flow| rate(flow, link)).sum::<f64>() as u64)).collect();
         }
-        let problem =
-            Problem { links: links.clone(), flows: (phase..3).map(|flow| Flow::backlogged([1.0, 2.0, 1.0][flow], may[flow])).collect() };
+        let problem = Problem {
+            links: links.clone(),
+            flows: (phase..3).map(|flow| FairFlow::backlogged([1.0, 2.0, 1.0][flow], may[flow])).collect(),
+        };
         let exact = solve(&problem).expect("a proper problem").rates_bps;
         // Eight bits to a byte, in eight seconds.
         phases.push((phase..3).map(|flow| ((rate(flow, 0) + rate(flow, 1)) / 1e6, exact[flow - phase] / 1e6)).collect());

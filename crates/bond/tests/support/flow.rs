@@ -73,7 +73,7 @@ pub(super) struct End {
 }
 
 /// A sender, its receiver, and what arrived there.
-pub(crate) struct Flow {
+pub(crate) struct SimFlow {
     pub(super) sender: End,
     pub(super) receiver: End,
     /// What it has to send from now on.
@@ -89,13 +89,13 @@ pub(crate) struct Flow {
     received: Vec<u64>,
 }
 
-/// How long one entry of `Flow::received` lasts.
+/// How long one entry of `SimFlow::received` lasts.
 const BIN: u64 = 10_000_000;
 
 /// What an application writes at once.
 static ZEROES: [u8; 16_384] = [0; 16_384];
 
-impl Flow {
+impl SimFlow {
     pub(super) fn new(controllers: &Controllers, source: Source, start: Time, seed: u64) -> Self {
         let (client, server) = tls::ends();
         let mut transport = TransportConfig::default();

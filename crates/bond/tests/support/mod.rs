@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use braid_model::{Bytes, Rate, Time};
 use braid_netem::{Link, Packet, Profile, PushOutcome, RateSource};
 
-pub(crate) use flow::{Controllers, Flow, Source};
+pub(crate) use flow::{Controllers, SimFlow, Source};
 #[allow(unused_imports, reason = "tests and examples use different parts")]
 pub(crate) use traces::cellular;
 
@@ -46,7 +46,7 @@ pub(crate) struct World {
     /// Acknowledgements wait until the next multiple of this, as behind a radio that grants the uplink now and then.
     pub(crate) hold: Duration,
     held: VecDeque<(Time, Parcel)>,
-    flows: Vec<Flow>,
+    flows: Vec<SimFlow>,
     waits: Vec<Wait>,
     offered: BTreeMap<usize, (u64, u64)>,
 }
@@ -82,12 +82,12 @@ impl World {
     /// A flow that begins at `start`; gives its number.
     pub(crate) fn add(&mut self, controllers: &Controllers, source: Source, start: Time) -> usize {
         let number = self.flows.len();
-        self.flows.push(Flow::new(controllers, source, start, self.seed.wrapping_add(number as u64)));
+        self.flows.push(SimFlow::new(controllers, source, start, self.seed.wrapping_add(number as u64)));
         number
     }
 
     /// The flow with this number.
-    pub(crate) fn flow(&mut self, number: usize) -> &mut Flow {
+    pub(crate) fn flow(&mut self, number: usize) -> &mut SimFlow {
         &mut self.flows[number]
     }
 

@@ -15,7 +15,7 @@ use braid_model::key::PublicKey;
 use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::{Client, State};
-use braid_transport::{Flow, Opening, UdpExchange, Unopened, splice, splice_connections};
+use braid_transport::{BondFlow, Opening, UdpExchange, Unopened, splice, splice_connections};
 use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc};
@@ -106,7 +106,7 @@ impl Exchanges {
 
 /// A flow that was opened, and what its bond is.
 struct Opened {
-    flow: Flow,
+    flow: BondFlow,
     /// To be let go of soon: the last one who holds it holds the bond.
     client: Client,
     /// Who is at its other end, and hears what became of it.

@@ -242,10 +242,10 @@ impl<'a> View<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fair::{Flow, solve};
+    use crate::fair::{FairFlow, solve};
     use braid_model::Rate;
 
-    fn problem(flows: &[Flow]) -> Problem {
+    fn problem(flows: &[FairFlow]) -> Problem {
         Problem { links: vec![Rate::from_bps(10); 2], flows: flows.to_vec() }
     }
 
@@ -259,7 +259,7 @@ mod tests {
     /// Weighted fair queueing on each link apart, figure 3.1(c): flow a has 1.5, flow b 0.5.
     #[test]
     fn fair_queueing_link_by_link_is_not_fair() {
-        let problem = problem(&[Flow::backlogged(1.0, &[0, 1]), Flow::backlogged(1.0, &[1])]);
+        let problem = problem(&[FairFlow::backlogged(1.0, &[0, 1]), FairFlow::backlogged(1.0, &[1])]);
         let judge = |split: &[[f64; 2]]| is_max_min(&problem, &allocation(split), 1e-9);
         assert_eq!(judge(&[[10.0, 5.0], [0.0, 5.0]]), Err(Violation::UnequalOnLink { link: 1, more: 0, less: 1 }));
         assert_eq!(judge(&[[10.0, 0.0], [0.0, 10.0]]), Ok(()));
@@ -274,8 +274,8 @@ mod tests {
     /// Where Theorem 4 as it is printed says yes and the allocation is not max-min fair.
     #[test]
     fn a_sated_flow_in_the_middle_defeats_the_two_conditions() {
-        let middle = Flow::backlogged(1.0, &[0, 1]).with_demand(Rate::from_bps(2));
-        let problem = problem(&[Flow::backlogged(1.0, &[0]), middle, Flow::backlogged(1.0, &[1])]);
+        let middle = FairFlow::backlogged(1.0, &[0, 1]).with_demand(Rate::from_bps(2));
+        let problem = problem(&[FairFlow::backlogged(1.0, &[0]), middle, FairFlow::backlogged(1.0, &[1])]);
         let unfair = allocation(&[[8.0, 0.0], [2.0, 0.0], [0.0, 10.0]]);
         let view = View::new(&problem, &unfair, 1e-9);
         assert_eq!((view.conserves_work(), view.links_are_fair()), (Ok(()), Ok(())));
@@ -288,8 +288,8 @@ mod tests {
     /// Every willing flow of the idle link is sated, and yet a flow elsewhere could have what it wants.
     #[test]
     fn an_idle_link_behind_a_sated_flow_is_found() {
-        let middle = Flow::backlogged(1.0, &[0, 1]).with_demand(Rate::from_bps(2));
-        let problem = problem(&[Flow::backlogged(1.0, &[0]), middle]);
+        let middle = FairFlow::backlogged(1.0, &[0, 1]).with_demand(Rate::from_bps(2));
+        let problem = problem(&[FairFlow::backlogged(1.0, &[0]), middle]);
         let judged = is_max_min(&problem, &allocation(&[[8.0, 0.0], [2.0, 0.0]]), 1e-9);
         assert_eq!(judged, Err(Violation::Chain { less: 0, link: 1 }));
     }
@@ -297,8 +297,8 @@ mod tests {
     /// The first sated flow can move aside only if the second does, to the idle link 2.
     #[test]
     fn two_sated_flows_in_a_row_are_seen_through() {
-        let small = |links: &[usize]| Flow::backlogged(1.0, links).with_demand(Rate::from_bps(2));
-        let flows = vec![Flow::backlogged(1.0, &[0]), small(&[0, 1]), small(&[1, 2])];
+        let small = |links: &[usize]| FairFlow::backlogged(1.0, links).with_demand(Rate::from_bps(2));
+        let flows = vec![FairFlow::backlogged(1.0, &[0]), small(&[0, 1]), small(&[1, 2])];
         let problem = Problem { links: [10, 2, 2].map(Rate::from_bps).to_vec(), flows };
         let split_bps = vec![vec![8.0, 0.0, 0.0], vec![2.0, 0.0, 0.0], vec![0.0, 2.0, 0.0]];
         let unfair = Allocation { rates_bps: vec![8.0, 2.0, 2.0], split_bps };

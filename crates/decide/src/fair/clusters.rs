@@ -180,10 +180,10 @@ impl Parts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fair::{Flow, solve};
+    use crate::fair::{FairFlow, solve};
     use braid_model::Rate;
 
-    fn solved(links: &[u64], flows: Vec<Flow>) -> (Problem, Allocation) {
+    fn solved(links: &[u64], flows: Vec<FairFlow>) -> (Problem, Allocation) {
         let problem = Problem { links: links.iter().map(|&mbps| Rate::from_mbps(mbps)).collect(), flows };
         let allocation = solve(&problem).expect("a valid problem");
         (problem, allocation)
@@ -198,7 +198,7 @@ mod tests {
     /// Figure 4.5(b): flow a's cluster has 3 Mb/s, that of flows b and c 3.33 Mb/s; later all that is left is one cluster.
     #[test]
     fn figure_4_5_b() {
-        let (a, b, c) = (Flow::backlogged(1.0, &[0]), Flow::backlogged(2.0, &[0, 1]), Flow::backlogged(1.0, &[1]));
+        let (a, b, c) = (FairFlow::backlogged(1.0, &[0]), FairFlow::backlogged(2.0, &[0, 1]), FairFlow::backlogged(1.0, &[1]));
         let (problem, allocation) = solved(&[3, 10], vec![a, b.clone(), c.clone()]);
         assert_eq!(described(&problem, &allocation), [(vec![0], vec![0], 3.0), (vec![1, 2], vec![1], 3.33)]);
         let (problem, allocation) = solved(&[3, 10], vec![b, c]);
@@ -208,7 +208,7 @@ mod tests {
     /// Figure 3.1(c): each flow could have a link of its own, but the two are one pool.
     #[test]
     fn equal_neighbours_are_one_cluster() {
-        let (problem, mut allocation) = solved(&[1, 1], vec![Flow::backlogged(1.0, &[0, 1]), Flow::backlogged(1.0, &[1])]);
+        let (problem, mut allocation) = solved(&[1, 1], vec![FairFlow::backlogged(1.0, &[0, 1]), FairFlow::backlogged(1.0, &[1])]);
         assert_eq!(described(&problem, &allocation), [(vec![0, 1], vec![0, 1], 1.0)]);
         for (rate_bps, count) in [(1e6 * (1.0 - 1e-12), 1), (0.5e6, 2)] {
             (allocation.rates_bps[1], allocation.split_bps[1][1]) = (rate_bps, rate_bps);
@@ -218,15 +218,15 @@ mod tests {
 
     #[test]
     fn the_sated_the_starved_and_the_idle() {
-        let small = Flow::backlogged(1.0, &[0]).with_demand(Rate::from_mbps(2));
-        let flows = vec![Flow::backlogged(1.0, &[]), small, Flow::backlogged(2.0, &[0])];
+        let small = FairFlow::backlogged(1.0, &[0]).with_demand(Rate::from_mbps(2));
+        let flows = vec![FairFlow::backlogged(1.0, &[]), small, FairFlow::backlogged(2.0, &[0])];
         let (problem, allocation) = solved(&[10, 7], flows);
         assert_eq!(described(&problem, &allocation), [(vec![0], vec![], 0.0), (vec![1, 2], vec![0], 4.0)]);
     }
 
     #[test]
     fn wrong_clusters_are_told_apart() {
-        let flows = vec![Flow::backlogged(1.0, &[0]), Flow::backlogged(2.0, &[0, 1]), Flow::backlogged(1.0, &[1])];
+        let flows = vec![FairFlow::backlogged(1.0, &[0]), FairFlow::backlogged(2.0, &[0, 1]), FairFlow::backlogged(1.0, &[1])];
         let (problem, allocation) = solved(&[3, 10], flows);
         let right = clusters(&problem, &allocation, 1e-9);
         let judge = |change: &dyn Fn(&mut Vec<Cluster>)| {
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_slow_flow_beside_a_fast_cluster_is_not_in_the_highest() {
-        let flows = vec![Flow::backlogged(1.0, &[0, 1]), Flow::backlogged(1.0, &[1])];
+        let flows = vec![FairFlow::backlogged(1.0, &[0, 1]), FairFlow::backlogged(1.0, &[1])];
         let problem = Problem { links: vec![Rate::from_bps(1), Rate::from_bps(9)], flows };
         let allocation = Allocation { rates_bps: vec![1.0, 9.0], split_bps: vec![vec![1.0, 0.0], vec![0.0, 9.0]] };
         let found = clusters(&problem, &allocation, 1e-9);

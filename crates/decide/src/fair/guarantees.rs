@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use braid_model::{Bytes, Rate};
 
-use super::{Flow, Problem, ProblemError, clusters, solve};
+use super::{FairFlow, Problem, ProblemError, clusters, solve};
 
 /// Theorem 2: the least rate of flow i while it is backlogged, `g_i = φ_i / Σ_j φ_j * Σ_k C_k` over the flows j (itself too) that may
 /// use a link that i may use, and the links k of i; `None` if there is no such flow.
@@ -15,7 +15,7 @@ use super::{Flow, Problem, ProblemError, clusters, solve};
 /// has at most i's r/φ (Theorem 4), so i's links carry at most `r_i/φ_i * Σ_j φ_j`, and being work-conserving they carry all they can.
 pub fn rate_guarantee(problem: &Problem, flow: usize) -> Option<Rate> {
     let ours = problem.flows.get(flow)?;
-    let sharing = |other: &&Flow| other.links.iter().any(|link| ours.links.contains(link));
+    let sharing = |other: &&FairFlow| other.links.iter().any(|link| ours.links.contains(link));
     let weights: f64 = problem.flows.iter().filter(sharing).map(|other| other.weight).sum();
     let capacity: f64 = ours.links.iter().filter_map(|link| problem.links.get(*link)).map(|link| link.bps() as f64).sum();
     Some(if capacity > 0.0 { Rate::from_bps((capacity * (ours.weight / weights)) as u64) } else { Rate::ZERO })
@@ -29,7 +29,7 @@ pub fn rate_guarantee(problem: &Problem, flow: usize) -> Option<Rate> {
 /// # Errors
 /// [`ProblemError`] as in [`solve`].
 pub fn tight_rate_guarantees(problem: &Problem) -> Result<Vec<Rate>, ProblemError> {
-    let flows = problem.flows.iter().map(|flow| Flow { demand: None, ..flow.clone() }).collect();
+    let flows = problem.flows.iter().map(|flow| FairFlow { demand: None, ..flow.clone() }).collect();
     let allocation = solve(&Problem { links: problem.links.clone(), flows })?;
     Ok(allocation.rates_bps.iter().map(|bps| Rate::from_bps(*bps as u64)).collect())
 }
@@ -102,7 +102,7 @@ pub fn admit(links: &[Rate], flows: &[LeakyBucket], buffer: Bytes) -> Result<Vec
     if bursts > buffer {
         return Err(Refusal::Buffer { bursts, buffer });
     }
-    let weigh = |flow: &LeakyBucket| Flow::backlogged(flow.rate.bps().max(1) as f64, &flow.links);
+    let weigh = |flow: &LeakyBucket| FairFlow::backlogged(flow.rate.bps().max(1) as f64, &flow.links);
     let problem = Problem { links: links.to_vec(), flows: flows.iter().map(weigh).collect() };
     let allocation = solve(&problem)?;
     let mut admitted = Vec::with_capacity(flows.len());
@@ -213,7 +213,7 @@ mod tests {
     /// 3.4.1's example on figure 3.2: φ_a = 0.2 and φ_a + φ_b = 1, where only flow b shares links with a.
     #[test]
     fn theorem_2_gives_a_fifth() {
-        let flows = vec![Flow::backlogged(0.2, &[0]), Flow::backlogged(0.8, &[0, 1]), Flow::backlogged(0.1, &[1])];
+        let flows = vec![FairFlow::backlogged(0.2, &[0]), FairFlow::backlogged(0.8, &[0, 1]), FairFlow::backlogged(0.1, &[1])];
         let problem = Problem { links: mbps(&[10, 20]), flows };
         assert_eq!(rate_guarantee(&problem, 0), Some(Rate::from_mbps(2)));
         assert_eq!(rate_guarantee(&problem, 1), Some(Rate::from_bps(21_818_181)));

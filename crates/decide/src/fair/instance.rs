@@ -15,7 +15,7 @@ use std::time::Duration;
 use braid_model::{Bytes, Rate};
 use serde::{Deserialize, Serialize};
 
-use super::{Allocation, Cluster, Flow, Problem};
+use super::{Allocation, Cluster, FairFlow, Problem};
 use crate::instance::{InstanceError, parse};
 
 /// The most links an instance may have: a packet scheduler keeps them in one word.
@@ -102,7 +102,7 @@ impl Instance {
 
     /// The same without names.
     pub fn problem(&self) -> Problem {
-        let flow = |flow: &NamedFlow| Flow { weight: flow.weight, links: flow.links.clone(), demand: flow.demand };
+        let flow = |flow: &NamedFlow| FairFlow { weight: flow.weight, links: flow.links.clone(), demand: flow.demand };
         Problem { links: self.links.iter().map(|link| link.capacity).collect(), flows: self.flows.iter().map(flow).collect() }
     }
 

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use braid_model::{Bytes, Time};
 
-use super::{Flow, Problem, ProblemError, solve};
+use super::{FairFlow, Problem, ProblemError, solve};
 
 /// A packet that arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +118,7 @@ fn rates<'a>(
 ) -> Result<&'a [f64], ProblemError> {
     let backlogged: Vec<usize> = (0..queues.len()).filter(|flow| !queues[*flow].is_empty()).collect();
     if !known.contains_key(&backlogged) {
-        let flows: Vec<Flow> = backlogged.iter().map(|flow| problem.flows[*flow].clone()).collect();
+        let flows: Vec<FairFlow> = backlogged.iter().map(|flow| problem.flows[*flow].clone()).collect();
         let solved = solve(&Problem { links: problem.links.clone(), flows })?;
         let mut rates = vec![0.0; queues.len()];
         backlogged.iter().zip(solved.rates_bps).for_each(|(flow, rate)| rates[*flow] = rate);
@@ -198,7 +198,7 @@ mod tests {
     const LONG: Bytes = Bytes::new(1500);
 
     fn problem(links: usize, flows: &[&[usize]]) -> Problem {
-        Problem { links: vec![Rate::from_mbps(1); links], flows: flows.iter().map(|links| Flow::backlogged(1.0, links)).collect() }
+        Problem { links: vec![Rate::from_mbps(1); links], flows: flows.iter().map(|links| FairFlow::backlogged(1.0, links)).collect() }
     }
 
     fn at(micros: u64, flow: usize, size: u64) -> Packet {
@@ -260,9 +260,9 @@ mod tests {
     fn counterexample_to_the_bounds() {
         let flows: u64 = 10;
         let mut problem = problem(2, &[[0].as_slice(); 10]);
-        problem.flows.push(Flow::backlogged(1.0, &[0, 1]));
-        problem.flows.push(Flow::backlogged(1e-3, &[1]));
-        problem.flows.push(Flow::backlogged(1e-3, &[0]));
+        problem.flows.push(FairFlow::backlogged(1.0, &[0, 1]));
+        problem.flows.push(FairFlow::backlogged(1e-3, &[1]));
+        problem.flows.push(FairFlow::backlogged(1e-3, &[0]));
         let mut arrivals: Vec<Packet> = (0..flows).map(|flow| at(0, flow as usize, if flow == 0 { 1400 } else { 1500 })).collect();
         arrivals.extend((0..20).flat_map(|_| [at(0, 11, 1500), at(0, 12, 1500)]));
         // Link 1 is free at 11.2 ms, 23.2 ms, ..., link 2 at 12 ms, 24 ms, ...

@@ -85,7 +85,7 @@ fn greedy(problem: &Problem, order: &[usize]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fair::{Flow, solve};
+    use crate::fair::{FairFlow, solve};
     use braid_model::Rate;
 
     /// The proportionally fair rates by proportional response: flows bid their weights for links, prices clear, bids follow returns.
@@ -111,7 +111,7 @@ mod tests {
     fn problem(mbps: &[u64], flows: &[(f64, &[usize])]) -> Problem {
         Problem {
             links: mbps.iter().map(|&mbps| Rate::from_mbps(mbps)).collect(),
-            flows: flows.iter().map(|(weight, links)| Flow::backlogged(*weight, links)).collect(),
+            flows: flows.iter().map(|(weight, links)| FairFlow::backlogged(*weight, links)).collect(),
         }
     }
 
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn what_cannot_be_served_is_left_out() {
         let mut some = problem(&[3], &[(1.0, &[0]), (1.0, &[])]);
-        some.flows.push(Flow::backlogged(1.0, &[0]).with_demand(Rate::ZERO));
+        some.flows.push(FairFlow::backlogged(1.0, &[0]).with_demand(Rate::ZERO));
         assert!(gain(&some, &[3e6, 0.0, 0.0], 1).expect("a valid problem").abs() < 1e-9);
         assert_eq!(gain(&some, &[0.0, 0.0, 0.0], 1), Ok(f64::INFINITY));
     }

@@ -11,7 +11,7 @@
 //! that a link of 1 kbit/s beside one of 100 Gbit/s is cut as precisely as any. Targets are lowered by 1e-13 of themselves before
 //! the question is asked, so that rounding alone never cuts; a cut is missed only when the levels on its sides differ by less than that.
 
-use super::{Allocation, Flow, Problem, ProblemError, maxflow::Network};
+use super::{Allocation, FairFlow, Problem, ProblemError, maxflow::Network};
 
 /// Units of the maximum flow per bit/s, a power of two.
 const UNITS: f64 = (1_u64 << 50) as f64;
@@ -68,7 +68,7 @@ fn settle(problem: &Problem, part: &Part, allocation: &mut Allocation) -> Option
 }
 
 /// The λ at which the flows together take `capacity`; infinite if their demands are no more than that.
-pub(super) fn level<'a>(flows: impl Iterator<Item = &'a Flow>, capacity: f64) -> f64 {
+pub(super) fn level<'a>(flows: impl Iterator<Item = &'a FairFlow>, capacity: f64) -> f64 {
     let mut flows: Vec<_> = flows.map(|flow| (flow.demand_bps() / flow.weight, flow)).collect();
     flows.sort_by(|a, b| a.0.total_cmp(&b.0));
     // From the greatest level at which a flow is sated downwards: who is sated below it takes its demand.
@@ -88,7 +88,7 @@ pub(super) fn level<'a>(flows: impl Iterator<Item = &'a Flow>, capacity: f64) ->
 }
 
 /// min(D_i, λφ_i).
-fn wanted(flow: &Flow, level: f64) -> f64 {
+fn wanted(flow: &FairFlow, level: f64) -> f64 {
     flow.demand_bps().min(level * flow.weight)
 }
 
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use braid_model::Rate;
 
-    fn rates(links: &[u64], flows: &[Flow]) -> Vec<f64> {
+    fn rates(links: &[u64], flows: &[FairFlow]) -> Vec<f64> {
         let links = links.iter().map(|&mbps| Rate::from_mbps(mbps)).collect();
         let problem = Problem { links, flows: flows.to_vec() };
         let allocation = solve(&problem).expect("a valid problem");
@@ -175,8 +175,8 @@ mod tests {
         allocation.rates_bps.iter().map(|bps| (bps / 1e3).round() / 1e3).collect()
     }
 
-    fn free(weight: f64, links: &[usize]) -> Flow {
-        Flow::backlogged(weight, links)
+    fn free(weight: f64, links: &[usize]) -> FairFlow {
+        FairFlow::backlogged(weight, links)
     }
 
     /// Figure 3.1 and section 3.1: one link, two alike, and flow b kept to the second; then b with twice the weight.

@@ -8,14 +8,14 @@ pub(crate) struct Literal {
     /// The largest count: 1 for the service flag.
     most: u32,
     own_turns: bool,
-    flows: Vec<Option<Flow>>,
+    flows: Vec<Option<LiteralFlow>>,
     vacant: Vec<usize>,
     current: Vec<Option<usize>>,
     credit: Vec<u64>,
     place: Vec<usize>,
 }
 
-struct Flow {
+struct LiteralFlow {
     links: u64,
     quantum: u64,
     deficit: u64,
@@ -36,7 +36,7 @@ impl Literal {
 
     pub(crate) fn add(&mut self, weight: u64, links: u64) -> usize {
         let served = vec![0; self.current.len()];
-        let flow = Some(Flow { links, quantum: weight * self.quantum, deficit: 0, head: None, served });
+        let flow = Some(LiteralFlow { links, quantum: weight * self.quantum, deficit: 0, head: None, served });
         match self.vacant.pop() {
             Some(slot) => {
                 self.flows[slot] = flow;
@@ -94,7 +94,7 @@ impl Literal {
     }
 
     fn check_next(&mut self, link: usize) -> Option<()> {
-        let ready = |flow: &Option<Flow>| flow.as_ref().is_some_and(|flow| flow.head.is_some() && flow.links >> link & 1 == 1);
+        let ready = |flow: &Option<LiteralFlow>| flow.as_ref().is_some_and(|flow| flow.head.is_some() && flow.links >> link & 1 == 1);
         self.flows.iter().any(ready).then_some(())?;
         loop {
             let slot = self.place[link] % self.flows.len();

@@ -57,7 +57,7 @@ pub(crate) struct Manners {
     pub depth: usize,
 }
 
-struct Flow {
+struct SimResponse {
     request: RequestId,
     file: FileId,
     span: Span,
@@ -73,7 +73,7 @@ struct SimLane {
     link: usize,
     ready: Time,
     told: bool,
-    flows: Vec<Flow>,
+    responses: Vec<SimResponse>,
 }
 
 pub(crate) struct World {
@@ -138,8 +138,8 @@ impl World {
         change(&mut setup);
         let (file, lane, request) = self.engine.adopt(self.now, LinkId(link), setup).unwrap();
         let span = Span::new(Bytes::ZERO, Bytes::new(size));
-        let flow = Flow { request, file, span, whole: true, at: 0, begins: self.now, head: true, carry: 0.0 };
-        self.lanes.insert(lane, SimLane { link, ready: self.now, told: true, flows: vec![flow] });
+        let response = SimResponse { request, file, span, whole: true, at: 0, begins: self.now, head: true, carry: 0.0 };
+        self.lanes.insert(lane, SimLane { link, ready: self.now, told: true, responses: vec![response] });
         self.adopted.insert(request);
         self.sizes.insert(file, size);
         self.kept.insert(file, Spans::default());
@@ -175,7 +175,7 @@ impl World {
             match action {
                 Action::Connect { lane, link, .. } => {
                     let ready = self.now + self.links[link.0].rtt * 3;
-                    self.lanes.insert(lane, SimLane { link: link.0, ready, told: false, flows: Vec::new() });
+                    self.lanes.insert(lane, SimLane { link: link.0, ready, told: false, responses: Vec::new() });
                     self.most_lanes = self.most_lanes.max(self.lanes.len());
                 }
                 Action::Ask { request, lane, file, span, .. } => {
@@ -194,9 +194,11 @@ impl World {
                     assert!(lane.told, "asked on a lane before it stood");
                     let begins = self.now + self.links[lane.link].rtt;
                     let at = span.start().get();
-                    lane.flows.push(Flow { request, file, span, whole, at, begins, head: false, carry: 0.0 });
+                    lane.responses.push(SimResponse { request, file, span, whole, at, begins, head: false, carry: 0.0 });
                 }
-                Action::Stop { request } => self.lanes.values_mut().for_each(|lane| lane.flows.retain(|flow| flow.request != request)),
+                Action::Stop { request } => {
+                    self.lanes.values_mut().for_each(|lane| lane.responses.retain(|response| response.request != request))
+                }
                 Action::Close { lane } => drop(self.lanes.remove(&lane)),
                 Action::Restart { file } => {
                     assert!(self.manners.loose, "what can be joined is kept");
@@ -224,12 +226,12 @@ impl World {
                 self.engine.on_connected(self.now, *id, self.manners.depth.max(1));
             }
         }
-        let flows = self
+        let busy = self
             .lanes
             .values()
             .filter(|lane| lane.link == link)
-            .filter(|lane| lane.flows.first().is_some_and(|flow| flow.begins <= self.now));
-        let (count, mut left) = (flows.count(), rate.bps() as f64 / 8.0 * STEP.as_secs_f64());
+            .filter(|lane| lane.responses.first().is_some_and(|response| response.begins <= self.now));
+        let (count, mut left) = (busy.count(), rate.bps() as f64 / 8.0 * STEP.as_secs_f64());
         let mut share = left / count.max(1) as f64;
         let ids: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| lane.link == link).map(|(id, _)| *id).collect();
         share = share.min(each.bps() as f64 / 8.0 * STEP.as_secs_f64());
@@ -244,35 +246,37 @@ impl World {
     /// One step of the first answer of a lane; 1 if it is served.
     fn serve(&mut self, id: LaneId, share: f64, serving: usize) -> usize {
         let Some(lane) = self.lanes.get_mut(&id) else { return 0 };
-        let Some(flow) = lane.flows.first_mut().filter(|flow| flow.begins <= self.now) else { return 0 };
-        let (request, file) = (flow.request, flow.file);
-        if !flow.head {
+        let Some(response) = lane.responses.first_mut().filter(|response| response.begins <= self.now) else { return 0 };
+        let (request, file) = (response.request, response.file);
+        if !response.head {
             if self.manners.limit.is_some_and(|limit| serving >= limit) {
-                lane.flows.remove(0);
+                lane.responses.remove(0);
                 self.engine.on_failed(self.now, request, Failure::Refused { wait: None });
                 return 0;
             }
-            flow.head = true;
-            let span = (!self.manners.whole && !flow.whole).then_some(flow.span);
+            response.head = true;
+            let span = (!self.manners.whole && !response.whole).then_some(response.span);
             let head = Head { size: Some(Bytes::new(self.sizes[&file])), span, joinable: !self.manners.loose };
             self.engine.on_head(self.now, request, head);
             self.act();
         }
         let Some(lane) = self.lanes.get_mut(&id) else { return 1 };
-        let Some(flow) = lane.flows.first_mut().filter(|flow| flow.request == request) else { return 1 };
-        flow.carry += share;
-        let mut count = (flow.carry as u64).min(flow.span.end().get() - flow.at);
+        let Some(response) = lane.responses.first_mut().filter(|response| response.request == request) else { return 1 };
+        response.carry += share;
+        let mut count = (response.carry as u64).min(response.span.end().get() - response.at);
         if self.adopted.contains(&request) {
-            count = count.min(self.engine.limit(file).get().saturating_sub(flow.at));
-            flow.carry = flow.carry.min(count as f64 + share);
+            count = count.min(self.engine.limit(file).get().saturating_sub(response.at));
+            response.carry = response.carry.min(count as f64 + share);
         }
-        flow.carry -= count as f64;
-        let came = Span::new(Bytes::new(flow.at), Bytes::new(flow.at + count));
-        flow.at += count;
-        let (ended, broke) =
-            (flow.at == flow.span.end().get(), self.manners.breaks.is_some_and(|most| flow.at - flow.span.start().get() >= most));
+        response.carry -= count as f64;
+        let came = Span::new(Bytes::new(response.at), Bytes::new(response.at + count));
+        response.at += count;
+        let (ended, broke) = (
+            response.at == response.span.end().get(),
+            self.manners.breaks.is_some_and(|most| response.at - response.span.start().get() >= most),
+        );
         if ended {
-            lane.flows.remove(0);
+            lane.responses.remove(0);
         }
         if count > 0 {
             let place = self.engine.place(request);

@@ -19,7 +19,7 @@ pub(crate) struct Bonded {
     scheduling: Scheduling,
     /// The latest path of each link, by its number; QUIC numbers paths, and a link whose path is lost gets another.
     paths: Vec<PathId>,
-    flows: BTreeMap<FlowKey, Flow>,
+    flows: BTreeMap<FlowKey, BondedStream>,
     /// Flows that may be written to, by end.
     ready: [BTreeSet<FlowKey>; 2],
     zeros: bytes::Bytes,
@@ -29,7 +29,7 @@ pub(crate) struct Bonded {
 
 /// A stream in the bond.
 #[derive(Debug)]
-struct Flow {
+struct BondedStream {
     stream: u32,
     /// What each end has still to write; a server has nothing before it has the request.
     left: [u64; 2],
@@ -102,7 +102,7 @@ impl Bonded {
     }
 }
 
-impl Flow {
+impl BondedStream {
     /// Shares what was read among the links it came by: `by_link` is all that came, repetitions included.
     fn account(&mut self, side: Side, read: u64, by_link: &[(u8, Bytes, Bytes)]) -> Vec<(u8, u64)> {
         let received = &mut self.received[side as usize];
@@ -140,7 +140,7 @@ impl World<'_> {
         let open = Open { carrier: Carrier::Stream, target: Target::Name("server".to_owned(), 80), policy };
         let opened = bonded.pair.end(quic.instant(self.now), Side::Client).and_then(|(bond, time)| bond.open(time, open).ok());
         if let Some(key) = opened {
-            bonded.flows.insert(key, Flow { stream, left, received: [BTreeMap::new(), BTreeMap::new()] });
+            bonded.flows.insert(key, BondedStream { stream, left, received: [BTreeMap::new(), BTreeMap::new()] });
             bonded.ready[Side::Client as usize].insert(key);
         }
         self.bonded = Some(bonded);
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn what_was_read_is_shared_among_links_by_what_came_over_them() {
-        let mut flow = Flow { stream: 0, left: [0; 2], received: [BTreeMap::new(), BTreeMap::new()] };
+        let mut flow = BondedStream { stream: 0, left: [0; 2], received: [BTreeMap::new(), BTreeMap::new()] };
         let by_link = |first, second| [(0, Bytes::ZERO, Bytes::new(first)), (1, Bytes::ZERO, Bytes::new(second))];
         // A piece waits for one before it, which then comes by the other link.
         assert_eq!(flow.account(Side::Client, 0, &by_link(0, 1000)), [(0, 0), (1, 0)]);

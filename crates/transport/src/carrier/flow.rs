@@ -101,7 +101,7 @@ pub struct FlowEnd(pub u64);
 
 /// A flow, of which one task reads and one writes. When its last handle is dropped, what was finished still arrives, and the rest is reset.
 #[derive(Clone)]
-pub struct Flow(Arc<Handle>);
+pub struct BondFlow(Arc<Handle>);
 
 struct Handle {
     carrier: Carrier,
@@ -110,7 +110,7 @@ struct Handle {
     slot: Arc<Slot>,
 }
 
-impl std::fmt::Debug for Flow {
+impl std::fmt::Debug for BondFlow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of bond {}", self.0.key, self.0.bond)
     }
@@ -127,7 +127,7 @@ impl Moved {
     }
 }
 
-impl Flow {
+impl BondFlow {
     /// Tells at its end what it has moved.
     pub fn moved(&self) -> Moved {
         Moved(self.0.slot.clone())

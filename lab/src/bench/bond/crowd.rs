@@ -8,7 +8,7 @@ use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_peer::invite::Invite;
 use braid_peer::keys::KeyPair;
 use braid_transport::client::{Client, Link, Peer, State};
-use braid_transport::{Flow, FlowEnd};
+use braid_transport::{BondFlow, FlowEnd};
 use serde_json::json;
 
 use super::Settings;
@@ -103,7 +103,7 @@ async fn measure(
         for part in 0..wanted.div_ceil(OF_ONE_BOND) {
             let bond = join(&invites[0], bonds.is_empty(), &greedy, links).await?;
             let begin = |_| bond.open(open(carrier, to)).context("the greedy client cannot ask for a flow");
-            crowd.extend((0..OF_ONE_BOND.min(wanted - part * OF_ONE_BOND)).map(begin).collect::<Result<Vec<Flow>>>()?);
+            crowd.extend((0..OF_ONE_BOND.min(wanted - part * OF_ONE_BOND)).map(begin).collect::<Result<Vec<BondFlow>>>()?);
             bonds.push(bond);
         }
     }

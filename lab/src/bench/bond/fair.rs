@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_decide::fair::{Flow, Problem, solve};
+use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_model::{Bytes, Rate};
 use serde_json::json;
 
@@ -120,7 +120,7 @@ fn rate(arrivals: &Arrivals, from: Duration, to: Duration) -> f64 {
 
 /// Rates that are exactly fair between the flows from `first` on.
 fn exact(capacities: &[f64], first: usize) -> Result<Vec<f64>> {
-    let flows = FLOWS[first..].iter().map(|(_, weight, links)| Flow::backlogged(f64::from(*weight), links)).collect();
+    let flows = FLOWS[first..].iter().map(|(_, weight, links)| FairFlow::backlogged(f64::from(*weight), links)).collect();
     let links = capacities.iter().map(|bps| Rate::from_bps(*bps as u64)).collect();
     Ok(solve(&Problem { links, flows })?.rates_bps)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::fair::{Flow, Problem, clusters, solve};
+use braid_decide::fair::{FairFlow, Problem, clusters, solve};
 use braid_decide::midrr::LinkSet;
 use braid_model::{Bytes, Rate, Time};
 use braid_netem::Profile;
@@ -142,7 +142,7 @@ fn mbps(fetched: &Fetched, flow: usize, from: usize, to: usize) -> f64 {
 
 fn problem(phase: usize) -> Problem {
     let payload = |speed: u64| Rate::from_mbps(speed).scale(SEGMENT.get() as f64 / (SEGMENT.get() + HEADERS.get()) as f64);
-    let flow = |(_, mask): &(&str, u64)| Flow::backlogged(1.0, &LinkSet(*mask).iter().collect::<Vec<_>>());
+    let flow = |(_, mask): &(&str, u64)| FairFlow::backlogged(1.0, &LinkSet(*mask).iter().collect::<Vec<_>>());
     Problem { links: PHASES[phase].1.map(payload).to_vec(), flows: FLOWS.iter().map(flow).collect() }
 }
 

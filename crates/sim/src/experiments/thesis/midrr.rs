@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::fair::{Flow, Problem, clusters, solve};
+use braid_decide::fair::{FairFlow, Problem, clusters, solve};
 use braid_decide::midrr::{Flags, LinkSet};
 use braid_model::{Bytes, Rate, Time};
 
@@ -177,7 +177,7 @@ fn spread(value: &impl Fn(&str) -> f64) -> f64 {
 /// The exact clusters of a phase: flows of [`FLOWS`], and rate per weight in Mb/s.
 fn clusters_of(phase: usize) -> Vec<(Vec<usize>, f64)> {
     let left = PHASES[phase].1;
-    let flow = |flow: &usize| Flow::backlogged(FLOWS[*flow].1, &LinkSet(FLOWS[*flow].2).iter().collect::<Vec<_>>());
+    let flow = |flow: &usize| FairFlow::backlogged(FLOWS[*flow].1, &LinkSet(FLOWS[*flow].2).iter().collect::<Vec<_>>());
     let problem = Problem { links: LINKS.map(Rate::from_mbps).to_vec(), flows: left.iter().map(flow).collect() };
     let Ok(allocation) = solve(&problem) else { return Vec::new() };
     let found = clusters(&problem, &allocation, 1e-9);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::fair::guarantees::{pgps_delay_bound, pgps_service_bound};
 use braid_decide::fair::pgps::{Packet, fluid};
-use braid_decide::fair::{Flow, Problem};
+use braid_decide::fair::{FairFlow, Problem};
 use braid_model::{Bytes, Rate, Time};
 
 use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Table};
@@ -124,11 +124,11 @@ fn interfaces(count: usize) -> Vec<Rate> {
 /// When the heads of a and b finish in the fluid system, in milliseconds.
 fn finishes(joined: bool, preferences: bool) -> [f64; 2] {
     let (all, second): (&[usize], &[usize]) = (&[0, 1], if preferences { &[1] } else { &[0, 1] });
-    let mut flows = vec![Flow::backlogged(1.0, all), Flow::backlogged(1.0, second)];
+    let mut flows = vec![FairFlow::backlogged(1.0, all), FairFlow::backlogged(1.0, second)];
     let packet = |flow, size, micros: u64| Packet { flow, size: Bytes::new(size), arrival: Time::from_nanos(micros * 1000) };
     let mut arrivals = vec![packet(0, 1500, 0), packet(1, 750, 0), packet(0, 15_000, 0), packet(1, 15_000, 0)];
     if joined {
-        flows.extend((0..3).map(|_| Flow::backlogged(1.0, second)));
+        flows.extend((0..3).map(|_| FairFlow::backlogged(1.0, second)));
         arrivals.extend((2..5).map(|flow| packet(flow, 15_000, 1)));
     }
     let problem = Problem { links: vec![Rate::from_mbps(1); 2], flows };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::fair::{Flow, Problem, solve};
+use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_decide::midrr::{Flags, LinkSet};
 use braid_model::{Bytes, Rate};
 
@@ -117,7 +117,7 @@ fn queued(links: Vec<Rate>, allowed: [u64; 2], weights: [f64; 2], discipline: Di
 }
 
 fn exact(links: &[Rate], allowed: [u64; 2], weights: [f64; 2]) -> [f64; 2] {
-    let flow = |at: usize| Flow::backlogged(weights[at], &LinkSet(allowed[at]).iter().collect::<Vec<_>>());
+    let flow = |at: usize| FairFlow::backlogged(weights[at], &LinkSet(allowed[at]).iter().collect::<Vec<_>>());
     match solve(&Problem { links: links.to_vec(), flows: vec![flow(0), flow(1)] }) {
         Ok(allocation) => [0, 1].map(|flow| allocation.rates_bps[flow] / 1e6),
         Err(_) => [f64::NAN; 2],

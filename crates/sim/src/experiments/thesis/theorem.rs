@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::fair::instance::max_relative_deviation;
-use braid_decide::fair::{Flow, Problem, solve};
+use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_decide::midrr::{Flags, LinkSet, MidrrError};
 use braid_model::{Bytes, Rate};
 use braid_netem::Random;
@@ -125,7 +125,7 @@ fn rates(queueing: &Queueing) -> Result<Vec<f64>, MidrrError> {
 }
 
 fn exact(queueing: &Queueing) -> Option<Vec<f64>> {
-    let flow = |flow: &QueuedFlow| Flow::backlogged(flow.weight, &flow.links.iter().collect::<Vec<_>>());
+    let flow = |flow: &QueuedFlow| FairFlow::backlogged(flow.weight, &flow.links.iter().collect::<Vec<_>>());
     let problem = Problem { links: queueing.links.clone(), flows: queueing.flows.iter().map(flow).collect() };
     Some(solve(&problem).ok()?.rates_bps)
 }
