@@ -14,7 +14,7 @@ use braid_peer::registry::{Month, RegisteredClient, Registry};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
 use braid_platform::linux::sys::process::{keep_memory, raise_open_files};
-use braid_transport::relay::{self, Memory, Options, Reach};
+use braid_transport::relay::{self, MemoryLimits, Options, Reach};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -74,7 +74,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
             }
             braid_daemon::notify("STOPPING=1");
         };
-        let memory = Memory { client: options.client_memory, total: options.max_memory };
+        let memory = MemoryLimits { client: options.client_memory, total: options.max_memory };
         Ok(relay::run(
             Options { listen: options.listen, keys, reach, flows: options.max_flows, client_flows: options.client_flows, memory },
             ready,

@@ -17,7 +17,7 @@ use braid_platform::linux::sys::bpf::now;
 
 use super::system::unix_ms;
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
-use crate::memory::Memory;
+use crate::state_store::StateStore;
 
 /// What spreads a bond's flows over its links.
 pub(super) const CARRIED_BY: &str = "midrr";
@@ -27,9 +27,9 @@ impl Daemon<'_> {
     pub(super) fn on_request(&mut self, request: Request) -> bool {
         let time = now();
         let (changes, moment) = (matches!(request, Request::Apply(..) | Request::Undo(_)), Moment { now: time, unix_ms: unix_ms() });
-        let (peers, memory, trouble) = (&self.peers, &mut self.memory, &mut self.config_trouble);
+        let (peers, state_store, trouble) = (&self.peers, &mut self.state_store, &mut self.config_trouble);
         let mut enforce = |core: &mut Core<BpfSteering>, config: Config| {
-            put_in_force(core, memory, config)?;
+            put_in_force(core, state_store, config)?;
             *trouble = None;
             Ok(())
         };
@@ -108,7 +108,7 @@ impl Daemon<'_> {
         // Those that nothing uses now are for `braid peers`.
         status.peers.retain(|peer| peer.state != PeerState::Idle);
         status.config = self.handler.settings.path().map(|path| path.display().to_string());
-        status.warnings.extend(self.memory.trouble());
+        status.warnings.extend(self.state_store.trouble());
         status.warnings.extend(self.config_trouble.clone());
         status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
         status.ui = self.page.clone();
@@ -128,7 +128,7 @@ impl Daemon<'_> {
         })?;
         let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
         let before = self.core.policy();
-        put_in_force(&mut self.core, &mut self.memory, loaded)?;
+        put_in_force(&mut self.core, &mut self.state_store, loaded)?;
         self.peers.look_up(self.core.names_to_detect());
         self.config_trouble = None;
         self.watch_executables();
@@ -146,9 +146,9 @@ impl Daemon<'_> {
 }
 
 /// Puts a configuration in force for new flows.
-fn put_in_force(core: &mut Core<BpfSteering>, memory: &mut Memory, config: Config) -> Result<(), RequestError> {
+fn put_in_force(core: &mut Core<BpfSteering>, state_store: &mut StateStore, config: Config) -> Result<(), RequestError> {
     let failed = |error: &dyn std::fmt::Display| RequestError::failed("Not applied", error.to_string());
     core.reconfigure(now(), config).map_err(|error| failed(&error))?;
-    memory.recognise(core);
+    state_store.recognise(core);
     begin_allowances(core).map_err(|error| failed(&error))
 }

@@ -35,18 +35,18 @@ use tokio::time::{Instant, sleep_until};
 mod acts;
 mod answers;
 pub mod background;
-mod memory;
 mod peering;
 pub mod peers;
 mod polls;
 mod privilege;
+mod state_store;
 mod system;
 pub mod watchdog;
 
-use crate::memory::Memory;
 use crate::peers::pins::Pins;
 use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
+use crate::state_store::StateStore;
 use crate::watchdog::Watchdog;
 use acts::{MEASURE, Measured, ProbeAnswer};
 use polls::{Lists, Polled};
@@ -164,8 +164,8 @@ async fn live(
     crate::privilege::narrow().context("cannot give up privileges that are not needed any more")?;
     let (_follower, network) = Follower::start()?;
     let mut core = Core::new(steering, names, config, now())?;
-    let mut memory = Memory::open(&state_dir);
-    memory.begin_recall(&mut core, now(), unix());
+    let mut state_store = StateStore::open(&state_dir);
+    state_store.begin_recall(&mut core, now(), unix());
 
     let (pins, pinned) = Pins::open(&state_dir);
     match pinned {
@@ -183,13 +183,13 @@ async fn live(
     let (api, feed, spreader) = Api::new(requests);
     let serving = Serving::start(server, ui, api, spreader).context("cannot serve the API")?;
     let mut history = HistoryStore::default();
-    history.recall(memory.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
+    history.recall(state_store.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
     history.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " was started"));
     let handler = ApiHandler::new(history, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
     let mut daemon = Daemon {
         core,
-        memory,
+        state_store,
         handler,
         page,
         next_second: Time::ZERO,
@@ -238,7 +238,7 @@ async fn live(
     daemon.take_events();
     daemon.take_carried(now() + Duration::from_secs(1));
     daemon.keep_history();
-    daemon.memory.keep_last(&mut daemon.core, now(), unix());
+    daemon.state_store.keep_last(&mut daemon.core, now(), unix());
     drop(events);
     // With it the listeners' streams end.
     drop(daemon);
@@ -249,7 +249,7 @@ async fn live(
 
 struct Daemon<'a> {
     core: Core<BpfSteering>,
-    memory: Memory,
+    state_store: StateStore,
     handler: ApiHandler,
     /// The web page's address.
     page: Option<String>,
@@ -305,11 +305,11 @@ impl Daemon<'_> {
         let there = |index| network.interfaces.iter().any(|device| device.index == index);
         if self.core.all_links_mut().any(|link| link.allowance.is_some() && !there(link.facts.index)) {
             // A modem that is pulled out and put back has used what it has used.
-            self.memory.keep(&mut self.core, now(), unix());
+            self.state_store.keep(&mut self.core, now(), unix());
         }
         self.core.on_network(now(), (*network).clone())?;
         self.peers.keep_servers(|host| self.core.may_steer(host));
-        self.memory.recognise(&mut self.core);
+        self.state_store.recognise(&mut self.core);
         begin_allowances(&mut self.core)
     }
 
@@ -406,7 +406,7 @@ impl Daemon<'_> {
                 _ = measure.tick() => self.measure(),
                 _ = flush.tick() => {
                     self.keep_history();
-                    self.memory.keep(&mut self.core, now(), unix());
+                    self.state_store.keep(&mut self.core, now(), unix());
                     self.keep_pins();
                     self.peers.sweep();
                     let_go_of_code();
@@ -435,7 +435,7 @@ impl Daemon<'_> {
 
     /// Hands what was measured to the store.
     fn keep_history(&mut self) {
-        self.memory.keep_history(self.handler.history.rows());
+        self.state_store.keep_history(self.handler.history.rows());
     }
 
     /// Once a second: what every link does, and what listeners have not heard yet.
@@ -518,7 +518,7 @@ impl Daemon<'_> {
         self.log_and_retry(STEERING, done);
         self.take_events();
         self.take_carried(now());
-        self.memory.go_on_recalling(&mut self.core);
+        self.state_store.go_on_recalling(&mut self.core);
         let revived = self.watchdog.revive();
         if let Some(true) = self.log_and_retry("cannot start another watchdog", revived) {
             tracing::warn!("the watchdog was killed: another one is started");

@@ -102,7 +102,7 @@ pub struct Begun {
 pub struct Splicer {
     commands: mpsc::UnboundedSender<Command>,
     next: Arc<AtomicU64>,
-    memory: Arc<Memory>,
+    budget: Arc<MemoryBudget>,
 }
 
 impl Splicer {
@@ -110,8 +110,8 @@ impl Splicer {
     pub fn start(bounds: Bounds) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         tokio::spawn(run::work(received));
-        let memory = Memory { bounds, used: AtomicU64::new(0) };
-        Self { commands, next: Arc::new(AtomicU64::new(0)), memory: Arc::new(memory) }
+        let budget = MemoryBudget { bounds, used: AtomicU64::new(0) };
+        Self { commands, next: Arc::new(AtomicU64::new(0)), budget: Arc::new(budget) }
     }
 
     /// Takes a download over: what is to be handed on now instead of its body.
@@ -120,7 +120,7 @@ impl Splicer {
     /// The download, to go on undivided, where there is no memory for it, or an address that cannot be asked for.
     pub fn splice(&self, begun: Begun) -> Result<Spliced, Box<Begun>> {
         let Ok(url) = begun.address.to_string().parse() else { return Err(Box::new(begun)) };
-        let Some(share) = Memory::take(&self.memory, begun.offer.size.get()) else { return Err(Box::new(begun)) };
+        let Some(share) = MemoryBudget::take(&self.budget, begun.offer.size.get()) else { return Err(Box::new(begun)) };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (pieces, received) = mpsc::unbounded_channel();
         let (size, window) = (begun.offer.size, Bytes::new(share.bytes));
@@ -154,29 +154,29 @@ enum Command {
 }
 
 /// What downloads may keep.
-struct Memory {
+struct MemoryBudget {
     bounds: Bounds,
     used: AtomicU64,
 }
 
 /// What one download may keep; given back when dropped.
 struct Share {
-    memory: Arc<Memory>,
+    budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
-impl Memory {
+impl MemoryBudget {
     /// The window of one more download of that size; `None`: there is none.
-    fn take(memory: &Arc<Self>, size: u64) -> Option<Share> {
-        let Bounds { one, all } = memory.bounds;
-        let mut used = memory.used.load(Ordering::Relaxed);
+    fn take(budget: &Arc<Self>, size: u64) -> Option<Share> {
+        let Bounds { one, all } = budget.bounds;
+        let mut used = budget.used.load(Ordering::Relaxed);
         loop {
             let bytes = one.get().min(size).min(all.get().saturating_sub(used) / 2);
             if bytes < LEAST_WINDOW {
                 return None;
             }
-            match memory.used.compare_exchange_weak(used, used + bytes, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(Share { memory: memory.clone(), bytes }),
+            match budget.used.compare_exchange_weak(used, used + bytes, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(Share { budget: budget.clone(), bytes }),
                 Err(now) => used = now,
             }
         }
@@ -185,7 +185,7 @@ impl Memory {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.memory.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -229,14 +229,15 @@ mod tests {
 
     #[test]
     fn windows_shrink_as_memory_does_and_come_back() {
-        let memory = Arc::new(Memory { bounds: Bounds { one: Bytes::new(8 << 20), all: Bytes::new(20 << 20) }, used: AtomicU64::new(0) });
+        let budget =
+            Arc::new(MemoryBudget { bounds: Bounds { one: Bytes::new(8 << 20), all: Bytes::new(20 << 20) }, used: AtomicU64::new(0) });
         let mut shares = Vec::new();
-        while let Some(share) = Memory::take(&memory, 1 << 30) {
+        while let Some(share) = MemoryBudget::take(&budget, 1 << 30) {
             shares.push(share);
         }
         let sizes: Vec<u64> = shares.iter().map(|share| share.bytes >> 10).collect();
         assert_eq!(sizes, [8192, 6144, 3072, 1536, 768]);
         drop(shares);
-        assert_eq!((memory.used.load(Ordering::Relaxed), Memory::take(&memory, 600_000).unwrap().bytes), (0, 600_000));
+        assert_eq!((budget.used.load(Ordering::Relaxed), MemoryBudget::take(&budget, 600_000).unwrap().bytes), (0, 600_000));
     }
 }

@@ -12,8 +12,8 @@ use braid_decide::policy::{Admission, Scheduler};
 use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
 use braid_store::Learnt;
 
+use super::learnt_store::Estimates;
 use super::links::Links;
-use super::memory::Estimates;
 use super::streams::{Demands, StreamSeen, Streams};
 
 /// What an exchange of datagrams counts as while it is fresh.

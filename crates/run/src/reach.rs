@@ -9,7 +9,7 @@ use braid_platform::linux::{resolvers, reverse_path};
 use braid_store::{LinkKey, LinkRow};
 
 use super::view::{Usable, View};
-use super::{RunError, check_links, interface_names, memory};
+use super::{RunError, check_links, interface_names, learnt_store};
 
 /// A link that reaches the Internet, as far as the system can tell.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,7 +35,9 @@ pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), Run
     let files = Files::default();
     let network =
         netlink::snapshot(&files).map_err(|error| RunError::System { action: "read the network", source: io::Error::other(error) })?;
-    let learnt = memory::folder(|name| std::env::var_os(name)).map(|folder| memory::Memory::recall_from(&folder).links).unwrap_or_default();
+    let learnt = learnt_store::folder(|name| std::env::var_os(name))
+        .map(|folder| learnt_store::LearntStore::recall_from(&folder).links)
+        .unwrap_or_default();
     let general = resolvers::general(&files);
     let View { links, refused, .. } = View::of(&network, wanted, reverse_path::is_strict);
     let mut found = Vec::new();
@@ -55,9 +57,9 @@ pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), Run
 
 /// Remembers what links brought, for the next run; what cannot be written is not missed.
 pub fn remember(rates: &[(&Reachable, Rate)], unix: u64) {
-    let Some(folder) = memory::folder(|name| std::env::var_os(name)) else { return };
+    let Some(folder) = learnt_store::folder(|name| std::env::var_os(name)) else { return };
     let row =
         |link: &Reachable, rate: Rate| (link.key.clone(), LinkRow { capacity_down: Some(rate.bps()), capacity_up: None, updated: unix });
     let links = rates.iter().map(|(link, rate)| row(link, *rate)).collect();
-    memory::Memory::open(&folder).keep(memory::Estimates { apps: Vec::new(), links });
+    learnt_store::LearntStore::open(&folder).keep(learnt_store::Estimates { apps: Vec::new(), links });
 }

@@ -8,7 +8,7 @@ use braid_platform::linux::owner;
 use braid_store::joined::{self, Stored};
 use braid_transport::client::Peer;
 
-use super::memory;
+use super::learnt_store;
 
 /// Why a relay cannot be joined, left or used. What was said of it can be read again.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +126,7 @@ fn as_owner_of<T: Send>(place: &Path, work: impl FnOnce() -> Result<T, RelayErro
 }
 
 fn place() -> Result<PathBuf, RelayError> {
-    memory::folder(|name| std::env::var_os(name)).ok_or(RelayError::Homeless)
+    learnt_store::folder(|name| std::env::var_os(name)).ok_or(RelayError::Homeless)
 }
 
 fn read(place: &Path) -> Result<Vec<Stored>, RelayError> {

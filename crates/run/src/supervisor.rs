@@ -23,7 +23,7 @@ use super::carrying::Carrying;
 use super::choice::Choice;
 use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
 use super::guard::{self, Progress};
-use super::memory::{self, Memory};
+use super::learnt_store::{self, LearntStore};
 use super::message::Message;
 use super::relays::Relay;
 use super::streams::StreamSeen;
@@ -132,7 +132,7 @@ pub(super) struct Shared {
     carrying: OnceLock<Arc<Carrying>>,
     /// A bond that is used otherwise, and told of links too, behind the name of its relay.
     pub(super) bond: OnceLock<(String, Client)>,
-    memory: Option<Mutex<Memory>>,
+    learnt_store: Option<Mutex<LearntStore>>,
     known: (Mutex<bool>, Condvar),
     warned: Mutex<bool>,
     routes_connected: bool,
@@ -145,7 +145,7 @@ impl Shared {
             choice: Arc::new(Choice::new(chooser)),
             carrying: OnceLock::new(),
             bond: OnceLock::new(),
-            memory: memory::folder(|name| std::env::var_os(name)).map(|folder| Mutex::new(Memory::open(&folder))),
+            learnt_store: learnt_store::folder(|name| std::env::var_os(name)).map(|folder| Mutex::new(LearntStore::open(&folder))),
             known: (Mutex::new(false), Condvar::new()),
             warned: Mutex::new(false),
             routes_connected: seccomp::routes_connected_datagrams(),
@@ -164,8 +164,8 @@ impl Shared {
     pub(super) fn remember(&self) {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let estimates = self.chooser().estimates(self.now(), unix);
-        if let Some(memory) = &self.memory {
-            memory.lock().unwrap_or_else(PoisonError::into_inner).keep(estimates);
+        if let Some(learnt_store) = &self.learnt_store {
+            learnt_store.lock().unwrap_or_else(PoisonError::into_inner).keep(estimates);
         }
     }
 
@@ -342,8 +342,8 @@ pub(super) fn follow(shared: &Arc<Shared>) {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
-    if let Some(memory) = &shared.memory {
-        let learnt = memory.lock().unwrap_or_else(PoisonError::into_inner).recall();
+    if let Some(learnt_store) = &shared.learnt_store {
+        let learnt = learnt_store.lock().unwrap_or_else(PoisonError::into_inner).recall();
         shared.chooser().recall(learnt);
     }
     runtime.block_on(async {

@@ -27,7 +27,7 @@ mod clerk;
 mod clock;
 mod memory;
 
-pub use memory::Memory;
+pub use memory::MemoryLimits;
 
 use clerk::{Applicant, Clerk, Used, Word};
 use clock::Clock;
@@ -75,7 +75,7 @@ pub struct Options {
     /// Flows of one client that has no limit of its own, at most.
     pub client_flows: u32,
     /// What bonds may hold.
-    pub memory: Memory,
+    pub memory: MemoryLimits,
 }
 
 /// Why a relay cannot run.
@@ -140,7 +140,7 @@ struct Relay {
     share: Limits,
     limit: usize,
     client_flows: u32,
-    memory: Memory,
+    memory: MemoryLimits,
     clock: Clock,
     draining: bool,
     /// When it was last written down who is there.

@@ -9,7 +9,7 @@ use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use braid_transport::client::{Client, Link, Peer, State};
-use braid_transport::relay::{self, Memory, Options, Reach};
+use braid_transport::relay::{self, MemoryLimits, Options, Reach};
 use braid_transport::{FlowEnd, splice};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -45,10 +45,10 @@ impl TestRelay {
     }
 
     async fn start_in(dir: tempfile::TempDir, listen: SocketAddr) -> Self {
-        Self::start_with(dir, listen, Memory::default(), relay::CLIENT_FLOWS).await
+        Self::start_with(dir, listen, MemoryLimits::default(), relay::CLIENT_FLOWS).await
     }
 
-    async fn start_with(dir: tempfile::TempDir, listen: SocketAddr, memory: Memory, client_flows: u32) -> Self {
+    async fn start_with(dir: tempfile::TempDir, listen: SocketAddr, memory: MemoryLimits, client_flows: u32) -> Self {
         let state = StateDir::open(&dir.path().join("relay")).unwrap();
         let keys = KeyPair::load_or_generate(&state, "relay.key").unwrap();
         let mut registry = Registry::open(&state).unwrap();
@@ -319,7 +319,7 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
 
 #[tokio::test]
 async fn a_client_that_hoards_the_relays_memory_loses_that_bond_and_others_go_on() {
-    let memory = Memory { client: braid_model::Bytes::new(400_000), ..Memory::default() };
+    let memory = MemoryLimits { client: braid_model::Bytes::new(400_000), ..MemoryLimits::default() };
     let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), memory, relay::CLIENT_FLOWS).await;
     let client = client(&relay).await;
     // A target that never reads: what the relay takes for it stays there.
@@ -410,7 +410,7 @@ async fn regression_a_relay_that_stops_delivers_what_it_has_taken_first() {
 
 #[tokio::test]
 async fn regression_one_client_leaves_flows_for_others_and_its_own_limit_counts() {
-    let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), Memory::default(), 3).await;
+    let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), MemoryLimits::default(), 3).await;
     let greedy = client(&relay).await;
     let target = echo().await;
     let open = |client: &Client| client.open(to(target, Kind::Stream)).unwrap();
@@ -436,7 +436,7 @@ async fn regression_one_client_leaves_flows_for_others_and_its_own_limit_counts(
 /// What the relay's sockets buffer was not counted: here nothing stays in the bond.
 #[tokio::test]
 async fn regression_what_the_system_buffers_for_a_clients_sockets_counts_as_its_memory() {
-    let memory = Memory { client: braid_model::Bytes::new(2_000_000), ..Memory::default() };
+    let memory = MemoryLimits { client: braid_model::Bytes::new(2_000_000), ..MemoryLimits::default() };
     let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), memory, relay::CLIENT_FLOWS).await;
     let client = client(&relay).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();

@@ -258,12 +258,12 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result
         .spawn()
         .with_context(|| format!("cannot run {program:?}"))?;
     let mut turned = turn == Turn::Nothing;
-    let mut memory = Memory::default();
+    let mut peak = PeakMemory::default();
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        memory.look(child.id());
+        peak.look(child.id());
         if !turned && begin.elapsed().as_secs_f64() >= half_way(size) {
             turned = true;
             match turn {
@@ -274,7 +274,7 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result
         if begin.elapsed() > LIMIT {
             child.kill()?;
             child.wait()?;
-            return Ok((LIMIT.as_secs_f64(), memory.most));
+            return Ok((LIMIT.as_secs_f64(), peak.most));
         }
         thread::sleep(Duration::from_millis(2));
     };
@@ -289,17 +289,17 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result
     }
     let there = std::fs::metadata(folder.join("file"))?.len();
     ensure!(there == size.get(), "{program:?} left {there} bytes of {size}");
-    Ok((seconds, memory.most))
+    Ok((seconds, peak.most))
 }
 
 /// The most megabytes that a running program kept resident.
 #[derive(Default)]
-struct Memory {
+struct PeakMemory {
     most: f64,
     looked: Option<Instant>,
 }
 
-impl Memory {
+impl PeakMemory {
     /// Looks, if it is time. What has ended tells nothing more.
     fn look(&mut self, pid: u32) {
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
@@ -322,12 +322,12 @@ fn small(settings: &Settings) -> Result<f64> {
     command.env("XDG_STATE_HOME", &folder).arg("get").arg("--cacert").arg(web.certificate()).arg("--output-dir").arg(&folder).args(urls);
     let begin = Instant::now();
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot run braid get")?;
-    let mut memory = Memory::default();
+    let mut peak = PeakMemory::default();
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        memory.look(child.id());
+        peak.look(child.id());
         if begin.elapsed() > LIMIT {
             child.kill()?;
         }
@@ -335,8 +335,8 @@ fn small(settings: &Settings) -> Result<f64> {
     };
     let came = (0..SMALL).filter(|number| folder.join(format!("{number}.small")).is_file()).count();
     ensure!(status.success() && came == SMALL, "braid get ended with {status} and {came} of {SMALL} files");
-    progress(&format!("{SMALL} small files: {:.1} s, {:.1} MB resident", begin.elapsed().as_secs_f64(), memory.most));
-    Ok(memory.most)
+    progress(&format!("{SMALL} small files: {:.1} s, {:.1} MB resident", begin.elapsed().as_secs_f64(), peak.most));
+    Ok(peak.most)
 }
 
 /// Sends what has a link's address over that link.

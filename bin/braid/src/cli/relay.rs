@@ -10,7 +10,7 @@ use std::time::Duration;
 use braid_model::address::Address;
 use braid_model::{Bytes, Rate};
 use braid_peer::name::ClientName;
-use braid_transport::relay::{CLIENT_FLOWS, Memory};
+use braid_transport::relay::{CLIENT_FLOWS, MemoryLimits};
 use clap::{Args, Subcommand};
 use ipnet::IpNet;
 
@@ -62,10 +62,10 @@ pub(crate) struct RelayServer {
     #[arg(long, value_name = "COUNT", default_value_t = CLIENT_FLOWS)]
     pub(crate) client_flows: u32,
     /// Bytes that all bonds together may hold on their way through, with what the system buffers for their sockets; the largest is ended beyond it.
-    #[arg(long, value_name = "BYTES", default_value_t = Memory::default().total)]
+    #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().total)]
     pub(crate) max_memory: Bytes,
     /// The same for the bonds of one client.
-    #[arg(long, value_name = "BYTES", default_value_t = Memory::default().client)]
+    #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().client)]
     pub(crate) client_memory: Bytes,
     #[command(flatten)]
     pub(crate) state: RelayState,

@@ -10,14 +10,14 @@ use braid_model::Bytes;
 
 /// Bytes of streams and messages, received and not passed on yet, or kept until they are acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryLimits {
     /// Of all bonds of one client. By default a single bond stays below this by itself.
     pub client: Bytes,
     /// Of all bonds.
     pub total: Bytes,
 }
 
-impl Default for Memory {
+impl Default for MemoryLimits {
     fn default() -> Self {
         Self { client: Bytes::new(160 << 20), total: Bytes::new(1 << 30) }
     }
@@ -26,7 +26,7 @@ impl Default for Memory {
 /// No bond is given a smaller part: the protocol promises this much before a word is spoken.
 const LEAST: u64 = 16 << 20;
 
-impl Memory {
+impl MemoryLimits {
     /// The limits of a new bond of a client that has so many others: the more it has, the less each may hold.
     pub(super) fn part(self, flows: usize, others: usize) -> Limits {
         let whole = Limits { flows, ..Limits::default() };
@@ -90,14 +90,14 @@ impl Excess {
 mod tests {
     use super::*;
 
-    fn ended(memory: Memory, list: &[(u8, u8, u64)]) -> Vec<(u8, Excess)> {
+    fn ended(memory: MemoryLimits, list: &[(u8, u8, u64)]) -> Vec<(u8, Excess)> {
         let held: Vec<_> = list.iter().map(|(bond, owner, bytes)| (BondId([*bond; 16]), *owner, Bytes::new(*bytes))).collect();
         memory.excess(&held).into_iter().map(|(bond, why)| (bond.0[0], why)).collect()
     }
 
     #[test]
     fn who_holds_most_goes_first_and_others_stay() {
-        let memory = Memory { client: Bytes::new(100), total: Bytes::new(150) };
+        let memory = MemoryLimits { client: Bytes::new(100), total: Bytes::new(150) };
         assert_eq!(ended(memory, &[(1, 1, 60), (2, 1, 40), (3, 2, 50)]), []);
         assert_eq!(ended(memory, &[(1, 1, 60), (2, 1, 50), (3, 2, 70)]), [(1, Excess::Client)]);
         assert_eq!(ended(memory, &[(1, 1, 60), (2, 1, 40), (3, 2, 70)]), [(3, Excess::Total)]);
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn one_bond_fits_and_many_have_less_each() {
-        let memory = Memory::default();
+        let memory = MemoryLimits::default();
         let whole = memory.part(7, 0);
         assert_eq!(whole, Limits { flows: 7, ..Limits::default() });
         assert!(whole.total_window * 5 / 2 <= memory.client.get(), "a single bond never goes beyond");

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
-use super::sys::Memory;
+use super::sys::ProcessMemory;
 use super::{Listener, RawCall, Reaches, Socket, sys};
 
 /// The largest datagram.
@@ -114,7 +114,7 @@ impl Listener {
         flags_of(call) & libc::MSG_ERRQUEUE != 0
     }
 
-    fn tell_message(&self, call: &RawCall, memory: &Memory, socket: &Socket, at: u64, flags: i32, from: SocketAddr) -> Told {
+    fn tell_message(&self, call: &RawCall, memory: &ProcessMemory, socket: &Socket, at: u64, flags: i32, from: SocketAddr) -> Told {
         let message = Message::read(call.thread, at)?;
         let room = if message.control == 0 { 0 } else { message.room };
         let got = self.receive(call, memory, socket, &message.pieces, room, flags)?;
@@ -133,7 +133,7 @@ impl Listener {
     fn receive(
         &self,
         call: &RawCall,
-        memory: &Memory,
+        memory: &ProcessMemory,
         socket: &Socket,
         pieces: &[(u64, u64)],
         control_room: u64,
@@ -156,8 +156,8 @@ impl Listener {
     }
 
     /// The memory of the thread that waits: only once it is held does it show that it is of that thread, and not of one with its number.
-    fn hold(&self, call: &RawCall) -> Result<Memory, i32> {
-        let memory = Memory::open(call.thread).map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))?;
+    fn hold(&self, call: &RawCall) -> Result<ProcessMemory, i32> {
+        let memory = ProcessMemory::open(call.thread).map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))?;
         self.still(call).map(|()| memory)
     }
 
@@ -225,7 +225,7 @@ fn flags_of(call: &RawCall) -> i32 {
 }
 
 /// Puts an address where a caller has room for one, and its whole length where that room's length stood.
-fn put_address(memory: &Memory, thread: i32, (to, length): (u64, u64), reaches: Reaches, address: SocketAddr) -> Result<(), i32> {
+fn put_address(memory: &ProcessMemory, thread: i32, (to, length): (u64, u64), reaches: Reaches, address: SocketAddr) -> Result<(), i32> {
     let room = u32::from_ne_bytes(get(thread, length)?) as i32;
     let room = usize::try_from(room).map_err(|_| libc::EINVAL)?;
     let bytes = sockaddr(reaches, address);
@@ -242,7 +242,7 @@ fn get<const N: usize>(thread: i32, address: u64) -> Result<[u8; N], i32> {
     }
 }
 
-fn put(memory: &Memory, address: u64, bytes: &[u8]) -> Result<(), i32> {
+fn put(memory: &ProcessMemory, address: u64, bytes: &[u8]) -> Result<(), i32> {
     if bytes.is_empty() {
         return Ok(());
     }
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn an_address_is_cut_to_the_room_and_its_length_told() {
         let me = std::process::id() as i32;
-        let memory = Memory::open(me).unwrap();
+        let memory = ProcessMemory::open(me).unwrap();
         let at = |bytes: &mut [u8]| bytes.as_mut_ptr() as u64;
         let (mut room, mut length) = ([0xffu8; 28], 6u32.to_ne_bytes());
         put_address(&memory, me, (at(&mut room), at(&mut length)), Reaches::V4, "192.0.2.1:80".parse().unwrap()).unwrap();

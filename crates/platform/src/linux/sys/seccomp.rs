@@ -227,12 +227,12 @@ pub fn read_memory(thread: i32, address: u64, into: &mut [u8]) -> io::Result<usi
 /// The memory of another thread's process, held by descriptors: who gets the thread's number later, or starts another program, has another
 /// memory, to which nothing is written.
 #[derive(Debug)]
-pub struct Memory {
+pub struct ProcessMemory {
     bytes: File,
     regions: File,
 }
 
-impl Memory {
+impl ProcessMemory {
     /// Holds what is the thread's memory now.
     ///
     /// # Errors
@@ -511,12 +511,12 @@ mod tests {
             u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()
         };
         assert_eq!(said.next().unwrap().unwrap(), "one");
-        let memory = Memory::open(number as i32).unwrap();
+        let memory = ProcessMemory::open(number as i32).unwrap();
         memory.write(stack(), &[0]).unwrap();
         child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
         assert_eq!(said.next().unwrap().unwrap(), "other");
         // The same number, another program: the place is there and writable, and nothing reaches it.
-        Memory::open(number as i32).unwrap().write(stack(), &[0]).unwrap();
+        ProcessMemory::open(number as i32).unwrap().write(stack(), &[0]).unwrap();
         assert_eq!(memory.write(stack(), &[0]).unwrap_err().raw_os_error(), Some(libc::EFAULT));
         drop(child.stdin.take());
         child.wait().unwrap();
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn only_what_its_program_may_write_to_is_written() {
         static CONSTANT: [u8; 4096] = [7; 4096];
-        let memory = Memory::open(std::process::id() as i32).unwrap();
+        let memory = ProcessMemory::open(std::process::id() as i32).unwrap();
         let mut room = vec![0u8; 3 << 20];
         let bytes = vec![5; room.len()];
         memory.write(room.as_mut_ptr() as u64, &bytes).unwrap();
@@ -602,10 +602,14 @@ mod tests {
         assert_eq!(seen, secret);
         assert_eq!(read_memory(me, 8, &mut seen).unwrap_err().raw_os_error(), Some(libc::EFAULT));
         let mut changed = [0u8; 3];
-        Memory::open(me).unwrap().write(changed.as_mut_ptr() as u64, b"new").unwrap();
+        ProcessMemory::open(me).unwrap().write(changed.as_mut_ptr() as u64, b"new").unwrap();
         assert_eq!(std::hint::black_box(changed), *b"new");
         static FIXED: &str = "constant";
-        assert_eq!(Memory::open(me).unwrap().write(FIXED.as_ptr() as u64, b"v").unwrap_err().raw_os_error(), Some(libc::EFAULT), "{FIXED}");
+        assert_eq!(
+            ProcessMemory::open(me).unwrap().write(FIXED.as_ptr() as u64, b"v").unwrap_err().raw_os_error(),
+            Some(libc::EFAULT),
+            "{FIXED}"
+        );
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let copy = std::net::UdpSocket::from(duplicate(me, socket.as_raw_fd()).unwrap());
         assert_eq!(copy.local_addr().unwrap(), socket.local_addr().unwrap());

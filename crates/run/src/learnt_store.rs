@@ -21,14 +21,14 @@ pub(super) struct Estimates {
     pub(super) links: Vec<(LinkKey, LinkRow)>,
 }
 
-/// The memory.
-pub(super) struct Memory {
+/// The learnt values, read and written by a thread of its own.
+pub(super) struct LearntStore {
     recalled: mpsc::Receiver<Learnt>,
     estimates: mpsc::Sender<Estimates>,
     written: mpsc::Receiver<()>,
 }
 
-impl Memory {
+impl LearntStore {
     /// Reads what was learnt before, without making anything where nothing is.
     pub(super) fn recall_from(folder: &Path) -> Learnt {
         let (found, recalled) = mpsc::channel();
@@ -75,7 +75,7 @@ impl Memory {
     }
 }
 
-/// Where this user's memory is; `None` without a home. See the XDG base directory specification.
+/// Where this user's store is; `None` without a home. See the XDG base directory specification.
 pub(super) fn folder(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
     let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
@@ -98,10 +98,10 @@ mod tests {
     #[test]
     fn the_next_run_recalls_what_this_one_keeps() {
         let folder = tempfile::tempdir().unwrap();
-        let memory = Memory::open(folder.path());
-        assert_eq!(memory.recall(), Learnt::default());
-        memory.keep(estimates());
-        let learnt = Memory::open(folder.path()).recall();
+        let store = LearntStore::open(folder.path());
+        assert_eq!(store.recall(), Learnt::default());
+        store.keep(estimates());
+        let learnt = LearntStore::open(folder.path()).recall();
         let found = Estimates { apps: learnt.apps.into_iter().collect(), links: learnt.links.into_iter().collect() };
         assert_eq!(found, estimates());
     }
@@ -110,17 +110,17 @@ mod tests {
     fn reading_makes_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().join("none");
-        assert_eq!(Memory::recall_from(&home), Learnt::default());
+        assert_eq!(LearntStore::recall_from(&home), Learnt::default());
         assert!(!home.exists());
-        Memory::open(&home).keep(estimates());
-        assert_eq!(Memory::recall_from(&home).links.into_iter().collect::<Vec<_>>(), estimates().links);
+        LearntStore::open(&home).keep(estimates());
+        assert_eq!(LearntStore::recall_from(&home).links.into_iter().collect::<Vec<_>>(), estimates().links);
     }
 
     #[test]
     fn without_a_place_nothing_is_kept_and_nothing_fails() {
-        let memory = Memory::open(Path::new("/proc/no such place"));
-        assert_eq!(memory.recall(), Learnt::default());
-        memory.keep(estimates());
+        let store = LearntStore::open(Path::new("/proc/no such place"));
+        assert_eq!(store.recall(), Learnt::default());
+        store.keep(estimates());
     }
 
     #[test]

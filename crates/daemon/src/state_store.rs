@@ -25,8 +25,8 @@ const LAST_PATIENCE: Duration = Duration::from_secs(3);
 /// The most rows of the history that wait for a disk that does not answer: those of three days.
 const HISTORY_LIMIT: usize = 1000;
 
-/// The memory.
-pub(crate) struct Memory {
+/// The learnt values and the history, kept on disk by a thread of its own.
+pub(crate) struct StateStore {
     folder: PathBuf,
     /// Locked for as long as a thread writes.
     store: Arc<Mutex<Store>>,
@@ -51,7 +51,7 @@ struct Fresh {
     history: history::Rows,
 }
 
-impl Memory {
+impl StateStore {
     /// Opens the store; troubles become warnings, never a reason not to run.
     pub(crate) fn open(folder: &Path) -> Self {
         let (store, learnt, warnings) = Store::open(folder);
@@ -298,10 +298,10 @@ mod tests {
     }
 
     fn recalled(folder: &Path) -> Vec<(String, u64)> {
-        let (mut memory, mut core) = (Memory::open(folder), core());
-        memory.begin_recall(&mut core, NOW, UNIX);
-        while memory.recalled.is_some() {
-            memory.go_on_recalling(&mut core);
+        let (mut state_store, mut core) = (StateStore::open(folder), core());
+        state_store.begin_recall(&mut core, NOW, UNIX);
+        while state_store.recalled.is_some() {
+            state_store.go_on_recalling(&mut core);
         }
         core.steering().estimates().unwrap().into_iter().map(|learnt| (learnt.app.name, learnt.down.get())).collect()
     }
@@ -309,58 +309,58 @@ mod tests {
     #[test]
     fn what_was_learnt_is_recalled_in_the_next_life() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
         learn(&mut core, "curl", 1000);
-        memory.keep_last(&mut core, NOW, UNIX);
-        drop(memory);
+        state_store.keep_last(&mut core, NOW, UNIX);
+        drop(state_store);
         assert_eq!(recalled(folder.path()), [("curl".to_owned(), 1000)]);
     }
 
     #[test]
     fn regression_a_disk_that_does_not_answer_holds_nothing_up_and_loses_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut memory, mut core) = (Memory::open(folder.path()), core());
-        let store = Arc::clone(&memory.store);
+        let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
+        let store = Arc::clone(&state_store.store);
         let disk = store.lock().unwrap();
         for (name, down) in [("curl", 1000), ("wget", 2000), ("curl", 3000)] {
             learn(&mut core, name, down);
-            memory.keep(&mut core, NOW, UNIX);
+            state_store.keep(&mut core, NOW, UNIX);
         }
-        memory.written -= SLOW;
-        assert!(memory.trouble()[0].contains("does not answer"));
+        state_store.written -= SLOW;
+        assert!(state_store.trouble()[0].contains("does not answer"));
         drop(disk);
-        memory.keep_last(&mut core, NOW, UNIX);
-        assert_eq!(memory.trouble(), [""; 0]);
-        drop(memory);
+        state_store.keep_last(&mut core, NOW, UNIX);
+        assert_eq!(state_store.trouble(), [""; 0]);
+        drop(state_store);
         assert_eq!(recalled(folder.path()), [("curl".to_owned(), 3000), ("wget".to_owned(), 2000)]);
     }
 
     #[test]
     fn regression_ever_new_programs_do_not_fill_the_memory() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut memory, mut core) = (Memory::open(folder.path()), core());
-        let store = Arc::clone(&memory.store);
+        let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
+        let store = Arc::clone(&state_store.store);
         let _disk = store.lock().unwrap();
         for number in 0..13_000u64 {
             let key = AppKey { exe: PROGRAM.to_owned(), name: number.to_string(), port: 80 };
-            memory.learnt.apps.insert(key.clone(), AppRow { updated: number, ..AppRow::default() });
-            memory.fresh.apps.insert(key, AppRow { updated: number, ..AppRow::default() });
+            state_store.learnt.apps.insert(key.clone(), AppRow { updated: number, ..AppRow::default() });
+            state_store.fresh.apps.insert(key, AppRow { updated: number, ..AppRow::default() });
         }
-        memory.keep(&mut core, NOW, UNIX);
-        assert!(memory.learnt.apps.len() <= 11_000 && memory.fresh.apps.len() <= 11_000);
+        state_store.keep(&mut core, NOW, UNIX);
+        assert!(state_store.learnt.apps.len() <= 11_000 && state_store.fresh.apps.len() <= 11_000);
         let latest = AppKey { exe: PROGRAM.to_owned(), name: "12999".to_owned(), port: 80 };
-        assert!(memory.fresh.apps.contains_key(&latest), "the oldest go first");
+        assert!(state_store.fresh.apps.contains_key(&latest), "the oldest go first");
     }
 
     #[test]
     fn what_did_not_change_is_not_written_again() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut memory, mut core) = (Memory::open(folder.path()), core());
+        let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
         learn(&mut core, "curl", 1000);
-        memory.gather(&mut core, NOW, UNIX);
-        assert_eq!(memory.fresh.apps.len(), 1);
-        memory.hand_over();
-        memory.gather(&mut core, NOW, UNIX + 1);
-        assert_eq!(memory.fresh.apps.len(), 0);
+        state_store.gather(&mut core, NOW, UNIX);
+        assert_eq!(state_store.fresh.apps.len(), 1);
+        state_store.hand_over();
+        state_store.gather(&mut core, NOW, UNIX + 1);
+        assert_eq!(state_store.fresh.apps.len(), 0);
     }
 }
