@@ -15,7 +15,7 @@ use braid_control::core::{Core, Due, Names, Question, ServerNews};
 use braid_control::fake::network::{facts, network};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering, SteeringError};
-use braid_decide::detection::Answer;
+use braid_decide::detection::DetectionAnswer;
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, ProbeMode, Scheduler};
 use braid_decide::refusals::BELIEVED;
@@ -311,13 +311,13 @@ impl History {
     fn answer(&mut self, question: &Question) {
         let key = |number| PublicKey::from([number; 32]);
         let answer = match self.chance.below(5) {
-            0 => Answer::Silent,
-            1 => Answer::Unfinished,
-            2 if question.expect.is_some() => Answer::AnotherKey,
-            _ => Answer::Runs(question.expect.unwrap_or(key(7))),
+            0 => DetectionAnswer::Silent,
+            1 => DetectionAnswer::Unfinished,
+            2 if question.expect.is_some() => DetectionAnswer::AnotherKey,
+            _ => DetectionAnswer::Runs(question.expect.unwrap_or(key(7))),
         };
         self.tell(format!("{} answers over slot {}: {answer:?}", question.host, question.link.slot));
-        if matches!(answer, Answer::Runs(_)) {
+        if matches!(answer, DetectionAnswer::Runs(_)) {
             self.ran.insert(question.host);
         }
         let taken = self.core.on_answer(self.now, question.host, question.link.slot, answer);

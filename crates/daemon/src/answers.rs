@@ -43,42 +43,42 @@ impl Daemon<'_> {
     /// Answers what the API handler cannot.
     fn on_other(&mut self, request: Request, time: Time) -> bool {
         match request {
-            Request::Status(answer) => drop(answer.send(Ok(self.status(time)))),
-            Request::Subscribe(after, answer) => {
+            Request::Status(reply) => drop(reply.send(Ok(self.status(time)))),
+            Request::Subscribe(after, reply) => {
                 let rest = self.rest(time, true);
-                let _ = answer.send(Ok(Box::new(self.handler.first(&self.core, time, after, rest))));
+                let _ = reply.send(Ok(Box::new(self.handler.first(&self.core, time, after, rest))));
             }
-            Request::Apps(answer) => drop(answer.send(Ok(self.core.apps_view(time, self.peers.living())))),
-            Request::Flows(answer) => self.ask_flows(time, answer),
-            Request::Explain(request, answer) => {
+            Request::Apps(reply) => drop(reply.send(Ok(self.core.apps_view(time, self.peers.living())))),
+            Request::Flows(reply) => self.ask_flows(time, reply),
+            Request::Explain(request, reply) => {
                 let bonded = request.flow.and_then(|id| self.peers.explain(id, time, CARRIED_BY));
-                let _ = answer.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
+                let _ = reply.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
             }
-            Request::Peers(answer) => drop(answer.send(Ok(self.peers.views(&self.core.known_servers(time))))),
-            Request::Join(request, answer) => {
+            Request::Peers(reply) => drop(reply.send(Ok(self.peers.views(&self.core.known_servers(time))))),
+            Request::Join(request, reply) => {
                 let joined = self.peers.join(&request.line, request.name.as_deref());
                 self.peers.set_links(self.core.bond_links());
                 self.note_order("peer", &joined);
-                let _ = answer.send(joined);
+                let _ = reply.send(joined);
             }
-            Request::Leave(request, answer) => {
+            Request::Leave(request, reply) => {
                 let joined = self.peers.is_joined(&request.name);
                 let left = self.leave(&request.name);
                 // That a relay was left is noted when its end is heard of; a host that is forgotten has no such news.
                 if !joined || self.peers.is_joined(&request.name) {
                     self.note_order("peer", &left);
                 }
-                let _ = answer.send(left);
+                let _ = reply.send(left);
             }
-            Request::Move(request, answer) => {
+            Request::Move(request, reply) => {
                 let moved = self.peers.move_flows(&request);
                 self.note_order("flow", &moved);
-                let _ = answer.send(moved);
+                let _ = reply.send(moved);
             }
-            Request::Reload(answer) => drop(answer.send(self.reload())),
-            Request::Down(answer) => {
+            Request::Reload(reply) => drop(reply.send(self.reload())),
+            Request::Down(reply) => {
                 let accepted = Accepted { message: "Braid goes down; flows go on as the system has them".to_owned(), warnings: Vec::new() };
-                let _ = answer.send(Ok(accepted));
+                let _ = reply.send(Ok(accepted));
                 return true;
             }
             // The API handler has answered these.

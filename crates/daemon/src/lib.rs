@@ -16,7 +16,7 @@ use braid_control::steering::Steering;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_http::api_handler::ApiHandler;
-use braid_http::{Answer as Reply, Api, DEFAULT_SOCKET, FlowList, Request, Server, Serving, Ui, UiOptions};
+use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
 use braid_model::{NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -267,7 +267,7 @@ struct Daemon<'a> {
     /// A thread reads the flows.
     polling: bool,
     /// Clients to be told of the flows once it has.
-    waiting: Vec<Reply<Arc<FlowList>>>,
+    waiting: Vec<ReplySender<Arc<FlowList>>>,
     lists: Lists,
     supply: mpsc::Receiver<Option<Supply>>,
     peers: Peers,

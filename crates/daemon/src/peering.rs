@@ -7,7 +7,7 @@ use braid_bond::PathState;
 use braid_control::RequestError;
 use braid_control::core::{PathNews, ServerNews};
 use braid_control::steering::SteeringError;
-use braid_decide::detection::Answer;
+use braid_decide::detection::DetectionAnswer;
 use braid_model::Time;
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::PathChange;
@@ -42,7 +42,7 @@ impl Daemon<'_> {
             }
             Change::Answer { host, link, answer } => {
                 match answer {
-                    Answer::Runs(key) => {
+                    DetectionAnswer::Runs(key) => {
                         tracing::info!(%host, key = key.short(), "a host runs Braid");
                         self.note(
                             "peer",
@@ -50,8 +50,8 @@ impl Daemon<'_> {
                             format!("{host} runs Braid: flows to it may use all links at once, once it has shown its key over each"),
                         );
                     }
-                    Answer::AnotherKey => self.warn_of_impostor(host),
-                    Answer::Silent | Answer::Unfinished => {}
+                    DetectionAnswer::AnotherKey => self.warn_of_impostor(host),
+                    DetectionAnswer::Silent | DetectionAnswer::Unfinished => {}
                 }
                 let done = self.core.on_answer(now(), host, link, answer);
                 self.keep_pins();

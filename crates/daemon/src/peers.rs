@@ -15,7 +15,7 @@ use braid_control::core::{Bonded, Ended, Grounds, Question, ServerNews};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::AppId;
-use braid_decide::detection::{Answer, Knowledge};
+use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
@@ -80,7 +80,7 @@ pub enum Change {
         /// The slot of the link that it was asked over.
         link: usize,
         /// What it said.
-        answer: Answer<PublicKey>,
+        answer: DetectionAnswer<PublicKey>,
     },
     /// The names of `detect` were looked up.
     Named {

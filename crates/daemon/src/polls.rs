@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use braid_control::steering::{Steering, SteeringError};
-use braid_http::{Answer as Reply, FlowList};
+use braid_http::{FlowList, ReplySender};
 use braid_model::Time;
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::netlink;
@@ -68,11 +68,11 @@ impl Daemon<'_> {
 
     /// `GET /v1/flows`. Few flows are read for whoever asks. Many take longer than an answer should: while somebody asks again and again,
     /// he is told of the poll before, at most a second old, which the next one is begun behind.
-    pub(super) fn ask_flows(&mut self, time: Time, answer: Reply<Arc<FlowList>>) {
+    pub(super) fn ask_flows(&mut self, time: Time, reply: ReplySender<Arc<FlowList>>) {
         let known = if self.core.flow_count() > FEW_FLOWS { self.lists.for_now(time) } else { None };
         match known {
-            Some(known) => drop(answer.send(Ok(known))),
-            None => self.waiting.push(answer),
+            Some(known) => drop(reply.send(Ok(known))),
+            None => self.waiting.push(reply),
         }
         self.lists.asked = Some(time);
         if !self.polling {
@@ -89,7 +89,7 @@ impl Daemon<'_> {
             return;
         }
         let flows = Arc::new(FlowList::new(self.core.flows_view(time), self.peers.flow_views(time, CARRIED_BY)));
-        self.waiting.drain(..).for_each(|answer| drop(answer.send(Ok(flows.clone()))));
+        self.waiting.drain(..).for_each(|reply| drop(reply.send(Ok(flows.clone()))));
         if self.core.flow_count() > FEW_FLOWS {
             let list = flows.clone();
             tokio::task::spawn_blocking(move || list.text());

@@ -36,7 +36,7 @@ const QUESTIONS_AT_ONCE: u64 = 32;
 
 /// What asking a host has told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer<K> {
+pub enum DetectionAnswer<K> {
     /// It runs Braid, and has proved this key.
     Runs(K),
     /// Nothing was heard, or nothing that is Braid.
@@ -136,22 +136,24 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// What asking over `link` has told. Nothing changes where the host or the link was forgotten meanwhile.
-    pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: Answer<K>) {
+    pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: DetectionAnswer<K>) {
         let crowded = self.pinned >= MOST_HOSTS / 2;
         let Some(entry) = self.hosts.get_mut(&host).filter(|entry| entry.links.contains_key(&link)) else { return };
         entry.touched = now;
         match answer {
-            Answer::Runs(key) if entry.pin.is_some_and(|pin| pin != key) => entry.settle(link, State::AnotherKey, now + FIRST_SILENCE),
+            DetectionAnswer::Runs(key) if entry.pin.is_some_and(|pin| pin != key) => {
+                entry.settle(link, State::AnotherKey, now + FIRST_SILENCE)
+            }
             // Pins are not pushed out by new ones: whoever has thousands of hosts must not make room for another key of his.
-            Answer::Runs(_) if entry.pin.is_none() && crowded => entry.settle(link, State::Away, now + LONGEST_SILENCE),
-            Answer::Runs(key) => {
+            DetectionAnswer::Runs(_) if entry.pin.is_none() && crowded => entry.settle(link, State::Away, now + LONGEST_SILENCE),
+            DetectionAnswer::Runs(key) => {
                 self.pinned += usize::from(entry.pin.is_none());
                 entry.pin = Some(key);
                 entry.settle(link, State::Here, now + FRESH);
             }
-            Answer::AnotherKey => entry.settle(link, State::AnotherKey, now + FIRST_SILENCE),
-            Answer::Silent => entry.miss(link, now, State::Away, FIRST_SILENCE),
-            Answer::Unfinished => entry.miss(link, now, State::Away, FIRST_ABSENCE),
+            DetectionAnswer::AnotherKey => entry.settle(link, State::AnotherKey, now + FIRST_SILENCE),
+            DetectionAnswer::Silent => entry.miss(link, now, State::Away, FIRST_SILENCE),
+            DetectionAnswer::Unfinished => entry.miss(link, now, State::Away, FIRST_ABSENCE),
         }
     }
 
@@ -344,7 +346,7 @@ mod tests {
         let (mut known, now) = start();
         assert_eq!(known.ask(now, host(1), 0), Some(None));
         assert_eq!((known.ask(now, host(1), 0), known.knowledge(now, host(1))), (None, Knowledge::Asked));
-        known.on_answer(now, host(1), 0, Answer::Runs(7));
+        known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7));
         assert_eq!(known.servers(now), [host(1)]);
         let end = known.poll_timeout(now).unwrap();
@@ -358,7 +360,7 @@ mod tests {
     fn a_host_that_is_spoken_with_is_not_asked_again() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
-        known.on_answer(now, host(1), 0, Answer::Runs(7));
+        known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         known.on_reached(now + 20 * HOUR, host(1));
         assert_eq!(known.knowledge(now + 40 * HOUR, host(1)), Knowledge::Runs(7));
     }
@@ -369,7 +371,7 @@ mod tests {
         let mut spans = Vec::new();
         for _ in 0..7 {
             assert!(known.ask(now, host(1), 0).is_some());
-            known.on_answer(now, host(1), 0, Answer::Silent);
+            known.on_answer(now, host(1), 0, DetectionAnswer::Silent);
             assert_eq!((known.ask(now, host(1), 0), known.knowledge(now, host(1))), (None, Knowledge::Silent));
             let begin = now;
             while !known.is_news(now, host(1), 0) {
@@ -379,7 +381,7 @@ mod tests {
         }
         assert_eq!(spans, [1, 2, 4, 8, 16, 24, 24]);
         assert!(known.ask(now, host(1), 0).is_some());
-        known.on_answer(now, host(1), 0, Answer::Runs(1));
+        known.on_answer(now, host(1), 0, DetectionAnswer::Runs(1));
         assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(1), "it may begin to run Braid at any time");
     }
 
@@ -387,20 +389,20 @@ mod tests {
     fn another_key_is_never_taken_until_the_host_is_forgotten() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
-        known.on_answer(now, host(1), 0, Answer::Runs(7));
+        known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         let later = now + FRESH;
         assert_eq!(known.ask(later, host(1), 0), Some(Some(7)));
-        known.on_answer(later, host(1), 0, Answer::AnotherKey);
+        known.on_answer(later, host(1), 0, DetectionAnswer::AnotherKey);
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
         assert_eq!((known.servers(later), known.impostors().collect::<Vec<_>>()), (vec![], vec![host(1)]));
         known.on_lost(later, host(1));
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
         // Asked without its pin, as by a question of before: the pin holds all the same.
-        known.on_answer(later, host(1), 0, Answer::Runs(8));
+        known.on_answer(later, host(1), 0, DetectionAnswer::Runs(8));
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
         assert!(known.forget(host(1)) && !known.forget(host(1)));
         assert_eq!(known.ask(later, host(1), 0), Some(None));
-        known.on_answer(later, host(1), 0, Answer::Runs(8));
+        known.on_answer(later, host(1), 0, DetectionAnswer::Runs(8));
         assert_eq!(known.knowledge(later, host(1)), Knowledge::Runs(8));
     }
 
@@ -408,7 +410,7 @@ mod tests {
     fn a_server_that_goes_away_is_asked_again_soon() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
-        known.on_answer(now, host(1), 0, Answer::Runs(7));
+        known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         known.on_lost(now, host(1));
         assert_eq!((known.knowledge(now, host(1)), known.servers(now)), (Knowledge::Silent, vec![]));
         known.on_reached(now, host(1));
@@ -423,19 +425,19 @@ mod tests {
         let (mut known, now) = start();
         let over = |known: &Detection<u8>| known.seen_over(now, host(1)).slots().collect::<Vec<_>>();
         known.ask(now, host(1), 0);
-        known.on_answer(now, host(1), 0, Answer::Runs(7));
+        known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         assert_eq!(over(&known), [0]);
         assert_eq!(known.ask(now, host(1), 1), Some(Some(7)), "the other links are asked for that key");
         known.on_reached(now, host(1));
         assert_eq!(over(&known), [0], "that it was reached says nothing of a link over which it was not");
-        known.on_answer(now, host(1), 1, Answer::Runs(7));
+        known.on_answer(now, host(1), 1, DetectionAnswer::Runs(7));
         assert_eq!(over(&known), [0, 1]);
         known.forget_link(0);
         assert_eq!((over(&known), known.knowledge(now, host(1))), (vec![1], Knowledge::Runs(7)));
-        known.on_answer(now, host(1), 0, Answer::Runs(7));
+        known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         assert_eq!(over(&known), [1], "an answer by way of a network that was left");
         known.ask(now, host(1), 0);
-        known.on_answer(now, host(1), 0, Answer::AnotherKey);
+        known.on_answer(now, host(1), 0, DetectionAnswer::AnotherKey);
         assert_eq!((known.knowledge(now, host(1)), known.servers(now)), (Knowledge::AnotherKey(7), vec![]));
     }
 
@@ -443,10 +445,10 @@ mod tests {
     fn a_host_that_never_said_yes_is_asked_over_one_link_only() {
         let (mut known, now) = start();
         assert_eq!((known.ask(now, host(1), 0), known.ask(now, host(1), 1)), (Some(None), None));
-        known.on_answer(now, host(1), 0, Answer::Silent);
+        known.on_answer(now, host(1), 0, DetectionAnswer::Silent);
         assert_eq!(known.ask(now, host(1), 1), None);
         assert_eq!(known.ask(now + HOUR, host(1), 1), Some(None));
-        known.on_answer(now + HOUR, host(1), 1, Answer::Silent);
+        known.on_answer(now + HOUR, host(1), 1, DetectionAnswer::Silent);
         assert!(!known.is_news(now + 2 * HOUR, host(1), 0) && known.is_news(now + 3 * HOUR, host(1), 0), "its silences are one row");
     }
 
@@ -471,7 +473,7 @@ mod tests {
     fn an_answer_that_was_cut_short_is_asked_for_again_soon() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
-        known.on_answer(now, host(1), 0, Answer::Unfinished);
+        known.on_answer(now, host(1), 0, DetectionAnswer::Unfinished);
         assert_eq!((known.knowledge(now, host(1)), known.ask(now + FIRST_ABSENCE, host(1), 0)), (Knowledge::Silent, Some(None)));
     }
 
@@ -509,7 +511,7 @@ mod tests {
         let (mut known, mut now) = start();
         for at in 0..MOST_HOSTS as u32 + 200 {
             known.ask(now, host(at), 0).unwrap();
-            known.on_answer(now, host(at), 0, if at % 2 == 0 { Answer::Runs(1) } else { Answer::Silent });
+            known.on_answer(now, host(at), 0, if at % 2 == 0 { DetectionAnswer::Runs(1) } else { DetectionAnswer::Silent });
             now = now + Duration::from_secs(1);
         }
         assert_eq!((known.hosts.len(), known.pinned), (MOST_HOSTS, MOST_HOSTS / 2));
@@ -566,13 +568,13 @@ mod tests {
                     Step::Answer(at, link, kind) => {
                         let there = known.hosts.get(&host(at)).is_some_and(|host| host.links.contains_key(&link));
                         let answer = match kind {
-                            0 => Answer::Silent,
-                            1 => Answer::AnotherKey,
-                            2 => Answer::Unfinished,
-                            key => Answer::Runs(key),
+                            0 => DetectionAnswer::Silent,
+                            1 => DetectionAnswer::AnotherKey,
+                            2 => DetectionAnswer::Unfinished,
+                            key => DetectionAnswer::Runs(key),
                         };
                         known.on_answer(now, host(at), link, answer);
-                        if let (Answer::Runs(key), true) = (answer, there)
+                        if let (DetectionAnswer::Runs(key), true) = (answer, there)
                             && *pins.entry(host(at)).or_insert(key) == key
                         {
                             shown.insert((host(at), link));

@@ -34,7 +34,7 @@ pub use instance::{InstanceResult, solve_instance};
 use braid_model::{Bytes, Joules, Power, Rate};
 
 use crate::connection::{LinkMask, MAX_LINKS};
-use solver::{Answer, Instance};
+use solver::{Instance, Solution};
 
 /// Prices and energies per byte above this would overflow when multiplied by a load.
 const COST_LIMIT: f64 = 1e30;
@@ -330,14 +330,14 @@ pub fn schedule(interfaces: &[Interface], streams: &[Stream], new: New, target: 
     Problem { interfaces, price_per_byte: None, loads: &loads, new, target }.solve()
 }
 
-fn decision(instance: &Instance, answer: Answer, links: usize) -> Decision {
+fn decision(instance: &Instance, solution: Solution, links: usize) -> Decision {
     Decision {
-        assignment: answer.assignment,
-        weights: answer.weights[..links].to_vec(),
-        energy: Joules::new(answer.energy),
-        price: answer.price,
-        throughput_bps: answer.throughput * 8.0,
+        assignment: solution.assignment,
+        weights: solution.weights[..links].to_vec(),
+        energy: Joules::new(solution.energy),
+        price: solution.price,
+        throughput_bps: solution.throughput * 8.0,
         target_bps: instance.target * 8.0,
-        feasible: answer.feasible,
+        feasible: solution.feasible,
     }
 }

@@ -93,33 +93,33 @@ impl ApiHandler {
         let Moment { now, unix_ms } = moment;
         // A client that does not wait for its answer is none of our business.
         match request {
-            Request::Links(answer) => drop(answer.send(Ok(core.links(now)))),
-            Request::Policy(answer) => drop(answer.send(Ok(core.policy()))),
-            Request::Tradeoff(answer) => drop(answer.send(Ok(core.tradeoff(now)))),
-            Request::Notes(after, answer) => drop(answer.send(Ok(self.history.notes_after(after)))),
-            Request::History(resolution, since_ms, answer) => drop(answer.send(Ok(self.history.history(resolution, since_ms)))),
-            Request::AppHistory(resolution, since_ms, application, answer) => {
-                drop(answer.send(Ok(self.history.app_history(resolution, since_ms, application.as_deref()))));
+            Request::Links(reply) => drop(reply.send(Ok(core.links(now)))),
+            Request::Policy(reply) => drop(reply.send(Ok(core.policy()))),
+            Request::Tradeoff(reply) => drop(reply.send(Ok(core.tradeoff(now)))),
+            Request::Notes(after, reply) => drop(reply.send(Ok(self.history.notes_after(after)))),
+            Request::History(resolution, since_ms, reply) => drop(reply.send(Ok(self.history.history(resolution, since_ms)))),
+            Request::AppHistory(resolution, since_ms, application, reply) => {
+                drop(reply.send(Ok(self.history.app_history(resolution, since_ms, application.as_deref()))));
             }
-            Request::Gains(days, answer) => drop(answer.send(Ok(self.history.gains(unix_ms, days)))),
-            Request::Config(answer) => drop(answer.send(Ok(self.settings.look()))),
-            Request::Preview(change, answer) => drop(answer.send(self.settings.preview(&change, &client_world(core, relays)))),
-            Request::Apply(change, answer) => {
+            Request::Gains(days, reply) => drop(reply.send(Ok(self.history.gains(unix_ms, days)))),
+            Request::Config(reply) => drop(reply.send(Ok(self.settings.look()))),
+            Request::Preview(change, reply) => drop(reply.send(self.settings.preview(&change, &client_world(core, relays)))),
+            Request::Apply(change, reply) => {
                 let world = client_world(core, relays);
                 let applied = self.settings.apply(&change, &world, |config| enforce(core, config));
                 if let Ok(changed) = &applied {
                     let text = format!("the configuration was changed: {}", changed.changes.join("; "));
                     self.history.note(unix_ms, "config", "info", text);
                 }
-                let _ = answer.send(applied);
+                let _ = reply.send(applied);
             }
-            Request::Undo(answer) => {
+            Request::Undo(reply) => {
                 let world = client_world(core, relays);
                 let undone = self.settings.undo(&world, |config| enforce(core, config));
                 if undone.is_ok() {
                     self.history.note(unix_ms, "config", "info", "the last change of the configuration was taken back");
                 }
-                let _ = answer.send(undone);
+                let _ = reply.send(undone);
             }
             other => return Some(other),
         }

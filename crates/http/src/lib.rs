@@ -58,56 +58,56 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const READING: usize = 48;
 const READING_OF_ONE: usize = 16;
 
-/// What the core answers: what was asked for, or why it cannot be done.
-pub type Answer<T> = oneshot::Sender<Result<T, RequestError>>;
+/// Where the core sends its answer: what was asked for, or why it cannot be done.
+pub type ReplySender<T> = oneshot::Sender<Result<T, RequestError>>;
 
 /// What clients ask of the core; each carries where to answer. A dropped sender tells the client that the daemon is ending.
 #[derive(Debug)]
 pub enum Request {
     /// `GET /v1/status`; also behind `/v1/metrics`.
-    Status(Answer<Status>),
+    Status(ReplySender<Status>),
     /// `GET /v1/links`.
-    Links(Answer<Vec<Link>>),
+    Links(ReplySender<Vec<Link>>),
     /// `GET /v1/flows`.
-    Flows(Answer<Arc<FlowList>>),
+    Flows(ReplySender<Arc<FlowList>>),
     /// `GET /v1/apps`.
-    Apps(Answer<AppsView>),
+    Apps(ReplySender<AppsView>),
     /// `GET /v1/policy`.
-    Policy(Answer<PolicyView>),
+    Policy(ReplySender<PolicyView>),
     /// `POST /v1/explain`: reads only.
-    Explain(ExplainRequest, Answer<Explanation>),
+    Explain(ExplainRequest, ReplySender<Explanation>),
     /// `GET /v1/peers`.
-    Peers(Answer<Vec<PeerView>>),
+    Peers(ReplySender<Vec<PeerView>>),
     /// `POST /v1/join`: bond with a relay from now on.
-    Join(JoinRequest, Answer<Accepted>),
+    Join(JoinRequest, ReplySender<Accepted>),
     /// `POST /v1/leave`: no more.
-    Leave(LeaveRequest, Answer<Accepted>),
+    Leave(LeaveRequest, ReplySender<Accepted>),
     /// `POST /v1/move`: carry flows over another link from now on.
-    Move(MoveRequest, Answer<Accepted>),
+    Move(MoveRequest, ReplySender<Accepted>),
     /// `GET /v1/events`: what a listener is told first; the notes after the one of this id, else the last few.
-    Subscribe(Option<u64>, Answer<Box<First>>),
+    Subscribe(Option<u64>, ReplySender<Box<First>>),
     /// `GET /v1/notes`: those after the one of this id.
-    Notes(u64, Answer<Vec<Note>>),
+    Notes(u64, ReplySender<Vec<Note>>),
     /// `GET /v1/history`: the samples after a moment (milliseconds of Unix time).
-    History(Resolution, u64, Answer<History>),
+    History(Resolution, u64, ReplySender<History>),
     /// `GET /v1/history/apps`: the samples after a moment, of one application or all.
-    AppHistory(Resolution, u64, Option<String>, Answer<AppHistory>),
+    AppHistory(Resolution, u64, Option<String>, ReplySender<AppHistory>),
     /// `GET /v1/gains`: over so many days.
-    Gains(u32, Answer<Gains>),
+    Gains(u32, ReplySender<Gains>),
     /// `GET /v1/tradeoff`.
-    Tradeoff(Answer<Vec<TradeoffPoint>>),
+    Tradeoff(ReplySender<Vec<TradeoffPoint>>),
     /// `GET /v1/config`.
-    Config(Answer<settings::Look>),
+    Config(ReplySender<settings::Look>),
     /// `POST /v1/config/preview`: changes nothing.
-    Preview(ConfigChange, Answer<ConfigChanged>),
+    Preview(ConfigChange, ReplySender<ConfigChanged>),
     /// `POST /v1/config`.
-    Apply(ConfigChange, Answer<ConfigChanged>),
+    Apply(ConfigChange, ReplySender<ConfigChanged>),
     /// `POST /v1/config/undo`.
-    Undo(Answer<ConfigView>),
+    Undo(ReplySender<ConfigView>),
     /// `POST /v1/reload`: read the configuration again; a refused one leaves the running one in force (a problem, status 422).
-    Reload(Answer<Accepted>),
+    Reload(ReplySender<Accepted>),
     /// `POST /v1/down`: take everything down and end. The answer is sent before.
-    Down(Answer<Accepted>),
+    Down(ReplySender<Accepted>),
 }
 
 /// Why the API cannot be served.
@@ -367,10 +367,10 @@ mod tests {
     async fn core(mut requests: mpsc::Receiver<Request>) {
         while let Some(request) = requests.recv().await {
             match request {
-                Request::Status(answer) => drop(answer.send(Ok(status()))),
-                Request::Reload(answer) => drop(answer.send(Ok(Accepted { message: "done".into(), warnings: Vec::new() }))),
-                Request::Explain(request, answer) => {
-                    drop(answer.send(Err(RequestError::not_found("Not found", format!("no flow {:?}", request.flow)))));
+                Request::Status(reply) => drop(reply.send(Ok(status()))),
+                Request::Reload(reply) => drop(reply.send(Ok(Accepted { message: "done".into(), warnings: Vec::new() }))),
+                Request::Explain(request, reply) => {
+                    drop(reply.send(Err(RequestError::not_found("Not found", format!("no flow {:?}", request.flow)))));
                 }
                 // Dropped without an answer, as by a core that ends.
                 _ => {}

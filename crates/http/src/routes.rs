@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::access::{ApiClient, May, guard};
 use super::connections::Connections;
 use super::tcp::Entrance;
-use super::{Answer, Api, PATIENCE, Refusal, Request, metrics, pages};
+use super::{Api, PATIENCE, Refusal, ReplySender, Request, metrics, pages};
 
 /// The largest body taken.
 const LARGEST: usize = 256 << 10;
@@ -77,22 +77,22 @@ pub(super) fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-async fn exchange<T>(api: &Api, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, Refusal> {
-    let (answer, wait) = oneshot::channel();
+async fn exchange<T>(api: &Api, request: impl FnOnce(ReplySender<T>) -> Request) -> Result<T, Refusal> {
+    let (reply, wait) = oneshot::channel();
     let ending = || Refusal(Problem::new(503, "Ending", "the daemon is ending: start it again with `braid up`"));
     let exchange = async {
-        api.core.send(request(answer)).await.map_err(|_| ending())?;
+        api.core.send(request(reply)).await.map_err(|_| ending())?;
         wait.await.map_err(|_| ending())?.map_err(Refusal::from)
     };
     let detail = "the daemon does not answer: see its log, and restart it if that lasts (traffic goes on without it)";
     tokio::time::timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(Refusal(Problem::new(504, "No answer", detail))))
 }
 
-async fn ask<T>(State(api): Core, request: impl FnOnce(Answer<T>) -> Request) -> Reply<T> {
+async fn ask<T>(State(api): Core, request: impl FnOnce(ReplySender<T>) -> Request) -> Reply<T> {
     exchange(&api, request).await.map(whole)
 }
 
-async fn list<T>(State(api): Core, request: impl FnOnce(Answer<Vec<T>>) -> Request) -> Reply<List<T>> {
+async fn list<T>(State(api): Core, request: impl FnOnce(ReplySender<Vec<T>>) -> Request) -> Reply<List<T>> {
     exchange(&api, request).await.map(List::of).map(whole)
 }
 
@@ -101,9 +101,9 @@ fn whole<T>(content: T) -> Json<Versioned<T>> {
 }
 
 /// Something that is said, not only asked.
-async fn order<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, Answer<T>) -> Request) -> Reply<T> {
+async fn order<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, ReplySender<T>) -> Request) -> Reply<T> {
     let body = said(body)?;
-    ask(core, |answer| request(body, answer)).await
+    ask(core, |reply| request(body, reply)).await
 }
 
 /// Reads a body.
@@ -143,7 +143,7 @@ async fn events(
     let crowded = "too many programs listen already: close some pages of Braid's";
     // Before the first is told, so that nothing falls between the two.
     let listener = api.live.listen(client.origin(), may).ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
-    let first = exchange(&api, |answer| Request::Subscribe(after, answer)).await?;
+    let first = exchange(&api, |reply| Request::Subscribe(after, reply)).await?;
     Ok(listener.stream(aside(move || first.opening()).await?))
 }
 
@@ -200,12 +200,12 @@ struct AppHistoryQuery {
 
 async fn app_history(core: Core, query: Asked<AppHistoryQuery>) -> Reply<braid_api::AppHistory> {
     let AppHistoryQuery { resolution, since_ms, application } = asked(query)?;
-    ask(core, |answer| Request::AppHistory(resolution, since_ms, application, answer)).await
+    ask(core, |reply| Request::AppHistory(resolution, since_ms, application, reply)).await
 }
 
 async fn history(core: Core, query: Asked<HistoryQuery>) -> Reply<braid_api::History> {
     let HistoryQuery { resolution, since_ms } = asked(query)?;
-    ask(core, |answer| Request::History(resolution, since_ms, answer)).await
+    ask(core, |reply| Request::History(resolution, since_ms, reply)).await
 }
 
 #[derive(Deserialize)]
@@ -217,7 +217,7 @@ struct NotesQuery {
 
 async fn notes(core: Core, query: Asked<NotesQuery>) -> Reply<List<Note>> {
     let NotesQuery { since } = asked(query)?;
-    list(core, |answer| Request::Notes(since, answer)).await
+    list(core, |reply| Request::Notes(since, reply)).await
 }
 
 #[derive(Deserialize)]
@@ -231,7 +231,7 @@ async fn gains(core: Core, query: Asked<GainsQuery>) -> Reply<braid_api::Gains> 
     if days > 400 {
         return Err(not_understood("days is over 400, and no more are kept"));
     }
-    ask(core, |answer| Request::Gains(days, answer)).await
+    ask(core, |reply| Request::Gains(days, reply)).await
 }
 
 async fn who(Extension(May(needs)): Extension<May>) -> Json<Versioned<Session>> {

@@ -12,13 +12,13 @@ use hyper::{Response, StatusCode};
 pub(crate) const BUFFER: usize = 24 * 1024;
 
 /// What answers are made of.
-pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, BodyError>>;
+pub(crate) type ProxyResponse = Response<UnsyncBoxBody<Bytes, BodyError>>;
 
 /// Why a body ends too early.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a client is told when its target cannot be reached.
-pub(crate) fn unreachable(error: &DialError) -> Answer {
+pub(crate) fn unreachable(error: &DialError) -> ProxyResponse {
     let status = match error.reason {
         Reason::TimedOut => StatusCode::GATEWAY_TIMEOUT,
         Reason::Forbidden(_) => StatusCode::FORBIDDEN,
@@ -29,7 +29,7 @@ pub(crate) fn unreachable(error: &DialError) -> Answer {
 }
 
 /// A line of text.
-pub(crate) fn plain(status: StatusCode, text: &str) -> Answer {
+pub(crate) fn plain(status: StatusCode, text: &str) -> ProxyResponse {
     let mut answer = Response::new(whole(format!("braid proxy: {text}\n")));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::answer::{Answer, BUFFER, BodyError, plain, unreachable};
+use crate::answer::{BUFFER, BodyError, ProxyResponse, plain, unreachable};
 use crate::headers::pass_on;
 use crate::outbound::{ConnectionRoute, Opened, Origin, Outbound};
 use crate::patience::Patient;
@@ -46,7 +46,7 @@ pub(crate) enum ForwardError {
 
 impl ForwardError {
     /// What the client is told.
-    pub(crate) fn answer(&self) -> Answer {
+    pub(crate) fn answer(&self) -> ProxyResponse {
         match self {
             Self::Dial(error) => unreachable(error),
             Self::Broken(..) => plain(StatusCode::BAD_GATEWAY, &self.to_string()),
@@ -63,7 +63,7 @@ impl Upstream {
         origin: &Origin,
         target: &Address,
         shared: &Shared,
-    ) -> Result<Answer, ForwardError> {
+    ) -> Result<ProxyResponse, ForwardError> {
         let client = hyper::upgrade::on(&mut request);
         let mut candidate = Candidate::of(&request);
         let (onward, upgrades) = outgoing(request)?;

@@ -16,7 +16,7 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 
-use crate::answer::{Answer, BUFFER, plain, unreachable, whole};
+use crate::answer::{BUFFER, ProxyResponse, plain, unreachable, whole};
 use crate::forward::Upstream;
 use crate::outbound::Origin;
 use crate::pac;
@@ -44,7 +44,7 @@ struct Session {
 }
 
 impl Session {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(&self, request: Request<Incoming>) -> ProxyResponse {
         let tunnel = request.method() == Method::CONNECT;
         if !tunnel && request.uri().authority().is_none() {
             return self.about(&request);
@@ -68,7 +68,7 @@ impl Session {
     }
 
     /// Who it is, or why it may not.
-    fn user(&self, request: &Request<Incoming>) -> Result<Option<String>, Box<Answer>> {
+    fn user(&self, request: &Request<Incoming>) -> Result<Option<String>, Box<ProxyResponse>> {
         let credentials = &self.shared.access.credentials;
         if credentials.is_empty() {
             return Ok(None);
@@ -86,7 +86,7 @@ impl Session {
     }
 
     /// What is asked of the proxy itself.
-    fn about(&self, request: &Request<Incoming>) -> Answer {
+    fn about(&self, request: &Request<Incoming>) -> ProxyResponse {
         if !pac::PATHS.contains(&request.uri().path()) {
             return plain(StatusCode::NOT_FOUND, "this is a proxy: set it as one, or load /proxy.pac, which does that");
         }
@@ -98,7 +98,7 @@ impl Session {
         answer
     }
 
-    async fn tunnel(&self, request: Request<Incoming>, origin: &Origin, target: &Address) -> Answer {
+    async fn tunnel(&self, request: Request<Incoming>, origin: &Origin, target: &Address) -> ProxyResponse {
         let onward = match self.shared.outbound.connect(origin, target).await {
             Ok(opened) => opened.stream,
             Err(error) => return unreachable(&error),

@@ -8,7 +8,7 @@ use braid_model::{Bytes, Rate, Time};
 use braid_netem::{Link, Packet, Profile};
 use braid_range::{Action, Config, Engine, FileId, FileSetup, Head, LaneId, LinkSetup, RangeError, RequestId, Span};
 
-use crate::tcp::{Ack, Answer, HANDSHAKE, HANDSHAKE_WAIT, HEADERS, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
+use crate::tcp::{Ack, AckTiming, HANDSHAKE, HANDSHAKE_WAIT, HEADERS, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
 
 /// A request's payload, and the head of an answer.
 const REQUEST: u64 = 300;
@@ -348,14 +348,14 @@ impl World<'_> {
                 self.engine.on_connected(self.now, id, 1);
             }
             What::Data(segment, sent) => {
-                let (_, answer) = lane.receiver.on_segment(self.now, segment.number, sent);
+                let (_, timing) = lane.receiver.on_segment(self.now, segment.number, sent);
                 let in_order = lane.receiver.in_order();
                 let mut bytes = 0;
                 while lane.came < in_order {
                     lane.came += 1;
                     bytes += u64::from(lane.sizes.pop_front().unwrap_or(0));
                 }
-                if answer == Answer::Now
+                if timing == AckTiming::Now
                     && let Some(ack) = lane.receiver.take_ack()
                 {
                     self.up[lane.link].push(self.now, Parcel { lane: id, epoch, what: What::Ack(ack) });

@@ -15,7 +15,7 @@ use std::time::Duration;
 use braid_model::{Bytes, Direction, Time};
 
 use cubic::Cubic;
-pub(crate) use receiver::{Answer, Receiver};
+pub(crate) use receiver::{AckTiming, Receiver};
 use reno::Reno;
 pub(crate) use sender::{Sender, Sending};
 

@@ -472,7 +472,7 @@ fn family(ipv6: bool) -> Family {
 
 /// What a host says that is asked whether it runs Braid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum HostAnswer {
     /// It does, serves anyone, and has proved this key.
     Runs(PublicKey),
     /// Nothing was heard.
@@ -491,7 +491,7 @@ const QUESTION: Duration = Duration::from_secs(1);
 const CONVERSATION: Duration = Duration::from_secs(3);
 
 /// Asks a host whether it runs Braid: with one datagram if nobody answers. Shows no key and no name. `expect` is its pinned key.
-pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mark: Option<u32>) -> Result<Answer, RelayError> {
+pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mark: Option<u32>) -> Result<HostAnswer, RelayError> {
     let (ipv6, number) = (remote.is_ipv6(), link.number);
     let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
     let binding = Binding { address, device: link.device.clone(), mark };
@@ -507,39 +507,39 @@ pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mar
     });
     let connection = match dialled {
         Ok(connection) => connection,
-        Err(error) => return Ok(Answer::Refused(error.to_string())),
+        Err(error) => return Ok(HostAnswer::Refused(error.to_string())),
     };
     let answer = match tokio::time::timeout(QUESTION, answer_to(&carrier, connection, &mut notices)).await {
         Ok(answer) => answer,
-        Err(_) if !carrier.with(|host, _| host.has_heard(connection)) => Answer::Silent,
+        Err(_) if !carrier.with(|host, _| host.has_heard(connection)) => HostAnswer::Silent,
         Err(_) => {
             let rest = tokio::time::timeout(CONVERSATION, answer_to(&carrier, connection, &mut notices)).await;
-            rest.unwrap_or(Answer::Unfinished)
+            rest.unwrap_or(HostAnswer::Unfinished)
         }
     };
-    if answer == Answer::Silent {
+    if answer == HostAnswer::Silent {
         // Without its socket nothing is said to whom does not listen.
         carrier.set_socket(number, None, ipv6);
     }
     carrier.with(|host, now| host.end(now, id, "asked, and answered"));
-    if answer != Answer::Silent {
+    if answer != HostAnswer::Silent {
         tokio::spawn(async move { carrier.farewell().await });
     }
     Ok(answer)
 }
 
-async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mpsc::UnboundedReceiver<Notice>) -> Answer {
+async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mpsc::UnboundedReceiver<Notice>) -> HostAnswer {
     loop {
         match notices.recv().await {
             Some(Notice::Joined(..)) => {
                 let key = carrier.with(|host, _| host.connection(connection).and_then(tls::peer_key));
-                return key.map_or_else(|| Answer::Refused("it has shown no key".to_owned()), Answer::Runs);
+                return key.map_or_else(|| HostAnswer::Refused("it has shown no key".to_owned()), HostAnswer::Runs);
             }
-            Some(Notice::Lost { another_key: true, .. }) => return Answer::AnotherKey,
-            Some(Notice::Lost { refused: Some(refusals::BUSY), .. }) => return Answer::Unfinished,
-            Some(Notice::Lost { reason, .. }) => return Answer::Refused(reason),
+            Some(Notice::Lost { another_key: true, .. }) => return HostAnswer::AnotherKey,
+            Some(Notice::Lost { refused: Some(refusals::BUSY), .. }) => return HostAnswer::Unfinished,
+            Some(Notice::Lost { reason, .. }) => return HostAnswer::Refused(reason),
             Some(_) => {}
-            None => return Answer::Silent,
+            None => return HostAnswer::Silent,
         }
     }
 }

@@ -10,7 +10,7 @@ use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use braid_transport::FlowEnd;
-use braid_transport::client::{Answer, Client, Link, Peer, State, ask};
+use braid_transport::client::{Client, HostAnswer, Link, Peer, State, ask};
 use braid_transport::relay::{self, Options, Reach};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::oneshot;
@@ -59,11 +59,11 @@ fn link() -> Link {
 }
 
 /// What somebody says who does answer: on a busy machine a question may have to be asked again.
-async fn asked(to: SocketAddr, expect: Option<PublicKey>) -> Answer {
+async fn asked(to: SocketAddr, expect: Option<PublicKey>) -> HostAnswer {
     let begun = Instant::now();
     loop {
         let answer = ask(to, &link(), expect, None).await.unwrap();
-        if answer != Answer::Silent || begun.elapsed() > PATIENCE {
+        if answer != HostAnswer::Silent || begun.elapsed() > PATIENCE {
             return answer;
         }
     }
@@ -72,23 +72,23 @@ async fn asked(to: SocketAddr, expect: Option<PublicKey>) -> Answer {
 #[tokio::test]
 async fn a_server_tells_its_key_and_is_known_by_it() {
     let server = Server::start(true).await;
-    assert_eq!(asked(server.address, None).await, Answer::Runs(server.key));
-    assert_eq!(asked(server.address, Some(server.key)).await, Answer::Runs(server.key));
-    assert_eq!(asked(server.address, Some(PublicKey::from([7; 32]))).await, Answer::AnotherKey);
+    assert_eq!(asked(server.address, None).await, HostAnswer::Runs(server.key));
+    assert_eq!(asked(server.address, Some(server.key)).await, HostAnswer::Runs(server.key));
+    assert_eq!(asked(server.address, Some(PublicKey::from([7; 32]))).await, HostAnswer::AnotherKey);
 }
 
 #[tokio::test]
 async fn a_relay_that_wants_to_know_its_clients_is_no_server() {
     let relay = Server::start(false).await;
     let answer = asked(relay.address, None).await;
-    assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
+    assert!(matches!(answer, HostAnswer::Refused(_)), "{answer:?}");
 }
 
 #[tokio::test]
 async fn who_does_not_answer_gets_one_datagram() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let answer = tokio::time::timeout(PATIENCE, ask(silent.local_addr().unwrap(), &link(), None, None)).await;
-    assert_eq!(answer.expect("it does not wait for ever").unwrap(), Answer::Silent);
+    assert_eq!(answer.expect("it does not wait for ever").unwrap(), HostAnswer::Silent);
     let mut buffer = [0; 2000];
     let size = silent.try_recv(&mut buffer).unwrap();
     assert_eq!(size, 1200, "QUIC's smallest");
@@ -108,7 +108,7 @@ async fn what_is_no_braid_is_not_taken_for_it() {
         }
     });
     let answer = ask(to, &link(), None, None).await.unwrap();
-    assert!(!matches!(answer, Answer::Runs(_)), "an echo: {answer:?}");
+    assert!(!matches!(answer, HostAnswer::Runs(_)), "an echo: {answer:?}");
 }
 
 #[tokio::test]
@@ -135,7 +135,7 @@ async fn strangers_must_always_show_where_they_are() {
             }
         }
     });
-    assert_eq!(asked(front, None).await, Answer::Runs(server.key));
+    assert_eq!(asked(front, None).await, HostAnswer::Runs(server.key));
     let (kind, size) = first.await.unwrap();
     assert_eq!(kind & 0xf0, 0xf0, "a Retry (RFC 9000, section 17.2.5)");
     assert!(size < 200, "{size} bytes for 1200");
@@ -172,11 +172,11 @@ async fn one_source_has_sixteen_bonds_and_no_more() {
         }
         clients.push(client);
     }
-    assert_eq!(asked(server.address, None).await, Answer::Unfinished, "a question is a bond, for a moment");
+    assert_eq!(asked(server.address, None).await, HostAnswer::Unfinished, "a question is a bond, for a moment");
     drop(clients.pop());
     drop(clients.pop());
     let begun = Instant::now();
-    while asked(server.address, None).await != Answer::Runs(server.key) {
+    while asked(server.address, None).await != HostAnswer::Runs(server.key) {
         assert!(begun.elapsed() < PATIENCE);
     }
 }

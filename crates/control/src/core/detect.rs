@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_decide::connection::LinkMask;
-use braid_decide::detection::{Answer, Knowledge, is_public};
+use braid_decide::detection::{DetectionAnswer, Knowledge, is_public};
 use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, admit};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
@@ -80,9 +80,9 @@ impl<S: Steering> Core<S> {
     }
 
     /// What a host that was asked over a link has said.
-    pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: Answer<PublicKey>) -> Result<(), SteeringError> {
+    pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: DetectionAnswer<PublicKey>) -> Result<(), SteeringError> {
         self.detection.on_answer(now, host, link, answer);
-        if matches!(answer, Answer::Runs(_)) && self.detects(host) && self.may_steer(host) {
+        if matches!(answer, DetectionAnswer::Runs(_)) && self.detects(host) && self.may_steer(host) {
             self.ask(now, host, self.admitted(None, Family::of(host)));
         }
         self.update_servers(now)

@@ -7,7 +7,7 @@ use braid_control::config::{Config, Detect};
 use braid_control::core::{ServerNews, UNREAD};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, RedirectedFlow};
-use braid_decide::detection::{Answer, FRESH};
+use braid_decide::detection::{DetectionAnswer, FRESH};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, Scheduler};
 use braid_model::key::PublicKey;
 use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts, Time};
@@ -32,13 +32,13 @@ impl World {
     }
 
     /// The host says this over each link that it is asked over.
-    fn answer(&mut self, answer: Answer<PublicKey>) {
+    fn answer(&mut self, answer: DetectionAnswer<PublicKey>) {
         while let Some(question) = (!self.questions.is_empty()).then(|| self.questions.remove(0)) {
             self.answer_over(question.link.slot, answer);
         }
     }
 
-    fn answer_over(&mut self, link: usize, answer: Answer<PublicKey>) {
+    fn answer_over(&mut self, link: usize, answer: DetectionAnswer<PublicKey>) {
         self.core.on_answer(self.now, SERVER, link, answer).unwrap();
         self.run(Duration::from_millis(10));
     }
@@ -89,7 +89,7 @@ fn peer_direct(config: Config) -> World {
     world.core.steering().set_redirect_ready(true);
     world.spoken_with("test", ("203.0.113.10", 443), false);
     assert_eq!(world.questions.len(), 1);
-    world.answer(Answer::Runs(KEY.into()));
+    world.answer(DetectionAnswer::Runs(KEY.into()));
     world
 }
 
@@ -111,7 +111,7 @@ fn a_host_is_asked_once_beside_its_first_flow_over_the_same_link() {
     assert_eq!(world.asked(), Vec::<String>::new());
     world.spoken_with("test", ("203.0.113.11", 80), true);
     assert_eq!(world.asked(), ["203.0.113.11"], "also when the flow is over before it is looked at");
-    world.answer_over(slot, Answer::Silent);
+    world.answer_over(slot, DetectionAnswer::Silent);
     world.run(Duration::from_secs(60));
     world.spoken_with("test", ("203.0.113.10", 80), false);
     assert_eq!(world.asked(), Vec::<String>::new());
@@ -189,7 +189,7 @@ fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
     assert!(world.core.forget_server(now, SERVER).unwrap());
     world.spoken_with("test", ("203.0.113.10", 443), false);
     assert_eq!(world.questions[0].expect, None);
-    world.answer(Answer::Runs([8; 32].into()));
+    world.answer(DetectionAnswer::Runs([8; 32].into()));
     assert_eq!(which(&mut world), [true, true, false, false]);
     // One link is left: there is nothing to bond.
     world.devices[0].carrier = false;
@@ -210,7 +210,7 @@ fn regression_a_key_seen_over_one_link_draws_no_flow_from_another() {
     world.core.steering().set_redirect_ready(true);
     world.spoken_with("test", ("203.0.113.10", 443), false);
     let first = world.questions.remove(0);
-    world.answer_over(first.link.slot, Answer::Runs(KEY.into()));
+    world.answer_over(first.link.slot, DetectionAnswer::Runs(KEY.into()));
     assert!(!world.is_redirected("test"));
     let other = world.questions.remove(0);
     assert_eq!((other.expect, other.host), (Some(KEY.into()), SERVER));
@@ -218,11 +218,11 @@ fn regression_a_key_seen_over_one_link_draws_no_flow_from_another() {
     let known = world.core.known_servers(world.now);
     let reason = known[0].2.as_deref().unwrap_or_default();
     assert!(reason.contains(&format!("it has not shown its key over {}", other.link.device)), "{reason}");
-    world.answer_over(other.link.slot, Answer::Silent);
+    world.answer_over(other.link.slot, DetectionAnswer::Silent);
     assert!(!world.is_redirected("test"));
-    world.answer_over(other.link.slot, Answer::Runs(KEY.into()));
+    world.answer_over(other.link.slot, DetectionAnswer::Runs(KEY.into()));
     assert!(world.is_redirected("test"));
-    world.answer_over(other.link.slot, Answer::AnotherKey);
+    world.answer_over(other.link.slot, DetectionAnswer::AnotherKey);
     assert!(!world.is_redirected("test"), "one of the two is not the host");
 }
 
@@ -237,7 +237,7 @@ fn regression_a_link_that_leads_elsewhere_has_to_see_the_key_anew() {
     for _ in 0..4 {
         world.spoken_with("test", ("203.0.113.10", 443), false);
     }
-    world.answer(Answer::Runs(KEY.into()));
+    world.answer(DetectionAnswer::Runs(KEY.into()));
     assert!(world.is_redirected("test"));
 }
 
@@ -263,7 +263,7 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
     assert_eq!(world.asked(), Vec::<String>::new());
     world.set_network();
     world.spoken_with("test", ("203.0.113.10", 443), false);
-    world.answer(Answer::Runs(KEY.into()));
+    world.answer(DetectionAnswer::Runs(KEY.into()));
     let flow = turned(world.now);
     assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
     world.core.on_network(world.now, network).unwrap();
@@ -333,7 +333,7 @@ fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
     assert!(!later.is_redirected("test"), "it has to show its key anew");
     later.spoken_with("test", ("203.0.113.10", 443), false);
     assert_eq!(later.questions[0].expect, Some(KEY.into()), "the next life begins with the keys of this one");
-    later.answer(Answer::Runs(KEY.into()));
+    later.answer(DetectionAnswer::Runs(KEY.into()));
     assert!(later.is_redirected("test"));
 }
 
@@ -368,7 +368,7 @@ fn a_kernel_that_cannot_be_told_of_a_server_is_told_again() {
     let mut world = World::with(FakeSteering::chaos(1_000_000), config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
     world.spoken_with("test", ("203.0.113.10", 443), false);
-    world.answer(Answer::Runs(KEY.into()));
+    world.answer(DetectionAnswer::Runs(KEY.into()));
     assert_eq!(world.core.steering().servers(), [SERVER]);
     world.core.steering().set_chaos(Some(1));
     assert!(world.core.on_server(world.now, SERVER, ServerNews::Lost).is_err());

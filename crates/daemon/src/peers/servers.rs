@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use braid_control::core::{Question, ServerNews};
-use braid_decide::detection::{Answer, Knowledge};
+use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_model::key::PublicKey;
-use braid_transport::client::{Answer as Asked, Client, Link, Peer, State, ask};
+use braid_transport::client::{Client, HostAnswer, Link, Peer, State, ask};
 use tokio::sync::mpsc;
 
 use super::Change;
@@ -157,17 +157,17 @@ pub(super) fn question(question: Question, link: Link, changes: mpsc::UnboundedS
     tokio::spawn(async move {
         let to = std::net::SocketAddr::new(question.host, PORT);
         let answer = match ask(to, &link, question.expect, None).await {
-            Ok(Asked::Runs(key)) => Answer::Runs(key),
-            Ok(Asked::AnotherKey) => Answer::AnotherKey,
-            Ok(Asked::Silent) => Answer::Silent,
-            Ok(Asked::Unfinished) => Answer::Unfinished,
-            Ok(Asked::Refused(reason)) => {
+            Ok(HostAnswer::Runs(key)) => DetectionAnswer::Runs(key),
+            Ok(HostAnswer::AnotherKey) => DetectionAnswer::AnotherKey,
+            Ok(HostAnswer::Silent) => DetectionAnswer::Silent,
+            Ok(HostAnswer::Unfinished) => DetectionAnswer::Unfinished,
+            Ok(HostAnswer::Refused(reason)) => {
                 tracing::debug!(host = %question.host, reason, "something answers there that serves no strangers");
-                Answer::Silent
+                DetectionAnswer::Silent
             }
             Err(error) => {
                 tracing::debug!(host = %question.host, %error, "a host could not be asked");
-                Answer::Silent
+                DetectionAnswer::Silent
             }
         };
         let _ = changes.send(Change::Answer { host: question.host, link: question.link.slot, answer });

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::connection::{LinkMask, MAX_LINKS};
 use crate::instance::{InstanceError, parse};
 
-use super::solver::{Answer, Instance};
+use super::solver::{Instance, Solution};
 use super::{NewKind, Utility};
 
 /// Loads, rates and powers above this are refused: no machine has them, and their products could overflow.
@@ -49,8 +49,8 @@ pub struct InstanceResult {
 pub fn solve_instance(text: &str) -> Result<InstanceResult, InstanceError> {
     let file: File = parse(text)?;
     let instance = file.instance()?;
-    let answer = instance.solve().map_err(|error| InstanceError::new("instance", error.to_string()))?;
-    Ok(file.result(&instance, &answer))
+    let solution = instance.solve().map_err(|error| InstanceError::new("instance", error.to_string()))?;
+    Ok(file.result(&instance, &solution))
 }
 
 #[derive(Deserialize)]
@@ -153,14 +153,14 @@ impl File {
         Ok(())
     }
 
-    fn result(&self, instance: &Instance, answer: &Answer) -> InstanceResult {
+    fn result(&self, instance: &Instance, solution: &Solution) -> InstanceResult {
         InstanceResult {
-            assignment: answer.assignment.map(|link| self.links[link].name.clone()),
-            weights: self.links.iter().map(|link| link.name.clone()).zip(answer.weights).collect(),
-            energy_j: answer.energy,
-            throughput_bps: answer.throughput * 8.0,
+            assignment: solution.assignment.map(|link| self.links[link].name.clone()),
+            weights: self.links.iter().map(|link| link.name.clone()).zip(solution.weights).collect(),
+            energy_j: solution.energy,
+            throughput_bps: solution.throughput * 8.0,
             target_bps: instance.target * 8.0,
-            feasible: answer.feasible,
+            feasible: solution.feasible,
         }
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct Instance {
 
 /// What [`Instance::solve`] finds; throughput in bytes per second.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct Solution {
     pub(super) assignment: Option<usize>,
     pub(super) weights: [f64; MAX_LINKS],
     pub(super) energy: f64,
@@ -134,7 +134,7 @@ impl Instance {
         self.target = cheapest.map_or(0.0, |link| self.rate[link]) + utility.get() * others;
     }
 
-    pub(super) fn solve(&self) -> Result<Answer, OperettaError> {
+    pub(super) fn solve(&self) -> Result<Solution, OperettaError> {
         let pool = LinkMask(self.packet_links.0 & self.links.0);
         if self.packet > 0.0 && pool.0 == 0 {
             return Err(OperettaError::NoPacketLink);
@@ -165,7 +165,7 @@ impl Instance {
             }
         }
         let (choice, _) = best.ok_or(OperettaError::NoLink)?;
-        Ok(self.answer(choice, bounds.deadline, &order, feasible))
+        Ok(self.solution(choice, bounds.deadline, &order, feasible))
     }
 
     fn order(&self, pool: LinkMask) -> Order {
@@ -229,7 +229,7 @@ impl Instance {
         price
     }
 
-    fn answer(&self, choice: Choice, deadline: f64, order: &Order, feasible: bool) -> Answer {
+    fn solution(&self, choice: Choice, deadline: f64, order: &Order, feasible: bool) -> Solution {
         let mut weights = [0.0; MAX_LINKS];
         let mut load = self.carried;
         if let (Some(link), Some((new, _))) = (choice.link, self.new) {
@@ -246,7 +246,7 @@ impl Instance {
             makespan = makespan.max(load[link] / self.rate[link]);
         }
         let throughput = if makespan > 0.0 { self.total / makespan } else { 0.0 };
-        Answer { assignment: choice.link, weights, energy, price, throughput, feasible }
+        Solution { assignment: choice.link, weights, energy, price, throughput, feasible }
     }
 }
 

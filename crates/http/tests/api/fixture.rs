@@ -150,22 +150,22 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
         let Some(rest) = handler.answer(core, moment, &Vec::new, &mut enforce, request) else { continue };
         let done = || Ok(Accepted { message: "done".to_owned(), warnings: vec![] });
         match rest {
-            Request::Status(answer) => drop(answer.send(Ok(core.status(NOW)))),
-            Request::Apps(answer) => drop(answer.send(Ok(core.apps_view(NOW, BTreeMap::new())))),
-            Request::Flows(answer) => drop(answer.send(Ok(FlowList::new(core.flows_view(NOW), Vec::new()).into()))),
-            Request::Explain(request, answer) => drop(answer.send(core.explain(NOW, &request))),
-            Request::Peers(answer) => drop(answer.send(Ok(vec![]))),
-            Request::Subscribe(after, answer) => {
+            Request::Status(reply) => drop(reply.send(Ok(core.status(NOW)))),
+            Request::Apps(reply) => drop(reply.send(Ok(core.apps_view(NOW, BTreeMap::new())))),
+            Request::Flows(reply) => drop(reply.send(Ok(FlowList::new(core.flows_view(NOW), Vec::new()).into()))),
+            Request::Explain(request, reply) => drop(reply.send(core.explain(NOW, &request))),
+            Request::Peers(reply) => drop(reply.send(Ok(vec![]))),
+            Request::Subscribe(after, reply) => {
                 let rest = mind.rest();
-                drop(answer.send(Ok(Box::new(mind.handler.first(&mind.core, NOW, after, rest)))));
+                drop(reply.send(Ok(Box::new(mind.handler.first(&mind.core, NOW, after, rest)))));
             }
-            Request::Join(_, answer)
-            | Request::Leave(_, answer)
-            | Request::Move(_, answer)
-            | Request::Reload(answer)
-            | Request::Down(answer) => {
+            Request::Join(_, reply)
+            | Request::Leave(_, reply)
+            | Request::Move(_, reply)
+            | Request::Reload(reply)
+            | Request::Down(reply) => {
                 mind.commands += 1;
-                let _ = answer.send(done());
+                let _ = reply.send(done());
             }
             other => panic!("not answered: {other:?}"),
         }

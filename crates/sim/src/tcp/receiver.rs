@@ -6,9 +6,9 @@ use braid_model::Time;
 
 use super::{Ack, TcpConfig};
 
-/// What a receiver does about a segment.
+/// When a receiver acknowledges a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum AckTiming {
     /// Acknowledge at once.
     Now,
     /// Acknowledge by [`Receiver::deadline`], or with the next data the other way.
@@ -46,7 +46,7 @@ impl Receiver {
     }
 
     /// A segment came that was sent at `sent`. Gives whether it is new, and how it is answered.
-    pub(crate) fn on_segment(&mut self, now: Time, number: u32, sent: Time) -> (bool, Answer) {
+    pub(crate) fn on_segment(&mut self, now: Time, number: u32, sent: Time) -> (bool, AckTiming) {
         if self.unanswered == 0 {
             self.echo = sent;
         }
@@ -64,13 +64,13 @@ impl Receiver {
         if disorder || !fresh || !self.ranges.is_empty() {
             // The sender is told at once what came, and how long that took (RFC 5681, 4.2; RFC 7323, 4.3).
             self.echo = sent;
-            return (fresh, Answer::Now);
+            return (fresh, AckTiming::Now);
         }
         if self.unanswered >= self.every {
-            return (fresh, Answer::Now);
+            return (fresh, AckTiming::Now);
         }
         self.deadline.get_or_insert(now + self.delay);
-        (fresh, Answer::Later)
+        (fresh, AckTiming::Later)
     }
 
     /// Puts a segment out of order into its range; false if it was there.
@@ -157,9 +157,9 @@ mod tests {
     #[test]
     fn every_second_segment_is_acknowledged_and_a_lone_one_in_time() {
         let mut receiver = receiver(2);
-        assert_eq!(receiver.on_segment(Time::ZERO, 0, Time::ZERO), (true, Answer::Later));
+        assert_eq!(receiver.on_segment(Time::ZERO, 0, Time::ZERO), (true, AckTiming::Later));
         assert_eq!(receiver.deadline(), Some(Time::from_millis(40)));
-        assert_eq!(receiver.on_segment(Time::ZERO, 1, Time::ZERO), (true, Answer::Now));
+        assert_eq!(receiver.on_segment(Time::ZERO, 1, Time::ZERO), (true, AckTiming::Now));
         assert_eq!(receiver.take_ack().map(|ack| ack.next), Some(2));
         assert_eq!((receiver.take_ack(), receiver.deadline()), (None, None));
     }
@@ -169,8 +169,8 @@ mod tests {
         let mut receiver = receiver(2);
         let mut told = Vec::new();
         for number in [0, 2, 5, 3] {
-            let (_, answer) = receiver.on_segment(Time::ZERO, number, Time::from_millis(u64::from(number)));
-            told.push((answer == Answer::Now).then(|| receiver.take_ack().unwrap()));
+            let (_, timing) = receiver.on_segment(Time::ZERO, number, Time::from_millis(u64::from(number)));
+            told.push((timing == AckTiming::Now).then(|| receiver.take_ack().unwrap()));
         }
         assert_eq!(told[0], None);
         assert_eq!(told[1].unwrap().ranges, [(2, 3), (0, 0), (0, 0)]);

@@ -8,7 +8,7 @@ use braid_model::{Bytes, Direction, Rate, Time};
 
 use super::World;
 use crate::event::Event;
-use crate::tcp::{Ack, Answer, HANDSHAKE_WAIT, Kind, Packet, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
+use crate::tcp::{Ack, AckTiming, HANDSHAKE_WAIT, Kind, Packet, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
 
 /// Where a connection goes.
 #[derive(Debug, Clone, Copy)]
@@ -220,9 +220,9 @@ impl World<'_> {
         {
             connection.halves[back as usize].sender.on_ack(self.now, ack);
         }
-        let mut answer = Answer::Later;
+        let mut timing = AckTiming::Later;
         if let Some(segment) = &packet.data {
-            (_, answer) = connection.halves[towards as usize].receiver.on_segment(self.now, segment.number, packet.sent);
+            (_, timing) = connection.halves[towards as usize].receiver.on_segment(self.now, segment.number, packet.sent);
             self.deliver(stream, towards, segment, packet.link);
         }
         self.proceed(stream, towards);
@@ -230,7 +230,7 @@ impl World<'_> {
             return;
         }
         self.pump(id, back);
-        self.answer(id, towards, answer);
+        self.answer(id, towards, timing);
         if self.streams[stream as usize].ended {
             self.close_if_idle(id);
         }
@@ -301,10 +301,10 @@ impl World<'_> {
     }
 
     /// Acknowledges what came in `towards`, now or later, unless data that went back has done so.
-    fn answer(&mut self, id: u32, towards: Direction, answer: Answer) {
+    fn answer(&mut self, id: u32, towards: Direction, timing: AckTiming) {
         let connection = &mut self.connections[id as usize];
         let half = &mut connection.halves[towards as usize];
-        if answer == Answer::Now {
+        if timing == AckTiming::Now {
             if let Some(ack) = half.receiver.take_ack() {
                 let packet = Packet { ack: Some(ack), ..connection.packet(id, opposite(towards), Kind::Plain, self.now) };
                 self.transmit(packet);
@@ -325,7 +325,7 @@ impl World<'_> {
         let half = &mut self.connections[id as usize].halves[direction as usize];
         half.acknowledge = None;
         let due = half.receiver.deadline().is_some_and(|due| due <= self.now);
-        self.answer(id, direction, if due { Answer::Now } else { Answer::Later });
+        self.answer(id, direction, if due { AckTiming::Now } else { AckTiming::Later });
     }
 
     /// Sends what may be sent now by the end of a connection that sends in `direction`; for a stream that is spread, on all of its.
