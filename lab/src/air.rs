@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use braid_model::{Bytes, Direction, Rate, Time};
-use braid_netem::{Link, LinkStats, Packet, Profile};
+use braid_netem::{EmulatedLink, LinkStats, Packet, Profile};
 
 use crate::frame::{Filter, Frame, Summary};
 use crate::namespace::Namespace;
@@ -78,8 +78,8 @@ struct State {
 struct Wire {
     client: OwnedFd,
     server: OwnedFd,
-    up: Link<Frame>,
-    down: Link<Frame>,
+    up: EmulatedLink<Frame>,
+    down: EmulatedLink<Frame>,
     missed: u64,
     samples: Vec<Sample>,
 }
@@ -94,8 +94,8 @@ impl Air {
                 Ok(Wire {
                     client: sys::frames_of(client)?,
                     server: sys::frames_of(server)?,
-                    up: Link::new(up.clone(), seed, began),
-                    down: Link::new(down.clone(), seed.wrapping_add(1), began),
+                    up: EmulatedLink::new(up.clone(), seed, began),
+                    down: EmulatedLink::new(down.clone(), seed.wrapping_add(1), began),
                     missed: 0,
                     samples: vec![Sample::default()],
                 })
@@ -244,7 +244,7 @@ impl State {
 
 fn take_in(
     socket: &OwnedFd,
-    link: &mut Link<Frame>,
+    link: &mut EmulatedLink<Frame>,
     (wire, direction): (usize, Direction),
     watches: &mut [(usize, Filter, Count)],
     batch: &mut sys::Batch,
@@ -265,7 +265,7 @@ fn take_in(
 }
 
 /// Gives how many frames the device did not take.
-fn give_out(link: &mut Link<Frame>, socket: &OwnedFd, out: &mut Vec<Vec<u8>>) -> u64 {
+fn give_out(link: &mut EmulatedLink<Frame>, socket: &OwnedFd, out: &mut Vec<Vec<u8>>) -> u64 {
     let now = sys::now();
     out.clear();
     out.extend(std::iter::from_fn(|| link.pop(now)).map(|frame| frame.0));

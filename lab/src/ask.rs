@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use braid_bond::{Carrier, FlowPolicy, Open, Target};
 use braid_transport::FlowEnd;
-use braid_transport::client::{Client, Link, Peer, State};
+use braid_transport::client::{Client, ClientLink, Peer, State};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -21,7 +21,7 @@ pub fn ask(relay: SocketAddr, targets: &[SocketAddr]) -> Result<()> {
         let client = Client::start(peer, None, None)?;
         let any = |own: IpAddr| (own.is_ipv4() == relay.is_ipv4()).then_some(own);
         let (v4, v6) = (any(Ipv4Addr::UNSPECIFIED.into()), any(Ipv6Addr::UNSPECIFIED.into()));
-        client.set_links(vec![Link { number: 0, device: None, v4, v6, backup: false, dead: Default::default() }]);
+        client.set_links(vec![ClientLink { number: 0, device: None, v4, v6, backup: false, dead: Default::default() }]);
         let mut state = client.state();
         let settled = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting));
         let settled = settled.await.context("the relay is silent")??.clone();

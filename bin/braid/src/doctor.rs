@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use braid_api::{Check, DoctorReport, Link, LinkEntry, LinkState, Mode, PolicyView, Status, Verdict};
+use braid_api::{Check, DoctorReport, LinkEntry, LinkState, LinkStatus, Mode, PolicyView, Status, Verdict};
 use braid_config as config;
 use braid_control::config::{Config, Detect};
 use braid_daemon::default_config;
@@ -120,9 +120,9 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
 }
 
 /// The links as the daemon has them, and `[[link]]` entries that no device answers to.
-fn links(links: &[Link], entries: &[LinkEntry]) -> doctor::Check {
+fn links(links: &[LinkStatus], entries: &[LinkEntry]) -> doctor::Check {
     // One of which nothing is known yet is used like one that lives.
-    let carries = |link: &&Link| matches!(link.state, LinkState::Up | LinkState::Unknown | LinkState::Backup);
+    let carries = |link: &&LinkStatus| matches!(link.state, LinkState::Up | LinkState::Unknown | LinkState::Backup);
     let stand = links.iter().map(|link| match &link.reason {
         Some(reason) if !carries(&link) => format!("{} is {}: {reason}", link.name, link.state),
         _ => format!("{} is {}", link.name, link.state),
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn regression_a_link_is_told_with_its_state_and_an_entry_without_a_device_too() {
-        let link = |name: &str, state: &str| -> Link {
+        let link = |name: &str, state: &str| -> LinkStatus {
             serde_json::from_value(serde_json::json!({ "name": name, "state": state, "kind": "virtual", "addresses": [], "flows": 0 }))
                 .unwrap()
         };

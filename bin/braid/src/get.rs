@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use braid_fetch::{
-    Cookies, Credentials, Download, Event, FetchError, Link, LinkProgress, Netrc, Options, Output, Proxy, Sockets, fetch, group,
+    Cookies, Credentials, Download, DownloadLink, Event, FetchError, LinkProgress, Netrc, Options, Output, Proxy, Sockets, fetch, group,
 };
 use braid_model::{Bytes, Rate, printable};
 use braid_run::{Reachable, reachable, remember};
@@ -186,7 +186,7 @@ fn credentials(user: User) -> Result<Credentials, FetchError> {
 }
 
 /// The links to use, with what earlier runs and the daemon know of them.
-fn links(get: &Get, advice: &Advice, show: &mut Show) -> Result<(Vec<Link>, Vec<Reachable>), FetchError> {
+fn links(get: &Get, advice: &Advice, show: &mut Show) -> Result<(Vec<DownloadLink>, Vec<Reachable>), FetchError> {
     let (mut found, refused) = reachable(&get.links).map_err(|error| FetchError::NoLink(format!(" ({error})")))?;
     for name in refused {
         show.note(&format!(
@@ -209,7 +209,7 @@ fn links(get: &Get, advice: &Advice, show: &mut Show) -> Result<(Vec<Link>, Vec<
     let links = found.iter().map(|link| {
         let limit = get.max_link.iter().find(|(name, _)| *name == link.name).map(|(_, amount)| *amount);
         let price = get.price.iter().find(|(name, _)| *name == link.name).map(|(_, price)| *price);
-        Link {
+        DownloadLink {
             name: link.name.clone(),
             families: link.families,
             resolvers: link.resolvers.clone(),
@@ -218,7 +218,7 @@ fn links(get: &Get, advice: &Advice, show: &mut Show) -> Result<(Vec<Link>, Vec<
             price_per_gb: price.or(advice.price(&link.name)).unwrap_or(0.0),
         }
     });
-    let links: Vec<Link> = links.collect();
+    let links: Vec<DownloadLink> = links.collect();
     for (what, name) in get.max_link.iter().map(|(name, _)| ("--max-link", name)).chain(get.price.iter().map(|(name, _)| ("--price", name)))
     {
         if !links.iter().any(|link| link.name == *name) {

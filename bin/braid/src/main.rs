@@ -26,7 +26,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use braid_api::{Accepted, App, Flow, LeaveRequest, Link, List, MoveRequest, Peer, PolicyView, Status, Versioned};
+use braid_api::{Accepted, App, Flow, LeaveRequest, LinkStatus, List, MoveRequest, Peer, PolicyView, Status, Versioned};
 use braid_config::{self as config, ConfigErrors, World};
 use braid_control::config::{Finding, Severity};
 use braid_daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
@@ -63,7 +63,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Down(order) => switch::down(&order)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,
         Command::Status(query) => show_facts(&query, "/v1/status", show::status as Show<Status>)?,
-        Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &List<Link>| show::links(page, &links.items))?,
+        Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &List<LinkStatus>| show::links(page, &links.items))?,
         Command::Flows(query) => show_facts(&query, "/v1/flows", |page, flows: &List<Flow>| show::flows(page, &flows.items))?,
         Command::Apps(query) => show_facts(&query, "/v1/apps", |page, apps: &List<App>| show::apps(page, &apps.items))?,
         Command::Top(daemon) => top::run(&daemon.socket)?,

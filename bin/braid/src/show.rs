@@ -3,8 +3,8 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, Link, LinkState, Outcome, PathState, Peer, PeerKind, PolicyView, Share,
-    Status, Verdict,
+    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, LinkState, LinkStatus, Outcome, PathState, Peer, PeerKind, PolicyView,
+    Share, Status, Verdict,
 };
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
@@ -43,7 +43,7 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
         numbers("FLOWS"),
         numbers("ENERGY"),
     ];
-    let row = |link: &Link| {
+    let row = |link: &LinkStatus| {
         vec![
             cell(Some(&link.name)),
             state(link.state),
@@ -76,7 +76,7 @@ fn supply(status: &Status) -> Option<String> {
 }
 
 /// `braid links`.
-pub(crate) fn links(page: &mut Page<'_>, links: &[Link]) -> io::Result<()> {
+pub(crate) fn links(page: &mut Page<'_>, links: &[LinkStatus]) -> io::Result<()> {
     if links.is_empty() {
         return page.line(NO_LINKS);
     }
@@ -89,7 +89,7 @@ pub(crate) fn links(page: &mut Page<'_>, links: &[Link]) -> io::Result<()> {
     Ok(())
 }
 
-fn link_details(page: &mut Page<'_>, link: &Link) -> io::Result<()> {
+fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| UNKNOWN.to_owned());
     let show = |value: Option<u64>| or_unknown(rate(value).map(|rate| rate.to_string()));
     let size = |value: Option<u64>| or_unknown(bytes(value).map(|bytes| bytes.to_string()));
@@ -513,7 +513,7 @@ wwan0  backup  cellular            -   -      -      -      0       -
 
     #[test]
     fn links_are_shown_in_full() {
-        let text = shown(json!([wifi()]), |page, list: &Vec<Link>| links(page, list));
+        let text = shown(json!([wifi()]), |page, list: &Vec<LinkStatus>| links(page, list));
         let expected = "\
 wlan0 up (wireless)
   addresses   10.0.0.2/24

@@ -10,7 +10,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
 
-use crate::{App, Flow, Link, Note, Peer, SCHEMA_VERSION, TradeoffPoint};
+use crate::{App, Flow, LinkStatus, Note, Peer, SCHEMA_VERSION, TradeoffPoint};
 
 /// An answer: the fields of `T`, which is an object in JSON, after `schema_version`. Reading refuses a higher version than
 /// [`SCHEMA_VERSION`].
@@ -88,7 +88,7 @@ impl Listed for Flow {
     const NAME: &'static str = "flows";
 }
 
-impl Listed for Link {
+impl Listed for LinkStatus {
     const NAME: &'static str = "links";
 }
 

@@ -33,7 +33,7 @@ pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, ExcludeEntry, LinkEntry, PolicyView};
 pub use problem::{Finding, Problem};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
-pub use status::{Accepted, Battery, Counters, Link, Status};
+pub use status::{Accepted, Battery, Counters, LinkStatus, Status};
 
 /// The version of these types: a client refuses a higher one.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Flow, Gains, History, JoinRequest,
-    LeaveRequest, Link, List, Listed, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint,
+    LeaveRequest, LinkStatus, List, Listed, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint,
     UiAddress, UiRequest, Versioned,
 };
 
@@ -105,7 +105,7 @@ const DAYS: Parameter = Parameter { name: "days", summary: "how many days, today
 /// Every operation under `/v1`.
 pub const OPERATIONS: [Operation; 27] = [
     read("/v1/status", "The daemon at a glance.", answer::<Status>),
-    read("/v1/links", "Every link.", list::<Link>),
+    read("/v1/links", "Every link.", list::<LinkStatus>),
     read("/v1/flows", "Every live flow.", list::<Flow>),
     read("/v1/apps", "What was learnt of applications.", list::<App>),
     read("/v1/policy", "The policy in force.", answer::<PolicyView>),

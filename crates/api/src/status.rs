@@ -13,7 +13,7 @@ pub struct Status {
     /// The scheduler in force: `only-one`, `round-robin`, `weighted-round-robin`, `max-throughput`, `operetta`.
     pub scheduler: String,
     /// Every link, in the order of their devices' numbers.
-    pub links: Vec<Link>,
+    pub links: Vec<LinkStatus>,
     /// Live flows.
     pub flows: u64,
     /// Hosts that carry flows over several links.
@@ -90,7 +90,8 @@ pub struct Counters {
 
 /// One link.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Link {
+#[schemars(rename = "Link")]
+pub struct LinkStatus {
     /// The device's name.
     pub name: String,
     /// Whether it can be given flows.

@@ -1,7 +1,7 @@
 //! The parts of the schema that others build on, held by name.
 
 use braid_api::openapi::{self, OPERATIONS};
-use braid_api::{Check, ExplainRequest, Flow, Link, List, Problem, SCHEMA_VERSION, Status, Verdict, Versioned};
+use braid_api::{Check, ExplainRequest, Flow, LinkStatus, List, Problem, SCHEMA_VERSION, Status, Verdict, Versioned};
 use serde_json::{Value, json};
 
 /// What a client that knows only the fixed fields would write, with everything unknown.
@@ -28,7 +28,7 @@ fn holds(large: &Value, small: &Value) {
 
 #[test]
 fn fixed_fields_keep_their_names_and_the_unknown_is_null() {
-    let read: Link = serde_json::from_value(link()).unwrap();
+    let read: LinkStatus = serde_json::from_value(link()).unwrap();
     holds(&serde_json::to_value(read).unwrap(), &link());
     let read: Flow = serde_json::from_value(flow()).unwrap();
     holds(&serde_json::to_value(read).unwrap(), &flow());
@@ -74,12 +74,12 @@ fn verdicts_are_words() {
 
 #[test]
 fn a_list_is_an_object_under_its_own_name() {
-    let list = Versioned::of(List::of(vec![serde_json::from_value::<Link>(link()).unwrap()]));
+    let list = Versioned::of(List::of(vec![serde_json::from_value::<LinkStatus>(link()).unwrap()]));
     let mut written = serde_json::to_value(&list).unwrap();
     assert_eq!(written.as_object().unwrap().keys().collect::<Vec<_>>(), ["links", "schema_version"]);
     assert_eq!((&written["schema_version"], &written["links"][0]["name"]), (&json!(SCHEMA_VERSION), &json!("wlan0")));
     written["next"] = json!("a page that a later daemon tells of");
-    assert_eq!(serde_json::from_value::<Versioned<List<Link>>>(written).unwrap(), list);
+    assert_eq!(serde_json::from_value::<Versioned<List<LinkStatus>>>(written).unwrap(), list);
 }
 
 #[test]

@@ -24,7 +24,7 @@ use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_store::joined::{self, NotInvited, Stored};
-use braid_transport::client::{Client, Link, PathChange, State};
+use braid_transport::client::{Client, ClientLink, PathChange, State};
 use braid_transport::{BondFlow, Moved};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
@@ -552,7 +552,7 @@ impl Peers {
         link.map_or_else(|| format!("link {number} (gone)"), |link| link.device.clone())
     }
 
-    fn client_links(&self) -> Vec<Link> {
+    fn client_links(&self) -> Vec<ClientLink> {
         self.links.iter().filter(|link| link.v4.is_some() || link.v6.is_some()).map(client_link).collect()
     }
 
@@ -652,6 +652,13 @@ fn path_state(path: &BondPath) -> ApiPathState {
     }
 }
 
-fn client_link(link: &BondLink) -> Link {
-    Link { number: link.slot as u8, device: Some(link.device.clone()), v4: link.v4, v6: link.v6, backup: link.backup, dead: link.dead }
+fn client_link(link: &BondLink) -> ClientLink {
+    ClientLink {
+        number: link.slot as u8,
+        device: Some(link.device.clone()),
+        v4: link.v4,
+        v6: link.v6,
+        backup: link.backup,
+        dead: link.dead,
+    }
 }

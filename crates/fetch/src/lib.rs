@@ -40,7 +40,7 @@ pub use error::FetchError;
 pub use events::{Event, LinkProgress, Outcome, Progress};
 pub use files::{Download, group, remote_name};
 pub use netrc::Netrc;
-pub use network::{BoxStream, Link, Network, Sockets, Stream};
+pub use network::{BoxStream, DownloadLink, Network, Sockets, Stream};
 pub use options::{Checksum, Options, Output};
 pub use proxy::Proxy;
 pub use run::fetch;

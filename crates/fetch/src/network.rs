@@ -27,7 +27,7 @@ pub type BoxStream = Box<dyn Stream>;
 
 /// A link as a download uses it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Link {
+pub struct DownloadLink {
     /// Its device's name.
     pub name: String,
     /// The families that it carries.
@@ -45,7 +45,7 @@ pub struct Link {
 /// Links and what connects over them.
 pub trait Network: Send + Sync + 'static {
     /// The links, which stay the same.
-    fn links(&self) -> &[Link];
+    fn links(&self) -> &[DownloadLink];
 
     /// Connects to `host` (a name or an address) over the link at this place of [`Self::links`].
     fn connect<'a>(
@@ -58,20 +58,20 @@ pub trait Network: Send + Sync + 'static {
 
 /// The system's own links: every socket is bound to its link's device, which needs no privilege.
 pub struct Sockets {
-    links: Vec<Link>,
+    links: Vec<DownloadLink>,
     names: Vec<Names>,
 }
 
 impl Sockets {
     /// Uses these links.
-    pub fn new(links: Vec<Link>) -> Self {
+    pub fn new(links: Vec<DownloadLink>) -> Self {
         let names = links.iter().map(|link| Names::new(&link.name, &link.resolvers)).collect();
         Self { links, names }
     }
 }
 
 impl Network for Sockets {
-    fn links(&self) -> &[Link] {
+    fn links(&self) -> &[DownloadLink] {
         &self.links
     }
 

@@ -21,7 +21,7 @@ use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
     Accepted, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Gains, History, JoinRequest, LeaveRequest,
-    Link, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
+    LinkStatus, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::AppsView;
@@ -67,7 +67,7 @@ pub enum Request {
     /// `GET /v1/status`; also behind `/v1/metrics`.
     Status(ReplySender<Status>),
     /// `GET /v1/links`.
-    Links(ReplySender<Vec<Link>>),
+    Links(ReplySender<Vec<LinkStatus>>),
     /// `GET /v1/flows`.
     Flows(ReplySender<Arc<FlowList>>),
     /// `GET /v1/apps`.

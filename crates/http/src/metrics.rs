@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use braid_api::{Link, LinkState, Status};
+use braid_api::{LinkState, LinkStatus, Status};
 
 /// Writes `status` as metrics.
 pub(super) fn text(status: &Status) -> String {
@@ -29,7 +29,7 @@ pub(super) fn text(status: &Status) -> String {
     metric(&mut out, "braid_lost_events_total", "counter", "Events of the kernel that were lost.", lost);
     let battery = [(String::new(), status.battery.map(|battery| battery.level))];
     metric(&mut out, "braid_battery_level_ratio", "gauge", "Charge of the batteries.", battery);
-    type Read = fn(&Link) -> Option<f64>;
+    type Read = fn(&LinkStatus) -> Option<f64>;
     let per_link: [(&str, &str, &str, Read); 10] = [
         ("braid_link_up", "gauge", "1 while the link may be given flows.", |link| Some(f64::from(u8::from(link.state == LinkState::Up)))),
         ("braid_link_flows", "gauge", "Live flows on the link.", |link| Some(link.flows as f64)),

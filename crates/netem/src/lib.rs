@@ -1,14 +1,14 @@
 //! A link emulator without I/O: rate, delay, jitter, loss, queue, recorded traces.
 //!
-//! [`Link`] is one direction of a link. Whoever drives it pushes packets in, pops packets out and asks when to come back:
+//! [`EmulatedLink`] is one direction of a link. Whoever drives it pushes packets in, pops packets out and asks when to come back:
 //!
 //! ```
 //! use braid_model::{Bytes, Rate, Time};
-//! use braid_netem::{Link, Profile, PushOutcome};
+//! use braid_netem::{EmulatedLink, Profile, PushOutcome};
 //! use std::time::Duration;
 //!
 //! let profile = Profile { rate: Rate::from_mbps(12).into(), delay: Duration::from_millis(10), ..Profile::default() };
-//! let mut link = Link::new(profile, 1, Time::ZERO);
+//! let mut link = EmulatedLink::new(profile, 1, Time::ZERO);
 //! assert_eq!(link.push(Time::ZERO, vec![0u8; 1500]), PushOutcome::Queued);
 //! let due = link.poll_timeout().unwrap();
 //! assert_eq!(due, Time::from_millis(11)); // 1 ms on the wire, 10 ms on the way
@@ -24,7 +24,7 @@ mod loss;
 mod random;
 mod trace;
 
-pub use link::{Link, LinkStats, Packet, Profile, PushOutcome, RateSource};
+pub use link::{EmulatedLink, LinkStats, Packet, Profile, PushOutcome, RateSource};
 pub use loss::{Loss, Probability};
 pub use random::Random;
 pub use trace::{Trace, TraceError};

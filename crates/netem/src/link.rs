@@ -10,7 +10,7 @@ use crate::loss::{Loss, LossProcess};
 use crate::random::Random;
 use crate::trace::Trace;
 
-/// What a [`Link`] moves.
+/// What an [`EmulatedLink`] moves.
 pub trait Packet {
     /// How much of the link's rate and queue it takes.
     fn size(&self) -> Bytes;
@@ -112,7 +112,7 @@ pub struct LinkStats {
 ///
 /// Times passed in should not go back; one that does counts as the latest seen.
 #[derive(Debug, Clone)]
-pub struct Link<P> {
+pub struct EmulatedLink<P> {
     profile: Profile,
     random: Random,
     loss: LossProcess,
@@ -143,7 +143,7 @@ struct Transmitter {
     left: u64,
 }
 
-impl<P: Packet> Link<P> {
+impl<P: Packet> EmulatedLink<P> {
     /// An empty link at `now`. `seed` decides loss and jitter.
     pub fn new(profile: Profile, seed: u64, now: Time) -> Self {
         Self {
@@ -380,9 +380,9 @@ mod tests {
     }
 
     /// Pushes all at their times, popping in between whenever the link asks; gives (number, arrival).
-    fn run(link: &mut Link<Numbered>, arrivals: &[(Time, u64)]) -> Vec<(usize, Time)> {
+    fn run(link: &mut EmulatedLink<Numbered>, arrivals: &[(Time, u64)]) -> Vec<(usize, Time)> {
         let mut out = Vec::new();
-        let mut drain = |link: &mut Link<Numbered>, until: Time| {
+        let mut drain = |link: &mut EmulatedLink<Numbered>, until: Time| {
             while let Some(at) = link.poll_timeout().filter(|at| *at <= until) {
                 while let Some(packet) = link.pop(at) {
                     out.push((packet.0, at));
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn any_second_carries_the_rate_within_a_packet() {
-        let mut link = Link::new(Profile { queue: Bytes::new(u64::MAX), ..constant(20) }, 1, Time::ZERO);
+        let mut link = EmulatedLink::new(Profile { queue: Bytes::new(u64::MAX), ..constant(20) }, 1, Time::ZERO);
         let arrivals: Vec<_> = (0..10_000).map(|_| (Time::ZERO, 1400)).collect();
         let out = run(&mut link, &arrivals);
         for begin in [0u64, 333_333_333, 1_234_567_891, 4_000_000_000] {
@@ -411,11 +411,11 @@ mod tests {
 
     #[test]
     fn a_full_queue_drops_the_tail_and_an_empty_one_takes_any_packet() {
-        let mut link = Link::new(Profile { queue: Bytes::new(3000), ..constant(12) }, 1, Time::ZERO);
+        let mut link = EmulatedLink::new(Profile { queue: Bytes::new(3000), ..constant(12) }, 1, Time::ZERO);
         let outcomes: Vec<_> = (0..4).map(|n| link.push(Time::ZERO, Numbered(n, 1500))).collect();
         assert_eq!(outcomes, [PushOutcome::Queued, PushOutcome::Queued, PushOutcome::QueueFull, PushOutcome::QueueFull]);
         assert_eq!(link.push(Time::from_millis(1), Numbered(4, 1500)), PushOutcome::Queued);
-        let mut tiny = Link::new(Profile { queue: Bytes::ZERO, ..constant(12) }, 1, Time::ZERO);
+        let mut tiny = EmulatedLink::new(Profile { queue: Bytes::ZERO, ..constant(12) }, 1, Time::ZERO);
         assert_eq!(tiny.push(Time::ZERO, Numbered(0, 9000)), PushOutcome::Queued);
         assert_eq!(link.stats().queue_full, 2);
         assert_eq!(link.stats().queue_max, Bytes::new(3000));
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn the_mean_queue_is_over_time() {
-        let mut link = Link::new(constant(12), 1, Time::ZERO);
+        let mut link = EmulatedLink::new(constant(12), 1, Time::ZERO);
         link.push(Time::ZERO, Numbered(0, 1500));
         link.push(Time::ZERO, Numbered(1, 1500));
         // 3,000 bytes for 1 ms, 1,500 for 1 ms, none for 2 ms.
@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn a_dark_link_drops_everything_silently_and_works_again_when_bright() {
-        let mut link = Link::new(Profile { delay: ms(10), ..constant(12) }, 1, Time::ZERO);
+        let mut link = EmulatedLink::new(Profile { delay: ms(10), ..constant(12) }, 1, Time::ZERO);
         for number in 0..3 {
             link.push(Time::ZERO, Numbered(number, 1500));
         }
@@ -449,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_new_rate_holds_from_the_next_packet_on() {
-        let mut link = Link::new(constant(12), 1, Time::ZERO);
+        let mut link = EmulatedLink::new(constant(12), 1, Time::ZERO);
         for number in 0..3 {
             link.push(Time::ZERO, Numbered(number, 1500));
         }
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn at_rate_zero_packets_wait_until_there_is_a_rate() {
-        let mut link = Link::new(constant(0), 1, Time::ZERO);
+        let mut link = EmulatedLink::new(constant(0), 1, Time::ZERO);
         link.push(Time::ZERO, Numbered(0, 1500));
         assert_eq!(link.poll_timeout(), None);
         link.configure(Time::from_millis(7), constant(12));
@@ -469,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_shorter_delay_does_not_let_packets_overtake() {
-        let mut link = Link::new(Profile { delay: ms(50), ..Profile::default() }, 1, Time::ZERO);
+        let mut link = EmulatedLink::new(Profile { delay: ms(50), ..Profile::default() }, 1, Time::ZERO);
         link.push(Time::ZERO, Numbered(0, 100));
         link.configure(Time::ZERO, Profile::default());
         link.push(Time::from_millis(1), Numbered(1, 100));
@@ -480,7 +480,7 @@ mod tests {
     fn jitter_reorders_only_when_allowed_and_stays_within_its_bounds() {
         for keep_order in [true, false] {
             let profile = Profile { delay: ms(10), jitter: ms(5), keep_order, ..Profile::default() };
-            let mut link = Link::new(profile, 3, Time::ZERO);
+            let mut link = EmulatedLink::new(profile, 3, Time::ZERO);
             let arrivals: Vec<_> = (0..500).map(|n| (Time::from_millis(n), 100)).collect();
             let out = run(&mut link, &arrivals);
             assert_eq!(out.len(), 500);
@@ -495,7 +495,7 @@ mod tests {
         let arrivals: Vec<_> = (0..2000).map(|n| (Time::from_millis(n), 1500)).collect();
         let results: Vec<_> = [5, 5, 6]
             .map(|seed| {
-                let mut link = Link::new(profile.clone(), seed, Time::ZERO);
+                let mut link = EmulatedLink::new(profile.clone(), seed, Time::ZERO);
                 let out = run(&mut link, &arrivals);
                 assert_eq!(link.stats().lost + link.stats().delivered, 2000);
                 out
@@ -517,7 +517,7 @@ mod tests {
                 true
             }
         }
-        let mut link = Link::new(Profile { loss: Loss::random(1.0), ..Profile::default() }, 1, Time::ZERO);
+        let mut link = EmulatedLink::new(Profile { loss: Loss::random(1.0), ..Profile::default() }, 1, Time::ZERO);
         link.push(Time::ZERO, Spared);
         assert!(link.pop(Time::ZERO).is_some());
     }
@@ -526,7 +526,7 @@ mod tests {
     fn a_trace_carries_1500_bytes_at_each_opportunity() {
         let trace = Arc::new(Trace::parse("2\n2\n5\n").unwrap());
         let profile = Profile { rate: RateSource::Trace(trace), ..Profile::default() };
-        let mut link = Link::new(profile, 1, Time::ZERO);
+        let mut link = EmulatedLink::new(profile, 1, Time::ZERO);
         let sizes = [700, 800, 1000, 1000, 3000];
         let arrivals: Vec<_> = sizes.iter().map(|size| (Time::ZERO, *size)).collect();
         let millis: Vec<_> = run(&mut link, &arrivals).iter().map(|(_, at)| at.as_nanos() / 1_000_000).collect();
@@ -565,7 +565,7 @@ mod tests {
             let profile = Profile {
                 rate: Rate::from_bps(rate).into(), delay: Duration::from_nanos(delay), queue: Bytes::new(queue), ..Profile::default()
             };
-            let mut link = Link::new(profile, 1, Time::ZERO);
+            let mut link = EmulatedLink::new(profile, 1, Time::ZERO);
             let out = run(&mut link, &arrivals);
             let expected: Vec<_> = model(rate, delay, queue, &arrivals).into_iter().enumerate()
                 .filter_map(|(number, due)| Some((number, due?))).collect();
@@ -584,7 +584,7 @@ mod tests {
             let mut at = 0;
             let arrivals: Vec<_> = gaps.iter().map(|(gap, size)| { at += gap; (Time::from_millis(at), *size) }).collect();
             let trace = Arc::new(Trace::parse(&text).unwrap());
-            let mut link = Link::new(Profile { rate: RateSource::Trace(trace), ..Profile::default() }, 1, Time::ZERO);
+            let mut link = EmulatedLink::new(Profile { rate: RateSource::Trace(trace), ..Profile::default() }, 1, Time::ZERO);
             let out = run(&mut link, &arrivals);
             let mut expected = Vec::new();
             let mut queue: VecDeque<(usize, Time, u64)> =
@@ -618,9 +618,9 @@ mod tests {
             };
             let mut at = Time::ZERO;
             let arrivals: Vec<_> = gaps.iter().map(|(gap, size)| { at = at + Duration::from_nanos(*gap); (at, *size) }).collect();
-            let mut calm = Link::new(profile.clone(), seed, Time::ZERO);
+            let mut calm = EmulatedLink::new(profile.clone(), seed, Time::ZERO);
             let expected = run(&mut calm, &arrivals);
-            let mut busy = Link::new(profile, seed, Time::ZERO);
+            let mut busy = EmulatedLink::new(profile, seed, Time::ZERO);
             let mut polls: Vec<_> = polls.into_iter().map(Time::from_nanos).collect();
             polls.sort();
             let mut count = 0;

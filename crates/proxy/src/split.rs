@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use braid_fetch::splice::{Begun, Offer, Spliced, Splicer};
-use braid_fetch::{BoxStream, FetchError, Link, Network};
+use braid_fetch::{BoxStream, DownloadLink, FetchError, Network};
 use braid_model::PerFamily;
 use braid_model::address::Address;
 use hyper::body::{Body, Incoming};
@@ -48,7 +48,7 @@ impl Candidate {
         let Some(offer) = Offer::of(parts.status, &parts.headers) else { return Err(body) };
         let Some(Share { links, weight }) = outbound.share(origin, route) else { return Err(body) };
         let highest = links.iter().map(|(link, _)| link + 1).max().unwrap_or(0).max(route.link + 1);
-        let mut named = vec![Link { families: PerFamily { v4: true, v6: true }, ..Link::default() }; highest];
+        let mut named = vec![DownloadLink { families: PerFamily { v4: true, v6: true }, ..DownloadLink::default() }; highest];
         for (link, name) in &links {
             named[*link].name.clone_from(name);
         }
@@ -66,11 +66,11 @@ struct RouteNetwork {
     outbound: Arc<dyn Outbound>,
     origin: Origin,
     route: ConnectionRoute,
-    links: Vec<Link>,
+    links: Vec<DownloadLink>,
 }
 
 impl Network for RouteNetwork {
-    fn links(&self) -> &[Link] {
+    fn links(&self) -> &[DownloadLink] {
         &self.links
     }
 

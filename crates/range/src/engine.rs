@@ -7,7 +7,7 @@ use braid_decide::midrr::{Flags, Midrr};
 use braid_model::{Bytes, Time};
 
 use crate::file::File;
-use crate::link::{Link, RETRY_FIRST, RETRY_MOST};
+use crate::link::{RETRY_FIRST, RETRY_MOST, ScheduledLink};
 use crate::meter::Meter;
 use crate::spans::{Span, Spans};
 use crate::types::{
@@ -28,7 +28,7 @@ pub(crate) const ENDLESS: u64 = u64::MAX / 2;
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) config: Config,
-    pub(crate) links: Vec<Link>,
+    pub(crate) links: Vec<ScheduledLink>,
     servers: BTreeSet<ServerId>,
     pub(crate) files: BTreeMap<FileId, File>,
     pub(crate) lanes: BTreeMap<LaneId, Lane>,
@@ -136,7 +136,7 @@ impl Engine {
     /// When there are 64 links already.
     pub fn add_link(&mut self, setup: LinkSetup) -> Result<LinkId, RangeError> {
         let index = self.midrr.add_link()?;
-        self.links.push(Link::new(setup, &self.config));
+        self.links.push(ScheduledLink::new(setup, &self.config));
         self.dirty = true;
         Ok(LinkId(index))
     }

@@ -22,7 +22,7 @@ pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(500);
 pub(crate) const RETRY_MOST: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct ScheduledLink {
     pub(crate) setup: LinkSetup,
     pub(crate) up: bool,
     pub(crate) meter: Meter,
@@ -58,7 +58,7 @@ struct Climb {
     not_before: Time,
 }
 
-impl Link {
+impl ScheduledLink {
     pub(crate) fn new(setup: LinkSetup, config: &Config) -> Self {
         let climb = Climb { since: Time::ZERO, before: None, not_before: Time::ZERO };
         Self {

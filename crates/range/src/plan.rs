@@ -233,8 +233,9 @@ impl Engine {
 
     /// Whether allowances keep every link from bringing anything, with nothing under way.
     fn nobody_may(&self, _: Time) -> bool {
-        let limited =
-            |link: &crate::link::Link| link.setup.allowance.is_some() || self.config.budget.is_some() && link.setup.price_per_gb > 0.0;
+        let limited = |link: &crate::link::ScheduledLink| {
+            link.setup.allowance.is_some() || self.config.budget.is_some() && link.setup.price_per_gb > 0.0
+        };
         let empty = |index: usize| limited(&self.links[index]) && self.allowed(LinkId(index)) < LEAST_STOLEN;
         !self.links.is_empty() && self.requests.is_empty() && (0..self.links.len()).all(empty)
     }
@@ -279,7 +280,7 @@ impl Engine {
             |link: LinkId| self.requests.values().filter(|request| request.link == link).map(|request| request.rest().size()).sum::<u64>();
         let there = &self.links[link.0];
         let budget = self.config.budget.filter(|_| there.setup.price_per_gb > 0.0).map(|budget| {
-            let spent = |(index, other): (usize, &crate::link::Link)| {
+            let spent = |(index, other): (usize, &crate::link::ScheduledLink)| {
                 (other.moved + pending(LinkId(index))) as f64 / 1e9 * other.setup.price_per_gb
             };
             let left = budget - self.links.iter().enumerate().map(spent).sum::<f64>();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use braid_bond::{Carrier, FlowPolicy, Open, Target};
 use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
-use braid_transport::client::{Client, Link, State as Relayed};
+use braid_transport::client::{Client, ClientLink, State as Relayed};
 use braid_transport::{Opening, Unopened, splice, splice_connections};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
@@ -114,7 +114,7 @@ impl Carrying {
     }
 
     /// The links there are now.
-    pub(super) fn set_links(&self, links: Vec<Link>) {
+    pub(super) fn set_links(&self, links: Vec<ClientLink>) {
         if !links.is_empty() {
             self.dialled.send_if_modified(|since| since.replace(since.unwrap_or_else(Instant::now)).is_none());
         }

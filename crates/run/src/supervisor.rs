@@ -16,7 +16,7 @@ use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Scope, Socket};
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
 use braid_platform::linux::{probe, reverse_path, sockdiag};
-use braid_transport::client::{Client, Link};
+use braid_transport::client::{Client, ClientLink};
 
 use super::RunOptions;
 use super::carrying::Carrying;
@@ -280,7 +280,7 @@ impl Shared {
     }
 
     /// The links that a bond may use now.
-    pub(super) fn links(&self) -> Vec<Link> {
+    pub(super) fn links(&self) -> Vec<ClientLink> {
         links_of(&self.chooser())
     }
 
@@ -329,9 +329,9 @@ impl Shared {
     }
 }
 
-fn links_of(chooser: &Chooser) -> Vec<Link> {
+fn links_of(chooser: &Chooser) -> Vec<ClientLink> {
     let link =
-        |BondLink { slot, device, v4, v6, dead, backup, .. }| Link { number: slot as u8, device: Some(device), v4, v6, backup, dead };
+        |BondLink { slot, device, v4, v6, dead, backup, .. }| ClientLink { number: slot as u8, device: Some(device), v4, v6, backup, dead };
     chooser.bonded().into_iter().map(link).collect()
 }
 

@@ -1,7 +1,7 @@
 //! One direction of a link, what travels on it, and when it is next to be looked at.
 
 use braid_model::{Bytes, Direction, Time};
-use braid_netem::{Link, Profile, PushOutcome};
+use braid_netem::{EmulatedLink, Profile, PushOutcome};
 
 use crate::tcp::Packet;
 
@@ -65,14 +65,14 @@ impl Parcel {
 
 #[derive(Debug)]
 pub(crate) struct Pipe {
-    pub(crate) link: Link<Parcel>,
+    pub(crate) link: EmulatedLink<Parcel>,
     /// The event that is awaited; others of this pipe are stale.
     awaited: Option<Time>,
 }
 
 impl Pipe {
     pub(crate) fn new(profile: Profile, seed: u64) -> Self {
-        Self { link: Link::new(profile, seed, Time::ZERO), awaited: None }
+        Self { link: EmulatedLink::new(profile, seed, Time::ZERO), awaited: None }
     }
 
     pub(crate) fn push(&mut self, now: Time, parcel: Parcel) -> bool {

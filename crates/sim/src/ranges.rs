@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
 use braid_model::{Bytes, Rate, Time};
-use braid_netem::{Link, Packet, Profile};
+use braid_netem::{EmulatedLink, Packet, Profile};
 use braid_range::{Action, Config, Engine, FileId, FileSetup, Head, LaneId, LinkSetup, RangeError, RequestId, Span};
 
 use crate::tcp::{Ack, AckTiming, HANDSHAKE, HANDSHAKE_WAIT, HEADERS, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
@@ -96,7 +96,7 @@ pub fn fetch_ranges(ranged: &Ranged) -> Result<Fetched, RangeError> {
         ids.push(engine.add_file(Time::ZERO, setup)?);
     }
     let spans = ranged.duration.as_nanos().div_ceil(ranged.bin.as_nanos().max(1)) as usize;
-    let way = |profile: &Profile, number: usize| Link::new(profile.clone(), ranged.seed.wrapping_add(number as u64), Time::ZERO);
+    let way = |profile: &Profile, number: usize| EmulatedLink::new(profile.clone(), ranged.seed.wrapping_add(number as u64), Time::ZERO);
     let mut world = World {
         ranged,
         engine,
@@ -172,8 +172,8 @@ struct World<'a> {
     engine: Engine,
     ids: Vec<FileId>,
     now: Time,
-    down: Vec<Link<Parcel>>,
-    up: Vec<Link<Parcel>>,
+    down: Vec<EmulatedLink<Parcel>>,
+    up: Vec<EmulatedLink<Parcel>>,
     changed: Vec<usize>,
     lanes: BTreeMap<LaneId, Lane>,
     fetched: Fetched,
@@ -205,7 +205,7 @@ impl World<'_> {
     }
 
     fn next_event(&self) -> Option<Time> {
-        let links = self.down.iter().chain(&self.up).filter_map(Link::poll_timeout);
+        let links = self.down.iter().chain(&self.up).filter_map(EmulatedLink::poll_timeout);
         let lanes = self.lanes.values().flat_map(|lane| [lane.handshake, lane.sender.deadline(), lane.receiver.deadline()]).flatten();
         let changes = self.ranged.links.iter().zip(&self.changed).filter_map(|(link, done)| link.changes.get(*done)).map(|(at, _)| *at);
         links.chain(lanes).chain(changes).chain(self.engine.poll_timeout()).min()

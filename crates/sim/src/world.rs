@@ -10,7 +10,7 @@ use braid_decide::capacity::Busy;
 use braid_decide::connection::LinkMask;
 use braid_decide::packet::{PacketScheduler, PathView};
 use braid_model::{Bytes, Direction, Time};
-use braid_netem::{Link, LinkStats, Profile, Random, RateSource};
+use braid_netem::{EmulatedLink, LinkStats, Profile, Random, RateSource};
 
 use crate::energy::Meter;
 use crate::event::{Event, Queue};
@@ -305,12 +305,12 @@ impl<'a> World<'a> {
         }
     }
 
-    pub(crate) fn client_link(&self, link: usize, direction: Direction) -> Option<&Link<Parcel>> {
+    pub(crate) fn client_link(&self, link: usize, direction: Direction) -> Option<&EmulatedLink<Parcel>> {
         self.pipes[2 * link + direction as usize].as_ref().map(|pipe| &pipe.link)
     }
 
     pub(crate) fn is_dark(&self, link: usize) -> bool {
-        self.client_link(link, Direction::Down).is_some_and(Link::is_dark)
+        self.client_link(link, Direction::Down).is_some_and(EmulatedLink::is_dark)
     }
 
     // Flows.

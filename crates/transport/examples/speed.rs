@@ -11,7 +11,7 @@ use braid_bond::{Carrier, FlowPolicy, Open, Target};
 use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
-use braid_transport::client::{Client, Link, Peer, State};
+use braid_transport::client::{Client, ClientLink, Peer, State};
 use braid_transport::relay::{self, Options, Reach};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -71,7 +71,7 @@ fn main() {
             name: "speed".into(),
         };
         let client = Client::start(peer, Some(&KeyPair::generate().expect("a key")), None).expect("a client");
-        let link = |number: u64| Link {
+        let link = |number: u64| ClientLink {
             number: number as u8,
             device: None,
             v4: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1 + number as u8))),

@@ -39,7 +39,7 @@ pub struct Peer {
 
 /// A link as far as bonds care.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
+pub struct ClientLink {
     /// Its number in the bond, 0 to 63.
     pub number: u8,
     /// Its interface.
@@ -92,7 +92,7 @@ const LATE: Duration = Duration::from_secs(3);
 pub struct Client {
     carrier: Carrier,
     bond: Arc<Mutex<BondId>>,
-    links: watch::Sender<Vec<Link>>,
+    links: watch::Sender<Vec<ClientLink>>,
     addresses: watch::Sender<Vec<Address>>,
     state: watch::Receiver<State>,
     paths: broadcast::Sender<PathChange>,
@@ -129,7 +129,7 @@ impl Client {
     }
 
     /// The links there are now.
-    pub fn set_links(&self, links: Vec<Link>) {
+    pub fn set_links(&self, links: Vec<ClientLink>) {
         self.links.send_if_modified(|old| {
             let changed = *old != links;
             *old = links;
@@ -223,7 +223,7 @@ struct Keeper {
     tls: Arc<QuicClientConfig>,
     limits: Limits,
     mark: Option<u32>,
-    links: Vec<Link>,
+    links: Vec<ClientLink>,
     found: Found,
     dialler: Dialler<ConnectionId>,
     told: watch::Sender<State>,
@@ -244,7 +244,7 @@ impl Keeper {
 
     async fn run(
         mut self,
-        mut links: watch::Receiver<Vec<Link>>,
+        mut links: watch::Receiver<Vec<ClientLink>>,
         mut addresses: watch::Receiver<Vec<Address>>,
         mut notices: mpsc::UnboundedReceiver<Notice>,
     ) {
@@ -278,10 +278,10 @@ impl Keeper {
         }
     }
 
-    fn on_links(&mut self, links: Vec<Link>) {
+    fn on_links(&mut self, links: Vec<ClientLink>) {
         let old = std::mem::replace(&mut self.links, links);
         for ipv6 in [false, true] {
-            let address = |link: &Link| if ipv6 { link.v6 } else { link.v4 };
+            let address = |link: &ClientLink| if ipv6 { link.v6 } else { link.v4 };
             for gone in old.iter().filter(|link| address(link).is_some()) {
                 let now = self.links.iter().find(|link| link.number == gone.number);
                 if now.and_then(address).is_none() {
@@ -303,7 +303,7 @@ impl Keeper {
                 if before.is_some_and(|before| before.backup != link.backup) {
                     self.tell(link.number, ipv6, if link.backup { PathNews::Backup } else { PathNews::Up });
                 }
-                let dead = |link: &Link| *link.dead.get(family(ipv6));
+                let dead = |link: &ClientLink| *link.dead.get(family(ipv6));
                 if before.is_some_and(dead) && !dead(link) {
                     self.dialler.on_link(Instant::now(), (link.number, family(ipv6)));
                 }
@@ -352,7 +352,7 @@ impl Keeper {
                     host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked on the way")
                 });
             }
-            let address = |of: &Link| if family == Family::V6 { of.v6 } else { of.v4 };
+            let address = |of: &ClientLink| if family == Family::V6 { of.v6 } else { of.v4 };
             if self.links.iter().any(|of| of.number == link && address(of).is_some()) {
                 self.dial(route);
             }
@@ -491,7 +491,7 @@ const QUESTION: Duration = Duration::from_secs(1);
 const CONVERSATION: Duration = Duration::from_secs(3);
 
 /// Asks a host whether it runs Braid: with one datagram if nobody answers. Shows no key and no name. `expect` is its pinned key.
-pub async fn ask(remote: SocketAddr, link: &Link, expect: Option<PublicKey>, mark: Option<u32>) -> Result<HostAnswer, RelayError> {
+pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey>, mark: Option<u32>) -> Result<HostAnswer, RelayError> {
     let (ipv6, number) = (remote.is_ipv6(), link.number);
     let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
     let binding = Binding { address, device: link.device.clone(), mark };

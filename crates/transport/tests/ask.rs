@@ -10,7 +10,7 @@ use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use braid_transport::FlowEnd;
-use braid_transport::client::{Client, HostAnswer, Link, Peer, State, ask};
+use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
 use braid_transport::relay::{self, Options, Reach};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::oneshot;
@@ -54,8 +54,8 @@ impl Drop for Server {
     }
 }
 
-fn link() -> Link {
-    Link { number: 0, device: None, v4: Some(LOCALHOST), v6: None, backup: false, dead: Default::default() }
+fn link() -> ClientLink {
+    ClientLink { number: 0, device: None, v4: Some(LOCALHOST), v6: None, backup: false, dead: Default::default() }
 }
 
 /// What somebody says who does answer: on a busy machine a question may have to be asked again.

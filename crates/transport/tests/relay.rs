@@ -8,7 +8,7 @@ use braid_peer::invite::Token;
 use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
-use braid_transport::client::{Client, Link, Peer, State};
+use braid_transport::client::{Client, ClientLink, Peer, State};
 use braid_transport::relay::{self, MemoryLimits, Options, Reach};
 use braid_transport::{FlowEnd, splice};
 use bytes::Bytes;
@@ -100,8 +100,8 @@ impl TestRelay {
     }
 }
 
-fn links(count: u8) -> Vec<Link> {
-    let link = |number| Link {
+fn links(count: u8) -> Vec<ClientLink> {
+    let link = |number| ClientLink {
         number,
         device: None,
         v4: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1 + number))),

@@ -21,7 +21,7 @@ const TRUSTED: f64 = 0.2;
 /// What the daemon says; nothing at all where there is none.
 #[derive(Debug, Default)]
 pub(super) struct Advice {
-    links: Vec<braid_api::Link>,
+    links: Vec<braid_api::LinkStatus>,
     permitted: Option<Permitted>,
 }
 
@@ -35,7 +35,7 @@ struct Permitted {
 impl Advice {
     /// Asks the daemon on `socket`, if there is one.
     pub(super) fn ask(socket: &Path, downloads: &[Download]) -> Self {
-        let links: Vec<braid_api::Link> = client::list(socket, "/v1/links").unwrap_or_default();
+        let links: Vec<braid_api::LinkStatus> = client::list(socket, "/v1/links").unwrap_or_default();
         if links.is_empty() {
             return Self::default();
         }
@@ -45,7 +45,7 @@ impl Advice {
     }
 
     /// The link's state and estimates.
-    pub(super) fn link(&self, name: &str) -> Option<&braid_api::Link> {
+    pub(super) fn link(&self, name: &str) -> Option<&braid_api::LinkStatus> {
         self.links.iter().find(|link| link.name == name)
     }
 

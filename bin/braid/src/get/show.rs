@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use braid_fetch::{Event, FetchError, Link, Outcome, Progress};
+use braid_fetch::{DownloadLink, Event, FetchError, Outcome, Progress};
 use braid_model::{Bytes, Rate, printable};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
@@ -34,7 +34,7 @@ impl Show {
     }
 
     /// The links are known, and the hosts that are asked first.
-    pub(super) fn begin(&mut self, links: &[Link], hosts: &[String]) {
+    pub(super) fn begin(&mut self, links: &[DownloadLink], hosts: &[String]) {
         self.awaited = hosts.first().map(|host| match hosts.len() {
             1 => printable(host),
             more => format!("{} and {} more", printable(host), more - 1),

@@ -1,6 +1,6 @@
 //! What `braid top` shows: a function of what it knows and of the terminal's size.
 
-use braid_api::{Link, LinkState};
+use braid_api::{LinkState, LinkStatus};
 use braid_model::{Bytes, Rate, printable};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -100,7 +100,7 @@ fn draw_warning(frame: &mut Frame<'_>, model: &Model, area: Rect) {
 }
 
 /// A column of the links' table, the most important first: title, width, how to fill it.
-type LinkColumn = (&'static str, u16, fn(&Model, &Link) -> Cell<'static>);
+type LinkColumn = (&'static str, u16, fn(&Model, &LinkStatus) -> Cell<'static>);
 
 const LINK_COLUMNS: [LinkColumn; 9] = [
     ("LINK", 10, |_, link| Cell::from(printable(&link.name))),
@@ -127,7 +127,7 @@ fn draw_links(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let columns: Vec<&LinkColumn> = LINK_COLUMNS.iter().take_while(fits).collect();
     let curve = if columns.len() == LINK_COLUMNS.len() { usize::from(left).min(60) } else { 0 };
     let most = status.links.iter().flat_map(|link| model.curve(&link.name, curve)).max().unwrap_or(0);
-    let row = |link: &Link| {
+    let row = |link: &LinkStatus| {
         let cells = columns.iter().map(|(_, _, cell)| cell(model, link));
         Row::new(cells.chain([Cell::from(sparkline(&model.curve(&link.name, curve), most))]))
     };

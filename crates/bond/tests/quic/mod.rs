@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use braid_bond::host::HostEvent;
 use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathId, PathNews, Side, Target};
 use braid_model::{Rate, Time};
-use braid_netem::{Link, Loss, Packet, Profile};
+use braid_netem::{EmulatedLink, Loss, Packet, Profile};
 use braid_sim::{Pair, Quic};
 use bytes::Bytes;
 
@@ -78,7 +78,7 @@ pub struct World {
     quic: Quic,
     pub now: Instant,
     pair: Pair,
-    links: Vec<[Link<Datagram>; 2]>,
+    links: Vec<[EmulatedLink<Datagram>; 2]>,
     specs: Vec<Spec>,
     pub got: [BTreeMap<FlowKey, usize>; 2],
     pub messages: [BTreeMap<FlowKey, Vec<(Instant, Bytes)>>; 2],
@@ -109,7 +109,7 @@ impl World {
                 queue: braid_model::Bytes::new(spec.queue),
                 ..Profile::default()
             };
-            [0, 1].map(|side| Link::new(profile.clone(), seed * 100 + at as u64 * 2 + side, Time::ZERO))
+            [0, 1].map(|side| EmulatedLink::new(profile.clone(), seed * 100 + at as u64 * 2 + side, Time::ZERO))
         });
         let links = links.collect();
         Self {
@@ -283,7 +283,7 @@ impl World {
             }
             self.pump();
             self.settle();
-            let wires = self.links.iter().flatten().filter_map(Link::poll_timeout);
+            let wires = self.links.iter().flatten().filter_map(EmulatedLink::poll_timeout);
             let wires = wires.map(|time| self.quic.instant(time));
             let timer = self.pair.poll_timeout().map(|at| self.ticked(at));
             let next = timer.into_iter().chain(wires).min().unwrap_or(end);

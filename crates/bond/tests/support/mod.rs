@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use braid_model::{Bytes, Rate, Time};
-use braid_netem::{Link, Packet, Profile, PushOutcome, RateSource};
+use braid_netem::{EmulatedLink, Packet, Profile, PushOutcome, RateSource};
 
 pub(crate) use flow::{Controllers, SimFlow, Source};
 #[allow(unused_imports, reason = "tests and examples use different parts")]
@@ -41,8 +41,8 @@ pub(crate) struct World {
     base: Instant,
     now: Time,
     seed: u64,
-    forward: Link<Parcel>,
-    back: Link<Parcel>,
+    forward: EmulatedLink<Parcel>,
+    back: EmulatedLink<Parcel>,
     /// Acknowledgements wait until the next multiple of this, as behind a radio that grants the uplink now and then.
     pub(crate) hold: Duration,
     held: VecDeque<(Time, Parcel)>,
@@ -69,8 +69,8 @@ impl World {
             base,
             now: Time::ZERO,
             seed,
-            forward: Link::new(forward, seed, Time::ZERO),
-            back: Link::new(back, seed ^ 0x5555, Time::ZERO),
+            forward: EmulatedLink::new(forward, seed, Time::ZERO),
+            back: EmulatedLink::new(back, seed ^ 0x5555, Time::ZERO),
             hold: Duration::ZERO,
             held: VecDeque::new(),
             flows: Vec::new(),

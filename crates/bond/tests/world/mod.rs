@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use braid_bond::{Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side, Target};
 use braid_model::{Bytes as Amount, Rate, Time};
-use braid_netem::{Link, Loss, Profile, PushOutcome};
+use braid_netem::{EmulatedLink, Loss, Profile, PushOutcome};
 use bytes::{Bytes, BytesMut};
 
 pub const MTU: usize = 1200;
@@ -20,7 +20,7 @@ pub struct Spec {
 }
 
 pub struct Wire {
-    pub links: [Link<Vec<u8>>; 2],
+    pub links: [EmulatedLink<Vec<u8>>; 2],
     pub spec: Spec,
     id: PathId,
 }
@@ -64,7 +64,7 @@ impl World {
                 loss: Loss::random(spec.loss),
                 ..Profile::default()
             };
-            let links = [0, 1].map(|side| Link::new(profile.clone(), seed * 100 + at as u64 * 2 + side, now));
+            let links = [0, 1].map(|side| EmulatedLink::new(profile.clone(), seed * 100 + at as u64 * 2 + side, now));
             let id = PathId(at as u32);
             world.wires.push(Wire { links, spec: *spec, id });
             let facts = world.facts(at, 0);
@@ -157,7 +157,7 @@ impl World {
             // `done` may have written something.
             self.settle();
             let timers = self.ends.iter().filter_map(Bond::poll_timeout);
-            let wires = self.wires.iter().flat_map(|wire| &wire.links).filter_map(Link::poll_timeout);
+            let wires = self.wires.iter().flat_map(|wire| &wire.links).filter_map(EmulatedLink::poll_timeout);
             let next = timers.chain(wires).chain(self.wake.take()).min().unwrap_or(end);
             // A timer that is due and does nothing would spin for ever.
             spins = if next <= self.now { spins + 1 } else { 0 };

@@ -1,6 +1,6 @@
 //! What people and programs are told, in the API's words.
 
-use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, Link as LinkView, LinkEntry, PolicyView, Status};
+use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkStatus, PolicyView, Status};
 use braid_decide::capacity::Estimate;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
 use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
@@ -70,7 +70,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// `GET /v1/links`.
-    pub fn links(&mut self, now: Time) -> Vec<LinkView> {
+    pub fn links(&mut self, now: Time) -> Vec<LinkStatus> {
         let load_table = self.steering.load_table().ok();
         let link_load = |link: &Link| load_table.as_ref().map(|load_table| &load_table.loads[link.slot]);
         let used = self.links.values().map(|link| link_view(link, now, link_load(link), self.link_energy(link, now)));
@@ -180,7 +180,7 @@ fn api_state(state: braid_model::LinkState) -> braid_api::LinkState {
     }
 }
 
-fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection::LinkLoad>, energy: Option<LinkEnergy>) -> LinkView {
+fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection::LinkLoad>, energy: Option<LinkEnergy>) -> LinkStatus {
     let capacity = |direction| link.estimate(direction, now);
     let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
     // A guess is for the rule, which needs some number; people are told what is known.
@@ -191,7 +191,7 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
         all.map(|gateway| gateway.to_string()).collect()
     };
     let moved = link.moved();
-    LinkView {
+    LinkStatus {
         name: link.facts.name.clone(),
         state: api_state(link.state()),
         kind: link.facts.kind.to_string(),

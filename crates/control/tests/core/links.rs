@@ -3,7 +3,7 @@
 use braid_api::LinkState;
 use std::time::Duration;
 
-use braid_api::Link;
+use braid_api::LinkStatus;
 use braid_control::config::Config;
 use braid_control::core::PathNews;
 use braid_control::fake::Steered;
@@ -233,7 +233,7 @@ fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
 }
 
 /// Moves so many bytes (received, sent) by each flow, and as much by the device, every quarter of a second; gives wlan0 at the end.
-fn carry(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2], sample: Option<Rate>) -> Link {
+fn carry(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2], sample: Option<Rate>) -> LinkStatus {
     let seen = |world: &mut World| {
         let now = world.now;
         world.core.links(now).into_iter().find(|link| link.name == "wlan0").unwrap()

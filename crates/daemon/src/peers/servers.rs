@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use braid_control::core::{Question, ServerNews};
 use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_model::key::PublicKey;
-use braid_transport::client::{Client, HostAnswer, Link, Peer, State, ask};
+use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
 use tokio::sync::mpsc;
 
 use super::Change;
@@ -50,7 +50,7 @@ impl Servers {
         &mut self,
         host: IpAddr,
         key: PublicKey,
-        links: &[Link],
+        links: &[ClientLink],
         changes: &mpsc::UnboundedSender<Change>,
         busy: impl Fn(IpAddr) -> bool,
     ) -> Option<Client> {
@@ -125,7 +125,7 @@ pub(super) enum Standing<'a> {
     AnotherKey,
 }
 
-fn begin(host: IpAddr, key: PublicKey, links: &[Link], changes: &mpsc::UnboundedSender<Change>) -> Option<Server> {
+fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::UnboundedSender<Change>) -> Option<Server> {
     let addresses = vec![std::net::SocketAddr::new(host, PORT).into()];
     // No name and no key: a server has no business with who its clients are.
     let peer = Peer { addresses, key: Some(key), token: None, name: String::new() };
@@ -153,7 +153,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[Link], changes: &mpsc::Unbounded
 }
 
 /// Asks a host whether it runs Braid, in the background; the answer comes as a [`Change`].
-pub(super) fn question(question: Question, link: Link, changes: mpsc::UnboundedSender<Change>) {
+pub(super) fn question(question: Question, link: ClientLink, changes: mpsc::UnboundedSender<Change>) {
     tokio::spawn(async move {
         let to = std::net::SocketAddr::new(question.host, PORT);
         let answer = match ask(to, &link, question.expect, None).await {

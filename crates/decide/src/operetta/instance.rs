@@ -57,14 +57,14 @@ pub fn solve_instance(text: &str) -> Result<InstanceResult, InstanceError> {
 #[serde(deny_unknown_fields, expecting = "an instance as an object")]
 struct File {
     alpha: f64,
-    links: Vec<Link>,
+    links: Vec<InstanceLink>,
     streams: Vec<Stream>,
     new: New,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a link as an object")]
-struct Link {
+struct InstanceLink {
     name: String,
     rate_bps: f64,
     power_mw: f64,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use braid_fetch::{BoxStream, Download, Event, FetchError, Link, Network, Options, Outcome, fetch, group};
+use braid_fetch::{BoxStream, Download, DownloadLink, Event, FetchError, Network, Options, Outcome, fetch, group};
 use braid_model::PerFamily;
 use tokio::net::TcpSocket;
 
@@ -187,20 +187,24 @@ pub(crate) fn good_with(asked: &Asked, content: &[u8], headers: &str) -> Vec<u8>
 
 /// Links that are addresses of the loopback device: link i is 127.0.0.(2 + i).
 pub(crate) struct Loopback {
-    pub(crate) links: Vec<Link>,
+    pub(crate) links: Vec<DownloadLink>,
     /// Links over which nothing is answered.
     pub(crate) dead: Vec<usize>,
 }
 
 impl Loopback {
     pub(crate) fn new(count: usize) -> Self {
-        let link = |number: usize| Link { name: format!("link{number}"), families: PerFamily { v4: true, v6: false }, ..Link::default() };
+        let link = |number: usize| DownloadLink {
+            name: format!("link{number}"),
+            families: PerFamily { v4: true, v6: false },
+            ..DownloadLink::default()
+        };
         Self { links: (0..count).map(link).collect(), dead: Vec::new() }
     }
 }
 
 impl Network for Loopback {
-    fn links(&self) -> &[Link] {
+    fn links(&self) -> &[DownloadLink] {
         &self.links
     }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_peer::invite::Invite;
 use braid_peer::keys::KeyPair;
-use braid_transport::client::{Client, Link, Peer, State};
+use braid_transport::client::{Client, ClientLink, Peer, State};
 use braid_transport::{BondFlow, FlowEnd};
 use serde_json::json;
 
@@ -126,7 +126,7 @@ async fn join(line: &str, first: bool, keys: &KeyPair, links: &[String]) -> Resu
     let token = first.then(|| *invite.token.reveal());
     let peer = Peer { addresses: invite.addresses().to_vec(), key: Some(invite.relay), token, name: "lab".to_owned() };
     let client = Client::start(peer, Some(keys), None)?;
-    let link = |(number, device): (usize, &String)| Link {
+    let link = |(number, device): (usize, &String)| ClientLink {
         number: number as u8,
         device: Some(device.clone()),
         v4: Some(IpAddr::from([10, 77, number as u8, 2])),

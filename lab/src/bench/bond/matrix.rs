@@ -14,7 +14,7 @@ use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 
 /// Mbit/s, milliseconds of a round trip, milliseconds that its queue holds, and the share that is lost.
-type Link = (u64, u64, u64, f64);
+type LinkParams = (u64, u64, u64, f64);
 
 const NAMES: [&str; 2] = ["link0", "link1"];
 /// Ports of the servers whose flows may use both links, the first only, and the second only.
@@ -22,7 +22,7 @@ const PORTS: [u16; 3] = [8080, 8081, 8082];
 /// The least that both are to bring, of what the better one does.
 const AIM: f64 = 0.97;
 
-const PAIRS: [[Link; 2]; 18] = [
+const PAIRS: [[LinkParams; 2]; 18] = [
     [(20, 20, 150, 0.0), (20, 20, 150, 0.0)],
     [(20, 20, 150, 0.0), (10, 20, 150, 0.0)],
     [(20, 20, 150, 0.0), (4, 20, 150, 0.0)],
@@ -70,8 +70,8 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     Ok(report)
 }
 
-fn title(pair: &[Link; 2]) -> String {
-    let link = |(rate, trip, queue, loss): &Link| {
+fn title(pair: &[LinkParams; 2]) -> String {
+    let link = |(rate, trip, queue, loss): &LinkParams| {
         let loss = if *loss > 0.0 { format!(", {:.0} %", loss * 100.0) } else { String::new() };
         format!("{rate} Mbit/s ({trip} ms, {queue} ms{loss})")
     };
@@ -79,8 +79,8 @@ fn title(pair: &[Link; 2]) -> String {
 }
 
 /// Mbit/s down and up: over both links, the first and the second.
-fn one(settings: &Settings, pair: &[Link; 2], span: Duration) -> Result<[[f64; 3]; 2]> {
-    let link = |((rate, trip, queue, loss), name): (&Link, &str)| {
+fn one(settings: &Settings, pair: &[LinkParams; 2], span: Duration) -> Result<[[f64; 3]; 2]> {
+    let link = |((rate, trip, queue, loss), name): (&LinkParams, &str)| {
         let queue = Bytes::new(mbps(*rate).bytes_per_second() * queue / 1000);
         LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*trip) / 2).queue(queue).loss(*loss)
     };
@@ -114,8 +114,8 @@ mod tests {
 
     #[test]
     fn the_pairs_are_as_different_as_they_are_said_to_be() {
-        let most = |of: fn(&Link) -> f64| {
-            let ratio = |pair: &[Link; 2]| (of(&pair[0]) / of(&pair[1])).max(of(&pair[1]) / of(&pair[0]));
+        let most = |of: fn(&LinkParams) -> f64| {
+            let ratio = |pair: &[LinkParams; 2]| (of(&pair[0]) / of(&pair[1])).max(of(&pair[1]) / of(&pair[0]));
             PAIRS.iter().map(ratio).fold(0.0, f64::max)
         };
         assert_eq!((most(|link| link.0 as f64), most(|link| link.1 as f64), most(|link| link.2 as f64)), (20.0, 20.0, 100.0));

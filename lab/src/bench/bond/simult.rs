@@ -15,9 +15,9 @@ use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 
 /// A link: Mbit/s, and milliseconds one way.
-type Link = (u64, u64);
+type RateDelay = (u64, u64);
 
-const CASES: [[Link; 2]; 5] = [[(10, 1), (10, 1)], [(10, 1), (10, 50)], [(30, 1), (10, 1)], [(30, 1), (10, 50)], [(30, 50), (10, 1)]];
+const CASES: [[RateDelay; 2]; 5] = [[(10, 1), (10, 1)], [(10, 1), (10, 50)], [(30, 1), (10, 1)], [(30, 1), (10, 50)], [(30, 50), (10, 1)]];
 const SIZE: Bytes = Bytes::new(16 << 20);
 const DIRECTIONS: [&str; 2] = ["download", "upload"];
 
@@ -50,7 +50,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     Ok(report)
 }
 
-fn title(case: &[Link; 2]) -> String {
+fn title(case: &[RateDelay; 2]) -> String {
     case.map(|(rate, delay)| format!("{rate} Mbit/s ({delay} ms)")).join(" + ")
 }
 
@@ -59,13 +59,13 @@ fn shown(seconds: f64) -> String {
 }
 
 /// Seconds that a transfer may take.
-fn limit(case: &[Link; 2]) -> f64 {
+fn limit(case: &[RateDelay; 2]) -> f64 {
     let sum: u64 = case.iter().map(|(rate, _)| rate).sum();
     SIZE.get() as f64 * 8.0 / (sum as f64 * 1e6) * 10.0 / 9.0 + 0.450
 }
 
 /// How many seconds the download and the upload take.
-fn one(settings: &Settings, case: &[Link; 2], seed: u64) -> Result<[f64; 2]> {
+fn one(settings: &Settings, case: &[RateDelay; 2], seed: u64) -> Result<[f64; 2]> {
     let links = case.iter().zip(["link0", "link1"]);
     let links = links.map(|((rate, delay), name)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*delay)));
     let lab = links.fold(Lab::builder().rp_filter(2).seed(seed), |builder, link| builder.link(link)).start()?;

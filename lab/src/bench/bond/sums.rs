@@ -18,12 +18,12 @@ use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 
 /// A link: Mbit/s, and its round trip in milliseconds.
-type Link = (u64, u64);
+type RateRtt = (u64, u64);
 
 /// Links, and what is wanted of them.
 struct Case {
     title: &'static str,
-    links: &'static [Link],
+    links: &'static [RateRtt],
     /// The queue of each link in each direction, unless it is the laboratory's usual one.
     queue: Option<Bytes>,
     loss: f64,
@@ -34,7 +34,7 @@ struct Case {
 }
 
 impl Case {
-    const fn new(title: &'static str, links: &'static [Link]) -> Self {
+    const fn new(title: &'static str, links: &'static [RateRtt]) -> Self {
         Self { title, links, queue: None, loss: 0.0, aim: 0.93, times_cubic: None }
     }
 
@@ -43,7 +43,7 @@ impl Case {
     }
 }
 
-const TEN: [Link; 10] = [(15, 10), (15, 10), (8, 50), (8, 50), (8, 50), (4, 80), (4, 80), (4, 80), (2, 200), (2, 200)];
+const TEN: [RateRtt; 10] = [(15, 10), (15, 10), (8, 50), (8, 50), (8, 50), (4, 80), (4, 80), (4, 80), (2, 200), (2, 200)];
 
 const CASES: [Case; 11] = [
     Case::new("20 + 20 Mbit/s, 20 ms", &[(20, 20), (20, 20)]),
@@ -63,7 +63,7 @@ const QUICK: [usize; 4] = [0, 2, 4, 6];
 
 /// CUBIC's rate falls with loss and with the round trip alike (RFC 9438, 5.1), so what is a multiple of it depends on both: round trips as on Wi-Fi,
 /// LTE, and far away.
-const fn lossy(title: &'static str, loss: f64, links: &'static [Link]) -> Case {
+const fn lossy(title: &'static str, loss: f64, links: &'static [RateRtt]) -> Case {
     let times = if loss < 0.02 { 4.0 } else { 8.0 };
     Case { loss, aim: 0.90, times_cubic: Some(times), ..Case::new(title, links) }
 }
