@@ -30,15 +30,15 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
 mod carry;
-mod crowd;
 mod explained;
+mod flow_limits;
 mod names;
 pub(crate) mod pins;
 pub(crate) mod redirected;
 mod servers;
 
 use carry::Exchanges;
-use crowd::Crowd;
+use flow_limits::FlowLimits;
 use servers::{Servers, Standing};
 
 /// Why a peer is refused that cannot prove to be the one of before.
@@ -108,7 +108,7 @@ pub struct Peers {
     links: Vec<BondLink>,
     flows: Flows,
     exchanges: Exchanges,
-    crowd: Crowd,
+    flow_limits: FlowLimits,
     /// How many sessions with relays were begun.
     sessions: u64,
     changes: mpsc::UnboundedSender<Change>,
@@ -209,7 +209,7 @@ impl Peers {
             links: Vec::new(),
             flows: Flows::default(),
             exchanges: Exchanges::default(),
-            crowd: Crowd::new(open_files),
+            flow_limits: FlowLimits::new(open_files),
             sessions: 0,
             changes,
         };
@@ -390,8 +390,8 @@ impl Peers {
 
     /// Begins to take flows that are to be bonded.
     pub(crate) fn take(&self, redirect: Arc<Redirect>) -> mpsc::Receiver<redirected::Arrival> {
-        self.crowd.tell(redirect.clone());
-        redirected::take(redirect, self.exchanges.clone(), self.crowd.clone())
+        self.flow_limits.tell(redirect.clone());
+        redirected::take(redirect, self.exchanges.clone(), self.flow_limits.clone())
     }
 
     /// `GET /v1/peers`: relays, then servers; `known` are those that run Braid, as far as is known.

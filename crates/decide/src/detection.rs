@@ -137,7 +137,7 @@ impl<K: Copy + PartialEq> Detection<K> {
 
     /// What asking over `link` has told. Nothing changes where the host or the link was forgotten meanwhile.
     pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: DetectionAnswer<K>) {
-        let crowded = self.pinned >= MOST_HOSTS / 2;
+        let pins_full = self.pinned >= MOST_HOSTS / 2;
         let Some(entry) = self.hosts.get_mut(&host).filter(|entry| entry.links.contains_key(&link)) else { return };
         entry.touched = now;
         match answer {
@@ -145,7 +145,7 @@ impl<K: Copy + PartialEq> Detection<K> {
                 entry.settle(link, State::AnotherKey, now + FIRST_SILENCE)
             }
             // Pins are not pushed out by new ones: whoever has thousands of hosts must not make room for another key of his.
-            DetectionAnswer::Runs(_) if entry.pin.is_none() && crowded => entry.settle(link, State::Away, now + LONGEST_SILENCE),
+            DetectionAnswer::Runs(_) if entry.pin.is_none() && pins_full => entry.settle(link, State::Away, now + LONGEST_SILENCE),
             DetectionAnswer::Runs(key) => {
                 self.pinned += usize::from(entry.pin.is_none());
                 entry.pin = Some(key);

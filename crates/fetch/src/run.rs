@@ -77,8 +77,8 @@ impl Drop for Handle {
     }
 }
 
-/// A request at work.
-struct Place {
+/// A request that was sent and is not over.
+struct ActiveRequest {
     job: usize,
     file: FileId,
     source: SourceId,
@@ -94,7 +94,7 @@ struct Run<T> {
     jobs: Vec<Job>,
     by_file: BTreeMap<FileId, usize>,
     lanes: BTreeMap<LaneId, Handle>,
-    requests: BTreeMap<RequestId, Place>,
+    requests: BTreeMap<RequestId, ActiveRequest>,
     /// The servers whose names do not exist, by link.
     nameless: BTreeSet<(ServerId, LinkId)>,
     /// The servers that have answered: a name that is not found any more is a trouble that passes.
@@ -264,17 +264,17 @@ impl<T: FnMut(Event)> Run<T> {
             Action::Ask { request, lane, file, source, span } => {
                 let (Some(handle), Some(job)) = (self.lanes.get(&lane), self.by_file.get(&file)) else { return };
                 let (asked, headers) = self.jobs[*job].asked(source.0, span, &self.options);
-                self.requests.insert(request, Place { job: *job, file, source, lane, link: handle.link });
+                self.requests.insert(request, ActiveRequest { job: *job, file, source, lane, link: handle.link });
                 let _ = handle.commands.send(LaneCommand::Ask { request, asked: Box::new(asked), headers });
             }
             Action::Stop { request } => {
-                if let Some(handle) = self.requests.remove(&request).and_then(|place| self.lanes.get(&place.lane)) {
+                if let Some(handle) = self.requests.remove(&request).and_then(|active| self.lanes.get(&active.lane)) {
                     let _ = handle.commands.send(LaneCommand::Stop(request));
                 }
             }
             Action::Close { lane } => {
                 self.lanes.remove(&lane);
-                self.requests.retain(|_, place| place.lane != lane);
+                self.requests.retain(|_, active| active.lane != lane);
             }
             Action::Restart { file } => {
                 let Some(job) = self.by_file.get(&file).copied() else { return };
@@ -304,8 +304,8 @@ impl<T: FnMut(Event)> Run<T> {
             }
             LaneEvent::Elsewhere { request, from, to } => self.on_elsewhere(now, request, &from, to),
             LaneEvent::Failed { request, failure, error } => {
-                if let Some(place) = self.requests.remove(&request) {
-                    self.jobs[place.job].trouble = Some(error);
+                if let Some(active) = self.requests.remove(&request) {
+                    self.jobs[active.job].trouble = Some(error);
                 }
                 self.engine.on_failed(now, request, failure);
             }
@@ -314,7 +314,7 @@ impl<T: FnMut(Event)> Run<T> {
 
     fn on_lost(&mut self, now: Time, lane: LaneId, error: FetchError) {
         let Some(handle) = self.lanes.remove(&lane) else { return };
-        self.requests.retain(|_, place| place.lane != lane);
+        self.requests.retain(|_, active| active.lane != lane);
         for job in self.jobs.iter_mut().filter(|job| job.outcome.is_none()) {
             if job.sources.iter().any(|source| source.server == handle.server) {
                 job.trouble = Some(error.clone());
@@ -340,8 +340,8 @@ impl<T: FnMut(Event)> Run<T> {
     }
 
     fn on_head(&mut self, now: Time, request: RequestId, head: Head, validator: Option<crate::answer::Validator>) {
-        let Some(place) = self.requests.get(&request) else { return };
-        let (index, file, source) = (place.job, place.file, place.source);
+        let Some(active) = self.requests.get(&request) else { return };
+        let (index, file, source) = (active.job, active.file, active.source);
         let job = &mut self.jobs[index];
         self.answered.extend(job.sources.get(source.0).map(|source| source.server));
         if let (Some(most), Some(size)) = (self.options.max_size, head.size)
@@ -378,8 +378,8 @@ impl<T: FnMut(Event)> Run<T> {
     }
 
     fn on_data(&mut self, now: Time, request: RequestId, bytes: bytes::Bytes) {
-        let Some(place) = self.requests.get(&request) else { return };
-        let (index, file, link) = (place.job, place.file, place.link);
+        let Some(active) = self.requests.get(&request) else { return };
+        let (index, file, link) = (active.job, active.file, active.link);
         let Some(at) = self.engine.place(request) else { return };
         let fresh = self.engine.on_data(now, request, Bytes::new(bytes.len() as u64));
         if let (Some(most), Some(got)) = (self.options.max_size, self.engine.file(file).map(|file| file.got))
@@ -401,20 +401,20 @@ impl<T: FnMut(Event)> Run<T> {
     }
 
     fn on_elsewhere(&mut self, now: Time, request: RequestId, from: &Url, to: Url) {
-        let Some(place) = self.requests.remove(&request) else { return };
+        let Some(active) = self.requests.remove(&request) else { return };
         let most = self.options.redirects;
-        let source = &mut self.jobs[place.job].sources[place.source.0];
+        let source = &mut self.jobs[active.job].sources[active.source.0];
         // Another request was sent there already.
         if source.url == *from {
             source.redirects += 1;
             if source.redirects > most {
                 let error = FetchError::Redirects { url: shown(from), most };
-                self.jobs[place.job].trouble = Some(error);
+                self.jobs[active.job].trouble = Some(error);
                 return self.engine.on_failed(now, request, Failure::Source);
             }
             let server = self.server(&to);
-            self.jobs[place.job].sources[place.source.0].follow(to, server);
-            self.engine.move_source(place.file, place.source, server);
+            self.jobs[active.job].sources[active.source.0].follow(to, server);
+            self.engine.move_source(active.file, active.source, server);
         }
         self.engine.on_failed(now, request, Failure::Moved);
     }
@@ -423,7 +423,7 @@ impl<T: FnMut(Event)> Run<T> {
         let Some(index) = self.by_file.remove(&file) else { return };
         let now = self.now();
         self.engine.remove_file(now, file);
-        self.requests.retain(|_, place| place.file != file);
+        self.requests.retain(|_, active| active.file != file);
         let job = &mut self.jobs[index];
         match std::mem::replace(&mut job.sink, Sink::Closed) {
             Sink::File(partial) => {
@@ -450,7 +450,7 @@ impl<T: FnMut(Event)> Run<T> {
         let Some(index) = self.by_file.remove(&file) else { return };
         let now = self.now();
         self.engine.remove_file(now, file);
-        self.requests.retain(|_, place| place.file != file);
+        self.requests.retain(|_, active| active.file != file);
         let job = &mut self.jobs[index];
         if cause == Cause::Changed && !job.anew && matches!(job.sink, Sink::File(_)) {
             job.anew = true;
@@ -484,7 +484,7 @@ impl<T: FnMut(Event)> Run<T> {
     fn drop_file(&mut self, file: FileId, error: FetchError) {
         let now = self.now();
         self.engine.remove_file(now, file);
-        self.requests.retain(|_, place| place.file != file);
+        self.requests.retain(|_, active| active.file != file);
         if let Some(index) = self.by_file.remove(&file) {
             self.fail(index, error);
         }

@@ -21,7 +21,7 @@ use axum::response::{IntoResponse, Response};
 use braid_api::Problem;
 use braid_api::openapi::{Needs, operation};
 use braid_bond::host::Source;
-use braid_peer::places;
+use braid_peer::quota;
 use braid_platform::linux::sys::access::peer_groups;
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -40,8 +40,8 @@ pub(crate) enum Origin {
     Address(Source),
 }
 
-/// A place of whoever comes.
-pub(crate) type Place = places::Place<Origin>;
+/// A permit of an API client.
+pub(crate) type ApiPermit = quota::Permit<Origin>;
 
 /// Members of this group may change.
 const GROUP: &str = "braid";
@@ -63,7 +63,7 @@ pub(super) enum ApiClient {
     /// By the Unix socket, as the kernel says.
     Local { user: u32, may_change: bool },
     /// By TCP: each request says for itself what it may do.
-    Remote(Arc<Place>),
+    Remote(Arc<ApiPermit>),
 }
 
 /// Where a session counts.
@@ -109,7 +109,7 @@ impl ApiClient {
     pub(super) fn origin(&self) -> Origin {
         match self {
             Self::Local { user, .. } => Origin::User(*user),
-            Self::Remote(place) => place.origin(),
+            Self::Remote(permit) => permit.origin(),
         }
     }
 }
@@ -262,14 +262,14 @@ pub(super) async fn guard(
         Ok(may) => may,
         Err(refusal) => return bounded(refusal.into_response()),
     };
-    let _place = match (may, &client) {
-        (May(Needs::Changing), ApiClient::Remote(place)) => {
-            place.keep();
+    let _permit = match (may, &client) {
+        (May(Needs::Changing), ApiClient::Remote(permit)) => {
+            permit.keep();
             None
         }
         (May(Needs::Reading), _) => match api.reading.try_take(client.origin()) {
-            Some(place) => Some(place),
-            None => return bounded(crowded().into_response()),
+            Some(permit) => Some(permit),
+            None => return bounded(too_many_requests().into_response()),
         },
         _ => None,
     };
@@ -277,7 +277,7 @@ pub(super) async fn guard(
     bounded(next.run(request).await)
 }
 
-fn crowded() -> Refusal {
+fn too_many_requests() -> Refusal {
     let detail = "as many questions of those who may only read are being answered as may be: ask again in a moment, and fewer at a time";
     Refusal(Problem::new(429, "Too many requests", detail))
 }
@@ -292,9 +292,9 @@ fn judge(api: &Api, client: &ApiClient, request: &Request) -> Result<May, Refusa
     let may = match (client, &api.keys) {
         (ApiClient::Local { may_change, .. }, _) => Some(if *may_change { Needs::Changing } else { Needs::Reading }),
         (ApiClient::Remote(_), None) => None,
-        (ApiClient::Remote(place), Some(keys)) => {
+        (ApiClient::Remote(permit), Some(keys)) => {
             of_this_site(keys, request)?;
-            keys.of(request.headers(), place.origin().into())
+            keys.of(request.headers(), permit.origin().into())
         }
     };
     match may {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::serve::Listener;
-use braid_peer::places::{Ended, Places};
+use braid_peer::quota::{Ended, Quota};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::access::ApiClient;
-use crate::access::{Origin, Place};
+use crate::access::{ApiPermit, Origin};
 
 /// The most connections at a time; further ones wait in the kernel's queue.
 const MOST: usize = 256;
@@ -48,7 +48,7 @@ impl Default for Patience {
 pub(super) struct Connections {
     listener: UnixListener,
     free: Arc<Semaphore>,
-    readers: Places<Origin>,
+    readers: Quota<Origin>,
     patience: Patience,
     own: u32,
 }
@@ -56,7 +56,7 @@ pub(super) struct Connections {
 impl Connections {
     /// For a daemon of this user.
     pub(super) fn of(listener: UnixListener, own: u32) -> Self {
-        let readers = Places::new(READERS, OF_ONE_READER);
+        let readers = Quota::new(READERS, OF_ONE_READER);
         Self { listener, free: Semaphore::new(MOST).into(), readers, patience: Patience::default(), own }
     }
 }
@@ -75,8 +75,8 @@ impl Listener for Connections {
             connection._free = free;
             if !client.may_change() {
                 // One too many is let go at once.
-                let Some((place, ended)) = self.readers.take(client.origin()) else { continue };
-                connection = connection.at(place.into(), ended);
+                let Some((permit, ended)) = self.readers.take(client.origin()) else { continue };
+                connection = connection.at(permit.into(), ended);
             }
             return (connection, address);
         }
@@ -98,19 +98,19 @@ pub(super) struct Connection<S> {
     ended: Option<Ended>,
     is_over: bool,
     _free: Option<OwnedSemaphorePermit>,
-    _place: Option<Arc<Place>>,
+    _permit: Option<Arc<ApiPermit>>,
 }
 
 impl<S> Connection<S> {
     /// A connection that ends when its client makes it wait for too long.
     pub(super) fn of(stream: S, client: ApiClient, patience: Patience) -> Self {
         let silence = Box::pin(sleep(patience.idle));
-        Self { stream, client, patience, silence, asked: None, ended: None, is_over: false, _free: None, _place: None }
+        Self { stream, client, patience, silence, asked: None, ended: None, is_over: false, _free: None, _permit: None }
     }
 
-    /// The same, which ends too when its place is given to another.
-    pub(super) fn at(self, place: Arc<Place>, ended: Ended) -> Self {
-        Self { ended: Some(ended), _place: Some(place), ..self }
+    /// The same, which ends too when its permit is given to another.
+    pub(super) fn at(self, permit: Arc<ApiPermit>, ended: Ended) -> Self {
+        Self { ended: Some(ended), _permit: Some(permit), ..self }
     }
 
     /// Who is at the other end.
@@ -221,7 +221,7 @@ mod tests {
         }
     }
 
-    /// One of them had all the places that there were for those who may only read.
+    /// One of them had all the permits that there were for those who may only read.
     #[tokio::test]
     async fn regression_a_user_who_may_only_read_keeps_nobody_out() {
         if own_user() != 0 {

@@ -26,7 +26,7 @@ use braid_api::{
 use braid_config::settings;
 use braid_control::core::AppsView;
 use braid_control::{Cause, RequestError};
-use braid_peer::places::Places;
+use braid_peer::quota::Quota;
 use braid_platform::linux::sys::process::own_user;
 use tokio::sync::{mpsc, oneshot};
 
@@ -173,7 +173,7 @@ pub struct Api {
     live: live::Live,
     keys: Option<Arc<Keys>>,
     /// Requests under way of those who may only read.
-    reading: Places<Origin>,
+    reading: Quota<Origin>,
     /// The web page's address.
     page: Option<String>,
 }
@@ -182,7 +182,7 @@ impl Api {
     /// An API that asks `core`; what happens comes by the [`Feed`], for as long as the [`Spreader`] is run.
     pub fn new(core: mpsc::Sender<Request>) -> (Self, Feed, Spreader) {
         let (live, feed, spreader) = live::live();
-        (Self { core, live, keys: None, reading: Places::new(READING, READING_OF_ONE), page: None }, feed, spreader)
+        (Self { core, live, keys: None, reading: Quota::new(READING, READING_OF_ONE), page: None }, feed, spreader)
     }
 }
 

@@ -12,14 +12,14 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{App, AppsSample, List, Note, Peer, Sample, Status, Versioned};
-use braid_peer::places::Places;
+use braid_peer::quota::Quota;
 use bytes::Bytes;
 use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::{broadcast, mpsc};
 
 use super::FlowList;
-use crate::access::{Origin, Place};
+use crate::access::{ApiPermit, Origin};
 
 /// The most listeners of those who may change something.
 const CHANGERS: usize = 32;
@@ -118,8 +118,8 @@ impl Spreader {
 pub(super) struct Live {
     frames: broadcast::WeakSender<Frame>,
     listeners: Arc<AtomicUsize>,
-    changers: Places<Origin>,
-    readers: Places<Origin>,
+    changers: Quota<Origin>,
+    readers: Quota<Origin>,
 }
 
 /// The three ends of a stream of events.
@@ -127,7 +127,7 @@ pub(super) fn live() -> (Live, Feed, Spreader) {
     let (frames, _) = broadcast::channel(LAG);
     let (send, updates) = mpsc::channel(UPDATES);
     let listeners = Arc::new(AtomicUsize::new(0));
-    let (changers, readers) = (Places::new(CHANGERS, CHANGERS), Places::new(READERS, OF_ONE_READER));
+    let (changers, readers) = (Quota::new(CHANGERS, CHANGERS), Quota::new(READERS, OF_ONE_READER));
     let live = Live { frames: frames.downgrade(), listeners: listeners.clone(), changers, readers };
     (live, Feed { updates: send, listeners }, Spreader { updates, frames })
 }
@@ -156,7 +156,7 @@ impl Frame {
 pub(super) struct Listener {
     frames: broadcast::Receiver<Frame>,
     listeners: Arc<AtomicUsize>,
-    _place: Place,
+    _permit: ApiPermit,
 }
 
 impl Drop for Listener {
@@ -168,11 +168,11 @@ impl Drop for Listener {
 impl Live {
     /// Lets one more in that may do so much; `None` where there are too many of its kind, or the daemon is ending.
     pub(super) fn listen(&self, origin: Origin, may: Needs) -> Option<Listener> {
-        let places = if may == Needs::Changing { &self.changers } else { &self.readers };
-        let place = places.try_take(origin)?;
+        let quota = if may == Needs::Changing { &self.changers } else { &self.readers };
+        let permit = quota.try_take(origin)?;
         let frames = self.frames.upgrade()?.subscribe();
         self.listeners.fetch_add(1, Ordering::Relaxed);
-        Some(Listener { frames, listeners: self.listeners.clone(), _place: place })
+        Some(Listener { frames, listeners: self.listeners.clone(), _permit: permit })
     }
 }
 
@@ -349,9 +349,9 @@ mod tests {
         let (live, feed, spreader) = live();
         let spread = tokio::spawn(spreader.run());
         let mut slow = listen(&live).unwrap().stream(first(0)).into_body();
-        let crowd: Vec<_> = (1..CHANGERS).map(|_| listen(&live).unwrap()).collect();
+        let listeners: Vec<_> = (1..CHANGERS).map(|_| listen(&live).unwrap()).collect();
         assert!(listen(&live).is_none());
-        drop(crowd);
+        drop(listeners);
         assert!(listen(&live).is_some());
         for n in 1..=(LAG as u64 + 2) {
             while !feed.tell(Update { notes: vec![note(n)], ..Update::default() }) {

@@ -140,9 +140,9 @@ async fn events(
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.trim().parse().ok());
-    let crowded = "too many programs listen already: close some pages of Braid's";
+    let detail = "too many programs listen already: close some pages of Braid's";
     // Before the first is told, so that nothing falls between the two.
-    let listener = api.live.listen(client.origin(), may).ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", crowded)))?;
+    let listener = api.live.listen(client.origin(), may).ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", detail)))?;
     let first = exchange(&api, |reply| Request::Subscribe(after, reply)).await?;
     Ok(listener.stream(aside(move || first.opening()).await?))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::serve::Listener;
 use braid_bond::host::source;
 use braid_model::Protocol;
-use braid_peer::places::Places;
+use braid_peer::quota::Quota;
 use braid_platform::linux::sockdiag;
 use ring::digest::{SHA256, digest};
 use rustls::ServerConfig;
@@ -173,12 +173,12 @@ fn origin(stream: &TcpStream, remote: SocketAddr) -> Origin {
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: mpsc::Sender<Connection<Stream>>) {
-    let places = Places::new(MOST, OF_ONE);
+    let quota = Quota::new(MOST, OF_ONE);
     let mut listener = listener;
     loop {
         // It waits where the system has no descriptor left.
         let (stream, remote) = Listener::accept(&mut listener).await;
-        let Some((place, mut ended)) = places.take(origin(&stream, remote)) else { continue };
+        let Some((permit, mut ended)) = quota.take(origin(&stream, remote)) else { continue };
         let (acceptor, clients) = (acceptor.clone(), clients.clone());
         tokio::spawn(async move {
             // An event that is small must not wait for the next.
@@ -197,9 +197,9 @@ async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: m
                     }
                 }
             };
-            let place = Arc::new(place);
-            let connection = Connection::of(stream, ApiClient::Remote(place.clone()), Patience::default());
-            let _ = clients.send(connection.at(place, ended)).await;
+            let permit = Arc::new(permit);
+            let connection = Connection::of(stream, ApiClient::Remote(permit.clone()), Patience::default());
+            let _ = clients.send(connection.at(permit, ended)).await;
         });
     }
 }

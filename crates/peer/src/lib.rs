@@ -23,7 +23,7 @@ pub mod invite;
 pub mod keys;
 pub mod limits;
 pub mod name;
-pub mod places;
+pub mod quota;
 pub mod registry;
 pub mod state;
 pub mod tls;

@@ -16,7 +16,7 @@ use braid_decide::tables;
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, RouteFacts, RuleAction};
 use braid_platform::linux::netlink::firewall::Firewall;
 use braid_platform::linux::netlink::{self, Files, Follower, Swept};
-use support::world::{Place, World, may_make_namespaces};
+use support::world::{TestNamespace, World, may_make_namespaces};
 use tokio::sync::watch;
 
 /// How long anything that should happen may take on a busy machine.
@@ -42,13 +42,13 @@ fn has(network: &NetworkSnapshot, name: &str, test: impl Fn(&LinkFacts) -> bool)
     network.interfaces.iter().any(|facts| facts.name == name && test(facts))
 }
 
-fn snapshot(place: &Place) -> NetworkSnapshot {
-    place.run(|| netlink::snapshot(&Files::default()).unwrap())
+fn snapshot(namespace: &TestNamespace) -> NetworkSnapshot {
+    namespace.run(|| netlink::snapshot(&Files::default()).unwrap())
 }
 
 /// All rules and routes in iproute2's words.
-fn dump(place: &Place) -> String {
-    place.run(|| {
+fn dump(namespace: &TestNamespace) -> String {
+    namespace.run(|| {
         let mut all = String::new();
         for words in ["-4 rule", "-6 rule", "-4 route show table all", "-6 route show table all"] {
             let output = Command::new("ip").args(words.split(' ')).output().unwrap();
@@ -64,11 +64,11 @@ fn plan(network: &NetworkSnapshot) -> tables::TablePlan {
     tables::plan(network, &slots)
 }
 
-fn braid_up(place: &Place) -> NetworkSnapshot {
-    let network = snapshot(place);
+fn braid_up(namespace: &TestNamespace) -> NetworkSnapshot {
+    let network = snapshot(namespace);
     let plan = plan(&network);
-    place.run(move || netlink::apply(&plan, &network)).unwrap();
-    snapshot(place)
+    namespace.run(move || netlink::apply(&plan, &network)).unwrap();
+    snapshot(namespace)
 }
 
 #[test]
@@ -126,10 +126,10 @@ fn resolvers_that_a_router_advertises_are_followed() {
     world.client.sysctl("net.ipv6.conf.link0.accept_ra", "2");
     let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
     // An advertisement counts only from a link-local address that is no longer tentative, and towards one.
-    for (place, device) in [(&world.client, "link0"), (&world.server, "peer0")] {
+    for (namespace, device) in [(&world.client, "link0"), (&world.server, "peer0")] {
         let end = Instant::now() + LIMIT;
         let words = ["-6", "addr", "show", "dev", device, "scope", "link", "-tentative"];
-        let ready = || place.run(move || !Command::new("ip").args(words).output().unwrap().stdout.is_empty());
+        let ready = || namespace.run(move || !Command::new("ip").args(words).output().unwrap().stdout.is_empty());
         while !ready() {
             assert!(Instant::now() < end, "{device} has no link-local address");
             std::thread::sleep(Duration::from_millis(20));
@@ -203,12 +203,12 @@ fn wg_quicks_rules_are_read_as_they_are() {
     if !may_make_namespaces("reading rules") {
         return;
     }
-    let place = Place::new().unwrap();
-    place.ip("-4 rule add not fwmark 0xca6c table 51820");
-    place.ip("-4 rule add table main suppress_prefixlength 0");
-    place.ip("-4 rule add from 10.0.0.0/8 to 192.0.2.0/24 iif lo ipproto tcp blackhole priority 9");
-    place.ip("-4 rule add goto 32766 priority 10");
-    let rules = snapshot(&place).rules;
+    let namespace = TestNamespace::new().unwrap();
+    namespace.ip("-4 rule add not fwmark 0xca6c table 51820");
+    namespace.ip("-4 rule add table main suppress_prefixlength 0");
+    namespace.ip("-4 rule add from 10.0.0.0/8 to 192.0.2.0/24 iif lo ipproto tcp blackhole priority 9");
+    namespace.ip("-4 rule add goto 32766 priority 10");
+    let rules = snapshot(&namespace).rules;
     let with = |priority| rules.iter().find(|rule| rule.family == Family::V4 && rule.priority == priority).unwrap();
     assert!(with(32765).invert && with(32765).mark == Some((0xca6c, u32::MAX)));
     assert_eq!((with(32764).suppress_prefix_len, with(32764).action), (Some(0), RuleAction::Table(254)));

@@ -14,10 +14,10 @@ use braid_decide::steer::prefix_map;
 use braid_decide::tables;
 use braid_model::{Family, NetworkSnapshot};
 use braid_platform::linux::netlink::{self, Files};
-use support::world::{Place, World, may_make_namespaces};
+use support::world::{TestNamespace, World, may_make_namespaces};
 
-fn snapshot(place: &Place) -> NetworkSnapshot {
-    place.run(|| netlink::snapshot(&Files::default()).unwrap())
+fn snapshot(namespace: &TestNamespace) -> NetworkSnapshot {
+    namespace.run(|| netlink::snapshot(&Files::default()).unwrap())
 }
 
 fn slots(network: &NetworkSnapshot) -> BTreeMap<braid_model::LinkIndex, usize> {
@@ -25,17 +25,17 @@ fn slots(network: &NetworkSnapshot) -> BTreeMap<braid_model::LinkIndex, usize> {
     links.enumerate().map(|(slot, facts)| (facts.index, slot)).collect()
 }
 
-fn shape(place: &Place) -> NetworkSnapshot {
-    let network = snapshot(place);
+fn shape(namespace: &TestNamespace) -> NetworkSnapshot {
+    let network = snapshot(namespace);
     let plan = tables::plan(&network, &slots(&network));
-    place.run(move || netlink::apply(&plan, &network)).unwrap();
-    snapshot(place)
+    namespace.run(move || netlink::apply(&plan, &network)).unwrap();
+    snapshot(namespace)
 }
 
 /// Connects from a socket bound to `device` and returns the address it left with.
-fn connect_by(place: &Place, device: &'static str, server: &str) -> std::io::Result<SocketAddr> {
+fn connect_by(namespace: &TestNamespace, device: &'static str, server: &str) -> std::io::Result<SocketAddr> {
     let server: SocketAddr = server.parse().unwrap();
-    place.run(move || {
+    namespace.run(move || {
         let socket = socket2::Socket::new(socket2::Domain::for_address(server), socket2::Type::STREAM, None)?;
         socket.bind_device(Some(device.as_bytes()))?;
         socket.connect_timeout(&server.into(), Duration::from_secs(2))?;
@@ -44,8 +44,8 @@ fn connect_by(place: &Place, device: &'static str, server: &str) -> std::io::Res
 }
 
 /// The same, tried until it succeeds: a fresh link asks for its neighbours in vain while its link-local address is being checked.
-fn connect_at_last(place: &Place, device: &'static str, server: &str) -> SocketAddr {
-    let tries = (0..20).map(|_| connect_by(place, device, server)).find(|outcome| outcome.is_ok());
+fn connect_at_last(namespace: &TestNamespace, device: &'static str, server: &str) -> SocketAddr {
+    let tries = (0..20).map(|_| connect_by(namespace, device, server)).find(|outcome| outcome.is_ok());
     tries.unwrap_or_else(|| panic!("{server} was never reached by {device}")).unwrap()
 }
 
@@ -88,7 +88,7 @@ fn two_links_on_one_subnet_answer_their_neighbours_under_strict_filtering() {
     }
     let world = World::new(2).unwrap();
     // Two phones' tethers: the same subnet and the same gateway behind each.
-    let other = Place::new().unwrap();
+    let other = TestNamespace::new().unwrap();
     world.client.ip(&format!("link add dev link2 type veth peer name peer2 netns {}", other.path));
     other.ip("addr add 10.77.0.1/24 dev peer2");
     other.ip("link set dev peer2 up");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use braid_decide::policy::HttpTarget;
 use braid_platform::linux::probe::{ProbeOutcome, ProbeSpec, Target, probe, probe_any};
-use support::world::{Place, World, may_make_namespaces};
+use support::world::{TestNamespace, World, may_make_namespaces};
 
 /// Long: a test that waits for an answer must not fail because the machine is slow.
 const PATIENT: Duration = Duration::from_secs(20);
@@ -36,9 +36,9 @@ fn page(port: u16) -> Target {
 }
 
 /// Asks in the client's namespace; the runtime's threads must be of it.
-fn ask(place: &Place, device: &str, targets: &[Target], timeout: Duration) -> ProbeOutcome {
+fn ask(namespace: &TestNamespace, device: &str, targets: &[Target], timeout: Duration) -> ProbeOutcome {
     let (device, targets) = (device.to_owned(), targets.to_vec());
-    place.run(move || {
+    namespace.run(move || {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             match &targets[..] {
                 [target] => probe(&ProbeSpec { device, target: target.clone() }, timeout).await,
@@ -56,8 +56,8 @@ fn is_alive(outcome: &ProbeOutcome) -> bool {
 type Asked = Arc<Mutex<Vec<(SocketAddr, String)>>>;
 
 /// A server of one answer to everybody, and who has asked it what.
-fn serve(place: &Place, answer: &'static str) -> (u16, Asked) {
-    let listener = place.run(|| TcpListener::bind("0.0.0.0:0").unwrap());
+fn serve(namespace: &TestNamespace, answer: &'static str) -> (u16, Asked) {
+    let listener = namespace.run(|| TcpListener::bind("0.0.0.0:0").unwrap());
     let port = listener.local_addr().unwrap().port();
     let asked = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&asked);
@@ -83,16 +83,16 @@ fn cut_uplink(world: &World, link: usize) {
     }
 }
 
-/// Makes the place's thread, and no other of this process, an ordinary user's.
-fn lose_privilege(place: &Place) {
+/// Makes the namespace's thread, and no other of this process, an ordinary user's.
+fn lose_privilege(namespace: &TestNamespace) {
     let nobody = 65534;
     // SAFETY: a plain system call without pointers; not libc's function, which would change every thread.
-    let result = place.run(move || unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) });
+    let result = namespace.run(move || unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) });
     assert_eq!(result, 0);
 }
 
-fn refuse_ping_sockets(place: &Place) {
-    place.sysctl("net.ipv4.ping_group_range", "1 0");
+fn refuse_ping_sockets(namespace: &TestNamespace) {
+    namespace.sysctl("net.ipv4.ping_group_range", "1 0");
 }
 
 #[test]

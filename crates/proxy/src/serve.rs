@@ -73,7 +73,7 @@ impl Proxy {
             tracing::info!(client = %client.ip(), "turned away: {why}");
             return;
         }
-        let Some(place) = Place::take(&self.shared, client.ip(), self.bounds) else {
+        let Some(permit) = ConnectionPermit::take(&self.shared, client.ip(), self.bounds) else {
             tracing::info!(client = %client.ip(), "turned away: there are as many connections as there may be");
             return;
         };
@@ -82,18 +82,18 @@ impl Proxy {
             if let Err(error) = serve(stream, client, shared).await {
                 tracing::debug!(%client, %error, "a client's connection has ended");
             }
-            drop(place);
+            drop(permit);
         });
     }
 }
 
 /// One of the connections there may be; given back when dropped.
-struct Place {
+struct ConnectionPermit {
     shared: Arc<Shared>,
     client: IpAddr,
 }
 
-impl Place {
+impl ConnectionPermit {
     fn take(shared: &Arc<Shared>, client: IpAddr, bounds: Bounds) -> Option<Self> {
         let client = client.to_canonical();
         let mut clients = shared.clients.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,7 +106,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut clients = self.shared.clients.lock().unwrap_or_else(PoisonError::into_inner);
         match clients.get_mut(&self.client) {

@@ -64,7 +64,7 @@ struct Attempt {
     inode: u64,
     remote: SocketAddr,
     application: String,
-    place: SocketAddr,
+    meeting_address: SocketAddr,
     stage: Stage,
 }
 
@@ -201,14 +201,14 @@ impl Carrying {
             None => {}
         }
         let free = !socket.is_directed() && socket.local().ip().is_unspecified() && socket.is_fresh_stream() && !socket.connects_late();
-        let Some(place) = self.meeting.place(socket.reaches()).filter(|_| free && self.may_carry(remote)) else { return false };
+        let Some(meeting_address) = self.meeting.address(socket.reaches()).filter(|_| free && self.may_carry(remote)) else { return false };
         let application = std::fs::read_link(format!("/proc/{}/exe", call.thread)).unwrap_or_default();
         let (inode, blocks) = (socket.inode(), !socket.is_nonblocking());
         self.redirect_states.put(cookie, RedirectState { remote, local: source(remote), state: State::Waiting });
         let stage = if blocks {
             Stage::Held(socket, self.hold(call.id))
         } else {
-            if socket.begin(place).is_err() {
+            if socket.begin(meeting_address).is_err() {
                 self.redirect_states.forget(cookie);
                 return false;
             }
@@ -218,7 +218,7 @@ impl Carrying {
             Stage::Begun(caller)
         };
         let application = application.to_string_lossy().into_owned();
-        let attempt = Attempt { call: *call, cookie, inode, remote, application, place, stage };
+        let attempt = Attempt { call: *call, cookie, inode, remote, application, meeting_address, stage };
         let (carrying, active) = (self.clone(), self.active());
         self.runtime.spawn(async move {
             carrying.connect(attempt).await;
@@ -235,7 +235,7 @@ impl Carrying {
             Stage::Held(..) => match tokio::time::timeout(HELD, &mut opening).await {
                 Ok(opening) => opening,
                 Err(_) => {
-                    attempt.stage = match self.let_wait(&attempt.call, attempt.stage, attempt.place) {
+                    attempt.stage = match self.let_wait(&attempt.call, attempt.stage, attempt.meeting_address) {
                         Ok(begun) => begun,
                         Err(()) => {
                             self.redirect_states.forget(attempt.cookie);
@@ -261,7 +261,7 @@ impl Carrying {
             }
             (Opening::Bonded(flow), stage @ Stage::Held(..)) => {
                 self.redirect_states.set(cookie, State::Open);
-                let Some((stream, hold, waits)) = self.meet_held(stage, attempt.place).await else {
+                let Some((stream, hold, waits)) = self.meet_held(stage, attempt.meeting_address).await else {
                     self.redirect_states.forget(cookie);
                     self.listener.answer(attempt.call.id, Err(libc::ECONNABORTED));
                     return flow.reset(0);
@@ -273,16 +273,16 @@ impl Carrying {
                 splice(stream, flow).await;
                 self.redirect_states.forget(cookie);
             }
-            (Opening::Refused(error), Stage::Begun(caller)) => self.fail(cookie, attempt.place, caller, error).await,
+            (Opening::Refused(error), Stage::Begun(caller)) => self.fail(cookie, attempt.meeting_address, caller, error).await,
             (Opening::Direct(_), Stage::Begun(caller)) => match self.choice.connect(remote, &attempt.application).await {
-                Ok(onward) => self.relay_directly(cookie, attempt.place, caller, onward).await,
+                Ok(onward) => self.relay_directly(cookie, attempt.meeting_address, caller, onward).await,
                 Err(error) => {
-                    self.fail(cookie, attempt.place, caller, error.raw_os_error().unwrap_or(libc::ECONNABORTED)).await;
+                    self.fail(cookie, attempt.meeting_address, caller, error.raw_os_error().unwrap_or(libc::ECONNABORTED)).await;
                 }
             },
             (Opening::Bonded(flow), Stage::Begun(caller)) => {
                 self.redirect_states.set(cookie, State::Open);
-                match Meeting::join(attempt.place, caller).await {
+                match Meeting::join(attempt.meeting_address, caller).await {
                     Ok(stream) => drop(splice(stream, flow).await),
                     // Its program has closed it meanwhile.
                     Err(_) => flow.reset(0),
@@ -293,9 +293,9 @@ impl Carrying {
     }
 
     /// The program waits in the kernel from now on.
-    fn let_wait(&self, call: &RawCall, stage: Stage, place: SocketAddr) -> Result<Stage, ()> {
+    fn let_wait(&self, call: &RawCall, stage: Stage, meeting_address: SocketAddr) -> Result<Stage, ()> {
         let Stage::Held(socket, _hold) = stage else { return Ok(stage) };
-        let begun = self.listener.is_waiting(call.id) && socket.begin(place).is_ok();
+        let begun = self.listener.is_waiting(call.id) && socket.begin(meeting_address).is_ok();
         let caller = socket.local();
         drop(socket);
         self.listener.let_go_on(call.id);
@@ -303,17 +303,17 @@ impl Carrying {
     }
 
     /// Connects a socket whose program waits for the answer.
-    async fn meet_held(&self, stage: Stage, place: SocketAddr) -> Option<(TcpStream, Hold, Socket)> {
+    async fn meet_held(&self, stage: Stage, meeting_address: SocketAddr) -> Option<(TcpStream, Hold, Socket)> {
         let Stage::Held(socket, hold) = stage else { return None };
-        socket.begin(place).ok()?;
-        let stream = Meeting::join(place, socket.local()).await.ok()?;
+        socket.begin(meeting_address).ok()?;
+        let stream = Meeting::join(meeting_address, socket.local()).await.ok()?;
         Some((stream, hold, socket))
     }
 
     /// Lets a connection that was begun fail. Its program is told the reason where it asks for it, and else hears of a reset.
-    async fn fail(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, error: i32) {
+    async fn fail(&self, cookie: u64, meeting_address: SocketAddr, caller: SocketAddr, error: i32) {
         self.redirect_states.set(cookie, State::Failing(error));
-        drop(Meeting::join(place, caller).await);
+        drop(Meeting::join(meeting_address, caller).await);
         self.redirect_states.set(cookie, State::Failed(error));
         self.failed.notify_waiters();
     }
@@ -343,9 +343,9 @@ impl Carrying {
         true
     }
 
-    async fn relay_directly(&self, cookie: u64, place: SocketAddr, caller: SocketAddr, onward: TcpStream) {
+    async fn relay_directly(&self, cookie: u64, meeting_address: SocketAddr, caller: SocketAddr, onward: TcpStream) {
         self.redirect_states.set(cookie, State::Open);
-        if let Ok(stream) = Meeting::join(place, caller).await {
+        if let Ok(stream) = Meeting::join(meeting_address, caller).await {
             splice_connections(stream, onward).await;
         }
         self.redirect_states.forget(cookie);

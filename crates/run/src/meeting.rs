@@ -1,8 +1,8 @@
 //! Where the command's connections and their carrier meet: the loopback, with no listener that could answer too soon.
 //!
-//! A socket that is carried connects to a place where a listener's queue is full for good, so that every handshake is ignored there, and stays
-//! in the state that the program expects of one whose handshake is under way. When its flow is open (or refused), a socket of ours at that very place connects to it in turn: TCP's
-//! simultaneous open (RFC 9293, 3.5), which completes at once. Nobody else can do that, since the place is ours, and whoever else connects
+//! A socket that is carried connects to an address where a listener's queue stays full, so that every handshake is ignored there, and stays
+//! in the state that the program expects of one whose handshake is under way. When its flow is open (or refused), a socket of ours at that very address connects to it in turn: TCP's
+//! simultaneous open (RFC 9293, 3.5), which completes at once. Nobody else can do that, since the address is ours, and whoever else connects
 //! there meets silence.
 
 use std::io;
@@ -16,14 +16,14 @@ use tokio::net::TcpStream;
 /// How long completing a handshake over the loopback may take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The places.
+/// The listeners, one for each family.
 pub(super) struct Meeting {
-    v4: Place,
+    v4: SilentListener,
     /// For sockets that do not reach IPv4; `None` without IPv6.
-    v6: Option<Place>,
+    v6: Option<SilentListener>,
 }
 
-struct Place {
+struct SilentListener {
     address: SocketAddr,
     /// The listener, and what fills its queue.
     _silent: [Socket; 2],
@@ -32,21 +32,21 @@ struct Place {
 impl Meeting {
     /// Opens them in this process's network namespace.
     pub(super) fn open() -> io::Result<Self> {
-        let v4 = Place::open((Ipv4Addr::LOCALHOST, 0).into())?;
-        Ok(Self { v4, v6: Place::open((Ipv6Addr::LOCALHOST, 0).into()).ok() })
+        let v4 = SilentListener::open((Ipv4Addr::LOCALHOST, 0).into())?;
+        Ok(Self { v4, v6: SilentListener::open((Ipv6Addr::LOCALHOST, 0).into()).ok() })
     }
 
     /// Where a socket connects to.
-    pub(super) fn place(&self, reaches: Reaches) -> Option<SocketAddr> {
+    pub(super) fn address(&self, reaches: Reaches) -> Option<SocketAddr> {
         match reaches {
             Reaches::V4 | Reaches::Both => Some(self.v4.address),
-            Reaches::V6 => self.v6.as_ref().map(|place| place.address),
+            Reaches::V6 => self.v6.as_ref().map(|listener| listener.address),
         }
     }
 
-    /// Meets the socket at `caller`, which waits at `place`. Until the stream's end is made orderly, its end resets the caller.
-    pub(super) async fn join(place: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
-        let socket = at(place)?;
+    /// Meets the socket at `caller`, which waits at `address`. Until the stream's end is made orderly, its end resets the caller.
+    pub(super) async fn join(address: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
+        let socket = at(address)?;
         socket.set_linger(Some(Duration::ZERO))?;
         match socket.connect(&caller.into()) {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
@@ -61,7 +61,7 @@ impl Meeting {
     }
 }
 
-impl Place {
+impl SilentListener {
     fn open(address: SocketAddr) -> io::Result<Self> {
         let socket = at(address)?;
         socket.listen(0)?;
@@ -87,23 +87,23 @@ mod tests {
 
     use super::*;
 
-    fn caller(place: SocketAddr) -> Socket {
-        let socket = Socket::new(Domain::for_address(place), Type::STREAM.nonblocking(), None).unwrap();
-        assert_eq!(socket.connect(&place.into()).unwrap_err().raw_os_error(), Some(libc::EINPROGRESS));
+    fn caller(address: SocketAddr) -> Socket {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), None).unwrap();
+        assert_eq!(socket.connect(&address.into()).unwrap_err().raw_os_error(), Some(libc::EINPROGRESS));
         socket
     }
 
     #[tokio::test]
     async fn a_caller_waits_until_it_is_met() {
         let meeting = Meeting::open().unwrap();
-        let places = [meeting.place(Reaches::Both), meeting.place(Reaches::V6)];
-        for place in places.into_iter().flatten() {
-            let caller = caller(place);
+        let addresses = [meeting.address(Reaches::Both), meeting.address(Reaches::V6)];
+        for address in addresses.into_iter().flatten() {
+            let caller = caller(address);
             let local = caller.local_addr().unwrap().as_socket().unwrap();
             assert!(caller.peer_addr().is_err(), "it is not connected yet");
-            let stream = Meeting::join(place, local).await.unwrap();
+            let stream = Meeting::join(address, local).await.unwrap();
             let mut caller = std::net::TcpStream::from(caller);
-            assert_eq!(caller.peer_addr().unwrap(), place);
+            assert_eq!(caller.peer_addr().unwrap(), address);
             caller.set_nonblocking(false).unwrap();
             caller.write_all(b"hello").unwrap();
             stream.readable().await.unwrap();
@@ -116,10 +116,10 @@ mod tests {
     #[tokio::test]
     async fn who_went_away_is_not_met() {
         let meeting = Meeting::open().unwrap();
-        let place = meeting.place(Reaches::V4).unwrap();
-        let gone = caller(place);
+        let address = meeting.address(Reaches::V4).unwrap();
+        let gone = caller(address);
         let local = gone.local_addr().unwrap().as_socket().unwrap();
         drop(gone);
-        assert_eq!(Meeting::join(place, local).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(Meeting::join(address, local).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     }
 }

@@ -72,7 +72,7 @@ impl OwnFlows {
     /// There is no such relay, or what was kept of it cannot be used.
     pub fn bond_with(&self, name: Option<&str>) -> Result<String, RelayError> {
         let relay = Relay::find(name)?;
-        let client = Client::start(relay.peer.clone(), Some(&relay.keys), None).map_err(|error| RelayError::Place(error.to_string()))?;
+        let client = Client::start(relay.peer.clone(), Some(&relay.keys), None).map_err(|error| RelayError::StateDir(error.to_string()))?;
         client.set_links(self.0.links());
         let (mut state, joined) = (client.state(), relay.name.clone());
         if self.0.bond.set((joined.clone(), client)).is_ok() {

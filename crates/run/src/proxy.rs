@@ -16,7 +16,7 @@ use braid_bond::{Carrier, Target};
 use braid_decide::policy::{AppRule, Carry, Policy, ProxyClient, Resolve, Scheduler, Subject};
 use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
-use braid_peer::places::Places;
+use braid_peer::quota::Quota;
 use braid_proxy::{Connection, ConnectionRoute, Datagrams, Opened, Origin, Outbound, Pending, Share};
 use braid_transport::{FlowStream, Opening, TcpConnection, UdpExchange};
 use bytes::Bytes;
@@ -79,7 +79,7 @@ struct Inner {
     here: destination::Policy,
     elsewhere: destination::Policy,
     /// Who has how many exchanges of datagrams.
-    exchanges: Places<Source>,
+    exchanges: Quota<Source>,
 }
 
 /// A client's flow to one address.
@@ -122,7 +122,7 @@ impl ProxyFlows {
             user: braid_platform::linux::sys::process::own_user(),
             here: destination::Policy::relay(everything, Vec::new()),
             elsewhere: destination::Policy::relay(options.reach, Vec::new()),
-            exchanges: Places::new(EXCHANGES, EXCHANGES_OF_ONE),
+            exchanges: Quota::new(EXCHANGES, EXCHANGES_OF_ONE),
         })))
     }
 
@@ -362,7 +362,7 @@ impl Datagrams for Association {
                 return self.send_by(&exchange, remote, payload);
             }
             let whose = source(self.origin.client);
-            let Some((place, ended)) = self.inner.exchanges.take(whose) else { return };
+            let Some((permit, ended)) = self.inner.exchanges.take(whose) else { return };
             let exchange = match self.inner.exchange(&self.origin, remote).await {
                 Ok(exchange) => exchange,
                 Err(error) => return tracing::debug!(%remote, %error, "no exchange can be begun"),
@@ -370,7 +370,7 @@ impl Datagrams for Association {
             let _ = exchange.send(payload);
             let answered = answer(exchange.clone(), remote, self.answers.clone());
             let answers = tokio::spawn(async move {
-                let _place = place;
+                let _permit = permit;
                 tokio::select! {
                     () = answered => {}
                     _ = ended => {}
@@ -398,7 +398,7 @@ mod tests {
     use braid_decide::policy::Exclusions;
 
     /// Carries everything as the system would.
-    fn flows(exchanges: Places<Source>) -> Arc<Inner> {
+    fn flows(exchanges: Quota<Source>) -> Arc<Inner> {
         let exclude = Exclusions { destinations: vec!["0.0.0.0/0".parse().unwrap()], ..Exclusions::default() };
         let policy = Policy { exclude, ..Policy::default() };
         let scheduler = policy.scheduler;
@@ -410,7 +410,7 @@ mod tests {
 
     #[tokio::test]
     async fn regression_one_client_has_so_many_exchanges_however_many_associations() {
-        let inner = flows(Places::new(12, 8));
+        let inner = flows(Quota::new(12, 8));
         let client = |address: &str| Association::new(inner.clone(), Origin { client: address.parse().unwrap(), user: None });
         let remote = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let target = remote.local_addr().unwrap().into();

@@ -16,9 +16,9 @@ pub enum RelayError {
     /// There is nowhere to keep it.
     #[error("there is no place for what a user joins: set HOME or XDG_STATE_HOME")]
     Homeless,
-    /// Its place cannot be used.
+    /// The state directory cannot be used.
     #[error("{0}")]
-    Place(String),
+    StateDir(String),
     /// The line or the name is not taken.
     #[error("{0}")]
     Invitation(String),
@@ -99,9 +99,9 @@ impl Relay {
             let known = all.into_iter().map(|stored| stored.name).collect();
             return Err(name.map_or(RelayError::None, |name| RelayError::Unknown { name: name.to_owned(), known }));
         };
-        let peer = stored.peer().map_err(RelayError::Place)?;
-        let dir = StateDir::open(&place).map_err(|error| RelayError::Place(error.to_string()))?;
-        let keys = KeyPair::load_or_generate(&dir, CLIENT_KEY).map_err(|error| RelayError::Place(error.to_string()))?;
+        let peer = stored.peer().map_err(RelayError::StateDir)?;
+        let dir = StateDir::open(&place).map_err(|error| RelayError::StateDir(error.to_string()))?;
+        let keys = KeyPair::load_or_generate(&dir, CLIENT_KEY).map_err(|error| RelayError::StateDir(error.to_string()))?;
         Ok(Self { name: stored.name.clone(), peer, keys, place })
     }
 
@@ -121,7 +121,7 @@ impl Relay {
 
 /// Does the work with the rights to files of the place's owner: under sudo it may be another user's.
 fn as_owner_of<T: Send>(place: &Path, work: impl FnOnce() -> Result<T, RelayError> + Send) -> Result<T, RelayError> {
-    let unable = |error| RelayError::Place(format!("cannot act as the owner of {}: {error}; run braid as that user", place.display()));
+    let unable = |error| RelayError::StateDir(format!("cannot act as the owner of {}: {error}; run braid as that user", place.display()));
     owner::as_owner_of(place, work).map_err(unable)?
 }
 
@@ -130,12 +130,12 @@ fn place() -> Result<PathBuf, RelayError> {
 }
 
 fn read(place: &Path) -> Result<Vec<Stored>, RelayError> {
-    joined::read(place).map_err(|error| RelayError::Place(format!("what was joined, in {}, cannot be read: {error}", place.display())))
+    joined::read(place).map_err(|error| RelayError::StateDir(format!("what was joined, in {}, cannot be read: {error}", place.display())))
 }
 
 fn write(place: &Path, all: &[&Stored]) -> Result<(), RelayError> {
-    StateDir::open(place).map_err(|error| RelayError::Place(error.to_string()))?;
-    joined::write(place, all).map_err(|error| RelayError::Place(format!("{} cannot be written to: {error}", place.display())))
+    StateDir::open(place).map_err(|error| RelayError::StateDir(error.to_string()))?;
+    joined::write(place, all).map_err(|error| RelayError::StateDir(format!("{} cannot be written to: {error}", place.display())))
 }
 
 #[cfg(test)]

@@ -299,12 +299,12 @@ mod tests {
     }
 
     /// A name and a file of the calling test's own: a daemon may run on this machine, and this test a second time.
-    struct Place {
+    struct TestLock {
         name: Vec<u8>,
         folder: tempfile::TempDir,
     }
 
-    impl Place {
+    impl TestLock {
         fn new(test: &str) -> Self {
             Self { name: format!("braid test {test} {}", std::process::id()).into_bytes(), folder: tempfile::tempdir().unwrap() }
         }
@@ -347,7 +347,7 @@ mod tests {
         }
     }
 
-    /// What [`Place::lose_name`] starts; in a run of tests it does nothing.
+    /// What [`TestLock::lose_name`] starts; in a run of tests it does nothing.
     #[test]
     fn the_strangers_process() {
         let (Some(manner), Some(name)) = (std::env::var_os(STRANGER), std::env::var_os(STRANGERS_NAME)) else { return };
@@ -364,18 +364,18 @@ mod tests {
 
     #[test]
     fn the_lock_is_had_once_at_a_time() {
-        let place = Place::new("once");
-        let first = place.take(Duration::ZERO).unwrap();
-        assert!(matches!(place.take(Duration::ZERO), Err(LockError::Held(_))));
+        let lock = TestLock::new("once");
+        let first = lock.take(Duration::ZERO).unwrap();
+        assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))));
         let second = std::thread::scope(|scope| {
-            let later = scope.spawn(|| place.take(Duration::from_secs(60)).unwrap());
+            let later = scope.spawn(|| lock.take(Duration::from_secs(60)).unwrap());
             std::thread::sleep(Duration::from_millis(20));
             drop(first);
             later.join().unwrap()
         });
-        assert!(matches!(place.take(Duration::ZERO), Err(LockError::Held(_))));
+        assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))));
         drop(second);
-        assert!(!place.file().exists(), "nothing is left");
+        assert!(!lock.file().exists(), "nothing is left");
     }
 
     #[test]
@@ -384,30 +384,30 @@ mod tests {
             if listens && sys::own_user() != 0 {
                 continue; // only root can be another user
             }
-            let place = Place::new(if listens { "stranger" } else { "mute" });
-            let theirs = place.lose_name(listens);
-            let first = place.take(Duration::ZERO).unwrap();
-            assert!(matches!(place.take(Duration::ZERO), Err(LockError::Held(_))), "the file keeps a second daemon out");
+            let lock = TestLock::new(if listens { "stranger" } else { "mute" });
+            let theirs = lock.lose_name(listens);
+            let first = lock.take(Duration::ZERO).unwrap();
+            assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))), "the file keeps a second daemon out");
             drop(theirs);
-            assert!(matches!(place.take(Duration::ZERO), Err(LockError::Held(_))), "also one that finds the name free");
+            assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))), "also one that finds the name free");
             drop(first);
-            place.take(Duration::ZERO).unwrap();
+            lock.take(Duration::ZERO).unwrap();
         }
     }
 
     #[test]
     fn a_file_that_others_can_lock_decides_nothing() {
-        let place = Place::new("exposed");
-        std::fs::create_dir_all(place.file().parent().unwrap()).unwrap();
-        std::fs::write(place.file(), "").unwrap();
-        std::fs::set_permissions(place.file(), std::fs::Permissions::from_mode(0o644)).unwrap();
-        let held = File::open(place.file()).unwrap();
+        let lock = TestLock::new("exposed");
+        std::fs::create_dir_all(lock.file().parent().unwrap()).unwrap();
+        std::fs::write(lock.file(), "").unwrap();
+        std::fs::set_permissions(lock.file(), std::fs::Permissions::from_mode(0o644)).unwrap();
+        let held = File::open(lock.file()).unwrap();
         held.lock().unwrap();
-        place.take(Duration::ZERO).unwrap();
-        std::fs::remove_file(place.file()).unwrap();
-        std::os::unix::fs::symlink("elsewhere", place.file()).unwrap();
-        place.take(Duration::ZERO).unwrap();
-        assert!(!place.file().with_file_name("elsewhere").exists());
+        lock.take(Duration::ZERO).unwrap();
+        std::fs::remove_file(lock.file()).unwrap();
+        std::os::unix::fs::symlink("elsewhere", lock.file()).unwrap();
+        lock.take(Duration::ZERO).unwrap();
+        assert!(!lock.file().with_file_name("elsewhere").exists());
     }
 
     #[test]
@@ -415,10 +415,10 @@ mod tests {
         if sys::own_user() != 0 {
             return; // only root can be another user
         }
-        let place = Place::new("neither");
-        let _theirs = place.lose_name(true);
-        std::fs::write(place.folder.path().join("run"), "in the way").unwrap();
-        let error = place.take(Duration::ZERO).unwrap_err().to_string();
+        let lock = TestLock::new("neither");
+        let _theirs = lock.lose_name(true);
+        std::fs::write(lock.folder.path().join("run"), "in the way").unwrap();
+        let error = lock.take(Duration::ZERO).unwrap_err().to_string();
         assert!(error.contains("user 65534") && error.contains("network.lock") && error.contains("ss -xlp"), "{error}");
     }
 }

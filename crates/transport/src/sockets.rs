@@ -26,15 +26,15 @@ pub(crate) struct Counted<'a> {
 }
 
 impl Sockets {
-    /// Counts the socket of a flow of `bond`. Those of a crowd get small buffers.
+    /// Counts the socket of a flow of `bond`. Those of a bond with many sockets get small buffers.
     pub(crate) fn count(&self, bond: BondId, socket: &impl AsFd) -> Counted<'_> {
         let number = socket.as_fd().as_raw_fd();
-        let crowd = {
+        let many = {
             let mut sockets = self.lock();
             sockets.insert(number, bond);
             sockets.len() > WIDE
         };
-        if crowd {
+        if many {
             // Without them it works too, and is counted.
             let socket = SockRef::from(socket);
             let _ = socket.set_recv_buffer_size(NARROW);
@@ -81,9 +81,9 @@ mod tests {
         assert!(held[&one].get() >= 5000 && held[&other] == Bytes::ZERO, "{held:?}");
         let size = |socket: &UdpSocket| SockRef::from(socket).recv_buffer_size().unwrap();
         let before = size(&empty);
-        let crowd: Vec<UdpSocket> = (0..WIDE).map(|_| bound()).collect();
-        let all: Vec<Counted<'_>> = crowd.iter().map(|socket| sockets.count(one, socket)).collect();
-        assert_eq!((size(&empty), size(&crowd[0]), size(&crowd[WIDE - 1])), (before, before, 2 * NARROW));
+        let many: Vec<UdpSocket> = (0..WIDE).map(|_| bound()).collect();
+        let all: Vec<Counted<'_>> = many.iter().map(|socket| sockets.count(one, socket)).collect();
+        assert_eq!((size(&empty), size(&many[0]), size(&many[WIDE - 1])), (before, before, 2 * NARROW));
         drop((counted, all));
         assert!(sockets.held().is_empty());
     }

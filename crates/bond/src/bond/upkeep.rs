@@ -209,7 +209,7 @@ mod tests {
     const FLOWS: usize = 1000;
 
     /// A client with many flows, of which the first has bytes that the credit of all flows does not let go.
-    fn crowd() -> (Bond, FlowKey) {
+    fn bond_with_many_flows() -> (Bond, FlowKey) {
         let now = Time::from_millis(1000);
         let mut bond = Bond::new(Side::Client, Limits::default(), now);
         let (rtt, amount) = (Duration::from_millis(20), Amount::new(1 << 20));
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn regression_credit_for_all_flows_costs_what_waits_not_what_is_there() {
-        let (mut bond, waiting) = crowd();
+        let (mut bond, waiting) = bond_with_many_flows();
         let mut credit = BytesMut::new();
         Header { sequence: None }.encode(&mut credit);
         Frame::TotalCredit { limit: 1 << 20 }.encode(&mut credit);

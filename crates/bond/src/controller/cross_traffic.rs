@@ -40,7 +40,7 @@ pub(super) struct CrossTraffic {
     /// For how many rounds the capacity was delivered over an empty queue, less those with a queue.
     trust: u32,
     /// Which part is lost in a full buffer, over about sixteen rounds.
-    crowding: f64,
+    full_loss: f64,
     /// Bytes a second sent in the round before.
     sent: f64,
 }
@@ -90,7 +90,7 @@ impl CrossTraffic {
             bursts: 0,
             measured: [f64::INFINITY; 3],
             trust: 0,
-            crowding: 0.0,
+            full_loss: 0.0,
             sent: 0.0,
         }
     }
@@ -129,9 +129,9 @@ impl CrossTraffic {
     /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
     /// beyond `most` as standing. We sent `sent` bytes a second.
     pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> DrainOutcome {
-        self.crowding += (queue.congested - self.crowding) / 16.0;
+        self.full_loss += (queue.congested - self.full_loss) / 16.0;
         let forgotten = match self.present {
-            true if self.crowding > OVERRUN => 0.01,
+            true if self.full_loss > OVERRUN => 0.01,
             true => 0.0,
             false => round.span / FORGET,
         };

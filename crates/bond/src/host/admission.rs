@@ -97,15 +97,15 @@ impl Host {
         let proven = incoming.remote_address_validated();
         // Whoever has not shown yet that it is where it says it is gets no state and a small answer. Others can use up what an address may begin so,
         // but not what it may once it has shown that it is there.
-        let crowd = self.strangers.len() >= self.bounds.unproven;
-        if !proven && incoming.may_retry() && (crowd || !self.unproven.take(now, remote)) {
+        let flooded = self.strangers.len() >= self.bounds.unproven;
+        if !proven && incoming.may_retry() && (flooded || !self.unproven.take(now, remote)) {
             if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
                 self.responses.push_back((link, transmit, self.buffer.clone()));
             }
             return;
         }
-        let crowded = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS || self.is_hoarding(remote);
-        if crowded || proven && !self.proven.take(now, remote) {
+        let full = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS || self.is_hoarding(remote);
+        if full || proven && !self.proven.take(now, remote) {
             let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
             self.responses.push_back((link, transmit, self.buffer.clone()));
             return;

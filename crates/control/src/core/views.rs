@@ -74,13 +74,13 @@ impl<S: Steering> Core<S> {
         let load_table = self.steering.load_table().ok();
         let link_load = |link: &Link| load_table.as_ref().map(|load_table| &load_table.loads[link.slot]);
         let used = self.links.values().map(|link| link_view(link, now, link_load(link), self.link_energy(link, now)));
-        let crowd = self.links.overflow().iter().map(|facts| {
+        let overflow = self.links.overflow().iter().map(|facts| {
             let rule = self.config.policy.link_rule(facts).cloned().unwrap_or_default();
             let mut link = Link::new(facts.clone(), 0, rule, self.config.probe, now);
             link.refused = Some(crate::links::NO_SLOT.to_owned());
             link_view(&link, now, None, None)
         });
-        used.chain(crowd).collect()
+        used.chain(overflow).collect()
     }
 
     pub(super) fn device_name(&self, row: &FlowRow) -> String {

@@ -227,10 +227,10 @@ impl Peers {
         policy: &BondPolicy,
         server: Option<PublicKey>,
     ) {
-        let (exchanges, exit, place) = (self.exchanges.clone(), policy.exit.clone(), self.crowd.enter(facts.user));
+        let (exchanges, exit, permit) = (self.exchanges.clone(), policy.exit.clone(), self.flow_limits.enter(facts.user));
         let Some(opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
             tokio::spawn(async move {
-                let _place = place;
+                let _permit = permit;
                 exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
             });
             return;
@@ -240,7 +240,7 @@ impl Peers {
         flow.send(payload.clone());
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
-            let _place = place;
+            let _permit = permit;
             let opening = opened.opening().await;
             let mut state = opened.client.state();
             drop(opened);
@@ -274,17 +274,17 @@ impl Peers {
     /// program's connect: a connection of the daemon's own is next best.
     pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
         let Redirected { stream, flow: facts } = redirected;
-        let (exit, place) = (policy.exit.clone(), self.crowd.enter(facts.user));
+        let (exit, permit) = (policy.exit.clone(), self.flow_limits.enter(facts.user));
         let Some(opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
             tokio::spawn(async move {
-                let _place = place;
+                let _permit = permit;
                 carry_directly(stream, facts.remote, exit).await;
             });
             return;
         };
         let (flows, id) = (self.flows.clone(), facts.id.0);
         tokio::spawn(async move {
-            let _place = place;
+            let _permit = permit;
             let opening = opened.opening().await;
             // Whoever holds its client holds the bond, which may have to end before this flow does.
             drop(opened);

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use super::carry::Exchanges;
-use super::crowd::Crowd;
+use super::flow_limits::FlowLimits;
 
 /// What waits for the daemon at most; more wait in the system's queues.
 const WAITING: usize = 256;
@@ -33,7 +33,7 @@ pub(crate) enum Arrival {
 }
 
 /// Begins to take flows, for as long as the receiver is there. Datagrams of exchanges that are known go straight to their flows.
-pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, crowd: Crowd) -> mpsc::Receiver<Arrival> {
+pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, flow_limits: FlowLimits) -> mpsc::Receiver<Arrival> {
     let (send, receive) = mpsc::channel(WAITING);
     if let Err(error) = redirect.set_ready(Taking::All) {
         tracing::warn!("no flow can be bonded: {error}");
@@ -41,19 +41,19 @@ pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, crowd: Crowd) 
         tokio::spawn(async move { send.closed().await });
         return receive;
     }
-    tokio::spawn(take_connections(redirect.clone(), crowd, send.clone()));
+    tokio::spawn(take_connections(redirect.clone(), flow_limits, send.clone()));
     tokio::spawn(take_datagrams(redirect, exchanges, send));
     receive
 }
 
-async fn take_connections(redirect: Arc<Redirect>, crowd: Crowd, send: mpsc::Sender<Arrival>) {
+async fn take_connections(redirect: Arc<Redirect>, flow_limits: FlowLimits, send: mpsc::Sender<Arrival>) {
     loop {
-        if crowd.is_exhausted() && has_room() {
-            crowd.set_exhausted(false);
+        if flow_limits.is_exhausted() && has_room() {
+            flow_limits.set_exhausted(false);
         }
         let accepted = tokio::select! {
             accepted = redirect.accept() => accepted,
-            () = tokio::time::sleep(PAUSE), if crowd.is_exhausted() => continue,
+            () = tokio::time::sleep(PAUSE), if flow_limits.is_exhausted() => continue,
             () = send.closed() => return,
         };
         match accepted {
@@ -61,7 +61,7 @@ async fn take_connections(redirect: Arc<Redirect>, crowd: Crowd, send: mpsc::Sen
             Err(error) => {
                 // Those that wait already are taken once there is room; no more are to join them.
                 match error.raw_os_error() {
-                    Some(libc::EMFILE | libc::ENFILE) => crowd.set_exhausted(true),
+                    Some(libc::EMFILE | libc::ENFILE) => flow_limits.set_exhausted(true),
                     _ => tracing::warn!("a connection to be bonded cannot be taken: {error}"),
                 }
                 tokio::time::sleep(PAUSE).await;

@@ -271,7 +271,7 @@ fn regression_readers_leave_streams_to_those_who_may_change() {
     });
 }
 
-/// Requests whose bodies come slowly took any number of places.
+/// Requests whose bodies come slowly took any number of permits.
 #[test]
 fn regression_a_reader_has_so_many_requests_under_way_and_others_are_answered() {
     in_runtime(async {

@@ -4,13 +4,13 @@ use std::process::Command;
 use std::sync::mpsc;
 
 /// A thread that lives in a network namespace of its own and runs what it is sent. The namespace goes with the thread.
-pub struct Place {
+pub struct TestNamespace {
     jobs: mpsc::Sender<Box<dyn FnOnce() + Send>>,
     /// The namespace as a path that `ip link set ... netns` takes.
     pub path: String,
 }
 
-impl Place {
+impl TestNamespace {
     /// A fresh network namespace with its loopback up. Fails without root.
     pub fn new() -> std::io::Result<Self> {
         let (jobs, inbox) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
@@ -95,13 +95,13 @@ pub fn may_make_namespaces(what: &str) -> bool {
 /// A client with `links` links to one server: `link0` (10.77.0.2, fd77:0:0:0::2), `link1`, ... each with its gateway `.1`, all
 /// reaching 203.0.113.10 and 2001:db8:113::10.
 pub struct World {
-    pub client: Place,
-    pub server: Place,
+    pub client: TestNamespace,
+    pub server: TestNamespace,
 }
 
 impl World {
     pub fn new(links: usize) -> std::io::Result<Self> {
-        let world = Self { client: Place::new()?, server: Place::new()? };
+        let world = Self { client: TestNamespace::new()?, server: TestNamespace::new()? };
         for last in 10..14 {
             world.server.ip(&format!("addr add 203.0.113.{last}/32 dev lo"));
         }

@@ -1,4 +1,4 @@
-//! How many redirected flows the daemon carries: bounded for each user and for all, by the files it may have open. The kernel's programs let
+//! How many redirected flows the daemon forwards: bounded for each user and for all, by the files it may have open. The kernel's programs let
 //! what is beyond go direct.
 
 use std::collections::btree_map::Entry;
@@ -95,7 +95,7 @@ fn eased(bound: usize) -> usize {
 
 /// Counts the flows, and tells the kernel's programs. Clones are the same.
 #[derive(Clone)]
-pub(super) struct Crowd(Arc<Mutex<Inner>>);
+pub(super) struct FlowLimits(Arc<Mutex<Inner>>);
 
 struct Inner {
     counts: Counts,
@@ -105,12 +105,12 @@ struct Inner {
 }
 
 /// A flow is counted for as long as this lives.
-pub(super) struct Place {
-    crowd: Crowd,
+pub(super) struct FlowPermit {
+    flow_limits: FlowLimits,
     user: u32,
 }
 
-impl Crowd {
+impl FlowLimits {
     /// For a process that may have so many open files.
     pub(super) fn new(open_files: u64) -> Self {
         Self(Arc::new(Mutex::new(Inner { counts: Counts::new(Bounds::of(open_files)), exhausted: false, redirect: None })))
@@ -122,12 +122,12 @@ impl Crowd {
     }
 
     /// Counts a flow of this user.
-    pub(super) fn enter(&self, user: u32) -> Place {
+    pub(super) fn enter(&self, user: u32) -> FlowPermit {
         let mut inner = self.lock();
         let news = inner.counts.enter(user);
         inner.pass_on(&news);
         drop(inner);
-        Place { crowd: self.clone(), user }
+        FlowPermit { flow_limits: self.clone(), user }
     }
 
     /// The system has no file for one more flow, or has again: meanwhile flows go direct.
@@ -149,9 +149,9 @@ impl Crowd {
     }
 }
 
-impl Drop for Place {
+impl Drop for FlowPermit {
     fn drop(&mut self) {
-        let mut inner = self.crowd.lock();
+        let mut inner = self.flow_limits.lock();
         let news = inner.counts.leave(self.user);
         inner.pass_on(&news);
     }
