@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use braid_model::{Bytes, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time};
 use braid_netem::{EmulatedLink, LinkStats, Packet, Profile};
 
 use crate::frame::{Filter, Frame, Summary};
@@ -34,9 +34,9 @@ pub struct Sample {
     /// Since the lab began.
     pub at: Duration,
     /// To the server.
-    pub up: Bytes,
+    pub up: ByteCount,
     /// To the client.
-    pub down: Bytes,
+    pub down: ByteCount,
 }
 
 /// Packets that matched a filter.
@@ -45,7 +45,7 @@ pub struct Count {
     /// How many.
     pub packets: u64,
     /// Their size.
-    pub bytes: Bytes,
+    pub bytes: ByteCount,
 }
 
 /// Names a filter that counts.
@@ -280,7 +280,7 @@ fn give_out(link: &mut EmulatedLink<Frame>, socket: &OwnedFd, out: &mut Vec<Vec<
 pub(crate) fn rates(samples: &[Sample], every: usize, begin: f64, end: f64) -> Vec<(f64, Rate)> {
     let within: Vec<_> = samples.iter().filter(|s| (begin..=end).contains(&s.at.as_secs_f64())).step_by(every.max(1)).collect();
     let rate = |from: &Sample, to: &Sample| {
-        let moved: Bytes = to.down.saturating_sub(from.down);
+        let moved: ByteCount = to.down.saturating_sub(from.down);
         (to.at.as_secs_f64() - begin, moved.per(to.at.saturating_sub(from.at)))
     };
     within.windows(2).map(|pair| rate(pair[0], pair[1])).collect()
@@ -292,10 +292,10 @@ mod tests {
 
     #[test]
     fn rates_are_those_between_samples() {
-        let sample = |ms, down| Sample { at: Duration::from_millis(ms), up: Bytes::ZERO, down: Bytes::new(down) };
+        let sample = |ms, down| Sample { at: Duration::from_millis(ms), up: ByteCount::ZERO, down: ByteCount::new(down) };
         let samples = [sample(0, 0), sample(100, 1_000), sample(200, 251_000), sample(300, 251_000), sample(400, 501_000)];
         let found = rates(&samples, 1, 0.1, 0.3);
         assert_eq!(found.iter().map(|(_, rate)| *rate).collect::<Vec<_>>(), [Rate::from_mbps(20), Rate::ZERO]);
-        assert_eq!(rates(&samples, 2, 0.0, 0.4)[1].1, Bytes::new(250_000).per(Duration::from_millis(200)));
+        assert_eq!(rates(&samples, 2, 0.0, 0.4)[1].1, ByteCount::new(250_000).per(Duration::from_millis(200)));
     }
 }

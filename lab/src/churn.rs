@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_netem::Random;
 
 use crate::daemon::Daemon;
@@ -59,7 +59,7 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy)]
 pub struct Phase {
     /// Bytes that were downloaded.
-    pub moved: Bytes,
+    pub moved: ByteCount,
     /// Until all downloads were complete.
     pub took: Duration,
     /// The longest time in which no download got a byte.
@@ -178,7 +178,7 @@ impl World<'_> {
 /// Downloads by curl, each of a file of its own.
 struct Downloads {
     curls: Vec<Download>,
-    size: Bytes,
+    size: ByteCount,
 }
 
 struct Download {
@@ -190,7 +190,7 @@ struct Download {
 
 /// What was seen of downloads.
 struct Watched {
-    moved: Bytes,
+    moved: ByteCount,
     all_stalled: Duration,
     one_stalled: Duration,
     failures: Vec<String>,
@@ -198,10 +198,10 @@ struct Watched {
 
 impl Downloads {
     /// Begins so many, which move `total` together.
-    fn begin(lab: &Lab, web: &Web, count: usize, total: Bytes, seed: u64) -> Result<Self> {
+    fn begin(lab: &Lab, web: &Web, count: usize, total: ByteCount, seed: u64) -> Result<Self> {
         let home = lab.directory().join("downloads");
         fs::create_dir_all(&home)?;
-        let size = Bytes::new(total.get() / count as u64);
+        let size = ByteCount::new(total.get() / count as u64);
         let mut random = Random::new(seed);
         let mut published = Vec::new();
         for number in 0..count {
@@ -229,7 +229,8 @@ impl Downloads {
         let begin = Instant::now();
         // By download: bytes, and when they grew last.
         let mut seen = vec![(0, begin); self.curls.len()];
-        let mut watched = Watched { moved: Bytes::ZERO, all_stalled: Duration::ZERO, one_stalled: Duration::ZERO, failures: Vec::new() };
+        let mut watched =
+            Watched { moved: ByteCount::ZERO, all_stalled: Duration::ZERO, one_stalled: Duration::ZERO, failures: Vec::new() };
         let mut last = begin;
         let limit = begin + REST * 2;
         while seen.iter().any(|(bytes, _)| *bytes < self.size.get()) && Instant::now() < limit {
@@ -250,7 +251,7 @@ impl Downloads {
             }
             thread::sleep(ms(10));
         }
-        watched.moved = Bytes::new(seen.iter().map(|(bytes, _)| *bytes).sum());
+        watched.moved = ByteCount::new(seen.iter().map(|(bytes, _)| *bytes).sum());
         for (number, download) in self.curls.iter_mut().enumerate() {
             if let Err(error) = download.end(Instant::now() + REST) {
                 watched.failures.push(format!("download {number}: {error:#}"));
@@ -293,9 +294,9 @@ impl Drop for Downloads {
 }
 
 /// What all links together carry in the time.
-fn carried_in(span: Duration) -> Bytes {
+fn carried_in(span: Duration) -> ByteCount {
     let sum: u64 = LINKS.iter().map(|(_, rate, _)| mbps(*rate).bytes_per_second()).sum();
-    Bytes::new((sum as f64 * span.as_secs_f64()) as u64)
+    ByteCount::new((sum as f64 * span.as_secs_f64()) as u64)
 }
 
 /// A file's SHA-256.

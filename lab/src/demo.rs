@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_plot::{self as plot, Run};
 use serde::Serialize;
 
@@ -140,7 +140,7 @@ fn one(lab: &Lab, web: &Web, mode: &Mode, scheduler: Option<&str>, cut: bool, ti
 fn mixed() -> Vec<Download> {
     let mut downloads = Vec::new();
     for (count, size) in [(4, 4_000_000), (10, 1_000_000), (20, 250_000)] {
-        downloads.extend(workload::together(count, Bytes::new(size)));
+        downloads.extend(workload::together(count, ByteCount::new(size)));
     }
     downloads.extend(workload::dbas(1.0, Duration::from_secs(6), 1));
     downloads.sort_by_key(|download| download.at);
@@ -149,7 +149,7 @@ fn mixed() -> Vec<Download> {
 
 /// A load of about 11 Mbit/s that goes on: what one link can carry well.
 fn steady() -> Vec<Download> {
-    workload::poisson(&[(workload::DBAS_BROWSER.0, 13.0), (Bytes::new(250_000), 4.5)], Duration::from_secs(13), 2)
+    workload::poisson(&[(workload::DBAS_BROWSER.0, 13.0), (ByteCount::new(250_000), 4.5)], Duration::from_secs(13), 2)
 }
 
 fn describe(link: &LinkSpec) -> String {
@@ -194,7 +194,7 @@ mod tests {
     fn the_work_fits_the_time() {
         let bytes = |downloads: &[Download]| downloads.iter().map(|d| d.size.get()).sum::<u64>();
         assert!((30_000_000..40_000_000).contains(&bytes(&mixed())), "{}", bytes(&mixed()));
-        let rate = Bytes::new(bytes(&steady())).per(Duration::from_secs(13));
+        let rate = ByteCount::new(bytes(&steady())).per(Duration::from_secs(13));
         assert!((mbps(8)..mbps(14)).contains(&rate), "{rate}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use braid_model::{Bytes, Direction, Protocol};
+use braid_model::{ByteCount, Direction, Protocol};
 use braid_netem::Packet;
 
 const HEADER: usize = 14;
@@ -12,8 +12,8 @@ const HEADER: usize = 14;
 pub(crate) struct Frame(pub(crate) Vec<u8>);
 
 impl Packet for Frame {
-    fn size(&self) -> Bytes {
-        Bytes::new(self.0.len().saturating_sub(HEADER) as u64)
+    fn size(&self) -> ByteCount {
+        ByteCount::new(self.0.len().saturating_sub(HEADER) as u64)
     }
 
     /// ARP and neighbour discovery: radio links repeat them, and one lost would stop the link for a second.
@@ -169,6 +169,6 @@ mod tests {
 
     #[test]
     fn a_frame_counts_as_its_packet() {
-        assert_eq!(Frame(vec![0; 1514]).size(), Bytes::new(1500));
+        assert_eq!(Frame(vec![0; 1514]).size(), ByteCount::new(1500));
     }
 }

@@ -180,7 +180,7 @@ fn hold(links: &[String]) -> Result<()> {
     let path = lab.directory().join("braid.toml");
     std::fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
     println!("config: braid up --foreground --config {}", path.display());
-    println!("file: curl -O {}", web.url(braid_model::Bytes::new(20_000_000))?);
+    println!("file: curl -O {}", web.url(braid_model::ByteCount::new(20_000_000))?);
     for line in std::io::stdin().lines() {
         if let Err(error) = obey(&lab, line?.trim()) {
             eprintln!("{error:#}");

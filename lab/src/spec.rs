@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use braid_netem::{Loss, Profile, RateSource, Trace};
 
 /// `count` Mbit/s.
@@ -99,7 +99,7 @@ impl LinkSpec {
     }
 
     /// What the queue holds in each direction.
-    pub fn queue(mut self, queue: Bytes) -> Self {
+    pub fn queue(mut self, queue: ByteCount) -> Self {
         self.queue_set = true;
         self.both(|profile| profile.queue = queue)
     }
@@ -131,8 +131,8 @@ impl LinkSpec {
         self
     }
 
-    fn queue_for(&self, rate: Rate) -> Option<Bytes> {
-        let tenth = Bytes::new((rate.bytes_per_second() / 10).max(64_000));
+    fn queue_for(&self, rate: Rate) -> Option<ByteCount> {
+        let tenth = ByteCount::new((rate.bytes_per_second() / 10).max(64_000));
         (!self.queue_set).then_some(tenth)
     }
 }
@@ -152,11 +152,11 @@ mod tests {
     fn both_directions_follow_and_the_queue_follows_the_rate_unless_set() {
         let spec = LinkSpec::new("wlan0").rate(mbps(20)).up(mbps(1)).delay(ms(10)).loss(0.01);
         let (up, down) = profiles(&spec);
-        assert_eq!((down.queue, up.queue), (Bytes::new(250_000), Bytes::new(64_000)));
+        assert_eq!((down.queue, up.queue), (ByteCount::new(250_000), ByteCount::new(64_000)));
         assert_eq!((up.delay, down.delay), (ms(10), ms(10)));
         assert_eq!(spec.down_rate(), Some(mbps(20)));
-        let set = LinkSpec::new("wlan0").queue(Bytes::new(9)).rate(mbps(20));
-        assert_eq!(profiles(&set).1.queue, Bytes::new(9));
+        let set = LinkSpec::new("wlan0").queue(ByteCount::new(9)).rate(mbps(20));
+        assert_eq!(profiles(&set).1.queue, ByteCount::new(9));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_netem::Random;
 
 use crate::lab::Lab;
@@ -61,12 +61,12 @@ impl Web {
     }
 
     /// The address of a file of this size at 203.0.113.10; the file is made if it is not there.
-    pub fn url(&self, size: Bytes) -> Result<String> {
+    pub fn url(&self, size: ByteCount) -> Result<String> {
         self.url_at(Lab::internet(10), size)
     }
 
     /// The same at another server address.
-    pub fn url_at(&self, host: Ipv4Addr, size: Bytes) -> Result<String> {
+    pub fn url_at(&self, host: Ipv4Addr, size: ByteCount) -> Result<String> {
         self.make(size)?;
         Ok(format!("http://{host}/{}.bin", size.get()))
     }
@@ -79,7 +79,7 @@ impl Web {
     }
 
     /// The same over TLS at 203.0.113.10, whose certificate is [`Self::certificate`].
-    pub fn secure_url(&self, size: Bytes) -> Result<String> {
+    pub fn secure_url(&self, size: ByteCount) -> Result<String> {
         self.make(size)?;
         Ok(format!("https://{}/{}.bin", Lab::internet(10), size.get()))
     }
@@ -90,17 +90,17 @@ impl Web {
     }
 
     /// The file itself, on the disk.
-    pub fn file(&self, size: Bytes) -> Result<PathBuf> {
+    pub fn file(&self, size: ByteCount) -> Result<PathBuf> {
         self.make(size)?;
         Ok(self.path(size))
     }
 
-    fn path(&self, size: Bytes) -> PathBuf {
+    fn path(&self, size: ByteCount) -> PathBuf {
         self.root.join(format!("{}.bin", size.get()))
     }
 
     /// Makes a file of this size, named after it.
-    fn make(&self, size: Bytes) -> Result<()> {
+    fn make(&self, size: ByteCount) -> Result<()> {
         let path = self.path(size);
         if path.exists() {
             return Ok(());

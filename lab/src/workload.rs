@@ -7,16 +7,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use braid_netem::Random;
 use serde::{Deserialize, Serialize};
 
 use crate::web::Web;
 
 /// DBAS's browser class: size, and arrivals a second (DBAS, section IV).
-pub const DBAS_BROWSER: (Bytes, f64) = (Bytes::new(22_380), 13.0);
+pub const DBAS_BROWSER: (ByteCount, f64) = (ByteCount::new(22_380), 13.0);
 /// DBAS's bulk class (FTP).
-pub const DBAS_BULK: (Bytes, f64) = (Bytes::new(285_000), 1.0);
+pub const DBAS_BULK: (ByteCount, f64) = (ByteCount::new(285_000), 1.0);
 
 /// A download that is to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,20 +24,20 @@ pub struct Download {
     /// When, from the beginning of the workload.
     pub at: Duration,
     /// How much.
-    pub size: Bytes,
+    pub size: ByteCount,
 }
 
 /// A download that was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// What was asked for.
-    pub size: Bytes,
+    pub size: ByteCount,
     /// When curl was started, from the beginning of the workload.
     pub started: Duration,
     /// When it had ended.
     pub ended: Duration,
     /// What it got.
-    pub bytes: Bytes,
+    pub bytes: ByteCount,
     /// The address it used itself, which tells the link; `None` if it never connected.
     pub local: Option<IpAddr>,
     /// Its exit code (28: out of time); `None` if it was killed.
@@ -57,12 +57,12 @@ impl Record {
 }
 
 /// `count` downloads of `size`, started together.
-pub fn together(count: usize, size: Bytes) -> Vec<Download> {
+pub fn together(count: usize, size: ByteCount) -> Vec<Download> {
     vec![Download { at: Duration::ZERO, size }; count]
 }
 
 /// Poisson arrivals of each class (size, arrivals a second) over `span`, in order of time.
-pub fn poisson(classes: &[(Bytes, f64)], span: Duration, seed: u64) -> Vec<Download> {
+pub fn poisson(classes: &[(ByteCount, f64)], span: Duration, seed: u64) -> Vec<Download> {
     let mut downloads = Vec::new();
     for (number, (size, rate)) in classes.iter().enumerate() {
         let mut random = Random::new(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
@@ -82,7 +82,7 @@ pub fn poisson(classes: &[(Bytes, f64)], span: Duration, seed: u64) -> Vec<Downl
 }
 
 /// DNIS's mix: long and short downloads, each Poisson (DNIS, section IV).
-pub fn dnis(long: (Bytes, f64), short: (Bytes, f64), span: Duration, seed: u64) -> Vec<Download> {
+pub fn dnis(long: (ByteCount, f64), short: (ByteCount, f64), span: Duration, seed: u64) -> Vec<Download> {
     poisson(&[long, short], span, seed)
 }
 
@@ -159,7 +159,7 @@ fn perform(orders: &[Order], launch: impl Fn(&Download) -> Result<Command>) -> R
             let record = output.map(|output| {
                 let text = String::from_utf8_lossy(&output.stdout).into_owned();
                 let (bytes, local) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
-                let bytes = Bytes::new(bytes.parse().unwrap_or(0));
+                let bytes = ByteCount::new(bytes.parse().unwrap_or(0));
                 Record { size, started, ended, bytes, local: local.trim().parse().ok(), exit_code: output.status.code() }
             });
             // Nobody listens any more if another download could not be started.
@@ -173,9 +173,9 @@ fn perform(orders: &[Order], launch: impl Fn(&Download) -> Result<Command>) -> R
 }
 
 /// Fetches a page as browsers do: its HTML, then `objects` of `size` over six connections. Gives how long it took.
-pub fn page(web: &Web, objects: usize, size: Bytes, launch: impl Fn(&str) -> Result<Command>) -> Result<Duration> {
+pub fn page(web: &Web, objects: usize, size: ByteCount, launch: impl Fn(&str) -> Result<Command>) -> Result<Duration> {
     let begin = Instant::now();
-    let html = web.url(Bytes::new(22_380))?;
+    let html = web.url(ByteCount::new(22_380))?;
     let object = web.url(size)?;
     for urls in [vec![html], vec![object; objects]] {
         let mut command = launch("curl")?;
@@ -207,7 +207,7 @@ pub struct Summary {
 /// Sums up.
 pub fn summarise(records: &[Record]) -> Summary {
     let complete: Vec<_> = records.iter().filter(|record| record.complete()).collect();
-    let bytes = Bytes::new(records.iter().map(|record| record.bytes.get()).sum());
+    let bytes = ByteCount::new(records.iter().map(|record| record.bytes.get()).sum());
     let first = records.iter().map(|record| record.started).min().unwrap_or_default();
     let last = records.iter().map(|record| record.ended).max().unwrap_or_default();
     let total: Duration = complete.iter().map(|record| record.took()).sum();
@@ -234,23 +234,23 @@ mod tests {
         assert!(mix.is_sorted_by_key(|d| d.at) && mix.iter().all(|d| d.at < hour));
         assert_eq!(dbas(0.1, hour, 1), dbas(0.1, hour, 1));
         assert_ne!(dbas(0.1, hour, 1), dbas(0.1, hour, 2));
-        assert_eq!(poisson(&[(Bytes::new(1), 0.0)], hour, 1), []);
+        assert_eq!(poisson(&[(ByteCount::new(1), 0.0)], hour, 1), []);
     }
 
     #[test]
     fn a_summary_counts_what_came() {
         let record = |started, ended, bytes, exit_code| Record {
-            size: Bytes::new(1000),
+            size: ByteCount::new(1000),
             started: Duration::from_secs(started),
             ended: Duration::from_secs(ended),
-            bytes: Bytes::new(bytes),
+            bytes: ByteCount::new(bytes),
             local: None,
             exit_code,
         };
         let records = [record(1, 2, 1000, Some(0)), record(1, 4, 1000, Some(0)), record(2, 5, 500, Some(28))];
         let summary = summarise(&records);
         assert_eq!((summary.complete, summary.failed), (2, 1));
-        assert_eq!(summary.goodput, Bytes::new(2500).per(Duration::from_secs(4)));
+        assert_eq!(summary.goodput, ByteCount::new(2500).per(Duration::from_secs(4)));
         assert_eq!((summary.mean_time, summary.makespan), (Duration::from_secs(2), Duration::from_secs(4)));
         assert_eq!(summarise(&[]).goodput, Rate::ZERO);
     }

@@ -6,7 +6,7 @@ use std::fs;
 use std::net::TcpStream;
 
 use braid_lab::{Lab, Web};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::{Value, json};
 use support::*;
 
@@ -36,7 +36,7 @@ fn a_rule_made_by_the_page_is_obeyed_by_new_flows_and_what_happens_is_told() {
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    web.url(Bytes::new(1000)).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
     let up = Up::start(&lab, ROUND_ROBIN);
     use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
     let file = lab.directory().join("braid/braid.toml");

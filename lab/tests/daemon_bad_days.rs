@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use braid_lab::{Filter, Lab, LinkSpec, Web};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use support::*;
 
 const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
@@ -311,7 +311,7 @@ fn a_reload_changes_the_policy_for_new_flows_only() {
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    web.url(Bytes::new(1000)).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
     let rule = |link: &str| format!("{EAGER}[[app]]\nmatch = {{ port = 80 }}\nlinks = [\"{link}\"]\n");
     let up = Up::start(&lab, &rule("wlan0"));
     let (mut old, link) = open(&lab, remote(10, 80));
@@ -337,7 +337,7 @@ fn ten_thousand_short_flows_leave_no_trace_but_right_counts() {
     const WORKERS: usize = 20;
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    web.url(Bytes::new(1000)).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
     let up = Up::start(&lab, EAGER);
     let burst = |count: usize| {
         let work = || {

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::{Child, Stdio};
 
 use braid_lab::{Lab, Web, ms};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::Value;
 use support::user::two_links;
 use support::*;
@@ -121,7 +121,7 @@ fn regression_what_one_user_has_too_many_of_goes_direct() {
     }
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
-    web.file(Bytes::new(1000)).unwrap();
+    web.file(ByteCount::new(1000)).unwrap();
     let relay = Relay::start(&lab);
     let config = "[[app]]\nmatch = { port = 80 }\ncarry = \"bond\"\n";
     let up = Up::start_by(&lab, &["prlimit", "--nofile=300:300"], config, &lab.directory().join("braid/state"));
@@ -196,7 +196,7 @@ fn short_flows_count_in_joules_too() {
     let web = Web::start(&lab).unwrap();
     let (_relay, up) = bonded(&lab);
     let joules = |bytes: u64, samples: u64| {
-        assert_eq!(ended(curl(&lab, &web.url(Bytes::new(bytes)).unwrap())).0, bytes);
+        assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(bytes)).unwrap())).0, bytes);
         eventually("it is learnt from", || learnt(&up, "curl")["samples"] == samples);
         learnt(&up, "curl")["energy_j"].as_f64().unwrap_or(0.0)
     };
@@ -214,7 +214,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     let web = Web::start(&lab).unwrap();
     let (_relay, up) = bonded(&lab);
     let size = 20_000_000;
-    let child = curl(&lab, &web.url(Bytes::new(size)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(size)).unwrap());
     let mut seen = Value::Null;
     eventually("the flow is shown with both links", || {
         seen = bond_flow(&up).unwrap_or_default();
@@ -237,7 +237,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     assert!((size..size + 10_000).contains(&demand) && mean > 1_000_000 && mean.abs_diff(most) < 2, "{app}");
     assert!(app["energy_j"].as_f64() > Some(0.0), "{app}");
     assert_eq!((app["class"].as_str(), app["class_source"].as_str(), app["flows"].as_u64()), (Some("bulk"), Some("executable"), Some(0)));
-    let child = curl(&lab, &web.url(Bytes::new(size)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(size)).unwrap());
     eventually("a living one is counted", || learnt(&up, "curl")["flows"] == 1);
     assert_eq!(ended(child).0, size);
     eventually("and learnt from", || learnt(&up, "curl")["samples"] == 2);
@@ -252,7 +252,7 @@ fn a_link_that_dies_in_a_download_costs_nothing_but_time() {
     let web = Web::start(&lab).unwrap();
     let (_relay, up) = bonded(&lab);
     let size = 15_000_000;
-    let child = curl(&lab, &web.url(Bytes::new(size)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(size)).unwrap());
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(2_000_000)));
     lab.dark(0).unwrap();
     eventually("the other carries on", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(5_000_000)));
@@ -270,7 +270,7 @@ fn bonded_traffic_alone_shows_that_a_link_is_dark_and_that_it_is_back() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (_relay, up) = bonded(&lab);
-    let child = curl(&lab, &web.url(Bytes::new(400_000_000)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(400_000_000)).unwrap());
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(2_000_000)));
     let wlan = || up.link("wlan0")["state_v4"].as_str().map(str::to_owned);
     assert_eq!(wlan().as_deref(), Some("up"));
@@ -289,7 +289,7 @@ fn a_flow_is_moved_by_order() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (_relay, up) = bonded(&lab);
-    let child = curl(&lab, &web.url(Bytes::new(12_000_000)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(12_000_000)).unwrap());
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(1_000_000)));
     let moved = up.braid(&["move", "curl", "--to", "lte0"]);
     assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
@@ -329,7 +329,7 @@ fn regression_a_flow_is_not_moved_to_a_link_without_a_path() {
     eventually("one path is good", || good_paths(&up) == 1);
     let peers = text(&up.braid(&["peers"]).stdout);
     assert!(peers.contains("none: the link is down"), "{peers}");
-    let child = curl(&lab, &web.url(Bytes::new(12_000_000)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(12_000_000)).unwrap());
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(500_000)));
     let refused = up.braid(&["move", "curl", "--to", "lte0"]);
     let said = text(&refused.stderr);
@@ -352,7 +352,7 @@ fn regression_a_relay_joined_twice_keeps_its_name_its_addresses_and_its_session(
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (relay, up) = bonded(&lab);
-    let child = curl(&lab, &web.url(Bytes::new(12_000_000)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(12_000_000)).unwrap());
     eventually("it runs", || bond_flow(&up).is_some());
     let refused = up.braid(&["join", &relay.invite(), "--name", "other"]);
     let said = text(&refused.stderr);
@@ -399,7 +399,7 @@ fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
     up.configure(CONFIG);
     let to_come = explain(&["curl", "203.0.113.10:80"]);
     assert_eq!((to_come["outcome"].as_str(), to_come["peer"].as_str()), (Some("bonded"), Some("home")), "{to_come}");
-    let child = curl(&lab, &web.url(Bytes::new(16_000_000)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(16_000_000)).unwrap());
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(2_000_000)));
     let row = bond_flow(&up).unwrap();
     assert_eq!(row["rule"], 1, "{row}");
@@ -419,7 +419,7 @@ fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
     assert_eq!(ended(child).0, 16_000_000);
     drop(relay);
     // The first flow that wants it finds that it is gone.
-    assert_eq!(ended(curl(&lab, &web.url(Bytes::new(1000)).unwrap())).0, 1000);
+    assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(1000)).unwrap())).0, 1000);
     eventually("it goes direct, and why is told", || {
         let direct = explain(&["curl", "203.0.113.10:80"]);
         direct["outcome"] == "steered" && direct["reason"].as_str().unwrap().contains("its rule wants a relay, and none can be reached now")
@@ -435,7 +435,7 @@ fn without_its_relay_a_program_goes_direct_and_back_again() {
     let web = Web::start(&lab).unwrap();
     let (relay, up) = bonded(&lab);
     drop(relay);
-    let url = web.url(Bytes::new(50_000)).unwrap();
+    let url = web.url(ByteCount::new(50_000)).unwrap();
     let begin = std::time::Instant::now();
     assert_eq!(ended(curl(&lab, &url)).0, 50_000, "the first flow without the relay");
     let first = begin.elapsed();
@@ -454,7 +454,7 @@ fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
     let web = Web::start(&lab).unwrap();
     let relay = Relay::start_told(&lab, &[]);
     let up = joined(&lab, &relay);
-    let url = web.url(Bytes::new(50_000)).unwrap();
+    let url = web.url(ByteCount::new(50_000)).unwrap();
     assert_eq!(ended(curl(&lab, &url)), (50_000, "203.0.113.10".to_owned()), "the relay's operator allows no private address");
     let told = || text(&up.braid(&["log"]).stdout).matches("home does not open 203.0.113.10, a documentation address").count();
     eventually("the refusal is told", || told() == 1);
@@ -465,7 +465,7 @@ fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
     // The kernel knows by now: the next one is steered like any other.
     let redirected = || up.status().unwrap()["counters"]["redirected"].as_u64().unwrap();
     let before = redirected();
-    let child = curl(&lab, &web.url(Bytes::new(3_000_000)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(3_000_000)).unwrap());
     eventually("it has a link of its own", || up.flows().iter().any(|flow| flow["name"] == "curl" && flow["carry"] != "bond"));
     assert_eq!((ended(child).0, redirected(), told()), (3_000_000, before, 1));
     // Its operator allows it: the next session asks anew.
@@ -515,12 +515,12 @@ fn a_relay_lets_transfers_finish_when_it_is_told_to_end() {
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let (mut relay, up) = bonded(&lab);
-    let child = curl(&lab, &web.url(Bytes::new(10_000_000)).unwrap());
+    let child = curl(&lab, &web.url(ByteCount::new(10_000_000)).unwrap());
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(1_000_000)));
     relay.signal("TERM");
     // A new one is refused there, or goes direct: never silence.
     let mut new = lab.client().command("curl").unwrap();
-    new.args(["-sS", "--max-time", "60", "-o", "/dev/null"]).arg(web.url(Bytes::new(1000)).unwrap());
+    new.args(["-sS", "--max-time", "60", "-o", "/dev/null"]).arg(web.url(ByteCount::new(1000)).unwrap());
     let code = new.status().unwrap().code();
     assert!(matches!(code, Some(0 | 7 | 52 | 56)), "{code:?}");
     assert_eq!(ended(child).0, 10_000_000);
@@ -544,10 +544,10 @@ fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
     server(&lab, &format!("mount -t tmpfs -o size=256k,mode=700 tmpfs {}", state.display()));
     let (_relay, up) = bonded(&lab);
     lab.server().run(|| std::fs::write(state.join("filler"), vec![0; 1 << 20]).unwrap_err()).unwrap();
-    assert_eq!(ended(curl(&lab, &web.url(Bytes::new(300_000)).unwrap())).0, 300_000);
+    assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(300_000)).unwrap())).0, 300_000);
     let log = || std::fs::read_to_string(lab.directory().join("relay/log")).unwrap();
     eventually("the trouble is told", || log().contains("counted, but not written down"));
-    assert_eq!(ended(curl(&lab, &web.url(Bytes::new(200_000)).unwrap())).0, 200_000);
+    assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(200_000)).unwrap())).0, 200_000);
     lab.server().run(|| std::fs::remove_file(state.join("filler")).unwrap()).unwrap();
     eventually("its end is told", || log().contains("can be written again"));
     assert_eq!(good_paths(&up), 2);

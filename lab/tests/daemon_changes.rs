@@ -7,7 +7,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use braid_lab::{Filter, Lab, LinkSpec, Responder, Web};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use socket2::{Domain, Socket, Type};
 use support::*;
 
@@ -36,7 +36,7 @@ fn a_link_that_changes_its_address_is_followed() {
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    web.url(Bytes::new(1000)).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
     let up = Up::start(&lab, EAGER);
     use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
     // As a renewal does that gives another address: the old one goes, and the routes with it.
@@ -116,7 +116,7 @@ fn two_links_of_one_subnet_and_gateway_work_both() {
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    web.url(Bytes::new(1000)).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
     // Two phones' tethers: the same subnet and gateway, but two wires.
     for (link, name) in NAMES[..2].iter().enumerate() {
         client(&lab, &format!("ip address flush dev {name} scope global"));
@@ -189,7 +189,7 @@ fn a_captive_portal_is_found_and_left_once_it_opens() {
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
     // While this page exists it stands for the portal's.
-    web.url(Bytes::new(4)).unwrap();
+    web.url(ByteCount::new(4)).unwrap();
     let page = lab.directory().join("web/files/4.bin");
     let links = "[[link]]\nname = \"wlan0\"\nprobe_targets = [{ url = \"http://203.0.113.20/generate_204\" }]\n\
                  [[link]]\nname = \"lte0\"\nprobe_targets = [{ url = \"http://203.0.113.20/4.bin\", status = 404 }]\n";

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use braid_lab::{Filter, Lab, LinkSpec, Watch, Web, mbps, ms};
-use braid_model::{Bytes, Protocol};
+use braid_model::{ByteCount, Protocol};
 use serde_json::Value;
 use support::user::two_links;
 use support::*;
@@ -73,7 +73,7 @@ fn curl(lab: &Lab, url: &str) -> Command {
 /// Downloads `size` bytes, which must arrive, from the address that was asked for as far as curl knows.
 #[track_caller]
 fn fetched(lab: &Lab, web: &Web, size: u64) {
-    let output = curl(lab, &web.url(Bytes::new(size)).unwrap()).output().unwrap();
+    let output = curl(lab, &web.url(ByteCount::new(size)).unwrap()).output().unwrap();
     assert!(output.status.success(), "curl: {}", text(&output.stderr));
     assert_eq!(text(&output.stdout), format!("{size} {HOST}"));
 }
@@ -113,7 +113,7 @@ fn bonded(lab: &Lab, up: &Up<'_>, web: &Web, size: u64) -> bool {
 /// Bonded flows seen while `size` bytes are downloaded.
 #[track_caller]
 fn carried(lab: &Lab, up: &Up<'_>, web: &Web, size: u64) -> Vec<Value> {
-    let mut child = curl(lab, &web.url(Bytes::new(size)).unwrap()).spawn().unwrap();
+    let mut child = curl(lab, &web.url(ByteCount::new(size)).unwrap()).spawn().unwrap();
     let mut seen = Vec::new();
     while child.try_wait().unwrap().is_none() {
         seen.extend(up.flows().into_iter().filter(|flow| flow["carry"] == "bond"));
@@ -205,7 +205,7 @@ fn servers_are_found_and_used_in_ipv6_too() {
     let web = Web::start(&lab).unwrap();
     let _server = Server::start(&lab, ALL);
     let up = Up::start(&lab, DETECT);
-    web.url(Bytes::new(6_000_000)).unwrap();
+    web.url(ByteCount::new(6_000_000)).unwrap();
     let url = format!("http://[{}]/6000000.bin", Lab::internet6(10));
     let mut seen = Value::Null;
     eventually("it goes over both links", || {
@@ -368,7 +368,7 @@ fn what_a_tunnel_takes_over_is_bonded_no_more() {
     let _server = Server::start(&lab, ALL);
     let up = Up::start(&lab, DETECT);
     detected(&lab, &up, &web);
-    let mut child = curl(&lab, &web.url(Bytes::new(50_000_000)).unwrap()).spawn().unwrap();
+    let mut child = curl(&lab, &web.url(ByteCount::new(50_000_000)).unwrap()).spawn().unwrap();
     let carries = || up.flows().iter().any(|flow| flow["carry"] == "bond" && flow["rx_bytes"].as_u64() > Some(100_000));
     eventually("it is bonded", carries);
     client(&lab, "ip link add tunnel type veth peer name far");
@@ -385,7 +385,7 @@ fn what_a_tunnel_takes_over_is_bonded_no_more() {
     assert_eq!(end.unwrap().code(), Some(56), "cut off, not completed");
     eventually("no flow needs a bond", || server_of(&up)["state"] == "idle");
     let outside = watch_all(&lab, Filter::to(Lab::internet(10)));
-    let _ = curl(&lab, &web.url(Bytes::new(1000)).unwrap()).args(["--connect-timeout", "1"]).output().unwrap();
+    let _ = curl(&lab, &web.url(ByteCount::new(1000)).unwrap()).args(["--connect-timeout", "1"]).output().unwrap();
     std::thread::sleep(ms(500));
     assert_eq!(packets(&lab, &outside), [0, 0]);
     client(&lab, "ip link del tunnel");

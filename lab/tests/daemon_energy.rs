@@ -3,7 +3,7 @@
 mod support;
 
 use braid_lab::{Lab, Web};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use socket2::{Domain, Protocol, Socket, Type};
 use support::*;
 
@@ -42,7 +42,7 @@ fn a_reload_of_the_utility_holds_for_the_next_flow() {
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    web.url(Bytes::new(1_000_000)).unwrap();
+    web.url(ByteCount::new(1_000_000)).unwrap();
     let up = Up::start(&lab, &config("0"));
     assert_eq!(together(&lab), [0, 10], "least energy");
     let status = up.status().unwrap();

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::thread;
 
 use braid_lab::{Filter, Lab, LinkSpec, Responder, Web};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use support::*;
 
 const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
@@ -105,7 +105,7 @@ fn programs_are_told_apart_by_executable_name_and_user_from_the_first_packet() {
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    let url = web.url(Bytes::new(1000)).unwrap();
+    let url = web.url(ByteCount::new(1000)).unwrap();
     let curl = std::env::split_paths(&std::env::var_os("PATH").unwrap()).map(|dir| dir.join("curl")).find(|path| path.exists()).unwrap();
     let curl = curl.canonicalize().unwrap();
     let rules = format!(
@@ -176,7 +176,7 @@ fn a_link_whose_allowance_is_used_up_gets_no_more_flows_also_after_a_restart() {
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
     let _responder = Responder::start(&lab).unwrap();
-    let url = web.url(Bytes::new(1_500_000)).unwrap();
+    let url = web.url(ByteCount::new(1_500_000)).unwrap();
     let capped = format!("{EAGER}[[link]]\nname = \"lte0\"\nmetered = true\ncap = \"1 MB\"\nreset_day = 28\n");
     let up = Up::start(&lab, &capped);
     assert_eq!(up.state("lte0"), "up");
@@ -218,7 +218,7 @@ fn an_allowance_is_kept_when_the_daemon_is_killed() {
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    let url = web.url(Bytes::new(1_500_000)).unwrap();
+    let url = web.url(ByteCount::new(1_500_000)).unwrap();
     let capped = format!("{EAGER}[[link]]\nname = \"lte0\"\nmetered = true\ncap = \"1 MB\"\n");
     let mut up = Up::start(&lab, &capped);
     download(&lab, "lte0", &url);
@@ -242,7 +242,7 @@ fn an_allowance_is_kept_when_its_modem_is_pulled_out_and_put_back() {
     }
     let lab = Lab::builder().link(LinkSpec::direct("wlan0")).link(LinkSpec::direct("lte0")).start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let url = web.url(Bytes::new(1_500_000)).unwrap();
+    let url = web.url(ByteCount::new(1_500_000)).unwrap();
     let up = Up::start(&lab, &format!("{EAGER}[[link]]\nname = \"lte0\"\nmetered = true\ncap = \"1 MB\"\n"));
     download(&lab, "lte0", &url);
     up.wait_state("lte0", "capped");

@@ -5,7 +5,7 @@ mod support;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 
 use braid_lab::{Direction, Filter, Lab, Responder, Web};
-use braid_model::{Bytes, Protocol as Transport};
+use braid_model::{ByteCount, Protocol as Transport};
 use socket2::{Domain, Protocol, Socket, Type};
 use support::*;
 
@@ -28,7 +28,7 @@ fn tcp_of_both_families_and_mapped_addresses_uses_every_link() {
     }
     let lab = lab(3);
     let web = Web::start(&lab).unwrap();
-    web.url(Bytes::new(1000)).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
     let up = Up::start(&lab, ROUND_ROBIN);
     for user in USERS {
         for to in [remote(10, 80), remote6(10, 80)] {
@@ -286,7 +286,7 @@ fn regression_what_was_learnt_of_a_program_is_known_after_a_restart() {
     let curl = |bytes: u64| {
         let mut command = lab.client().command("curl").unwrap();
         let output =
-            command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null"]).arg(web.url(Bytes::new(bytes)).unwrap()).output();
+            command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null"]).arg(web.url(ByteCount::new(bytes)).unwrap()).output();
         assert!(output.unwrap().status.success());
     };
     let mut first = Up::start_with(&lab, ROUND_ROBIN, &state);
@@ -321,7 +321,7 @@ fn regression_a_daemon_in_a_container_knows_programs_by_its_own_numbers() {
     let daemon = std::fs::read_to_string(list).unwrap().trim().to_owned();
     let mut command = lab.client().command("nsenter").unwrap();
     command.args(["--target", &daemon, "--pid", "curl", "-sS", "--fail", "--max-time", "60", "-o", "/dev/null"]);
-    let output = command.arg(web.url(Bytes::new(2_000_000)).unwrap()).output().unwrap();
+    let output = command.arg(web.url(ByteCount::new(2_000_000)).unwrap()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let mut app = serde_json::Value::Null;
     eventually("it is learnt from", || {

@@ -10,12 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use braid_lab::{Lab, LinkSpec, Web, mbps, ms};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_netem::Random;
 use support::*;
 
 /// Random bytes up to the size from which the lab's files are zeros.
-const SIZE: Bytes = Bytes::new(4_000_000);
+const SIZE: ByteCount = ByteCount::new(4_000_000);
 
 fn rated(rates: [u64; 3]) -> Lab {
     let links = NAMES.iter().zip(rates).map(|(name, rate)| LinkSpec::new(name).rate(mbps(rate)).delay(ms(5)));
@@ -108,7 +108,7 @@ fn memory_stays_small() {
     let (lab, folder) = (rated([200, 100, 100]), tempfile::tempdir().unwrap());
     let web = Web::start(&lab).unwrap();
     let mut command = get(&lab, &web, folder.path());
-    command.arg(web.secure_url(Bytes::new(60_000_000)).unwrap()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.arg(web.secure_url(ByteCount::new(60_000_000)).unwrap()).stdout(Stdio::null()).stderr(Stdio::null());
     takes_little_memory(command);
 }
 
@@ -134,7 +134,7 @@ fn ten_gigabytes_of_which_a_little_is_missing_take_little_memory() {
     if !able() {
         return;
     }
-    const LARGE: Bytes = Bytes::new(10_000_000_000);
+    const LARGE: ByteCount = ByteCount::new(10_000_000_000);
     let (lab, folder) = (rated([20, 10, 5]), tempfile::tempdir().unwrap());
     let web = Web::start(&lab).unwrap();
     let url = web.secure_url(LARGE).unwrap();

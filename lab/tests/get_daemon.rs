@@ -9,11 +9,11 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use braid_lab::{Lab, LinkSpec, Web, mbps, ms};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::{Value, json};
 use support::*;
 
-const SIZE: Bytes = Bytes::new(4_000_000);
+const SIZE: ByteCount = ByteCount::new(4_000_000);
 
 fn three() -> Lab {
     let links = NAMES.iter().map(|name| LinkSpec::new(name).rate(mbps(20)).delay(ms(5)));

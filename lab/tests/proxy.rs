@@ -9,7 +9,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use braid_lab::{Filter, Lab, Responder};
-use braid_model::{Bytes, Protocol};
+use braid_model::{ByteCount, Protocol};
 use support::proxied::{PROXY, Proxied};
 use support::user::sha256;
 use support::*;
@@ -34,7 +34,7 @@ fn connections_of_http_and_socks_clients_share_the_links() {
             .collect();
         for (mut child, to) in running {
             assert!(child.wait().unwrap().success());
-            assert_eq!(sha256(&to), sha256(&proxied.web.file(Bytes::new(size)).unwrap()));
+            assert_eq!(sha256(&to), sha256(&proxied.web.file(ByteCount::new(size)).unwrap()));
         }
     });
     assert!(received.iter().all(|bytes| *bytes > size), "{received:?}");
@@ -65,7 +65,7 @@ fn regression_another_user_of_the_machine_is_let_in_only_if_named() {
     let served = |proxied: &Proxied, user: u32, by: &str| {
         let mut command = proxied.lab.client().command("setpriv").unwrap();
         command.args(["--reuid", &user.to_string(), "--clear-groups", "--", "curl", "-sS", "--fail", "--max-time", "60", "--proxy", by]);
-        let url = proxied.web.url(Bytes::new(1000)).unwrap();
+        let url = proxied.web.url(ByteCount::new(1000)).unwrap();
         command.args(["-o", "/dev/null", &url]).stdin(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
     };
     // The proxy's own user is 65534.
@@ -107,7 +107,7 @@ fn names_are_looked_up_by_the_relay_where_the_policy_says_so() {
         let _responder = Responder::start(&proxied.lab).unwrap();
         let questions = watch_all(&proxied.lab, Filter::to([203, 0, 113, 53]).port(Protocol::Udp, 53));
         let to = proxied.home.join("got");
-        let url = proxied.web.url(Bytes::new(50_000)).unwrap().replace("203.0.113.10", "n10.lab");
+        let url = proxied.web.url(ByteCount::new(50_000)).unwrap().replace("203.0.113.10", "n10.lab");
         let socks = format!("socks5h://{PROXY}");
         // Until the relay has been reached, names are looked up here.
         eventually(&format!("names are looked up as resolve = {resolve:?} says"), || {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use braid_lab::Web;
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use support::proxied::{PROXY, Proxied};
 use support::user::sha256;
 use support::*;
@@ -22,7 +22,7 @@ fn well(command: &mut Command) -> Output {
 
 /// The directory whose files the web server shows.
 fn shown(web: &Web) -> PathBuf {
-    web.file(Bytes::new(1)).unwrap().parent().unwrap().to_owned()
+    web.file(ByteCount::new(1)).unwrap().parent().unwrap().to_owned()
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn curl_by_every_way() {
         return;
     }
     let proxied = Proxied::new(&[], "", false);
-    let size = Bytes::new(1_500_000);
+    let size = ByteCount::new(1_500_000);
     let file = proxied.web.file(size).unwrap();
     let to = proxied.home.join("got");
     for proxy in [format!("http://{PROXY}"), format!("socks5://{PROXY}"), format!("socks5h://{PROXY}")] {
@@ -64,7 +64,7 @@ fn git_clones_over_https_and_http() {
     let work_text = work.to_string_lossy().into_owned();
     here(&["init", "-q", "-b", "main", &work_text]);
     for (name, size) in [("large", 1_500_000), ("small", 1000)] {
-        fs::copy(proxied.web.file(Bytes::new(size)).unwrap(), work.join(name)).unwrap();
+        fs::copy(proxied.web.file(ByteCount::new(size)).unwrap(), work.join(name)).unwrap();
         here(&["-C", &work_text, "add", "."]);
         here(&["-C", &work_text, "commit", "-q", "-m", name]);
     }
@@ -101,7 +101,7 @@ fn apt_fetches_a_package() {
     fs::create_dir_all(tree.join("usr/share/lab")).unwrap();
     let about = "Package: lab\nVersion: 1\nArchitecture: all\nMaintainer: lab <lab@example.org>\nDescription: something to fetch\n";
     fs::write(tree.join("DEBIAN/control"), about).unwrap();
-    fs::copy(proxied.web.file(Bytes::new(1_500_000)).unwrap(), tree.join("usr/share/lab/data")).unwrap();
+    fs::copy(proxied.web.file(ByteCount::new(1_500_000)).unwrap(), tree.join("usr/share/lab/data")).unwrap();
     let package = shown(&proxied.web).join("lab_1_all.deb");
     well(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&tree).arg(&package));
     let size = fs::metadata(&package).unwrap().len();

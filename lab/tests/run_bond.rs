@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use braid_lab::relay::Relay;
 use braid_lab::{Builder, Lab, LinkSpec, Web, mbps, ms};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use support::user::{User, said, sha256};
 use support::*;
 
@@ -146,7 +146,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     let joined = Joined::new();
     let web = Web::start(&joined.lab).unwrap();
     let size = 4_000_000;
-    let url = web.url(Bytes::new(size)).unwrap();
+    let url = web.url(ByteCount::new(size)).unwrap();
     let got = joined.home.join("got");
     let before = joined.received();
     let format = "%{size_download} %{remote_ip}:%{remote_port} %{local_ip}";
@@ -157,7 +157,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     assert!(before.iter().zip(after).all(|(before, after)| after - before > 500_000), "{before:?} {after:?} {}", said(&output));
     let words = String::from_utf8(output.stdout).unwrap();
     assert!(words.starts_with(&format!("{size} 203.0.113.10:80 ")) && !words.contains("127."), "{words}");
-    assert_eq!(sha256(&got), sha256(&web.file(Bytes::new(size)).unwrap()));
+    assert_eq!(sha256(&got), sha256(&web.file(ByteCount::new(size)).unwrap()));
 }
 
 /// Tells each client the address that it came from.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use braid_lab::{Lab, LinkSpec, Responder, Web, effective_user, mbps, ms, workload};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 /// Whether labs can be made. In CI they must.
 fn able() -> bool {
@@ -27,7 +27,7 @@ fn one_download_reaches_nine_tenths_of_the_payload_rate() {
     let begin = Instant::now();
     // As soon as the machine has time for it: a busy one makes curl late, never early.
     loop {
-        let plan = workload::together(1, Bytes::new(4_000_000));
+        let plan = workload::together(1, ByteCount::new(4_000_000));
         let records = workload::run(&web, &plan, LIMIT, |curl| lab.client().command(curl)).unwrap();
         let summary = workload::summarise(&records);
         let counters = lab.counters(0).unwrap();
@@ -52,7 +52,7 @@ fn eight_links_at_once_miss_no_frame() {
     let links = (0..8).map(|i| LinkSpec::new(&format!("link{i}")).rate(mbps(20)).delay(ms(10)));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let url = web.url(Bytes::new(4_000_000)).unwrap();
+    let url = web.url(ByteCount::new(4_000_000)).unwrap();
     let children: Vec<_> = (0..8)
         .map(|i| {
             let mut curl = lab.client().command("curl").unwrap();
@@ -100,8 +100,9 @@ fn a_direct_link_carries_downloads_and_pages_and_is_not_counted() {
     }
     let lab = Lab::builder().link(LinkSpec::direct("eth0")).start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let records = workload::run(&web, &workload::together(3, Bytes::new(16_000_000)), LIMIT, |curl| lab.client().command(curl)).unwrap();
+    let records =
+        workload::run(&web, &workload::together(3, ByteCount::new(16_000_000)), LIMIT, |curl| lab.client().command(curl)).unwrap();
     assert!(records.iter().all(workload::Record::complete), "{records:?}");
-    workload::page(&web, 30, Bytes::new(10_000), |curl| lab.client().command(curl)).unwrap();
+    workload::page(&web, 30, ByteCount::new(10_000), |curl| lab.client().command(curl)).unwrap();
     assert!(lab.counters(0).is_err());
 }

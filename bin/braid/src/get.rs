@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use braid_fetch::{
     Cookies, Credentials, Download, DownloadLink, Event, FetchError, LinkProgress, Netrc, Options, Output, Proxy, Sockets, fetch, group,
 };
-use braid_model::{Bytes, Rate, printable};
+use braid_model::{ByteCount, Rate, printable};
 use braid_run::{Reachable, reachable, remember};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,7 +24,7 @@ use advice::Advice;
 use show::Show;
 
 /// What a link brought must come from so much to be remembered as its rate.
-const TELLING: Bytes = Bytes::new(1_000_000);
+const TELLING: ByteCount = ByteCount::new(1_000_000);
 /// A run that lasts so many seconds remembers rates while it goes on, so that its end need not wait for the disk.
 const REMEMBER: [f64; 2] = [2.0, 10.0];
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 
 use braid_api::{AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkSample, List, Note, Sample};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 use crate::cli;
 use crate::client;
@@ -124,7 +124,7 @@ fn show_gains(page: &mut Page<'_>, gains: &Gains) -> io::Result<()> {
     }
     page.line("")?;
     let row = |link: &braid_api::LinkGain| {
-        vec![cell(Some(&link.name)), cell(Some(Bytes::new(link.rx_bytes))), cell(Some(Bytes::new(link.tx_bytes)))]
+        vec![cell(Some(&link.name)), cell(Some(ByteCount::new(link.rx_bytes))), cell(Some(ByteCount::new(link.tx_bytes)))]
     };
     let columns = [words("LINK"), numbers("RECEIVED"), numbers("SENT")];
     page.table(&columns, &gains.links.iter().map(row).collect::<Vec<_>>(), "no link has moved anything yet")

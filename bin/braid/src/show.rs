@@ -257,7 +257,7 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
         page.line(format!("utility         {utility}"))?;
     }
     page.line(format!("affinity        {}", policy.affinity.as_deref().unwrap_or("by class")))?;
-    page.line(format!("default demand  {}", braid_model::Bytes::new(policy.default_demand_bytes)))?;
+    page.line(format!("default demand  {}", braid_model::ByteCount::new(policy.default_demand_bytes)))?;
     if !policy.links.is_empty() {
         page.line("")?;
     }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate, printable};
+use braid_model::{ByteCount, Rate, printable};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -133,8 +133,8 @@ pub(crate) fn rate(bps: Option<u64>) -> Option<Rate> {
     bps.map(Rate::from_bps)
 }
 
-pub(crate) fn bytes(count: Option<u64>) -> Option<Bytes> {
-    count.map(Bytes::new)
+pub(crate) fn bytes(count: Option<u64>) -> Option<ByteCount> {
+    count.map(ByteCount::new)
 }
 
 pub(crate) fn percent(share: Option<f64>) -> Option<String> {

@@ -159,7 +159,7 @@ fn rules() {
 /// What two bonds cost without QUIC between them: 400 MB over two paths, both ends in this thread.
 fn cost() {
     use braid_bond::{Bond, Carrier, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
-    use braid_model::{Bytes as Amount, Rate, Time};
+    use braid_model::{ByteCount, Rate, Time};
     println!("\n| flows | ns a datagram, both ends | Gbit/s |\n|---|---|---|");
     for count in [1, 64] {
         let mut now = Time::from_millis(1000);
@@ -167,8 +167,8 @@ fn cost() {
         let facts = PathFacts {
             rtt: std::time::Duration::from_millis(1),
             rate: Rate::from_mbps(1000),
-            room: Amount::new(60_000),
-            window: Amount::new(1 << 20),
+            room: ByteCount::new(60_000),
+            window: ByteCount::new(1 << 20),
         };
         for end in &mut ends {
             (0..2).for_each(|at| assert!(end.add_path(now, PathId(at), at as u8, facts)));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use braid_bond::controller::PathMetrics;
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 use braid_netem::{Loss, Profile, RateSource, Trace};
 use support::{Controllers, Source, World, bdp, bottleneck};
 
@@ -160,7 +160,7 @@ fn read(path: &str) -> Result<Arc<Trace>, Box<dyn std::error::Error>> {
 
 /// A recorded link, 20 ms each way, the buffer a phone's: 300 packets.
 fn recorded(trace: Arc<Trace>) -> Profile {
-    Profile { rate: RateSource::Trace(trace), delay: ms(20), queue: Bytes::new(450_000), ..Profile::default() }
+    Profile { rate: RateSource::Trace(trace), delay: ms(20), queue: ByteCount::new(450_000), ..Profile::default() }
 }
 
 fn compare(path: &str, trace: Arc<Trace>) {

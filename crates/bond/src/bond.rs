@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use braid_decide::midrr::{self, Flags, Midrr};
-use braid_model::{Bytes as Amount, Time};
+use braid_model::{ByteCount, Time};
 use bytes::Bytes;
 
 use crate::flow::FlowState;
@@ -22,7 +22,7 @@ use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side
 use choice::Chooser;
 
 /// What a flow of weight 1 is given in a turn.
-const QUANTUM: Amount = Amount::new(1500);
+const QUANTUM: ByteCount = ByteCount::new(1500);
 /// How far each flow, and all flows, may go before any credit is given: part of the protocol's version.
 const INITIAL_WINDOW: u64 = 512 << 10;
 const INITIAL_TOTAL: u64 = 16 << 20;
@@ -265,12 +265,12 @@ impl Bond {
 
     /// The memory that it holds, about: bytes received and not read, or not acknowledged yet, messages that wait, and what flows and datagrams that
     /// are not acknowledged cost beside their bytes. Looks at each of them.
-    pub fn held(&self) -> Amount {
+    pub fn held(&self) -> ByteCount {
         let unread = self.received_total.saturating_sub(self.read_total);
         let remembered: usize = self.paths.values().map(|path| path.tracker.cost()).sum();
         let flows: usize = self.flows.values().map(FlowState::cost).sum();
         let kept = remembered + flows + self.control.len() * size_of::<Control>() + self.finished.cost();
-        Amount::new(unread + self.held_total + (self.unread_messages + self.queued_messages + kept) as u64)
+        ByteCount::new(unread + self.held_total + (self.unread_messages + self.queued_messages + kept) as u64)
     }
 
     /// What a flow may keep: what all paths carry in four round trips of the slowest: all of
@@ -419,7 +419,7 @@ impl Bond {
     /// What can be told of a flow.
     pub fn flow(&self, id: FlowKey) -> Option<FlowView> {
         let flow = self.flows.get(&id)?;
-        Some(FlowView { policy: flow.policy, by_link: amounts(&flow.by_link), held: Amount::new(flow.send.held()) })
+        Some(FlowView { policy: flow.policy, by_link: amounts(&flow.by_link), held: ByteCount::new(flow.send.held()) })
     }
 
     /// What happened, oldest first.
@@ -488,8 +488,8 @@ pub mod codes {
     pub const QUOTA: u64 = 0x1002;
 }
 
-fn amounts(by_link: &[(u8, u64, u64)]) -> Vec<(u8, Amount, Amount)> {
-    by_link.iter().map(|(link, tx, rx)| (*link, Amount::new(*tx), Amount::new(*rx))).collect()
+fn amounts(by_link: &[(u8, u64, u64)]) -> Vec<(u8, ByteCount, ByteCount)> {
+    by_link.iter().map(|(link, tx, rx)| (*link, ByteCount::new(*tx), ByteCount::new(*rx))).collect()
 }
 
 fn view(path: &Path) -> PathView {
@@ -500,9 +500,9 @@ fn view(path: &Path) -> PathView {
         srtt: path.srtt,
         rate: path.facts.rate,
         window: path.facts.window,
-        in_flight: Amount::new(path.tracker.in_flight()),
-        delivered: Amount::new(path.tracker.delivered),
-        lost: Amount::new(path.tracker.lost),
-        received: Amount::new(path.received.bytes),
+        in_flight: ByteCount::new(path.tracker.in_flight()),
+        delivered: ByteCount::new(path.tracker.delivered),
+        lost: ByteCount::new(path.tracker.lost),
+        received: ByteCount::new(path.received.bytes),
     }
 }

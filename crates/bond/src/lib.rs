@@ -63,7 +63,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 pub use bond::choice::Scheduling;
 pub use bond::{Bond, codes};
@@ -180,15 +180,15 @@ pub struct PathFacts {
     /// What it can deliver; zero if nothing is known.
     pub rate: Rate,
     /// What it can send at once; acknowledgements and probes are sent without.
-    pub room: Bytes,
+    pub room: ByteCount,
     /// Its congestion window.
-    pub window: Bytes,
+    pub window: ByteCount,
 }
 
 impl Default for PathFacts {
     /// A path of which nothing is known: QUIC's initial window.
     fn default() -> Self {
-        let window = Bytes::new(12_000);
+        let window = ByteCount::new(12_000);
         Self { rtt: Duration::from_millis(100), rate: Rate::ZERO, room: window, window }
     }
 }

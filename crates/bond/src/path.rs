@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use braid_model::{Bytes as Amount, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 use crate::tracker::{ACK_DELAY, Item, Received, Tracker};
 use crate::{FlowKey, PathFacts};
@@ -94,7 +94,7 @@ impl Pace {
     /// How long until `bytes` arrive that are given to the path when `in_flight` are on their way.
     pub(crate) fn arrival(&self, in_flight: u64, bytes: u64) -> Duration {
         let before = in_flight.saturating_sub(self.under_way);
-        self.one_way.saturating_add(self.rate.time_for(Amount::new(before + bytes)))
+        self.one_way.saturating_add(self.rate.time_for(ByteCount::new(before + bytes)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes as Amount, Rate};
+use braid_model::{ByteCount, Rate};
 use thiserror::Error;
 
 use crate::path::PathState;
@@ -88,7 +88,7 @@ pub enum Event {
         /// The flow.
         flow: FlowKey,
         /// Bytes sent and received on each link.
-        by_link: Vec<(u8, Amount, Amount)>,
+        by_link: Vec<(u8, ByteCount, ByteCount)>,
     },
     /// A path's state changed.
     Path {
@@ -105,9 +105,9 @@ pub struct FlowView {
     /// Its policy now.
     pub policy: FlowPolicy,
     /// Bytes sent (first copies) and received by link.
-    pub by_link: Vec<(u8, Amount, Amount)>,
+    pub by_link: Vec<(u8, ByteCount, ByteCount)>,
     /// Written and not yet acknowledged.
-    pub held: Amount,
+    pub held: ByteCount,
 }
 
 /// What can be told of a path.
@@ -124,13 +124,13 @@ pub struct PathView {
     /// What it can deliver.
     pub rate: Rate,
     /// Its congestion window.
-    pub window: Amount,
+    pub window: ByteCount,
     /// Sent and not acknowledged.
-    pub in_flight: Amount,
+    pub in_flight: ByteCount,
     /// Delivered and lost, as the bond counts them.
-    pub delivered: Amount,
+    pub delivered: ByteCount,
     /// Given up as lost.
-    pub lost: Amount,
+    pub lost: ByteCount,
     /// Received.
-    pub received: Amount,
+    pub received: ByteCount,
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes as Amount, Time};
+use braid_model::{ByteCount, Time};
 use bytes::{Bytes, BytesMut};
 
 use crate::bond::Bond;
@@ -109,7 +109,7 @@ impl Bond {
         if !items.is_empty() || eliciting {
             if let Some(path) = self.paths.get_mut(&id) {
                 path.tracker.on_sent(now, size, items, copies);
-                path.facts.room = path.facts.room.saturating_sub(Amount::new((size + uncounted) as u64));
+                path.facts.room = path.facts.room.saturating_sub(ByteCount::new((size + uncounted) as u64));
             }
             return true;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use braid_bond::controller::PathMetrics;
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 use braid_netem::{Loss, Profile, RateSource};
 use support::{Controllers, Source, World, bdp, bottleneck, cellular};
 
@@ -256,7 +256,7 @@ fn a_cellular_link_is_used_with_a_tenth_of_cubics_delay() {
     let trace = Arc::new(cellular(30, 1.0, 12.0, 5));
     let run = |controllers: &Controllers| {
         let rate = RateSource::Trace(trace.clone());
-        let profile = Profile { rate, delay: ms(20), queue: Bytes::new(450_000), ..Profile::default() };
+        let profile = Profile { rate, delay: ms(20), queue: ByteCount::new(450_000), ..Profile::default() };
         let mut world = World::new(profile, 1);
         world.add(controllers, Source::Bulk, Time::ZERO);
         world.run_until(seconds(30));
@@ -276,7 +276,7 @@ fn a_probe_passes_a_full_window() {
     world.run_until(Time::from_millis(3_300));
     let (flight, window) = (metrics.in_flight(), metrics.window());
     assert!(flight.get() + 2 * 1400 > window.get(), "{flight} {window}");
-    metrics.allow_probe(Bytes::new(2 * 1400));
+    metrics.allow_probe(ByteCount::new(2 * 1400));
     assert!(metrics.in_flight() >= flight);
     world.run_until(Time::from_millis(3_320));
     let allowed = metrics.window().get() + 3 * 1400;

@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 
 use braid_bond::{Carrier, FlowKey, FlowPolicy, PathId, Scheduling};
-use braid_model::Bytes as Amount;
+use braid_model::ByteCount;
 use bytes::Bytes;
 use proptest::prelude::*;
 use world::{Spec, World, pattern};
@@ -81,7 +81,7 @@ fn a_dark_link_costs_a_moment_and_comes_back() {
                 world.set_dark(dark, false, told);
             }
             let view = world.ends[1].paths().nth(dark).unwrap().1;
-            if phase == 2 && rejoined.is_none() && view.in_flight > Amount::new(5000) {
+            if phase == 2 && rejoined.is_none() && view.in_flight > ByteCount::new(5000) {
                 rejoined = Some(age - Duration::from_secs(3));
             }
             world.got[0].get(&flow).map_or(0, Vec::len) == size

@@ -14,7 +14,7 @@ use braid_bond::{
     Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, MIN_DATAGRAM, Open, PathFacts, PathId, PathState, ReceiveError, Side,
     Target, WireError,
 };
-use braid_model::{Bytes as Amount, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use bytes::{Bytes, BytesMut};
 use forge::{Forge, numbered, quiet};
 use memory::growth;
@@ -25,7 +25,7 @@ const PATH: PathId = PathId(0);
 const START: Time = Time::from_millis(1000);
 
 fn facts() -> PathFacts {
-    let window = Amount::new(1 << 30);
+    let window = ByteCount::new(1 << 30);
     PathFacts { rtt: Duration::from_millis(20), rate: Rate::from_mbps(1000), room: window, window }
 }
 
@@ -154,7 +154,7 @@ fn ten_thousand_flows_at_once_are_served_and_more_refused() {
 fn regression_refusals_that_nobody_takes_do_not_pile_up() {
     let limits = Limits { flows: 4, ..Limits::default() };
     let mut bond = Bond::new(Side::Server, limits, START);
-    bond.add_path(START, PATH, 0, PathFacts { room: Amount::ZERO, ..facts() });
+    bond.add_path(START, PATH, 0, PathFacts { room: ByteCount::ZERO, ..facts() });
     let (held, result) = growth(|| flood(&mut bond, 1_000_000, |datagram, flow| datagram.open(flow, 0)));
     assert!(matches!(result, Err(BondError::Deaf(_))) && held < 8 * MEGA, "{result:?}, {held} bytes");
 }
@@ -379,7 +379,7 @@ fn regression_messages_that_nobody_reads_are_bounded_for_all_flows_together() {
 #[test]
 fn regression_messages_that_cannot_be_sent_are_bounded_for_all_flows_together() {
     let mut bond = Bond::new(Side::Server, Limits::default(), START);
-    bond.add_path(START, PATH, 0, PathFacts { room: Amount::ZERO, ..facts() });
+    bond.add_path(START, PATH, 0, PathFacts { room: ByteCount::ZERO, ..facts() });
     flood(&mut bond, 1000, |datagram, flow| datagram.open(flow, 1)).unwrap();
     let (held, ()) = growth(|| (0..100_000).for_each(|at| assert!(bond.send_message(FlowKey(at % 1000), Bytes::from(vec![0; 1000])))));
     assert!(held < 24 * MEGA, "{held} bytes");
@@ -419,7 +419,7 @@ fn regression_flows_that_are_all_urgent_and_may_not_go_hold_no_other_up() {
         bond.write(FlowKey(flow), Bytes::from(vec![0; 100]));
     }
     sent(&mut bond, START);
-    assert!((4000..5000).all(|flow| bond.flow(FlowKey(flow)).unwrap().by_link == [(0, Amount::new(100), Amount::ZERO)]));
+    assert!((4000..5000).all(|flow| bond.flow(FlowKey(flow)).unwrap().by_link == [(0, ByteCount::new(100), ByteCount::ZERO)]));
 }
 
 #[test]

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use braid_bond::{Bond, Carrier, Event, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
-use braid_model::{Bytes as Amount, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use bytes::{Bytes, BytesMut};
 
 const PATH: PathId = PathId(0);
 
 fn carry(now: Time, from: &mut Bond, to: &mut Bond) {
-    let window = Amount::new(10_000_000);
+    let window = ByteCount::new(10_000_000);
     from.set_facts(PATH, PathFacts { rtt: Duration::from_millis(1), rate: Rate::from_mbps(1000), room: window, window });
     let mut out = BytesMut::new();
     while from.poll_datagram(now, PATH, 1400, &mut out) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use braid_control::config::Severity;
 use braid_decide::energy::Profiles;
 use braid_decide::policy::{LINK_KINDS, LinkMatcher, LinkRule, NAME_LIMIT, Pattern};
-use braid_model::{Bytes, LinkKind, Rate, Role};
+use braid_model::{ByteCount, LinkKind, Rate, Role};
 
 use super::findings::nearest;
 use super::reader::{Section, Value};
@@ -68,9 +68,9 @@ fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
         reader.refuse(&day.span, "a reset_day without a cap", "write cap = \"10 GB\" beside it, or leave reset_day out");
     }
     let amount = cap.as_ref().and_then(|cap| {
-        let amount: Bytes = cap.quantity("an amount of data such as \"10 GB\"")?;
+        let amount: ByteCount = cap.quantity("an amount of data such as \"10 GB\"")?;
         let none = "write role = \"excluded\" for a link that must carry nothing";
-        if amount == Bytes::ZERO { cap.refuse("a cap of nothing".into(), none.into()) } else { Some(amount) }
+        if amount == ByteCount::ZERO { cap.refuse("a cap of nothing".into(), none.into()) } else { Some(amount) }
     });
     let rule = LinkRule {
         role,

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use braid_control::config::{Detect, Finding};
 use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
-use braid_model::{Bytes, Class, LinkKind, Rate, Role};
+use braid_model::{ByteCount, Class, LinkKind, Rate, Role};
 
 use super::*;
 use crate as config;
@@ -354,8 +354,8 @@ fn regression_nobody_is_asked_whether_it_runs_braid_unless_the_file_says_so() {
 #[test]
 fn units_and_times_are_read() {
     let config = parse("default_demand = 5\nreconnect_after = \"never\"\n[[link]]\nname = \"w\"\nmetered = true\ncap = \"2 GB\"\n");
-    assert_eq!((config.policy.default_demand, config.reconnect_after), (Bytes::new(5), None));
-    assert_eq!((config.policy.links[0].cap, config.policy.links[0].reset_day), (Some(Bytes::new(2_000_000_000)), 1));
+    assert_eq!((config.policy.default_demand, config.reconnect_after), (ByteCount::new(5), None));
+    assert_eq!((config.policy.links[0].cap, config.policy.links[0].reset_day), (Some(ByteCount::new(2_000_000_000)), 1));
     assert_eq!(parse("reconnect_after = 9").reconnect_after, Some(Duration::from_secs(9)));
 }
 

@@ -31,7 +31,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::key::PublicKey;
-use braid_model::{Bytes, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time};
+use braid_model::{ByteCount, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time};
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbeOrder};
@@ -81,7 +81,7 @@ pub struct Core<S> {
     /// Those that ended since, and when they began.
     ended: BTreeMap<living::Key, Time>,
     /// What applications moved since that was asked for.
-    moved: BTreeMap<AppId, [Bytes; 2]>,
+    moved: BTreeMap<AppId, [ByteCount; 2]>,
     recent: VecDeque<FlowRow>,
     params: Option<SteerParams>,
     /// When parameters that could not be put in force are tried again.
@@ -247,7 +247,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// The devices' counters, received and sent, and the wall clock in seconds of Unix time.
-    pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, Bytes, Bytes)]) {
+    pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, ByteCount, ByteCount)]) {
         self.unix = unix;
         let busy = self.busy(now);
         let costs = self.byte_costs(now);

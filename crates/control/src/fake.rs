@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use braid_decide::connection::{LinkMask, LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_decide::steer::Prefixes;
-use braid_model::{Bytes, Class, Direction, Family, FlowId, PerFamily, Protocol, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, FlowId, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::steering::{
@@ -194,8 +194,8 @@ impl FakeSteering {
             read_at: now,
             demand,
             reserved: demand,
-            rx: Bytes::ZERO,
-            tx: Bytes::ZERO,
+            rx: ByteCount::ZERO,
+            tx: ByteCount::ZERO,
             rtt_us: None,
             retransmissions: Some(0),
             segments_out: Some(1),
@@ -234,7 +234,7 @@ impl FakeSteering {
     }
 
     /// A flow moved bytes.
-    pub fn transfer(&mut self, id: FlowId, rx: Bytes, tx: Bytes) {
+    pub fn transfer(&mut self, id: FlowId, rx: ByteCount, tx: ByteCount) {
         if let Some(row) = self.flows.get_mut(&id) {
             row.rx += rx;
             row.tx += tx;
@@ -275,11 +275,11 @@ impl FakeSteering {
         self.events.push(SteeringEvent::Ended(row));
     }
 
-    fn learn_step(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) {
-        if down + up == Bytes::ZERO {
+    fn learn_step(&mut self, app: &AppId, port: u16, down: ByteCount, up: ByteCount, now: Time) {
+        if down + up == ByteCount::ZERO {
             return;
         }
-        let fresh = || DemandEstimate { app: app.clone(), port, down: Bytes::ZERO, up: Bytes::ZERO, count: 0, updated: now };
+        let fresh = || DemandEstimate { app: app.clone(), port, down: ByteCount::ZERO, up: ByteCount::ZERO, count: 0, updated: now };
         let known = self.learnt.entry((app.clone(), port)).or_insert_with(fresh);
         let mut demand = braid_decide::demand::Demand { down: known.down, up: known.up, count: known.count, updated: known.updated };
         demand.learn(down, up, now);
@@ -358,7 +358,7 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError> {
+    fn learn(&mut self, app: &AppId, port: u16, down: ByteCount, up: ByteCount, now: Time) -> Result<(), SteeringError> {
         self.call("learn from a flow")?;
         self.learn_step(app, port, down, up, now);
         Ok(())

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Mode};
-use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, PerFamily, Protocol, Rate, Time};
+use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 /// Why steering could not be changed or read.
@@ -47,7 +47,7 @@ pub struct SteerParams {
     /// The configured scheduler's number, remembered by each flow.
     pub scheduler: u8,
     /// What a flow of an unknown application is expected to move.
-    pub default_demand: Bytes,
+    pub default_demand: ByteCount,
     /// Affinity where no rule says otherwise; `None` follows the class.
     pub affinity: Option<Affinity>,
     /// The links by slot.
@@ -190,7 +190,7 @@ pub struct RedirectedFlow {
     /// Which way its bytes are expected to go.
     pub direction: Direction,
     /// Bytes it is expected to move.
-    pub demand: Bytes,
+    pub demand: ByteCount,
     /// When its program asked.
     pub started: Time,
     /// It goes to a relay, not straight to a destination that runs Braid: BPF programs of others filter its cgroup.
@@ -235,13 +235,13 @@ pub struct FlowRow {
     /// When this was read.
     pub read_at: Time,
     /// Bytes it was expected to move.
-    pub demand: Bytes,
+    pub demand: ByteCount,
     /// Bytes it weighs on its link.
-    pub reserved: Bytes,
+    pub reserved: ByteCount,
     /// Bytes received.
-    pub rx: Bytes,
+    pub rx: ByteCount,
     /// Bytes sent.
-    pub tx: Bytes,
+    pub tx: ByteCount,
     /// Smoothed round-trip time, where there is one.
     pub rtt_us: Option<u32>,
     /// Retransmitted segments; TCP only.
@@ -331,9 +331,9 @@ pub struct DemandEstimate {
     /// The remote port.
     pub port: u16,
     /// Bytes towards this machine.
-    pub down: Bytes,
+    pub down: ByteCount,
     /// Bytes away from it.
-    pub up: Bytes,
+    pub up: ByteCount,
     /// Flows learnt from.
     pub count: u64,
     /// When it changed last.
@@ -368,7 +368,7 @@ pub trait Steering {
     /// Seeds an estimate of an earlier run.
     fn seed(&mut self, learnt: &DemandEstimate) -> Result<(), SteeringError>;
     /// Learns from a flow that peers carried, as from one of its own: an application's, to a port, that moved so much and ended now.
-    fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError>;
+    fn learn(&mut self, app: &AppId, port: u16, down: ByteCount, up: ByteCount, now: Time) -> Result<(), SteeringError>;
     /// All estimates.
     fn estimates(&mut self) -> Result<Vec<DemandEstimate>, SteeringError>;
     /// Begins to list the living flows: what is returned dumps them and brings their loads up to date.

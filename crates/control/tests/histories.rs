@@ -21,7 +21,7 @@ use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelec
 use braid_decide::refusals::BELIEVED;
 use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
-use braid_model::{Application, Bytes, Family, FlowId, LinkFacts, LinkIndex, Time};
+use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Time};
 
 /// Repeats one history: the seed that a failure told.
 const SEED: &str = "BRAID_SEED";
@@ -137,7 +137,7 @@ fn config(chance: &mut Chance) -> Config {
             matcher,
             reset_day: 1,
             metered: true,
-            cap: Some(Bytes::new(5_000_000)),
+            cap: Some(ByteCount::new(5_000_000)),
             ..LinkRule::default()
         });
     }
@@ -385,8 +385,8 @@ impl History {
                         self.core.steering().close(self.now, id);
                         self.flows.retain(|known| *known != id);
                     }
-                    _ if self.answers(id) => self.core.steering().transfer(id, Bytes::new(rx), Bytes::new(tx)),
-                    _ => self.core.steering().transfer(id, Bytes::ZERO, Bytes::new(tx)),
+                    _ if self.answers(id) => self.core.steering().transfer(id, ByteCount::new(rx), ByteCount::new(tx)),
+                    _ => self.core.steering().transfer(id, ByteCount::ZERO, ByteCount::new(tx)),
                 }
                 let events = self.core.steering().events(100);
                 let taken = self.core.on_events(self.now, events);
@@ -464,7 +464,7 @@ impl History {
 
     /// As the daemon does: the devices' counters, by a wall clock that may jump, and then the flows.
     fn poll(&mut self) {
-        let mut moved: BTreeMap<LinkIndex, (Bytes, Bytes)> = BTreeMap::new();
+        let mut moved: BTreeMap<LinkIndex, (ByteCount, ByteCount)> = BTreeMap::new();
         for row in self.core.steering().living() {
             let (rx, tx) = moved.entry(row.link).or_default();
             (*rx, *tx) = (*rx + row.rx, *tx + row.tx);

@@ -19,7 +19,7 @@ use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{Bytes, Joules, Time};
+use braid_model::{ByteCount, Joules, Time};
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -122,7 +122,7 @@ struct Carrying {
     /// By their id.
     living: BTreeMap<u64, Carried>,
     /// What those that ended moved, received and sent, since that was asked for; by application.
-    moved: BTreeMap<String, [Bytes; 2]>,
+    moved: BTreeMap<String, [ByteCount; 2]>,
     /// Those that ended since they were asked for.
     ended: Vec<(Ended, Cost, Moved)>,
     /// What a byte costs on each link, by its slot, as of late.
@@ -154,7 +154,7 @@ struct Carried {
     flow: BondFlow,
     grounds: Option<Grounds>,
     /// What of its bytes was counted for its application, received and sent.
-    counted: [Bytes; 2],
+    counted: [ByteCount; 2],
     cost: Cost,
     /// The links of its rule: an order may have moved it to others.
     ruled: u64,
@@ -164,13 +164,13 @@ struct Carried {
 #[derive(Default)]
 struct Cost {
     /// What was counted of its bytes, received and sent, by link.
-    counted: BTreeMap<u8, [Bytes; 2]>,
+    counted: BTreeMap<u8, [ByteCount; 2]>,
     energy: EnergyMeter,
 }
 
 impl Cost {
     /// Counts what it has sent and received by link, in all, at what a byte costs now.
-    fn count(&mut self, by_link: &[(u8, Bytes, Bytes)], costs: &BTreeMap<u8, ByteCost>) {
+    fn count(&mut self, by_link: &[(u8, ByteCount, ByteCount)], costs: &BTreeMap<u8, ByteCost>) {
         for (link, tx, rx) in by_link {
             let before = self.counted.insert(*link, [*rx, *tx]).unwrap_or_default();
             self.energy.count(costs.get(link).copied(), rx.saturating_sub(before[0]), tx.saturating_sub(before[1]));
@@ -180,9 +180,9 @@ impl Cost {
 
 impl Carried {
     /// What it has moved, received and sent, since the last call; in all at least `least`.
-    fn count(&mut self, least: [Bytes; 2], costs: &BTreeMap<u8, ByteCost>) -> [Bytes; 2] {
+    fn count(&mut self, least: [ByteCount; 2], costs: &BTreeMap<u8, ByteCost>) -> [ByteCount; 2] {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
-        let sum = by_link.iter().fold([Bytes::ZERO; 2], |sum, (_, tx, rx)| [sum[0] + *rx, sum[1] + *tx]);
+        let sum = by_link.iter().fold([ByteCount::ZERO; 2], |sum, (_, tx, rx)| [sum[0] + *rx, sum[1] + *tx]);
         self.cost.count(&by_link, costs);
         // Once the bond has forgotten it there is nothing to be added.
         let total = [0, 1].map(|way| sum[way].max(self.counted[way]).max(least[way]));
@@ -460,17 +460,17 @@ impl Peers {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let Carrying { living, moved, costs: known, .. } = &mut *flows;
         *known = costs;
-        let mut sums: BTreeMap<String, ([Bytes; 2], u64)> = BTreeMap::new();
+        let mut sums: BTreeMap<String, ([ByteCount; 2], u64)> = BTreeMap::new();
         for (application, moved) in std::mem::take(moved) {
             sums.insert(application, (moved, 0));
         }
         for carried in living.values_mut() {
-            let more = carried.count([Bytes::ZERO; 2], known);
+            let more = carried.count([ByteCount::ZERO; 2], known);
             let (moved, count) = sums.entry(carried.application.clone()).or_default();
             (*moved, *count) = ([moved[0] + more[0], moved[1] + more[1]], *count + 1);
         }
-        let pulse = |(application, ([rx, tx], flows)): (String, ([Bytes; 2], u64))| AppPulse { application, rx, tx, flows };
-        sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > Bytes::ZERO).collect()
+        let pulse = |(application, ([rx, tx], flows)): (String, ([ByteCount; 2], u64))| AppPulse { application, rx, tx, flows };
+        sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > ByteCount::ZERO).collect()
     }
 
     /// The living flows that peers carry.

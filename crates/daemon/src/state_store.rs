@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use braid_control::core::Core;
 use braid_control::history;
 use braid_control::steering::{AppId, DemandEstimate, ExeId, Steering};
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_platform::linux::process;
 use braid_store::{AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
 
@@ -128,7 +128,7 @@ impl StateStore {
                     }
                 }
                 if let Some(row) = self.learnt.usage.get(&usage_key(&key)) {
-                    link.recall_usage(Bytes::new(row.used), row.period);
+                    link.recall_usage(ByteCount::new(row.used), row.period);
                 }
             }
             present.insert(key);
@@ -245,8 +245,8 @@ fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> Deman
     DemandEstimate {
         app: AppId { exe, name: key.name.clone() },
         port: key.port,
-        down: Bytes::new(row.demand_down),
-        up: Bytes::new(row.demand_up),
+        down: ByteCount::new(row.demand_down),
+        up: ByteCount::new(row.demand_up),
         count: row.samples,
         updated: Time::from_nanos(now.as_nanos().saturating_sub(age.saturating_mul(1_000_000_000))),
     }
@@ -293,7 +293,7 @@ mod tests {
         let app = AppId { exe: process::exe_id(Path::new(PROGRAM)).unwrap(), name: name.to_owned() };
         let met = SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 0, class: Class::default() };
         core.on_events(NOW, vec![met]).unwrap();
-        let learnt = DemandEstimate { app, port: 80, down: Bytes::new(down), up: Bytes::ZERO, count: down, updated: NOW };
+        let learnt = DemandEstimate { app, port: 80, down: ByteCount::new(down), up: ByteCount::ZERO, count: down, updated: NOW };
         core.steering().seed(&learnt).unwrap();
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 const DAY: i64 = 86_400;
 
@@ -15,24 +15,24 @@ const PERIODS: usize = 4;
 /// before (1970, say) counts to the period that was current.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allowance {
-    cap: Option<Bytes>,
+    cap: Option<ByteCount>,
     reset_day: u8,
     /// Bytes by the first day of their period, in days of Unix time.
-    counts: BTreeMap<i64, Bytes>,
+    counts: BTreeMap<i64, ByteCount>,
     current: i64,
 }
 
 impl Allowance {
     /// Nothing used yet, at `unix` seconds of Unix time. `cap` `None` counts and never ends. `reset_day` is kept within 1 to 31.
-    pub fn new(cap: Option<Bytes>, reset_day: u8, unix: i64) -> Self {
+    pub fn new(cap: Option<ByteCount>, reset_day: u8, unix: i64) -> Self {
         let reset_day = reset_day.clamp(1, 31);
         let current = period_of(unix.div_euclid(DAY), reset_day);
-        Self { cap, reset_day, counts: BTreeMap::from([(current, Bytes::ZERO)]), current }
+        Self { cap, reset_day, counts: BTreeMap::from([(current, ByteCount::ZERO)]), current }
     }
 
     /// Takes up what was counted in an earlier life. A period that began on another day of the month was counted under another reset
     /// day: if it is not a month old, its bytes count here too.
-    pub fn recall(&mut self, used: Bytes, period: i64) {
+    pub fn recall(&mut self, used: ByteCount, period: i64) {
         let foreign = period_of(period, self.reset_day) != period;
         let target = if foreign && (self.current - 31..=self.current + 31).contains(&period) { self.current } else { period };
         *self.counts.entry(target).or_default() += used;
@@ -40,7 +40,7 @@ impl Allowance {
     }
 
     /// Counts `moved`.
-    pub fn on_bytes(&mut self, unix: i64, moved: Bytes) {
+    pub fn on_bytes(&mut self, unix: i64, moved: ByteCount) {
         let period = period_of(unix.div_euclid(DAY), self.reset_day);
         if period > self.current || self.counts.contains_key(&period) {
             self.current = period;
@@ -58,7 +58,7 @@ impl Allowance {
     }
 
     /// Changes what may be used; what was used stays.
-    pub fn set_cap(&mut self, cap: Option<Bytes>) {
+    pub fn set_cap(&mut self, cap: Option<ByteCount>) {
         self.cap = cap;
     }
 
@@ -68,7 +68,7 @@ impl Allowance {
     }
 
     /// Used since the period began.
-    pub fn used(&self) -> Bytes {
+    pub fn used(&self) -> ByteCount {
         self.counts.get(&self.current).copied().unwrap_or_default()
     }
 
@@ -125,8 +125,8 @@ mod tests {
         days(year, month, day) * DAY
     }
 
-    fn gigabytes(count: u64) -> Bytes {
-        Bytes::new(count * 1_000_000_000)
+    fn gigabytes(count: u64) -> ByteCount {
+        ByteCount::new(count * 1_000_000_000)
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         let mut allowance = Allowance::new(Some(gigabytes(10)), 15, unix(2026, 11, 1));
         allowance.on_bytes(unix(2026, 11, 14), gigabytes(10));
         assert!(allowance.exhausted());
-        allowance.on_bytes(unix(2026, 11, 15) - 1, Bytes::ZERO);
+        allowance.on_bytes(unix(2026, 11, 15) - 1, ByteCount::ZERO);
         assert!(allowance.exhausted());
         allowance.on_bytes(unix(2026, 11, 15), gigabytes(1));
         assert_eq!((allowance.exhausted(), allowance.used()), (false, gigabytes(1)));
@@ -162,7 +162,7 @@ mod tests {
         let mut allowance = Allowance::new(Some(gigabytes(1)), 31, unix(2028, 2, 10));
         allowance.on_bytes(unix(2028, 2, 28), gigabytes(1));
         assert!(allowance.exhausted());
-        allowance.on_bytes(unix(2028, 2, 29), Bytes::ZERO);
+        allowance.on_bytes(unix(2028, 2, 29), ByteCount::ZERO);
         assert!(!allowance.exhausted(), "2028 is a leap year");
     }
 
@@ -198,7 +198,7 @@ mod tests {
         assert!(allowance.exhausted());
         let mut next = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 12, 20));
         next.recall(gigabytes(9), earlier);
-        assert_eq!(next.used(), Bytes::ZERO);
+        assert_eq!(next.used(), ByteCount::ZERO);
     }
 
     proptest! {

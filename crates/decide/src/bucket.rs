@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 /// What a byte weighs: bits times nanoseconds of a second, so that filling is exact.
 const BYTE: i128 = 8 * 1_000_000_000;
@@ -14,32 +14,32 @@ const BYTE: i128 = 8 * 1_000_000_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bucket {
     rate: Rate,
-    burst: Bytes,
+    burst: ByteCount,
     level: i128,
     updated: Time,
 }
 
 impl Bucket {
     /// A full bucket.
-    pub fn new(rate: Rate, burst: Bytes, now: Time) -> Self {
+    pub fn new(rate: Rate, burst: ByteCount, now: Time) -> Self {
         Self { rate, burst, level: weight(burst), updated: now }
     }
 
     /// Changes rate and burst; what was gathered or owed stays, as far as the new burst holds it.
-    pub fn set(&mut self, rate: Rate, burst: Bytes, now: Time) {
+    pub fn set(&mut self, rate: Rate, burst: ByteCount, now: Time) {
         self.fill(now);
         (self.rate, self.burst) = (rate, burst);
         self.level = self.level.min(weight(burst));
     }
 
     /// What may pass now.
-    pub fn available(&mut self, now: Time) -> Bytes {
+    pub fn available(&mut self, now: Time) -> ByteCount {
         self.fill(now);
-        Bytes::new(u64::try_from(self.level / BYTE).unwrap_or(0))
+        ByteCount::new(u64::try_from(self.level / BYTE).unwrap_or(0))
     }
 
     /// Lets `amount` pass if all of it may; one larger than the burst passes when the bucket is full, and leaves a debt.
-    pub fn take(&mut self, amount: Bytes, now: Time) -> bool {
+    pub fn take(&mut self, amount: ByteCount, now: Time) -> bool {
         self.fill(now);
         let passes = self.level >= weight(amount.min(self.burst));
         if passes {
@@ -49,13 +49,13 @@ impl Bucket {
     }
 
     /// Counts `amount` that has passed already.
-    pub fn charge(&mut self, amount: Bytes, now: Time) {
+    pub fn charge(&mut self, amount: ByteCount, now: Time) {
         self.fill(now);
         self.level = self.level.saturating_sub(weight(amount));
     }
 
     /// When [`take`](Self::take) will let `amount` pass if nothing else does meanwhile; [`Time::MAX`] if never.
-    pub fn ready_at(&mut self, amount: Bytes, now: Time) -> Time {
+    pub fn ready_at(&mut self, amount: ByteCount, now: Time) -> Time {
         self.fill(now);
         let missing = weight(amount.min(self.burst)) - self.level;
         if missing <= 0 {
@@ -76,7 +76,7 @@ impl Bucket {
     }
 }
 
-fn weight(amount: Bytes) -> i128 {
+fn weight(amount: ByteCount) -> i128 {
     i128::from(amount.get()) * BYTE
 }
 
@@ -85,14 +85,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn kilobytes(count: u64) -> Bytes {
-        Bytes::new(count * 1000)
+    fn kilobytes(count: u64) -> ByteCount {
+        ByteCount::new(count * 1000)
     }
 
     #[test]
     fn a_burst_passes_at_once_and_then_the_rate() {
         let mut bucket = Bucket::new(Rate::from_mbps(8), kilobytes(10), Time::ZERO);
-        assert!(bucket.take(kilobytes(10), Time::ZERO) && !bucket.take(Bytes::new(1), Time::ZERO));
+        assert!(bucket.take(kilobytes(10), Time::ZERO) && !bucket.take(ByteCount::new(1), Time::ZERO));
         assert_eq!(bucket.ready_at(kilobytes(1), Time::ZERO), Time::from_millis(1));
         assert!(!bucket.take(kilobytes(1), Time::from_nanos(999_999)) && bucket.take(kilobytes(1), Time::from_millis(1)));
         assert_eq!(bucket.available(Time::from_millis(5000)), kilobytes(10), "no more than the burst is saved up");
@@ -102,7 +102,7 @@ mod tests {
     fn a_debt_is_paid_first() {
         let mut bucket = Bucket::new(Rate::from_mbps(8), kilobytes(10), Time::ZERO);
         bucket.charge(kilobytes(30), Time::ZERO);
-        assert_eq!(bucket.available(Time::from_millis(20)), Bytes::ZERO);
+        assert_eq!(bucket.available(Time::from_millis(20)), ByteCount::ZERO);
         assert_eq!(bucket.ready_at(kilobytes(1), Time::from_millis(10)), Time::from_millis(21));
     }
 
@@ -117,7 +117,7 @@ mod tests {
     fn a_rate_of_nothing_passes_the_burst_and_no_more() {
         let mut bucket = Bucket::new(Rate::ZERO, kilobytes(1), Time::ZERO);
         assert!(bucket.take(kilobytes(1), Time::ZERO));
-        assert_eq!(bucket.ready_at(Bytes::new(1), Time::ZERO), Time::MAX);
+        assert_eq!(bucket.ready_at(ByteCount::new(1), Time::ZERO), Time::MAX);
     }
 
     #[test]
@@ -132,14 +132,14 @@ mod tests {
 
     #[test]
     fn extremes_do_not_overflow() {
-        let mut bucket = Bucket::new(Rate::from_bps(u64::MAX), Bytes::new(u64::MAX), Time::ZERO);
+        let mut bucket = Bucket::new(Rate::from_bps(u64::MAX), ByteCount::new(u64::MAX), Time::ZERO);
         for _ in 0..100 {
-            bucket.charge(Bytes::new(u64::MAX), Time::ZERO);
+            bucket.charge(ByteCount::new(u64::MAX), Time::ZERO);
         }
-        assert!(bucket.ready_at(Bytes::new(u64::MAX), Time::ZERO) > Time::ZERO);
-        assert!(!bucket.take(Bytes::new(1), Time::from_millis(1)));
+        assert!(bucket.ready_at(ByteCount::new(u64::MAX), Time::ZERO) > Time::ZERO);
+        assert!(!bucket.take(ByteCount::new(1), Time::from_millis(1)));
         bucket.fill(Time::MAX);
-        assert!(bucket.available(Time::MAX) <= Bytes::new(u64::MAX));
+        assert!(bucket.available(Time::MAX) <= ByteCount::new(u64::MAX));
     }
 
     proptest! {
@@ -147,12 +147,12 @@ mod tests {
         fn never_more_than_burst_and_rate_pass_and_ready_at_is_right(
             mbps in 1..100u64, burst in 1..100_000u64, steps in proptest::collection::vec((0..50_000_000u64, 1..3000u64), 1..200),
         ) {
-            let (rate, burst) = (Rate::from_mbps(mbps), Bytes::new(burst));
+            let (rate, burst) = (Rate::from_mbps(mbps), ByteCount::new(burst));
             let mut bucket = Bucket::new(rate, burst, Time::ZERO);
             let (mut now, mut passed) = (Time::ZERO, 0u128);
             for (nanos, amount) in steps {
                 now = now + Duration::from_nanos(nanos);
-                let amount = Bytes::new(amount).min(burst);
+                let amount = ByteCount::new(amount).min(burst);
                 let ready = bucket.ready_at(amount, now);
                 prop_assert_eq!(bucket.take(amount, now), ready == now);
                 if ready > now {

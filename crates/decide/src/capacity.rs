@@ -147,7 +147,7 @@ impl Capacity {
     }
 
     /// The link moved `moved` in the `span` that ends now.
-    pub fn on_interval(&mut self, now: Time, moved: braid_model::Bytes, span: Duration, busy: Busy) {
+    pub fn on_interval(&mut self, now: Time, moved: braid_model::ByteCount, span: Duration, busy: Busy) {
         if self.fixed || span.is_zero() {
             return;
         }
@@ -363,7 +363,7 @@ impl Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_model::Bytes;
+    use braid_model::ByteCount;
     use proptest::prelude::*;
 
     const STEP: Duration = Duration::from_millis(250);
@@ -377,7 +377,7 @@ mod tests {
             let moved = if bulk > 0 { mbps } else { slow_mbps.min(mbps) };
             let flows = bulk + u32::from(slow_mbps > 0.0);
             let busy = Busy { flows, destinations: flows, backlogged: flows > 0, queued: bulk > 0 };
-            capacity.on_interval(now, Bytes::new((moved * 1e6 / 8.0 * 0.25) as u64), STEP, busy);
+            capacity.on_interval(now, ByteCount::new((moved * 1e6 / 8.0 * 0.25) as u64), STEP, busy);
         }
         from + steps * 250
     }
@@ -482,7 +482,7 @@ mod tests {
         let mut capacity = Capacity::new(Rate::from_mbps(20), Time::ZERO);
         let mut at = run(&mut capacity, 0, 5, 20.0, 2, 0.0);
         let busy = Busy { flows: 2, destinations: 2, backlogged: true, queued: true };
-        capacity.on_interval(Time::from_millis(at), Bytes::new(10_000_000), STEP, busy);
+        capacity.on_interval(Time::from_millis(at), ByteCount::new(10_000_000), STEP, busy);
         at = run(&mut capacity, at + 250, 1, 20.0, 2, 0.0);
         assert!(mbps(&capacity, at) < 25.0, "{}", mbps(&capacity, at));
     }
@@ -492,7 +492,7 @@ mod tests {
         let mut capacity = Capacity::new(Rate::from_mbps(100), Time::ZERO);
         // Acknowledgements and requests of 159 kbit/s, for ten minutes.
         for step in 0..2400 {
-            capacity.on_interval(Time::from_millis(step * 250), Bytes::new(4_970), STEP, Busy::default());
+            capacity.on_interval(Time::from_millis(step * 250), ByteCount::new(4_970), STEP, Busy::default());
         }
         let estimate = capacity.estimate(Time::from_millis(600_000));
         assert_eq!((estimate.rate, estimate.is_known()), (Rate::from_mbps(100), false));
@@ -559,7 +559,7 @@ mod tests {
             let mut capacity = Capacity::new(Rate::from_mbps(guess), Time::ZERO);
             for (step, rate) in rates.iter().enumerate() {
                 let busy = Busy { flows, destinations: flows, backlogged: flows > 0, queued: flows > 1 };
-                capacity.on_interval(Time::from_millis(step as u64 * 250), Bytes::new((rate * 31_250.0) as u64), STEP, busy);
+                capacity.on_interval(Time::from_millis(step as u64 * 250), ByteCount::new((rate * 31_250.0) as u64), STEP, busy);
             }
             let highest = rates.iter().copied().fold(guess as f64, f64::max);
             let now = mbps(&capacity, rates.len() as u64 * 250);

@@ -1,7 +1,7 @@
 //! What kind of traffic an application makes (DNIS III.A, DBAS II.B.1): by its executable, by the port it asks for, by the shape of
 //! its traffic. What the user says comes before all of these and is not decided here.
 
-use braid_model::{Bytes, Class};
+use braid_model::{ByteCount, Class};
 
 /// Process names (as the kernel keeps them, at most 15 bytes) that tell the class.
 pub const NAMES: &[(&str, Class)] = &[
@@ -97,9 +97,9 @@ pub struct Pattern {
     /// Flows it opens in a minute.
     pub flows_per_minute: f64,
     /// Mean bytes of a flow towards this machine.
-    pub mean_down: Bytes,
+    pub mean_down: ByteCount,
     /// Mean bytes of a flow away from this machine.
-    pub mean_up: Bytes,
+    pub mean_up: ByteCount,
     /// Mean seconds a flow lasts.
     pub mean_seconds: f64,
     /// The share of all bytes that moved in [large](is_large) flows, 0 to 1.
@@ -131,12 +131,12 @@ pub fn by_pattern(pattern: &Pattern) -> Option<Class> {
 }
 
 /// Whether a flow that moved so much in so many seconds, ended or not, is a transfer by itself, whatever else its program does.
-pub fn is_large(down: Bytes, up: Bytes, seconds: f64) -> bool {
+pub fn is_large(down: ByteCount, up: ByteCount, seconds: f64) -> bool {
     down.max(up).get() as f64 >= LARGE && !is_talk(down, up, seconds)
 }
 
 /// Long and slow, with about as much each way.
-fn is_talk(down: Bytes, up: Bytes, seconds: f64) -> bool {
+fn is_talk(down: ByteCount, up: ByteCount, seconds: f64) -> bool {
     let (larger, smaller) = (down.max(up).get() as f64, down.min(up).get() as f64);
     let rate = (larger + smaller) * 8.0 / seconds.max(0.001);
     seconds >= 10.0 && smaller * 4.0 >= larger && smaller > 0.0 && rate <= 5e6
@@ -173,9 +173,9 @@ mod tests {
 
     #[test]
     fn a_flow_that_moves_much_is_large_unless_two_talk() {
-        let mb = |count: u64| Bytes::new(count * 1_000_000);
-        assert!(is_large(mb(5), Bytes::new(3000), 2.0));
-        assert!(is_large(Bytes::new(3000), mb(9), 300.0));
+        let mb = |count: u64| ByteCount::new(count * 1_000_000);
+        assert!(is_large(mb(5), ByteCount::new(3000), 2.0));
+        assert!(is_large(ByteCount::new(3000), mb(9), 300.0));
         assert!(!is_large(mb(4), mb(4), 1.0));
         assert!(!is_large(mb(30), mb(25), 600.0), "a call");
         assert!(is_large(mb(300), mb(250), 60.0), "nobody talks that fast");
@@ -185,8 +185,8 @@ mod tests {
     fn traffic_shows_its_kind() {
         let call = Pattern {
             flows_per_minute: 0.5,
-            mean_down: Bytes::new(900_000),
-            mean_up: Bytes::new(800_000),
+            mean_down: ByteCount::new(900_000),
+            mean_up: ByteCount::new(800_000),
             mean_seconds: 60.0,
             in_large: 0.0,
             port: 40_000,
@@ -194,15 +194,15 @@ mod tests {
         assert_eq!(by_pattern(&call), Some(Class::RealTime));
         let page = Pattern {
             flows_per_minute: 60.0,
-            mean_down: Bytes::new(22_380),
-            mean_up: Bytes::new(600),
+            mean_down: ByteCount::new(22_380),
+            mean_up: ByteCount::new(600),
             mean_seconds: 0.4,
             in_large: 0.0,
             port: 443,
         };
         assert_eq!(by_pattern(&page), Some(Class::Browser));
         assert_eq!(by_pattern(&Pattern { in_large: 0.9, ..page }), Some(Class::Bulk), "a download among many small requests");
-        let image = Pattern { flows_per_minute: 1.0, mean_down: Bytes::new(700_000_000), mean_seconds: 60.0, in_large: 1.0, ..page };
+        let image = Pattern { flows_per_minute: 1.0, mean_down: ByteCount::new(700_000_000), mean_seconds: 60.0, in_large: 1.0, ..page };
         assert_eq!(by_pattern(&image), Some(Class::Bulk));
         assert_eq!(by_pattern(&Pattern { port: 443, ..Pattern::default() }), None);
     }

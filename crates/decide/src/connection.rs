@@ -8,7 +8,7 @@
 //! unequal demand, see [`LoadTable::end`]; OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target
 //! throughput); round robin and weighted round robin (DBAS II.D) as least virtual start time.
 
-use braid_model::{Bytes, Direction, Rate};
+use braid_model::{ByteCount, Direction, Rate};
 
 /// The most links that are scheduled at once: one bit each in a [`LinkMask`].
 pub const MAX_LINKS: usize = 32;
@@ -113,7 +113,7 @@ pub struct Request {
     /// Which way its bytes will mostly go.
     pub direction: Direction,
     /// How many bytes it is expected to move.
-    pub demand: Bytes,
+    pub demand: ByteCount,
 }
 
 impl LoadTable {
@@ -182,10 +182,10 @@ impl LoadTable {
     /// of it, and at most 0.4 % above `finish`'s, at best 11 % below. The price is the makespan of batches of unequal sizes that start
     /// together: 0.1 to 1.8 % more. With `2 * flows * demand` that would be 0.8 % at most, but the overload took 1.05 ± 0.02 of weighted round
     /// robin's time with the papers' loads.
-    pub fn backlog(&self, slot: usize, request: &Request) -> Bytes {
+    pub fn backlog(&self, slot: usize, request: &Request) -> ByteCount {
         let link_load = &self.loads[slot];
         let (load, demand) = (link_load.load[request.direction as usize].min(LOAD_LIMIT), request.demand.get().min(LOAD_LIMIT));
-        Bytes::new(load.midpoint(load.min(demand.saturating_mul(u64::from(link_load.flows)))))
+        ByteCount::new(load.midpoint(load.min(demand.saturating_mul(u64::from(link_load.flows)))))
     }
 
     /// The virtual time at which the flow would start on `slot`.
@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn request(allowed: LinkMask, demand: u64) -> Request {
-        Request { allowed, direction: Direction::Down, demand: Bytes::new(demand) }
+        Request { allowed, direction: Direction::Down, demand: ByteCount::new(demand) }
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
             assert_eq!(load_table.end(0, &request(all, demand)), load_table.finish(0, &request(all, demand)));
         }
         // Of 10 MB a flow of 1 MB waits for 5 MB, and for half of the rest.
-        assert_eq!(load_table.backlog(0, &request(all, 1_000_000)), Bytes::new(7_500_000));
+        assert_eq!(load_table.backlog(0, &request(all, 1_000_000)), ByteCount::new(7_500_000));
         assert_eq!(load_table.end(0, &request(all, 1_000_000)), duration(8_500_000, load_table.loads[0].rate[0]));
     }
 

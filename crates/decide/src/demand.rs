@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Time};
+use braid_model::{ByteCount, Direction, Time};
 
 use crate::capacity::halved;
 
@@ -13,9 +13,9 @@ const HALF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Towards this machine.
-    pub down: Bytes,
+    pub down: ByteCount,
     /// Away from it.
-    pub up: Bytes,
+    pub up: ByteCount,
     /// Flows learnt from.
     pub count: u64,
     /// When the last one ended.
@@ -26,8 +26,8 @@ impl Demand {
     /// Learns from a flow that ended. The first one sets the estimate; one that moved nothing teaches nothing.
     ///
     /// The kernel's side does the same arithmetic (`learn_step` in `ebpf/flow.h`).
-    pub fn learn(&mut self, down: Bytes, up: Bytes, now: Time) {
-        if down + up == Bytes::ZERO {
+    pub fn learn(&mut self, down: ByteCount, up: ByteCount, now: Time) {
+        if down + up == ByteCount::ZERO {
             return;
         }
         if self.count == 0 {
@@ -41,7 +41,7 @@ impl Demand {
     }
 
     /// Bytes of a flow to come, both ways.
-    pub fn total(&self) -> Bytes {
+    pub fn total(&self) -> ByteCount {
         self.down + self.up
     }
 
@@ -58,12 +58,12 @@ impl Demand {
 }
 
 /// DBAS eq. 1 with a = 1/8 in whole bytes: `C - C/8 + CC/8`, each eighth rounded down, so that a constant sequence is met within 8.
-pub fn step(estimate: Bytes, sample: Bytes) -> Bytes {
-    Bytes::new(estimate.get() - (estimate.get() >> 3)) + Bytes::new(sample.get() >> 3)
+pub fn step(estimate: ByteCount, sample: ByteCount) -> ByteCount {
+    ByteCount::new(estimate.get() - (estimate.get() >> 3)) + ByteCount::new(sample.get() >> 3)
 }
 
 /// What a living flow is still expected to move: `max(C - moved, moved)`, so that one that outlives its estimate still weighs.
-pub fn remaining(expected: Bytes, moved: Bytes) -> Bytes {
+pub fn remaining(expected: ByteCount, moved: ByteCount) -> ByteCount {
     expected.saturating_sub(moved).max(moved)
 }
 
@@ -75,23 +75,23 @@ mod tests {
     #[test]
     fn the_first_flow_sets_the_estimate_and_the_next_moves_it_by_an_eighth() {
         let mut demand = Demand::default();
-        demand.learn(Bytes::new(8000), Bytes::new(80), Time::ZERO);
-        assert_eq!((demand.down, demand.up), (Bytes::new(8000), Bytes::new(80)));
-        demand.learn(Bytes::new(16_000), Bytes::new(80), Time::ZERO);
-        assert_eq!(demand.down, Bytes::new(9000));
+        demand.learn(ByteCount::new(8000), ByteCount::new(80), Time::ZERO);
+        assert_eq!((demand.down, demand.up), (ByteCount::new(8000), ByteCount::new(80)));
+        demand.learn(ByteCount::new(16_000), ByteCount::new(80), Time::ZERO);
+        assert_eq!(demand.down, ByteCount::new(9000));
         assert_eq!((demand.count, demand.direction()), (2, Direction::Down));
     }
 
     #[test]
     fn a_failed_connection_teaches_nothing() {
         let mut demand = Demand::default();
-        demand.learn(Bytes::ZERO, Bytes::ZERO, Time::ZERO);
+        demand.learn(ByteCount::ZERO, ByteCount::ZERO, Time::ZERO);
         assert_eq!(demand, Demand::default());
     }
 
     #[test]
     fn a_flow_that_outlives_its_estimate_still_weighs() {
-        let bytes = Bytes::new;
+        let bytes = ByteCount::new;
         assert_eq!(remaining(bytes(100), bytes(0)), bytes(100));
         assert_eq!(remaining(bytes(100), bytes(30)), bytes(70));
         assert_eq!(remaining(bytes(100), bytes(500)), bytes(500));
@@ -102,7 +102,7 @@ mod tests {
         let mut demand = Demand::default();
         assert_eq!(demand.confidence(Time::ZERO), 0.0);
         for _ in 0..12 {
-            demand.learn(Bytes::new(1), Bytes::ZERO, Time::ZERO);
+            demand.learn(ByteCount::new(1), ByteCount::ZERO, Time::ZERO);
         }
         assert_eq!(demand.confidence(Time::ZERO), 0.75);
         assert!(demand.confidence(Time::ZERO + HALF_LIFE) < 0.38);
@@ -111,9 +111,9 @@ mod tests {
     proptest! {
         #[test]
         fn a_constant_sequence_is_met_within_eight_bytes(start in any::<u64>(), value in any::<u64>()) {
-            let mut estimate = Bytes::new(start);
+            let mut estimate = ByteCount::new(start);
             for _ in 0..600 {
-                estimate = step(estimate, Bytes::new(value));
+                estimate = step(estimate, ByteCount::new(value));
             }
             prop_assert!(estimate.get().abs_diff(value) <= 8, "{} for {value}", estimate.get());
         }

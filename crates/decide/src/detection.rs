@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 use crate::bucket::Bucket;
 use crate::connection::LinkMask;
@@ -30,7 +30,7 @@ const MOST_CLOSED: usize = 1024;
 /// Hosts that are remembered at most, pinned ones included; at most half of them pinned.
 pub const MOST_HOSTS: usize = 8192;
 /// What a question weighs, how many go out in the long run, and at once: a program that meets hundreds of hosts must not flood a link.
-const QUESTION: Bytes = Bytes::new(1200);
+const QUESTION: ByteCount = ByteCount::new(1200);
 const QUESTIONS_PER_SECOND: u64 = 4;
 const QUESTIONS_AT_ONCE: u64 = 32;
 
@@ -110,7 +110,7 @@ impl<K: Copy + PartialEq> Detection<K> {
             hosts: BTreeMap::new(),
             pinned: 0,
             closed: BTreeMap::new(),
-            questions: Bucket::new(rate, Bytes::new(QUESTION.get() * QUESTIONS_AT_ONCE), now),
+            questions: Bucket::new(rate, ByteCount::new(QUESTION.get() * QUESTIONS_AT_ONCE), now),
         }
     }
 

@@ -12,7 +12,7 @@ mod fit;
 use std::fmt;
 use std::str::FromStr;
 
-use braid_model::{Bytes, Joules, LinkKind, Power, Rate};
+use braid_model::{ByteCount, Joules, LinkKind, Power, Rate};
 use serde::{Deserialize, Serialize};
 
 use crate::pattern::Pattern;
@@ -215,12 +215,12 @@ pub struct ByteCost {
 impl ByteCost {
     /// From what activity adds to the interface's power and its capacity, each received and sent; nothing at a capacity of zero.
     pub fn of(active: [Power; 2], capacity: [Rate; 2]) -> Self {
-        let byte = Bytes::new(1);
+        let byte = ByteCount::new(1);
         Self { down: active[0].to_move(byte, capacity[0]), up: active[1].to_move(byte, capacity[1]) }
     }
 
     /// The energy of so many bytes received and sent.
-    pub fn energy(&self, down: Bytes, up: Bytes) -> Joules {
+    pub fn energy(&self, down: ByteCount, up: ByteCount) -> Joules {
         Joules::new(self.down.get() * down.get() as f64 + self.up.get() * up.get() as f64)
     }
 }
@@ -233,7 +233,7 @@ pub struct EnergyMeter {
 
 impl EnergyMeter {
     /// Counts bytes received and sent at `cost`; with an unknown cost they are not counted.
-    pub fn count(&mut self, cost: Option<ByteCost>, down: Bytes, up: Bytes) {
+    pub fn count(&mut self, cost: Option<ByteCost>, down: ByteCount, up: ByteCount) {
         if let Some(cost) = cost {
             *self.total.get_or_insert_default() += cost.energy(down, up);
         }
@@ -336,9 +336,9 @@ mod tests {
     #[test]
     fn a_meter_knows_nothing_until_a_cost_is_known() {
         let mut meter = EnergyMeter::default();
-        meter.count(None, Bytes::new(1000), Bytes::ZERO);
+        meter.count(None, ByteCount::new(1000), ByteCount::ZERO);
         assert_eq!(meter.total(), None);
-        meter.count(Some(ByteCost { down: Joules::new(0.5), up: Joules::new(2.0) }), Bytes::new(4), Bytes::new(1));
+        meter.count(Some(ByteCost { down: Joules::new(0.5), up: Joules::new(2.0) }), ByteCount::new(4), ByteCount::new(1));
         let mut sum = EnergyMeter::default();
         sum.absorb(meter);
         sum.absorb(EnergyMeter::default());
@@ -398,9 +398,9 @@ mod tests {
             let cost = Some(lte().cost(Rate::from_mbps(capacity), Rate::from_mbps(capacity)));
             let (mut pieces, mut whole) = (EnergyMeter::default(), EnergyMeter::default());
             for (down, up) in &parts {
-                pieces.count(cost, Bytes::new(*down), Bytes::new(*up));
+                pieces.count(cost, ByteCount::new(*down), ByteCount::new(*up));
             }
-            let sum = |pick: fn(&(u64, u64)) -> u64| Bytes::new(parts.iter().map(pick).sum());
+            let sum = |pick: fn(&(u64, u64)) -> u64| ByteCount::new(parts.iter().map(pick).sum());
             whole.count(cost, sum(|part| part.0), sum(|part| part.1));
             let (pieces, whole) = (pieces.total().unwrap().get(), whole.total().unwrap().get());
             prop_assert!((pieces - whole).abs() <= 1e-9 * whole);

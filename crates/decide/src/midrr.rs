@@ -7,16 +7,16 @@
 //!
 //! ```
 //! use braid_decide::midrr::{Flags, LinkSet, Midrr};
-//! use braid_model::Bytes;
+//! use braid_model::ByteCount;
 //!
-//! let mut scheduler = Midrr::new(2, Bytes::new(1500), Flags::COUNTED)?;
+//! let mut scheduler = Midrr::new(2, ByteCount::new(1500), Flags::COUNTED)?;
 //! let both = scheduler.add_flow(1.0, LinkSet(0b11))?;
 //! let second_only = scheduler.add_flow(1.0, LinkSet(0b10))?;
-//! scheduler.set_head(both, Some(Bytes::new(1500)))?;
-//! scheduler.set_head(second_only, Some(Bytes::new(1500)))?;
+//! scheduler.set_head(both, Some(ByteCount::new(1500)))?;
+//! scheduler.set_head(second_only, Some(ByteCount::new(1500)))?;
 //! // Link 0 can send: only one flow may use it. Then link 1 passes that flow over, since it has just had a turn.
 //! assert_eq!(scheduler.next(0).map(|grant| grant.flow), Some(both));
-//! scheduler.set_head(both, Some(Bytes::new(1500)))?;
+//! scheduler.set_head(both, Some(ByteCount::new(1500)))?;
 //! assert_eq!(scheduler.next(1).map(|grant| grant.flow), Some(second_only));
 //! # Ok::<(), braid_decide::midrr::MidrrError>(())
 //! ```
@@ -84,7 +84,7 @@
 //! decision with all flows flagged K times takes O(K b n / 64). A head larger than its flow's quantum takes as many turns as it needs.
 //! Memory: 8 (b + 1) bytes for each link and 64 flows.
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use thiserror::Error;
 
 /// The most links a scheduler can have: one bit each in a [`LinkSet`].
@@ -92,9 +92,9 @@ pub const MAX_LINKS: usize = 64;
 /// The widest service counter, in bits.
 pub const MAX_COUNTER_BITS: u32 = 8;
 /// The least a flow may be given in one turn; less would make a packet take too many turns.
-pub const MIN_QUANTUM: Bytes = Bytes::new(64);
+pub const MIN_QUANTUM: ByteCount = ByteCount::new(64);
 /// Heads and quanta beyond this count as this much.
-pub const MAX_HEAD: Bytes = Bytes::new(1 << 24);
+pub const MAX_HEAD: ByteCount = ByteCount::new(1 << 24);
 
 /// Deficits are counted in units of 2^-10 byte, so that weights are kept to a thousandth even with small quanta.
 const FRACTION: u32 = 10;
@@ -160,7 +160,7 @@ pub struct Grant {
     /// The flow.
     pub flow: FlowKey,
     /// Its head's size, as it was last told.
-    pub size: Bytes,
+    pub size: ByteCount,
 }
 
 /// Why a scheduler or one of its flows cannot be as asked.
@@ -178,7 +178,7 @@ pub enum MidrrError {
         /// The weight φ.
         weight: f64,
         /// The scheduler's quantum Q.
-        quantum: Bytes,
+        quantum: ByteCount,
     },
     /// The flow was removed, or is another scheduler's.
     #[error("flow {0:?} is not in this scheduler: it was removed, or belongs to another")]
@@ -188,7 +188,7 @@ pub enum MidrrError {
 /// The scheduler.
 #[derive(Debug, Clone)]
 pub struct Midrr {
-    quantum: Bytes,
+    quantum: ByteCount,
     links: usize,
     /// Bits of a service counter.
     planes: usize,
@@ -229,7 +229,7 @@ struct MidrrFlow {
 
 impl Midrr {
     /// A scheduler for `links` links, none of which has flows yet; a flow of weight φ is given φ x `quantum` a turn.
-    pub fn new(links: usize, quantum: Bytes, flags: Flags) -> Result<Self, MidrrError> {
+    pub fn new(links: usize, quantum: ByteCount, flags: Flags) -> Result<Self, MidrrError> {
         if links > MAX_LINKS {
             return Err(MidrrError::Links(links));
         }
@@ -307,7 +307,7 @@ impl Midrr {
 
     /// Tells what now stands at the head of a flow: a packet or chunk of this size, or nothing. To be called when the first
     /// packet enters an empty queue and after each [`Grant`]. A flow that runs empty loses its deficit, as in DRR.
-    pub fn set_head(&mut self, key: FlowKey, head: Option<Bytes>) -> Result<(), MidrrError> {
+    pub fn set_head(&mut self, key: FlowKey, head: Option<ByteCount>) -> Result<(), MidrrError> {
         let flow = self.flow(key)?;
         let was = flow.head.is_some();
         let links = flow.links;
@@ -369,7 +369,7 @@ impl Midrr {
                 let credit = if self.own_turns { &mut self.rings[link].credit } else { &mut flow.deficit };
                 if let Some(head) = flow.head.filter(|head| *head <= *credit) {
                     *credit -= head;
-                    return Some(Grant { flow: FlowKey { slot, generation: flow.generation }, size: Bytes::new(head >> FRACTION) });
+                    return Some(Grant { flow: FlowKey { slot, generation: flow.generation }, size: ByteCount::new(head >> FRACTION) });
                 }
                 if self.own_turns {
                     flow.deficit += std::mem::take(&mut self.rings[link].credit);
@@ -528,6 +528,6 @@ fn count_up(planes: &mut [[u64; LANES]], mut carries: [u64; LANES]) {
     }
 }
 
-fn fixed(amount: Bytes) -> u64 {
+fn fixed(amount: ByteCount) -> u64 {
     amount.get().min(MAX_HEAD.get()) << FRACTION
 }

@@ -31,7 +31,7 @@ mod solver;
 
 pub use instance::{InstanceResult, solve_instance};
 
-use braid_model::{Bytes, Joules, Power, Rate};
+use braid_model::{ByteCount, Joules, Power, Rate};
 
 use crate::connection::{LinkMask, MAX_LINKS};
 use solver::{Instance, Solution};
@@ -88,7 +88,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
     /// What it still has to move.
-    pub load: Bytes,
+    pub load: ByteCount,
     /// How it is carried.
     pub kind: Kind,
 }
@@ -106,7 +106,7 @@ pub enum NewKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct New {
     /// What it is expected to move.
-    pub load: Bytes,
+    pub load: ByteCount,
     /// How it can be carried.
     pub kind: NewKind,
     /// The links it may use (its row of Π). A packet-oriented stream takes the others from the whole packet load.
@@ -117,16 +117,16 @@ pub struct New {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loads {
     /// By connection-oriented streams, by link.
-    pub connection: [Bytes; MAX_LINKS],
+    pub connection: [ByteCount; MAX_LINKS],
     /// By packet-oriented streams, all together.
-    pub packet: Bytes,
+    pub packet: ByteCount,
     /// The links that packets may use: those that every packet-oriented stream may use.
     pub packet_links: LinkMask,
 }
 
 impl Default for Loads {
     fn default() -> Self {
-        Self { connection: [Bytes::ZERO; MAX_LINKS], packet: Bytes::ZERO, packet_links: LinkMask(u32::MAX) }
+        Self { connection: [ByteCount::ZERO; MAX_LINKS], packet: ByteCount::ZERO, packet_links: LinkMask(u32::MAX) }
     }
 }
 

@@ -6,19 +6,19 @@
 //!
 //! ```
 //! use braid_decide::packet::{Choice, Chunk, EarliestCompletion, PacketScheduler, PathView};
-//! use braid_model::{Bytes, Rate};
+//! use braid_model::{ByteCount, Rate};
 //! use std::time::Duration;
 //!
 //! let ms = Duration::from_millis;
-//! let mut chunk = Chunk::of(Bytes::new(1500));
-//! let mut near = PathView { rate: Rate::from_mbps(5), srtt: Some(ms(10)), room: Bytes::new(15_000), ..PathView::UP };
+//! let mut chunk = Chunk::of(ByteCount::new(1500));
+//! let mut near = PathView { rate: Rate::from_mbps(5), srtt: Some(ms(10)), room: ByteCount::new(15_000), ..PathView::UP };
 //! let far = PathView { rate: Rate::from_mbps(50), srtt: Some(ms(80)), ..near };
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Send(0));
 //! // Its window is full, but it is still faster to wait for it than to go the long way.
-//! (near.room, near.in_flight) = (Bytes::ZERO, Bytes::new(6000));
+//! (near.room, near.in_flight) = (ByteCount::ZERO, ByteCount::new(6000));
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Wait);
 //! // For a megabyte it is not: that takes the near path longer than the chunk takes the far one.
-//! chunk.behind = Bytes::new(1 << 20);
+//! chunk.behind = ByteCount::new(1 << 20);
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Send(1));
 //! ```
 //!
@@ -38,7 +38,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 use crate::midrr::{LinkSet, MAX_LINKS};
 
@@ -60,11 +60,11 @@ pub struct PathView {
     pub srtt: Option<Duration>,
     /// How much it may send now, what is `queued` included: the rest of its congestion window. The path takes a chunk of any size as long
     /// as `queued` is less, since chunks may be larger than windows.
-    pub room: Bytes,
+    pub room: ByteCount,
     /// Given to it and not yet sent.
-    pub queued: Bytes,
+    pub queued: ByteCount,
     /// Sent and not yet acknowledged.
-    pub in_flight: Bytes,
+    pub in_flight: ByteCount,
     /// Whether it exists and its link works.
     pub up: bool,
     /// Whether it gets nothing new for now: its handshake is not over, or its timers ran out again and again.
@@ -82,9 +82,9 @@ impl PathView {
     pub const UP: Self = Self {
         rate: Rate::ZERO,
         srtt: None,
-        room: Bytes::new(u64::MAX),
-        queued: Bytes::ZERO,
-        in_flight: Bytes::ZERO,
+        room: ByteCount::new(u64::MAX),
+        queued: ByteCount::ZERO,
+        in_flight: ByteCount::ZERO,
         up: true,
         suspect: false,
         backup: false,
@@ -102,15 +102,15 @@ impl PathView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
     /// How large it is.
-    pub size: Bytes,
+    pub size: ByteCount,
     /// What waits behind it, as far as it is known, and for which no path is chosen yet.
-    pub behind: Bytes,
+    pub behind: ByteCount,
 }
 
 impl Chunk {
     /// A chunk with nothing behind it.
-    pub const fn of(size: Bytes) -> Self {
-        Self { size, behind: Bytes::ZERO }
+    pub const fn of(size: ByteCount) -> Self {
+        Self { size, behind: ByteCount::ZERO }
     }
 }
 
@@ -167,8 +167,8 @@ mod tests {
         ]
     }
 
-    fn amount() -> impl Strategy<Value = Bytes> {
-        prop_oneof![0u64..100_000, Just(u64::MAX)].prop_map(Bytes::new)
+    fn amount() -> impl Strategy<Value = ByteCount> {
+        prop_oneof![0u64..100_000, Just(u64::MAX)].prop_map(ByteCount::new)
     }
 
     fn path() -> impl Strategy<Value = PathView> {
@@ -220,11 +220,11 @@ mod tests {
         #[test]
         fn what_has_room_is_used(mut paths in proptest::collection::vec(path(), 1..6), size in 0u64..70_000) {
             for path in &mut paths {
-                (path.queued, path.room) = (Bytes::ZERO, Bytes::new(1));
+                (path.queued, path.room) = (ByteCount::ZERO, ByteCount::new(1));
             }
             let usable = paths.iter().any(|path| path.up && !path.suspect);
             for (name, mut scheduler) in all() {
-                let waits = scheduler.choose(&paths, Chunk::of(Bytes::new(size))) == Choice::Wait;
+                let waits = scheduler.choose(&paths, Chunk::of(ByteCount::new(size))) == Choice::Wait;
                 prop_assert!(waits != usable || name.starts_with("weights"), "{}", name);
                 let awaited = paths.iter().any(|path| path.up && path.suspect && !path.backup && path.share > 0.0);
                 prop_assert!(!waits || !usable || awaited, "{}", name);
@@ -236,7 +236,7 @@ mod tests {
     fn a_backup_is_used_while_all_others_are_down_or_suspect() {
         let mut paths = [PathView { share: 1.0, ..PathView::UP }, PathView { backup: true, ..PathView::UP }];
         let choices = |paths: &[PathView]| {
-            all().into_iter().map(|(_, mut scheduler)| scheduler.choose(paths, Chunk::of(Bytes::new(9)))).collect::<Vec<_>>()
+            all().into_iter().map(|(_, mut scheduler)| scheduler.choose(paths, Chunk::of(ByteCount::new(9)))).collect::<Vec<_>>()
         };
         assert!(choices(&paths).iter().all(|choice| *choice == Choice::Send(0)));
         paths[0].suspect = true;
@@ -252,7 +252,7 @@ mod tests {
         let mut paths = vec![PathView { up: false, ..PathView::UP }; MAX_PATHS];
         paths.extend([PathView::UP; 2]);
         for (name, mut scheduler) in all() {
-            assert_eq!(scheduler.choose(&paths, Chunk::of(Bytes::new(9))), Choice::Wait, "{name}");
+            assert_eq!(scheduler.choose(&paths, Chunk::of(ByteCount::new(9))), Choice::Wait, "{name}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use braid_model::{Affinity, Bytes, Class, LinkFacts, LinkKind};
+use braid_model::{Affinity, ByteCount, Class, LinkFacts, LinkKind};
 use serde::{Deserialize, Serialize};
 
 use crate::connection::{LinkMask, Mode};
@@ -32,7 +32,7 @@ pub struct Policy {
     /// What of a program stays on one link; `None`: by class ([`affinity`](Self::affinity)).
     pub affinity: Option<Affinity>,
     /// What a flow of an unknown application is expected to move.
-    pub default_demand: Bytes,
+    pub default_demand: ByteCount,
     /// How much throughput is worth its price, for [`Scheduler::Operetta`].
     pub utility: UtilityRule,
     /// What energy and money weigh in the price.
@@ -54,7 +54,7 @@ impl Default for Policy {
         Self {
             scheduler: Scheduler::default(),
             affinity: None,
-            default_demand: Bytes::new(1_000_000),
+            default_demand: ByteCount::new(1_000_000),
             utility: UtilityRule::default(),
             weights: Weights::default(),
             hysteresis: MAXDIFF,

@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Joules, Power, Rate};
+use braid_model::{ByteCount, Joules, Power, Rate};
 
 /// What the paper calls a typical TCP window: 64 KB, the buffer of equation 4.
-pub const WINDOW: Bytes = Bytes::new(65_536);
+pub const WINDOW: ByteCount = ByteCount::new(65_536);
 /// Below this battery level, in percent, power is saved (section 3.2.4).
 pub const LOW_BATTERY: u8 = 10;
 /// The `maxdiff` the paper found to make handover stable (table 2 and its text).
@@ -154,19 +154,19 @@ pub fn saves_power(battery: Option<u8>, plugged_in: bool) -> bool {
 }
 
 /// Equation 4: `Throughput = TCP buffer / RTT`, what a window allows without loss.
-pub fn window_throughput(buffer: Bytes, rtt: Duration) -> Rate {
+pub fn window_throughput(buffer: ByteCount, rtt: Duration) -> Rate {
     buffer.per(rtt.max(Duration::from_micros(1)))
 }
 
 /// Equation 5: `Energy = consumption x supply x packet size / throughput`, the energy to move one packet.
-pub fn packet_energy(power: Power, packet: Bytes, throughput: Rate) -> Joules {
+pub fn packet_energy(power: Power, packet: ByteCount, throughput: Rate) -> Joules {
     power.to_move(packet, throughput)
 }
 
 /// Equations 6 and 7: `Energy consumed = buffer / packet x Σ_j (Energy_j P_j)`, the energy to move `buffer` in such shares, where
 /// `energy` is what a packet takes on each interface. Equation 7 is a share of 1 for one interface. (The paper says equation 6 takes Energy
 /// from equation 6; it means 5.)
-pub fn energy_consumed(buffer: Bytes, packet: Bytes, energy: &[Joules], shares: &[f64]) -> Joules {
+pub fn energy_consumed(buffer: ByteCount, packet: ByteCount, energy: &[Joules], shares: &[f64]) -> Joules {
     let per_packet: f64 = energy.iter().zip(shares).map(|(energy, share)| energy.get() * share).sum();
     Joules::new(buffer.get() as f64 / packet.get().max(1) as f64 * per_packet)
 }
@@ -177,7 +177,7 @@ pub fn energy_consumed(buffer: Bytes, packet: Bytes, energy: &[Joules], shares: 
 /// Energy is compared among interfaces that have a share, as equation 6's sum is ("physical interfaces with the highest priority"),
 /// and only if all are measured, since equation 4 needs round-trip times. By equations 4 to 7 a mean of energies is compared with the least
 /// of them, so the one interface *always* wins, however large the flow: what the paper says of small and large flows does not follow.
-pub fn power_saving_shares(interfaces: &[Interface], buffer: Bytes, packet: Bytes) -> Vec<f64> {
+pub fn power_saving_shares(interfaces: &[Interface], buffer: ByteCount, packet: ByteCount) -> Vec<f64> {
     let shares = shares(interfaces);
     let energy = |one: &Interface| one.srtt.map(|rtt| packet_energy(one.power, packet, window_throughput(WINDOW, rtt)));
     let used = || (0..interfaces.len()).filter(|index| shares[*index] > 0.0);
@@ -308,13 +308,13 @@ mod tests {
         // 64 KB in 100 ms: 5.24288 Mb/s. 200 mA at 5 V is 1 W; 1,500 bytes take 12,000 bits / 5.24288 Mb/s = 2.289 ms, so 2.289 mJ.
         let throughput = window_throughput(WINDOW, MS(100));
         assert_eq!(throughput, Rate::from_bps(5_242_880));
-        let packet = Bytes::new(1500);
+        let packet = ByteCount::new(1500);
         let energy = packet_energy(Power::from_milliwatts(200.0 * 5.0), packet, throughput);
         assert!((energy.get() - 12_000.0 / 5_242_880.0).abs() < 1e-15);
         // 1,000 packets, a third of them at twice the energy: 4/3 of the energy of all at the lower.
         let twice = Joules::new(2.0 * energy.get());
-        let shared = energy_consumed(Bytes::new(1_500_000), packet, &[energy, twice], &[2.0 / 3.0, 1.0 / 3.0]);
-        let alone = energy_consumed(Bytes::new(1_500_000), packet, &[energy, twice], &[1.0, 0.0]);
+        let shared = energy_consumed(ByteCount::new(1_500_000), packet, &[energy, twice], &[2.0 / 3.0, 1.0 / 3.0]);
+        let alone = energy_consumed(ByteCount::new(1_500_000), packet, &[energy, twice], &[1.0, 0.0]);
         assert!((shared.get() / alone.get() - 4.0 / 3.0).abs() < 1e-12);
         assert!((alone.get() - 1000.0 * energy.get()).abs() < 1e-12);
     }
@@ -325,7 +325,7 @@ mod tests {
         let frugal = Interface { power: Power::from_watts(0.5), ..interface(0, Some(40)) };
         let other = Interface { power: Power::from_watts(0.1), ..interface(1, Some(40)) };
         let all = [hungry, frugal, other];
-        let (buffer, packet) = (Bytes::new(1_000_000), Bytes::new(1500));
+        let (buffer, packet) = (ByteCount::new(1_000_000), ByteCount::new(1500));
         assert!(close(&power_saving_shares(&all, buffer, packet), &[0.0, 1.0, 0.0]));
         let unmeasured = [hungry, Interface { srtt: None, ..frugal }, other];
         assert!(close(&power_saving_shares(&unmeasured, buffer, packet), &shares(&unmeasured)));
@@ -349,7 +349,7 @@ mod tests {
                 power: Power::from_milliwatts(*mw as f64),
             }).collect();
             let highest = interfaces.iter().filter(|one| one.available).map(|one| one.priority).min();
-            let saving = power_saving_shares(&interfaces, Bytes::new(bytes), Bytes::new(1500));
+            let saving = power_saving_shares(&interfaces, ByteCount::new(bytes), ByteCount::new(1500));
             let sharing = shares(&interfaces);
             for shares in [&sharing, &saving] {
                 let total: f64 = shares.iter().sum();
@@ -362,8 +362,8 @@ mod tests {
             }
             if interfaces.iter().all(|one| one.srtt.is_some()) {
                 let energies: Vec<Joules> = interfaces.iter().map(|one|
-                    packet_energy(one.power, Bytes::new(1500), window_throughput(WINDOW, one.srtt.unwrap_or_default()))).collect();
-                let takes = |shares: &[f64]| energy_consumed(Bytes::new(bytes), Bytes::new(1500), &energies, shares).get();
+                    packet_energy(one.power, ByteCount::new(1500), window_throughput(WINDOW, one.srtt.unwrap_or_default()))).collect();
+                let takes = |shares: &[f64]| energy_consumed(ByteCount::new(bytes), ByteCount::new(1500), &energies, shares).get();
                 prop_assert!(takes(&saving) <= takes(&sharing) * (1.0 + 1e-9));
             }
         }

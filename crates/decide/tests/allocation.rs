@@ -7,7 +7,7 @@ use braid_decide::midrr::{Flags, LinkSet, Midrr};
 use braid_decide::packet::{
     Chunk, EarliestCompletion, MinRtt, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
 };
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 struct Counting;
 
@@ -57,10 +57,10 @@ fn choosing_a_path_takes_no_memory() {
     ];
     let paths = [PathView::UP; 4];
     for (number, scheduler) in schedulers.iter_mut().enumerate() {
-        scheduler.choose(&paths, Chunk::of(Bytes::new(1000)));
+        scheduler.choose(&paths, Chunk::of(ByteCount::new(1000)));
         let before = taken();
         for size in 0..1000 {
-            scheduler.choose(&paths, Chunk::of(Bytes::new(size)));
+            scheduler.choose(&paths, Chunk::of(ByteCount::new(size)));
         }
         assert_eq!(taken(), before, "scheduler {number}");
     }
@@ -69,16 +69,16 @@ fn choosing_a_path_takes_no_memory() {
 #[test]
 fn choosing_a_flow_takes_no_memory() {
     for flags in [Flags::Bit, Flags::COUNTED] {
-        let mut midrr = Midrr::new(8, Bytes::new(1500), flags).expect("few links");
+        let mut midrr = Midrr::new(8, ByteCount::new(1500), flags).expect("few links");
         for _ in 0..200 {
             let flow = midrr.add_flow(1.0, LinkSet(0xff)).expect("a weight");
-            midrr.set_head(flow, Some(Bytes::new(1500))).expect("added");
+            midrr.set_head(flow, Some(ByteCount::new(1500))).expect("added");
         }
         let before = taken();
         for turn in 0..10_000 {
             let grant = midrr.next(turn % 8).expect("all are backlogged");
-            midrr.set_head(grant.flow, (turn % 3 > 0).then_some(Bytes::new(700))).expect("added");
-            midrr.set_head(grant.flow, Some(Bytes::new(1500))).expect("added");
+            midrr.set_head(grant.flow, (turn % 3 > 0).then_some(ByteCount::new(700))).expect("added");
+            midrr.set_head(grant.flow, Some(ByteCount::new(1500))).expect("added");
         }
         assert_eq!(taken(), before);
     }

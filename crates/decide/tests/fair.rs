@@ -5,7 +5,7 @@ use std::time::Duration;
 use braid_decide::fair::guarantees::{self, LeakyBucket};
 use braid_decide::fair::pgps::{self, Packet};
 use braid_decide::fair::{FairFlow, Problem, clusters, is_max_min, proportional, solve};
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Variable};
 
 /// A sequence of numbers that look random (SplitMix64).
@@ -229,7 +229,7 @@ fn conforming(dice: &mut Dice, buckets: &[LeakyBucket], largest: u64, span: Dura
             }
             level = (level + (next - at) as f64 * rate).min(bucket.burst.get() as f64) - size as f64;
             at = next;
-            arrivals.push(Packet { flow, size: Bytes::new(size), arrival: Time::from_nanos(at) });
+            arrivals.push(Packet { flow, size: ByteCount::new(size), arrival: Time::from_nanos(at) });
         }
     }
     arrivals.sort_by_key(|packet| packet.arrival);
@@ -244,12 +244,12 @@ fn admitted_flows_are_on_time() {
     for _ in 0..60 {
         let problem = dice.problem(4, 6);
         let bucket = |flow: &FairFlow, dice: &mut Dice| LeakyBucket {
-            burst: Bytes::new(dice.within(1_500, 60_000)),
+            burst: ByteCount::new(dice.within(1_500, 60_000)),
             rate: Rate::from_bps(dice.within(100_000, 8_000_000)),
             links: flow.links.clone(),
         };
         let buckets: Vec<LeakyBucket> = problem.flows.iter().map(|flow| bucket(flow, &mut dice)).collect();
-        let Ok(promises) = guarantees::admit(&problem.links, &buckets, Bytes::new(1_000_000)) else { continue };
+        let Ok(promises) = guarantees::admit(&problem.links, &buckets, ByteCount::new(1_000_000)) else { continue };
         admitted += 1;
         let flows = promises.iter().zip(&buckets).map(|(promise, bucket)| FairFlow::backlogged(promise.weight, &bucket.links)).collect();
         let problem = Problem { links: problem.links, flows };
@@ -279,7 +279,7 @@ fn packets_keep_to_the_bounds_without_preferences() {
         let mut arrivals = Vec::new();
         for flow in 0..problem.flows.len() {
             for _ in 0..dice.within(1, 4) {
-                let (size, arrival) = (Bytes::new([1500, 750, 40][dice.within(0, 2) as usize]), Time::from_millis(dice.within(0, 60)));
+                let (size, arrival) = (ByteCount::new([1500, 750, 40][dice.within(0, 2) as usize]), Time::from_millis(dice.within(0, 60)));
                 arrivals.extend((0..dice.within(1, 12)).map(|_| Packet { flow, size, arrival }));
             }
         }
@@ -287,8 +287,8 @@ fn packets_keep_to_the_bounds_without_preferences() {
         let fluid: Vec<Time> = pgps::fluid(&problem, &arrivals).expect("valid arrivals").into_iter().flatten().collect();
         let sent: Vec<Time> = pgps::packets(&problem, &arrivals).expect("valid arrivals").into_iter().flatten().map(|s| s.finish).collect();
         assert_eq!((fluid.len(), sent.len()), (arrivals.len(), arrivals.len()));
-        let bound = guarantees::pgps_delay_bound(&problem.links, Bytes::new(1500));
-        let bytes = guarantees::pgps_service_bound(&problem.links, Bytes::new(1500), &all).expect("links that are up");
+        let bound = guarantees::pgps_delay_bound(&problem.links, ByteCount::new(1500));
+        let bytes = guarantees::pgps_service_bound(&problem.links, ByteCount::new(1500), &all).expect("links that are up");
         for (place, packet) in arrivals.iter().enumerate() {
             let late = sent[place].since(fluid[place]);
             latest = latest.max(late.as_secs_f64() / bound.as_secs_f64());

@@ -3,7 +3,7 @@
 mod support;
 
 use braid_decide::midrr::{Flags, FlowKey, Grant, LinkSet, Midrr, MidrrError};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_netem::Random;
 use proptest::prelude::*;
 use support::literal::Literal;
@@ -216,10 +216,10 @@ fn weights_and_preferences_change_at_once() {
 #[test]
 fn a_link_added_later_is_used() {
     for flags in [Flags::Bit, Flags::COUNTED] {
-        let mut midrr = Midrr::new(0, Bytes::new(1500), flags).unwrap();
+        let mut midrr = Midrr::new(0, ByteCount::new(1500), flags).unwrap();
         assert_eq!(midrr.next(0), None);
         let flows: Vec<_> = (0..130).map(|_| midrr.add_flow(1.0, LinkSet(0b10)).unwrap()).collect();
-        flows.iter().for_each(|flow| midrr.set_head(*flow, Some(Bytes::new(100))).unwrap());
+        flows.iter().for_each(|flow| midrr.set_head(*flow, Some(ByteCount::new(100))).unwrap());
         assert_eq!(midrr.add_link().unwrap(), 0);
         assert_eq!(midrr.next(0), None);
         assert_eq!(midrr.add_link().unwrap(), 1);
@@ -240,9 +240,9 @@ fn a_link_added_later_is_used() {
 fn a_flow_that_loses_its_fast_link_waits_unless_its_turns_are_forgotten() {
     // Which flow the slow link serves next, after the fast one served flow 0 a thousand times and went.
     let rounds_without = |forget: bool| {
-        let mut midrr = Midrr::new(2, Bytes::new(1500), Flags::COUNTED).unwrap();
+        let mut midrr = Midrr::new(2, ByteCount::new(1500), Flags::COUNTED).unwrap();
         let flows = [0b11, 0b10].map(|links| midrr.add_flow(1.0, LinkSet(links)).unwrap());
-        flows.iter().for_each(|flow| midrr.set_head(*flow, Some(Bytes::new(1500))).unwrap());
+        flows.iter().for_each(|flow| midrr.set_head(*flow, Some(ByteCount::new(1500))).unwrap());
         (0..1000).for_each(|_| assert_eq!(midrr.next(0).unwrap().flow, flows[0]));
         if forget {
             midrr.forget();
@@ -255,12 +255,12 @@ fn a_flow_that_loses_its_fast_link_waits_unless_its_turns_are_forgotten() {
 
 #[test]
 fn what_cannot_be_is_refused_with_the_remedy() {
-    assert_eq!(Midrr::new(65, Bytes::new(1500), Flags::Bit).unwrap_err(), MidrrError::Links(65));
+    assert_eq!(Midrr::new(65, ByteCount::new(1500), Flags::Bit).unwrap_err(), MidrrError::Links(65));
     for bits in [0, 9] {
-        let error = Midrr::new(1, Bytes::new(1500), Flags::Counter { bits }).unwrap_err();
+        let error = Midrr::new(1, ByteCount::new(1500), Flags::Counter { bits }).unwrap_err();
         assert!(error.to_string().contains("1 to 8"), "{error}");
     }
-    let mut midrr = Midrr::new(1, Bytes::new(1500), Flags::Bit).unwrap();
+    let mut midrr = Midrr::new(1, ByteCount::new(1500), Flags::Bit).unwrap();
     for weight in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-3] {
         let error = midrr.add_flow(weight, LinkSet(1)).unwrap_err();
         assert!(error.to_string().contains("larger quantum"), "{error}");
@@ -269,7 +269,7 @@ fn what_cannot_be_is_refused_with_the_remedy() {
     midrr.remove_flow(key).unwrap();
     let again = midrr.add_flow(1.0, LinkSet(1)).unwrap();
     assert_eq!(midrr.set_head(key, None), Err(MidrrError::UnknownFlow(key)), "its slot is another flow's now");
-    assert_eq!(midrr.set_head(again, Some(Bytes::new(u64::MAX))), Ok(()));
+    assert_eq!(midrr.set_head(again, Some(ByteCount::new(u64::MAX))), Ok(()));
     assert!(midrr.next(0).is_some(), "even the largest head goes");
 }
 
@@ -281,7 +281,7 @@ proptest! {
     #[test]
     fn decisions_are_the_literal_algorithms(seed: u64, links in 1usize..=64, bits in 1u32..=8, bit: bool, many: bool) {
         let flags = if bit { Flags::Bit } else { Flags::Counter { bits } };
-        let mut midrr = Midrr::new(links, Bytes::new(1500), flags).unwrap();
+        let mut midrr = Midrr::new(links, ByteCount::new(1500), flags).unwrap();
         let mut literal = Literal::new(links, 1500, flags);
         let mut random = Random::new(seed);
         let mut flows: Vec<(FlowKey, usize)> = Vec::new();
@@ -295,7 +295,7 @@ proptest! {
                     let (weight, links, head) = (1 + random.up_to(9), set(&mut random), head(&mut random));
                     let flow = (midrr.add_flow(weight as f64, LinkSet(links)).unwrap(), literal.add(weight, links));
                     flows.push(flow);
-                    midrr.set_head(flow.0, head.map(Bytes::new)).unwrap();
+                    midrr.set_head(flow.0, head.map(ByteCount::new)).unwrap();
                     literal.set_head(flow.1, head);
                 }
                 (1, Some((key, slot))) => {
@@ -315,7 +315,7 @@ proptest! {
                 }
                 (4..=7, Some((key, slot))) => {
                     let head = head(&mut random);
-                    midrr.set_head(key, head.map(Bytes::new)).unwrap();
+                    midrr.set_head(key, head.map(ByteCount::new)).unwrap();
                     literal.set_head(slot, head);
                 }
                 _ => {
@@ -325,7 +325,7 @@ proptest! {
                     prop_assert_eq!(grant.and_then(named), want);
                     if let (Some(grant), Some(slot)) = (grant, want) {
                         let head = head(&mut random);
-                        midrr.set_head(grant.flow, head.map(Bytes::new)).unwrap();
+                        midrr.set_head(grant.flow, head.map(ByteCount::new)).unwrap();
                         literal.set_head(slot, head);
                     }
                 }

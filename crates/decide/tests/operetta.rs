@@ -6,7 +6,7 @@ use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Mode, Request};
 use braid_decide::operetta::{
     Decision, Interface, Kind, Loads, New, NewKind, OperettaError, Price, Problem, Stream, Target, Utility, schedule,
 };
-use braid_model::{Bytes, Direction, Power, Rate};
+use braid_model::{ByteCount, Direction, Power, Rate};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection};
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ impl Case {
 
     /// The instance in the paper's symbols, in bits and seconds, straight from the lists.
     fn symbols(&self) -> Symbols {
-        let bits = |load: Bytes| load.get() as f64 * 8.0;
+        let bits = |load: ByteCount| load.get() as f64 * 8.0;
         let rate: Vec<f64> = self.interfaces.iter().map(|link| link.rate.bps() as f64).collect();
         let energy: Vec<f64> = self.interfaces.iter().map(|link| link.power.watts() / link.rate.bps() as f64).collect();
         let price = self.prices.as_ref().map_or(energy.clone(), |prices| prices.iter().map(|price| price / 8.0).collect());
@@ -179,8 +179,8 @@ fn link() -> impl Strategy<Value = Interface> {
     (rate, power).prop_map(|(bps, mw)| Interface { rate: Rate::from_bps(bps), power: Power::from_milliwatts(mw) })
 }
 
-fn load() -> impl Strategy<Value = Bytes> {
-    prop_oneof![1 => Just(0), 4 => 1u64..100_000, 4 => 1u64..50_000_000, 2 => Just(1_000_000)].prop_map(Bytes::new)
+fn load() -> impl Strategy<Value = ByteCount> {
+    prop_oneof![1 => Just(0), 4 => 1u64..100_000, 4 => 1u64..50_000_000, 2 => Just(1_000_000)].prop_map(ByteCount::new)
 }
 
 /// Random cases; `restricted` lets Π forbid links.
@@ -300,7 +300,8 @@ fn exact_case() -> impl Strategy<Value = Case> {
     (2usize..=8).prop_flat_map(|links| {
         let link = (4u32..=14, 1.0..3_000.0f64)
             .prop_map(|(power, mw)| Interface { rate: Rate::from_bps(8 << power), power: Power::from_milliwatts(mw) });
-        let stream = (0u64..1_000_000, 0..links).prop_map(|(load, link)| Stream { load: Bytes::new(load), kind: Kind::Connection(link) });
+        let stream =
+            (0u64..1_000_000, 0..links).prop_map(|(load, link)| Stream { load: ByteCount::new(load), kind: Kind::Connection(link) });
         let target = (4u32..=18).prop_map(|power| Target::Throughput(Rate::from_bps(8 << power)));
         (prop::collection::vec(link, links), prop::collection::vec(stream, 0..=20), 0u64..2_000_000, target).prop_map(
             move |(interfaces, streams, load, target)| Case {
@@ -308,7 +309,7 @@ fn exact_case() -> impl Strategy<Value = Case> {
                 prices: None,
                 streams,
                 packet_links: ALL,
-                new: New { load: Bytes::new(load), kind: NewKind::Connection, allowed: LinkMask((1 << links) - 1) },
+                new: New { load: ByteCount::new(load), kind: NewKind::Connection, allowed: LinkMask((1 << links) - 1) },
                 target,
             },
         )
@@ -326,7 +327,7 @@ proptest! {
         let Target::Throughput(target) = case.target else { unreachable!() };
         let picked = load_table.pick(Mode::CheapestInTime { target: Some(target) }, &request).unwrap();
         let decision = case.solve().unwrap();
-        if case.new.load == Bytes::ZERO {
+        if case.new.load == ByteCount::ZERO {
             prop_assert!(as_good(&forced(&case, picked).solve().unwrap(), &decision));
         } else {
             prop_assert_eq!(Some(picked), decision.assignment, "{:?}", decision);
@@ -345,7 +346,7 @@ proptest! {
         // The rule counts whole bytes per second and units of 2^-20 s: where that could decide, there is nothing to compare.
         let times: Vec<u64> = request.allowed.slots().map(|slot| load_table.finish(slot, &request)).collect();
         let close = |a: u64, b: u64| a.abs_diff(b) as f64 <= 1e-3 * a.max(b) as f64 + 4.0;
-let empty = case.new.load == Bytes::ZERO;
+let empty = case.new.load == ByteCount::ZERO;
         prop_assume!(times.iter().all(|time| empty && *time <= deadline || !close(*time, deadline)));
         prop_assume!((0..times.len()).all(|a| (0..a).all(|b| !close(times[a], times[b]))));
         let picked = load_table.pick(mode, &request).unwrap();
@@ -364,9 +365,9 @@ proptest! {
         let interfaces: Vec<_> =
             links.iter().map(|(bps, watts)| Interface { rate: Rate::from_bps(*bps), power: Power::from_watts(*watts) }).collect();
         let kind = |link: Option<usize>| link.map_or(Kind::Packet, Kind::Connection);
-        let streams: Vec<_> = streams.into_iter().map(|(load, link)| Stream { load: Bytes::new(load), kind: kind(link) }).collect();
+        let streams: Vec<_> = streams.into_iter().map(|(load, link)| Stream { load: ByteCount::new(load), kind: kind(link) }).collect();
         let new_kind = if divisible { NewKind::Packet } else { NewKind::Connection };
-        let new = New { load: Bytes::new(load), kind: new_kind, allowed: LinkMask(allowed) };
+        let new = New { load: ByteCount::new(load), kind: new_kind, allowed: LinkMask(allowed) };
         for target in [alpha(0.5), Target::Throughput(Rate::from_bps(target))] {
             if let Ok(decision) = schedule(&interfaces, &streams, new, target) {
                 prop_assert!(decision.price.is_finite() && decision.throughput_bps.is_finite(), "{:?}", decision);
@@ -382,7 +383,7 @@ fn mbps(rate: f64, watts: f64) -> Interface {
 }
 
 fn connection(load: u64) -> New {
-    New { load: Bytes::new(load), kind: NewKind::Connection, allowed: ALL }
+    New { load: ByteCount::new(load), kind: NewKind::Connection, allowed: ALL }
 }
 
 fn packets(load: u64) -> New {
@@ -426,7 +427,7 @@ fn packets_fill_the_cheap_links_first() {
 #[test]
 fn regression_rounding_wakes_no_dearer_link() {
     let links = [mbps(5.0, 0.0), mbps(0.1, 0.001), mbps(0.1, 0.634), mbps(0.1, 0.001)];
-    let streams = [20_920, 832_594].map(|load| Stream { load: Bytes::new(load), kind: Kind::Packet });
+    let streams = [20_920, 832_594].map(|load| Stream { load: ByteCount::new(load), kind: Kind::Packet });
     let decision = schedule(&links, &streams, packets(0), alpha(0.0)).unwrap();
     assert_eq!((decision.energy.get(), &decision.weights[..]), (0.0, &[1.0, 0.0, 0.0, 0.0][..]));
 }
@@ -434,7 +435,7 @@ fn regression_rounding_wakes_no_dearer_link() {
 #[test]
 fn a_load_that_breaks_the_target_takes_no_packets_and_leaves_the_rest_time() {
     // 10 MB sit on the second link for 20 s, in which the first alone can move everything else.
-    let streams = [Stream { load: Bytes::new(10_000_000), kind: Kind::Connection(1) }];
+    let streams = [Stream { load: ByteCount::new(10_000_000), kind: Kind::Connection(1) }];
     let decision = schedule(&three_links(), &streams, packets(4_000_000), alpha(1.0)).unwrap();
     assert!(!decision.feasible && near(decision.throughput_bps, 14e6 * 8.0 / 20.0), "{decision:?}");
     assert_eq!(decision.weights, [1.0, 0.0, 0.0]);
@@ -492,14 +493,14 @@ fn what_cannot_be_decided_is_refused() {
     let nowhere = LinkMask(8);
     assert_eq!(schedule(&links, &[], New { allowed: nowhere, ..connection(1) }, alpha(1.0)), Err(OperettaError::NoLink));
     assert_eq!(schedule(&links, &[], New { allowed: nowhere, ..packets(1) }, alpha(1.0)), Err(OperettaError::NoPacketLink));
-    let lost = [Stream { load: Bytes::new(1), kind: Kind::Connection(3) }];
+    let lost = [Stream { load: ByteCount::new(1), kind: Kind::Connection(3) }];
     let error = schedule(&links, &lost, connection(1), alpha(1.0)).unwrap_err();
     assert_eq!(error, OperettaError::UnknownLink { stream: 0, link: 3, links: 3 });
-    let stranded = [Stream { load: Bytes::new(1), kind: Kind::Connection(0) }];
+    let stranded = [Stream { load: ByteCount::new(1), kind: Kind::Connection(0) }];
     let error = schedule(&[mbps(0.0, 1.0), links[0]], &stranded, connection(1), alpha(1.0)).unwrap_err();
     assert_eq!(error, OperettaError::StrandedLoad { link: 0 });
     let mut loads = Loads::default();
-    loads.connection[MAX_LINKS - 1] = Bytes::new(1);
+    loads.connection[MAX_LINKS - 1] = ByteCount::new(1);
     let problem = Problem { interfaces: &links, price_per_byte: None, loads: &loads, new: connection(1), target: alpha(1.0) };
     assert_eq!(problem.solve(), Err(OperettaError::StrandedLoad { link: MAX_LINKS - 1 }));
     let loads = Loads::default();
@@ -539,7 +540,7 @@ fn the_connection_rule_is_not_algorithm_1_where_packets_are_kept_off_a_link() {
     // link it ends at 2 s. The rule sees an empty first link, cheap and in time.
     let links = [mbps(8.0, 1.0), mbps(4.0, 1.0)];
     let packet_links = LinkMask(1);
-    let streams = vec![Stream { load: Bytes::new(2_000_000), kind: Kind::Packet }];
+    let streams = vec![Stream { load: ByteCount::new(2_000_000), kind: Kind::Packet }];
     let case = Case { interfaces: links.to_vec(), prices: None, streams, packet_links, new: connection(1_000_000), target: alpha(1.0) };
     let loads = case.loads();
     let (load_table, request) = load_table(&case, &loads);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_range::{Failure, Head, Span};
 use hyper::header::{self, HeaderMap, HeaderName};
 use hyper::{StatusCode, Uri};
@@ -117,7 +117,7 @@ fn whole(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
         return changed(asked, format!("it was {} before", expected.value()));
     }
     let validator = Validator::of(headers);
-    let head = Head { size: content_length(headers).map(Bytes::new), span: None, joinable: validator.is_some() };
+    let head = Head { size: content_length(headers).map(ByteCount::new), span: None, joinable: validator.is_some() };
     ResponseAction::Body { head, validator }
 }
 
@@ -134,7 +134,7 @@ fn part(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
     let Some((span, Some(size))) = content_range(said) else {
         return wrong(format!("the server sends a range, but does not say which of how much (Content-Range: {said})"));
     };
-    if span.start() != wanted.start() || span.end() > Bytes::new(size) || span.is_empty() {
+    if span.start() != wanted.start() || span.end() > ByteCount::new(size) || span.is_empty() {
         return wrong(format!("the server sends another range ({said}) than it was asked for ({}-)", wanted.start().get()));
     }
     if content_length(headers).is_some_and(|length| length != span.len().get()) {
@@ -155,7 +155,7 @@ fn part(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
     }
     let joinable = validator.is_some() || asked.expected.is_some();
     ResponseAction::Body {
-        head: Head { size: Some(Bytes::new(size)), span: Some(span), joinable },
+        head: Head { size: Some(ByteCount::new(size)), span: Some(span), joinable },
         validator: validator.or_else(|| asked.expected.clone()),
     }
 }
@@ -217,7 +217,7 @@ fn content_range(said: &str) -> Option<(Span, Option<u64>)> {
     let (first, last): (u64, u64) = (number(first)?, number(last)?);
     let end = last.checked_add(1).filter(|_| first <= last)?;
     let size = if size.trim() == "*" { None } else { Some(number(size)?) };
-    Some((Span::new(Bytes::new(first), Bytes::new(end)), size))
+    Some((Span::new(ByteCount::new(first), ByteCount::new(end)), size))
 }
 
 /// What `Content-Length` says.
@@ -245,7 +245,7 @@ mod tests {
     }
 
     fn asked(from: u64, to: u64) -> Asked {
-        let span = Some(Span::new(Bytes::new(from), Bytes::new(to)));
+        let span = Some(Span::new(ByteCount::new(from), ByteCount::new(to)));
         Asked { url: "http://host/a/file?q#f".parse().unwrap(), target: None, span, expected: None, encoded: false }
     }
 
@@ -255,7 +255,7 @@ mod tests {
     fn ranges_are_taken_as_asked_only() {
         let good = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&FULL));
         let ResponseAction::Body { head, validator } = good else { panic!("{good:?}") };
-        assert_eq!((head.size, head.joinable, validator), (Some(Bytes::new(100)), true, Some(Validator::Tag("\"a\"".into()))));
+        assert_eq!((head.size, head.joinable, validator), (Some(ByteCount::new(100)), true, Some(Validator::Tag("\"a\"".into()))));
         for (range, length) in [
             ("bytes 1-10/100", "10"),
             ("bytes 0-9/*", "10"),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 /// Why a download failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -141,7 +141,7 @@ pub enum FetchError {
         /// What was asked for.
         url: String,
         /// Its size.
-        size: Bytes,
+        size: ByteCount,
     },
     /// The file is not what it should be.
     #[error("{path}: SHA-256 is {found}, not {wanted}; it is kept as {kept}")]

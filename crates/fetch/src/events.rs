@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use serde::Serialize;
 
 /// What a run tells.
@@ -15,9 +15,9 @@ pub enum Event {
         /// Its name.
         file: String,
         /// Its size, where told.
-        size: Option<Bytes>,
+        size: Option<ByteCount>,
         /// What an earlier run brought of it.
-        there: Bytes,
+        there: ByteCount,
         /// It comes in ranges, over all links.
         ranged: bool,
     },
@@ -47,9 +47,9 @@ pub struct Progress {
     /// Since the beginning, in seconds.
     pub seconds: f64,
     /// What is there of all files that were begun.
-    pub got: Bytes,
+    pub got: ByteCount,
     /// Their size, once all are known.
-    pub size: Option<Bytes>,
+    pub size: Option<ByteCount>,
     /// What comes now.
     pub rate_bps: Rate,
     /// Files that are complete, and all.
@@ -64,9 +64,9 @@ pub struct LinkProgress {
     /// Its name.
     pub name: String,
     /// What it brought.
-    pub moved: Bytes,
+    pub moved: ByteCount,
     /// What of that was there already.
-    pub twice: Bytes,
+    pub twice: ByteCount,
     /// What it brings now.
     pub rate_bps: Rate,
     /// Requests at work on it.
@@ -81,9 +81,9 @@ pub struct Outcome {
     /// Where it is; `None`: it went to standard output.
     pub path: Option<PathBuf>,
     /// Its size.
-    pub size: Bytes,
+    pub size: ByteCount,
     /// How long it took.
     pub seconds: f64,
     /// What each link brought of it.
-    pub links: BTreeMap<String, Bytes>,
+    pub links: BTreeMap<String, ByteCount>,
 }

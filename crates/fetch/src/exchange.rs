@@ -56,7 +56,7 @@ pub(crate) async fn run(
     let event = match judge(&outgoing.asked, parts.status, &parts.headers) {
         ResponseAction::Body { head, validator } => LaneEvent::Head { request, head, validator },
         ResponseAction::Empty => {
-            let head = Head { size: Some(braid_model::Bytes::ZERO), span: None, joinable: true };
+            let head = Head { size: Some(braid_model::ByteCount::ZERO), span: None, joinable: true };
             LaneEvent::Head { request, head, validator: None }
         }
         ResponseAction::Elsewhere(to) => LaneEvent::Elsewhere { request, from: outgoing.asked.url.clone(), to },

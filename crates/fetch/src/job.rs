@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_range::{ServerId, Spans};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use ring::digest::{SHA256, digest};
@@ -20,7 +20,7 @@ use crate::options::{Options, Output};
 use crate::partial::{Left, Partial};
 
 /// How far ahead of standard output is fetched.
-pub(crate) const WINDOW: Bytes = Bytes::new(16 * 1024 * 1024);
+pub(crate) const WINDOW: ByteCount = ByteCount::new(16 * 1024 * 1024);
 
 /// One of a file's addresses.
 #[derive(Debug, Clone)]
@@ -84,7 +84,7 @@ pub(crate) struct Job {
     pub(crate) anew: bool,
     pub(crate) began: Instant,
     /// Fresh bytes by link.
-    pub(crate) by_link: Vec<Bytes>,
+    pub(crate) by_link: Vec<ByteCount>,
     pub(crate) outcome: Option<Result<(), FetchError>>,
 }
 
@@ -105,7 +105,7 @@ impl Job {
             trouble: None,
             anew: false,
             began: Instant::now(),
-            by_link: vec![Bytes::ZERO; links],
+            by_link: vec![ByteCount::ZERO; links],
             outcome: None,
         };
         job.recall();
@@ -130,9 +130,9 @@ impl Job {
     }
 
     /// What is there already.
-    pub(crate) fn got(&self) -> (Option<Bytes>, Spans) {
+    pub(crate) fn got(&self) -> (Option<ByteCount>, Spans) {
         match &self.left {
-            Some(left) => (Some(Bytes::new(left.knowledge.size)), left.got.clone()),
+            Some(left) => (Some(ByteCount::new(left.knowledge.size)), left.got.clone()),
             None => (None, Spans::default()),
         }
     }
@@ -158,7 +158,7 @@ impl Job {
     }
 
     /// An answer of a source is of the state that `validator` names.
-    pub(crate) fn on_validator(&mut self, source: usize, size: Option<Bytes>, validator: Option<Validator>) -> Result<(), FetchError> {
+    pub(crate) fn on_validator(&mut self, source: usize, size: Option<ByteCount>, validator: Option<Validator>) -> Result<(), FetchError> {
         let there = &mut self.sources[source];
         // A source that is new to a file that was begun must prove that it has the same one.
         let known =
@@ -179,7 +179,7 @@ impl Job {
     }
 
     /// Takes bytes at their place; gives how much of the file went out in order, where that counts.
-    pub(crate) fn write(&mut self, at: Bytes, bytes: bytes::Bytes) -> Result<Option<Bytes>, FetchError> {
+    pub(crate) fn write(&mut self, at: ByteCount, bytes: bytes::Bytes) -> Result<Option<ByteCount>, FetchError> {
         match &mut self.sink {
             Sink::File(partial) => partial.write(at, &bytes).map(|()| None),
             Sink::Ordered { waiting, out } => {
@@ -190,7 +190,7 @@ impl Job {
                     written.map_err(|error| FetchError::Write { path: "standard output".into(), reason: error.to_string() })?;
                     *out += next.len() as u64;
                 }
-                Ok(Some(Bytes::new(*out)))
+                Ok(Some(ByteCount::new(*out)))
             }
             Sink::Closed => Ok(None),
         }
@@ -253,7 +253,7 @@ fn headers(source: &Source, options: &Options) -> HeaderMap {
 }
 
 /// Ends a file's way to the disk, on a thread that may wait.
-pub(crate) async fn finish(partial: Partial, size: Bytes, sha256: Option<[u8; 32]>, path: Arc<Path>) -> Result<(), FetchError> {
+pub(crate) async fn finish(partial: Partial, size: ByteCount, sha256: Option<[u8; 32]>, path: Arc<Path>) -> Result<(), FetchError> {
     let ended = tokio::task::spawn_blocking(move || partial.finish(size, sha256)).await;
     ended.unwrap_or_else(|error| Err(FetchError::Write { path: path.to_path_buf(), reason: error.to_string() }))
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::time::Duration;
 
-use braid_model::{Bytes, Family, PerFamily, Rate};
+use braid_model::{ByteCount, Family, PerFamily, Rate};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -37,7 +37,7 @@ pub struct DownloadLink {
     /// What is known of its rate towards this machine.
     pub rate: Option<Rate>,
     /// It may bring no more than this.
-    pub allowance: Option<Bytes>,
+    pub allowance: Option<ByteCount>,
     /// What 10^9 bytes over it cost.
     pub price_per_gb: f64,
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use hyper::header::{HeaderName, HeaderValue};
 
 use crate::cookies::Cookies;
@@ -34,7 +34,7 @@ pub struct Options {
     /// What all files together may cost.
     pub max_cost: Option<f64>,
     /// Larger files are refused.
-    pub max_size: Option<Bytes>,
+    pub max_size: Option<ByteCount>,
     /// Redirections that are followed; from https to http without anything above that may be secret.
     pub redirects: u32,
     /// Go on with what an earlier run left.

@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_platform::linux::sys::process::own_user;
 use braid_range::{Span, Spans};
 use ring::digest;
@@ -138,7 +138,7 @@ impl Partial {
     }
 
     /// Now it is known how large the file is and what names its state.
-    pub(crate) fn learn(&mut self, size: Bytes, url: &str, validator: Option<&Validator>) -> Result<(), FetchError> {
+    pub(crate) fn learn(&mut self, size: ByteCount, url: &str, validator: Option<&Validator>) -> Result<(), FetchError> {
         let Some(validator) = validator else { return Ok(()) };
         if self.knowledge.size == size.get() && self.knowledge.validators.get(url) == Some(validator) {
             return Ok(());
@@ -149,9 +149,9 @@ impl Partial {
     }
 
     /// Writes bytes of the file, and notes that they are there.
-    pub(crate) fn write(&mut self, at: Bytes, bytes: &[u8]) -> Result<(), FetchError> {
+    pub(crate) fn write(&mut self, at: ByteCount, bytes: &[u8]) -> Result<(), FetchError> {
         self.data.write_all_at(bytes, at.get()).map_err(|error| unwritable(&self.data_path, &error))?;
-        self.got.insert(Span::new(at, at + Bytes::new(bytes.len() as u64)));
+        self.got.insert(Span::new(at, at + ByteCount::new(bytes.len() as u64)));
         self.unsynced += bytes.len() as u64;
         if self.unsynced >= STEP && self.syncing.begin(&self.data) {
             self.unsynced = 0;
@@ -199,7 +199,7 @@ impl Partial {
     }
 
     /// All is there: the file appears under its name. `sha256`: what it must be.
-    pub(crate) fn finish(self, size: Bytes, sha256: Option<[u8; 32]>) -> Result<(), FetchError> {
+    pub(crate) fn finish(self, size: ByteCount, sha256: Option<[u8; 32]>) -> Result<(), FetchError> {
         let failed = |error: io::Error| unwritable(&self.data_path, &error);
         self.data.set_len(size.get()).map_err(failed)?;
         if let Some(wanted) = sha256 {
@@ -233,7 +233,7 @@ fn read_journal(text: &[u8]) -> Option<Left> {
         .map(|line| {
             let (start, end) = line.split_once(' ')?;
             let (start, end): (u64, u64) = (start.parse().ok()?, end.parse().ok()?);
-            (start <= end).then(|| Span::new(Bytes::new(start), Bytes::new(end)))
+            (start <= end).then(|| Span::new(ByteCount::new(start), ByteCount::new(end)))
         })
         .collect();
     Some(Left { knowledge, got: got? })
@@ -305,8 +305,8 @@ mod tests {
     fn begun(target: &Path) -> Partial {
         let (mut partial, left) = Partial::open(target, true).unwrap();
         assert_eq!(left, None);
-        partial.learn(Bytes::new(100), "http://h/f", Some(&tag())).unwrap();
-        partial.write(Bytes::new(10), &[7; 20]).unwrap();
+        partial.learn(ByteCount::new(100), "http://h/f", Some(&tag())).unwrap();
+        partial.write(ByteCount::new(10), &[7; 20]).unwrap();
         partial
     }
 
@@ -317,11 +317,14 @@ mod tests {
         drop(begun(&target));
         let (mut partial, left) = Partial::open(&target, true).unwrap();
         let left = left.unwrap();
-        assert_eq!((left.got.count(), left.knowledge.size, left.knowledge.validators["http://h/f"].clone()), (Bytes::new(20), 100, tag()));
+        assert_eq!(
+            (left.got.count(), left.knowledge.size, left.knowledge.validators["http://h/f"].clone()),
+            (ByteCount::new(20), 100, tag())
+        );
         assert!(!target.exists());
-        partial.write(Bytes::ZERO, &[1; 10]).unwrap();
-        partial.write(Bytes::new(30), &[2; 70]).unwrap();
-        partial.finish(Bytes::new(100), None).unwrap();
+        partial.write(ByteCount::ZERO, &[1; 10]).unwrap();
+        partial.write(ByteCount::new(30), &[2; 70]).unwrap();
+        partial.finish(ByteCount::new(100), None).unwrap();
         assert_eq!(fs::read(&target).unwrap().len(), 100);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
     }
@@ -334,7 +337,7 @@ mod tests {
         let journal = beside(&target, ".braid-journal");
         let text = fs::read_to_string(&journal).unwrap();
         fs::write(&journal, text.clone() + "30 4").unwrap();
-        assert_eq!(Partial::open(&target, true).unwrap().1.unwrap().got.count(), Bytes::new(20));
+        assert_eq!(Partial::open(&target, true).unwrap().1.unwrap().got.count(), ByteCount::new(20));
         for broken in [text.replace(&boot(), "another"), text.clone() + "4 3\n", text.clone() + "0 999\n", "{}\n".into(), String::new()] {
             fs::write(&journal, &broken).unwrap();
             fs::write(beside(&target, ".braid-part"), [7; 30]).unwrap();
@@ -368,7 +371,7 @@ mod tests {
         symlink(&precious, beside(&journal, "-new")).unwrap();
         let (mut partial, left) = Partial::open(&target, true).unwrap();
         assert_eq!(left, None, "a journal behind a link counts for nothing");
-        partial.learn(Bytes::new(100), "http://h/f", Some(&tag())).unwrap();
+        partial.learn(ByteCount::new(100), "http://h/f", Some(&tag())).unwrap();
         assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
     }
 
@@ -384,7 +387,7 @@ mod tests {
     fn another_checksum_keeps_the_name_free() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("f");
-        let error = begun(&target).finish(Bytes::new(100), Some([0; 32])).unwrap_err();
+        let error = begun(&target).finish(ByteCount::new(100), Some([0; 32])).unwrap_err();
         assert!(matches!(error, FetchError::Checksum { .. }) && !target.exists(), "{error}");
     }
 
@@ -393,10 +396,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("f");
         let (mut partial, _) = Partial::open(&target, false).unwrap();
-        partial.learn(Bytes::new(1 << 30), "http://h/f", Some(&tag())).unwrap();
-        (0..40_000u64).for_each(|at| partial.write(Bytes::new(at), &[1]).unwrap());
+        partial.learn(ByteCount::new(1 << 30), "http://h/f", Some(&tag())).unwrap();
+        (0..40_000u64).for_each(|at| partial.write(ByteCount::new(at), &[1]).unwrap());
         assert!(fs::metadata(&partial.journal_path).unwrap().len() < LONG + 1000);
         drop(partial);
-        assert_eq!(Partial::open(&target, true).unwrap().1.unwrap().got.count(), Bytes::new(40_000));
+        assert_eq!(Partial::open(&target, true).unwrap().1.unwrap().got.count(), ByteCount::new(40_000));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_range::{
     Action, Cause, Config, Engine, Failure, FileId, FileSetup, Head, LaneId, LinkId, LinkSetup, RequestId, ServerId, SourceId,
 };
@@ -99,7 +99,7 @@ struct Run<T> {
     nameless: BTreeSet<(ServerId, LinkId)>,
     /// The servers that have answered: a name that is not found any more is a trouble that passes.
     answered: BTreeSet<ServerId>,
-    finishing: JoinSet<(usize, Bytes, Result<(), FetchError>)>,
+    finishing: JoinSet<(usize, ByteCount, Result<(), FetchError>)>,
     begin: Instant,
     tell: T,
 }
@@ -334,7 +334,7 @@ impl<T: FnMut(Event)> Run<T> {
         let absent =
             |server: ServerId| !self.answered.contains(&server) && (0..links).all(|link| self.nameless.contains(&(server, LinkId(link))));
         let lost = self.by_file.iter().filter(|(_, index)| self.jobs[**index].sources.iter().all(|source| absent(source.server)));
-        let begun = |file: FileId| self.engine.file(file).is_some_and(|file| file.got > Bytes::ZERO);
+        let begun = |file: FileId| self.engine.file(file).is_some_and(|file| file.got > ByteCount::ZERO);
         let lost: Vec<FileId> = lost.map(|(file, _)| *file).filter(|file| !begun(*file)).collect();
         lost.into_iter().for_each(|file| self.drop_file(file, error.clone()));
     }
@@ -350,7 +350,7 @@ impl<T: FnMut(Event)> Run<T> {
             let error = FetchError::TooLarge { url: job.url(), size };
             return self.drop_file(file, error);
         }
-        let first = self.engine.file(file).is_some_and(|file| file.ranged.is_none() || file.got == Bytes::ZERO && file.size.is_none());
+        let first = self.engine.file(file).is_some_and(|file| file.ranged.is_none() || file.got == ByteCount::ZERO && file.size.is_none());
         let resumed = job.left.is_some();
         if let Err(error) = job.on_validator(source.0, head.size, validator) {
             let failure = if matches!(error, FetchError::Write { .. }) { None } else { Some(Failure::Changed) };
@@ -364,7 +364,7 @@ impl<T: FnMut(Event)> Run<T> {
             }
             return;
         }
-        let there = job.left.take().map_or(Bytes::ZERO, |left| left.got.count());
+        let there = job.left.take().map_or(ByteCount::ZERO, |left| left.got.count());
         self.engine.on_head(now, request, head);
         if first || resumed {
             let name = self.jobs[index].name();
@@ -381,7 +381,7 @@ impl<T: FnMut(Event)> Run<T> {
         let Some(active) = self.requests.get(&request) else { return };
         let (index, file, link) = (active.job, active.file, active.link);
         let Some(at) = self.engine.place(request) else { return };
-        let fresh = self.engine.on_data(now, request, Bytes::new(bytes.len() as u64));
+        let fresh = self.engine.on_data(now, request, ByteCount::new(bytes.len() as u64));
         if let (Some(most), Some(got)) = (self.options.max_size, self.engine.file(file).map(|file| file.got))
             && got > most
         {
@@ -419,7 +419,7 @@ impl<T: FnMut(Event)> Run<T> {
         self.engine.on_failed(now, request, Failure::Moved);
     }
 
-    fn on_done(&mut self, file: FileId, size: Bytes) {
+    fn on_done(&mut self, file: FileId, size: ByteCount) {
         let Some(index) = self.by_file.remove(&file) else { return };
         let now = self.now();
         self.engine.remove_file(now, file);
@@ -435,7 +435,7 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    fn on_finished(&mut self, index: usize, size: Bytes, result: Result<(), FetchError>) {
+    fn on_finished(&mut self, index: usize, size: ByteCount, result: Result<(), FetchError>) {
         self.jobs[index].outcome = Some(result.clone());
         match result {
             Ok(()) => {
@@ -516,14 +516,14 @@ impl<T: FnMut(Event)> Run<T> {
         let links: Vec<LinkProgress> = links.collect();
         let ended = self.jobs.iter().filter(|job| job.outcome.is_some()).count();
         let views: Vec<_> = self.by_file.keys().filter_map(|file| self.engine.file(*file)).collect();
-        let got = views.iter().fold(Bytes::ZERO, |sum, view| sum + view.got);
-        let size = views.iter().try_fold(Bytes::ZERO, |sum, view| Some(sum + view.size?));
+        let got = views.iter().fold(ByteCount::ZERO, |sum, view| sum + view.got);
+        let size = views.iter().try_fold(ByteCount::ZERO, |sum, view| Some(sum + view.size?));
         let rate_bps = links.iter().fold(Rate::ZERO, |sum, link| sum + link.rate_bps);
         let seconds = self.begin.elapsed().as_secs_f64();
         (self.tell)(Event::Progress(Progress { seconds, got, size, rate_bps, files: (ended, self.jobs.len()), links }));
     }
 
-    fn describe(&self, index: usize, size: Bytes) -> Outcome {
+    fn describe(&self, index: usize, size: ByteCount) -> Outcome {
         let job = &self.jobs[index];
         let names = self.shared.network.links().iter().map(|link| link.name.clone());
         Outcome {
@@ -537,7 +537,7 @@ impl<T: FnMut(Event)> Run<T> {
 
     fn outcome(&self, index: usize) -> Result<Outcome, FetchError> {
         match &self.jobs[index].outcome {
-            Some(Ok(())) => Ok(self.describe(index, self.jobs[index].by_link.iter().fold(Bytes::ZERO, |sum, bytes| sum + *bytes))),
+            Some(Ok(())) => Ok(self.describe(index, self.jobs[index].by_link.iter().fold(ByteCount::ZERO, |sum, bytes| sum + *bytes))),
             Some(Err(error)) => Err(error.clone()),
             None => Err(FetchError::Interrupted),
         }

@@ -18,7 +18,7 @@ mod run;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap};
 use hyper::{StatusCode, Uri};
@@ -30,7 +30,7 @@ use crate::network::Network;
 pub use body::{SpliceError, Spliced};
 
 /// A smaller file has come before another link could help: its connection alone takes several round trips.
-const LEAST: Bytes = Bytes::new(512 * 1024);
+const LEAST: ByteCount = ByteCount::new(512 * 1024);
 /// A smaller window is not worth it.
 const LEAST_WINDOW: u64 = 512 * 1024;
 
@@ -38,21 +38,21 @@ const LEAST_WINDOW: u64 = 512 * 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Of one download.
-    pub one: Bytes,
+    pub one: ByteCount,
     /// Of all. A download that finds less than it should have takes half of what is left, or goes on undivided.
-    pub all: Bytes,
+    pub all: ByteCount,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { one: Bytes::new(8 << 20), all: Bytes::new(16 << 20) }
+        Self { one: ByteCount::new(8 << 20), all: ByteCount::new(16 << 20) }
     }
 }
 
 /// What an answer's head offers: a file of known size, of which ranges could be joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    size: Bytes,
+    size: ByteCount,
     validator: Validator,
 }
 
@@ -69,7 +69,7 @@ impl Offer {
         if status != StatusCode::OK || encoded || odd || says(header::ACCEPT_RANGES, "none") {
             return None;
         }
-        let size = Bytes::new(content_length(headers)?);
+        let size = ByteCount::new(content_length(headers)?);
         let validator = Validator::of(headers)?;
         (size >= LEAST).then_some(Self { size, validator })
     }
@@ -123,7 +123,7 @@ impl Splicer {
         let Some(share) = MemoryBudget::take(&self.budget, begun.offer.size.get()) else { return Err(Box::new(begun)) };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (pieces, received) = mpsc::unbounded_channel();
-        let (size, window) = (begun.offer.size, Bytes::new(share.bytes));
+        let (size, window) = (begun.offer.size, ByteCount::new(share.bytes));
         let command = Command::Begin { number, begun: Box::new(begun), url, window, pieces };
         match self.commands.send(command) {
             Ok(()) => Ok(Spliced::new(number, size, received, self.commands.clone(), share)),
@@ -139,18 +139,13 @@ enum Command {
         number: u64,
         begun: Box<Begun>,
         url: url::Url,
-        window: Bytes,
+        window: ByteCount,
         pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,
     },
     /// The client took everything before that place.
-    Taken {
-        number: u64,
-        upto: Bytes,
-    },
+    Taken { number: u64, upto: ByteCount },
     /// The client is gone.
-    Gone {
-        number: u64,
-    },
+    Gone { number: u64 },
 }
 
 /// What downloads may keep.
@@ -229,8 +224,10 @@ mod tests {
 
     #[test]
     fn windows_shrink_as_memory_does_and_come_back() {
-        let budget =
-            Arc::new(MemoryBudget { bounds: Bounds { one: Bytes::new(8 << 20), all: Bytes::new(20 << 20) }, used: AtomicU64::new(0) });
+        let budget = Arc::new(MemoryBudget {
+            bounds: Bounds { one: ByteCount::new(8 << 20), all: ByteCount::new(20 << 20) },
+            used: AtomicU64::new(0),
+        });
         let mut shares = Vec::new();
         while let Some(share) = MemoryBudget::take(&budget, 1 << 30) {
             shares.push(share);

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use tokio::time::Instant;
 
 /// How far reading may run ahead.
@@ -29,7 +29,7 @@ impl Throttle {
             let mut due = self.due.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let now = Instant::now();
             let from = due.map_or(now, |due| due.max(now));
-            *due = Some(from + rate.time_for(Bytes::new(count as u64)).min(Duration::from_secs(3600)));
+            *due = Some(from + rate.time_for(ByteCount::new(count as u64)).min(Duration::from_secs(3600)));
             from
         };
         if until > Instant::now() + BURST {

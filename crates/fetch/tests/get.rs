@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use braid_fetch::{Cookies, Netrc, Options, Proxy};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use support::{Act, Loopback, Server, answer, content, get, get_over, good, good_with, quick};
 
 fn send(bytes: Vec<u8>) -> Vec<Act> {
@@ -301,7 +301,7 @@ fn what_links_may_bring_and_cost_is_kept() {
     });
     let folder = tempfile::tempdir().unwrap();
     let mut network = Loopback::new(3);
-    network.links[0].allowance = Some(Bytes::new(300_000));
+    network.links[0].allowance = Some(ByteCount::new(300_000));
     network.links[1].price_per_gb = 1000.0;
     let options = Options { max_cost: Some(0.5), ..quick() };
     let came = get_over(network, &[server.url("/file")], folder.path(), options, |_| ());
@@ -319,7 +319,7 @@ fn what_a_link_may_bring_goes_on_in_the_next_run() {
     let folder = tempfile::tempdir().unwrap();
     let url = server.url("/file");
     let mut network = Loopback::new(2);
-    network.links.iter_mut().for_each(|link| link.allowance = Some(Bytes::new(300_000)));
+    network.links.iter_mut().for_each(|link| link.allowance = Some(ByteCount::new(300_000)));
     let came = get_over(network, std::slice::from_ref(&url), folder.path(), quick(), |_| ());
     assert_eq!(came.error().exit_code(), 63, "{}", came.error());
     assert!(!folder.path().join("file").exists() && folder.path().join("file.braid-part").exists());
@@ -333,7 +333,7 @@ fn what_a_link_may_bring_goes_on_in_the_next_run() {
 fn too_large_a_file_is_refused_at_once() {
     let server = Server::start(|asked| send(good(asked, &content(500_000))));
     let folder = tempfile::tempdir().unwrap();
-    let options = Options { max_size: Some(Bytes::new(400_000)), ..quick() };
+    let options = Options { max_size: Some(ByteCount::new(400_000)), ..quick() };
     let came = get_over(Loopback::new(1), &[server.url("/file")], folder.path(), options, |_| ());
     assert_eq!(came.error().exit_code(), 63);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
@@ -343,7 +343,7 @@ fn too_large_a_file_is_refused_at_once() {
 fn regression_a_file_of_unknown_size_that_grows_too_large_is_refused() {
     let server = Server::start(|_| send([b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n".as_slice(), &content(2_000_000)].concat()));
     let folder = tempfile::tempdir().unwrap();
-    let options = Options { max_size: Some(Bytes::new(400_000)), ..quick() };
+    let options = Options { max_size: Some(ByteCount::new(400_000)), ..quick() };
     let came = get_over(Loopback::new(1), &[server.url("/file")], folder.path(), options, |_| ());
     assert_eq!(came.error().exit_code(), 63, "{}", came.error());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::{Bytes, Rate};
+use crate::{ByteCount, Rate};
 
 /// An amount of energy in joules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, PartialOrd, Serialize)]
@@ -82,7 +82,7 @@ impl Power {
     }
 
     /// What it takes to move `amount` at `rate`; zero at rate zero, at which nothing moves.
-    pub fn to_move(self, amount: Bytes, rate: Rate) -> Joules {
+    pub fn to_move(self, amount: ByteCount, rate: Rate) -> Joules {
         if rate == Rate::ZERO {
             return Joules::ZERO;
         }
@@ -101,8 +101,8 @@ mod tests {
     #[test]
     fn energy_is_power_over_time() {
         assert_eq!(Power::from_milliwatts(634.0).during(Duration::from_secs(10)), Joules::new(6.34));
-        assert_eq!(Power::from_watts(2.0).to_move(Bytes::new(1_000_000), Rate::from_mbps(8)), Joules::new(2.0));
-        assert_eq!(Power::from_watts(2.0).to_move(Bytes::new(1), Rate::ZERO), Joules::ZERO);
+        assert_eq!(Power::from_watts(2.0).to_move(ByteCount::new(1_000_000), Rate::from_mbps(8)), Joules::new(2.0));
+        assert_eq!(Power::from_watts(2.0).to_move(ByteCount::new(1), Rate::ZERO), Joules::ZERO);
     }
 
     #[test]

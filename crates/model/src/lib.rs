@@ -22,4 +22,4 @@ pub use flow::{Affinity, Direction, FlowId, Protocol};
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
 pub use network::{NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 pub use text::{printable, steers};
-pub use units::{Bytes, Rate, Time, UnitError};
+pub use units::{ByteCount, Rate, Time, UnitError};

@@ -49,9 +49,9 @@ impl Add<Duration> for Time {
 /// An amount of data in bytes. Arithmetic saturates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
-pub struct Bytes(u64);
+pub struct ByteCount(u64);
 
-impl Bytes {
+impl ByteCount {
     /// No data.
     pub const ZERO: Self = Self(0);
 
@@ -81,14 +81,14 @@ impl Bytes {
     }
 }
 
-impl Add for Bytes {
+impl Add for ByteCount {
     type Output = Self;
     fn add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 }
 
-impl AddAssign for Bytes {
+impl AddAssign for ByteCount {
     fn add_assign(&mut self, other: Self) {
         *self = *self + other;
     }
@@ -124,7 +124,7 @@ impl Rate {
     }
 
     /// How long `amount` takes at this rate; `Duration::MAX` at rate zero.
-    pub fn time_for(self, amount: Bytes) -> Duration {
+    pub fn time_for(self, amount: ByteCount) -> Duration {
         if self.0 == 0 {
             return Duration::MAX;
         }
@@ -191,7 +191,7 @@ impl FromStr for Rate {
     }
 }
 
-impl FromStr for Bytes {
+impl FromStr for ByteCount {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let factor = |unit: &str| {
@@ -237,7 +237,7 @@ macro_rules! deserialize_unit {
 }
 
 deserialize_unit!(Rate);
-deserialize_unit!(Bytes);
+deserialize_unit!(ByteCount);
 
 /// Scales a number to three significant places with a decimal prefix.
 fn decimal(value: u64, base: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -255,7 +255,7 @@ fn decimal(value: u64, base: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.pad(&text)
 }
 
-impl fmt::Display for Bytes {
+impl fmt::Display for ByteCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         decimal(self.0, "B", f)
     }
@@ -275,31 +275,31 @@ mod tests {
     fn texts_with_units_are_read() {
         assert_eq!("20 Mbit/s".parse(), Ok(Rate::from_mbps(20)));
         assert_eq!("1.5Gbit/s".parse(), Ok(Rate::from_mbps(1500)));
-        assert_eq!("10 GB".parse(), Ok(Bytes::new(10_000_000_000)));
-        assert_eq!("1 KiB".parse(), Ok(Bytes::new(1024)));
-        assert_eq!("7".parse(), Ok(Bytes::new(7)));
+        assert_eq!("10 GB".parse(), Ok(ByteCount::new(10_000_000_000)));
+        assert_eq!("1 KiB".parse(), Ok(ByteCount::new(1024)));
+        assert_eq!("7".parse(), Ok(ByteCount::new(7)));
     }
 
     #[test]
     fn a_text_that_is_no_rate_is_refused_with_the_remedy() {
         let error = "fast".parse::<Rate>().unwrap_err().to_string();
         assert!(error.contains("\"fast\"") && error.contains("Mbit/s"), "{error}");
-        assert!("12 furlongs".parse::<Bytes>().is_err());
-        assert!("-3 MB".parse::<Bytes>().is_err());
+        assert!("12 furlongs".parse::<ByteCount>().is_err());
+        assert!("-3 MB".parse::<ByteCount>().is_err());
     }
 
     #[test]
     fn rates_and_amounts_convert_without_overflow() {
-        assert_eq!(Bytes::new(1_000_000).per(Duration::from_secs(1)), Rate::from_mbps(8));
-        assert_eq!(Rate::from_mbps(8).time_for(Bytes::new(1_000_000)), Duration::from_secs(1));
-        assert_eq!(Rate::ZERO.time_for(Bytes::new(1)), Duration::MAX);
-        assert_eq!(Bytes::new(u64::MAX).per(Duration::from_nanos(1)), Rate::from_bps(u64::MAX));
+        assert_eq!(ByteCount::new(1_000_000).per(Duration::from_secs(1)), Rate::from_mbps(8));
+        assert_eq!(Rate::from_mbps(8).time_for(ByteCount::new(1_000_000)), Duration::from_secs(1));
+        assert_eq!(Rate::ZERO.time_for(ByteCount::new(1)), Duration::MAX);
+        assert_eq!(ByteCount::new(u64::MAX).per(Duration::from_nanos(1)), Rate::from_bps(u64::MAX));
     }
 
     #[test]
     fn amounts_read_well() {
-        assert_eq!(Bytes::new(999).to_string(), "999 B");
-        assert_eq!(Bytes::new(1_500_000).to_string(), "1.5 MB");
+        assert_eq!(ByteCount::new(999).to_string(), "999 B");
+        assert_eq!(ByteCount::new(1_500_000).to_string(), "1.5 MB");
         assert_eq!(Rate::from_mbps(100).to_string(), "100 Mbit/s");
     }
 }

@@ -3,7 +3,7 @@
 //! [`EmulatedLink`] is one direction of a link. Whoever drives it pushes packets in, pops packets out and asks when to come back:
 //!
 //! ```
-//! use braid_model::{Bytes, Rate, Time};
+//! use braid_model::{ByteCount, Rate, Time};
 //! use braid_netem::{EmulatedLink, Profile, PushOutcome};
 //! use std::time::Duration;
 //!

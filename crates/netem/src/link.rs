@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 use crate::loss::{Loss, LossProcess};
 use crate::random::Random;
@@ -13,7 +13,7 @@ use crate::trace::Trace;
 /// What an [`EmulatedLink`] moves.
 pub trait Packet {
     /// How much of the link's rate and queue it takes.
-    fn size(&self) -> Bytes;
+    fn size(&self) -> ByteCount;
 
     /// Whether random loss leaves it alone (address resolution, say, which radio links repeat below IP).
     fn spared(&self) -> bool {
@@ -22,8 +22,8 @@ pub trait Packet {
 }
 
 impl Packet for Vec<u8> {
-    fn size(&self) -> Bytes {
-        Bytes::new(self.len() as u64)
+    fn size(&self) -> ByteCount {
+        ByteCount::new(self.len() as u64)
     }
 }
 
@@ -59,7 +59,7 @@ pub struct Profile {
     /// Which get lost, after they have left: lost packets use the rate.
     pub loss: Loss,
     /// How much the queue holds, the packet that is leaving included. An empty queue takes any packet.
-    pub queue: Bytes,
+    pub queue: ByteCount,
 }
 
 impl Default for Profile {
@@ -71,7 +71,7 @@ impl Default for Profile {
             jitter: Duration::ZERO,
             keep_order: true,
             loss: Loss::None,
-            queue: Bytes::new(1_500_000),
+            queue: ByteCount::new(1_500_000),
         }
     }
 }
@@ -95,7 +95,7 @@ pub struct LinkStats {
     /// Packets popped.
     pub delivered: u64,
     /// Size of the packets popped.
-    pub delivered_bytes: Bytes,
+    pub delivered_bytes: ByteCount,
     /// Packets lost at random or in bursts.
     pub lost: u64,
     /// Packets that found the queue full.
@@ -103,9 +103,9 @@ pub struct LinkStats {
     /// Packets that met a dark link, or were on it when it went dark.
     pub dark: u64,
     /// The most the queue has held.
-    pub queue_max: Bytes,
+    pub queue_max: ByteCount,
     /// What the queue held on average over time since the link was made.
-    pub queue_mean: Bytes,
+    pub queue_mean: ByteCount,
 }
 
 /// One direction of a link: a drop-tail queue, a transmitter, and a way that takes time and may lose packets.
@@ -177,7 +177,7 @@ impl<P: Packet> EmulatedLink<P> {
             return PushOutcome::QueueFull;
         }
         self.backlog += size;
-        self.stats.queue_max = self.stats.queue_max.max(Bytes::new(self.backlog));
+        self.stats.queue_max = self.stats.queue_max.max(ByteCount::new(self.backlog));
         self.waiting.push_back((self.now, packet));
         self.advance(now);
         PushOutcome::Queued
@@ -254,12 +254,12 @@ impl<P: Packet> EmulatedLink<P> {
     pub fn stats(&self) -> LinkStats {
         let span = self.now.since(self.made).as_nanos();
         let mean = self.backlog_area.checked_div(span).unwrap_or(0);
-        LinkStats { queue_mean: Bytes::new(u64::try_from(mean).unwrap_or(u64::MAX)), ..self.stats }
+        LinkStats { queue_mean: ByteCount::new(u64::try_from(mean).unwrap_or(u64::MAX)), ..self.stats }
     }
 
     /// What the queue holds, the packet that is leaving included.
-    pub fn backlog(&self) -> Bytes {
-        Bytes::new(self.backlog)
+    pub fn backlog(&self) -> ByteCount {
+        ByteCount::new(self.backlog)
     }
 
     /// Whether packets leave at all.
@@ -366,8 +366,8 @@ mod tests {
     struct Numbered(usize, u64);
 
     impl Packet for Numbered {
-        fn size(&self) -> Bytes {
-            Bytes::new(self.1)
+        fn size(&self) -> ByteCount {
+            ByteCount::new(self.1)
         }
     }
 
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn any_second_carries_the_rate_within_a_packet() {
-        let mut link = EmulatedLink::new(Profile { queue: Bytes::new(u64::MAX), ..constant(20) }, 1, Time::ZERO);
+        let mut link = EmulatedLink::new(Profile { queue: ByteCount::new(u64::MAX), ..constant(20) }, 1, Time::ZERO);
         let arrivals: Vec<_> = (0..10_000).map(|_| (Time::ZERO, 1400)).collect();
         let out = run(&mut link, &arrivals);
         for begin in [0u64, 333_333_333, 1_234_567_891, 4_000_000_000] {
@@ -411,14 +411,14 @@ mod tests {
 
     #[test]
     fn a_full_queue_drops_the_tail_and_an_empty_one_takes_any_packet() {
-        let mut link = EmulatedLink::new(Profile { queue: Bytes::new(3000), ..constant(12) }, 1, Time::ZERO);
+        let mut link = EmulatedLink::new(Profile { queue: ByteCount::new(3000), ..constant(12) }, 1, Time::ZERO);
         let outcomes: Vec<_> = (0..4).map(|n| link.push(Time::ZERO, Numbered(n, 1500))).collect();
         assert_eq!(outcomes, [PushOutcome::Queued, PushOutcome::Queued, PushOutcome::QueueFull, PushOutcome::QueueFull]);
         assert_eq!(link.push(Time::from_millis(1), Numbered(4, 1500)), PushOutcome::Queued);
-        let mut tiny = EmulatedLink::new(Profile { queue: Bytes::ZERO, ..constant(12) }, 1, Time::ZERO);
+        let mut tiny = EmulatedLink::new(Profile { queue: ByteCount::ZERO, ..constant(12) }, 1, Time::ZERO);
         assert_eq!(tiny.push(Time::ZERO, Numbered(0, 9000)), PushOutcome::Queued);
         assert_eq!(link.stats().queue_full, 2);
-        assert_eq!(link.stats().queue_max, Bytes::new(3000));
+        assert_eq!(link.stats().queue_max, ByteCount::new(3000));
     }
 
     #[test]
@@ -428,7 +428,7 @@ mod tests {
         link.push(Time::ZERO, Numbered(1, 1500));
         // 3,000 bytes for 1 ms, 1,500 for 1 ms, none for 2 ms.
         while link.pop(Time::from_millis(4)).is_some() {}
-        assert_eq!(link.stats().queue_mean, Bytes::new(1125));
+        assert_eq!(link.stats().queue_mean, ByteCount::new(1125));
     }
 
     #[test]
@@ -510,8 +510,8 @@ mod tests {
     fn spared_packets_are_never_lost() {
         struct Spared;
         impl Packet for Spared {
-            fn size(&self) -> Bytes {
-                Bytes::new(60)
+            fn size(&self) -> ByteCount {
+                ByteCount::new(60)
             }
             fn spared(&self) -> bool {
                 true
@@ -563,7 +563,7 @@ mod tests {
             let mut at = Time::ZERO;
             let arrivals: Vec<_> = gaps.iter().map(|(gap, size)| { at = at + Duration::from_nanos(*gap); (at, *size) }).collect();
             let profile = Profile {
-                rate: Rate::from_bps(rate).into(), delay: Duration::from_nanos(delay), queue: Bytes::new(queue), ..Profile::default()
+                rate: Rate::from_bps(rate).into(), delay: Duration::from_nanos(delay), queue: ByteCount::new(queue), ..Profile::default()
             };
             let mut link = EmulatedLink::new(profile, 1, Time::ZERO);
             let out = run(&mut link, &arrivals);
@@ -614,7 +614,7 @@ mod tests {
             gaps in prop::collection::vec((0u64..3_000_000, 1u64..3000), 1..40),
         ) {
             let profile = Profile {
-                jitter: ms(3), keep_order: false, loss: Loss::bursts(0.2, 3.0), queue: Bytes::new(8000), ..constant(5)
+                jitter: ms(3), keep_order: false, loss: Loss::bursts(0.2, 3.0), queue: ByteCount::new(8000), ..constant(5)
             };
             let mut at = Time::ZERO;
             let arrivals: Vec<_> = gaps.iter().map(|(gap, size)| { at = at + Duration::from_nanos(*gap); (at, *size) }).collect();

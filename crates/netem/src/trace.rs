@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 use thiserror::Error;
 
 /// A trace in mahimahi's format: every line is the millisecond at which one packet of 1,500 bytes may cross, lines may repeat, and
@@ -52,7 +52,7 @@ const LONGEST: u64 = 366 * 24 * 3600 * 1000;
 
 impl Trace {
     /// What may cross at one opportunity.
-    pub const OPPORTUNITY: Bytes = Bytes::new(1500);
+    pub const OPPORTUNITY: ByteCount = ByteCount::new(1500);
 
     /// Reads a trace; empty lines and lines that begin with `#` do not count.
     pub fn parse(text: &str) -> Result<Self, TraceError> {

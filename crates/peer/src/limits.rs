@@ -2,14 +2,14 @@
 
 use braid_decide::allowance::Allowance;
 use braid_decide::bucket::Bucket;
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use std::time::Duration;
 
 /// How long a full bucket lasts at its rate.
 const BURST: Duration = Duration::from_millis(100);
 
 /// The least burst: a full batch of datagrams.
-const LEAST_BURST: Bytes = Bytes::new(64_000);
+const LEAST_BURST: ByteCount = ByteCount::new(64_000);
 
 /// Months begin on the first, at 00:00 UTC.
 const RESET_DAY: u8 = 1;
@@ -24,7 +24,7 @@ pub struct Limits {
     /// Flows at a time.
     pub flows: Option<u32>,
     /// Payload of both directions in a calendar month (UTC).
-    pub monthly: Option<Bytes>,
+    pub monthly: Option<ByteCount>,
 }
 
 /// A direction, as the client sees it.
@@ -44,7 +44,7 @@ pub enum Exceeded {
     Flows(u32),
     /// The month's bytes are used.
     #[error("this client has used its {0} of this month at the relay; wait for the first, or ask its operator for more")]
-    Monthly(Bytes),
+    Monthly(ByteCount),
 }
 
 /// What a client uses of its limits, over all its bonds.
@@ -59,7 +59,7 @@ pub struct Meter {
 
 impl Meter {
     /// Nothing is used, but `used` bytes of the month that `unix` (seconds of Unix time) lies in.
-    pub fn new(limits: Limits, used: Bytes, now: Time, unix: i64) -> Self {
+    pub fn new(limits: Limits, used: ByteCount, now: Time, unix: i64) -> Self {
         let mut month = Allowance::new(limits.monthly, RESET_DAY, unix);
         month.on_bytes(unix, used);
         let bucket = |rate: Rate| Bucket::new(rate, burst(rate), now);
@@ -112,17 +112,17 @@ impl Meter {
     }
 
     /// What may pass in this direction now; `None` is all.
-    pub fn available(&mut self, direction: Direction, now: Time) -> Option<Bytes> {
+    pub fn available(&mut self, direction: Direction, now: Time) -> Option<ByteCount> {
         self.bucket(direction).map(|bucket| bucket.available(now))
     }
 
     /// When `amount` may pass in this direction: `now`, or later, or never ([`Time::MAX`]).
-    pub fn ready_at(&mut self, direction: Direction, amount: Bytes, now: Time) -> Time {
+    pub fn ready_at(&mut self, direction: Direction, amount: ByteCount, now: Time) -> Time {
         self.bucket(direction).map_or(now, |bucket| bucket.ready_at(amount, now))
     }
 
     /// Counts what passed, at `now` and `unix` seconds of Unix time.
-    pub fn on_bytes(&mut self, direction: Direction, amount: Bytes, now: Time, unix: i64) {
+    pub fn on_bytes(&mut self, direction: Direction, amount: ByteCount, now: Time, unix: i64) {
         if let Some(bucket) = self.bucket(direction) {
             bucket.charge(amount, now);
         }
@@ -137,9 +137,9 @@ impl Meter {
     }
 }
 
-fn burst(rate: Rate) -> Bytes {
+fn burst(rate: Rate) -> ByteCount {
     let bytes = u128::from(rate.bytes_per_second()) * BURST.as_millis() / 1000;
-    Bytes::new(u64::try_from(bytes).unwrap_or(u64::MAX)).max(LEAST_BURST)
+    ByteCount::new(u64::try_from(bytes).unwrap_or(u64::MAX)).max(LEAST_BURST)
 }
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn flows_are_counted() {
-        let mut meter = Meter::new(Limits { flows: Some(2), ..Limits::default() }, Bytes::ZERO, Time::ZERO, NOVEMBER);
+        let mut meter = Meter::new(Limits { flows: Some(2), ..Limits::default() }, ByteCount::ZERO, Time::ZERO, NOVEMBER);
         assert_eq!([meter.open_flow(), meter.open_flow(), meter.open_flow()], [Ok(()), Ok(()), Err(Exceeded::Flows(2))]);
         meter.close_flow();
         assert_eq!((meter.open_flow(), meter.flows()), (Ok(()), 2));
@@ -163,26 +163,26 @@ mod tests {
 
     #[test]
     fn the_month_ends_and_begins_anew() {
-        let cap = Bytes::new(1_000_000);
+        let cap = ByteCount::new(1_000_000);
         let limits = Limits { monthly: Some(cap), ..Limits::default() };
-        let mut meter = Meter::new(limits, Bytes::new(900_000), Time::ZERO, NOVEMBER);
+        let mut meter = Meter::new(limits, ByteCount::new(900_000), Time::ZERO, NOVEMBER);
         assert_eq!(meter.open_flow(), Ok(()));
-        meter.on_bytes(Direction::Up, Bytes::new(60_000), Time::ZERO, NOVEMBER);
-        meter.on_bytes(Direction::Down, Bytes::new(40_000), Time::ZERO, NOVEMBER);
+        meter.on_bytes(Direction::Up, ByteCount::new(60_000), Time::ZERO, NOVEMBER);
+        meter.on_bytes(Direction::Down, ByteCount::new(40_000), Time::ZERO, NOVEMBER);
         assert_eq!((meter.open_flow(), meter.may_go_on()), (Err(Exceeded::Monthly(cap)), Err(Exceeded::Monthly(cap))));
-        meter.on_bytes(Direction::Down, Bytes::ZERO, Time::ZERO, DECEMBER);
+        meter.on_bytes(Direction::Down, ByteCount::ZERO, Time::ZERO, DECEMBER);
         assert_eq!(meter.open_flow(), Ok(()));
     }
 
     #[test]
     fn each_direction_has_its_rate() {
         let limits = Limits { rate_down: Some(Rate::from_mbps(80)), ..Limits::default() };
-        let mut meter = Meter::new(limits, Bytes::ZERO, Time::ZERO, NOVEMBER);
-        meter.on_bytes(Direction::Up, Bytes::new(u64::MAX), Time::ZERO, NOVEMBER);
-        meter.on_bytes(Direction::Down, Bytes::new(1_010_000), Time::ZERO, NOVEMBER);
+        let mut meter = Meter::new(limits, ByteCount::ZERO, Time::ZERO, NOVEMBER);
+        meter.on_bytes(Direction::Up, ByteCount::new(u64::MAX), Time::ZERO, NOVEMBER);
+        meter.on_bytes(Direction::Down, ByteCount::new(1_010_000), Time::ZERO, NOVEMBER);
         assert_eq!(meter.available(Direction::Up, Time::ZERO), None);
-        assert_eq!(meter.available(Direction::Down, Time::ZERO), Some(Bytes::ZERO));
-        assert_eq!(meter.ready_at(Direction::Down, Bytes::new(10_000), Time::ZERO), Time::from_millis(2));
+        assert_eq!(meter.available(Direction::Down, Time::ZERO), Some(ByteCount::ZERO));
+        assert_eq!(meter.ready_at(Direction::Down, ByteCount::new(10_000), Time::ZERO), Time::from_millis(2));
         meter.set_limits(Limits::default(), Time::ZERO);
         assert_eq!(meter.available(Direction::Down, Time::ZERO), None);
     }

@@ -12,7 +12,7 @@ mod usage;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 
 use crate::invite::{NoRandomness, Token};
@@ -366,7 +366,7 @@ fn client_of(row: &Row<'_>) -> rusqlite::Result<RegisteredClient> {
             rate_down: rate(row.get(6)?),
             rate_up: rate(row.get(7)?),
             flows: row.get(8)?,
-            monthly: row.get::<_, Option<i64>>(9)?.map(|bytes| Bytes::new(bytes.max(0) as u64)),
+            monthly: row.get::<_, Option<i64>>(9)?.map(|bytes| ByteCount::new(bytes.max(0) as u64)),
         },
     })
 }

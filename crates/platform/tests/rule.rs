@@ -2,7 +2,7 @@
 
 use braid_decide::connection::{LinkLoad, LinkMask, LoadTable, MAX_LINKS, Mode, Request};
 use braid_decide::policy::{Admission, admit};
-use braid_model::{Bytes, Direction, Rate};
+use braid_model::{ByteCount, Direction, Rate};
 use braid_platform::linux::bpf::trial::KernelRule;
 use braid_platform::linux::sys::abi;
 use proptest::prelude::*;
@@ -143,7 +143,7 @@ fn case() -> impl Strategy<Value = Case> {
         |((loads, demand), virtual_time, mode, allowed, (up, other_target), (backup, links, prefer))| Case {
             load_table: LoadTable { virtual_time, loads: loads.try_into().expect("as many as asked for") },
             mode,
-            request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: Bytes::new(demand) },
+            request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: ByteCount::new(demand) },
             backup,
             links,
             prefer,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use aya::maps::{Array, HashMap, Map, MapData, loaded_maps};
 use braid_control::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Family, LinkIndex, PerFamily, Protocol, Time};
+use braid_model::{ByteCount, Family, LinkIndex, PerFamily, Protocol, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::{Counters, survey};
 use braid_platform::linux::sys::abi;
@@ -45,7 +45,7 @@ fn connections_take_turns_in_both_families_and_loads_end_with_them() {
             events.iter().filter_map(|event| if let SteeringEvent::Ended(row) = event { Some(row) } else { None }).collect();
         assert_eq!(ended.len(), 27);
         for row in ended {
-            assert_eq!((row.rx, row.tx), (Bytes::new(1000), Bytes::new(1)), "{row:?}");
+            assert_eq!((row.rx, row.tx), (ByteCount::new(1000), ByteCount::new(1)), "{row:?}");
             assert_eq!((row.protocol, row.remote.1), (Protocol::Tcp, 80));
             assert!(row.rtt_us.is_some() && row.segments_out > Some(0));
         }
@@ -65,14 +65,14 @@ fn living_flows_are_listed_and_weigh_what_they_still_have_to_move() {
         assert_eq!(rows.len(), 1, "{rows:?}");
         assert_eq!(rows[0].remote, (SERVER, 80));
         assert_eq!(rows[0].local, (stream.local_addr().unwrap().ip(), stream.local_addr().unwrap().port()));
-        assert_eq!((rows[0].demand, rows[0].reserved), (Bytes::new(1000), Bytes::new(1000)));
+        assert_eq!((rows[0].demand, rows[0].reserved), (ByteCount::new(1000), ByteCount::new(1000)));
         stream.write_all(b"?").unwrap();
         stream.read_exact(&mut [0; 1000]).unwrap();
         stream.write_all(b"?").unwrap();
         stream.read_exact(&mut [0; 1000]).unwrap();
         let rows = steering.flows(now()).unwrap();
-        assert_eq!((rows[0].rx, rows[0].tx), (Bytes::new(2000), Bytes::new(2)));
-        assert_eq!(rows[0].reserved, Bytes::new(2002), "it outlived its estimate and weighs what it moved");
+        assert_eq!((rows[0].rx, rows[0].tx), (ByteCount::new(2000), ByteCount::new(2)));
+        assert_eq!(rows[0].reserved, ByteCount::new(2002), "it outlived its estimate and weighs what it moved");
         let slot = rows[0].slot;
         assert_eq!(steering.load_table().unwrap().loads[slot].load, [2002, 0]);
         drop(stream);
@@ -95,7 +95,7 @@ fn connected_udp_is_a_flow_from_its_first_byte_and_can_be_reconnected() {
         let rows = steering.flows(now()).unwrap();
         assert_eq!(rows.len(), 1);
         assert_eq!((rows[0].protocol, rows[0].remote), (Protocol::Udp, (SERVER, 5000)));
-        assert!(rows[0].tx > Bytes::ZERO && rows[0].rx > Bytes::ZERO, "{rows:?}");
+        assert!(rows[0].tx > ByteCount::ZERO && rows[0].rx > ByteCount::ZERO, "{rows:?}");
         socket.connect("203.0.113.11:5000").unwrap();
         socket.send(b"again").unwrap();
         assert_eq!(asked(&socket), seen, "the kernel kept its source address, so it kept its link");
@@ -133,7 +133,7 @@ fn datagrams_are_counted_without_their_headers_by_call_and_by_packet() {
                     let row = rows.iter().find(|row| row.remote == remote).expect("the flow is listed");
                     assert_eq!(
                         (row.tx, row.rx),
-                        (Bytes::new(1 + 700 + 1900), Bytes::new(received)),
+                        (ByteCount::new(1 + 700 + 1900), ByteCount::new(received)),
                         "{counters:?}, connected: {connected}"
                     );
                 }
@@ -156,7 +156,7 @@ fn datagrams_are_counted_only_while_a_udp_socket_is_steered() {
         socket.send(b"hello").unwrap();
         let answer = asked(&socket).len() as u64;
         let rows = steering.flows(now()).unwrap();
-        assert_eq!((rows[0].tx, rows[0].rx), (Bytes::new(5), Bytes::new(answer)));
+        assert_eq!((rows[0].tx, rows[0].rx), (ByteCount::new(5), ByteCount::new(answer)));
         let later = |seconds: u64| Time::from_nanos(now().as_nanos() + seconds * 1_000_000_000);
         for seconds in [20, 40, 60] {
             steering.flows(later(seconds)).unwrap();
@@ -200,7 +200,7 @@ fn unconnected_datagrams_are_steered_per_destination_and_stay_on_their_link() {
         assert!(asked(&six).starts_with("fd77:"));
         let rows = steering.flows(now()).unwrap();
         assert_eq!(rows.len(), 9);
-        assert!(rows.iter().all(|row| row.tx > Bytes::ZERO && row.rx > Bytes::ZERO), "{rows:?}");
+        assert!(rows.iter().all(|row| row.tx > ByteCount::ZERO && row.rx > ByteCount::ZERO), "{rows:?}");
         let server = UdpSocket::bind("0.0.0.0:7000").unwrap();
         for _ in 0..4 {
             server.send_to(b"hello", "203.0.113.10:5000").unwrap();

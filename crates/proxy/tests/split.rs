@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_model::address::Address;
 use braid_peer::destination::{DialError, Policy, resolve};
 use braid_proxy::{Access, Bounds, Connection, ConnectionRoute, Datagrams, Opened, Origin, Outbound, Pending, Proxy, Share, SplitBounds};
@@ -495,7 +495,7 @@ fn a_client_that_reads_nothing_is_waited_for_in_bounded_memory() {
     let bytes = content(LARGE);
     let served = bytes.clone();
     let server = Server::start(move |asked| vec![Act::Send(good(asked, &served))]);
-    let mut client = Client::new(proxy(two(), SplitBounds { one: Bytes::new(2 << 20), all: Bytes::new(8 << 20) }));
+    let mut client = Client::new(proxy(two(), SplitBounds { one: ByteCount::new(2 << 20), all: ByteCount::new(8 << 20) }));
     client.ask(&format!("GET {} HTTP/1.1", server.url("/file")), "");
     let head = client.head();
     // The window, and what the system keeps of three connections.
@@ -527,7 +527,7 @@ fn no_connection_outlives_its_client() {
 fn downloads_that_find_no_memory_go_on_undivided() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
-    let small = SplitBounds { one: Bytes::new(1 << 20), all: Bytes::new(1_200_000) };
+    let small = SplitBounds { one: ByteCount::new(1 << 20), all: ByteCount::new(1_200_000) };
     let proxy = proxy(two(), small);
     let clients: Vec<Client> = (0..3)
         .map(|_| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 
 use crate::engine::{Engine, Lane, Request};
 use crate::file::{Adopted, File};
@@ -62,8 +62,8 @@ impl Engine {
     }
 
     /// The place before which the answer of an adopted file may be read now.
-    pub fn limit(&self, id: FileId) -> Bytes {
-        Bytes::new(self.files.get(&id).map_or(0, File::limit))
+    pub fn limit(&self, id: FileId) -> ByteCount {
+        ByteCount::new(self.files.get(&id).map_or(0, File::limit))
     }
 
     /// The range by which `link` would find out whether there are ranges, while the first answer goes on; `None`: it would gain nothing.

@@ -1,6 +1,6 @@
 //! Answers: what their heads say, and where their bytes belong.
 
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 
 use crate::engine::{ENDLESS, Engine, Request};
 use crate::file::File;
@@ -113,7 +113,7 @@ impl Engine {
 
     /// The next `count` bytes of an answer came. Gives which of them are fresh, as places in the file: these and no others are to be kept.
     /// The bytes begin at [`Self::place`] of before the call.
-    pub fn on_data(&mut self, now: Time, id: RequestId, count: Bytes) -> Vec<Span> {
+    pub fn on_data(&mut self, now: Time, id: RequestId, count: ByteCount) -> Vec<Span> {
         let Some(request) = self.requests.get_mut(&id) else { return Vec::new() };
         let came = Span::raw(request.at, (request.at.saturating_add(count.get())).min(request.end));
         request.at = came.end;
@@ -148,8 +148,8 @@ impl Engine {
     }
 
     /// Where in its file the next byte of a request belongs; `None` if it is not at work any more.
-    pub fn place(&self, id: RequestId) -> Option<Bytes> {
-        self.requests.get(&id).map(|request| Bytes::new(request.at))
+    pub fn place(&self, id: RequestId) -> Option<ByteCount> {
+        self.requests.get(&id).map(|request| ByteCount::new(request.at))
     }
 
     /// The answer ended as its framing said.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use braid_decide::midrr::{Flags, Midrr};
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 
 use crate::file::File;
 use crate::link::{RETRY_FIRST, RETRY_MOST, ScheduledLink};
@@ -16,7 +16,7 @@ use crate::types::{
 };
 
 /// What a file of weight 1 is given in one turn of miDRR.
-const QUANTUM: Bytes = Bytes::new(64 * 1024);
+const QUANTUM: ByteCount = ByteCount::new(64 * 1024);
 /// So many connections in a row that one of several sources refused make it one of no use.
 const FAULTS: u32 = 3;
 /// So often a file that comes in one piece is begun anew, though each attempt brought something.
@@ -213,7 +213,7 @@ impl Engine {
     }
 
     /// The reader took everything before `upto`: for files with a window.
-    pub fn on_taken(&mut self, now: Time, id: FileId, upto: Bytes) {
+    pub fn on_taken(&mut self, now: Time, id: FileId, upto: ByteCount) {
         let Some(file) = self.files.get_mut(&id) else { return };
         let before = file.limit();
         file.taken = file.taken.max(upto.get());
@@ -307,7 +307,7 @@ impl Engine {
     pub fn file(&self, id: FileId) -> Option<FileView> {
         let file = self.files.get(&id)?;
         let requests = self.requests.values().filter(|request| request.file == id).count();
-        Some(FileView { size: file.size.map(Bytes::new), got: file.got.count(), requests, ranged: file.ranged })
+        Some(FileView { size: file.size.map(ByteCount::new), got: file.got.count(), requests, ranged: file.ranged })
     }
 
     /// Whose a request is; `None` if it is not at work any more.
@@ -324,8 +324,8 @@ impl Engine {
     pub fn link(&self, now: Time, id: LinkId) -> Option<LinkView> {
         let link = self.links.get(id.0)?;
         Some(LinkView {
-            moved: Bytes::new(link.moved),
-            twice: Bytes::new(link.twice),
+            moved: ByteCount::new(link.moved),
+            twice: ByteCount::new(link.twice),
             rate: link.meter.rate(now),
             latency: link.latency,
             requests: self.requests.values().filter(|request| request.link == id).count(),
@@ -470,7 +470,7 @@ impl Engine {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.ended.is_none()) else { return };
         file.ended = Some(outcome);
         file.active = false;
-        let (flow, size) = (file.flow, Bytes::new(file.size.unwrap_or(0)));
+        let (flow, size) = (file.flow, ByteCount::new(file.size.unwrap_or(0)));
         let _ = self.midrr.set_head(flow, None);
         self.stop_all(now, id, None);
         self.dirty = true;

@@ -6,7 +6,7 @@
 //! The [`Engine`] does no I/O and reads no clock: it is told what happened and when, and asked what to do.
 //!
 //! ```
-//! use braid_model::{Bytes, Rate, Time};
+//! use braid_model::{ByteCount, Rate, Time};
 //! use braid_range::{Action, Config, Engine, FileSetup, Head, LinkSetup, Span};
 //!
 //! let mut engine = Engine::new(Config { lanes_first: 1, ..Config::default() });
@@ -16,11 +16,11 @@
 //! let Some(Action::Connect { lane, .. }) = engine.poll(Time::ZERO) else { panic!() };
 //! engine.on_connected(Time::from_millis(20), lane, 1);
 //! let Some(Action::Ask { request, span: Some(span), .. }) = engine.poll(Time::from_millis(20)) else { panic!() };
-//! let head = Head { size: Some(Bytes::new(1000)), span: Some(Span::new(Bytes::ZERO, Bytes::new(1000))), joinable: true };
+//! let head = Head { size: Some(ByteCount::new(1000)), span: Some(Span::new(ByteCount::ZERO, ByteCount::new(1000))), joinable: true };
 //! engine.on_head(Time::from_millis(40), request, head);
-//! let fresh = engine.on_data(Time::from_millis(41), request, Bytes::new(1000));
-//! assert_eq!(fresh, [Span::new(Bytes::ZERO, Bytes::new(1000))]);
-//! assert_eq!(engine.poll(Time::from_millis(41)), Some(Action::Done { file, size: Bytes::new(1000) }));
+//! let fresh = engine.on_data(Time::from_millis(41), request, ByteCount::new(1000));
+//! assert_eq!(fresh, [Span::new(ByteCount::ZERO, ByteCount::new(1000))]);
+//! assert_eq!(engine.poll(Time::from_millis(41)), Some(Action::Done { file, size: ByteCount::new(1000) }));
 //! ```
 //!
 //! After every event [`Engine::poll`] is to be called until it has nothing more: what it says may concern what comes next.

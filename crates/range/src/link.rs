@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 use crate::meter::Meter;
 use crate::types::{Config, LinkSetup};
@@ -182,7 +182,7 @@ impl ScheduledLink {
 
     /// Bytes it may still bring, `pending` of which are asked for; `budget`: what the money left buys of it.
     pub(crate) fn left(&self, pending: u64, budget: Option<u64>) -> u64 {
-        let allowance = self.setup.allowance.map_or(u64::MAX, Bytes::get).saturating_sub(self.moved).saturating_sub(pending);
+        let allowance = self.setup.allowance.map_or(u64::MAX, ByteCount::get).saturating_sub(self.moved).saturating_sub(pending);
         allowance.min(budget.unwrap_or(u64::MAX))
     }
 }

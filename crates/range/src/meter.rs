@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 /// Bytes are summed up over this long.
 const SLICE: Duration = Duration::from_millis(100);
@@ -61,7 +61,7 @@ impl Meter {
             return None;
         }
         let sum = self.slices.iter().filter(|(at, _)| now.since(*at) <= window).map(|(_, sum)| sum).sum();
-        Some(Bytes::new(sum).per(span))
+        Some(ByteCount::new(sum).per(span))
     }
 
     /// The mean rate from `from` on; `None` where the record does not reach back that far, or too little time has passed.
@@ -71,7 +71,7 @@ impl Meter {
             return None;
         }
         let sum = self.slices.iter().filter(|(at, _)| *at >= from).map(|(_, sum)| sum).sum();
-        Some(Bytes::new(sum).per(span))
+        Some(ByteCount::new(sum).per(span))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use braid_decide::midrr::{FlowKey, LinkSet};
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 
 use crate::engine::{ENDLESS, Engine, Lane, Request};
 use crate::file::File;
@@ -152,7 +152,7 @@ impl Engine {
             let busy = self.at_work(LinkId(link));
             self.links[link].on_busy(now, busy);
             let long = self.files.values().filter(|file| file.active && file.setup.links.contains(link)).map(File::open).sum::<u64>();
-            let long = self.links[link].rate(now).is_some_and(|rate| rate.time_for(Bytes::new(long)) > Duration::from_secs(1));
+            let long = self.links[link].rate(now).is_some_and(|rate| rate.time_for(ByteCount::new(long)) > Duration::from_secs(1));
             let most = self.config.lanes_most;
             self.links[link].climb(now, busy, most, long);
             if busy > 0 && long {
@@ -313,7 +313,7 @@ impl Engine {
         let all = file.setup.links;
         let _ = match size {
             None if file.open() > 0 => self.midrr.narrow(file.flow, LinkSet(all.0 & !(1 << link.0))),
-            _ => self.midrr.narrow(file.flow, all).and_then(|()| self.midrr.set_head(file.flow, size.map(Bytes::new))),
+            _ => self.midrr.narrow(file.flow, all).and_then(|()| self.midrr.set_head(file.flow, size.map(ByteCount::new))),
         };
     }
 
@@ -334,7 +334,7 @@ impl Engine {
             Some(true) => self.size(now, link, file)?,
         };
         self.door(now, link, file)?;
-        let window = file.setup.window.map_or(MOST, Bytes::get);
+        let window = file.setup.window.map_or(MOST, ByteCount::get);
         Some(size.min(allowed).min(window).clamp(1, MOST))
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_model::ranges::RangeSet;
 
 /// The bytes of a file from `start` up to, not including, `end`. `start <= end` always.
@@ -14,7 +14,7 @@ pub struct Span {
 
 impl Span {
     /// From `start` up to `end`; empty at `start` if `end` lies before it.
-    pub const fn new(start: Bytes, end: Bytes) -> Self {
+    pub const fn new(start: ByteCount, end: ByteCount) -> Self {
         Self::raw(start.get(), end.get())
     }
 
@@ -23,18 +23,18 @@ impl Span {
     }
 
     /// The first byte's place.
-    pub const fn start(self) -> Bytes {
-        Bytes::new(self.start)
+    pub const fn start(self) -> ByteCount {
+        ByteCount::new(self.start)
     }
 
     /// The place behind the last byte.
-    pub const fn end(self) -> Bytes {
-        Bytes::new(self.end)
+    pub const fn end(self) -> ByteCount {
+        ByteCount::new(self.end)
     }
 
     /// How many bytes.
-    pub const fn len(self) -> Bytes {
-        Bytes::new(self.end - self.start)
+    pub const fn len(self) -> ByteCount {
+        ByteCount::new(self.end - self.start)
     }
 
     /// Whether there is none.
@@ -60,14 +60,14 @@ impl From<Range<u64>> for Span {
 /// A set of bytes of a file, as ranges that neither touch nor overlap.
 ///
 /// ```
-/// use braid_model::Bytes;
+/// use braid_model::ByteCount;
 /// use braid_range::{Span, Spans};
 ///
 /// let mut got = Spans::default();
-/// got.insert(Span::new(Bytes::new(0), Bytes::new(10)));
-/// got.insert(Span::new(Bytes::new(10), Bytes::new(20)));
+/// got.insert(Span::new(ByteCount::new(0), ByteCount::new(10)));
+/// got.insert(Span::new(ByteCount::new(10), ByteCount::new(20)));
 /// assert_eq!(got.iter().count(), 1);
-/// assert_eq!(got.count(), Bytes::new(20));
+/// assert_eq!(got.count(), ByteCount::new(20));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Spans(RangeSet);
@@ -106,8 +106,8 @@ impl Spans {
     }
 
     /// How many bytes.
-    pub fn count(&self) -> Bytes {
-        Bytes::new(self.0.total())
+    pub fn count(&self) -> ByteCount {
+        ByteCount::new(self.0.total())
     }
 
     /// Whether there is none.
@@ -130,8 +130,8 @@ impl Spans {
     }
 
     /// The end of what is there from `start` on without a gap; `start` if nothing is.
-    pub fn contiguous(&self, start: Bytes) -> Bytes {
-        Bytes::new(self.0.reach(start.get()))
+    pub fn contiguous(&self, start: ByteCount) -> ByteCount {
+        ByteCount::new(self.0.reach(start.get()))
     }
 }
 

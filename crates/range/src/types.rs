@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::midrr::{LinkSet, MidrrError};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 use crate::spans::{Span, Spans};
 
@@ -59,7 +59,7 @@ pub struct LinkSetup {
     /// What is known of its rate; measured soon in any case.
     pub rate: Option<Rate>,
     /// It may bring no more than this.
-    pub allowance: Option<Bytes>,
+    pub allowance: Option<ByteCount>,
     /// What 10^9 bytes over it cost.
     pub price_per_gb: f64,
 }
@@ -74,11 +74,11 @@ pub struct FileSetup {
     /// The links it may use, its row of Π, by [`LinkId`].
     pub links: LinkSet,
     /// Its size and the fact that it can be had in ranges, where known from before.
-    pub size: Option<Bytes>,
+    pub size: Option<ByteCount>,
     /// What of it is there already.
     pub got: Spans,
     /// Where the reader wants it in order: how far ahead of what the reader took ([`crate::Engine::on_taken`]) it is fetched at most.
-    pub window: Option<Bytes>,
+    pub window: Option<ByteCount>,
 }
 
 impl FileSetup {
@@ -92,7 +92,7 @@ impl FileSetup {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// The size of the whole file, where told.
-    pub size: Option<Bytes>,
+    pub size: Option<ByteCount>,
     /// The range that follows; `None`: the whole file follows, whatever was asked.
     pub span: Option<Span>,
     /// A strong validator holds, so that this range can be joined with others of the same file.
@@ -181,7 +181,7 @@ pub enum Action {
         /// The file.
         file: FileId,
         /// Its size.
-        size: Bytes,
+        size: ByteCount,
     },
     /// The file cannot be had.
     GiveUp {
@@ -196,9 +196,9 @@ pub enum Action {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileView {
     /// Its size, once known.
-    pub size: Option<Bytes>,
+    pub size: Option<ByteCount>,
     /// What is there.
-    pub got: Bytes,
+    pub got: ByteCount,
     /// Requests at work.
     pub requests: usize,
     /// It comes in ranges over all links; false: whole, over one; `None`: not known yet.
@@ -209,9 +209,9 @@ pub struct FileView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkView {
     /// What it brought, what came twice included.
-    pub moved: Bytes,
+    pub moved: ByteCount,
     /// What came over it though it was there already.
-    pub twice: Bytes,
+    pub twice: ByteCount,
     /// Its measured rate.
     pub rate: Option<Rate>,
     /// From a question to its answer's first byte.

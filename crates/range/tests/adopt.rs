@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_range::{Action, Cause, Config, FileSetup, LinkId, RangeError};
 use proptest::prelude::*;
 use world::{Manners, SimLink, World};
@@ -154,7 +154,7 @@ fn what_cannot_be_taken_on_is_refused() {
     let unknown = world.engine.adopt(Time::ZERO, LinkId(0), FileSetup::new(vec![world.server]));
     assert_eq!(unknown, Err(RangeError::NoSize));
     let mut setup = FileSetup::new(vec![world.server]);
-    setup.size = Some(Bytes::new(5));
+    setup.size = Some(ByteCount::new(5));
     assert_eq!(world.engine.adopt(Time::ZERO, LinkId(7), setup), Err(RangeError::UnknownLink(LinkId(7))));
 }
 

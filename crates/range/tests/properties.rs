@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_range::{Action, Cause, Config, Engine, FileSetup, Head, LinkSetup, RequestId, Span, Spans};
 use proptest::prelude::*;
 use world::{Manners, SimLink, World};
@@ -62,7 +62,7 @@ proptest! {
         for (size, weight, window, first_only) in files {
             let window = window.filter(|_| !manners.loose);
             let file = world.add(size, |file| {
-                (file.weight, file.window) = (weight, window.map(Bytes::new));
+                (file.weight, file.window) = (weight, window.map(ByteCount::new));
                 file.links = if first_only { LinkSet(1) } else { LinkSet(u64::MAX) };
             });
             if let Some(window) = window {
@@ -87,10 +87,10 @@ proptest! {
     #[test]
     fn what_is_there_is_not_fetched_again(size in 1u64..2_000_000, there in prop::collection::vec((0u64..2_000_000, 0u64..500_000), 0..6)) {
         let mut world = World::new(Config::default(), make(&[(20.0, 10, 20.0, None), (5.0, 80, 5.0, None)]), Manners::default());
-        let clip = |at: u64| Bytes::new(at.min(size));
+        let clip = |at: u64| ByteCount::new(at.min(size));
         let got: Spans = there.into_iter().map(|(at, len)| Span::new(clip(at), clip(at + len))).collect();
         let before = got.count();
-        let file = world.add(size, |file| (file.size, file.got) = (Some(Bytes::new(size)), got));
+        let file = world.add(size, |file| (file.size, file.got) = (Some(ByteCount::new(size)), got));
         world.run(LIMIT);
         prop_assert!(world.done(file));
         let fetched: u64 = world.served.values().sum();
@@ -101,7 +101,7 @@ proptest! {
 #[test]
 fn a_link_with_an_allowance_brings_no_more() {
     let mut metered = SimLink::new(20.0, 10);
-    metered.setup = LinkSetup { allowance: Some(Bytes::new(1_000_000)), ..LinkSetup::default() };
+    metered.setup = LinkSetup { allowance: Some(ByteCount::new(1_000_000)), ..LinkSetup::default() };
     let mut world = World::new(Config::default(), vec![metered, SimLink::new(5.0, 50)], Manners::default());
     let file = world.add(5_000_000, |_| ());
     world.run(LIMIT);
@@ -143,9 +143,9 @@ fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
     engine.add_link(LinkSetup { rate: Some(Rate::from_mbps(8)), ..LinkSetup::default() }).unwrap();
     engine.add_link(LinkSetup::default()).unwrap();
-    let size = Bytes::new(900_000);
+    let size = ByteCount::new(900_000);
     let mut setup = FileSetup::new(vec![engine.add_server()]);
-    (setup.size, setup.window) = (Some(size), Some(Bytes::new(1_000_000)));
+    (setup.size, setup.window) = (Some(size), Some(ByteCount::new(1_000_000)));
     let file = engine.add_file(Time::ZERO, setup).unwrap();
     let mut asked: Vec<(RequestId, Span)> = Vec::new();
     let step = |engine: &mut Engine, now: Time, asked: &mut Vec<(RequestId, Span)>| {
@@ -163,7 +163,7 @@ fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     let [(slow, first), (quick, second)] = asked[..] else { panic!("{asked:?}") };
     asked.clear();
     // The second link answers; what the first was to bring is free when nothing has come of it for a while.
-    let half = Bytes::new(second.len().get() / 2);
+    let half = ByteCount::new(second.len().get() / 2);
     engine.on_head(Time::from_millis(50), quick, head(second));
     engine.on_data(Time::from_millis(500), quick, half);
     step(&mut engine, Time::from_millis(900), &mut asked);
@@ -172,7 +172,7 @@ fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     step(&mut engine, Time::from_millis(1000), &mut asked);
     assert!(asked.iter().any(|(_, span)| span.start() == first.start() && span.end() < first.end()), "part of it is asked for: {asked:?}");
     engine.on_head(Time::from_millis(1100), slow, head(first));
-    engine.on_data(Time::from_millis(1100), slow, Bytes::new(1));
+    engine.on_data(Time::from_millis(1100), slow, ByteCount::new(1));
     for turn in 0..100 {
         let now = Time::from_millis(1200 + 100 * turn);
         step(&mut engine, now, &mut asked);
@@ -182,5 +182,5 @@ fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
             engine.on_end(now, request);
         }
     }
-    assert_eq!(engine.got(file), Some(&Spans::of(Span::new(Bytes::ZERO, size))));
+    assert_eq!(engine.got(file), Some(&Spans::of(Span::new(ByteCount::ZERO, size))));
 }

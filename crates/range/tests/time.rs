@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_range::{Action, Config, Engine, FileSetup, Head, LinkSetup, Span};
 use world::{Manners, SimLink, World};
 
@@ -120,7 +120,7 @@ fn files_share_links_by_weight_and_preference() {
 fn a_reader_in_order_gets_nearly_the_sum() {
     let mut world = World::new(Config::default(), three(), Manners::default());
     let window = 4 * MB;
-    let file = world.add(40 * MB, |file| file.window = Some(Bytes::new(window)));
+    let file = world.add(40 * MB, |file| file.window = Some(ByteCount::new(window)));
     world.readers.insert(file, (Rate::from_mbps(1000), 0.0, window));
     let time = seconds(world.run(Duration::from_secs(60)));
     let ideal = 40.0 * 8.0 / 35.0;
@@ -140,7 +140,7 @@ fn regression_the_late_head_of_a_stalled_request_takes_nothing_from_others() {
     let fast = LinkSetup { rate: Some(Rate::from_mbps(20)), ..LinkSetup::default() };
     let links = [engine.add_link(fast).unwrap(), engine.add_link(LinkSetup::default()).unwrap()];
     let server = engine.add_server();
-    let size = Bytes::new(4 * MB);
+    let size = ByteCount::new(4 * MB);
     let file = engine.add_file(Time::ZERO, FileSetup { size: Some(size), ..FileSetup::new(vec![server]) }).unwrap();
     let mut lanes = [None; 2];
     while let Some(action) = engine.poll(Time::ZERO) {
@@ -164,7 +164,7 @@ fn regression_the_late_head_of_a_stalled_request_takes_nothing_from_others() {
     let mut next = asked(&mut engine, late);
     assert!(next.unwrap().1.end() < long.end(), "{next:?} of {long:?}");
     engine.on_head(late, first, head(long));
-    engine.on_data(late, first, Bytes::new(1));
+    engine.on_data(late, first, ByteCount::new(1));
     let mut now = late;
     while let Some((request, span)) = next {
         now = now + Duration::from_millis(10);
@@ -181,7 +181,7 @@ fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
     let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
     let links = [0, 1].map(|_| engine.add_link(LinkSetup { rate: Some(Rate::from_mbps(16)), ..LinkSetup::default() }).unwrap());
     let server = engine.add_server();
-    let size = Bytes::new(40 * MB);
+    let size = ByteCount::new(40 * MB);
     engine.add_file(Time::ZERO, FileSetup { size: Some(size), ..FileSetup::new(vec![server]) }).unwrap();
     let head = |span: Span| Head { size: Some(size), span: Some(span), joinable: true };
     let mut lanes = Vec::new();
@@ -206,7 +206,7 @@ fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
                     engine.on_head(now, request, head(span));
                     work[link.0] = Some((request, span, 0));
                     // From its second range on the first link brings a fortieth of what it did.
-                    long = if link == links[0] && span.start() > Bytes::ZERO { long.or(Some(span)) } else { long };
+                    long = if link == links[0] && span.start() > ByteCount::ZERO { long.or(Some(span)) } else { long };
                 }
                 _ => {}
             }
@@ -217,7 +217,7 @@ fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
             let most = if link == 0 && long.is_some() { 500 } else { 20_000 };
             let part = most.min(span.len().get() - *came);
             *came += part;
-            engine.on_data(now, *request, Bytes::new(part));
+            engine.on_data(now, *request, ByteCount::new(part));
             if *came == span.len().get() {
                 *place = None;
             }

@@ -9,7 +9,7 @@ use braid_decide::capacity::Busy;
 use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Request, steps};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{Admission, Scheduler};
-use braid_model::{Bytes, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
+use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
 use braid_store::Learnt;
 
 use super::learnt_store::Estimates;
@@ -17,7 +17,7 @@ use super::links::Links;
 use super::streams::{Demands, StreamSeen, Streams};
 
 /// What an exchange of datagrams counts as while it is fresh.
-const DATAGRAM_DEMAND: Bytes = Bytes::new(64_000);
+const DATAGRAM_DEMAND: ByteCount = ByteCount::new(64_000);
 /// How long an exchange of datagrams counts as load after the last call that named its destination.
 const DATAGRAM_FRESH: Duration = Duration::from_secs(10);
 /// How long it keeps its link after that.
@@ -222,7 +222,7 @@ impl Chooser {
         &mut self,
         now: Time,
         seen: impl IntoIterator<Item = StreamSeen>,
-        counters: impl IntoIterator<Item = (LinkIndex, Bytes, Bytes)>,
+        counters: impl IntoIterator<Item = (LinkIndex, ByteCount, ByteCount)>,
     ) {
         self.streams.on_seen(now, seen, &mut self.demands, &mut self.links);
         let busy: Vec<[Busy; 2]> = (0..MAX_LINKS).map(|slot| self.streams.busy(now, slot)).collect();
@@ -419,7 +419,7 @@ mod tests {
         // 400 Mbit/s on the second link, twice what it is said to carry.
         for step in 1..=30 {
             let (moved, index) = (step * 5_000_000, LinkIndex(2));
-            first.on_look(at(step * 100), [seen(1, moved)], [(index, Bytes::new(moved), Bytes::ZERO)]);
+            first.on_look(at(step * 100), [seen(1, moved)], [(index, ByteCount::new(moved), ByteCount::ZERO)]);
         }
         first.on_look(at(5000), [], []);
         let estimates = first.estimates(at(5000), 77);

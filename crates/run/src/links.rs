@@ -9,7 +9,7 @@ use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::health::{Outcome, Suffering};
 use braid_decide::policy::{Admission, LinkRule, ProbeMode};
 use braid_decide::steer::Prefixes;
-use braid_model::{Bytes, Family, LinkFacts, LinkIndex, NetworkSnapshot, Rate, Time};
+use braid_model::{ByteCount, Family, LinkFacts, LinkIndex, NetworkSnapshot, Rate, Time};
 use braid_store::{LinkKey, LinkRow};
 
 use super::view::{Usable, View};
@@ -209,7 +209,7 @@ impl Links {
     pub(super) fn on_counters(
         &mut self,
         now: Time,
-        counters: impl IntoIterator<Item = (LinkIndex, Bytes, Bytes)>,
+        counters: impl IntoIterator<Item = (LinkIndex, ByteCount, ByteCount)>,
         busy: impl Fn(usize) -> [Busy; 2],
     ) {
         for (index, rx, tx) in counters {
@@ -386,7 +386,11 @@ pub(super) mod tests {
         let mut links = links(&network(2), &[]);
         let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true, queued: false }; 2];
         for look in 0..40u64 {
-            links.on_counters(Time::from_millis(1000 + look * 250), [(LinkIndex(2), Bytes::new(look * 625_000), Bytes::ZERO)], busy);
+            links.on_counters(
+                Time::from_millis(1000 + look * 250),
+                [(LinkIndex(2), ByteCount::new(look * 625_000), ByteCount::ZERO)],
+                busy,
+            );
         }
         let now = Time::from_millis(12_000);
         let before = links.estimates(now, 7);
@@ -407,7 +411,7 @@ pub(super) mod tests {
         let mut now = NOW;
         for look in 0..40u64 {
             now = Time::from_millis(1000 + look * 250);
-            links.on_counters(now, [(LinkIndex(1), Bytes::new(look * 625_000), Bytes::ZERO)], busy);
+            links.on_counters(now, [(LinkIndex(1), ByteCount::new(look * 625_000), ByteCount::ZERO)], busy);
         }
         let found = rate(&links, now).bps() as f64 / 20e6;
         assert!((0.85..1.15).contains(&found), "{found}");

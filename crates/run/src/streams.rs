@@ -7,13 +7,13 @@ use std::time::Duration;
 use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::demand::{Demand, remaining};
-use braid_model::{Bytes, Class, Direction, Family, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, Rate, Time};
 use braid_store::{AppKey, AppRow};
 
 use super::links::Links;
 
 /// What a stream of a program not known yet is expected to move.
-const DEFAULT_DEMAND: Bytes = Bytes::new(1_000_000);
+const DEFAULT_DEMAND: ByteCount = ByteCount::new(1_000_000);
 /// The most programs and ports, and the most hosts, remembered.
 const MAX_REMEMBERED: usize = 4096;
 /// A handshake not answered for this long speaks against its link.
@@ -44,7 +44,7 @@ struct Stream {
     slot: usize,
     remote: SocketAddr,
     application: String,
-    expected: Bytes,
+    expected: ByteCount,
     direction: Direction,
     started: Time,
     /// Down and up.
@@ -92,7 +92,7 @@ impl Streams {
         slot: usize,
         remote: SocketAddr,
         application: &str,
-        (expected, direction): (Bytes, Direction),
+        (expected, direction): (ByteCount, Direction),
     ) {
         if stays(application) {
             bound(&mut self.kept);
@@ -126,9 +126,9 @@ impl Streams {
     }
 
     /// Slot, direction and rest of every stream.
-    pub(super) fn remaining(&self) -> impl Iterator<Item = (usize, Direction, Bytes)> {
+    pub(super) fn remaining(&self) -> impl Iterator<Item = (usize, Direction, ByteCount)> {
         self.living.values().map(|stream| {
-            let moved = Bytes::new(stream.moved[0].saturating_add(stream.moved[1]));
+            let moved = ByteCount::new(stream.moved[0].saturating_add(stream.moved[1]));
             (stream.slot, stream.direction, remaining(stream.expected, moved))
         })
     }
@@ -225,7 +225,7 @@ impl Stream {
         let moved = [seen.rx, seen.tx];
         let span = now.since(std::mem::replace(&mut self.looked, now));
         // The kernel's sample stands until as much is sent again: it counts only beside what is sent now.
-        let sent = Bytes::new(seen.tx.saturating_sub(self.moved[1])).per(span);
+        let sent = ByteCount::new(seen.tx.saturating_sub(self.moved[1])).per(span);
         self.fills = span > Duration::ZERO && seen.delivery_rate.is_some_and(|sample| sample.bps() / 4 <= sent.bps());
         if moved != self.moved {
             (self.moved, self.grown) = (moved, Some(now));
@@ -249,8 +249,12 @@ impl Demands {
     pub(super) fn recall(&mut self, apps: &BTreeMap<AppKey, AppRow>) {
         for (key, row) in apps {
             bound(&mut self.0);
-            let demand =
-                Demand { down: Bytes::new(row.demand_down), up: Bytes::new(row.demand_up), count: row.samples, updated: Time::ZERO };
+            let demand = Demand {
+                down: ByteCount::new(row.demand_down),
+                up: ByteCount::new(row.demand_up),
+                count: row.samples,
+                updated: Time::ZERO,
+            };
             self.0.insert((key.exe.clone(), key.port), demand);
         }
     }
@@ -264,7 +268,7 @@ impl Demands {
     }
 
     /// What a stream of `application` to `port` is expected to move, and which way.
-    pub(super) fn of(&self, application: &str, port: u16) -> (Bytes, Direction) {
+    pub(super) fn of(&self, application: &str, port: u16) -> (ByteCount, Direction) {
         match self.0.get(&(application.to_owned(), port)) {
             Some(demand) => (demand.total(), demand.direction()),
             _ => (DEFAULT_DEMAND, Direction::Down),
@@ -273,7 +277,7 @@ impl Demands {
 
     /// One that moved nothing as far as was seen teaches nothing.
     fn learn(&mut self, now: Time, stream: &Stream) {
-        let [down, up] = stream.moved.map(Bytes::new);
+        let [down, up] = stream.moved.map(ByteCount::new);
         if stream.moved == [0, 0] {
             return;
         }
@@ -396,12 +400,12 @@ mod tests {
         world.start(at(0), 1, 0, host(1));
         world.see(at(200), &[(1, false, 4_000)]);
         world.see(at(800), &[]);
-        assert_eq!(world.demands.of("/bin/x", 443), (Bytes::new(4_010), Direction::Down));
+        assert_eq!(world.demands.of("/bin/x", 443), (ByteCount::new(4_010), Direction::Down));
         assert_eq!(world.demands.of("/bin/x", 80), (DEFAULT_DEMAND, Direction::Down), "another port");
         world.start(at(800), 2, 0, host(1));
         world.see(at(900), &[(2, false, 0)]);
         world.streams.forget(at(900), 2, &mut world.demands);
-        assert_eq!(world.demands.of("/bin/x", 443).0, Bytes::new(4_000 - 500 + 10 - 1 + 1 - 1 + 1));
+        assert_eq!(world.demands.of("/bin/x", 443).0, ByteCount::new(4_000 - 500 + 10 - 1 + 1 - 1 + 1));
     }
 
     #[test]
@@ -411,7 +415,7 @@ mod tests {
         let rest = |world: &World| world.streams.remaining().next().unwrap();
         assert_eq!(rest(&world), (1, Direction::Down, DEFAULT_DEMAND));
         world.see(at(100), &[(1, false, 5_000_000 - 10)]);
-        assert_eq!(rest(&world), (1, Direction::Down, Bytes::new(5_000_000)));
+        assert_eq!(rest(&world), (1, Direction::Down, ByteCount::new(5_000_000)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time};
 use braid_netem::RateSource;
 
 /// Counts the time in which a link transmits or receives, each moment once: OPERETTA's `t_j` for a link that does both.
@@ -19,7 +19,7 @@ pub(crate) struct Meter {
 
 impl Meter {
     /// A packet of `size` is put into a queue that holds `backlog` with it.
-    pub(crate) fn on_packet(&mut self, now: Time, direction: Direction, rate: &RateSource, size: Bytes) {
+    pub(crate) fn on_packet(&mut self, now: Time, direction: Direction, rate: &RateSource, size: ByteCount) {
         self.count(now);
         let until = &mut self.until[direction as usize];
         match rate {
@@ -31,11 +31,11 @@ impl Meter {
     }
 
     /// What the queue holds was looked at, or has changed otherwise: its rest takes this long.
-    pub(crate) fn on_backlog(&mut self, now: Time, direction: Direction, rate: &RateSource, backlog: Bytes) {
+    pub(crate) fn on_backlog(&mut self, now: Time, direction: Direction, rate: &RateSource, backlog: ByteCount) {
         self.count(now);
         self.until[direction as usize] = match rate {
             RateSource::Constant(rate) if *rate > Rate::ZERO => now + rate.time_for(backlog),
-            RateSource::Trace(_) if backlog > Bytes::ZERO => Time::MAX,
+            RateSource::Trace(_) if backlog > ByteCount::ZERO => Time::MAX,
             _ => now,
         };
     }
@@ -61,7 +61,7 @@ mod tests {
     fn sending_and_receiving_at_once_counts_once() {
         let mut meter = Meter::default();
         let rate = RateSource::Constant(Rate::from_mbps(12));
-        let size = Bytes::new(1500); // 1 ms
+        let size = ByteCount::new(1500); // 1 ms
         meter.on_packet(Time::ZERO, Direction::Down, &rate, size);
         meter.on_packet(Time::ZERO, Direction::Down, &rate, size);
         meter.on_packet(Time::from_millis(1), Direction::Up, &rate, size);
@@ -75,8 +75,8 @@ mod tests {
     #[test]
     fn a_change_of_rate_counts_the_rest_anew() {
         let mut meter = Meter::default();
-        meter.on_packet(Time::ZERO, Direction::Down, &Rate::from_mbps(12).into(), Bytes::new(3000));
-        meter.on_backlog(Time::from_millis(1), Direction::Down, &Rate::from_mbps(6).into(), Bytes::new(1500));
+        meter.on_packet(Time::ZERO, Direction::Down, &Rate::from_mbps(12).into(), ByteCount::new(3000));
+        meter.on_backlog(Time::from_millis(1), Direction::Down, &Rate::from_mbps(6).into(), ByteCount::new(1500));
         assert_eq!(meter.busy(Time::from_millis(9)), Duration::from_millis(3));
     }
 }

@@ -8,7 +8,7 @@ use braid_decide::fair::instance::{Instance, NamedFlow, Report};
 use braid_decide::fair::{clusters, solve};
 use braid_decide::instance::InstanceError;
 use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr, MidrrError};
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_netem::Random;
 
 /// Flows and links, and who decides.
@@ -21,7 +21,7 @@ pub struct Queueing {
     /// Whose packet goes next.
     pub discipline: Discipline,
     /// What a flow of weight 1 is given a turn.
-    pub quantum: Bytes,
+    pub quantum: ByteCount,
     /// How long to watch.
     pub duration: Duration,
     /// What is sent is counted in spans of this length.
@@ -40,11 +40,11 @@ pub struct QueuedFlow {
     /// The links it may use, a row of Π.
     pub links: LinkSet,
     /// Size of its packets, above zero.
-    pub packet: Bytes,
+    pub packet: ByteCount,
     /// How much it has to send: packets come evenly at this rate. `None`: there is always one more.
     pub demand: Option<Rate>,
     /// It ends when so much of it was sent, rounded up to whole packets. `None`: it does not end.
-    pub volume: Option<Bytes>,
+    pub volume: Option<ByteCount>,
 }
 
 /// Whose packet goes next.
@@ -60,9 +60,9 @@ pub enum Discipline {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// By flow and span of [`Queueing::bin`]: what was sent in whole packets that ended in it.
-    pub bins: Vec<Vec<Bytes>>,
+    pub bins: Vec<Vec<ByteCount>>,
     /// By flow and link: what was sent in all.
-    pub by_link: Vec<Vec<Bytes>>,
+    pub by_link: Vec<Vec<ByteCount>>,
     /// By flow: when its volume was sent.
     pub ended: Vec<Option<Time>>,
     bin: Duration,
@@ -72,7 +72,7 @@ impl Service {
     /// A flow's mean rate in the spans from number `from` up to and without `to`; zero where there are none.
     pub fn rate(&self, flow: usize, from: usize, to: usize) -> Rate {
         let spans = self.bins[flow].get(from..to.min(self.bins[flow].len())).unwrap_or_default();
-        let sent = spans.iter().fold(Bytes::ZERO, |sum, span| sum + *span);
+        let sent = spans.iter().fold(ByteCount::ZERO, |sum, span| sum + *span);
         sent.per(self.bin.saturating_mul(spans.len() as u32))
     }
 }
@@ -126,7 +126,7 @@ fn queueing_of(instance: &Instance, flags: Flags) -> Queueing {
         flows,
         discipline: Discipline::Midrr(flags),
         // So that even the least weight's turn has room for the largest packet, as deficit round robin wants it.
-        quantum: Bytes::new((largest.get() as f64 / least).ceil() as u64),
+        quantum: ByteCount::new((largest.get() as f64 / least).ceil() as u64),
         duration: instance.duration,
         bin: (instance.duration / PARTS as u32).max(Duration::from_nanos(1)),
         starts: random_starts(&instance.links.iter().map(|link| link.capacity).collect::<Vec<_>>(), instance.seed),
@@ -137,8 +137,8 @@ fn queueing_of(instance: &Instance, flags: Flags) -> Queueing {
 /// At most so many packets are sent or arrive.
 fn expected_packets(instance: &Instance) -> u128 {
     let nanos = instance.duration.as_nanos();
-    let packets = |rate: Rate, size: Bytes| u128::from(rate.bps()) * nanos / (8_000_000_000 * u128::from(size.get().max(1)));
-    let least = instance.flows.iter().map(|flow| flow.packet).min().unwrap_or(Bytes::new(1));
+    let packets = |rate: Rate, size: ByteCount| u128::from(rate.bps()) * nanos / (8_000_000_000 * u128::from(size.get().max(1)));
+    let least = instance.flows.iter().map(|flow| flow.packet).min().unwrap_or(ByteCount::new(1));
     let arrivals: u128 = instance.flows.iter().map(|flow| packets(flow.demand.unwrap_or(Rate::ZERO), flow.packet)).sum();
     let sent: u128 = instance.links.iter().map(|link| packets(link.capacity, least)).sum();
     sent + arrivals
@@ -148,7 +148,7 @@ fn expected_packets(instance: &Instance) -> u128 {
 pub fn random_starts(links: &[Rate], seed: u64) -> Vec<Time> {
     // Another sequence than that of the flows.
     let mut random = Random::new(!seed);
-    links.iter().map(|rate| within(&mut random, rate.time_for(Bytes::new(1500)))).collect()
+    links.iter().map(|rate| within(&mut random, rate.time_for(ByteCount::new(1500)))).collect()
 }
 
 fn within(random: &mut Random, span: Duration) -> Time {
@@ -214,8 +214,8 @@ impl<'a> World<'a> {
         let spans = queueing.duration.as_nanos().div_ceil(queueing.bin.as_nanos().max(1)) as usize;
         let count = queueing.flows.len();
         let service = Service {
-            bins: vec![vec![Bytes::ZERO; spans]; count],
-            by_link: vec![vec![Bytes::ZERO; queueing.links.len()]; count],
+            bins: vec![vec![ByteCount::ZERO; spans]; count],
+            by_link: vec![vec![ByteCount::ZERO; queueing.links.len()]; count],
             ended: vec![None; count],
             bin: queueing.bin,
         };
@@ -346,7 +346,7 @@ impl Scheduler {
         Ok(Self { parts, keys, flows })
     }
 
-    fn set_head(&mut self, flow: usize, head: Option<Bytes>) {
+    fn set_head(&mut self, flow: usize, head: Option<ByteCount>) {
         for (part, keys) in self.parts.iter_mut().zip(&self.keys) {
             if let Some(key) = keys[flow] {
                 // Flows stay until the end, so the key is known.
@@ -366,7 +366,7 @@ impl Scheduler {
 mod tests {
     use super::*;
 
-    const PACKET: Bytes = Bytes::new(1000);
+    const PACKET: ByteCount = ByteCount::new(1000);
 
     fn flow(links: u64) -> QueuedFlow {
         QueuedFlow { weight: 1.0, links: LinkSet(links), packet: PACKET, demand: None, volume: None }
@@ -377,7 +377,7 @@ mod tests {
             links: links.iter().map(|mbps| Rate::from_mbps(*mbps)).collect(),
             flows,
             discipline: Discipline::Midrr(Flags::Bit),
-            quantum: Bytes::new(1500),
+            quantum: ByteCount::new(1500),
             duration: Duration::from_secs(10),
             bin: Duration::from_secs(1),
             starts: random_starts(&vec![Rate::from_mbps(1); links.len()], 1),
@@ -409,9 +409,9 @@ mod tests {
 
     #[test]
     fn a_flow_ends_when_its_volume_is_sent() {
-        let short = QueuedFlow { volume: Some(Bytes::new(999_500)), ..flow(0b11) };
+        let short = QueuedFlow { volume: Some(ByteCount::new(999_500)), ..flow(0b11) };
         let service = serve(&Queueing { starts: Vec::new(), ..queueing(&[8, 8], vec![short]) }).unwrap();
-        assert_eq!(service.by_link[0].iter().fold(Bytes::ZERO, |sum, sent| sum + *sent), Bytes::new(1_000_000));
+        assert_eq!(service.by_link[0].iter().fold(ByteCount::ZERO, |sum, sent| sum + *sent), ByteCount::new(1_000_000));
         let end = service.ended[0].unwrap();
         assert!((500..503).contains(&(end.as_nanos() / 1_000_000)), "{end:?}");
     }
@@ -431,7 +431,7 @@ mod tests {
         for seed in 0..50 {
             let service =
                 serve(&Queueing { seed, starts: random_starts(&[Rate::from_mbps(1)], seed), ..queueing(&[1], vec![eager]) }).unwrap();
-            assert!(service.by_link[0][0] <= Bytes::new(1_250_000), "{service:?}");
+            assert!(service.by_link[0][0] <= ByteCount::new(1_250_000), "{service:?}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::capacity::{Busy, Capacity};
 use braid_decide::demand::Demand;
-use braid_model::{Bytes, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time};
 use braid_netem::RateSource;
 
 use crate::scenario::{CapacityKnowledge, DemandKnowledge, Knowledge};
@@ -25,8 +25,8 @@ pub(crate) struct Known {
 /// What a flow that starts will move.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Truth {
-    pub(crate) down: Bytes,
-    pub(crate) up: Bytes,
+    pub(crate) down: ByteCount,
+    pub(crate) up: ByteCount,
     pub(crate) direction: Direction,
 }
 
@@ -41,11 +41,11 @@ impl Known {
     }
 
     /// What a flow of `class` is thought to move, and which way mostly.
-    pub(crate) fn demand(&self, class: usize, truth: Truth) -> (Bytes, Direction) {
+    pub(crate) fn demand(&self, class: usize, truth: Truth) -> (ByteCount, Direction) {
         let moved = truth.down + truth.up;
         match self.knowledge.demand {
             DemandKnowledge::Oracle => (moved, truth.direction),
-            DemandKnowledge::Factor(factor) => (Bytes::new((moved.get() as f64 * factor) as u64), truth.direction),
+            DemandKnowledge::Factor(factor) => (ByteCount::new((moved.get() as f64 * factor) as u64), truth.direction),
             DemandKnowledge::Learnt { first } => {
                 let demand = &self.demands[class];
                 if demand.count == 0 { (first, Direction::Down) } else { (demand.total(), demand.direction()) }
@@ -54,7 +54,7 @@ impl Known {
     }
 
     /// A flow of `class` ended.
-    pub(crate) fn learn_demand(&mut self, now: Time, class: usize, moved: [Bytes; 2]) {
+    pub(crate) fn learn_demand(&mut self, now: Time, class: usize, moved: [ByteCount; 2]) {
         self.demands[class].learn(moved[0], moved[1], now);
     }
 
@@ -63,7 +63,7 @@ impl Known {
     }
 
     /// What a link moved in the last [`MEASURE`].
-    pub(crate) fn learn_capacity(&mut self, now: Time, link: usize, direction: Direction, moved: Bytes, busy: Busy) {
+    pub(crate) fn learn_capacity(&mut self, now: Time, link: usize, direction: Direction, moved: ByteCount, busy: Busy) {
         self.capacities[link][direction as usize].on_interval(now, moved, MEASURE, busy);
     }
 
@@ -88,12 +88,12 @@ mod tests {
 
     #[test]
     fn demand_is_known_learnt_or_wrong() {
-        let truth = Truth { down: Bytes::new(8000), up: Bytes::new(80), direction: Direction::Down };
-        assert_eq!(known(DemandKnowledge::Oracle).demand(0, truth).0, Bytes::new(8080));
-        assert_eq!(known(DemandKnowledge::Factor(0.5)).demand(0, truth).0, Bytes::new(4040));
-        let mut learnt = known(DemandKnowledge::Learnt { first: Bytes::new(5) });
-        assert_eq!(learnt.demand(0, truth), (Bytes::new(5), Direction::Down));
-        learnt.learn_demand(Time::ZERO, 0, [Bytes::new(10), Bytes::new(90)]);
-        assert_eq!(learnt.demand(0, truth), (Bytes::new(100), Direction::Up));
+        let truth = Truth { down: ByteCount::new(8000), up: ByteCount::new(80), direction: Direction::Down };
+        assert_eq!(known(DemandKnowledge::Oracle).demand(0, truth).0, ByteCount::new(8080));
+        assert_eq!(known(DemandKnowledge::Factor(0.5)).demand(0, truth).0, ByteCount::new(4040));
+        let mut learnt = known(DemandKnowledge::Learnt { first: ByteCount::new(5) });
+        assert_eq!(learnt.demand(0, truth), (ByteCount::new(5), Direction::Down));
+        learnt.learn_demand(Time::ZERO, 0, [ByteCount::new(10), ByteCount::new(90)]);
+        assert_eq!(learnt.demand(0, truth), (ByteCount::new(100), Direction::Up));
     }
 }

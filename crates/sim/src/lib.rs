@@ -1,14 +1,14 @@
 //! A simulator of a device with several links: discrete events, virtual time, TCP by the segment, the daemon's own scheduling rule.
 //!
 //! ```
-//! use braid_model::{Bytes, Rate};
+//! use braid_model::{ByteCount, Rate};
 //! use braid_sim::{Arrivals, Class, LinkSpec, Scenario, Size, simulate};
 //! use std::time::Duration;
 //!
 //! let ms = Duration::from_millis;
 //! let scenario = Scenario {
 //!     links: vec![LinkSpec::symmetric("wifi", Rate::from_mbps(20), ms(20)), LinkSpec::symmetric("lte", Rate::from_mbps(10), ms(60))],
-//!     workload: vec![Class::downloads("web", Arrivals::Poisson { per_second: 5.0 }, Size::Exponential(Bytes::new(200_000)))],
+//!     workload: vec![Class::downloads("web", Arrivals::Poisson { per_second: 5.0 }, Size::Exponential(ByteCount::new(200_000)))],
 //!     duration: Duration::from_secs(10),
 //!     ..Scenario::default()
 //! };

@@ -4,7 +4,7 @@ use braid_decide::connection::MAX_LINKS;
 use braid_decide::operetta::{Decision, Interface, Loads, New, NewKind, Problem, Target, Utility};
 use braid_decide::packet::PacketScheduler;
 use braid_decide::tradeoff::{Supply, UtilityFunction, UtilityRule};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 use crate::schedule::{NewStream, Scheduler, View};
 use crate::spread::{Packets, Spreading};
@@ -48,7 +48,7 @@ impl Operetta {
         let mut loads = Loads { packet: view.packet_load[side], packet_links: view.packet_links, ..Loads::default() };
         // What is on a link without a rate never ends, and is left out.
         for (load, link) in loads.connection.iter_mut().zip(view.links).take(MAX_LINKS) {
-            *load = if link.rate[side] > Rate::ZERO { link.load[side] } else { Bytes::ZERO };
+            *load = if link.rate[side] > Rate::ZERO { link.load[side] } else { ByteCount::ZERO };
         }
         let new = New { load: new.demand, kind, allowed: new.allowed };
         let problem = Problem { interfaces: &interfaces, price_per_byte: None, loads: &loads, new, target: self.target(view, side) };
@@ -106,7 +106,7 @@ mod tests {
         // OPERETTA Table III.
         let link = |((kbps, milliwatts), load): ((u64, f64), u64)| LinkView {
             rate: [Rate::from_bps(kbps * 1000); 2],
-            load: [Bytes::new(load), Bytes::ZERO],
+            load: [ByteCount::new(load), ByteCount::ZERO],
             flows: 0,
             extra_power: Power::from_milliwatts(milliwatts),
         };
@@ -115,8 +115,8 @@ mod tests {
 
     fn decide(aim: Aim, loads: [u64; 3], packet: bool, battery: Option<f64>) -> (Option<usize>, Vec<f64>) {
         let links = links(loads);
-        let view = View { now: Time::ZERO, links: &links, packet_load: [Bytes::ZERO; 2], packet_links: LinkMask(0b111), battery };
-        let new = NewStream { class: 0, allowed: LinkMask(0b111), direction: Direction::Down, demand: Bytes::new(100_000) };
+        let view = View { now: Time::ZERO, links: &links, packet_load: [ByteCount::ZERO; 2], packet_links: LinkMask(0b111), battery };
+        let new = NewStream { class: 0, allowed: LinkMask(0b111), direction: Direction::Down, demand: ByteCount::new(100_000) };
         let mut scheduler = Operetta::new(aim);
         let link = if packet {
             scheduler.packets(&view, &new);

@@ -1,12 +1,12 @@
 //! One direction of a link, what travels on it, and when it is next to be looked at.
 
-use braid_model::{Bytes, Direction, Time};
+use braid_model::{ByteCount, Direction, Time};
 use braid_netem::{EmulatedLink, Profile, PushOutcome};
 
 use crate::tcp::Packet;
 
 /// Headers of IPv4 and UDP.
-const UDP_HEADERS: Bytes = Bytes::new(28);
+const UDP_HEADERS: ByteCount = ByteCount::new(28);
 
 /// What travels on links.
 #[derive(Debug)]
@@ -26,10 +26,10 @@ pub(crate) struct Datagram {
 }
 
 impl braid_netem::Packet for Parcel {
-    fn size(&self) -> Bytes {
+    fn size(&self) -> ByteCount {
         match self {
             Self::Segment(packet) => packet.size(),
-            Self::Datagram(datagram) => UDP_HEADERS + Bytes::new(datagram.data.len() as u64),
+            Self::Datagram(datagram) => UDP_HEADERS + ByteCount::new(datagram.data.len() as u64),
         }
     }
 }
@@ -58,7 +58,7 @@ impl Parcel {
     }
 
     /// Bytes on the wire.
-    pub(crate) fn wire(&self) -> Bytes {
+    pub(crate) fn wire(&self) -> ByteCount {
         braid_netem::Packet::size(self)
     }
 }

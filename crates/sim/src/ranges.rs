@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_netem::{EmulatedLink, Packet, Profile};
 use braid_range::{Action, Config, Engine, FileId, FileSetup, Head, LaneId, LinkSetup, RangeError, RequestId, Span};
 
@@ -31,7 +31,7 @@ pub struct RangedLink {
 #[derive(Debug, Clone)]
 pub struct RangedFile {
     /// Its size, which the first answer tells.
-    pub size: Bytes,
+    pub size: ByteCount,
     /// Its weight φ.
     pub weight: f64,
     /// The links it may use, its row of Π.
@@ -63,11 +63,11 @@ pub struct Ranged {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
     /// By file and span of time: bytes that were kept.
-    pub bins: Vec<Vec<Bytes>>,
+    pub bins: Vec<Vec<ByteCount>>,
     /// By file: when all of it was there.
     pub ended: Vec<Option<Time>>,
     /// By link: bytes of answers' bodies, and those of them that came twice.
-    pub moved: Vec<(Bytes, Bytes)>,
+    pub moved: Vec<(ByteCount, ByteCount)>,
     /// How many ranges were asked for.
     pub requests: usize,
 }
@@ -75,7 +75,7 @@ pub struct Fetched {
 impl Fetched {
     /// The mean rate of a file from one span of time up to another.
     pub fn rate(&self, file: usize, bin: Duration, from: usize, to: usize) -> Rate {
-        let sum = self.bins[file][from..to].iter().fold(Bytes::ZERO, |sum, bytes| sum + *bytes);
+        let sum = self.bins[file][from..to].iter().fold(ByteCount::ZERO, |sum, bytes| sum + *bytes);
         sum.per(bin * (to - from) as u32)
     }
 }
@@ -107,7 +107,7 @@ pub fn fetch_ranges(ranged: &Ranged) -> Result<Fetched, RangeError> {
         changed: vec![0; ranged.links.len()],
         lanes: BTreeMap::new(),
         fetched: Fetched {
-            bins: vec![vec![Bytes::ZERO; spans]; ranged.files.len()],
+            bins: vec![vec![ByteCount::ZERO; spans]; ranged.files.len()],
             ended: vec![None; ranged.files.len()],
             moved: Vec::new(),
             requests: 0,
@@ -135,11 +135,11 @@ enum What {
 }
 
 impl Packet for Parcel {
-    fn size(&self) -> Bytes {
+    fn size(&self) -> ByteCount {
         match &self.what {
-            What::Open | What::Opened => Bytes::new(u64::from(HANDSHAKE)),
-            What::Request(_) => HEADERS + Bytes::new(REQUEST),
-            What::Data(segment, _) => HEADERS + Bytes::new(u64::from(segment.size)),
+            What::Open | What::Opened => ByteCount::new(u64::from(HANDSHAKE)),
+            What::Request(_) => HEADERS + ByteCount::new(REQUEST),
+            What::Data(segment, _) => HEADERS + ByteCount::new(u64::from(segment.size)),
             What::Ack(_) => HEADERS,
         }
     }
@@ -275,8 +275,8 @@ impl World<'_> {
 
     fn ask(&mut self, request: RequestId, id: LaneId, file: FileId, span: Option<Span>) {
         self.fetched.requests += 1;
-        let size = self.ids.iter().position(|known| *known == file).map_or(Bytes::ZERO, |place| self.ranged.files[place].size);
-        let span = span.unwrap_or(Span::new(Bytes::ZERO, size));
+        let size = self.ids.iter().position(|known| *known == file).map_or(ByteCount::ZERO, |place| self.ranged.files[place].size);
+        let span = span.unwrap_or(Span::new(ByteCount::ZERO, size));
         let span = Span::new(span.start().min(size), span.end().min(size));
         let Some(lane) = self.lanes.get_mut(&id) else { return };
         lane.answers.push_back((Some(request), HEAD, span.len().get()));
@@ -399,7 +399,7 @@ impl World<'_> {
 
     fn on_head(&mut self, request: RequestId, rest: u64) {
         let (Some(at), Some(file)) = (self.engine.place(request), self.file_of(request)) else { return };
-        let span = Span::new(at, at + Bytes::new(rest));
+        let span = Span::new(at, at + ByteCount::new(rest));
         let head = Head { size: Some(self.ranged.files[file].size), span: Some(span), joinable: true };
         self.engine.on_head(self.now, request, head);
         self.act();
@@ -407,7 +407,7 @@ impl World<'_> {
 
     fn on_body(&mut self, request: RequestId, part: u64, ended: bool) {
         let Some(file) = self.file_of(request) else { return };
-        let fresh = self.engine.on_data(self.now, request, Bytes::new(part));
+        let fresh = self.engine.on_data(self.now, request, ByteCount::new(part));
         let span = (self.now.as_nanos() / self.ranged.bin.as_nanos().max(1) as u64) as usize;
         if let Some(bin) = self.fetched.bins[file].get_mut(span) {
             *bin = fresh.iter().fold(*bin, |sum, span| sum + span.len());

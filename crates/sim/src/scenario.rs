@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::connection::{LinkMask, MAX_LINKS};
-use braid_model::{Bytes, Direction, Joules, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, Joules, Power, Rate, Time};
 use braid_netem::{Profile, RateSource};
 use thiserror::Error;
 
@@ -91,7 +91,7 @@ impl LinkSpec {
     }
 
     /// The link with queues of `size` both ways.
-    pub fn with_queue(mut self, size: Bytes) -> Self {
+    pub fn with_queue(mut self, size: ByteCount) -> Self {
         (self.down.queue, self.up.queue) = (size, size);
         self
     }
@@ -205,7 +205,7 @@ pub enum DemandKnowledge {
     /// What [`braid_decide::demand`] learnt from the class's flows that ended, and this before the first did.
     Learnt {
         /// The first guess.
-        first: Bytes,
+        first: ByteCount,
     },
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::connection::{LinkMask, LoadTable, Mode, Request, steps};
 use braid_decide::packet::PacketScheduler;
-use braid_model::{Bytes, Direction, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, Power, Rate, Time};
 use braid_netem::Random;
 
 use crate::scenario::Scheduling;
@@ -16,7 +16,7 @@ pub struct LinkView {
     /// Capacity as it is thought to be.
     pub rate: [Rate; 2],
     /// What connection-oriented streams on it are thought to have to move still.
-    pub load: [Bytes; 2],
+    pub load: [ByteCount; 2],
     /// Connection-oriented streams on it.
     pub flows: u32,
     /// OPERETTA's `a_j`.
@@ -31,7 +31,7 @@ pub struct View<'a> {
     /// All links.
     pub links: &'a [LinkView],
     /// What packet-oriented streams are thought to have to move still, by direction.
-    pub packet_load: [Bytes; 2],
+    pub packet_load: [ByteCount; 2],
     /// The links that every packet-oriented stream may use.
     pub packet_links: LinkMask,
     /// How full the battery is, 0 to 1.
@@ -48,7 +48,7 @@ pub struct NewStream {
     /// Which way most of its bytes are thought to go.
     pub direction: Direction,
     /// How many it is thought to move.
-    pub demand: Bytes,
+    pub demand: ByteCount,
 }
 
 /// Decides where streams go. It is asked once for every stream, when that starts.
@@ -128,13 +128,13 @@ impl Scheduler for Rule {
         let steps = steps(&rates, self.weighted);
         for (slot, link) in view.links.iter().enumerate() {
             let link_load = &mut self.load_table.loads[slot];
-            link_load.load = link.load.map(Bytes::get);
+            link_load.load = link.load.map(ByteCount::get);
             link_load.rate = link.rate.map(Rate::bytes_per_second);
             link_load.flows = link.flows;
             link_load.step = steps[slot];
             link_load.rank = if self.only == Some(slot) { 0 } else { 1 + slot as u32 };
             // Energy per byte in picojoules: a_j / r_j.
-            link_load.price = (link.extra_power.to_move(Bytes::new(1), link.rate[direction]).get() * 1e12) as u64;
+            link_load.price = (link.extra_power.to_move(ByteCount::new(1), link.rate[direction]).get() * 1e12) as u64;
         }
         self.load_table.choose(self.mode, &Request { allowed: new.allowed, direction: new.direction, demand: new.demand })
     }

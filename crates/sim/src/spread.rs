@@ -3,7 +3,7 @@
 use braid_decide::packet::{
     Binding, EarliestCompletion, MinRtt, PacketScheduler, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
 };
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 /// Streams to servers that run Braid, whose bytes are spread over all links.
 ///
@@ -22,13 +22,13 @@ pub struct Packets {
     /// Without late binding: how many chunks of a stream may wait for one link. Then the stream waits for that link.
     pub ahead: u32,
     /// How far a stream's chunks may run ahead of the first that is missing at the receiver.
-    pub window: Bytes,
+    pub window: ByteCount,
 }
 
 impl Default for Packets {
     /// No such streams; if there were, weighted by the links' rates, bound late.
     fn default() -> Self {
-        Self { share: 0.0, spreading: Spreading::WeightedRoundRobin, late: true, ahead: 64, window: Bytes::new(6 << 20) }
+        Self { share: 0.0, spreading: Spreading::WeightedRoundRobin, late: true, ahead: 64, window: ByteCount::new(6 << 20) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Joules, Rate, Time};
+use braid_model::{ByteCount, Direction, Joules, Rate, Time};
 use serde::Serialize;
 
 /// What came of a scenario. Pairs are by [`Direction`]: down, up. Goodput is payload that arrived for the first time.
@@ -32,11 +32,11 @@ pub struct LinkOutcome {
     /// Its name.
     pub name: String,
     /// Payload that arrived for the first time.
-    pub goodput: [Bytes; 2],
+    pub goodput: [ByteCount; 2],
     /// The same in each bin of time.
-    pub goodput_bins: Vec<[Bytes; 2]>,
+    pub goodput_bins: Vec<[ByteCount; 2]>,
     /// All that arrived at its far end, headers and repetitions included.
-    pub carried: [Bytes; 2],
+    pub carried: [ByteCount; 2],
     /// Packets lost at random, by a full queue, or in the dark.
     pub dropped: [u64; 2],
     /// Connection- and packet-oriented streams that were given to it.
@@ -61,9 +61,9 @@ pub struct FlowOutcome {
     /// When its client had everything, if that came to be.
     pub end: Option<Time>,
     /// What it was to move; endless flows 5 TB.
-    pub size: Bytes,
+    pub size: ByteCount,
     /// What it moved.
-    pub moved: [Bytes; 2],
+    pub moved: [ByteCount; 2],
     /// Its link; `None` for one that was spread, or refused.
     pub link: Option<usize>,
     /// No link could be had for it.
@@ -106,12 +106,12 @@ impl Outcome {
             moved.map(|(_, moved)| moved[direction as usize].get()).sum::<u64>()
         };
         let moved = self.links.iter().map(within).sum();
-        Bytes::new(moved).per(Duration::from_nanos(bins.end.saturating_sub(bins.start).saturating_mul(self.bin_ns)))
+        ByteCount::new(moved).per(Duration::from_nanos(bins.end.saturating_sub(bins.start).saturating_mul(self.bin_ns)))
     }
 
     /// Payload that arrived, over all links and both directions.
-    pub fn moved(&self) -> Bytes {
-        self.links.iter().flat_map(|link| link.goodput).fold(Bytes::ZERO, |sum, moved| sum + moved)
+    pub fn moved(&self) -> ByteCount {
+        self.links.iter().flat_map(|link| link.goodput).fold(ByteCount::ZERO, |sum, moved| sum + moved)
     }
 
     /// What the links' activity took beyond being idle.
@@ -128,7 +128,7 @@ impl Outcome {
     /// The outcome in few numbers.
     pub fn summary(&self) -> Summary {
         let span = Duration::from_nanos(self.ran_ns);
-        let moved: Vec<Bytes> = self.links.iter().map(|link| link.goodput[0] + link.goodput[1]).collect();
+        let moved: Vec<ByteCount> = self.links.iter().map(|link| link.goodput[0] + link.goodput[1]).collect();
         let all = self.moved().get().max(1) as f64;
         let classes = self.flows.iter().map(|flow| flow.class + 1).max().unwrap_or(0);
         let count =
@@ -182,16 +182,16 @@ pub struct Summary {
 /// Bins of time that fill up.
 #[derive(Debug, Default)]
 pub(crate) struct LinkBins {
-    pub(crate) goodput: [Bytes; 2],
-    pub(crate) bins: Vec<[Bytes; 2]>,
-    pub(crate) carried: [Bytes; 2],
+    pub(crate) goodput: [ByteCount; 2],
+    pub(crate) bins: Vec<[ByteCount; 2]>,
+    pub(crate) carried: [ByteCount; 2],
     pub(crate) flows: u64,
     pub(crate) busy: Vec<u64>,
-    current: [Bytes; 2],
+    current: [ByteCount; 2],
 }
 
 impl LinkBins {
-    pub(crate) fn on_goodput(&mut self, direction: Direction, amount: Bytes) {
+    pub(crate) fn on_goodput(&mut self, direction: Direction, amount: ByteCount) {
         self.goodput[direction as usize] += amount;
         self.current[direction as usize] += amount;
     }

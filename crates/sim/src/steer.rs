@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::connection::LinkMask;
 use braid_decide::demand::remaining;
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 use crate::event::Event;
 use crate::scenario::LoadKnowledge;
@@ -60,13 +60,13 @@ impl World<'_> {
     }
 
     /// What schedulers see of the links, and of all packet-oriented streams: their load by direction, the links that all may use.
-    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> ([Bytes; 2], LinkMask) {
-        let mut packet_load = [Bytes::ZERO; 2];
+    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> ([ByteCount; 2], LinkMask) {
+        let mut packet_load = [ByteCount::ZERO; 2];
         let mut packet_links = self.scenario.all_links();
         views.clear();
         views.extend((0..self.scenario.links.len()).map(|link| LinkView {
             rate: DIRECTIONS.map(|direction| self.capacity(link, direction)),
-            load: [Bytes::ZERO; 2],
+            load: [ByteCount::ZERO; 2],
             flows: 0,
             extra_power: self.scenario.links[link].power.extra(),
         }));

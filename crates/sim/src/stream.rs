@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Direction};
+use braid_model::{ByteCount, Direction};
 
 use crate::tcp::SEGMENT;
 
@@ -16,12 +16,12 @@ pub(crate) struct Stream {
     pub(crate) spread: bool,
     pub(crate) allowed: LinkMask,
     /// What it was thought to move, and which way mostly.
-    pub(crate) expected: Bytes,
+    pub(crate) expected: ByteCount,
     pub(crate) direction: Direction,
     /// What it has moved, by direction: payload that arrived for the first time.
-    pub(crate) moved: [Bytes; 2],
+    pub(crate) moved: [ByteCount; 2],
     /// The same when capacities were last measured.
-    pub(crate) measured: [Bytes; 2],
+    pub(crate) measured: [ByteCount; 2],
     pub(crate) sources: [Source; 2],
     pub(crate) sinks: [Sink; 2],
     pub(crate) ended: bool,
@@ -41,14 +41,14 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    pub(crate) fn new(total: Bytes) -> Self {
+    pub(crate) fn new(total: ByteCount) -> Self {
         let chunks = u32::try_from(total.get().div_ceil(SEGMENT.get())).unwrap_or(u32::MAX);
         Self { total: total.get(), next: 0, chunks, open: false, again: VecDeque::new(), repeated: false }
     }
 
     /// All that it has.
-    pub(crate) fn total(&self) -> Bytes {
-        Bytes::new(self.total)
+    pub(crate) fn total(&self) -> ByteCount {
+        ByteCount::new(self.total)
     }
 
     /// The chunk that is to go next.
@@ -60,9 +60,9 @@ impl Source {
     }
 
     /// What comes after the chunk that [`peek`](Self::peek) gave.
-    pub(crate) fn behind(&self) -> Bytes {
+    pub(crate) fn behind(&self) -> ByteCount {
         let chunks = self.again.len() as u64 + u64::from(self.chunks - self.next);
-        Bytes::new(chunks.saturating_sub(1) * SEGMENT.get())
+        ByteCount::new(chunks.saturating_sub(1) * SEGMENT.get())
     }
 
     /// Takes the chunk that [`peek`](Self::peek) gave.
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_source_gives_every_chunk_and_all_its_bytes() {
-        let mut source = Source::new(Bytes::new(4000));
+        let mut source = Source::new(ByteCount::new(4000));
         assert_eq!(source.take(), None);
         source.open = true;
         let mut sizes = Vec::new();
@@ -168,7 +168,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_sink_takes_each_chunk_once(order in prop::collection::vec(0u32..30, 0..90)) {
-            let mut source = Source::new(Bytes::new(30 * 1448));
+            let mut source = Source::new(ByteCount::new(30 * 1448));
             source.open = true;
             let mut sink = Sink::new(&source);
             let mut have = [false; 31];

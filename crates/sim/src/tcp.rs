@@ -12,7 +12,7 @@ mod sender;
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Time};
+use braid_model::{ByteCount, Direction, Time};
 
 use cubic::Cubic;
 pub(crate) use receiver::{AckTiming, Receiver};
@@ -20,9 +20,9 @@ use reno::Reno;
 pub(crate) use sender::{Sender, Sending};
 
 /// Payload of a full segment: 1,500 bytes less the headers of IPv4 and TCP with timestamps.
-pub const SEGMENT: Bytes = Bytes::new(1448);
+pub const SEGMENT: ByteCount = ByteCount::new(1448);
 /// Headers of IPv4 and TCP with timestamps.
-pub const HEADERS: Bytes = Bytes::new(52);
+pub const HEADERS: ByteCount = ByteCount::new(52);
 /// A handshake's packet carries more options.
 pub(crate) const HANDSHAKE: u16 = 60;
 /// How long a handshake waits for its first answer (RFC 6298, 2.1); twice as long each time after.
@@ -46,7 +46,7 @@ pub struct TcpConfig {
     /// Segments sent before the first acknowledgement.
     pub initial_window: u32,
     /// What a receiver takes beyond what it has acknowledged; applications read at once.
-    pub receive_window: Bytes,
+    pub receive_window: ByteCount,
     /// Every how many segments in order are acknowledged; 1 is each at once.
     pub acknowledge_every: u32,
     /// The longest an acknowledgement is held back.
@@ -61,7 +61,7 @@ impl Default for TcpConfig {
         Self {
             congestion: Congestion::Cubic,
             initial_window: 10,
-            receive_window: Bytes::new(6 << 20),
+            receive_window: ByteCount::new(6 << 20),
             acknowledge_every: 2,
             acknowledge_delay: Duration::from_millis(40),
             retransmit_least: Duration::from_millis(200),
@@ -163,10 +163,10 @@ pub(crate) struct Packet {
 }
 
 impl braid_netem::Packet for Packet {
-    fn size(&self) -> Bytes {
+    fn size(&self) -> ByteCount {
         match (self.kind, self.data) {
-            (Kind::Syn, _) => Bytes::new(u64::from(HANDSHAKE)),
-            (_, Some(segment)) => HEADERS + Bytes::new(u64::from(segment.size)),
+            (Kind::Syn, _) => ByteCount::new(u64::from(HANDSHAKE)),
+            (_, Some(segment)) => HEADERS + ByteCount::new(u64::from(segment.size)),
             (_, None) => HEADERS,
         }
     }

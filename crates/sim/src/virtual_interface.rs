@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::connection::LinkMask;
 use braid_decide::virtual_interface::{Interface, Srtt, power_saving_shares, saves_power, shares};
-use braid_model::{Bytes, Power, Rate};
+use braid_model::{ByteCount, Power, Rate};
 
 use crate::schedule::{NewStream, Scheduler, View};
 use crate::tcp::SEGMENT;
@@ -44,7 +44,7 @@ impl VirtualInterface {
 
     /// The link for a flow's next turn: that whose turn begins first in virtual time, as the daemon's weighted round robin has it; of
     /// several the one with the largest share.
-    fn turn(&mut self, allowed: LinkMask, rest: Bytes, battery: Option<f64>) -> Option<usize> {
+    fn turn(&mut self, allowed: LinkMask, rest: ByteCount, battery: Option<f64>) -> Option<usize> {
         for (link, interface) in self.interfaces.iter_mut().enumerate() {
             interface.available = allowed.contains(link);
             interface.srtt = self.estimates[link].get();

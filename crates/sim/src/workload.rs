@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Direction, Time};
+use braid_model::{ByteCount, Direction, Time};
 use braid_netem::Random;
 
 use crate::math;
@@ -20,13 +20,13 @@ pub struct Class {
     /// The main direction: down for a download, whose request is small; up for an upload, whose answer is.
     pub direction: Direction,
     /// What a flow moves in the other direction.
-    pub other: Bytes,
+    pub other: ByteCount,
     /// Which server it asks.
     pub server: usize,
     /// The links it may use (Π); all if not given.
     pub links: Option<LinkMask>,
     /// What schedulers expect a flow to move, whatever they would know otherwise.
-    pub expected: Option<Bytes>,
+    pub expected: Option<ByteCount>,
 }
 
 impl Class {
@@ -37,7 +37,7 @@ impl Class {
             arrivals,
             size,
             direction: Direction::Down,
-            other: Bytes::new(300),
+            other: ByteCount::new(300),
             server: 0,
             links: None,
             expected: None,
@@ -73,18 +73,18 @@ impl Arrivals {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Size {
     /// All the same.
-    Fixed(Bytes),
+    Fixed(ByteCount),
     /// Exponentially distributed with this mean, at least one byte.
-    Exponential(Bytes),
+    Exponential(ByteCount),
     /// One after the other, and then from the beginning.
-    Listed(Vec<Bytes>),
+    Listed(Vec<ByteCount>),
     /// More than they can: they go on until the end.
     Endless,
 }
 
 impl Size {
     /// The most a flow can move; segments are counted in 32 bits.
-    pub const MOST: Bytes = Bytes::new(5_000_000_000_000);
+    pub const MOST: ByteCount = ByteCount::new(5_000_000_000_000);
 }
 
 /// Draws the flows of a class, one by one.
@@ -114,14 +114,14 @@ impl Generator {
     }
 
     /// The size of the flow that starts now.
-    pub(crate) fn next_size(&mut self, class: &Class) -> Bytes {
+    pub(crate) fn next_size(&mut self, class: &Class) -> ByteCount {
         let count = self.count;
         self.count += 1;
         match &class.size {
             Size::Fixed(size) => *size,
             Size::Exponential(mean) => {
                 let drawn = math::exponential(&mut self.random, mean.get() as f64);
-                Bytes::new((drawn as u64).max(1)).min(Size::MOST)
+                ByteCount::new((drawn as u64).max(1)).min(Size::MOST)
             }
             Size::Listed(sizes) => sizes[count % sizes.len()],
             Size::Endless => Size::MOST,
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_poisson_process_has_its_rate_and_a_list_is_followed() {
-        let class = Class::downloads("web", Arrivals::Poisson { per_second: 13.0 }, Size::Exponential(Bytes::new(22_380)));
+        let class = Class::downloads("web", Arrivals::Poisson { per_second: 13.0 }, Size::Exponential(ByteCount::new(22_380)));
         let mut generator = Generator::new(5);
         let mut total = 0;
         let mut last = Time::ZERO;
@@ -147,7 +147,7 @@ mod tests {
         assert!((rate - 13.0).abs() < 0.3, "{rate}");
         assert!((total as f64 / 20_000.0 - 22_380.0).abs() < 500.0, "{total}");
 
-        let sizes = Size::Listed(vec![Bytes::new(1), Bytes::new(2)]);
+        let sizes = Size::Listed(vec![ByteCount::new(1), ByteCount::new(2)]);
         let class = Class::downloads("list", Arrivals::At((1..4).map(Time::from_millis).collect()), sizes);
         let mut generator = Generator::new(5);
         let mut flows = Vec::new();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use braid_decide::capacity::Busy;
 use braid_decide::connection::LinkMask;
 use braid_decide::packet::{PacketScheduler, PathView};
-use braid_model::{Bytes, Direction, Time};
+use braid_model::{ByteCount, Direction, Time};
 use braid_netem::{EmulatedLink, LinkStats, Profile, Random, RateSource};
 
 use crate::energy::Meter;
@@ -76,7 +76,7 @@ pub(crate) struct World<'a> {
     weights: Vec<f64>,
     views: Vec<LinkView>,
     /// What each link had carried when capacities were last measured.
-    measured: Vec<[Bytes; 2]>,
+    measured: Vec<[ByteCount; 2]>,
     battery: Vec<f64>,
     pub(crate) counters: Counters,
     /// The bond that carries streams that are spread, if one does.
@@ -127,7 +127,7 @@ impl<'a> World<'a> {
             paths: Vec::new(),
             weights: vec![1.0 / links as f64; links],
             views: Vec::new(),
-            measured: vec![[Bytes::ZERO; 2]; links],
+            measured: vec![[ByteCount::ZERO; 2]; links],
             battery: Vec::new(),
             counters: Counters::default(),
             bonded,
@@ -344,17 +344,17 @@ impl<'a> World<'a> {
     }
 
     /// What the fastest link can move from now until the end.
-    fn most_until_the_end(&self, direction: Direction) -> Bytes {
+    fn most_until_the_end(&self, direction: Direction) -> ByteCount {
         let rest = (Time::ZERO + self.scenario.duration).since(self.now).as_secs_f64();
         let rate = |link| self.capacity(link, direction).bytes_per_second();
         let fastest = (0..self.scenario.links.len()).map(rate).max().unwrap_or(0);
-        Bytes::new((fastest as f64 * rest) as u64)
+        ByteCount::new((fastest as f64 * rest) as u64)
     }
 
-    fn start(&mut self, new: NewStream, spread: bool, sizes: [Bytes; 2], size: Bytes) {
+    fn start(&mut self, new: NewStream, spread: bool, sizes: [ByteCount; 2], size: ByteCount) {
         let link = self.decide(&new, spread);
         let refused = new.allowed == LinkMask::default() || (!spread && link.is_none());
-        let mut flow = FlowOutcome { class: new.class, start: self.now, end: None, size, moved: [Bytes::ZERO; 2], link, refused };
+        let mut flow = FlowOutcome { class: new.class, start: self.now, end: None, size, moved: [ByteCount::ZERO; 2], link, refused };
         flow.link = link.filter(|_| !refused);
         self.flows.push(flow);
         let sources = sizes.map(Source::new);
@@ -367,8 +367,8 @@ impl<'a> World<'a> {
             expected: new.demand,
             direction: new.direction,
             allowed: new.allowed,
-            moved: [Bytes::ZERO; 2],
-            measured: [Bytes::ZERO; 2],
+            moved: [ByteCount::ZERO; 2],
+            measured: [ByteCount::ZERO; 2],
             sources,
             sinks,
             ended: refused,

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use braid_bond::Scheduling as Spread;
-use braid_model::{Bytes, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time};
 use braid_sim::experiment::{Experiment, Judgement, Machine, Samples, Setting, conclude};
 use braid_sim::*;
 use support::quic;
@@ -14,12 +14,12 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 
 /// Two links of 2 and 1 Mbit/s, with everything spread by a bond: downloads, uploads, and one that does not end.
 fn scenario(scheduling: Spread, seed: u64) -> Scenario {
-    let link = |name, mbps| LinkSpec::symmetric(name, Rate::from_mbps(mbps), MS(50)).with_queue(Bytes::new(75_000));
+    let link = |name, mbps| LinkSpec::symmetric(name, Rate::from_mbps(mbps), MS(50)).with_queue(ByteCount::new(75_000));
     Scenario {
         links: vec![link("fast", 2), link("slow", 1)],
         workload: vec![
-            Class::downloads("web", Arrivals::Poisson { per_second: 2.0 }, Size::Exponential(Bytes::new(40_000))),
-            Class::uploads("photos", Arrivals::Poisson { per_second: 0.2 }, Size::Exponential(Bytes::new(200_000))),
+            Class::downloads("web", Arrivals::Poisson { per_second: 2.0 }, Size::Exponential(ByteCount::new(40_000))),
+            Class::uploads("photos", Arrivals::Poisson { per_second: 0.2 }, Size::Exponential(ByteCount::new(200_000))),
             Class::downloads("film", Arrivals::once(), Size::Endless),
         ],
         packets: Packets { share: 1.0, ..Packets::default() },
@@ -51,10 +51,10 @@ fn links_are_filled_and_all_that_came_is_accounted_for() {
     for scheduling in [Spread::Midrr, Spread::WeightedRoundRobin] {
         let outcome = run(&scenario(scheduling, 1));
         assert!((2.3..2.9).contains(&rate(&outcome)), "{scheduling:?}: {}", rate(&outcome));
-        let moved = outcome.flows.iter().fold(Bytes::ZERO, |sum, flow| sum + flow.moved[0] + flow.moved[1]);
+        let moved = outcome.flows.iter().fold(ByteCount::ZERO, |sum, flow| sum + flow.moved[0] + flow.moved[1]);
         assert_eq!(moved, outcome.moved(), "what flows moved came over links");
         for flow in outcome.ended(0) {
-            assert_eq!(flow.moved, [flow.size, Bytes::new(300)], "an answer and its request");
+            assert_eq!(flow.moved, [flow.size, ByteCount::new(300)], "an answer and its request");
         }
         assert!(outcome.ended(0).count() > 10 && outcome.ended(1).count() > 0);
         assert!(outcome.links.iter().all(|link| link.goodput[0] < link.carried[0]), "headers are counted too");
@@ -71,13 +71,13 @@ fn weights_and_permissions_are_kept() {
     let least = braid_decide::operetta::Utility::new(0.0).expect("a utility");
     let outcome = simulate_with(&one, &mut Operetta::with_utility(least)).expect("the scenario makes sense");
     // But for what came before the other path had joined.
-    assert!(outcome.links[0].goodput.iter().all(|moved| *moved < Bytes::new(20_000)), "{:?}", outcome.links[0].goodput);
+    assert!(outcome.links[0].goodput.iter().all(|moved| *moved < ByteCount::new(20_000)), "{:?}", outcome.links[0].goodput);
     assert!(rate(&outcome) > 0.8, "{}", rate(&outcome));
 
     let mut bound = scenario(Spread::Midrr, 1);
     bound.workload = vec![Class { links: Some(braid_decide::connection::LinkMask(0b10)), ..bound.workload.remove(2) }];
     let outcome = run(&bound);
-    assert_eq!(outcome.links[0].goodput[0], Bytes::ZERO);
+    assert_eq!(outcome.links[0].goodput[0], ByteCount::ZERO);
     assert!(rate(&outcome) > 0.9, "{}", rate(&outcome));
 }
 

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Joules, Power, Rate, Time};
+use braid_model::{ByteCount, Joules, Power, Rate, Time};
 use braid_netem::{Loss, Profile};
 use braid_sim::experiment::{Machine, Setting};
 use braid_sim::tcp::{Congestion, TcpConfig};
@@ -13,23 +13,23 @@ use braid_sim::*;
 /// Something of everything that draws, computes or rounds.
 fn mixed(seed: u64, congestion: Congestion) -> Scenario {
     let ms = Duration::from_millis;
-    let mut wifi = LinkSpec::symmetric("wifi", Rate::from_mbps(20), ms(15)).with_queue(Bytes::new(120_000)).with_loss(0.002);
+    let mut wifi = LinkSpec::symmetric("wifi", Rate::from_mbps(20), ms(15)).with_queue(ByteCount::new(120_000)).with_loss(0.002);
     wifi.down.jitter = ms(3);
-    let mut lte = LinkSpec::symmetric("lte", Rate::from_mbps(8), ms(70)).with_queue(Bytes::new(200_000));
+    let mut lte = LinkSpec::symmetric("lte", Rate::from_mbps(8), ms(70)).with_queue(ByteCount::new(200_000));
     lte.down.loss = Loss::bursts(0.003, 4.0);
     let power = |link: LinkSpec, active| link.with_power(Power::from_milliwatts(120.0), Power::from_milliwatts(active));
-    let server = Profile { rate: Rate::from_mbps(25).into(), delay: ms(2), queue: Bytes::new(300_000), ..Profile::default() };
+    let server = Profile { rate: Rate::from_mbps(25).into(), delay: ms(2), queue: ByteCount::new(300_000), ..Profile::default() };
     let slower = Profile { rate: Rate::from_mbps(3).into(), ..lte.down.clone() };
     Scenario {
         links: vec![power(wifi, 634.0), power(lte, 900.0)],
         servers: vec![ServerSpec { link: Some(ServerLink { down: server.clone(), up: server }) }],
         workload: vec![
-            Class::downloads("web", Arrivals::Poisson { per_second: 12.0 }, Size::Exponential(Bytes::new(40_000))),
-            Class::uploads("photos", Arrivals::Poisson { per_second: 0.5 }, Size::Exponential(Bytes::new(400_000))),
+            Class::downloads("web", Arrivals::Poisson { per_second: 12.0 }, Size::Exponential(ByteCount::new(40_000))),
+            Class::uploads("photos", Arrivals::Poisson { per_second: 0.5 }, Size::Exponential(ByteCount::new(400_000))),
             Class::downloads("film", Arrivals::once(), Size::Endless),
         ],
         knowledge: Knowledge {
-            demand: DemandKnowledge::Learnt { first: Bytes::new(50_000) },
+            demand: DemandKnowledge::Learnt { first: ByteCount::new(50_000) },
             capacity: CapacityKnowledge::Learnt { first: Rate::from_mbps(10) },
             load: LoadKnowledge::Daemon,
         },

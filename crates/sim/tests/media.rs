@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Direction, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, Power, Rate, Time};
 use braid_sim::tcp::TcpConfig;
 use braid_sim::*;
 
@@ -22,7 +22,7 @@ fn uploads(mbps: &[u64], shared: bool) -> Scenario {
         media: if shared { vec![Medium { links: (0..mbps.len()).collect() }] } else { Vec::new() },
         workload: (0..mbps.len()).map(class).collect(),
         // Enough to fill the channel, and not the queue.
-        tcp: TcpConfig { receive_window: Bytes::new(65_536), ..TcpConfig::default() },
+        tcp: TcpConfig { receive_window: ByteCount::new(65_536), ..TcpConfig::default() },
         duration: Duration::from_secs(10),
         ..Scenario::default()
     }
@@ -48,7 +48,7 @@ fn stations_on_one_channel_send_as_many_packets_however_slow_one_is() {
 #[test]
 fn a_full_sender_drops_and_counts() {
     let mut scenario = uploads(&[10], true);
-    scenario.links[0] = scenario.links[0].clone().with_queue(Bytes::new(20_000));
+    scenario.links[0] = scenario.links[0].clone().with_queue(ByteCount::new(20_000));
     let outcome = simulate(&scenario).unwrap();
     assert!(outcome.links[0].dropped[Direction::Up as usize] > 0 && outcome.counters.repeated > 0, "{:?}", outcome.counters);
     assert!(rates(&scenario)[0] > 8.0);
@@ -74,7 +74,7 @@ fn media_that_make_no_sense_are_refused() {
 fn a_connection_that_moves_loses_nothing() {
     let ms = Duration::from_millis;
     let power = Power::from_watts(1.0);
-    let size = Bytes::new(30_000_000);
+    let size = ByteCount::new(30_000_000);
     let scenario = Scenario {
         links: vec![LinkSpec::symmetric("a", Rate::from_mbps(10), ms(20)), LinkSpec::symmetric("b", Rate::from_mbps(10), ms(60))],
         workload: vec![Class::uploads("file", Arrivals::once(), Size::Fixed(size))],
@@ -95,13 +95,13 @@ fn a_connection_that_moves_loses_nothing() {
 fn turns_follow_round_trips() {
     let power = Power::from_watts(1.0);
     let nominal = (Rate::from_mbps(54), power);
-    let link = |flows| LinkView { rate: [Rate::ZERO; 2], load: [Bytes::ZERO; 2], flows, extra_power: power };
+    let link = |flows| LinkView { rate: [Rate::ZERO; 2], load: [ByteCount::ZERO; 2], flows, extra_power: power };
     let links = [link(0), link(0)];
     let mut both = LinkMask::default();
     (0..2).for_each(|link| both.insert(link));
-    let new = NewStream { class: 0, allowed: both, direction: Direction::Up, demand: Bytes::new(1_000_000) };
+    let new = NewStream { class: 0, allowed: both, direction: Direction::Up, demand: ByteCount::new(1_000_000) };
     let turns = |scheduler: &mut VirtualInterface, battery| {
-        let view = View { now: Time::ZERO, links: &links, packet_load: [Bytes::ZERO; 2], packet_links: both, battery };
+        let view = View { now: Time::ZERO, links: &links, packet_load: [ByteCount::ZERO; 2], packet_links: both, battery };
         (0..400).filter(|_| scheduler.connection(&view, &new) == Some(1)).count()
     };
     let mut scheduler = VirtualInterface::new(&[nominal, (Rate::from_mbps(18), power)], false);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Direction, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, Power, Rate, Time};
 use braid_netem::{Loss, Profile, RateSource};
 use braid_sim::tcp::{Congestion, TcpConfig};
 use braid_sim::*;
@@ -18,7 +18,7 @@ fn profile() -> impl Strategy<Value = Profile> {
             jitter: Duration::from_millis(jitter),
             keep_order,
             loss: Loss::random(loss),
-            queue: Bytes::new(queue),
+            queue: ByteCount::new(queue),
         }
     })
 }
@@ -32,14 +32,14 @@ fn link() -> impl Strategy<Value = LinkSpec> {
 
 fn class() -> impl Strategy<Value = Class> {
     let size = prop_oneof![
-        3 => (1u64..200_000).prop_map(|mean| Size::Exponential(Bytes::new(mean))),
-        1 => (0u64..20_000).prop_map(|size| Size::Fixed(Bytes::new(size))),
+        3 => (1u64..200_000).prop_map(|mean| Size::Exponential(ByteCount::new(mean))),
+        1 => (0u64..20_000).prop_map(|size| Size::Fixed(ByteCount::new(size))),
         1 => Just(Size::Endless),
     ];
     (0.05f64..4.0, size, any::<bool>(), 0u64..3000, 0usize..2).prop_map(|(per_second, size, up, other, server)| {
         let arrivals = if size == Size::Endless { Arrivals::once() } else { Arrivals::Poisson { per_second } };
         let direction = if up { Direction::Up } else { Direction::Down };
-        Class { direction, other: Bytes::new(other), server, ..Class::downloads("class", arrivals, size) }
+        Class { direction, other: ByteCount::new(other), server, ..Class::downloads("class", arrivals, size) }
     })
 }
 
@@ -68,7 +68,7 @@ fn scenario() -> impl Strategy<Value = Scenario> {
         });
         let mut knowledge = Knowledge::default();
         if learnt {
-            knowledge.demand = DemandKnowledge::Learnt { first: Bytes::new(20_000) };
+            knowledge.demand = DemandKnowledge::Learnt { first: ByteCount::new(20_000) };
             knowledge.capacity = CapacityKnowledge::Learnt { first: Rate::from_mbps(5) };
         }
         Scenario {
@@ -76,7 +76,7 @@ fn scenario() -> impl Strategy<Value = Scenario> {
             servers: vec![ServerSpec::default(), ServerSpec { link: Some(ServerLink { down: server.clone(), up: server }) }],
             scheduling,
             knowledge,
-            packets: Packets { share, spreading: Spreading::WeightedRoundRobin, late, ahead, window: Bytes::new(window) },
+            packets: Packets { share, spreading: Spreading::WeightedRoundRobin, late, ahead, window: ByteCount::new(window) },
             tcp: TcpConfig { congestion: if reno { Congestion::Reno } else { Congestion::Cubic }, ..TcpConfig::default() },
             duration: Duration::from_millis(5300),
             grace: Duration::from_millis(1500),
@@ -96,7 +96,7 @@ proptest! {
     fn it_adds_up(scenario in scenario()) {
         let outcome = simulate(&scenario).expect("it makes sense");
         prop_assert!(outcome.ran_ns >= outcome.duration_ns);
-        let mut moved = Bytes::ZERO;
+        let mut moved = ByteCount::ZERO;
         for flow in &outcome.flows {
             let class = &scenario.workload[flow.class];
             let main = class.direction as usize;
@@ -114,7 +114,7 @@ proptest! {
             prop_assert_eq!(link.busy_bins_ns.iter().sum::<u64>(), link.busy_ns);
             prop_assert_eq!(link.goodput_bins.len(), outcome.ran_ns.div_ceil(outcome.bin_ns) as usize);
             for side in 0..2 {
-                let binned = link.goodput_bins.iter().fold(Bytes::ZERO, |sum, bin| sum + bin[side]);
+                let binned = link.goodput_bins.iter().fold(ByteCount::ZERO, |sum, bin| sum + bin[side]);
                 prop_assert_eq!(binned, link.goodput[side]);
             }
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_netem::{Loss, Profile};
 use braid_sim::tcp::TcpConfig;
 use braid_sim::{Fetched, Ranged, RangedFile, RangedLink, fetch_ranges};
@@ -23,7 +23,7 @@ fn way(mbps: u64, trip: u64, loss: f64) -> Profile {
         rate: Rate::from_mbps(mbps).into(),
         delay: Duration::from_millis(trip / 2),
         loss: Loss::random(loss),
-        queue: Bytes::new((mbps * 12_500).max(64_000)),
+        queue: ByteCount::new((mbps * 12_500).max(64_000)),
         ..Profile::default()
     }
 }
@@ -40,7 +40,7 @@ fn share(then: Option<u64>, seed: u64) -> (f64, Fetched) {
     };
     let fetched = fetch_ranges(&Ranged {
         links: LINKS.iter().enumerate().map(link).collect(),
-        files: vec![RangedFile { size: Bytes::new(SIZE), weight: 1.0, links: LinkSet(0b111) }],
+        files: vec![RangedFile { size: ByteCount::new(SIZE), weight: 1.0, links: LinkSet(0b111) }],
         config: braid_range::Config::default(),
         tcp: TcpConfig::default(),
         round_trips: 2,

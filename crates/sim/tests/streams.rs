@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Direction, Joules, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, Joules, Power, Rate, Time};
 use braid_netem::{Profile, Trace};
 use braid_sim::*;
 
@@ -12,8 +12,8 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn bytes(count: u64) -> Bytes {
-    Bytes::new(count)
+fn bytes(count: u64) -> ByteCount {
+    ByteCount::new(count)
 }
 
 fn kbps(kilo: u64) -> Rate {
@@ -122,7 +122,7 @@ fn spread_streams_end_with_every_byte_also_uploads_and_through_loss() {
         let workload = vec![
             Class::downloads("down", poisson(2.0), Size::Exponential(bytes(100_000))),
             Class::uploads("up", poisson(2.0), Size::Exponential(bytes(100_000))),
-            Class::downloads("nothing", poisson(1.0), Size::Fixed(Bytes::ZERO)),
+            Class::downloads("nothing", poisson(1.0), Size::Fixed(ByteCount::ZERO)),
         ];
         let packets = Packets { share: 0.5, ..spread(Spreading::WeightedRoundRobin, late) };
         let outcome = run(&Scenario { links, workload, packets, grace: Duration::from_secs(1000), ..Scenario::default() });
@@ -377,7 +377,7 @@ fn a_scenario_that_makes_no_sense_is_refused_with_thing_reason_and_remedy() {
         (class(|class| class.arrivals = Arrivals::Poisson { per_second: -1.0 }), "flows a second"),
         (class(|class| class.arrivals = Arrivals::At(vec![Time::MAX, Time::ZERO])), "sort"),
         (class(|class| class.size = Size::Listed(Vec::new())), "empty"),
-        (class(|class| class.size = Size::Fixed(Bytes::new(u64::MAX))), "5 TB"),
+        (class(|class| class.size = Size::Fixed(ByteCount::new(u64::MAX))), "5 TB"),
     ];
     for (scenario, word) in cases {
         let error = simulate(&scenario).expect_err(word).to_string();

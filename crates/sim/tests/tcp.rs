@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time};
 use braid_netem::Profile;
 use braid_sim::tcp::{Congestion, TcpConfig};
 use braid_sim::{Arrivals, Class, LinkSpec, Outcome, Scenario, Size, simulate};
@@ -11,8 +11,8 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn bytes(count: u64) -> Bytes {
-    Bytes::new(count)
+fn bytes(count: u64) -> ByteCount {
+    ByteCount::new(count)
 }
 
 fn one_link(link: LinkSpec, workload: Vec<Class>) -> Scenario {

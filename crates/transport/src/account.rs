@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use braid_bond::BondId;
-use braid_model::{Bytes as Amount, Time};
+use braid_model::{ByteCount, Time};
 use braid_peer::destination::Policy;
 use braid_peer::limits::{Direction, Limits, Meter};
 use braid_peer::registry::{ClientId, Month};
@@ -31,7 +31,7 @@ impl Account {
         let started = Instant::now();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         let policy = policy.for_another_client();
-        let used = client.map_or(Amount::ZERO, |(_, month)| month.down + month.up);
+        let used = client.map_or(ByteCount::ZERO, |(_, month)| month.down + month.up);
         let meter = Mutex::new(Meter::new(limits, used, Time::ZERO, unix));
         Self { meter, started, client: client.map(|(client, _)| client), moved: Default::default(), policy, sockets: Sockets::default() }
     }
@@ -53,7 +53,7 @@ impl Account {
     /// Waits until `amount` may go, and counts it. `false` if the client's month is used up.
     pub(crate) async fn pass(&self, direction: Direction, amount: usize) -> bool {
         self.moved[usize::from(direction == Direction::Up)].fetch_add(amount as u64, Ordering::Relaxed);
-        let amount = Amount::new(amount as u64);
+        let amount = ByteCount::new(amount as u64);
         let (now, unix) = self.now();
         let (due, allowed) = self.meter(|meter| {
             let due = meter.ready_at(direction, amount, now);

@@ -13,7 +13,7 @@ use braid_bond::host::{ConnectionId, Host, HostLimits, refusals};
 use braid_bond::{Bond, BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, PathState, Target, codes};
 use braid_model::address::Address;
 use braid_model::key::PublicKey;
-use braid_model::{Bytes as Amount, Rate};
+use braid_model::{ByteCount, Rate};
 use braid_peer::destination::{Policy, Ports, Reason, dial_tcp, resolve};
 use braid_peer::keys::KeyPair;
 use braid_peer::limits::{Direction, Exceeded, Limits, Meter};
@@ -423,13 +423,13 @@ impl Relay {
         // Who shares an account is one client, or one source of anonymous ones.
         let accounts: BTreeMap<*const Account, &Account> =
             self.owners.values().map(|owner| (Arc::as_ptr(&owner.account), &*owner.account)).collect();
-        let sockets: BTreeMap<BondId, Amount> = accounts.values().flat_map(|account| account.sockets.held()).collect();
+        let sockets: BTreeMap<BondId, ByteCount> = accounts.values().flat_map(|account| account.sockets.held()).collect();
         let bonds: Vec<_> = self.carrier.with(|host, _| host.bonds().map(|(bond, state)| (bond, state.held())).collect());
         for (bond, _) in bonds.iter().filter(|(bond, _)| !self.owners.contains_key(bond)) {
             tracing::error!(%bond, "a bond without an owner is ended");
             self.carrier.with(|host, now| host.end(now, *bond, "it has no owner"));
         }
-        let all = |(bond, held): (BondId, Amount)| {
+        let all = |(bond, held): (BondId, ByteCount)| {
             let owner = Arc::as_ptr(&self.owners.get(&bond)?.account);
             Some((bond, owner, held + sockets.get(&bond).copied().unwrap_or_default()))
         };
@@ -457,8 +457,8 @@ impl Relay {
         let Some(clerk) = &mut self.clerk else { return };
         let used = |(key, account): (&PublicKey, &Arc<Account>)| {
             let client = account.client?;
-            let [down, up] = [0, 1].map(|way: usize| Amount::new(account.moved[way].swap(0, Ordering::Relaxed)));
-            (down != Amount::ZERO || up != Amount::ZERO || present.contains(key)).then_some(Used { client, down, up })
+            let [down, up] = [0, 1].map(|way: usize| ByteCount::new(account.moved[way].swap(0, Ordering::Relaxed)));
+            (down != ByteCount::ZERO || up != ByteCount::ZERO || present.contains(key)).then_some(Used { client, down, up })
         };
         clerk.write(self.accounts.iter().filter_map(used).collect());
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use braid_bond::BondId;
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_platform::linux::sys::socket::buffered;
 use socket2::SockRef;
 
@@ -44,8 +44,8 @@ impl Sockets {
     }
 
     /// What the system holds for the sockets of each bond.
-    pub(crate) fn held(&self) -> BTreeMap<BondId, Bytes> {
-        let mut held: BTreeMap<BondId, Bytes> = BTreeMap::new();
+    pub(crate) fn held(&self) -> BTreeMap<BondId, ByteCount> {
+        let mut held: BTreeMap<BondId, ByteCount> = BTreeMap::new();
         for (socket, bond) in self.lock().iter() {
             *held.entry(*bond).or_default() += buffered(*socket);
         }
@@ -78,7 +78,7 @@ mod tests {
         sender.send_to(&[0; 5000], full.local_addr().unwrap()).unwrap();
         let counted = (sockets.count(one, &full), sockets.count(other, &empty));
         let held = sockets.held();
-        assert!(held[&one].get() >= 5000 && held[&other] == Bytes::ZERO, "{held:?}");
+        assert!(held[&one].get() >= 5000 && held[&other] == ByteCount::ZERO, "{held:?}");
         let size = |socket: &UdpSocket| SockRef::from(socket).recv_buffer_size().unwrap();
         let before = size(&empty);
         let many: Vec<UdpSocket> = (0..WIDE).map(|_| bound()).collect();

@@ -306,7 +306,7 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
     let client = registry.find("test").unwrap();
     let month = registry.used(client.id, SystemTime::now()).unwrap();
     assert_eq!((month.down.get(), month.up.get()), (300_000, 300_000));
-    let monthly = Some(braid_model::Bytes::new(600_000));
+    let monthly = Some(braid_model::ByteCount::new(600_000));
     registry.set_limits(client.id, braid_peer::limits::Limits { monthly, ..client.limits }).unwrap();
     drop(registry);
     relay.crash().await;
@@ -319,7 +319,7 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
 
 #[tokio::test]
 async fn a_client_that_hoards_the_relays_memory_loses_that_bond_and_others_go_on() {
-    let memory = MemoryLimits { client: braid_model::Bytes::new(400_000), ..MemoryLimits::default() };
+    let memory = MemoryLimits { client: braid_model::ByteCount::new(400_000), ..MemoryLimits::default() };
     let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), memory, relay::CLIENT_FLOWS).await;
     let client = client(&relay).await;
     // A target that never reads: what the relay takes for it stays there.
@@ -436,7 +436,7 @@ async fn regression_one_client_leaves_flows_for_others_and_its_own_limit_counts(
 /// What the relay's sockets buffer was not counted: here nothing stays in the bond.
 #[tokio::test]
 async fn regression_what_the_system_buffers_for_a_clients_sockets_counts_as_its_memory() {
-    let memory = MemoryLimits { client: braid_model::Bytes::new(2_000_000), ..MemoryLimits::default() };
+    let memory = MemoryLimits { client: braid_model::ByteCount::new(2_000_000), ..MemoryLimits::default() };
     let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), memory, relay::CLIENT_FLOWS).await;
     let client = client(&relay).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::json;
 
 use super::report::Report;
@@ -150,7 +150,7 @@ struct Downloads(Vec<Child>);
 impl Downloads {
     /// Starts them and waits until every link has moved something.
     fn start(lab: &Lab, web: &Web) -> Result<Self> {
-        let url = web.url(Bytes::new(1_000_000_000))?;
+        let url = web.url(ByteCount::new(1_000_000_000))?;
         let mut downloads = Self(Vec::new());
         for _ in 0..2 * lab.links().len() {
             let mut command = lab.client().command("curl")?;
@@ -160,7 +160,7 @@ impl Downloads {
         let begin = Instant::now();
         let moved = |link| lab.counters(link).map(|counters| counters.down.delivered_bytes);
         for link in 0..lab.links().len() {
-            while moved(link)? < Bytes::new(500_000) {
+            while moved(link)? < ByteCount::new(500_000) {
                 ensure!(begin.elapsed() < LIMIT, "link {link} got no download in {LIMIT:?}");
                 thread::sleep(Duration::from_millis(10));
             }

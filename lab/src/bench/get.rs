@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::{Bytes, Direction};
+use braid_model::{ByteCount, Direction};
 use serde_json::json;
 
 use super::footprint::resident;
@@ -141,7 +141,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          turns half-way, ideal is the time that the links would need at their rates. Memory: VmHWM of `braid get`, looked at every 50 ms until \
          its end; also of one run that fetches 1,000 files of 2 kB over HTTPS from the same server over the same links.",
     );
-    let size = Bytes::new(if settings.quick { 20_000_000 } else { 40_000_000 });
+    let size = ByteCount::new(if settings.quick { 20_000_000 } else { 40_000_000 });
     let repeat = if settings.quick { 1 } else { 3 };
     let (mut rows, mut raw, mut memory) = (Vec::new(), Vec::new(), Vec::new());
     for (turn, title) in TURNS {
@@ -217,12 +217,12 @@ fn payload(rates: impl Iterator<Item = u64>) -> f64 {
 }
 
 /// When the link turns.
-fn half_way(size: Bytes) -> f64 {
+fn half_way(size: ByteCount) -> f64 {
     size.get() as f64 / payload(LINKS.iter().map(|link| link.1)) / 2.0
 }
 
 /// Seconds that the links need at their rates.
-fn ideal(turn: Turn, size: Bytes) -> f64 {
+fn ideal(turn: Turn, size: ByteCount) -> f64 {
     let before = payload(LINKS.iter().map(|link| link.1));
     let after = match turn {
         Turn::Nothing => before,
@@ -239,7 +239,7 @@ fn laboratory() -> Result<Lab> {
 }
 
 /// Seconds that one download takes, and the most megabytes that the program kept resident.
-fn one(settings: &Settings, turn: Turn, program: Program, size: Bytes) -> Result<(f64, f64)> {
+fn one(settings: &Settings, turn: Turn, program: Program, size: ByteCount) -> Result<(f64, f64)> {
     let lab = laboratory()?;
     let web = Web::start(&lab)?;
     if matches!(program, Program::Aria2 | Program::Dispatch) {

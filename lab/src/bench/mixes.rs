@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::{Value, json};
 
 use super::report::Report;
@@ -28,8 +28,8 @@ const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
 struct Case {
     title: String,
     rates: [u64; 2],
-    long: (Bytes, f64),
-    short: (Bytes, f64),
+    long: (ByteCount, f64),
+    short: (ByteCount, f64),
     span: Duration,
 }
 
@@ -73,14 +73,14 @@ fn cases(quick: bool) -> Vec<Case> {
     for load in if quick { vec![0.6] } else { vec![0.3, 0.6, 0.9] } {
         // A third of the bytes in short downloads.
         let bytes = load * 21e6 / 8.0;
-        let (long, short) = (Bytes::new(5_000_000), Bytes::new(250_000));
-        let rate = |share: f64, size: Bytes| bytes * share / size.get() as f64;
+        let (long, short) = (ByteCount::new(5_000_000), ByteCount::new(250_000));
+        let rate = |share: f64, size: ByteCount| bytes * share / size.get() as f64;
         let classes = ((long, rate(2.0 / 3.0, long)), (short, rate(1.0 / 3.0, short)));
         cases.push(Case { title: format!("DNIS at {load}"), rates: [11, 10], long: classes.0, short: classes.1, span: seconds(40) });
     }
     let offered = [DBAS_BROWSER, DBAS_BULK].map(|(size, rate)| size.get() as f64 * 8.0 * rate).iter().sum::<f64>() / 3e6;
     for load in if quick { vec![0.6] } else { vec![0.3, 0.6, 0.9, offered] } {
-        let scaled = |(size, rate): (Bytes, f64)| (size, rate * load / offered);
+        let scaled = |(size, rate): (ByteCount, f64)| (size, rate * load / offered);
         let title = if load == offered { format!("DBAS as it was ({offered:.2})") } else { format!("DBAS at {load}") };
         cases.push(Case { title, rates: [2, 1], long: scaled(DBAS_BULK), short: scaled(DBAS_BROWSER), span: seconds(20) });
     }
@@ -133,7 +133,7 @@ fn one_seed(settings: &Settings, case: &Case, seed: u64) -> Result<Vec<(&'static
 }
 
 fn sum_up(records: &[Record], case: &Case) -> Outcome {
-    let of = |size: Bytes| -> Vec<f64> { records.iter().filter(|r| r.size == size).map(|r| r.took().as_secs_f64()).collect() };
+    let of = |size: ByteCount| -> Vec<f64> { records.iter().filter(|r| r.size == size).map(|r| r.took().as_secs_f64()).collect() };
     Outcome { summary: workload::summarise(records), long: Mean::of(&of(case.long.0)).mean, short: Mean::of(&of(case.short.0)).mean }
 }
 
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn mixes_offer_the_load_they_are_named_after() {
         for case in cases(false) {
-            let bits = |(size, rate): (Bytes, f64)| size.get() as f64 * 8.0 * rate;
+            let bits = |(size, rate): (ByteCount, f64)| size.get() as f64 * 8.0 * rate;
             let load = (bits(case.long) + bits(case.short)) / (case.rates.iter().sum::<u64>() as f64 * 1e6);
             let named: f64 = case.title.trim_end_matches(')').rsplit([' ', '(']).next().unwrap().parse().unwrap();
             assert!((load - named).abs() < 0.006, "{}: {load}", case.title);

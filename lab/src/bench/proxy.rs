@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use braid_decide::fair::{FairFlow, Problem, solve};
-use braid_model::{Bytes, Direction, Rate};
+use braid_model::{ByteCount, Direction, Rate};
 use serde_json::json;
 
 use super::footprint::resident;
@@ -45,7 +45,7 @@ const PROXY: &str = "127.0.0.1:5758";
 const LIMIT: &str = "60";
 /// Readers that are slower than the links: how many, of how large a file, over links of how many Mbit/s each, and what each takes how often.
 const READERS: usize = 200;
-const READ: Bytes = Bytes::new(20_000_000);
+const READ: ByteCount = ByteCount::new(20_000_000);
 const READERS_LINKS: u64 = 200;
 const SIP: usize = 16 * 1024;
 const SIP_EVERY: Duration = Duration::from_millis(250);
@@ -157,7 +157,7 @@ impl Proxy {
 
 /// Gives the most memory that the proxy kept.
 fn single(settings: &Settings, report: &mut Report) -> Result<f64> {
-    let size = Bytes::new(if settings.quick { 20_000_000 } else { 40_000_000 });
+    let size = ByteCount::new(if settings.quick { 20_000_000 } else { 40_000_000 });
     let ideal = size.get() as f64 / (LINKS.iter().map(|link| link.1).sum::<u64>() as f64 * 1e6 / 8.0 * PAYLOAD);
     let (mut through, mut alone, mut memory) = (Vec::new(), Vec::new(), 0.0_f64);
     for round in 0..if settings.quick { 1 } else { 5 } {
@@ -180,7 +180,7 @@ fn single(settings: &Settings, report: &mut Report) -> Result<f64> {
 }
 
 /// Seconds that one download takes, and the most memory that the proxy kept.
-fn one(settings: &Settings, size: Bytes, proxied: bool) -> Result<(f64, f64)> {
+fn one(settings: &Settings, size: ByteCount, proxied: bool) -> Result<(f64, f64)> {
     let links = LINKS.iter().map(|(name, rate, trip, loss)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(trip / 2)).loss(*loss));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
     let web = Web::start(&lab)?;
@@ -235,7 +235,7 @@ fn shared(settings: &Settings, sharing: &Sharing, report: &mut Report) -> Result
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
     let web = Web::start(&lab)?;
     let proxy = Proxy::start(settings, &lab, &rules(sharing), &sharing.flows.map(|(name, ..)| format!("{name}:{name}\n")).concat())?;
-    let url = web.url(Bytes::new(1 << 30))?;
+    let url = web.url(ByteCount::new(1 << 30))?;
     let began = Instant::now();
     let mut flows = Vec::new();
     for (name, ..) in &sharing.flows {

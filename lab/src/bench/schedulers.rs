@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use braid_decide::connection::{LinkMask, LoadTable, Mode, Request};
 use braid_decide::midrr::{Flags, LinkSet, Midrr};
 use braid_decide::operetta::{self, Interface, New, NewKind, Target, Utility};
-use braid_model::{Bytes, Direction, Power, Rate};
+use braid_model::{ByteCount, Direction, Power, Rate};
 use braid_netem::Random;
 use serde_json::json;
 
@@ -75,8 +75,8 @@ fn time(batches: usize, mut decide: impl FnMut()) -> Vec<f64> {
 
 fn midrr(flags: Flags, links: usize, flows: usize, batches: usize) -> Result<Vec<f64>> {
     let mut random = Random::new(1);
-    let mut scheduler = Midrr::new(links, Bytes::new(1500), flags)?;
-    let mut packet = || Some(Bytes::new(64 + random.up_to(1436)));
+    let mut scheduler = Midrr::new(links, ByteCount::new(1500), flags)?;
+    let mut packet = || Some(ByteCount::new(64 + random.up_to(1436)));
     let mut choice = Random::new(2);
     for flow in 0..flows {
         let mut allowed: LinkSet = (0..links).filter(|_| choice.up_to(1) == 1).collect();
@@ -85,7 +85,7 @@ fn midrr(flags: Flags, links: usize, flows: usize, batches: usize) -> Result<Vec
         scheduler.set_head(key, packet())?;
     }
     let asks: Vec<usize> = (0..4096).map(|_| choice.up_to(links as u64 - 1) as usize).collect();
-    let heads: Vec<Option<Bytes>> = (0..4096).map(|_| packet()).collect();
+    let heads: Vec<Option<ByteCount>> = (0..4096).map(|_| packet()).collect();
     let mut turn = 0;
     let mut idle = 0;
     let times = time(batches, || {
@@ -109,13 +109,13 @@ fn operetta(links: usize, batches: usize) -> Result<Vec<f64>> {
     let interfaces: Vec<Interface> = (0..links).map(interface).collect();
     let mut random = Random::new(4);
     let stream = |number: usize| {
-        let load = Bytes::new(10_000 + random.up_to(10_000_000));
+        let load = ByteCount::new(10_000 + random.up_to(10_000_000));
         let link = random.up_to(links as u64 - 1) as usize;
         operetta::Stream { load, kind: if number.is_multiple_of(2) { operetta::Kind::Packet } else { operetta::Kind::Connection(link) } }
     };
     let streams: Vec<_> = (0..100).map(stream).collect();
     let allowed = LinkMask((1 << links) - 1);
-    let new = New { load: Bytes::new(1_000_000), kind: NewKind::Connection, allowed };
+    let new = New { load: ByteCount::new(1_000_000), kind: NewKind::Connection, allowed };
     let target = Target::Utility(Utility::new(0.7).context("0.7 is a utility")?);
     operetta::schedule(&interfaces, &streams, new, target)?;
     Ok(time(batches, || {
@@ -130,7 +130,7 @@ fn connection(links: usize, batches: usize) -> Vec<f64> {
         let rate = 125_000 + random.up_to(12_500_000);
         (link_load.rate, link_load.load) = ([rate; 2], [random.up_to(10_000_000); 2]);
     }
-    let request = Request { allowed: LinkMask((1 << links) - 1), direction: Direction::Down, demand: Bytes::new(100_000) };
+    let request = Request { allowed: LinkMask((1 << links) - 1), direction: Direction::Down, demand: ByteCount::new(100_000) };
     time(batches, || {
         // What is reserved ends at once: loads stay what they are.
         if let Some(slot) = black_box(load_table.choose(Mode::CheapestInTime { target: None }, black_box(&request))) {

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use braid_netem::LinkStats;
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          Mbit/s, when its run began. Schedulers take turns. Used: what each link \
          carried, headers and repetitions included, of what it could have carried until the last download ended; dropped: what its queue had no room for.",
     );
-    let size = Bytes::new(if settings.quick { 1_000_000 } else { 4_000_000 });
+    let size = ByteCount::new(if settings.quick { 1_000_000 } else { 4_000_000 });
     let mut raw = Vec::new();
     for Case { rates, counts } in &CASES {
         let links = ["wlan0", "lte0"].iter().zip(rates).map(|(name, rate)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(10)));
@@ -79,7 +79,7 @@ fn compare(
     settings: &Settings,
     lab: &Lab,
     web: &Web,
-    (rates, count, size): ([u64; 2], usize, Bytes),
+    (rates, count, size): ([u64; 2], usize, ByteCount),
     report: &mut Report,
     raw: &mut Vec<Value>,
 ) -> Result<()> {
@@ -131,7 +131,7 @@ fn compare(
     Ok(())
 }
 
-fn one(settings: &Settings, lab: &Lab, web: &Web, scheduler: &str, count: usize, size: Bytes, best: f64) -> Result<Outcome> {
+fn one(settings: &Settings, lab: &Lab, web: &Web, scheduler: &str, count: usize, size: ByteCount, best: f64) -> Result<Outcome> {
     let daemon = Daemon::start(lab, &settings.braid, scheduler, "")?;
     let capacities = capacities(lab, &daemon.status(lab)?);
     let before = counted(lab)?;
@@ -165,7 +165,7 @@ fn percents(shares: &[f64]) -> String {
 pub(super) fn warm_up(lab: &Lab, web: &Web, braid: &Path, (flows, span): (usize, Duration)) -> Result<Vec<Option<u64>>> {
     let daemon = Daemon::start(lab, braid, "round-robin", "")?;
     let curl = copy_of_curl(lab, "warm-up")?;
-    let downloads = workload::together(flows * lab.links().len(), Bytes::new(1_000_000_000));
+    let downloads = workload::together(flows * lab.links().len(), ByteCount::new(1_000_000_000));
     workload::run(web, &downloads, span, |_| lab.client().command(&curl))?;
     Ok(capacities(lab, &daemon.status(lab)?))
 }
@@ -199,7 +199,7 @@ pub(super) fn shown(capacities: &[Option<u64>]) -> String {
 }
 
 /// The goodput, in bit/s of link capacity, of the split of `count` equal downloads over two links that ends first.
-fn best_goodput(rates: &[Rate; 2], count: usize, size: Bytes) -> f64 {
+fn best_goodput(rates: &[Rate; 2], count: usize, size: ByteCount) -> f64 {
     let bits = size.get() as f64 * 8.0;
     let time = |first: usize| {
         let spans = [first, count - first].into_iter().zip(rates).map(|(n, rate)| n as f64 * bits / rate.bps() as f64);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_best_split_of_whole_downloads_bounds_the_goodput() {
-        let size = Bytes::new(4_000_000);
+        let size = ByteCount::new(4_000_000);
         assert_eq!(best_goodput(&[mbps(20), mbps(10)], 9, size).round(), 30e6);
         assert_eq!(best_goodput(&[mbps(20), mbps(2)], 11, size).round(), 22e6);
         // Eight over 2:1 cannot be split evenly: 5 and 3 take 12 units where 16 would go.

@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 
 use braid_lab::Web;
 use braid_lab::relay::Relay;
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 use super::user::{User, sha256};
 
@@ -70,7 +70,7 @@ impl Proxied {
     /// Starts a curl through the proxy that writes to `to`.
     pub fn curl(&self, size: u64, words: &[&str], to: &Path) -> Child {
         let mut command = self.lab.client().command("curl").unwrap();
-        command.args(["-sS", "--max-time", "120", "-o"]).arg(to).args(words).arg(self.web.url(Bytes::new(size)).unwrap());
+        command.args(["-sS", "--max-time", "120", "-o"]).arg(to).args(words).arg(self.web.url(ByteCount::new(size)).unwrap());
         command.stdin(Stdio::null()).spawn().unwrap()
     }
 
@@ -78,7 +78,7 @@ impl Proxied {
     pub fn fetch(&self, size: u64, words: &[&str]) {
         let to = self.home.join("got");
         assert!(self.curl(size, words, &to).wait().unwrap().success());
-        assert_eq!(sha256(&to), sha256(&self.web.file(Bytes::new(size)).unwrap()));
+        assert_eq!(sha256(&to), sha256(&self.web.file(ByteCount::new(size)).unwrap()));
     }
 
     /// Bytes that came over each link meanwhile.

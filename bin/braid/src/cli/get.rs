@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use braid_fetch::{Checksum, Credentials};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use clap::Args;
 
 use super::{Daemon, span};
@@ -43,7 +43,7 @@ pub(crate) struct Get {
     pub(crate) links: Vec<String>,
     /// Let a link bring no more than so much, as in lte0=500MB; may be given several times.
     #[arg(long, value_name = "LINK=AMOUNT", value_parser = link_amount)]
-    pub(crate) max_link: Vec<(String, Bytes)>,
+    pub(crate) max_link: Vec<(String, ByteCount)>,
     /// What 10^9 bytes over a link cost, as in lte0=2.5; may be given several times.
     #[arg(long, value_name = "LINK=PRICE", value_parser = link_price)]
     pub(crate) price: Vec<(String, f64)>,
@@ -55,7 +55,7 @@ pub(crate) struct Get {
     pub(crate) limit_rate: Option<Rate>,
     /// Refuse larger files.
     #[arg(long, value_name = "AMOUNT")]
-    pub(crate) max_filesize: Option<Bytes>,
+    pub(crate) max_filesize: Option<ByteCount>,
     /// Add a field to the header of requests, or those of a file, a line each; may be given several times. Other users of this machine see what
     /// stands here: secrets belong in a file.
     #[arg(long, short = 'H', value_name = "NAME: VALUE|@FILE", value_parser = header_fields)]
@@ -108,7 +108,7 @@ pub(crate) struct Get {
     pub(crate) daemon: Daemon,
 }
 
-fn link_amount(text: &str) -> Result<(String, Bytes), String> {
+fn link_amount(text: &str) -> Result<(String, ByteCount), String> {
     let (link, amount) = text.split_once('=').ok_or("write LINK=AMOUNT, as in lte0=500MB")?;
     Ok((link.to_owned(), amount.parse().map_err(|error: braid_model::UnitError| error.to_string())?))
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use braid_model::address::Address;
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use braid_peer::name::ClientName;
 use braid_transport::relay::{CLIENT_FLOWS, MemoryLimits};
 use clap::{Args, Subcommand};
@@ -63,10 +63,10 @@ pub(crate) struct RelayServer {
     pub(crate) client_flows: u32,
     /// Bytes that all bonds together may hold on their way through, with what the system buffers for their sockets; the largest is ended beyond it.
     #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().total)]
-    pub(crate) max_memory: Bytes,
+    pub(crate) max_memory: ByteCount,
     /// The same for the bonds of one client.
     #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().client)]
-    pub(crate) client_memory: Bytes,
+    pub(crate) client_memory: ByteCount,
     #[command(flatten)]
     pub(crate) state: RelayState,
 }
@@ -167,8 +167,8 @@ pub(crate) struct RelayLimits {
     #[arg(long, alias = "max-flows", value_name = "COUNT", value_parser = limit::<u32>)]
     pub(crate) flows: Option<Limit<u32>>,
     /// Bytes in a calendar month (UTC), both directions together, as in 50GB.
-    #[arg(long, value_name = "BYTES", value_parser = limit::<Bytes>)]
-    pub(crate) monthly: Option<Limit<Bytes>>,
+    #[arg(long, value_name = "BYTES", value_parser = limit::<ByteCount>)]
+    pub(crate) monthly: Option<Limit<ByteCount>>,
 }
 
 /// A limit as it is to be; `None` lifts it.
@@ -288,7 +288,7 @@ mod tests {
     fn limits_are_set_and_lifted() {
         let set = limited(&["--rate", "10Mbit/s", "--flows", "none", "--monthly", "50GB"]).unwrap();
         assert_eq!((set.limits.rate, set.limits.flows), (Some(Limit(Some(Rate::from_mbps(10)))), Some(Limit(None))));
-        assert_eq!((set.limits.monthly, set.limits.rate_up), (Some(Limit(Some(Bytes::new(50_000_000_000)))), None));
+        assert_eq!((set.limits.monthly, set.limits.rate_up), (Some(Limit(Some(ByteCount::new(50_000_000_000)))), None));
         assert!(limited(&[]).unwrap_err().contains("--monthly"), "one of them is needed");
         assert!(limited(&["--rate", "1Mbit/s", "--rate-up", "1Mbit/s"]).is_err());
         assert!(limited(&["--flows", "0"]).unwrap_err().contains("revoke"));

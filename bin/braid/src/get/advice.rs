@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use braid_api::{ExplainRequest, Explanation, LinkState, Outcome, PolicyView};
 use braid_fetch::Download;
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 use crate::client;
 
@@ -73,9 +73,9 @@ impl Advice {
     }
 
     /// What is left of its monthly allowance.
-    pub(super) fn allowance(&self, name: &str) -> Option<Bytes> {
+    pub(super) fn allowance(&self, name: &str) -> Option<ByteCount> {
         let link = self.link(name)?;
-        Some(Bytes::new(link.cap_bytes?).saturating_sub(Bytes::new(link.used_bytes.unwrap_or(0))))
+        Some(ByteCount::new(link.cap_bytes?).saturating_sub(ByteCount::new(link.used_bytes.unwrap_or(0))))
     }
 
     /// What 10^9 bytes over it cost.

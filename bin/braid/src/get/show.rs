@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use braid_fetch::{DownloadLink, Event, FetchError, Outcome, Progress};
-use braid_model::{Bytes, Rate, printable};
+use braid_model::{ByteCount, Rate, printable};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 /// Without a terminal progress is told so often.
@@ -63,7 +63,7 @@ impl Show {
             Event::Started { file, size, there, ranged } => {
                 self.awaited = None;
                 let size = size.map_or("of unknown size".to_owned(), |size| size.to_string());
-                let there = if there == Bytes::ZERO { String::new() } else { format!(", {there} of it there already") };
+                let there = if there == ByteCount::ZERO { String::new() } else { format!(", {there} of it there already") };
                 let way = if ranged { "" } else { ", whole over one link" };
                 self.line(&format!("{file}: {size}{there}{way}"));
             }
@@ -101,7 +101,7 @@ impl Show {
             }
             return;
         };
-        let size = progress.size.map_or(0, Bytes::get);
+        let size = progress.size.map_or(0, ByteCount::get);
         for (bar, link) in bars.links.iter().zip(&progress.links) {
             bar.set_length(size.max(1));
             bar.set_position(link.moved.get().min(size));
@@ -160,7 +160,7 @@ fn left(progress: &Progress) -> String {
 fn finished(outcome: &Outcome) -> String {
     let rate = outcome.size.per(Duration::from_secs_f64(outcome.seconds.max(0.001)));
     let links: Vec<String> =
-        outcome.links.iter().filter(|(_, bytes)| **bytes > Bytes::ZERO).map(|(name, bytes)| format!("{name} {bytes}")).collect();
+        outcome.links.iter().filter(|(_, bytes)| **bytes > ByteCount::ZERO).map(|(name, bytes)| format!("{name} {bytes}")).collect();
     let links = if links.is_empty() { String::new() } else { format!(" ({})", links.join(", ")) };
     format!("{}: {} in {:.1} s, {rate}{links}", outcome.file, outcome.size, outcome.seconds)
 }
@@ -173,8 +173,8 @@ mod tests {
     fn what_is_left_is_told_in_time() {
         let progress = |got: u64, size: Option<u64>| Progress {
             seconds: 1.0,
-            got: Bytes::new(got),
-            size: size.map(Bytes::new),
+            got: ByteCount::new(got),
+            size: size.map(ByteCount::new),
             rate_bps: Rate::from_mbps(8),
             files: (0, 1),
             links: Vec::new(),

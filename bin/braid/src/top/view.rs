@@ -1,7 +1,7 @@
 //! What `braid top` shows: a function of what it knows and of the terminal's size.
 
 use braid_api::{LinkState, LinkStatus};
-use braid_model::{Bytes, Rate, printable};
+use braid_model::{ByteCount, Rate, printable};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -187,7 +187,7 @@ fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
 fn flow_row(live: &Live, wide: bool) -> Row<'static> {
     let flow = &live.flow;
     let rate = |bytes: Option<u64>| rate(bytes.map(|bytes| bytes.saturating_mul(8)));
-    let size = |bytes: Option<u64>| right(bytes.map(|bytes| Bytes::new(bytes).to_string()));
+    let size = |bytes: Option<u64>| right(bytes.map(|bytes| ByteCount::new(bytes).to_string()));
     let program = flow.application.rsplit('/').next().unwrap_or(&flow.application);
     let remote = format!("{} {}", flow.protocol, flow.remote);
     let mut cells = vec![
@@ -221,7 +221,7 @@ fn draw_apps(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         cells.extend([
             Cell::from(program.class.clone()),
             right(ports),
-            right(program.demand_bytes.map(|bytes| Bytes::new(bytes).to_string())),
+            right(program.demand_bytes.map(|bytes| ByteCount::new(bytes).to_string())),
             right(percent(program.confidence)),
             right(Some(program.flows)),
         ]);

@@ -11,7 +11,7 @@ use braid_decide::midrr::LinkSet;
 use braid_decide::packet::{
     Chunk, EarliestCompletion, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
 };
-use braid_model::Bytes as Amount;
+use braid_model::ByteCount;
 
 use super::Bond;
 use crate::{FlowKey, PathId};
@@ -156,7 +156,7 @@ impl Bond {
             chooser.views.clear();
             let all = chooser.copies;
             chooser.views.extend(self.slots.iter().map(|path| self.path_view(*path, flow.policy.links, all)));
-            let chunk = Chunk { size: Amount::new(size), behind: Amount::new(waiting - size) };
+            let chunk = Chunk { size: ByteCount::new(size), behind: ByteCount::new(waiting - size) };
             let slots = chooser.rule.choose(&chooser.views, chunk).paths();
             if slots != LinkSet::default() {
                 return Some((id, slots));
@@ -167,18 +167,18 @@ impl Bond {
     }
 
     fn slots_with_room(&self) -> u64 {
-        self.paths.values().filter(|path| path.is_good() && path.facts.room > Amount::ZERO).fold(0, |set, path| set | 1 << path.slot)
+        self.paths.values().filter(|path| path.is_good() && path.facts.room > ByteCount::ZERO).fold(0, |set, path| set | 1 << path.slot)
     }
 
     /// What a scheduler sees of a path, given the links that a flow may use. Copies need not leave at once: for them its window has room.
     fn path_view(&self, id: Option<PathId>, links: u64, copies: bool) -> PathView {
         let Some(path) = id.and_then(|id| self.paths.get(&id)) else { return PathView { up: false, ..PathView::UP } };
-        let in_flight = Amount::new(path.tracker.in_flight());
+        let in_flight = ByteCount::new(path.tracker.in_flight());
         PathView {
             rate: path.rate(),
             srtt: Some(path.srtt),
             room: if copies { path.facts.window.saturating_sub(in_flight).max(path.facts.room) } else { path.facts.room },
-            queued: Amount::ZERO,
+            queued: ByteCount::ZERO,
             in_flight,
             up: !path.is_down() && links >> path.link & 1 == 1,
             suspect: !path.is_good(),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes as Amount, Time};
+use braid_model::{ByteCount, Time};
 
 use super::choice::Chooser;
 use super::{Bond, INITIAL_WINDOW, QUANTUM, amounts};
@@ -148,7 +148,7 @@ impl Bond {
             self.starved.insert(id);
         }
         let head = stream.or(flow.messages.head().map(|size| size as u64));
-        let head = head.map(|size| Amount::new(size.min(QUANTUM.get())));
+        let head = head.map(|size| ByteCount::new(size.min(QUANTUM.get())));
         if let Some(chooser) = &mut self.chooser {
             chooser.set_ready(id, head.is_some() && !flow.policy.urgent);
         }
@@ -212,7 +212,7 @@ mod tests {
     fn bond_with_many_flows() -> (Bond, FlowKey) {
         let now = Time::from_millis(1000);
         let mut bond = Bond::new(Side::Client, Limits::default(), now);
-        let (rtt, amount) = (Duration::from_millis(20), Amount::new(1 << 20));
+        let (rtt, amount) = (Duration::from_millis(20), ByteCount::new(1 << 20));
         assert!(bond.add_path(now, PathId(0), 0, PathFacts { rtt, rate: Rate::from_mbps(100), room: amount, window: amount }));
         let open =
             || Open { carrier: Carrier::Stream, target: Target::Address(([192, 0, 2, 1], 80).into()), policy: FlowPolicy::default() };
@@ -234,6 +234,6 @@ mod tests {
         let mut sent = BytesMut::new();
         while bond.poll_datagram(Time::from_millis(1002), PathId(0), 1200, &mut sent) {}
         assert!(sent.windows(4).any(|part| part == b"late"), "it goes now");
-        assert_eq!(bond.flow(waiting).unwrap().held, Amount::new(4));
+        assert_eq!(bond.flow(waiting).unwrap().held, ByteCount::new(4));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 /// From this pace on, in bytes a second, QUIC paces no more and the bond's host does: QUIC forgets what it was late with by more than two
 /// milliseconds, which is how late timers are, and with it the pace itself would shrink.
@@ -25,13 +25,13 @@ pub struct PathMetrics {
 
 impl PathMetrics {
     /// Bytes sent and neither acknowledged nor given up.
-    pub fn in_flight(&self) -> Bytes {
-        Bytes::new(self.in_flight.load(Ordering::Relaxed))
+    pub fn in_flight(&self) -> ByteCount {
+        ByteCount::new(self.in_flight.load(Ordering::Relaxed))
     }
 
     /// The congestion window.
-    pub fn window(&self) -> Bytes {
-        Bytes::new(self.window.load(Ordering::Relaxed))
+    pub fn window(&self) -> ByteCount {
+        ByteCount::new(self.window.load(Ordering::Relaxed))
     }
 
     /// The rate at which packets may leave; zero before the first sample.
@@ -66,7 +66,7 @@ impl PathMetrics {
     }
 
     /// Admits this many bytes beyond what is in flight, so that a path whose window is full of what was lost can still be probed.
-    pub fn allow_probe(&self, bytes: Bytes) {
+    pub fn allow_probe(&self, bytes: ByteCount) {
         self.probe.store(bytes.get(), Ordering::Relaxed);
     }
 
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_probe_is_used_up() {
         let metrics = PathMetrics::default();
-        metrics.allow_probe(Bytes::new(2000));
+        metrics.allow_probe(ByteCount::new(2000));
         metrics.use_probe(1400);
         assert_eq!(metrics.probe(), 600);
         metrics.use_probe(1400);

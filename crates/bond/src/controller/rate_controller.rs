@@ -647,7 +647,7 @@ impl Controller for RateController {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_model::Bytes;
+    use braid_model::ByteCount;
     use proptest::prelude::*;
 
     #[expect(clippy::disallowed_methods, reason = "any instant does")]
@@ -672,7 +672,7 @@ mod tests {
             radio.on_packet_sent(now, 1200, pn);
         }
         assert_eq!((radio.window(), metrics.in_flight().get()), (12_000, 24_000));
-        metrics.allow_probe(Bytes::new(2400));
+        metrics.allow_probe(ByteCount::new(2400));
         assert_eq!(radio.window(), 26_400);
         radio.on_packet_sent(now, 1200, 20);
         radio.on_packet_sent(now, 1200, 21);
@@ -780,7 +780,7 @@ mod tests {
                     _ => radio.on_mtu_update(small),
                 }
                 radio.on_end_acks(now, huge >> number, huge % 2 == 0, None);
-                metrics.allow_probe(Bytes::new(huge * u64::from(kind == 3)));
+                metrics.allow_probe(ByteCount::new(huge * u64::from(kind == 3)));
                 prop_assert!(radio.window() >= 4 * radio.mtu as u64);
                 prop_assert!(radio.pacing.is_none_or(|rate| rate > 0.0 && rate.is_finite()));
                 let metrics = radio.metrics();

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use braid_model::{Bytes as Amount, Time};
+use braid_model::{ByteCount, Time};
 use bytes::{Bytes, BytesMut};
 use noq_proto::congestion::ControllerFactory;
 use noq_proto::{Connection, ConnectionHandle, IdleTimeout, MtuDiscoveryConfig, StreamId, TransportConfig, VarInt};
@@ -158,7 +158,7 @@ impl Conn {
         // Less than a datagram is none: it would only make them small.
         let room = if room < most { 0 } else { room };
         let rtt = self.connection.rtt(noq_proto::PathId::ZERO).unwrap_or(Duration::from_millis(100));
-        PathFacts { rtt, rate: self.metrics.delivery_rate(), room: Amount::new(room), window }
+        PathFacts { rtt, rate: self.metrics.delivery_rate(), room: ByteCount::new(room), window }
     }
 
     /// Bytes that may leave within `span`.
@@ -194,11 +194,11 @@ impl Conn {
         let horizon = if bond.hurries(now) && self.paced(HORIZON) < 2 * max as u64 { Duration::ZERO } else { HORIZON };
         let mut facts = self.facts(max as u64, horizon);
         if held {
-            facts.room = Amount::ZERO;
+            facts.room = ByteCount::ZERO;
         }
         bond.set_facts(self.path, facts);
         if bond.wants_probe(now, self.path) {
-            self.metrics.allow_probe(Amount::new(2 * max as u64));
+            self.metrics.allow_probe(ByteCount::new(2 * max as u64));
         }
         let mut any = false;
         for _ in 0..BATCH.get() {
@@ -209,7 +209,7 @@ impl Conn {
             if !bond.poll_datagram(now, self.path, max, out) {
                 return any;
             }
-            if facts.room == Amount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - STUCK {
+            if facts.room == ByteCount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - STUCK {
                 continue;
             }
             any = true;

@@ -67,8 +67,8 @@ struct Source {
 struct Datagram(Bytes);
 
 impl Packet for Datagram {
-    fn size(&self) -> braid_model::Bytes {
-        braid_model::Bytes::new(self.0.len() as u64 + 28)
+    fn size(&self) -> braid_model::ByteCount {
+        braid_model::ByteCount::new(self.0.len() as u64 + 28)
     }
 }
 
@@ -106,7 +106,7 @@ impl World {
                 rate: Rate::from_bps((spec.mbps * 1e6) as u64).into(),
                 delay: Duration::from_millis(spec.delay_ms),
                 loss: Loss::random(spec.loss),
-                queue: braid_model::Bytes::new(spec.queue),
+                queue: braid_model::ByteCount::new(spec.queue),
                 ..Profile::default()
             };
             [0, 1].map(|side| EmulatedLink::new(profile.clone(), seed * 100 + at as u64 * 2 + side, Time::ZERO))

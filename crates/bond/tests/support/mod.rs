@@ -12,7 +12,7 @@ mod traces;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_netem::{EmulatedLink, Packet, Profile, PushOutcome, RateSource};
 
 pub(crate) use flow::{Controllers, SimFlow, Source};
@@ -31,8 +31,8 @@ pub(crate) struct Parcel {
 }
 
 impl Packet for Parcel {
-    fn size(&self) -> Bytes {
-        Bytes::new(self.data.len() as u64 + HEADERS)
+    fn size(&self) -> ByteCount {
+        ByteCount::new(self.data.len() as u64 + HEADERS)
     }
 }
 
@@ -197,7 +197,7 @@ impl World {
 /// A bottleneck of `mbps` with a round trip of `rtt` and a buffer of `buffer` bytes.
 pub(crate) fn bottleneck(mbps: f64, rtt: Duration, buffer: u64) -> Profile {
     let rate = Rate::from_bps((mbps * 1e6) as u64);
-    Profile { rate: rate.into(), delay: rtt / 2, queue: Bytes::new(buffer), ..Profile::default() }
+    Profile { rate: rate.into(), delay: rtt / 2, queue: ByteCount::new(buffer), ..Profile::default() }
 }
 
 /// `factor` bandwidth-delay products in bytes.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side, Target};
-use braid_model::{Bytes as Amount, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use bytes::{Bytes, BytesMut};
 
 use super::forge::{Forge, numbered, quiet};
@@ -322,8 +322,8 @@ impl Play<'_> {
             self.drain(side);
             let views: BTreeMap<PathId, u64> = self.ends[side].paths().map(|(path, view)| (path, view.in_flight.get())).collect();
             for wire in &mut self.wires {
-                let window = Amount::new(60_000);
-                let room = window.saturating_sub(Amount::new(views.get(&wire.path).copied().unwrap_or(0)));
+                let window = ByteCount::new(60_000);
+                let room = window.saturating_sub(ByteCount::new(views.get(&wire.path).copied().unwrap_or(0)));
                 let facts = PathFacts { rtt: Duration::from_millis(20), rate: Rate::from_mbps(20), room, window };
                 self.ends[side].set_facts(wire.path, facts);
                 let mut out = BytesMut::new();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use braid_bond::{Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side, Target};
-use braid_model::{Bytes as Amount, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_netem::{EmulatedLink, Loss, Profile, PushOutcome};
 use bytes::{Bytes, BytesMut};
 
@@ -101,7 +101,7 @@ impl World {
         let window = (rate.bps() / 8 * (rtt + Duration::from_millis(10)).as_millis() as u64 / 1000).max(12_000);
         let view = self.ends[side].paths().find(|(id, _)| *id == self.wires[wire].id).map(|(_, view)| view);
         let in_flight = view.map_or(0, |view| view.in_flight.get());
-        PathFacts { rtt, rate, room: Amount::new(window.saturating_sub(in_flight)), window: Amount::new(window) }
+        PathFacts { rtt, rate, room: ByteCount::new(window.saturating_sub(in_flight)), window: ByteCount::new(window) }
     }
 
     /// Moves everything that is due and can move now.

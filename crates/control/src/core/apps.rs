@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use braid_decide::class::{self, Pattern};
 use braid_decide::energy::EnergyMeter;
-use braid_model::{Application, Bytes, Class, Time};
+use braid_model::{Application, ByteCount, Class, Time};
 
 use crate::steering::{AppId, FlowRow};
 
@@ -36,9 +36,9 @@ pub struct Traffic {
     /// Flows ended.
     pub flows: u64,
     /// Bytes received.
-    pub rx: Bytes,
+    pub rx: ByteCount,
     /// Bytes sent.
-    pub tx: Bytes,
+    pub tx: ByteCount,
     /// Time its flows lasted, in seconds.
     pub seconds: f64,
     /// What they cost.
@@ -48,7 +48,7 @@ pub struct Traffic {
     /// Highest mean rate of a flow, sent.
     pub max_up: u64,
     /// Bytes of large flows, both ways.
-    large: Bytes,
+    large: ByteCount,
     first: Option<Time>,
 }
 
@@ -64,9 +64,9 @@ pub struct Ended {
     /// When it ended.
     pub at: Time,
     /// Bytes received.
-    pub rx: Bytes,
+    pub rx: ByteCount,
     /// Bytes sent.
-    pub tx: Bytes,
+    pub tx: ByteCount,
 }
 
 impl From<&FlowRow> for Ended {
@@ -167,7 +167,7 @@ impl Apps {
             return None;
         }
         let by_port = class::by_port(flow.port);
-        let tells = met.traffic.flows >= PATTERN_FLOWS || met.traffic.large > Bytes::ZERO;
+        let tells = met.traffic.flows >= PATTERN_FLOWS || met.traffic.large > ByteCount::ZERO;
         let by_pattern = tells.then(|| class::by_pattern(&pattern(met, flow))).flatten();
         let (class, source) = match (by_port, by_pattern) {
             (Some(class), _) => (class, "port"),
@@ -193,7 +193,7 @@ impl Apps {
 }
 
 /// The share of large flows.
-fn in_large(large: Bytes, all: Bytes) -> f64 {
+fn in_large(large: ByteCount, all: ByteCount) -> f64 {
     large.get() as f64 / all.get().max(1) as f64
 }
 
@@ -203,8 +203,8 @@ fn pattern(met: &Met, flow: &Ended) -> Pattern {
     Pattern {
         // A script's five requests in a second are no three hundred a minute.
         flows_per_minute: traffic.flows as f64 / minutes.max(1.0),
-        mean_down: Bytes::new(traffic.rx.get() / traffic.flows.max(1)),
-        mean_up: Bytes::new(traffic.tx.get() / traffic.flows.max(1)),
+        mean_down: ByteCount::new(traffic.rx.get() / traffic.flows.max(1)),
+        mean_up: ByteCount::new(traffic.tx.get() / traffic.flows.max(1)),
         mean_seconds: traffic.seconds / traffic.flows.max(1) as f64,
         in_large: in_large(traffic.large, traffic.rx + traffic.tx),
         port: flow.port,

@@ -9,7 +9,7 @@ use braid_decide::detection::{DetectionAnswer, Knowledge, is_public};
 use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, admit};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{Bytes, Family, Protocol, Time};
+use braid_model::{ByteCount, Family, Protocol, Time};
 
 use super::timeouts::RETRY;
 use super::{Core, rules};
@@ -60,7 +60,7 @@ impl<S: Steering> Core<S> {
             return;
         }
         // Only who answers is asked: silence then means that it runs no Braid, not that there is no way there.
-        let answered = row.rx > Bytes::ZERO || row.protocol == Protocol::Tcp && !row.connecting;
+        let answered = row.rx > ByteCount::ZERO || row.protocol == Protocol::Tcp && !row.connecting;
         let exclusions = rules::exclusions(&self.config.policy);
         let rule = row.rule.and_then(|rule| self.config.policy.apps.get(usize::from(rule).checked_sub(exclusions)?));
         // What belongs to a tunnel by now is not asked outside it.

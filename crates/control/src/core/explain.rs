@@ -7,7 +7,7 @@ use crate::RequestError;
 use braid_api::{Candidate, ExplainRequest, Explanation, Outcome};
 use braid_decide::connection::{LinkMask, LoadTable, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
-use braid_model::{Affinity, Bytes, Class, Direction, Family, Protocol, Time};
+use braid_model::{Affinity, ByteCount, Class, Direction, Family, Protocol, Time};
 
 use super::Core;
 use super::views::{affinity_name, matcher_text};
@@ -233,7 +233,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// What the kernel expects of such a flow: demand, direction, class.
-    fn expected(&mut self, question: &Question) -> (Bytes, Direction, Class) {
+    fn expected(&mut self, question: &Question) -> (ByteCount, Direction, Class) {
         let ids: Vec<_> = match &question.exe {
             Some(exe) => self.apps.ids_of(exe).cloned().collect(),
             None => self.apps.iter().filter(|(id, _)| id.name == question.name).map(|(id, _)| id.clone()).collect(),
@@ -271,7 +271,7 @@ impl<S: Steering> Core<S> {
                     None => {
                         let (end, backlog) = (seconds(load_table.end(slot, request)), load_table.backlog(slot, request));
                         let (flows, load) =
-                            (load_table.loads[slot].flows, Bytes::new(load_table.loads[slot].load[request.direction as usize]));
+                            (load_table.loads[slot].flows, ByteCount::new(load_table.loads[slot].load[request.direction as usize]));
                         format!(
                             "it is expected to end first there, in {end:.3} s: {} of its own behind {backlog} of the link's load, {load} of {flows} flow{}",
                             request.demand,

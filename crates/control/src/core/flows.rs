@@ -9,7 +9,7 @@ use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::Suffering;
-use braid_model::{Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 
 use super::apps::Ended;
 use super::living::{self, Living, Progress};
@@ -134,7 +134,7 @@ impl<S: Steering> Core<S> {
         let polled = std::mem::replace(&mut self.polled, now);
         let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
         for link in self.links.values_mut() {
-            link.living = [Bytes::ZERO; 2];
+            link.living = [ByteCount::ZERO; 2];
         }
         self.ended.clear();
         let costs = self.byte_costs(now);
@@ -147,7 +147,7 @@ impl<S: Steering> Core<S> {
             }
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
-            *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > Bytes::ZERO;
+            *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > ByteCount::ZERO;
             if let Some(link) = links.get_mut(row.link) {
                 link.living[0] += row.rx;
                 link.living[1] += row.tx;
@@ -225,7 +225,7 @@ impl<S: Steering> Core<S> {
                 *count += 1;
             }
         }
-        let pulse = |(app, bytes): (&AppId, &[Bytes; 2])| AppPulse {
+        let pulse = |(app, bytes): (&AppId, &[ByteCount; 2])| AppPulse {
             application: self.apps.name(app),
             rx: bytes[0],
             tx: bytes[1],
@@ -272,10 +272,10 @@ fn fills(row: &FlowRow, rate: Option<Rate>) -> bool {
 }
 
 /// Adds what a flow moved since `before` to its application's.
-fn count(moved: &mut BTreeMap<AppId, [Bytes; 2]>, before: Option<&Progress>, row: &FlowRow) {
-    let (rx, tx) = before.map_or((Bytes::ZERO, Bytes::ZERO), |before| (before.rx, before.tx));
+fn count(moved: &mut BTreeMap<AppId, [ByteCount; 2]>, before: Option<&Progress>, row: &FlowRow) {
+    let (rx, tx) = before.map_or((ByteCount::ZERO, ByteCount::ZERO), |before| (before.rx, before.tx));
     let more = [row.rx.saturating_sub(rx), row.tx.saturating_sub(tx)];
-    if more == [Bytes::ZERO; 2] {
+    if more == [ByteCount::ZERO; 2] {
         return;
     }
     // Most flows that move something are of programs that have moved something.
@@ -287,13 +287,13 @@ fn count(moved: &mut BTreeMap<AppId, [Bytes; 2]>, before: Option<&Progress>, row
 }
 
 fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<ByteCost>) -> Progress {
-    let receiving = before.is_some_and(|before| row.rx > before.rx) || (before.is_none() && row.rx > Bytes::ZERO);
+    let receiving = before.is_some_and(|before| row.rx > before.rx) || (before.is_none() && row.rx > ByteCount::ZERO);
     let sending = before.is_some_and(|before| row.tx > before.tx);
     let grown = match before {
         Some(before) if !receiving && !sending => before.grown,
         _ => now,
     };
-    let (rx, tx) = before.map_or((Bytes::ZERO, Bytes::ZERO), |before| (before.rx, before.tx));
+    let (rx, tx) = before.map_or((ByteCount::ZERO, ByteCount::ZERO), |before| (before.rx, before.tx));
     let (received, sent) = (row.rx.saturating_sub(rx), row.tx.saturating_sub(tx));
     let toward = match received.cmp(&sent) {
         Ordering::Greater => Direction::Down,

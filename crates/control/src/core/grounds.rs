@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use braid_api::{Explanation, Outcome};
 use braid_decide::policy::AppRule;
-use braid_model::{Bytes, Class, Direction, Time};
+use braid_model::{ByteCount, Class, Direction, Time};
 
 use super::views::matcher_text;
 use super::{Core, rules};
@@ -20,7 +20,7 @@ pub struct Grounds {
     /// What kind of traffic it was taken for.
     pub class: Class,
     /// Bytes it is expected to move.
-    pub demand: Bytes,
+    pub demand: ByteCount,
     /// Which way most of them go.
     pub direction: Direction,
     /// The reason, in a clause.

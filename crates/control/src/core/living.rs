@@ -9,7 +9,7 @@ use std::sync::Arc;
 use braid_api::{Flow, FlowChanges};
 use braid_decide::energy::EnergyMeter;
 use braid_decide::policy::Scheduler;
-use braid_model::{Bytes, Direction, FlowId, Joules, LinkIndex, Time};
+use braid_model::{ByteCount, Direction, FlowId, Joules, LinkIndex, Time};
 
 use super::{Core, rules};
 use crate::steering::{AppId, FlowRow, Steering};
@@ -24,8 +24,8 @@ pub(super) struct Living {
 /// What a flow has done until now.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
-    pub(super) rx: Bytes,
-    pub(super) tx: Bytes,
+    pub(super) rx: ByteCount,
+    pub(super) tx: ByteCount,
     pub(super) grown: Time,
     /// Received something since the poll before.
     pub(super) receiving: bool,
@@ -49,7 +49,7 @@ impl Living {
     }
 
     /// What tells a flow that changed in more than its age: bytes received and sent, link, segments sent again.
-    fn mark(&self) -> (Bytes, Bytes, LinkIndex, Option<u32>) {
+    fn mark(&self) -> (ByteCount, ByteCount, LinkIndex, Option<u32>) {
         (self.row.rx, self.row.tx, self.row.link, self.row.retransmissions)
     }
 }

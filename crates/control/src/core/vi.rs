@@ -4,7 +4,7 @@
 use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::policy::Scheduler;
 use braid_decide::virtual_interface::{self as vi, Interface, WINDOW};
-use braid_model::{Bytes, Direction, Family, Power, Rate, Role, Time};
+use braid_model::{ByteCount, Direction, Family, Power, Rate, Role, Time};
 
 use super::Core;
 use super::params::{coarse, rate_of};
@@ -12,7 +12,7 @@ use crate::links::Link;
 use crate::steering::Steering;
 
 /// What a packet is taken to hold; it makes no difference to which link takes least energy.
-const PACKET: Bytes = Bytes::new(1500);
+const PACKET: ByteCount = ByteCount::new(1500);
 
 impl<S: Steering> Core<S> {
     /// The links that wait while a better one can be used: those of a lower priority than the best usable one, backups behind all.

@@ -3,7 +3,7 @@
 use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkStatus, PolicyView, Status};
 use braid_decide::capacity::Estimate;
 use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
-use braid_model::{Affinity, Bytes, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
+use braid_model::{Affinity, ByteCount, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
 
 use super::energy::LinkEnergy;
 use super::{Core, living};
@@ -133,7 +133,7 @@ impl<S: Steering> Core<S> {
                     role: role_name(rule.role).to_owned(),
                     priority: rule.priority,
                     metered: rule.metered,
-                    cap_bytes: rule.cap.map(Bytes::get),
+                    cap_bytes: rule.cap.map(ByteCount::get),
                     reset_day: rule.metered.then_some(rule.reset_day),
                     probe: rule.probe.map(|mode| match mode {
                         ProbeMode::Continuous => "continuous".to_owned(),
@@ -222,7 +222,7 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
         capacity_up_confidence: Some(up.confidence),
         capacity_up_age_ms: age(&up),
         metered: link.rule.metered,
-        cap_bytes: link.rule.cap.map(Bytes::get),
+        cap_bytes: link.rule.cap.map(ByteCount::get),
         used_bytes: link.allowance.as_ref().map(|allowance| allowance.used().get()),
         energy_j: link.energy.total().map(Joules::get),
         energy_down_j_per_gb: energy.as_ref().map(|energy| energy.cost.down.get() * 1e9),

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use braid_api::{AppHistory, AppSample, AppsSample, Resolution};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 use super::Rows;
 use super::rings::{LEVELS, Moment, Ring};
@@ -26,9 +26,9 @@ pub struct AppPulse {
     /// Its name, as people are shown it.
     pub application: String,
     /// Bytes received.
-    pub rx: Bytes,
+    pub rx: ByteCount,
     /// Bytes sent.
-    pub tx: Bytes,
+    pub tx: ByteCount,
     /// Its live flows.
     pub flows: u64,
 }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     fn pulse(application: &str, rx: u64) -> AppPulse {
-        AppPulse { application: application.to_owned(), rx: Bytes::new(rx), tx: Bytes::new(rx / 10), flows: 2 }
+        AppPulse { application: application.to_owned(), rx: ByteCount::new(rx), tx: ByteCount::new(rx / 10), flows: 2 }
     }
 
     fn row(application: &str, rx_bps: u64) -> AppSample {

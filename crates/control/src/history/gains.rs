@@ -143,7 +143,7 @@ mod tests {
     use super::super::tests::pulse;
     use super::*;
     use braid_decide::energy::ByteCost;
-    use braid_model::{Bytes, LinkState};
+    use braid_model::{ByteCount, LinkState};
 
     #[test]
     fn bytes_energy_and_money_are_held_against_the_systems_choice() {
@@ -153,8 +153,8 @@ mod tests {
             Pulse { cost: cost(4e-6), energy: Some(Joules::new(1.0)), money_per_gb: 2.0, ..pulse(2, "lte0") },
         );
         let after = [
-            Pulse { device: Some([Bytes::new(3_000_000), Bytes::ZERO]), energy: Some(Joules::new(3.0)), ..wlan.clone() },
-            Pulse { device: Some([Bytes::new(1_000_000), Bytes::ZERO]), energy: Some(Joules::new(5.0)), ..lte.clone() },
+            Pulse { device: Some([ByteCount::new(3_000_000), ByteCount::ZERO]), energy: Some(Joules::new(3.0)), ..wlan.clone() },
+            Pulse { device: Some([ByteCount::new(1_000_000), ByteCount::ZERO]), energy: Some(Joules::new(5.0)), ..lte.clone() },
         ];
         let mut days = Days::default();
         days.count(DAY_MS * 100, &[wlan.clone(), lte.clone()], &after, 1000);

@@ -9,7 +9,7 @@ use braid_decide::counters::{DeviceCounters, Moved};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::{Health, Judgement, ProbeRequest};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
-use braid_model::{Bytes, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};
+use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};
 
 use super::ProbeOrder;
 use crate::steering::FlowRow;
@@ -46,9 +46,9 @@ pub struct Link {
     /// Its monthly allowance, where it is metered.
     pub allowance: Option<Allowance>,
     /// Bytes that Braid's ended flows moved, received and sent.
-    pub ended: [Bytes; 2],
+    pub ended: [ByteCount; 2],
     /// Bytes that Braid's living flows moved so far.
-    pub living: [Bytes; 2],
+    pub living: [ByteCount; 2],
     /// The device's own counters.
     pub device: DeviceCounters,
     /// What the device moves now.
@@ -60,7 +60,7 @@ pub struct Link {
     /// Who answered last.
     pub last_answer: PerFamily<Option<(IpAddr, u16)>>,
     /// What an allowance that begins again takes up: bytes used and period.
-    pub used_before: Option<(Bytes, i64)>,
+    pub used_before: Option<(ByteCount, i64)>,
     /// How often it went down or died.
     pub falls: u64,
     /// It was up since it last fell.
@@ -87,8 +87,8 @@ impl Link {
             refused: None,
             rtt: Rtt::default(),
             loss: Loss::default(),
-            ended: [Bytes::ZERO; 2],
-            living: [Bytes::ZERO; 2],
+            ended: [ByteCount::ZERO; 2],
+            living: [ByteCount::ZERO; 2],
             device: DeviceCounters::default(),
             rate: [None; 2],
             energy: EnergyMeter::default(),
@@ -167,12 +167,12 @@ impl Link {
     }
 
     /// Bytes that Braid's flows moved, received and sent.
-    pub fn moved(&self) -> [Bytes; 2] {
+    pub fn moved(&self) -> [ByteCount; 2] {
         [self.ended[0] + self.living[0], self.ended[1] + self.living[1]]
     }
 
     /// Takes in the device's counters. `cost` is that of a byte, where it is known.
-    pub fn on_device(&mut self, now: Time, counters: [Bytes; 2], unix: i64, busy: [Busy; 2], cost: Option<ByteCost>) {
+    pub fn on_device(&mut self, now: Time, counters: [ByteCount; 2], unix: i64, busy: [Busy; 2], cost: Option<ByteCost>) {
         if self.rule.metered && self.allowance.is_none() {
             let mut allowance = Allowance::new(self.rule.cap, self.rule.reset_day, unix);
             if let Some((used, period)) = self.used_before.take() {
@@ -204,7 +204,7 @@ impl Link {
     }
 
     /// Takes up what was used in an earlier life.
-    pub fn recall_usage(&mut self, used: Bytes, period: i64) {
+    pub fn recall_usage(&mut self, used: ByteCount, period: i64) {
         match &mut self.allowance {
             Some(allowance) => allowance.recall(used, period),
             None => self.used_before = Some((used, period)),

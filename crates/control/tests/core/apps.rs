@@ -8,7 +8,7 @@ use braid_control::fake::Steered;
 use braid_control::steering::{AppId, ExeId};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::policy::Scheduler;
-use braid_model::{Bytes, FlowId, Joules};
+use braid_model::{ByteCount, FlowId, Joules};
 
 use super::world::*;
 
@@ -29,7 +29,7 @@ fn open(world: &mut World, name: &str) -> FlowId {
 fn requests(world: &mut World, name: &str, count: u32) {
     for _ in 0..count {
         let flow = open(world, name);
-        world.core.steering().transfer(flow, Bytes::new(20_000), Bytes::new(600));
+        world.core.steering().transfer(flow, ByteCount::new(20_000), ByteCount::new(600));
         world.run(Duration::from_millis(100));
         let now = world.now;
         world.core.steering().close(now, flow);
@@ -61,7 +61,7 @@ fn regression_a_download_among_small_requests_is_bulk_while_it_lasts() {
     assert_eq!(shown(&mut world, "fetcher").0, "browser");
     let download = open(&mut world, "fetcher");
     for _ in 0..8 {
-        world.core.steering().transfer(download, Bytes::new(1_000_000), Bytes::new(500));
+        world.core.steering().transfer(download, ByteCount::new(1_000_000), ByteCount::new(500));
         world.run(Duration::from_millis(500));
     }
     let now = world.now;
@@ -79,7 +79,7 @@ fn a_long_call_is_no_download() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     let call = open(&mut world, "phone");
     for _ in 0..60 {
-        world.core.steering().transfer(call, Bytes::new(150_000), Bytes::new(140_000));
+        world.core.steering().transfer(call, ByteCount::new(150_000), ByteCount::new(140_000));
         world.run(Duration::from_millis(500));
     }
     let now = world.now;
@@ -96,13 +96,13 @@ fn flows_that_peers_carry_count_as_those_over_one_link() {
         port: 443,
         started: world.now,
         at: world.now + Duration::from_secs(seconds),
-        rx: Bytes::new(rx),
-        tx: Bytes::new(600),
+        rx: ByteCount::new(rx),
+        tx: ByteCount::new(600),
     };
     let flow = ended(&world, 8_000_000, 2);
     let joules = |joules: f64| {
         let mut meter = EnergyMeter::default();
-        meter.count(Some(ByteCost { down: Joules::new(joules), up: Joules::ZERO }), Bytes::new(1), Bytes::ZERO);
+        meter.count(Some(ByteCost { down: Joules::new(joules), up: Joules::ZERO }), ByteCount::new(1), ByteCount::ZERO);
         meter
     };
     world.core.on_carried(&flow, joules(5.0)).unwrap();

@@ -10,7 +10,7 @@ use braid_control::steering::{AppId, ExeId, RedirectedFlow};
 use braid_decide::detection::{DetectionAnswer, FRESH};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, Scheduler};
 use braid_model::key::PublicKey;
-use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts, Time};
+use braid_model::{ByteCount, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts, Time};
 
 use super::world::*;
 
@@ -20,7 +20,7 @@ impl World {
         let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: name.to_owned() };
         let now = self.now;
         let Steered::To(_, id) = self.core.steering().connect(now, &app, 1000, (to.0.parse().unwrap(), to.1)) else { return };
-        self.core.steering().transfer(id, Bytes::new(100), Bytes::new(100));
+        self.core.steering().transfer(id, ByteCount::new(100), ByteCount::new(100));
         if short {
             self.core.steering().close(now, id);
         }
@@ -60,7 +60,7 @@ fn turned(now: Time) -> RedirectedFlow {
         class: Class::Unclassified,
         rule: None,
         direction: Direction::Down,
-        demand: Bytes::ZERO,
+        demand: ByteCount::ZERO,
         started: now,
         filtered: false,
     }
@@ -247,7 +247,7 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
     world.run(Duration::from_secs(1));
     let Steered::To(_, id) = world.connect("test", 5) else { panic!() };
     let now = world.now;
-    world.core.steering().transfer(id, Bytes::new(100), Bytes::new(100));
+    world.core.steering().transfer(id, ByteCount::new(100), ByteCount::new(100));
     let mut tunnel = facts(9, "wg0");
     (tunnel.gateways, tunnel.addresses) = (PerFamily::default(), vec![]);
     let mut network = network(&world.devices);

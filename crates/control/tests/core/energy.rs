@@ -8,7 +8,7 @@ use braid_control::fake::Steered;
 use braid_decide::energy::{Profile, Row, Technology};
 use braid_decide::policy::{LinkRule, Policy, Scheduler};
 use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
-use braid_model::{Bytes, LinkIndex, Rate};
+use braid_model::{ByteCount, LinkIndex, Rate};
 
 use super::world::*;
 
@@ -88,19 +88,19 @@ fn joules_are_counted_by_flow_application_and_link() {
     let mut world = World::new(operetta(fixed(0.0)));
     world.run(Duration::from_secs(1));
     let Steered::To(1, id) = world.connect("test", 99) else { panic!() };
-    world.core.steering().transfer(id, Bytes::new(1_000_000), Bytes::new(500_000));
+    world.core.steering().transfer(id, ByteCount::new(1_000_000), ByteCount::new(500_000));
     let now = world.now;
-    world.core.on_counters(now, UNIX, &[(LinkIndex(2), Bytes::ZERO, Bytes::ZERO)]);
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), ByteCount::ZERO, ByteCount::ZERO)]);
     world.run(Duration::from_secs(1));
     let now = world.now;
-    world.core.on_counters(now, UNIX, &[(LinkIndex(2), Bytes::new(1_000_000), Bytes::new(500_000))]);
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), ByteCount::new(1_000_000), ByteCount::new(500_000))]);
     // 1.5 MB at 10 Mbit/s and 1 W take 1.2 J, give or take what the kernel is not told of the capacity.
     let close = |joules: Option<f64>, wanted: f64| joules.is_some_and(|joules| (joules / wanted - 1.0).abs() < 0.04);
     let flows = world.core.flows(now);
     assert!(close(flows[0].energy_j, 1.2), "{:?}", flows[0]);
     let link = world.core.links(now).into_iter().find(|link| link.name == "lte0").unwrap();
     assert!(close(link.energy_j, 1.2) && link.energy_source.as_deref() == Some("a test"), "{link:?}");
-    world.core.steering().transfer(id, Bytes::new(1_000_000), Bytes::ZERO);
+    world.core.steering().transfer(id, ByteCount::new(1_000_000), ByteCount::ZERO);
     world.core.steering().close(now, id);
     world.run(Duration::from_millis(300));
     let now = world.now;
@@ -123,15 +123,15 @@ fn what_the_battery_shows_goes_before_a_profile_of_the_kind() {
         (link.energy_down_j_per_gb.unwrap(), link.energy_source.unwrap())
     };
     assert!(joules(&mut world, "lte0").1.contains("802.3az"));
-    let mut moved = Bytes::ZERO;
-    world.core.on_counters(now, UNIX, &[(LinkIndex(2), moved, Bytes::ZERO)]);
+    let mut moved = ByteCount::ZERO;
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), moved, ByteCount::ZERO)]);
     for second in 0..600u64 {
         // Every other 3 seconds it receives at full rate, which takes 2.5 W more of the battery.
         let busy = second / 3 % 2 == 1;
         world.now = world.now + Duration::from_secs(1);
-        moved += Bytes::new(if busy { 1_250_000 } else { 0 });
+        moved += ByteCount::new(if busy { 1_250_000 } else { 0 });
         let now = world.now;
-        world.core.on_counters(now, UNIX, &[(LinkIndex(2), moved, Bytes::ZERO)]);
+        world.core.on_counters(now, UNIX, &[(LinkIndex(2), moved, ByteCount::ZERO)]);
         world.supply(0.8, false, Some(if busy { 8.5 } else { 6.0 }));
     }
     let (found, source) = joules(&mut world, "lte0");

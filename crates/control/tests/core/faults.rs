@@ -8,7 +8,7 @@ use braid_control::fake::FakeSteering;
 use braid_control::steering::{AppId, FlowRow, Steering, SteeringEvent};
 use braid_decide::health::Outcome;
 use braid_decide::policy::Scheduler;
-use braid_model::{Bytes, Class, Family, FlowId, LinkIndex, Time};
+use braid_model::{ByteCount, Class, Family, FlowId, LinkIndex, Time};
 
 use super::world::*;
 
@@ -43,7 +43,7 @@ fn regression_an_event_that_fails_does_not_swallow_those_behind_it() {
     let pattern = donor.core.steering().flows(now).unwrap().remove(0);
     let events = |number: u64| {
         let app = AppId { name: format!("app{number}"), ..pattern.app.clone() };
-        let row = FlowRow { id: FlowId(number), app: app.clone(), remote: (SERVER, 22), rx: Bytes::new(100), ..pattern.clone() };
+        let row = FlowRow { id: FlowId(number), app: app.clone(), remote: (SERVER, 22), rx: ByteCount::new(100), ..pattern.clone() };
         [SteeringEvent::NewApp { app, process: 1, cgroup: 1, class: Class::Unclassified }, SteeringEvent::Ended(row)]
     };
     let mut failed = 0;

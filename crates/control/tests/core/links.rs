@@ -10,7 +10,7 @@ use braid_control::fake::Steered;
 use braid_control::steering::Steering;
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
-use braid_model::{Bytes, Family, FlowId, LinkIndex, Rate, Role};
+use braid_model::{ByteCount, Family, FlowId, LinkIndex, Rate, Role};
 
 use super::world::*;
 
@@ -47,13 +47,13 @@ fn a_stall_is_noticed_within_a_second_without_eager_probes() {
     let flows: Vec<FlowId> =
         (0..2).filter_map(|_| if let Steered::To(_, id) = world.connect("bulk", 8) { Some(id) } else { None }).collect();
     for _ in 0..20 {
-        flows.iter().for_each(|id| world.core.steering().transfer(*id, Bytes::new(100_000), Bytes::new(100)));
+        flows.iter().for_each(|id| world.core.steering().transfer(*id, ByteCount::new(100_000), ByteCount::new(100)));
         world.run(Duration::from_millis(100));
     }
     world.answering.insert(LinkIndex(1), false);
     for _ in 0..10 {
         // The flow on the other link goes on.
-        world.core.steering().transfer(flows[1], Bytes::new(100_000), Bytes::new(100));
+        world.core.steering().transfer(flows[1], ByteCount::new(100_000), ByteCount::new(100));
         world.run(Duration::from_millis(100));
     }
     assert_eq!(world.state("wlan0"), "dead");
@@ -152,10 +152,10 @@ fn a_backup_link_serves_only_while_no_other_does() {
 #[test]
 fn a_capped_link_is_given_no_more_flows_until_its_month_ends() {
     let mut config = config(Scheduler::RoundRobin);
-    config.policy.links = vec![LinkRule { metered: true, cap: Some(Bytes::new(1_000_000)), ..link_rule("lte0") }];
+    config.policy.links = vec![LinkRule { metered: true, cap: Some(ByteCount::new(1_000_000)), ..link_rule("lte0") }];
     let mut world = World::new(config);
     world.run(Duration::from_secs(1));
-    let counters = |lte: u64| [(LinkIndex(1), Bytes::ZERO, Bytes::ZERO), (LinkIndex(2), Bytes::new(lte), Bytes::ZERO)];
+    let counters = |lte: u64| [(LinkIndex(1), ByteCount::ZERO, ByteCount::ZERO), (LinkIndex(2), ByteCount::new(lte), ByteCount::ZERO)];
     world.core.on_counters(world.now, UNIX, &counters(5_000_000));
     world.run(Duration::from_millis(100));
     assert_eq!(world.used(), ["wlan0", "lte0"], "what the device carried before does not count");
@@ -205,14 +205,14 @@ fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
     let flows: Vec<FlowId> =
         (0..3).filter_map(|_| if let Steered::To(0, id) = world.connect("bulk", 8) { Some(id) } else { None }).collect();
     assert_eq!(flows.len(), 3);
-    let mut received = Bytes::ZERO;
+    let mut received = ByteCount::ZERO;
     let mut carry = |world: &mut World, quarters: u32, bytes: u64| {
         for _ in 0..quarters {
-            flows.iter().for_each(|id| world.core.steering().transfer(*id, Bytes::new(bytes), Bytes::ZERO));
-            received += Bytes::new(bytes * flows.len() as u64);
+            flows.iter().for_each(|id| world.core.steering().transfer(*id, ByteCount::new(bytes), ByteCount::ZERO));
+            received += ByteCount::new(bytes * flows.len() as u64);
             world.run(Duration::from_millis(250));
             let now = world.now;
-            world.core.on_counters(now, UNIX, &[(LinkIndex(1), received, Bytes::ZERO)]);
+            world.core.on_counters(now, UNIX, &[(LinkIndex(1), received, ByteCount::ZERO)]);
         }
         let now = world.now;
         world.core.links(now)[0].capacity_down_bps.unwrap() as f64 / 1e6
@@ -240,14 +240,14 @@ fn carry(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2],
     };
     for _ in 0..quarters {
         for id in flows {
-            world.core.steering().transfer(*id, Bytes::new(rx), Bytes::new(tx));
+            world.core.steering().transfer(*id, ByteCount::new(rx), ByteCount::new(tx));
             world.core.steering().sample(*id, sample);
         }
         world.run(Duration::from_millis(250));
         let before = seen(world);
-        let [down, up] = [before.device_rx_bytes, before.device_tx_bytes].map(|bytes| Bytes::new(bytes.unwrap_or(0)));
+        let [down, up] = [before.device_rx_bytes, before.device_tx_bytes].map(|bytes| ByteCount::new(bytes.unwrap_or(0)));
         let count = flows.len() as u64;
-        let counters = [(LinkIndex(1), down + Bytes::new(rx * count), up + Bytes::new(tx * count))];
+        let counters = [(LinkIndex(1), down + ByteCount::new(rx * count), up + ByteCount::new(tx * count))];
         let now = world.now;
         world.core.on_counters(now, UNIX, &counters);
     }
@@ -259,7 +259,7 @@ fn carry(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2],
 fn sender(world: &mut World) -> FlowId {
     world.run(Duration::from_secs(1));
     let Steered::To(0, first) = world.connect("sender", 9) else { panic!() };
-    world.core.steering().transfer(first, Bytes::new(100), Bytes::new(900));
+    world.core.steering().transfer(first, ByteCount::new(100), ByteCount::new(900));
     let now = world.now;
     world.core.steering().close(now, first);
     let Steered::To(0, id) = world.connect("sender", 9) else { panic!() };

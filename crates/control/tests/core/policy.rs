@@ -8,7 +8,7 @@ use braid_control::core::Exit;
 use braid_control::fake::Steered;
 use braid_control::steering::{AppId, ExeId, RedirectedFlow};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkRule, ProbeMode, Scheduler};
-use braid_model::{Bytes, Class, Direction, FlowId, LinkIndex, Rate, Role, Time};
+use braid_model::{ByteCount, Class, Direction, FlowId, LinkIndex, Rate, Role, Time};
 
 use super::world::*;
 
@@ -81,7 +81,7 @@ fn turned(rule: Option<u8>) -> RedirectedFlow {
         class: Class::Unclassified,
         rule,
         direction: Direction::Down,
-        demand: Bytes::ZERO,
+        demand: ByteCount::ZERO,
         started: Time::ZERO,
         filtered: false,
     }
@@ -147,7 +147,7 @@ fn a_new_configuration_holds_for_new_flows_and_keeps_what_was_learnt() {
     let mut world = World::new(config(Scheduler::OnlyOne));
     world.run(Duration::from_secs(1));
     let Steered::To(0, id) = world.connect("old", 5) else { panic!() };
-    world.core.steering().transfer(id, Bytes::new(5000), Bytes::new(10));
+    world.core.steering().transfer(id, ByteCount::new(5000), ByteCount::new(10));
     world.run(Duration::from_millis(500));
     let mut next = config(Scheduler::RoundRobin);
     next.policy.links = vec![LinkRule { role: Role::Backup, ..link_rule("wlan0") }];

@@ -12,7 +12,7 @@ use braid_control::steering::{AppId, ExeId, Steering};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{LinkMatcher, LinkRule, LinkSelector, Pattern, Policy, Scheduler};
 use braid_decide::tradeoff::Supply;
-use braid_model::{Application, Bytes, Family, LinkFacts, LinkIndex, Power, Time};
+use braid_model::{Application, ByteCount, Family, LinkFacts, LinkIndex, Power, Time};
 
 pub(crate) use braid_control::fake::network::{facts, network};
 
@@ -151,7 +151,7 @@ impl World {
             let Steered::To(slot, id) = flow else { panic!("{flow:?}") };
             counts[slot] += 1;
             let now = self.now;
-            self.core.steering().transfer(id, Bytes::new(1_000_000), Bytes::ZERO);
+            self.core.steering().transfer(id, ByteCount::new(1_000_000), ByteCount::ZERO);
             self.core.steering().close(now, id);
         }
         counts

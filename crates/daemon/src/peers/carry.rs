@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
 use braid_control::core::{BondPolicy, Ended, Exit, ServerNews};
 use braid_control::steering::RedirectedFlow;
-use braid_model::Bytes as Amount;
+use braid_model::ByteCount;
 use braid_model::key::PublicKey;
 use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
@@ -244,15 +244,15 @@ impl Peers {
             let opening = opened.opening().await;
             let mut state = opened.client.state();
             drop(opened);
-            let mut received = Amount::ZERO;
+            let mut received = ByteCount::ZERO;
             if matches!(opening, Opening::Bonded(_)) {
                 while let Ok(message) = flow.receive().await {
-                    received += Amount::new(message.len() as u64);
+                    received += ByteCount::new(message.len() as u64);
                     // What the program's socket has no room for is lost.
                     let _ = redirect.answer(&exchange, &message);
                 }
             }
-            forget(&flows, id, [received, Amount::ZERO]);
+            forget(&flows, id, [received, ByteCount::ZERO]);
             if !exchanges.end(&exchange, number) {
                 return;
             }
@@ -263,7 +263,7 @@ impl Peers {
                 // is short whether or not the relay has begun to answer.
                 Opening::Bonded(_) => {
                     let _ = tokio::time::timeout(RESTART, state.wait_for(|state| *state == State::Up)).await.map(drop);
-                    begin_anew(&redirect, &exchange, received > Amount::ZERO).await;
+                    begin_anew(&redirect, &exchange, received > ByteCount::ZERO).await;
                 }
                 Opening::Refused(_) => begin_anew(&redirect, &exchange, false).await,
             }
@@ -288,11 +288,11 @@ impl Peers {
             let opening = opened.opening().await;
             // Whoever holds its client holds the bond, which may have to end before this flow does.
             drop(opened);
-            let mut moved = [Amount::ZERO; 2];
+            let mut moved = [ByteCount::ZERO; 2];
             match opening {
                 Opening::Bonded(flow) => {
                     let (up, down) = splice(stream, flow).await;
-                    moved = [down, up].map(Amount::new);
+                    moved = [down, up].map(ByteCount::new);
                 }
                 Opening::Refused(errno) => {
                     tracing::debug!(remote = %facts.remote, errno, "the destination refuses a flow");
@@ -315,15 +315,15 @@ pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
 }
 
 /// A flow has ended, which moved so much, received and sent, as far as that is known: its bond may have forgotten it before.
-fn forget(flows: &Flows, id: u64, known: [Amount; 2]) {
+fn forget(flows: &Flows, id: u64, known: [ByteCount; 2]) {
     let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(mut carried) = flows.living.remove(&id) else { return };
     let more = carried.count(known, &flows.costs);
     // Over the links some of it may have gone twice.
-    let [rx, tx] = [0, 1].map(|way| if known[way] > Amount::ZERO { known[way] } else { carried.counted[way] });
+    let [rx, tx] = [0, 1].map(|way| if known[way] > ByteCount::ZERO { known[way] } else { carried.counted[way] });
     let moved = flows.moved.entry(carried.application).or_default();
     *moved = [moved[0] + more[0], moved[1] + more[1]];
-    if rx + tx > Amount::ZERO {
+    if rx + tx > ByteCount::ZERO {
         let port = carried.remote.port();
         let ended = Ended { app: carried.app, port, started: carried.started, at: now(), rx, tx };
         flows.ended.push((ended, carried.cost, carried.flow.moved()));

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 use super::{FairFlow, Problem, ProblemError, clusters, solve};
 
@@ -38,7 +38,7 @@ pub fn tight_rate_guarantees(problem: &Problem) -> Result<Vec<Rate>, ProblemErro
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeakyBucket {
     /// σ_i.
-    pub burst: Bytes,
+    pub burst: ByteCount,
     /// ρ_i.
     pub rate: Rate,
     /// Its row of Π.
@@ -63,9 +63,9 @@ pub enum Refusal {
     #[error("bursts of {} bytes need more than the buffer of {} bytes: lower a burst or enlarge the buffer", bursts.get(), buffer.get())]
     Buffer {
         /// Σ σ_i.
-        bursts: Bytes,
+        bursts: ByteCount,
         /// B.
-        buffer: Bytes,
+        buffer: ByteCount,
     },
     /// These flows may use these links only, which cannot carry more than the sum of their ρ.
     #[error("flows {flows:?} may use links {links:?} only, which do not carry more than their rates: lower a rate or allow another link")]
@@ -84,7 +84,7 @@ pub enum Refusal {
 /// than its own rate ρ; `None` if not, since then no bound exists. (The thesis ends at σ/ρ, which is longer.)
 ///
 /// Its backlog never exceeds σ, and what departs is bounded by (σ, ρ) again. Fluid; packets add [`pgps_delay_bound`].
-pub fn delay_bound(burst: Bytes, rate: Rate, guaranteed: Rate) -> Option<Duration> {
+pub fn delay_bound(burst: ByteCount, rate: Rate, guaranteed: Rate) -> Option<Duration> {
     (guaranteed > rate).then(|| duration(u128::from(burst.get()) * 8, 1, u128::from(guaranteed.bps())))
 }
 
@@ -97,8 +97,8 @@ pub fn delay_bound(burst: Bytes, rate: Rate, guaranteed: Rate) -> Option<Duratio
 ///
 /// # Errors
 /// [`Refusal`], which names the buffer or the bottleneck.
-pub fn admit(links: &[Rate], flows: &[LeakyBucket], buffer: Bytes) -> Result<Vec<Admission>, Refusal> {
-    let bursts = flows.iter().fold(Bytes::ZERO, |sum, flow| sum + flow.burst);
+pub fn admit(links: &[Rate], flows: &[LeakyBucket], buffer: ByteCount) -> Result<Vec<Admission>, Refusal> {
+    let bursts = flows.iter().fold(ByteCount::ZERO, |sum, flow| sum + flow.burst);
     if bursts > buffer {
         return Err(Refusal::Buffer { bursts, buffer });
     }
@@ -130,7 +130,7 @@ pub fn admit(links: &[Rate], flows: &[LeakyBucket], buffer: Bytes) -> Result<Vec
 ///
 /// **As the thesis has it, and not true for all preferences**: Lemma 5 is wrong, and [`super::pgps`] has a counterexample, in which the
 /// delay grows with the number of flows. Where every flow may use every link, random instances stay below 0.4 of it.
-pub fn pgps_delay_bound(links: &[Rate], largest_packet: Bytes) -> Duration {
+pub fn pgps_delay_bound(links: &[Rate], largest_packet: ByteCount) -> Duration {
     let Some((numerator, denominator)) = pgps_bound(links) else {
         return Duration::MAX;
     };
@@ -143,11 +143,11 @@ pub fn pgps_delay_bound(links: &[Rate], largest_packet: Bytes) -> Duration {
 ///
 /// The thesis's example, 12 links from 100 Mb/s to 1 Gb/s and 5 Gb/s for the flow, is 5.04 ms and 3.15 MB by its own formula; the 3.125
 /// MB it prints come from rounding the delay to 5 ms.
-pub fn pgps_service_bound(links: &[Rate], largest_packet: Bytes, flow_links: &[usize]) -> Option<Bytes> {
+pub fn pgps_service_bound(links: &[Rate], largest_packet: ByteCount, flow_links: &[usize]) -> Option<ByteCount> {
     let (numerator, denominator) = pgps_bound(links)?;
     let rates = flow_links.iter().map(|link| links.get(*link).map(|rate| u128::from(rate.bps()))).sum::<Option<u128>>()?;
     let bytes = u128::from(largest_packet.get()).saturating_mul(numerator).saturating_mul(rates).div_ceil(denominator);
-    Some(Bytes::new(u64::try_from(bytes).unwrap_or(u64::MAX)))
+    Some(ByteCount::new(u64::try_from(bytes).unwrap_or(u64::MAX)))
 }
 
 /// Theorem 5's bound per bit of L_max in seconds, as a fraction: `(⌈log2 n⌉ C_max + 2 C_min) / C_min²`.
@@ -165,7 +165,7 @@ fn duration(bits: u128, numerator: u128, denominator: u128) -> Duration {
 }
 
 /// Lemma 7: a deficit counter at the end of a flow's turn is less than its largest packet.
-pub fn deficit_is_bounded(deficit: Bytes, largest_packet: Bytes) -> bool {
+pub fn deficit_is_bounded(deficit: ByteCount, largest_packet: ByteCount) -> bool {
     deficit < largest_packet
 }
 
@@ -173,14 +173,14 @@ pub fn deficit_is_bounded(deficit: Bytes, largest_packet: Bytes) -> bool {
 /// `m Q_i -+ MaxSize_i`; the lower one may be negative.
 ///
 /// Whole turns: inside a turn, the turn that runs may have brought anything from nothing to all it will.
-pub fn service_bounds(turns: u64, quantum: Bytes, largest_packet: Bytes) -> (i128, i128) {
+pub fn service_bounds(turns: u64, quantum: ByteCount, largest_packet: ByteCount) -> (i128, i128) {
     let middle = i128::from(turns) * i128::from(quantum.get());
     let packet = i128::from(largest_packet.get());
     (middle - packet, middle + packet)
 }
 
 /// Definition 3: `FM_i->j = S_i/φ_i - S_j/φ_j`, in bytes per unit of weight, for what both were served in one interval.
-pub fn fairness_metric(served_i: Bytes, weight_i: f64, served_j: Bytes, weight_j: f64) -> f64 {
+pub fn fairness_metric(served_i: ByteCount, weight_i: f64, served_j: ByteCount, weight_j: f64) -> f64 {
     served_i.get() as f64 / weight_i - served_j.get() as f64 / weight_j
 }
 
@@ -190,7 +190,7 @@ pub fn fairness_metric(served_i: Bytes, weight_i: f64, served_j: Bytes, weight_j
 ///
 /// In the thesis's derivation the first `MaxSize_i` must carry a minus sign. It also counts whole turns of both flows from an interval's
 /// start that lies between turns; for an interval that starts or ends inside one, a quantum Q' has to be added, as in [`lemma_10`].
-pub fn lemma_9(largest_packet: Bytes, least_weight: f64) -> f64 {
+pub fn lemma_9(largest_packet: ByteCount, least_weight: f64) -> f64 {
     -2.0 * largest_packet.get() as f64 / least_weight
 }
 
@@ -198,7 +198,7 @@ pub fn lemma_9(largest_packet: Bytes, least_weight: f64) -> f64 {
 /// with `quantum_per_weight` = Q' = Q_i/φ_i, the same for all flows.
 ///
 /// The derivation's `|m_i - m_j| = 1` is meant as "at most 1".
-pub fn lemma_10(quantum_per_weight: f64, largest_packet: Bytes, least_weight: f64) -> f64 {
+pub fn lemma_10(quantum_per_weight: f64, largest_packet: ByteCount, least_weight: f64) -> f64 {
     quantum_per_weight + 2.0 * largest_packet.get() as f64 / least_weight
 }
 
@@ -224,28 +224,28 @@ mod tests {
     #[test]
     fn theorem_3_admits_what_fits() {
         let bucket =
-            |burst, rate, links: &[usize]| LeakyBucket { burst: Bytes::new(burst), rate: Rate::from_mbps(rate), links: links.to_vec() };
+            |burst, rate, links: &[usize]| LeakyBucket { burst: ByteCount::new(burst), rate: Rate::from_mbps(rate), links: links.to_vec() };
         let links = mbps(&[3, 10]);
         let fitting = [bucket(15_000, 2, &[0]), bucket(30_000, 9, &[0, 1]), bucket(1_000, 1, &[1])];
-        let admitted = admit(&links, &fitting, Bytes::new(46_000)).expect("it fits");
+        let admitted = admit(&links, &fitting, ByteCount::new(46_000)).expect("it fits");
         for (admission, bucket) in admitted.iter().zip(&fitting) {
             assert!(admission.guaranteed > bucket.rate);
             assert_eq!(Some(admission.delay), delay_bound(bucket.burst, bucket.rate, admission.guaranteed));
         }
-        assert!(matches!(admit(&links, &fitting, Bytes::new(45_999)), Err(Refusal::Buffer { .. })));
+        assert!(matches!(admit(&links, &fitting, ByteCount::new(45_999)), Err(Refusal::Buffer { .. })));
         let tight = [fitting[0].clone(), fitting[1].clone(), bucket(1_000, 2, &[1])];
         let all = Refusal::Capacity { flows: vec![0, 1, 2], links: vec![0, 1] };
-        assert_eq!(admit(&links, &tight, Bytes::new(99_000)), Err(all));
+        assert_eq!(admit(&links, &tight, ByteCount::new(99_000)), Err(all));
         let one_link = [bucket(15_000, 4, &[0]), bucket(30_000, 2, &[0, 1])];
-        assert_eq!(admit(&links, &one_link, Bytes::new(99_000)), Err(Refusal::Capacity { flows: vec![0], links: vec![0] }));
-        assert!(matches!(admit(&links, &[bucket(1, 1, &[2])], Bytes::new(9)), Err(Refusal::Problem(_))));
+        assert_eq!(admit(&links, &one_link, ByteCount::new(99_000)), Err(Refusal::Capacity { flows: vec![0], links: vec![0] }));
+        assert!(matches!(admit(&links, &[bucket(1, 1, &[2])], ByteCount::new(9)), Err(Refusal::Problem(_))));
     }
 
     #[test]
     fn theorem_3_bounds_delay_by_burst_over_rate() {
-        let bound = delay_bound(Bytes::new(15_000), Rate::from_mbps(2), Rate::from_mbps(3));
+        let bound = delay_bound(ByteCount::new(15_000), Rate::from_mbps(2), Rate::from_mbps(3));
         assert_eq!(bound, Some(Duration::from_millis(40)));
-        assert_eq!(delay_bound(Bytes::new(1), Rate::from_mbps(3), Rate::from_mbps(3)), None);
+        assert_eq!(delay_bound(ByteCount::new(1), Rate::from_mbps(3), Rate::from_mbps(3)), None);
     }
 
     /// The example of 4.3.1; the thesis prints 3.125 MB where its formula gives 3.15.
@@ -253,9 +253,9 @@ mod tests {
     fn theorems_5_and_6_on_twelve_links() {
         let mut links = mbps(&[1000; 12]);
         links[3] = Rate::from_mbps(100);
-        let packet = Bytes::new(1500);
+        let packet = ByteCount::new(1500);
         assert_eq!(pgps_delay_bound(&links, packet), Duration::from_micros(5040));
-        assert_eq!(pgps_service_bound(&links, packet, &[4, 5, 6, 7, 8]), Some(Bytes::new(3_150_000)));
+        assert_eq!(pgps_service_bound(&links, packet, &[4, 5, 6, 7, 8]), Some(ByteCount::new(3_150_000)));
         let rounded = Rate::from_mbps(5000).bytes_per_second() * 5 / 1000;
         assert_eq!(rounded, 3_125_000);
         assert_eq!(pgps_service_bound(&links, packet, &[12]), None);
@@ -282,14 +282,15 @@ mod tests {
                     seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     head[flow] = 1 + (seed >> 33) % largest[flow];
                 }
-                let packet = Bytes::new(largest[flow]);
-                assert!(deficit_is_bounded(Bytes::new(deficit[flow]), packet));
-                let (low, high) = service_bounds(turn, Bytes::new(quantum * weights[flow] as u64), packet);
+                let packet = ByteCount::new(largest[flow]);
+                assert!(deficit_is_bounded(ByteCount::new(deficit[flow]), packet));
+                let (low, high) = service_bounds(turn, ByteCount::new(quantum * weights[flow] as u64), packet);
                 assert!(low < i128::from(served[flow]) && i128::from(served[flow]) < high);
                 for other in 0..3 {
-                    let metric = fairness_metric(Bytes::new(served[flow]), weights[flow], Bytes::new(served[other]), weights[other]);
-                    assert!(metric.abs() < lemma_10(quantum as f64, Bytes::new(1500), 1.0));
-                    assert!(turn < 2 || metric > lemma_9(Bytes::new(1500), 1.0) - quantum as f64);
+                    let metric =
+                        fairness_metric(ByteCount::new(served[flow]), weights[flow], ByteCount::new(served[other]), weights[other]);
+                    assert!(metric.abs() < lemma_10(quantum as f64, ByteCount::new(1500), 1.0));
+                    assert!(turn < 2 || metric > lemma_9(ByteCount::new(1500), 1.0) - quantum as f64);
                 }
             }
         }

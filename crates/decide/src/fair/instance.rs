@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use serde::{Deserialize, Serialize};
 
 use super::{Allocation, Cluster, FairFlow, Problem};
@@ -23,7 +23,7 @@ pub const LINKS_LIMIT: usize = 64;
 /// The most flows.
 pub const FLOWS_LIMIT: usize = 10_000;
 /// The longest packet, which is IP's.
-pub const PACKET_LIMIT: Bytes = Bytes::new(65_535);
+pub const PACKET_LIMIT: ByteCount = ByteCount::new(65_535);
 /// The fastest link, 1 Pbit/s: whole numbers up to here are exact in any reader of JSON.
 pub const CAPACITY_LIMIT: Rate = Rate::from_bps(1_000_000_000_000_000);
 /// The longest run, a day.
@@ -65,7 +65,7 @@ pub struct NamedFlow {
     /// D_i, more than zero; `None` is without limit.
     pub demand: Option<Rate>,
     /// The length of its packets.
-    pub packet: Bytes,
+    pub packet: ByteCount,
 }
 
 impl Instance {
@@ -214,7 +214,7 @@ fn named_flow(place: usize, flow: WrittenFlow, places: &BTreeMap<String, usize>)
         return Err(InstanceError::new(field("links"), "a flow without links gets nothing: name at least one".to_owned()));
     }
     let demand = flow.demand_bps.map(|demand| whole(&field("demand_bps"), demand, CAPACITY_LIMIT.bps())).transpose()?;
-    let packet = Bytes::new(whole(&field("packet_bytes"), flow.packet_bytes, PACKET_LIMIT.get())?);
+    let packet = ByteCount::new(whole(&field("packet_bytes"), flow.packet_bytes, PACKET_LIMIT.get())?);
     Ok(NamedFlow { name: flow.name, weight: flow.weight, links, demand: demand.map(Rate::from_bps), packet })
 }
 

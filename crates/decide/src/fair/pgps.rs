@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 
 use super::{FairFlow, Problem, ProblemError, solve};
 
@@ -28,7 +28,7 @@ pub struct Packet {
     /// Its flow's place in the problem.
     pub flow: usize,
     /// Its length.
-    pub size: Bytes,
+    pub size: ByteCount,
     /// When its last bit is there.
     pub arrival: Time,
 }
@@ -195,14 +195,14 @@ mod tests {
     use braid_model::Rate;
 
     /// L of the thesis's example: 12,000 bits, 12 ms at 1 Mb/s.
-    const LONG: Bytes = Bytes::new(1500);
+    const LONG: ByteCount = ByteCount::new(1500);
 
     fn problem(links: usize, flows: &[&[usize]]) -> Problem {
         Problem { links: vec![Rate::from_mbps(1); links], flows: flows.iter().map(|links| FairFlow::backlogged(1.0, links)).collect() }
     }
 
     fn at(micros: u64, flow: usize, size: u64) -> Packet {
-        Packet { flow, size: Bytes::new(size), arrival: Time::from_nanos(micros * 1000) }
+        Packet { flow, size: ByteCount::new(size), arrival: Time::from_nanos(micros * 1000) }
     }
 
     /// 4.3.2: p_a of L bits and p_b of L/2 at time 0, more of both behind them, and perhaps three more flows right after.
@@ -237,7 +237,7 @@ mod tests {
         // the choice is between the next one of a's, of 120 bits, and p_b.
         let chosen = |mut example: (Problem, Vec<Packet>)| {
             example.1.insert(0, at(0, 0, 1500));
-            example.1[1].size = Bytes::new(15);
+            example.1[1].size = ByteCount::new(15);
             let sent = packets(&example.0, &example.1).expect("valid arrivals");
             let first = (0..sent.len()).find(|packet| sent[*packet].is_some_and(|sent| sent.link == 1 && sent.start == Time::ZERO));
             example.1[first.expect("link 2 is not idle")].flow

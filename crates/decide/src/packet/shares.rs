@@ -1,6 +1,6 @@
 //! Schedulers that give each path its share of what is sent.
 
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 use super::{Choice, Chunk, PacketScheduler, PathView, usable};
 use crate::virtual_interface;
@@ -12,7 +12,7 @@ const UNIT: f64 = 1448.0;
 const STEP: f64 = (1u64 << 24) as f64;
 
 /// Larger chunks count as this large, so that one does not count for ever.
-const LARGEST: Bytes = Bytes::new(1 << 20);
+const LARGEST: ByteCount = ByteCount::new(1 << 20);
 
 /// Weights not above this are none.
 const LEAST_WEIGHT: f64 = 1e-9;
@@ -132,12 +132,12 @@ impl Turns {
         Self { binding, leads: Vec::new() }
     }
 
-    fn choose(&mut self, paths: &[PathView], chunk: Bytes, weight: impl Fn(&PathView) -> f64) -> Choice {
+    fn choose(&mut self, paths: &[PathView], chunk: ByteCount, weight: impl Fn(&PathView) -> f64) -> Choice {
         if self.leads.len() < paths.len() {
             self.leads.resize(paths.len(), 0);
         }
         // An empty chunk takes a turn too.
-        let size = chunk.clamp(Bytes::new(1), LARGEST).get() as f64 / UNIT;
+        let size = chunk.clamp(ByteCount::new(1), LARGEST).get() as f64 / UNIT;
         let may = |path: &PathView| path.has_room() || self.binding == Binding::Strict;
         let first = usable(paths)
             .filter(|(_, path)| may(path))
@@ -170,7 +170,7 @@ mod tests {
         let (mut total, mut worst) = (0.0, 0.0f64);
         for number in 0..10_000u64 {
             let size = 100 + number * 7919 % 1400;
-            let Choice::Send(path) = scheduler.choose(paths, Chunk::of(Bytes::new(size))) else { panic!("all have room") };
+            let Choice::Send(path) = scheduler.choose(paths, Chunk::of(ByteCount::new(size))) else { panic!("all have room") };
             given[path] += size as f64;
             total += size as f64;
             for (given, want) in given.iter().zip(want) {
@@ -184,7 +184,7 @@ mod tests {
     fn counts(mut scheduler: impl PacketScheduler, paths: &[PathView], chunks: usize) -> Vec<usize> {
         let mut counts = vec![0; paths.len()];
         for _ in 0..chunks {
-            let Choice::Send(path) = scheduler.choose(paths, Chunk::of(Bytes::new(1448))) else { panic!("all have room") };
+            let Choice::Send(path) = scheduler.choose(paths, Chunk::of(ByteCount::new(1448))) else { panic!("all have room") };
             counts[path] += 1;
         }
         counts
@@ -203,7 +203,7 @@ mod tests {
         let mut paths = [PathView::UP; 3];
         let mut robin = RoundRobin::default();
         let mut order = |paths: &[PathView], count: u64| -> Vec<Choice> {
-            (0..count).map(|size| robin.choose(paths, Chunk::of(Bytes::new(size)))).collect()
+            (0..count).map(|size| robin.choose(paths, Chunk::of(ByteCount::new(size)))).collect()
         };
         let sends = |paths: &[usize]| paths.iter().map(|path| Choice::Send(*path)).collect::<Vec<_>>();
         assert_eq!(order(&paths, 5), sends(&[0, 1, 2, 0, 1]));
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn a_path_without_a_share_carries_what_nobody_else_can() {
         let mut paths = [shared(0.0), shared(1.0)];
-        let choose = |paths: &[PathView]| Weights::default().choose(paths, Chunk::of(Bytes::new(1)));
+        let choose = |paths: &[PathView]| Weights::default().choose(paths, Chunk::of(ByteCount::new(1)));
         assert_eq!(choose(&paths), Choice::Send(1));
         paths[1].suspect = true;
         assert_eq!(choose(&paths), Choice::Wait, "it is awaited");
@@ -269,8 +269,8 @@ mod tests {
     #[test]
     fn a_full_path_is_waited_for_in_strict_order_only() {
         let mut paths = [PathView::UP; 2];
-        paths[0].room = Bytes::ZERO;
-        let choose = |paths: &[PathView], binding| RoundRobin::new(binding).choose(paths, Chunk::of(Bytes::new(1)));
+        paths[0].room = ByteCount::ZERO;
+        let choose = |paths: &[PathView], binding| RoundRobin::new(binding).choose(paths, Chunk::of(ByteCount::new(1)));
         assert_eq!(choose(&paths, Binding::Late), Choice::Send(1));
         assert_eq!(choose(&paths, Binding::Strict), Choice::Wait);
         paths[0].suspect = true;
@@ -293,8 +293,8 @@ mod tests {
     fn one_huge_chunk_does_not_count_for_ever() {
         let paths = [path(10, None), path(10, None)];
         let mut scheduler = WeightedRoundRobin::default();
-        assert_eq!(scheduler.choose(&paths, Chunk::of(Bytes::new(u64::MAX))), Choice::Send(0));
-        let others = (0..10_000).take_while(|_| scheduler.choose(&paths, Chunk::of(Bytes::new(1000))) == Choice::Send(1)).count();
+        assert_eq!(scheduler.choose(&paths, Chunk::of(ByteCount::new(u64::MAX))), Choice::Send(0));
+        let others = (0..10_000).take_while(|_| scheduler.choose(&paths, Chunk::of(ByteCount::new(1000))) == Choice::Send(1)).count();
         assert!((1040..1060).contains(&others), "{others}");
     }
 }

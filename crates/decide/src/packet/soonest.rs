@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 use super::{Choice, Chunk, PacketScheduler, PathView, usable};
 
@@ -22,10 +22,10 @@ impl EarliestCompletion {
     /// What is in flight counts as still to be carried only beyond a bandwidth-delay product, since the rest is on its way already. What
     /// its window does not admit waits for acknowledgements, which come at the pace of what is in flight per round trip; if nothing is in
     /// flight, none come.
-    pub fn arrival(path: &PathView, bytes: Bytes) -> Duration {
+    pub fn arrival(path: &PathView, bytes: ByteCount) -> Duration {
         let srtt = path.srtt.unwrap_or(FIRST_RTT);
         let under_way = u128::from(path.rate.bytes_per_second()) * srtt.as_nanos() / 1_000_000_000;
-        let under_way = Bytes::new(u64::try_from(under_way).unwrap_or(u64::MAX));
+        let under_way = ByteCount::new(u64::try_from(under_way).unwrap_or(u64::MAX));
         let mut sent = path.rate.time_for(path.in_flight.saturating_sub(under_way) + path.queued + bytes);
         if !path.has_room() {
             let excess = (path.queued + bytes).saturating_sub(path.room);
@@ -97,10 +97,10 @@ mod tests {
     use super::*;
     use braid_model::Rate;
 
-    const CHUNK: Bytes = Bytes::new(1250);
+    const CHUNK: ByteCount = ByteCount::new(1250);
 
     fn path(mbps: u64, srtt: u64) -> PathView {
-        PathView { rate: Rate::from_mbps(mbps), srtt: Some(Duration::from_millis(srtt)), room: Bytes::new(12_500), ..PathView::UP }
+        PathView { rate: Rate::from_mbps(mbps), srtt: Some(Duration::from_millis(srtt)), room: ByteCount::new(12_500), ..PathView::UP }
     }
 
     fn choose(mut scheduler: impl PacketScheduler, paths: &[PathView]) -> Choice {
@@ -114,46 +114,46 @@ mod tests {
     #[test]
     fn a_chunk_arrives_after_what_is_before_it_and_half_a_round_trip() {
         let mut near = path(10, 20);
-        near.room = Bytes::new(50_000);
+        near.room = ByteCount::new(50_000);
         // 1,250 bytes at 10 Mb/s take 1 ms.
         assert_eq!(EarliestCompletion::arrival(&near, CHUNK), Duration::from_millis(11));
-        near.queued = Bytes::new(12_500);
+        near.queued = ByteCount::new(12_500);
         assert_eq!(EarliestCompletion::arrival(&near, CHUNK), Duration::from_millis(21));
         // 25,000 bytes are on their way at any time; what is beyond stands in the link's queue.
-        near.in_flight = Bytes::new(25_000);
+        near.in_flight = ByteCount::new(25_000);
         assert_eq!(EarliestCompletion::arrival(&near, CHUNK), Duration::from_millis(21));
-        near.in_flight = Bytes::new(31_250);
+        near.in_flight = ByteCount::new(31_250);
         assert_eq!(EarliestCompletion::arrival(&near, CHUNK), Duration::from_millis(26));
     }
 
     #[test]
     fn a_chunk_waits_for_acknowledgements_where_the_window_is_full() {
         // A window of two chunks on a path that could carry twenty: one is admitted every 10 ms.
-        let full = PathView { room: Bytes::ZERO, in_flight: Bytes::new(2500), ..path(10, 20) };
+        let full = PathView { room: ByteCount::ZERO, in_flight: ByteCount::new(2500), ..path(10, 20) };
         assert_eq!(EarliestCompletion::arrival(&full, CHUNK), Duration::from_millis(10 + 10));
         assert_eq!(EarliestCompletion::arrival(&PathView { queued: CHUNK, ..full }, CHUNK), Duration::from_millis(20 + 10));
-        assert_eq!(EarliestCompletion::arrival(&PathView { in_flight: Bytes::ZERO, ..full }, CHUNK), Duration::MAX);
+        assert_eq!(EarliestCompletion::arrival(&PathView { in_flight: ByteCount::ZERO, ..full }, CHUNK), Duration::MAX);
     }
 
     #[test]
     fn a_queue_sends_chunks_the_long_way_round() {
-        let mut paths = [PathView { room: Bytes::new(50_000), ..path(10, 20) }, path(10, 60)];
+        let mut paths = [PathView { room: ByteCount::new(50_000), ..path(10, 20) }, path(10, 60)];
         assert_eq!(choose(EarliestCompletion, &paths), Choice::Send(0));
-        paths[0].queued = Bytes::new(30_000);
+        paths[0].queued = ByteCount::new(30_000);
         assert_eq!(choose(EarliestCompletion, &paths), Choice::Send(1));
     }
 
     #[test]
     fn a_full_path_is_waited_for_while_that_is_faster() {
-        let full = |in_flight| PathView { room: Bytes::ZERO, in_flight: Bytes::new(in_flight), ..path(10, 20) };
+        let full = |in_flight| PathView { room: ByteCount::ZERO, in_flight: ByteCount::new(in_flight), ..path(10, 20) };
         assert_eq!(choose(EarliestCompletion, &[full(25_000), path(10, 60)]), Choice::Wait);
         assert_eq!(choose(EarliestCompletion, &[full(1250), path(10, 50)]), Choice::Send(1));
         assert_eq!(choose(EarliestCompletion, &[full(25_000), path(10, 19)]), Choice::Send(1));
         // All that is behind would take the near path longer than this chunk takes the far one.
-        let chunk = Chunk { size: CHUNK, behind: Bytes::new(50_000) };
+        let chunk = Chunk { size: CHUNK, behind: ByteCount::new(50_000) };
         assert_eq!(EarliestCompletion.choose(&[full(25_000), path(10, 60)], chunk), Choice::Send(1));
         let unknown = PathView { rate: Rate::ZERO, ..path(10, 20) };
-        assert_eq!(choose(EarliestCompletion, &[PathView { room: Bytes::ZERO, ..unknown }, unknown]), Choice::Send(1));
+        assert_eq!(choose(EarliestCompletion, &[PathView { room: ByteCount::ZERO, ..unknown }, unknown]), Choice::Send(1));
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(choose(MinRtt, &paths), Choice::Send(1));
         paths[1].queued = paths[1].room;
         assert_eq!(choose(MinRtt, &paths), Choice::Send(0));
-        paths[0].room = Bytes::ZERO;
+        paths[0].room = ByteCount::ZERO;
         assert_eq!(choose(MinRtt, &paths), Choice::Wait);
     }
 
@@ -180,11 +180,11 @@ mod tests {
         assert_eq!(choose(Redundant::new(2), &paths), copies(&[1, 3]));
         assert_eq!(choose(Redundant::new(9), &paths), copies(&[0, 1, 3]));
         assert_eq!(choose(Redundant::new(0), &paths), Choice::Send(1));
-        paths[1].room = Bytes::ZERO;
+        paths[1].room = ByteCount::ZERO;
         assert_eq!(choose(Redundant::new(2), &paths), copies(&[0, 3]));
-        paths[3].room = Bytes::ZERO;
+        paths[3].room = ByteCount::ZERO;
         assert_eq!(choose(Redundant::new(2), &paths), Choice::Send(0));
-        paths[0].room = Bytes::ZERO;
+        paths[0].room = ByteCount::ZERO;
         assert_eq!(choose(Redundant::new(2), &paths), Choice::Wait);
     }
 }

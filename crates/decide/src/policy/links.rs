@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use braid_model::{Bytes, LinkFacts, LinkKind, Rate, Role};
+use braid_model::{ByteCount, LinkFacts, LinkKind, Rate, Role};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub struct LinkRule {
     /// Their traffic is counted against an allowance.
     pub metered: bool,
     /// The monthly allowance of each; used up, the link is given no more flows.
-    pub cap: Option<Bytes>,
+    pub cap: Option<ByteCount>,
     /// The day of the month, 1 to 31, on which the count starts anew (the last day in shorter months).
     pub reset_day: u8,
     /// How eagerly they are probed; `None`: as the configuration says for all.

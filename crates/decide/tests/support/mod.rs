@@ -3,7 +3,7 @@
 pub(crate) mod literal;
 
 use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_netem::Random;
 
 /// Links, and flows that always have something to send.
@@ -149,13 +149,13 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(world: &World, flags: Flags) -> Self {
-        let mut midrr = Midrr::new(world.links.len(), Bytes::new(world.quantum), flags).expect("few links");
+        let mut midrr = Midrr::new(world.links.len(), ByteCount::new(world.quantum), flags).expect("few links");
         let mut random = Random::new(world.seed ^ 0x5eed);
         let keys: Vec<FlowKey> =
             world.flows.iter().map(|flow| midrr.add_flow(flow.weight, LinkSet(flow.links)).expect("a weight")).collect();
         let heads: Vec<u64> = world.flows.iter().map(|flow| draw(flow, &mut random)).collect();
         for (key, head) in keys.iter().zip(&heads) {
-            midrr.set_head(*key, Some(Bytes::new(*head))).expect("added");
+            midrr.set_head(*key, Some(ByteCount::new(*head))).expect("added");
         }
         let sent = vec![vec![0; world.links.len()]; world.flows.len()];
         // Links start a little apart, as they would.
@@ -176,7 +176,7 @@ impl Run {
         self.sent[flow][link] += self.heads[flow];
         self.free[link] = now + self.heads[flow] as f64 / self.world.links[link];
         self.heads[flow] = draw(&self.world.flows[flow], &mut self.random);
-        self.midrr.set_head(self.keys[flow], Some(Bytes::new(self.heads[flow]))).expect("added");
+        self.midrr.set_head(self.keys[flow], Some(ByteCount::new(self.heads[flow]))).expect("added");
         Some((now, flow, link))
     }
 

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
 
@@ -31,7 +31,7 @@ pub struct Spliced {
 impl Spliced {
     pub(super) fn new(
         number: u64,
-        size: Bytes,
+        size: ByteCount,
         pieces: mpsc::UnboundedReceiver<Result<bytes::Bytes, SpliceError>>,
         commands: mpsc::UnboundedSender<Command>,
         memory: Share,
@@ -60,7 +60,7 @@ impl Body for Spliced {
                 self.out += piece.len() as u64;
                 if self.out - self.told >= STEP || self.pieces.is_empty() {
                     self.told = self.out;
-                    let _ = self.commands.send(Command::Taken { number: self.number, upto: Bytes::new(self.out) });
+                    let _ = self.commands.send(Command::Taken { number: self.number, upto: ByteCount::new(self.out) });
                 }
                 Poll::Ready(Some(Ok(Frame::data(piece))))
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 use braid_range::{Action, Cause, Config, Engine, Failure, FileId, FileSetup, LaneId, LinkId, LinkSetup, RequestId, ServerId, Span};
 use http_body_util::BodyExt;
 use hyper::Uri;
@@ -166,7 +166,7 @@ impl Run {
         number: u64,
         begun: Begun,
         url: Url,
-        window: Bytes,
+        window: ByteCount,
         pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,
     ) {
         let Begun { name, network, links, link, weight, address, mut headers, offer, body } = begun;
@@ -303,7 +303,7 @@ impl Run {
 
     fn on_data(&mut self, now: Time, request: RequestId, bytes: bytes::Bytes) {
         let (Some((file, _)), Some(at)) = (self.requests.get(&request).copied(), self.engine.place(request)) else { return };
-        let fresh = self.engine.on_data(now, request, Bytes::new(bytes.len() as u64));
+        let fresh = self.engine.on_data(now, request, ByteCount::new(bytes.len() as u64));
         let Some(download) = self.downloads.get_mut(&file) else { return };
         for span in fresh {
             let from = (span.start().get() - at.get()) as usize;

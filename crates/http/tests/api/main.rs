@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use braid_api::FlowChanges;
 use braid_api::openapi::{Needs, OPERATIONS};
-use braid_model::{Bytes, FlowId};
+use braid_model::{ByteCount, FlowId};
 use fixture::{FILE, Fixture, NOW, request};
 use http_body_util::BodyExt;
 use serde_json::json;
@@ -187,7 +187,7 @@ fn listeners_are_told_of_flows_that_changed_and_of_no_other() {
         let later = NOW + Duration::from_secs(1);
         mind.core.poll(later).unwrap();
         assert_eq!(mind.core.flows_view(later).changes(Some(&known)), FlowChanges::default(), "it has only grown older");
-        mind.core.steering().transfer(FlowId(id), Bytes::new(1000), Bytes::ZERO);
+        mind.core.steering().transfer(FlowId(id), ByteCount::new(1000), ByteCount::ZERO);
         mind.core.poll(later).unwrap();
         let grown = mind.core.flows_view(later);
         assert_eq!(grown.changes(Some(&known)).put[0].rx_bytes, Some(1000));

@@ -122,12 +122,12 @@ fn a_client_is_found_by_what_people_write() {
 #[test]
 fn limits_travel_with_an_invitation() {
     let (_folder, _dir, mut registry) = scratch();
-    let limits = Limits { rate_down: Some(Rate::from_mbps(10)), monthly: Some(Bytes::new(5_000)), ..Limits::default() };
+    let limits = Limits { rate_down: Some(Rate::from_mbps(10)), monthly: Some(ByteCount::new(5_000)), ..Limits::default() };
     let token = registry.invite_limited(None, limits, DAY, noon()).unwrap();
     let client = registry.redeem(&token, &key(), None, noon()).unwrap();
     assert_eq!((client.limits, registry.lookup(&client.key).unwrap().unwrap().limits), (limits, limits));
     registry.revoke(client.id, noon()).unwrap();
-    let other = Limits { flows: Some(9), monthly: Some(Bytes::new(7)), ..Limits::default() };
+    let other = Limits { flows: Some(9), monthly: Some(ByteCount::new(7)), ..Limits::default() };
     let token = registry.invite_limited(None, other, DAY, noon()).unwrap();
     let back = registry.redeem(&token, &client.key, None, noon()).unwrap();
     assert_eq!(back.limits, Limits { rate_down: limits.rate_down, ..other }, "what the second one does not say stays");
@@ -165,7 +165,7 @@ fn limits_of_every_size_are_kept() {
         rate_down: Some(Rate::from_mbps(10)),
         rate_up: Some(Rate::ZERO),
         flows: Some(u32::MAX),
-        monthly: Some(Bytes::new(50_000_000_000)),
+        monthly: Some(ByteCount::new(50_000_000_000)),
     };
     registry.set_limits(client.id, some).unwrap();
     assert_eq!(registry.lookup(&client.key).unwrap().unwrap().limits, some);
@@ -178,16 +178,16 @@ fn limits_of_every_size_are_kept() {
 fn usage_is_counted_by_month_and_survives() {
     let (_folder, dir, mut registry) = scratch();
     let client = join(&mut registry, "phone");
-    registry.count(client.id, Bytes::new(1000), Bytes::new(10), noon());
-    assert_eq!(registry.used(client.id, noon()).unwrap().total(), Bytes::new(1010), "also before it is written");
+    registry.count(client.id, ByteCount::new(1000), ByteCount::new(10), noon());
+    assert_eq!(registry.used(client.id, noon()).unwrap().total(), ByteCount::new(1010), "also before it is written");
     assert_eq!(registry.flush(), None);
-    registry.count(client.id, Bytes::new(1), Bytes::new(2), noon());
-    registry.count(client.id, Bytes::new(5), Bytes::new(5), noon() + 10 * DAY);
+    registry.count(client.id, ByteCount::new(1), ByteCount::new(2), noon());
+    registry.count(client.id, ByteCount::new(5), ByteCount::new(5), noon() + 10 * DAY);
     assert_eq!(registry.flush(), None);
     drop(registry);
     let registry = Registry::open(&dir).unwrap();
-    let november = Month { first_day: 20_758, down: Bytes::new(1001), up: Bytes::new(12) };
-    let december = Month { first_day: 20_788, down: Bytes::new(5), up: Bytes::new(5) };
+    let november = Month { first_day: 20_758, down: ByteCount::new(1001), up: ByteCount::new(12) };
+    let december = Month { first_day: 20_788, down: ByteCount::new(5), up: ByteCount::new(5) };
     assert_eq!(registry.months(client.id).unwrap(), [november, december]);
     assert_eq!(registry.used(client.id, noon()).unwrap(), november);
     assert_eq!(registry.lookup(&client.key).unwrap().unwrap().seen, Some(noon() + 10 * DAY));
@@ -198,12 +198,12 @@ fn no_amount_of_use_overflows() {
     let (_folder, _dir, mut registry) = scratch();
     let client = join(&mut registry, "phone");
     for _ in 0..3 {
-        registry.count(client.id, Bytes::new(u64::MAX), Bytes::new(1), noon());
+        registry.count(client.id, ByteCount::new(u64::MAX), ByteCount::new(1), noon());
         assert_eq!(registry.flush(), None);
     }
     assert_eq!(
         registry.used(client.id, noon()).unwrap(),
-        Month { first_day: 20_758, down: Bytes::new(i64::MAX as u64), up: Bytes::new(3) }
+        Month { first_day: 20_758, down: ByteCount::new(i64::MAX as u64), up: ByteCount::new(3) }
     );
 }
 
@@ -214,7 +214,7 @@ fn what_cannot_be_written_is_kept_and_told_once() {
     let client = join(&mut registry, "phone");
     let other = Connection::open(dir.path().join("relay.sqlite")).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    registry.count(client.id, Bytes::new(7), Bytes::ZERO, noon());
+    registry.count(client.id, ByteCount::new(7), ByteCount::ZERO, noon());
     let told = registry.flush().unwrap();
     assert!(told.contains("not written") && told.contains("locked"), "{told}");
     assert_eq!((registry.flush(), registry.trouble()), (None, Some(told.as_str())));
@@ -222,7 +222,7 @@ fn what_cannot_be_written_is_kept_and_told_once() {
     assert!(matches!(refused, RegistryError::Failed { .. }), "{refused}");
     other.execute_batch("COMMIT").unwrap();
     assert!(registry.flush().unwrap().contains("again"));
-    assert_eq!((registry.used(client.id, noon()).unwrap().down, registry.trouble()), (Bytes::new(7), None));
+    assert_eq!((registry.used(client.id, noon()).unwrap().down, registry.trouble()), (ByteCount::new(7), None));
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn clocks_at_the_ends_of_time_do_no_harm() {
     let (_folder, _dir, mut registry) = scratch();
     let token = registry.invite(None, Duration::MAX, UNIX_EPOCH - DAY).unwrap();
     let client = registry.redeem(&token, &key(), None, noon()).unwrap();
-    registry.count(client.id, Bytes::new(1), Bytes::ZERO, UNIX_EPOCH - DAY);
+    registry.count(client.id, ByteCount::new(1), ByteCount::ZERO, UNIX_EPOCH - DAY);
     assert_eq!(registry.flush(), None);
-    assert_eq!(registry.used(client.id, UNIX_EPOCH).unwrap().down, Bytes::new(1));
+    assert_eq!(registry.used(client.id, UNIX_EPOCH).unwrap().down, ByteCount::new(1));
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use braid_decide::allowance::period_of;
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use rusqlite::params;
 
 use super::{ClientId, Registry, RegistryError, integer, seconds};
@@ -15,14 +15,14 @@ pub struct Month {
     /// The month's first day, in days of Unix time.
     pub first_day: i64,
     /// Towards the client.
-    pub down: Bytes,
+    pub down: ByteCount,
     /// From the client.
-    pub up: Bytes,
+    pub up: ByteCount,
 }
 
 impl Month {
     /// Both directions.
-    pub fn total(&self) -> Bytes {
+    pub fn total(&self) -> ByteCount {
         self.down + self.up
     }
 }
@@ -42,9 +42,9 @@ pub(super) struct Pending {
 
 impl Registry {
     /// Counts what a client moved; that it was there is counted also with nothing moved.
-    pub fn count(&mut self, id: ClientId, down: Bytes, up: Bytes, now: SystemTime) {
+    pub fn count(&mut self, id: ClientId, down: ByteCount, up: ByteCount, now: SystemTime) {
         self.pending.seen.insert(id, seconds(now));
-        if down == Bytes::ZERO && up == Bytes::ZERO {
+        if down == ByteCount::ZERO && up == ByteCount::ZERO {
             return;
         }
         let first_day = month_of(now);
@@ -106,7 +106,7 @@ impl Registry {
 
     /// All months of a client that are written down, oldest first.
     pub fn months(&self, id: ClientId) -> Result<Vec<Month>, RegistryError> {
-        let bytes = |count: i64| Bytes::new(count.max(0) as u64);
+        let bytes = |count: i64| ByteCount::new(count.max(0) as u64);
         self.read(|connection| {
             let mut statement = connection.prepare_cached("SELECT month, down, up FROM usage WHERE client = ?1 ORDER BY month")?;
             let months = statement

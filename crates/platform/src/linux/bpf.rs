@@ -19,7 +19,7 @@ use std::sync::Arc;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS};
-use braid_model::{Bytes, Class, Family, Time};
+use braid_model::{ByteCount, Class, Family, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
@@ -349,7 +349,7 @@ impl Steering for BpfSteering {
         map.insert(key, value, 0).map_err(failed("seed an application's demand"))
     }
 
-    fn learn(&mut self, app: &AppId, port: u16, down: Bytes, up: Bytes, now: Time) -> Result<(), SteeringError> {
+    fn learn(&mut self, app: &AppId, port: u16, down: ByteCount, up: ByteCount, now: Time) -> Result<(), SteeringError> {
         let key = abi::DemandKey { app: app_key(app), port, ..Default::default() };
         self.learn_step(key, [down.get(), up.get()], now.as_nanos())
     }

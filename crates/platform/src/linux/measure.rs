@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use braid_decide::policy::HttpTarget;
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::probe::{self, Connect};
@@ -12,7 +12,7 @@ use super::probe::{self, Connect};
 /// A measurement ends after this, whatever has come.
 const LONGEST: Duration = Duration::from_secs(4);
 /// Or after this much: a measurement is no download.
-const MOST: Bytes = Bytes::new(32_000_000);
+const MOST: ByteCount = ByteCount::new(32_000_000);
 /// What comes before this is the connection finding its pace.
 const WARM_UP: Duration = Duration::from_millis(700);
 
@@ -85,11 +85,11 @@ impl Tally {
 
     fn rate(&self) -> Option<Rate> {
         if let Some((from, before)) = self.warm.filter(|(from, _)| self.last.saturating_sub(*from) >= Duration::from_millis(500)) {
-            return Some(Bytes::new(self.total - before).per(self.last - from));
+            return Some(ByteCount::new(self.total - before).per(self.last - from));
         }
         let span = self.last.saturating_sub(self.first?);
         // Less than this says more of the server's first burst than of the link.
-        (self.total >= 100_000 && span >= Duration::from_millis(20)).then(|| Bytes::new(self.total).per(span))
+        (self.total >= 100_000 && span >= Duration::from_millis(20)).then(|| ByteCount::new(self.total).per(span))
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use braid_model::{Bytes, LinkIndex, Protocol, Rate};
+use braid_model::{ByteCount, LinkIndex, Protocol, Rate};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable};
 use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags};
@@ -52,9 +52,9 @@ pub struct TcpSocket {
     /// The device it is bound to.
     pub link: Option<LinkIndex>,
     /// Bytes received.
-    pub rx: Bytes,
+    pub rx: ByteCount,
     /// Bytes acknowledged by the other end.
-    pub tx: Bytes,
+    pub tx: ByteCount,
     /// Smoothed round-trip time; `None` until there is one.
     pub rtt: Option<Duration>,
     /// Segments sent again.
@@ -131,9 +131,9 @@ fn tcp_socket(response: &InetResponse) -> TcpSocket {
         inode: header.inode,
         connecting: header.state == TCP_SYN_SENT,
         link: (id.interface_id != 0).then_some(LinkIndex(id.interface_id)),
-        rx: Bytes::new(info.u64(128)),
+        rx: ByteCount::new(info.u64(128)),
         // The kernel counts the SYN as a byte.
-        tx: Bytes::new(info.u64(120).saturating_sub(1)),
+        tx: ByteCount::new(info.u64(120).saturating_sub(1)),
         rtt: rtt.map(|micros| Duration::from_micros(micros.into())),
         retransmissions: info.u32(100),
         delivery_rate: Some(info.u64(160)).filter(|rate| *rate > 0 && !app_limited).map(|rate| Rate::from_bps(rate.saturating_mul(8))),
@@ -282,7 +282,7 @@ mod tests {
             near.read_exact(&mut [0; 3000]).unwrap();
             let mine = near.local_addr().unwrap();
             let listed = dump_tcp().unwrap().into_iter().find(|socket| socket.local == mine).unwrap();
-            assert_eq!((listed.remote, listed.rx, listed.connecting), (near.peer_addr().unwrap(), Bytes::new(3000), false));
+            assert_eq!((listed.remote, listed.rx, listed.connecting), (near.peer_addr().unwrap(), ByteCount::new(3000), false));
             assert_ne!(listed.inode, 0);
             assert_eq!(listed.link, None);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use braid_control::steering::{SteerLink, SteerParams, Steering};
 use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
-use braid_model::{Bytes, Family, LinkIndex, PerFamily, Rate, Time};
+use braid_model::{ByteCount, Family, LinkIndex, PerFamily, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::Counters;
 use braid_platform::linux::sys::bpf::now;
@@ -47,7 +47,7 @@ pub fn params(links: usize) -> SteerParams {
         mode: Mode::VirtualStart,
         targets: [None; 2],
         scheduler: 1,
-        default_demand: Bytes::new(1000),
+        default_demand: ByteCount::new(1000),
         affinity: None,
         links: std::array::from_fn(|slot| (slot < links).then(|| link(slot))),
         usable: PerFamily { v4: mask, v6: mask },

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_range::{Action, Config, Engine, Failure, FileId, FileSetup, Head, LaneId, LinkId, LinkSetup, RequestId, ServerId, Span, Spans};
 
 pub(crate) const STEP: Duration = Duration::from_millis(1);
@@ -134,10 +134,10 @@ impl World {
     /// A file whose whole answer is under way over `link`, for a reader with this window.
     pub(crate) fn adopt(&mut self, size: u64, link: usize, window: u64, change: impl FnOnce(&mut FileSetup)) -> FileId {
         let mut setup = FileSetup::new(vec![self.server]);
-        (setup.size, setup.window) = (Some(Bytes::new(size)), Some(Bytes::new(window)));
+        (setup.size, setup.window) = (Some(ByteCount::new(size)), Some(ByteCount::new(window)));
         change(&mut setup);
         let (file, lane, request) = self.engine.adopt(self.now, LinkId(link), setup).unwrap();
-        let span = Span::new(Bytes::ZERO, Bytes::new(size));
+        let span = Span::new(ByteCount::ZERO, ByteCount::new(size));
         let response = SimResponse { request, file, span, whole: true, at: 0, begins: self.now, head: true, carry: 0.0 };
         self.lanes.insert(lane, SimLane { link, ready: self.now, told: true, responses: vec![response] });
         self.adopted.insert(request);
@@ -182,13 +182,13 @@ impl World {
                     self.asked += 1;
                     let size = self.sizes[&file];
                     let whole = span.is_none();
-                    let wanted = span.unwrap_or(Span::new(Bytes::ZERO, Bytes::new(size)));
+                    let wanted = span.unwrap_or(Span::new(ByteCount::ZERO, ByteCount::new(size)));
                     let short = self.manners.short.filter(|_| !whole).unwrap_or(u64::MAX);
                     let end = wanted.end().get().min(size).min(wanted.start().get().saturating_add(short));
                     let span = if self.manners.whole {
-                        Span::new(Bytes::ZERO, Bytes::new(size))
+                        Span::new(ByteCount::ZERO, ByteCount::new(size))
                     } else {
-                        Span::new(wanted.start(), Bytes::new(end))
+                        Span::new(wanted.start(), ByteCount::new(end))
                     };
                     let lane = self.lanes.get_mut(&lane).expect("asked on a lane that was connected");
                     assert!(lane.told, "asked on a lane before it stood");
@@ -256,7 +256,7 @@ impl World {
             }
             response.head = true;
             let span = (!self.manners.whole && !response.whole).then_some(response.span);
-            let head = Head { size: Some(Bytes::new(self.sizes[&file])), span, joinable: !self.manners.loose };
+            let head = Head { size: Some(ByteCount::new(self.sizes[&file])), span, joinable: !self.manners.loose };
             self.engine.on_head(self.now, request, head);
             self.act();
         }
@@ -269,7 +269,7 @@ impl World {
             response.carry = response.carry.min(count as f64 + share);
         }
         response.carry -= count as f64;
-        let came = Span::new(Bytes::new(response.at), Bytes::new(response.at + count));
+        let came = Span::new(ByteCount::new(response.at), ByteCount::new(response.at + count));
         response.at += count;
         let (ended, broke) = (
             response.at == response.span.end().get(),
@@ -280,7 +280,7 @@ impl World {
         }
         if count > 0 {
             let place = self.engine.place(request);
-            let fresh = self.engine.on_data(self.now, request, Bytes::new(count));
+            let fresh = self.engine.on_data(self.now, request, ByteCount::new(count));
             for span in fresh {
                 assert_eq!(place, Some(came.start()), "fresh bytes of an answer at its place");
                 assert!(came.start() <= span.start() && span.end() <= came.end(), "fresh bytes are of those that came");
@@ -304,9 +304,9 @@ impl World {
 
     fn read(&mut self) {
         for (file, (rate, taken, _)) in &mut self.readers {
-            let there = self.kept[file].contiguous(Bytes::ZERO).get() as f64;
+            let there = self.kept[file].contiguous(ByteCount::ZERO).get() as f64;
             *taken = (*taken + rate.bps() as f64 / 8.0 * STEP.as_secs_f64()).min(there);
-            self.engine.on_taken(self.now, *file, Bytes::new(*taken as u64));
+            self.engine.on_taken(self.now, *file, ByteCount::new(*taken as u64));
         }
     }
 

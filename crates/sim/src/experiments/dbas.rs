@@ -6,7 +6,7 @@ mod interfaces;
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time};
 use braid_netem::Profile;
 
 use crate::experiment::{About, Axis, Chart, Experiment, Point, Results, Run, Sample, Samples, Summary, Table};
@@ -64,7 +64,7 @@ impl Experiment for Sweep {
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
         let setup = (self.setup)(point.x);
-        let other = QUEUES.iter().find_map(|(name, queue)| Some((point.series.strip_suffix(name)?, Bytes::new(*queue))));
+        let other = QUEUES.iter().find_map(|(name, queue)| Some((point.series.strip_suffix(name)?, ByteCount::new(*queue))));
         let (series, queue) = other.unwrap_or((&point.series, setup.queue));
         Setup { queue, ..setup }.measure(series, run)
     }
@@ -181,8 +181,8 @@ const SPAN: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(7200);
 const IF1: f64 = 2.0;
 /// Table I: λ of the two classes, and connections per second of the small one.
-const SMALL: Bytes = Bytes::new(22_380);
-const LARGE: Bytes = Bytes::new(285_000);
+const SMALL: ByteCount = ByteCount::new(22_380);
+const LARGE: ByteCount = ByteCount::new(285_000);
 const SMALL_RATE: f64 = 13.0;
 const LARGE_RATE: f64 = 1.0;
 
@@ -196,11 +196,11 @@ struct Setup {
     /// Small and large connections per second.
     rates: [f64; 2],
     /// What each of the client's links holds.
-    queue: Bytes,
+    queue: ByteCount,
 }
 
 impl Setup {
-    const NOMINAL: Self = Self { if2: 1.0, loss: 0.0, rates: [SMALL_RATE, LARGE_RATE], queue: Bytes::new(75_000) };
+    const NOMINAL: Self = Self { if2: 1.0, loss: 0.0, rates: [SMALL_RATE, LARGE_RATE], queue: ByteCount::new(75_000) };
 
     fn scenario(&self, series: &str, seed: u64) -> Scenario {
         let link =
@@ -208,7 +208,7 @@ impl Setup {
         let class = |name, per_second, size| Class::downloads(name, Arrivals::Poisson { per_second }, Size::Exponential(size));
         let server = Profile { rate: mbit(6.0).into(), ..Profile::default() };
         let (scheduling, packets) = scheduler(series);
-        let learnt = DemandKnowledge::Learnt { first: Bytes::new(100_000) };
+        let learnt = DemandKnowledge::Learnt { first: ByteCount::new(100_000) };
         let demand = if series == CO_KNOWN { DemandKnowledge::Oracle } else { learnt };
         Scenario {
             links: vec![link("IF1", IF1, 0.0), link("IF2", self.if2, self.loss)],
@@ -275,8 +275,8 @@ fn spreading(series: &str) -> Option<braid_bond::Scheduling> {
     }
 }
 
-fn received(outcome: &Outcome) -> Bytes {
-    outcome.links.iter().fold(Bytes::ZERO, |sum, link| sum + link.goodput[Direction::Down as usize])
+fn received(outcome: &Outcome) -> ByteCount {
+    outcome.links.iter().fold(ByteCount::ZERO, |sum, link| sum + link.goodput[Direction::Down as usize])
 }
 
 fn within(outcome: &Outcome) -> Rate {
@@ -287,8 +287,9 @@ fn within(outcome: &Outcome) -> Rate {
 fn tail(outcome: &Outcome) -> f64 {
     let down = Direction::Down as usize;
     let bins = outcome.links.first().map_or(0, |link| link.goodput_bins.len());
-    let arrived =
-        |bin| outcome.links.iter().filter_map(|link| link.goodput_bins.get(bin)).map(|moved: &[Bytes; 2]| moved[down].get()).sum::<u64>();
+    let arrived = |bin| {
+        outcome.links.iter().filter_map(|link| link.goodput_bins.get(bin)).map(|moved: &[ByteCount; 2]| moved[down].get()).sum::<u64>()
+    };
     let mut left = received(outcome).get() / 100;
     let late = (0..bins).rev().take_while(|bin| {
         let (rest, exceeded) = left.overflowing_sub(arrived(*bin));
@@ -402,7 +403,7 @@ mod tests {
     #[test]
     fn the_tail_is_the_time_of_the_last_hundredth() {
         let mut scenario = Setup::NOMINAL.scenario(ONLY_1, 1);
-        let flow = |size| Size::Listed(vec![Bytes::new(size)]);
+        let flow = |size| Size::Listed(vec![ByteCount::new(size)]);
         // 2 MB at once, and 10 kB after 20 s.
         scenario.workload = vec![
             Class::downloads("most", Arrivals::once(), flow(2_000_000)),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time};
 
 use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling};
 use crate::{Arrivals, Class, Knowledge, LinkSpec, LoadKnowledge, Scenario, Scheduling, Size, simulate};
@@ -19,8 +19,8 @@ const NOMINAL: &str = "maximum throughput, Wi-Fi of 11 Mbit/s of goodput";
 /// Offered load in Mbit/s.
 const LOADS: [f64; 6] = [4.0, 8.0, 12.0, 16.0, 24.0, 32.0];
 const HIGHEST: f64 = LOADS[5];
-const LONG: Bytes = Bytes::new(150_000_000);
-const SHORT: Bytes = Bytes::new(250_000);
+const LONG: ByteCount = ByteCount::new(150_000_000);
+const SHORT: ByteCount = ByteCount::new(250_000);
 const GOODPUT: &str = "goodput";
 /// Payload's share of the packets of a bulk transfer.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
@@ -123,9 +123,9 @@ impl Experiment for Schedulers {
 
 fn scenario(point: &Point, seed: u64) -> Scenario {
     let link = |name, mbps: f64| {
-        LinkSpec::symmetric(name, Rate::from_bps((mbps * 1e6) as u64), Duration::from_millis(5)).with_queue(Bytes::new(75_000))
+        LinkSpec::symmetric(name, Rate::from_bps((mbps * 1e6) as u64), Duration::from_millis(5)).with_queue(ByteCount::new(75_000))
     };
-    let class = |name, size: Bytes| {
+    let class = |name, size: ByteCount| {
         let per_second = point.x / 2.0 * 1e6 / (size.get() as f64 * 8.0);
         Class::downloads(name, Arrivals::Poisson { per_second }, Size::Fixed(size))
     };
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn loads_are_halved_between_the_classes() {
         let scenario = scenario(&Point { series: MOST.to_owned(), x: 16.0 }, 1);
-        let load = |class: &Class, size: Bytes| match class.arrivals {
+        let load = |class: &Class, size: ByteCount| match class.arrivals {
             Arrivals::Poisson { per_second } => per_second * size.get() as f64 * 8e-6,
             Arrivals::At(_) => 0.0,
         };

@@ -18,7 +18,7 @@ mod utility;
 use std::time::Duration;
 
 use braid_decide::operetta::Utility;
-use braid_model::{Bytes, Direction, Power, Rate};
+use braid_model::{ByteCount, Direction, Power, Rate};
 use braid_netem::Profile;
 
 use crate::experiment::{Axis, Chart, Dot, Experiment, Judgement, Sample, Samples, Series};
@@ -59,7 +59,7 @@ const SPAN: Duration = Duration::from_secs(120);
 const GRACE: Duration = Duration::from_secs(3600);
 const ROUND_TRIP: Duration = Duration::from_millis(50);
 /// ns-2's usual queue of 50 packets.
-const QUEUE: Bytes = Bytes::new(50 * 1500);
+const QUEUE: ByteCount = ByteCount::new(50 * 1500);
 /// Payload's share of a full packet.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
 
@@ -115,7 +115,7 @@ impl Setup {
         };
         let server = Profile { rate: SERVER.into(), ..Profile::default() };
         let class = |name, (size, per_second): (u64, f64)| {
-            Class::downloads(name, Arrivals::Poisson { per_second }, Size::Exponential(Bytes::new(size)))
+            Class::downloads(name, Arrivals::Poisson { per_second }, Size::Exponential(ByteCount::new(size)))
         };
         let (scheduling, spreading) = match self.scheme {
             Scheme::Fixed(scheduling, spreading) => (scheduling, spreading),

@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn the_receiver_s_window_is_kept() {
-        let config = TcpConfig { receive_window: braid_model::Bytes::new(4 * 1448), ..TcpConfig::default() };
+        let config = TcpConfig { receive_window: braid_model::ByteCount::new(4 * 1448), ..TcpConfig::default() };
         let mut sender = Sender::new(&config);
         assert_eq!(fill(&mut sender, Time::ZERO), [0, 1, 2, 3]);
         sender.on_ack(Time::from_millis(1), &ack(0, &[(1, 3)], 0));

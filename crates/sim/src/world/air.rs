@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use braid_model::{Bytes, Direction};
+use braid_model::{ByteCount, Direction};
 use braid_netem::{Random, RateSource};
 
 use super::World;
@@ -27,13 +27,13 @@ pub(crate) struct Air {
 #[derive(Debug)]
 struct Sender {
     waiting: VecDeque<Parcel>,
-    bytes: Bytes,
-    room: Bytes,
+    bytes: ByteCount,
+    room: ByteCount,
 }
 
 impl Air {
     pub(crate) fn new(medium: &Medium, scenario: &Scenario, seed: u64) -> Self {
-        let sender = |room| Sender { waiting: VecDeque::new(), bytes: Bytes::ZERO, room };
+        let sender = |room| Sender { waiting: VecDeque::new(), bytes: ByteCount::ZERO, room };
         let specs = || medium.links.iter().map(|link| &scenario.links[*link]);
         let access_point = specs().map(|link| link.down.queue).max().unwrap_or_default();
         let senders = std::iter::once(access_point).chain(specs().map(|link| link.up.queue)).map(sender).collect();
@@ -50,7 +50,7 @@ impl Air {
             Direction::Up => &mut self.senders[1 + place],
         };
         let size = parcel.wire();
-        if sender.bytes > Bytes::ZERO && sender.bytes + size > sender.room {
+        if sender.bytes > ByteCount::ZERO && sender.bytes + size > sender.room {
             self.dropped[place][direction as usize] += 1;
             return;
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use braid_bond::host::HostEvent;
 use braid_bond::{Carrier, Event as BondEvent, FlowKey, FlowPolicy, Limits, Open, PathId, PathNews, Scheduling, Side, Target};
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Direction, Time};
+use braid_model::{ByteCount, Direction, Time};
 
 use super::World;
 use crate::event::Event;
@@ -104,7 +104,7 @@ impl Bonded {
 
 impl BondedStream {
     /// Shares what was read among the links it came by: `by_link` is all that came, repetitions included.
-    fn account(&mut self, side: Side, read: u64, by_link: &[(u8, Bytes, Bytes)]) -> Vec<(u8, u64)> {
+    fn account(&mut self, side: Side, read: u64, by_link: &[(u8, ByteCount, ByteCount)]) -> Vec<(u8, u64)> {
         let received = &mut self.received[side as usize];
         for (link, _, all) in by_link {
             let (known, open) = received.entry(*link).or_default();
@@ -269,9 +269,9 @@ impl World<'_> {
             Side::Server => Direction::Up,
         };
         for (link, share) in flow.account(side, read, &by_link) {
-            self.bins[usize::from(link)].on_goodput(towards, Bytes::new(share));
+            self.bins[usize::from(link)].on_goodput(towards, ByteCount::new(share));
         }
-        self.streams[flow.stream as usize].moved[towards as usize] += Bytes::new(read);
+        self.streams[flow.stream as usize].moved[towards as usize] += ByteCount::new(read);
         match side {
             Side::Server if whole => {
                 bonded.ready[Side::Server as usize].insert(key);
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn what_was_read_is_shared_among_links_by_what_came_over_them() {
         let mut flow = BondedStream { stream: 0, left: [0; 2], received: [BTreeMap::new(), BTreeMap::new()] };
-        let by_link = |first, second| [(0, Bytes::ZERO, Bytes::new(first)), (1, Bytes::ZERO, Bytes::new(second))];
+        let by_link = |first, second| [(0, ByteCount::ZERO, ByteCount::new(first)), (1, ByteCount::ZERO, ByteCount::new(second))];
         // A piece waits for one before it, which then comes by the other link.
         assert_eq!(flow.account(Side::Client, 0, &by_link(0, 1000)), [(0, 0), (1, 0)]);
         assert_eq!(flow.account(Side::Client, 4000, &by_link(3000, 1000)), [(0, 3000), (1, 1000)]);

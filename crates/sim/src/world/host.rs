@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use braid_decide::packet::{Choice, Chunk, PathView};
-use braid_model::{Bytes, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time};
 
 use super::World;
 use crate::event::Event;
@@ -239,7 +239,7 @@ impl World<'_> {
     fn deliver(&mut self, stream: u32, direction: Direction, segment: &Segment, link: u8) {
         let stream = &mut self.streams[stream as usize];
         if !stream.ended && stream.sinks[direction as usize].take(segment.chunk) {
-            let amount = Bytes::new(u64::from(segment.size));
+            let amount = ByteCount::new(u64::from(segment.size));
             stream.moved[direction as usize] += amount;
             self.bins[usize::from(link)].on_goodput(direction, amount);
         }
@@ -434,7 +434,7 @@ impl World<'_> {
     /// The links as packet schedulers see them, for this stream: in order, those without a connection as down.
     fn view_paths(&self, id: u32, direction: Direction, paths: &mut Vec<PathView>) {
         let packets = &self.scenario.packets;
-        let segments = |count: u32| Bytes::new(u64::from(count) * SEGMENT.get());
+        let segments = |count: u32| ByteCount::new(u64::from(count) * SEGMENT.get());
         paths.clear();
         paths.extend((0..self.scenario.links.len()).map(|link| PathView {
             // What is estimated as nothing is not unknown.

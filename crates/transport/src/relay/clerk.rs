@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use braid_bond::Hello;
 use braid_bond::host::{ConnectionId, refusals};
-use braid_model::Bytes as Amount;
+use braid_model::ByteCount;
 use braid_model::key::PublicKey;
 use braid_peer::registry::{ClientId, Month, RedeemError, RegisteredClient, Registry};
 use tokio::sync::{mpsc, oneshot};
@@ -29,8 +29,8 @@ pub(super) struct Applicant {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Used {
     pub(super) client: ClientId,
-    pub(super) down: Amount,
-    pub(super) up: Amount,
+    pub(super) down: ByteCount,
+    pub(super) up: ByteCount,
 }
 
 /// What the registry is asked for.

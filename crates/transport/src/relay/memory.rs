@@ -6,20 +6,20 @@
 use std::collections::BTreeMap;
 
 use braid_bond::{BondId, Limits};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 /// Bytes of streams and messages, received and not passed on yet, or kept until they are acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// Of all bonds of one client. By default a single bond stays below this by itself.
-    pub client: Bytes,
+    pub client: ByteCount,
     /// Of all bonds.
-    pub total: Bytes,
+    pub total: ByteCount,
 }
 
 impl Default for MemoryLimits {
     fn default() -> Self {
-        Self { client: Bytes::new(160 << 20), total: Bytes::new(1 << 30) }
+        Self { client: ByteCount::new(160 << 20), total: ByteCount::new(1 << 30) }
     }
 }
 
@@ -38,7 +38,7 @@ impl MemoryLimits {
 
     /// The bonds that must end so that nobody holds too much: those that hold most, first of clients with too much, then of all.
     /// `held` is, by bond, its owner and what it holds.
-    pub(super) fn excess<K: Ord + Copy>(self, held: &[(BondId, K, Bytes)]) -> Vec<(BondId, Excess)> {
+    pub(super) fn excess<K: Ord + Copy>(self, held: &[(BondId, K, ByteCount)]) -> Vec<(BondId, Excess)> {
         let mut left = held.to_vec();
         left.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
         let mut owners: BTreeMap<K, u64> = BTreeMap::new();
@@ -91,13 +91,13 @@ mod tests {
     use super::*;
 
     fn ended(memory: MemoryLimits, list: &[(u8, u8, u64)]) -> Vec<(u8, Excess)> {
-        let held: Vec<_> = list.iter().map(|(bond, owner, bytes)| (BondId([*bond; 16]), *owner, Bytes::new(*bytes))).collect();
+        let held: Vec<_> = list.iter().map(|(bond, owner, bytes)| (BondId([*bond; 16]), *owner, ByteCount::new(*bytes))).collect();
         memory.excess(&held).into_iter().map(|(bond, why)| (bond.0[0], why)).collect()
     }
 
     #[test]
     fn who_holds_most_goes_first_and_others_stay() {
-        let memory = MemoryLimits { client: Bytes::new(100), total: Bytes::new(150) };
+        let memory = MemoryLimits { client: ByteCount::new(100), total: ByteCount::new(150) };
         assert_eq!(ended(memory, &[(1, 1, 60), (2, 1, 40), (3, 2, 50)]), []);
         assert_eq!(ended(memory, &[(1, 1, 60), (2, 1, 50), (3, 2, 70)]), [(1, Excess::Client)]);
         assert_eq!(ended(memory, &[(1, 1, 60), (2, 1, 40), (3, 2, 70)]), [(3, Excess::Total)]);

@@ -64,12 +64,12 @@ fn tell(plan: &Plan, outcome: &Outcome, report: &mut Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_model::Bytes;
+    use braid_model::ByteCount;
 
     #[test]
     fn what_was_lost_is_told() {
         let second = Duration::from_secs(1);
-        let phase = Phase { moved: Bytes::new(5_000_000), took: second, all_stalled: second, one_stalled: second, echo: second };
+        let phase = Phase { moved: ByteCount::new(5_000_000), took: second, all_stalled: second, one_stalled: second, echo: second };
         let mut outcome = Outcome { deaths: 7, echoed: 600, phases: [phase; 2], failures: Vec::new() };
         let plan = Plan { seed: 3, downloads: 20, churn: second * 60, dark: second * 30 };
         let mut report = Report::new("bond-churn", "", "");

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::json;
 
 use super::origin::{Carrier, Origin};
@@ -22,7 +22,7 @@ const LINKS: [(u64, u64); 2] = [(20, 10), (10, 60)];
 /// Before the cut, without the link, and with it again.
 const SPANS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(3), Duration::from_secs(5)];
 /// A link that has brought so much since its return carries data, not probes only.
-const DATA: Bytes = Bytes::new(50_000);
+const DATA: ByteCount = ByteCount::new(50_000);
 /// Wanted: seconds until a link that is back carries data, and between deliveries after its return.
 const BACK: (f64, f64) = (1.0, 0.150);
 
@@ -141,7 +141,7 @@ fn one(lab: &Lab, origin: &Origin, case: &Case) -> Result<Outcome> {
     let arrivals = Mutex::new(Vec::new());
     let whole: Duration = SPANS.iter().sum();
     let note = |count| arrivals.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((Instant::now(), count));
-    let download = || lab.client().run(|| origin.get(case.carrier, Bytes::new(1 << 40), whole + ms(500), note))?;
+    let download = || lab.client().run(|| origin.get(case.carrier, ByteCount::new(1 << 40), whole + ms(500), note))?;
     let (cut, returned, back) = thread::scope(|scope| -> Result<_> {
         let download = scope.spawn(download);
         thread::sleep(SPANS[0]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use braid_decide::fair::{FairFlow, Problem, solve};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use serde_json::json;
 
 use super::Settings;
@@ -95,7 +95,7 @@ fn rules() -> String {
 fn download(origin: &Origin, began: Instant, end: Duration) -> Result<Arrivals> {
     let arrivals = Mutex::new(Vec::new());
     let note = |count| arrivals.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((began.elapsed(), count));
-    origin.get(Carrier::PLAIN, Bytes::new(1 << 40), end.saturating_sub(began.elapsed()), note)?;
+    origin.get(Carrier::PLAIN, ByteCount::new(1 << 40), end.saturating_sub(began.elapsed()), note)?;
     Ok(arrivals.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 

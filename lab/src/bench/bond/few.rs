@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use braid_model::{Bytes, Direction};
+use braid_model::{ByteCount, Direction};
 use serde_json::json;
 
 use super::sums::course;
@@ -26,7 +26,7 @@ const PAIRS: [[u64; 2]; 2] = [[2, 2], [2, 1]];
 /// Short downloads a second beside the long one: none, and the paper's.
 const SHORT: [f64; 2] = [0.0, 0.25];
 /// More than any run moves.
-const LONG: Bytes = Bytes::new(1_000_000_000);
+const LONG: ByteCount = ByteCount::new(1_000_000_000);
 /// Bulk flows on each link during the warm-up, and how long they last.
 const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
 /// Below the sum of the links' rates at most, in the paper's words "9% difference in the worst case".
@@ -155,7 +155,7 @@ fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration, keep
             let broken = records.iter().find(|record| !record.complete() && record.exit_code != Some(28));
             ensure!(broken.is_none(), "{}, {}: a download failed: {broken:?}", case.title(), method.name());
             let bytes: u64 = records.iter().map(|record| record.bytes.get()).sum();
-            let goodput = Bytes::new(bytes).per(span).bps() as f64 / 1e6;
+            let goodput = ByteCount::new(bytes).per(span).bps() as f64 / 1e6;
             progress(&format!("{}, seed {seed}, {}: {goodput:.2} Mbit/s", case.title(), method.name()));
             let course = (0..rates.len()).map(|link| Ok(course(&lab.samples(link)?, began, Direction::Down))).collect::<Result<_>>()?;
             let one = Found { case, method, seed, goodput, course };

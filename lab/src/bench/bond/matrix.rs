@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::json;
 
 use super::origin::{Carrier, Origin};
@@ -81,7 +81,7 @@ fn title(pair: &[LinkParams; 2]) -> String {
 /// Mbit/s down and up: over both links, the first and the second.
 fn one(settings: &Settings, pair: &[LinkParams; 2], span: Duration) -> Result<[[f64; 3]; 2]> {
     let link = |((rate, trip, queue, loss), name): (&LinkParams, &str)| {
-        let queue = Bytes::new(mbps(*rate).bytes_per_second() * queue / 1000);
+        let queue = ByteCount::new(mbps(*rate).bytes_per_second() * queue / 1000);
         LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*trip) / 2).queue(queue).loss(*loss)
     };
     let lab = pair.iter().zip(NAMES).map(link).fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
@@ -95,9 +95,9 @@ fn one(settings: &Settings, pair: &[LinkParams; 2], span: Duration) -> Result<[[
         let _bonded = Bonded::with_rules(settings, &lab, &rules)?;
         [rates[0][place], rates[1][place]] = lab.client().run(|| -> Result<[f64; 2]> {
             let (begin, mut got) = (Instant::now(), 0);
-            origin.get(Carrier::PLAIN, Bytes::new(1 << 40), span, |count| got += count as u64)?;
-            let down = Bytes::new(got).per(begin.elapsed());
-            let (sent, took) = origin.put(Carrier::PLAIN, Bytes::new(1 << 40), span)?;
+            origin.get(Carrier::PLAIN, ByteCount::new(1 << 40), span, |count| got += count as u64)?;
+            let down = ByteCount::new(got).per(begin.elapsed());
+            let (sent, took) = origin.put(Carrier::PLAIN, ByteCount::new(1 << 40), span)?;
             Ok([down, sent.per(took)].map(|rate| rate.bps() as f64 / 1e6))
         })??;
     }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::json;
 
 use super::origin::{Carrier, Origin};
@@ -103,7 +103,7 @@ fn several(settings: &Settings, copies: u8, count: usize) -> Result<Found> {
         let sink = scope.spawn(|| take_in(&sink, count, settle + span + LATE));
         // A thread of its own has the namespace of the one that began it.
         let bulk = lab.client().run(|| -> Result<f64> {
-            let upload = scope.spawn(|| origin.put(Carrier::PLAIN, Bytes::new(1 << 40), settle + span));
+            let upload = scope.spawn(|| origin.put(Carrier::PLAIN, ByteCount::new(1 << 40), settle + span));
             thread::sleep(settle);
             let (begin, before) = (Instant::now(), origin.received());
             send_out(to, count)?;
@@ -139,7 +139,7 @@ fn urgent(settings: &Settings, span: Duration) -> Result<[Vec<f64>; 3]> {
                 let origin = &origin;
                 let bulk = scope.spawn(move || match down {
                     true => origin.drain(Carrier::PLAIN, Instant::now() + all).map(|_| ()),
-                    false => origin.put(Carrier::PLAIN, Bytes::new(1 << 40), all).map(|_| ()),
+                    false => origin.put(Carrier::PLAIN, ByteCount::new(1 << 40), all).map(|_| ()),
                 });
                 thread::sleep(settle);
                 let trips = ask(to, span)?;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use braid_netem::Random;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -90,13 +90,13 @@ impl Origin {
     }
 
     /// What PUTs have brought so far.
-    pub(super) fn received(&self) -> Bytes {
-        Bytes::new(self.received.load(Ordering::Relaxed))
+    pub(super) fn received(&self) -> ByteCount {
+        ByteCount::new(self.received.load(Ordering::Relaxed))
     }
 
     /// Gets `size` bytes, or what comes within `limit`; every piece is compared with what it should be and then told to `arrived`. To be
     /// called inside the client namespace.
-    pub(super) fn get(&self, carrier: Carrier, size: Bytes, limit: Duration, mut arrived: impl FnMut(usize)) -> Result<()> {
+    pub(super) fn get(&self, carrier: Carrier, size: ByteCount, limit: Duration, mut arrived: impl FnMut(usize)) -> Result<()> {
         let (mut stream, early) = self.ask(carrier, size)?;
         let begin = Instant::now();
         let content = content();
@@ -118,19 +118,19 @@ impl Origin {
     }
 
     /// Gets without end and without a look at the content until `end`; gives how much came. To be called inside the client namespace.
-    pub(super) fn drain(&self, carrier: Carrier, end: Instant) -> Result<Bytes> {
-        let (mut stream, early) = self.ask(carrier, Bytes::new(1 << 50))?;
+    pub(super) fn drain(&self, carrier: Carrier, end: Instant) -> Result<ByteCount> {
+        let (mut stream, early) = self.ask(carrier, ByteCount::new(1 << 50))?;
         let (mut buffer, mut got) = (vec![0; 1 << 20], early.len() as u64);
         while Instant::now() < end {
             let count = stream.read(&mut buffer).with_context(|| format!("nothing came any more after {got} bytes"))?;
             ensure!(count > 0, "the connection ended after {got} bytes");
             got += count as u64;
         }
-        Ok(Bytes::new(got))
+        Ok(ByteCount::new(got))
     }
 
     /// A connection that will bring `size` bytes, and those that are there.
-    fn ask(&self, carrier: Carrier, size: Bytes) -> Result<(TcpStream, Vec<u8>)> {
+    fn ask(&self, carrier: Carrier, size: ByteCount) -> Result<(TcpStream, Vec<u8>)> {
         let mut stream = carrier.connect(self.address)?;
         write!(stream, "GET /{} HTTP/1.1\r\nHost: lab\r\n\r\n", size.get())?;
         let (_, early) = head(&mut stream)?;
@@ -139,7 +139,7 @@ impl Origin {
 
     /// Puts `size` bytes and waits for the answer, for `limit` at most; gives what the server received and how long that took. To be called
     /// inside the client namespace.
-    pub(super) fn put(&self, carrier: Carrier, size: Bytes, limit: Duration) -> Result<(Bytes, Duration)> {
+    pub(super) fn put(&self, carrier: Carrier, size: ByteCount, limit: Duration) -> Result<(ByteCount, Duration)> {
         let mut stream = carrier.connect(self.address)?;
         let before = self.received();
         let begin = Instant::now();

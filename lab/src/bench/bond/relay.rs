@@ -58,7 +58,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     remember(&mut report, "resident after their end", emptied, "MB");
     report.aim(format!("{} flows at the relay under {} MB", MANY.0, MANY.1), format!("{:.1} MB", busy[0]), busy[0] < MANY.1);
     settings.keep(&report)?;
-    web.file(braid_model::Bytes::new(1000))?;
+    web.file(braid_model::ByteCount::new(1000))?;
     let before = spent(&bonded)?;
     let churn = churn(&lab, if settings.quick { 10 } else { 20 }, FRESH)?;
     let after = spent(&bonded)?;

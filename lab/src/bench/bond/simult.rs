@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::json;
 
 use super::origin::{Carrier, Origin};
@@ -18,7 +18,7 @@ use crate::spec::{LinkSpec, mbps, ms};
 type RateDelay = (u64, u64);
 
 const CASES: [[RateDelay; 2]; 5] = [[(10, 1), (10, 1)], [(10, 1), (10, 50)], [(30, 1), (10, 1)], [(30, 1), (10, 50)], [(30, 50), (10, 1)]];
-const SIZE: Bytes = Bytes::new(16 << 20);
+const SIZE: ByteCount = ByteCount::new(16 << 20);
 const DIRECTIONS: [&str; 2] = ["download", "upload"];
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 use serde_json::{Value, json};
 
 use super::origin::{Carrier, Origin};
@@ -150,12 +150,12 @@ fn measure(lab: &Lab, stack: Stack, origin: &Origin, flows: usize, span: Duratio
     };
     let before = spent_by()?;
     let begin = Instant::now();
-    let bytes = lab.client().run(|| -> Result<Bytes> {
+    let bytes = lab.client().run(|| -> Result<ByteCount> {
         thread::scope(|scope| {
             let downloads: Vec<_> = (0..flows).map(|_| scope.spawn(|| origin.drain(Carrier::PLAIN, begin + span))).collect();
-            downloads
-                .into_iter()
-                .try_fold(Bytes::ZERO, |sum, download| Ok(sum + download.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?))
+            downloads.into_iter().try_fold(ByteCount::ZERO, |sum, download| {
+                Ok(sum + download.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+            })
         })
     })??;
     let took = begin.elapsed();
@@ -171,7 +171,7 @@ fn measure_stream(lab: &Lab, span: Duration) -> Result<Run> {
 }
 
 impl Run {
-    fn new(stack: Stack, flows: usize, (bytes, took): (Bytes, Duration), seconds: [f64; 5]) -> Self {
+    fn new(stack: Stack, flows: usize, (bytes, took): (ByteCount, Duration), seconds: [f64; 5]) -> Self {
         let gigabytes = bytes.get() as f64 / 1e9;
         let run = Self { stack, flows, rate: bytes.per(took).bps() as f64 / 1e9, cpu: seconds.map(|seconds| seconds / gigabytes) };
         progress(&format!("{}, {flows} flow(s): {:.2} Gbit/s, CPU s/GB {:.2?}", stack.title(), run.rate, run.cpu));

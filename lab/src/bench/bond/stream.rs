@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::Bytes as Amount;
+use braid_model::ByteCount;
 use braid_peer::keys::KeyPair;
 use braid_peer::tls::{self, Clients, Expect};
 use braid_transport::{Binding, UdpLink};
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What came through, in what time, and what the client's and the server's thread spent on it (user, kernel).
 pub(super) struct Outcome {
-    pub(super) bytes: Amount,
+    pub(super) bytes: ByteCount,
     pub(super) took: Duration,
     pub(super) cpu: [[f64; 2]; 2],
 }
@@ -56,7 +56,7 @@ pub(super) fn download(lab: &Lab, host: u8, span: Duration) -> Result<Outcome> {
         let server = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         anyhow::Ok((server?, client?))
     })?;
-    Ok(Outcome { bytes: Amount::new(client.0), took: client.1, cpu: [client.2, server.2] })
+    Ok(Outcome { bytes: ByteCount::new(client.0), took: client.1, cpu: [client.2, server.2] })
 }
 
 /// CPU seconds of the thread that asks: user, kernel.

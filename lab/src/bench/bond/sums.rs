@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_model::{Bytes, Direction, Rate};
+use braid_model::{ByteCount, Direction, Rate};
 use serde_json::{Value, json};
 
 use super::origin::{Carrier, Origin};
@@ -25,7 +25,7 @@ struct Case {
     title: &'static str,
     links: &'static [RateRtt],
     /// The queue of each link in each direction, unless it is the laboratory's usual one.
-    queue: Option<Bytes>,
+    queue: Option<ByteCount>,
     loss: f64,
     /// The share of the links' sum, less their loss, that is wanted.
     aim: f64,
@@ -49,7 +49,7 @@ const CASES: [Case; 11] = [
     Case::new("20 + 20 Mbit/s, 20 ms", &[(20, 20), (20, 20)]),
     Case::new("20 + 5 Mbit/s, 20 ms", &[(20, 20), (5, 20)]),
     Case::new("20 Mbit/s (20 ms) + 10 (200 ms)", &[(20, 20), (10, 200)]),
-    Case { queue: Some(Bytes::new(1_000_000)), ..Case::new("20 + 5 Mbit/s, 10 ms, queues of 1 MB", &[(20, 10), (5, 10)]) },
+    Case { queue: Some(ByteCount::new(1_000_000)), ..Case::new("20 + 5 Mbit/s, 10 ms, queues of 1 MB", &[(20, 10), (5, 10)]) },
     Case { aim: 0.90, ..Case::new("ten links of four kinds, 70 Mbit/s", &TEN) },
     lossy("20 + 10 Mbit/s, 20 ms, 1 % loss", 0.01, &[(20, 20), (10, 20)]),
     lossy("20 + 10 Mbit/s, 60 ms, 1 % loss", 0.01, &[(20, 60), (10, 60)]),
@@ -187,7 +187,7 @@ fn one(settings: &Settings, case: &Case, span: Duration) -> Result<[Outcome; 2]>
         builder = builder.link(link.rate(mbps(*rate)));
     }
     let lab = builder.start()?;
-    let size = Bytes::new(case.sum().bytes_per_second() * span.as_secs());
+    let size = ByteCount::new(case.sum().bytes_per_second() * span.as_secs());
     allow_multipath(&lab)?;
     let mut peers = Vec::new();
     for (port, congestion) in [(8081, "bbr"), (8082, "cubic")] {
@@ -241,11 +241,11 @@ fn name(path: &Path) -> String {
 }
 
 /// Down and up by multipath TCP.
-fn multipath(lab: &Lab, origin: &Origin, carrier: Carrier, size: Bytes, limit: Duration) -> Result<[Rate; 2]> {
+fn multipath(lab: &Lab, origin: &Origin, carrier: Carrier, size: ByteCount, limit: Duration) -> Result<[Rate; 2]> {
     lab.client().run(|| {
         let (begin, mut got) = (Instant::now(), 0);
         origin.get(carrier, size, limit, |count| got += count as u64)?;
-        let down = Bytes::new(got).per(begin.elapsed());
+        let down = ByteCount::new(got).per(begin.elapsed());
         let (sent, took) = origin.put(carrier, size, limit)?;
         Ok([down, sent.per(took)])
     })?
@@ -262,7 +262,7 @@ fn curl(lab: &Lab, arguments: &[&str], size: &str, limit: Duration) -> Result<(R
     let figures = said.lines().last().and_then(|line| line.split_once(' '));
     let (bytes, seconds) = figures.with_context(|| format!("curl says {said:?}"))?;
     let took = Duration::from_secs_f64(seconds.parse()?);
-    Ok((Bytes::new(bytes.parse()?).per(took), took))
+    Ok((ByteCount::new(bytes.parse()?).per(took), took))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use braid_decide::connection::{LoadTable, Mode};
-use braid_model::{Affinity, Bytes, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
+use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
@@ -278,10 +278,10 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         rule: (flow.rule != abi::UNSET).then_some(flow.rule),
         started: Time::from_nanos(flow.started),
         read_at: Time::from_nanos(raw.read_at),
-        demand: Bytes::new(flow.demand),
-        reserved: Bytes::new(flow.reserved),
-        rx: Bytes::new(raw.rx),
-        tx: Bytes::new(raw.tx),
+        demand: ByteCount::new(flow.demand),
+        reserved: ByteCount::new(flow.reserved),
+        rx: ByteCount::new(raw.rx),
+        tx: ByteCount::new(raw.tx),
         rtt_us: [raw.srtt_us, raw.rcv_rtt_us].into_iter().find(|rtt| *rtt > 0),
         retransmissions: tcp.then_some(raw.retransmissions),
         segments_out: tcp.then_some(raw.segments_out),
@@ -302,7 +302,7 @@ pub(super) fn redirected(raw: &abi::Arrival) -> RedirectedFlow {
         class: class(raw.class),
         rule: (raw.rule != abi::UNSET).then_some(raw.rule),
         direction: if raw.direction == 1 { Direction::Up } else { Direction::Down },
-        demand: Bytes::new(raw.demand),
+        demand: ByteCount::new(raw.demand),
         started: Time::from_nanos(raw.started),
         filtered: raw.flags & abi::arrival::FILTERED != 0,
     }
@@ -330,8 +330,8 @@ pub(super) fn estimate(key: &abi::DemandKey, demand: &abi::Demand) -> DemandEsti
     DemandEstimate {
         app: app_id(&key.app),
         port: key.port,
-        down: Bytes::new(demand.down),
-        up: Bytes::new(demand.up),
+        down: ByteCount::new(demand.down),
+        up: ByteCount::new(demand.up),
         count: demand.count,
         updated: Time::from_nanos(demand.updated),
     }

@@ -8,7 +8,7 @@ use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, 
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::LinkMask;
 use braid_decide::connection::{MAX_LINKS, Mode};
-use braid_model::{Bytes, PerFamily};
+use braid_model::{ByteCount, PerFamily};
 
 use super::convert::Daemon;
 use super::{BpfSteering, detail, take_map};
@@ -318,7 +318,7 @@ fn no_params() -> SteerParams {
         mode: Mode::OnlyOne,
         targets: [None; 2],
         scheduler: 0,
-        default_demand: Bytes::ZERO,
+        default_demand: ByteCount::ZERO,
         affinity: None,
         links: [const { None }; MAX_LINKS],
         usable: PerFamily::default(),

@@ -2,25 +2,25 @@
 
 use std::os::fd::RawFd;
 
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 /// `asm-generic/socket.h`, which the library lacks.
 const SO_MEMINFO: libc::c_int = 55;
 
 /// What the system holds of a socket's received and unsent bytes, with its own bookkeeping for them. Nothing for what is no socket.
-pub fn buffered(socket: RawFd) -> Bytes {
+pub fn buffered(socket: RawFd) -> ByteCount {
     let mut places = [0u32; libc::SK_MEMINFO_DROPS as usize + 1];
     let mut length = size_of_val(&places) as libc::socklen_t;
     let at = places.as_mut_ptr().cast();
     // SAFETY: the kernel writes at most `length` bytes to `places`, and the length to `length`; both are ours.
     let told = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, SO_MEMINFO, at, &raw mut length) };
     if told != 0 {
-        return Bytes::ZERO;
+        return ByteCount::ZERO;
     }
     let of = |place: libc::c_int| u64::from(places[place as usize]);
     // TCP counts what it has sent and may send again as queued too.
     let unsent = of(libc::SK_MEMINFO_WMEM_ALLOC).max(of(libc::SK_MEMINFO_WMEM_QUEUED));
-    Bytes::new(of(libc::SK_MEMINFO_RMEM_ALLOC) + unsent + of(libc::SK_MEMINFO_BACKLOG))
+    ByteCount::new(of(libc::SK_MEMINFO_RMEM_ALLOC) + unsent + of(libc::SK_MEMINFO_BACKLOG))
 }
 
 #[cfg(test)]
@@ -36,7 +36,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (far, _) = listener.accept().unwrap();
-        assert_eq!(buffered(near.as_raw_fd()), Bytes::ZERO);
+        assert_eq!(buffered(near.as_raw_fd()), ByteCount::ZERO);
         near.set_nonblocking(true).unwrap();
         let piece = [0; 65_536];
         let mut written = 0;
@@ -54,6 +54,6 @@ mod tests {
         near.send_to(&[0; 1000], far.local_addr().unwrap()).unwrap();
         assert!(buffered(far.as_raw_fd()).get() >= 1000);
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!((buffered(file.as_raw_fd()), buffered(-1)), (Bytes::ZERO, Bytes::ZERO));
+        assert_eq!((buffered(file.as_raw_fd()), buffered(-1)), (ByteCount::ZERO, ByteCount::ZERO));
     }
 }

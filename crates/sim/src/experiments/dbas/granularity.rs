@@ -8,7 +8,7 @@ use crate::experiment::{
     About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series,
 };
 use crate::{Arrivals, Class, Size, simulate};
-use braid_model::Bytes;
+use braid_model::ByteCount;
 
 const SCHEDULERS: [(&str, &str); 9] = [
     (ONLY_1, "only IF1"),
@@ -67,7 +67,7 @@ impl Experiment for Granularity {
         let setup = Setup { if2: IF1, rates: [0.0, RATE], ..Setup::NOMINAL };
         let Some(mut scenario) = setup.scenario_on(&point.series, run) else { return Sample::default() };
         let mut long = Class::downloads("long", Arrivals::once(), Size::Endless);
-        long.expected = Some(Bytes::new(SPAN.as_secs() * 250_000));
+        long.expected = Some(ByteCount::new(SPAN.as_secs() * 250_000));
         scenario.workload.insert(0, long);
         scenario.grace = std::time::Duration::ZERO;
         let Ok(outcome) = simulate(&scenario) else { return Sample::default() };

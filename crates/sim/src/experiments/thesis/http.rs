@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::fair::{FairFlow, Problem, clusters, solve};
 use braid_decide::midrr::LinkSet;
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 use braid_netem::Profile;
 use braid_range::Config;
 
@@ -110,7 +110,7 @@ fn setting() -> Ranged {
     let way = |rate: Rate| Profile {
         rate: rate.into(),
         delay: Duration::from_millis(10),
-        queue: Bytes::new((rate.bytes_per_second() / 10).max(64_000)),
+        queue: ByteCount::new((rate.bytes_per_second() / 10).max(64_000)),
         ..Profile::default()
     };
     let link = |number: usize| RangedLink {
@@ -120,7 +120,10 @@ fn setting() -> Ranged {
     };
     Ranged {
         links: (0..2).map(link).collect(),
-        files: FLOWS.iter().map(|(_, mask)| RangedFile { size: Bytes::new(1_000_000_000), weight: 1.0, links: LinkSet(*mask) }).collect(),
+        files: FLOWS
+            .iter()
+            .map(|(_, mask)| RangedFile { size: ByteCount::new(1_000_000_000), weight: 1.0, links: LinkSet(*mask) })
+            .collect(),
         config: Config { lanes_first: 3, lanes_most: 3, ..Config::default() },
         tcp: TcpConfig::default(),
         round_trips: 1,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::fair::{FairFlow, Problem, clusters, solve};
 use braid_decide::midrr::{Flags, LinkSet};
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 use crate::experiment::{
     About, Axis, Chart, Claim, Curve, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Table,
@@ -17,8 +17,8 @@ const SECONDS: usize = 100;
 const SPAN: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_millis(500);
 const FIRST: f64 = 5.0;
-const QUANTUM: Bytes = Bytes::new(1500);
-const LARGE_QUANTUM: Bytes = Bytes::new(60_000);
+const QUANTUM: ByteCount = ByteCount::new(1500);
+const LARGE_QUANTUM: ByteCount = ByteCount::new(60_000);
 
 /// Name, weight, links as a mask, and in Mbit what it has to send: what it would have sent at exact rates by 66 s and 85 s.
 const FLOWS: [(&str, f64, u64, Option<f64>); 3] =
@@ -131,9 +131,9 @@ fn queueing(bin: Duration, duration: Duration) -> Queueing {
     let flow = |&(_, weight, links, mbit): &(&str, f64, u64, Option<f64>)| QueuedFlow {
         weight,
         links: LinkSet(links),
-        packet: Bytes::new(1500),
+        packet: ByteCount::new(1500),
         demand: None,
-        volume: mbit.map(|mbit| Bytes::new((mbit * 125_000.0) as u64)),
+        volume: mbit.map(|mbit| ByteCount::new((mbit * 125_000.0) as u64)),
     };
     Queueing {
         links: LINKS.map(Rate::from_mbps).to_vec(),

@@ -1,14 +1,14 @@
 //! Figures 4.6 and 4.7: how long a decision of miDRR takes.
 
 use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr, MidrrError};
-use braid_model::{Bytes, Time};
+use braid_model::{ByteCount, Time};
 use braid_netem::Random;
 
 use crate::experiment::{
     About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Table, distribution, quantile,
 };
 
-const PACKET: Bytes = Bytes::new(1000);
+const PACKET: ByteCount = ByteCount::new(1000);
 /// Decisions that are timed, and those before them that are not.
 const DECISIONS: usize = 100_000;
 const WARM: usize = 20_000;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use braid_decide::fair::guarantees::{pgps_delay_bound, pgps_service_bound};
 use braid_decide::fair::pgps::{Packet, fluid};
 use braid_decide::fair::{FairFlow, Problem};
-use braid_model::{Bytes, Rate, Time};
+use braid_model::{ByteCount, Rate, Time};
 
 use crate::experiment::{About, Axis, Chart, Claim, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Table};
 
@@ -14,7 +14,7 @@ const SLOWEST: &str = "one packet on the slowest interface";
 const ALONE: &str = "no new flows";
 const JOINED: &str = "three new flows";
 /// The thesis's example.
-const LARGEST: Bytes = Bytes::new(1500);
+const LARGEST: ByteCount = ByteCount::new(1500);
 const INTERFACES: usize = 12;
 /// Finishing times lie on these axes: with preferences as in fig. 3.1(c), and without.
 const WITH: f64 = 0.0;
@@ -125,7 +125,7 @@ fn interfaces(count: usize) -> Vec<Rate> {
 fn finishes(joined: bool, preferences: bool) -> [f64; 2] {
     let (all, second): (&[usize], &[usize]) = (&[0, 1], if preferences { &[1] } else { &[0, 1] });
     let mut flows = vec![FairFlow::backlogged(1.0, all), FairFlow::backlogged(1.0, second)];
-    let packet = |flow, size, micros: u64| Packet { flow, size: Bytes::new(size), arrival: Time::from_nanos(micros * 1000) };
+    let packet = |flow, size, micros: u64| Packet { flow, size: ByteCount::new(size), arrival: Time::from_nanos(micros * 1000) };
     let mut arrivals = vec![packet(0, 1500, 0), packet(1, 750, 0), packet(0, 15_000, 0), packet(1, 15_000, 0)];
     if joined {
         flows.extend((0..3).map(|_| FairFlow::backlogged(1.0, second)));

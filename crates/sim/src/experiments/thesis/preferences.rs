@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_decide::midrr::{Flags, LinkSet};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 
 use crate::experiment::{
     About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series,
@@ -99,14 +99,19 @@ impl Experiment for Preferences {
 
 /// Rates in Mb/s.
 fn queued(links: Vec<Rate>, allowed: [u64; 2], weights: [f64; 2], discipline: Discipline, seed: u64) -> [f64; 2] {
-    let flow =
-        |at: usize| QueuedFlow { weight: weights[at], links: LinkSet(allowed[at]), packet: Bytes::new(1500), demand: None, volume: None };
+    let flow = |at: usize| QueuedFlow {
+        weight: weights[at],
+        links: LinkSet(allowed[at]),
+        packet: ByteCount::new(1500),
+        demand: None,
+        volume: None,
+    };
     let queueing = Queueing {
         starts: random_starts(&links, seed),
         links,
         flows: vec![flow(0), flow(1)],
         discipline,
-        quantum: Bytes::new(1500),
+        quantum: ByteCount::new(1500),
         duration: Duration::from_secs(SECONDS as u64),
         bin: Duration::from_secs(1),
         seed,

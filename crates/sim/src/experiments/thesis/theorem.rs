@@ -5,7 +5,7 @@ use std::time::Duration;
 use braid_decide::fair::instance::max_relative_deviation;
 use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_decide::midrr::{Flags, LinkSet, MidrrError};
-use braid_model::{Bytes, Rate};
+use braid_model::{ByteCount, Rate};
 use braid_netem::Random;
 
 use crate::experiment::{
@@ -19,7 +19,7 @@ const COUNTER: &str = "service counter";
 const INSTANCES: usize = 10;
 const SMALL: f64 = -1.0;
 
-const QUANTUM: Bytes = Bytes::new(1500);
+const QUANTUM: ByteCount = ByteCount::new(1500);
 /// Rounds of the slowest flow, and packets at most.
 const ROUNDS: f64 = 600.0;
 const PACKETS: f64 = 500_000.0;
@@ -131,7 +131,7 @@ fn exact(queueing: &Queueing) -> Option<Vec<f64>> {
 }
 
 fn flow(weight: f64, links: u64, packet: u64) -> QueuedFlow {
-    QueuedFlow { weight, links: LinkSet(links), packet: Bytes::new(packet), demand: None, volume: None }
+    QueuedFlow { weight, links: LinkSet(links), packet: ByteCount::new(packet), demand: None, volume: None }
 }
 
 /// As long as the slowest flow needs.

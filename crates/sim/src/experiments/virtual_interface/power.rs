@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{Bytes, Direction, Joules, Power};
+use braid_model::{ByteCount, Direction, Joules, Power};
 
 use super::{WIFI_B, WIFI_G};
 use crate::experiment::{
@@ -18,7 +18,7 @@ const SPAN: Duration = Duration::from_secs(600);
 /// Between two readings of the energy.
 const BIN: Duration = Duration::from_secs(10);
 /// Below and above this size flows are called small and large: the mean of the large class.
-const LARGE: Bytes = Bytes::new(285_000);
+const LARGE: ByteCount = ByteCount::new(285_000);
 /// Watts while idle and active: Netgear's MA701 in OPERETTA's Table I; the paper gives none.
 const IDLE: f64 = 0.264;
 const ACTIVE: f64 = 0.990;
@@ -144,7 +144,7 @@ fn scenario(level: f64, span: Duration, seed: u64) -> Scenario {
         links: [WIFI_G, WIFI_B].map(|wifi| wifi.link("").with_power(idle, active)).to_vec(),
         media: (0..2).map(|link| Medium { links: vec![link] }).collect(),
         workload: vec![
-            Class::uploads("small", poisson(13.0), Size::Exponential(Bytes::new(22_380))),
+            Class::uploads("small", poisson(13.0), Size::Exponential(ByteCount::new(22_380))),
             Class::uploads("large", poisson(1.0), Size::Exponential(LARGE)),
         ],
         battery: Some(Battery { capacity: Joules::new(CAPACITY * 3600.0), level, base: Power::from_watts(BASE) }),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::connection::LinkMask;
-use braid_model::{Bytes, Direction, Time};
+use braid_model::{ByteCount, Direction, Time};
 use braid_netem::Random;
 
 use super::{WIFI_B, WIFI_G, Wifi};
@@ -17,7 +17,7 @@ const RAW: &str = "one interface, without it";
 const FLOWS: [f64; 5] = [1.0, 2.0, 3.0, 4.0, 8.0];
 const SEVERAL: f64 = 4.0;
 /// "Typical TCP window size is equal to 64 Kbyte" (section 3.2.4).
-const WINDOW: Bytes = Bytes::new(65_536);
+const WINDOW: ByteCount = ByteCount::new(65_536);
 /// As long as the paper's readings.
 const SPAN: Duration = Duration::from_secs(100);
 
