@@ -26,7 +26,7 @@ use model::{Model, Press};
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Something to take in.
-enum News {
+enum UiEvent {
     Heard(String, String),
     Lost(String),
     Key(KeyEvent),
@@ -46,12 +46,12 @@ pub(crate) fn run(socket: &Path) -> anyhow::Result<()> {
     }
     // Where nobody answers now, an error says more than an empty screen.
     client::listen(socket, "/v1/events", |_, _| ControlFlow::Break(()))?;
-    let (send, news) = mpsc::channel();
+    let (send, events) = mpsc::channel();
     let (hearing, path) = (send.clone(), socket.to_owned());
     std::thread::spawn(move || hear(&path, &hearing));
     std::thread::spawn(move || read_keys(&send));
     let mut terminal = ratatui::try_init()?;
-    let shown = show(&mut terminal, &news);
+    let shown = show(&mut terminal, &events);
     // Also where it was not taken: that does no harm.
     let released = execute!(io::stdout(), DisableMouseCapture);
     ratatui::try_restore()?;
@@ -59,7 +59,7 @@ pub(crate) fn run(socket: &Path) -> anyhow::Result<()> {
     shown
 }
 
-fn show(terminal: &mut ratatui::DefaultTerminal, news: &mpsc::Receiver<News>) -> anyhow::Result<()> {
+fn show(terminal: &mut ratatui::DefaultTerminal, events: &mpsc::Receiver<UiEvent>) -> anyhow::Result<()> {
     let mut model = Model::default();
     let mut taken = false;
     loop {
@@ -67,13 +67,13 @@ fn show(terminal: &mut ratatui::DefaultTerminal, news: &mpsc::Receiver<News>) ->
             if model.mouse { execute!(io::stdout(), EnableMouseCapture) } else { execute!(io::stdout(), DisableMouseCapture) }?;
         }
         terminal.draw(|frame| view::draw(frame, &model))?;
-        let mut next = news.recv().ok();
+        let mut next = events.recv().ok();
         // What waits is taken in before anything is drawn again.
         while let Some(one) = next {
             if !take_in(&mut model, one, terminal.size()?) {
                 return Ok(());
             }
-            next = match news.recv_timeout(Duration::from_millis(10)) {
+            next = match events.recv_timeout(Duration::from_millis(10)) {
                 Ok(more) => Some(more),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
@@ -83,48 +83,48 @@ fn show(terminal: &mut ratatui::DefaultTerminal, news: &mpsc::Receiver<News>) ->
 }
 
 /// False to end.
-fn take_in(model: &mut Model, news: News, size: Size) -> bool {
-    match news {
-        News::Heard(name, data) => model.hear(&name, &data),
-        News::Lost(why) => model.lose(why),
-        News::Key(key) => return press(key).is_none_or(|press| model.press(press)),
-        News::Mouse(mouse) => return click(model, mouse, size).is_none_or(|press| model.press(press)),
-        News::Resized => {}
+fn take_in(model: &mut Model, event: UiEvent, size: Size) -> bool {
+    match event {
+        UiEvent::Heard(name, data) => model.hear(&name, &data),
+        UiEvent::Lost(why) => model.lose(why),
+        UiEvent::Key(key) => return press(key).is_none_or(|press| model.press(press)),
+        UiEvent::Mouse(mouse) => return click(model, mouse, size).is_none_or(|press| model.press(press)),
+        UiEvent::Resized => {}
     }
     true
 }
 
 /// Listens for as long as there is somebody to tell, and begins again when the daemon was lost.
-fn hear(socket: &Path, tell: &Sender<News>) {
+fn hear(socket: &Path, tell: &Sender<UiEvent>) {
     loop {
         // Of what links and applications did before; without it the curves begin now.
         for (name, path) in [("history", "/v1/history"), ("app_history", "/v1/history/apps")] {
             let past = client::read::<serde_json::Value>(socket, path);
-            if past.is_ok_and(|past| tell.send(News::Heard(name.to_owned(), past.to_string())).is_err()) {
+            if past.is_ok_and(|past| tell.send(UiEvent::Heard(name.to_owned(), past.to_string())).is_err()) {
                 return;
             }
         }
-        let heard = client::listen(socket, "/v1/events", |name, data| match tell.send(News::Heard(name.to_owned(), data.to_owned())) {
+        let heard = client::listen(socket, "/v1/events", |name, data| match tell.send(UiEvent::Heard(name.to_owned(), data.to_owned())) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         });
         let why = heard.map_or_else(|error| error.to_string(), |()| "the daemon has ended".to_owned());
-        if tell.send(News::Lost(why)).is_err() {
+        if tell.send(UiEvent::Lost(why)).is_err() {
             return;
         }
         std::thread::sleep(AGAIN);
     }
 }
 
-fn read_keys(tell: &Sender<News>) {
+fn read_keys(tell: &Sender<UiEvent>) {
     while let Ok(event) = event::read() {
-        let news = match event {
-            Event::Key(key) if key.kind != KeyEventKind::Release => News::Key(key),
-            Event::Mouse(mouse) => News::Mouse(mouse),
-            Event::Resize(..) => News::Resized,
+        let ui_event = match event {
+            Event::Key(key) if key.kind != KeyEventKind::Release => UiEvent::Key(key),
+            Event::Mouse(mouse) => UiEvent::Mouse(mouse),
+            Event::Resize(..) => UiEvent::Resized,
             _ => continue,
         };
-        if tell.send(news).is_err() {
+        if tell.send(ui_event).is_err() {
             return;
         }
     }

@@ -18,7 +18,7 @@ use crate::path::{Path, PathState};
 use crate::report::{Event, FlowError, FlowView, PathView};
 use crate::tracker::Control;
 use crate::window::Window;
-use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side};
+use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
 use choice::Chooser;
 
 /// What a flow of weight 1 is given in a turn.
@@ -65,8 +65,8 @@ pub struct Bond {
     received_total: u64,
     read_total: u64,
     pub(crate) receive_limit: u64,
-    /// Paths of which there is news to tell.
-    pub(crate) news: BTreeMap<PathId, PathNews>,
+    /// Paths of which an update is to be sent.
+    pub(crate) path_updates: BTreeMap<PathId, PathUpdate>,
     /// Flows that could send but for the credit of all.
     pub(crate) starved: BTreeSet<FlowKey>,
     /// Flows that could be written to but for what all flows hold.
@@ -114,7 +114,7 @@ impl Bond {
             received_total: 0,
             read_total: 0,
             receive_limit: INITIAL_TOTAL,
-            news: BTreeMap::new(),
+            path_updates: BTreeMap::new(),
             starved: BTreeSet::new(),
             blocked: BTreeSet::new(),
             kept: BTreeSet::new(),
@@ -160,7 +160,7 @@ impl Bond {
     pub fn remove_path(&mut self, id: PathId) {
         let Some(mut path) = self.paths.remove(&id) else { return };
         self.slots[path.slot] = None;
-        self.news.remove(&id);
+        self.path_updates.remove(&id);
         let mut items = Vec::new();
         path.tracker.abandon(&mut items);
         self.again(items);
@@ -179,19 +179,19 @@ impl Bond {
 
     /// The system says that a path's link is gone, or back, or that the user wants it as a backup only; the other end is told over the
     /// others.
-    pub fn set_link(&mut self, now: Time, id: PathId, news: PathNews) {
+    pub fn set_link(&mut self, now: Time, id: PathId, update: PathUpdate) {
         let Some(path) = self.paths.get_mut(&id) else { return };
-        match news {
-            PathNews::Down => path.down_here = true,
-            PathNews::Up => (path.down_here, path.backup) = (false, false),
-            PathNews::Backup => (path.down_here, path.backup) = (false, true),
+        match update {
+            PathUpdate::Down => path.down_here = true,
+            PathUpdate::Up => (path.down_here, path.backup) = (false, false),
+            PathUpdate::Backup => (path.down_here, path.backup) = (false, true),
         }
         if !path.down_here {
             // What the other end said of it may be as old as the silence: it is asked, or both would wait for a word over this path.
             path.down_there = false;
         }
         let down = path.down_here;
-        self.news.insert(id, news);
+        self.path_updates.insert(id, update);
         self.control.push_back(Control::Path(id));
         self.on_link(now, id, down);
     }

@@ -163,7 +163,7 @@ pub struct Open {
 
 /// What one end tells the other of a path, over any path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PathNews {
+pub enum PathUpdate {
     /// Its link is there (again).
     Up = 0,
     /// Its link is gone: what it holds must go elsewhere at once.

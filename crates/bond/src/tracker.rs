@@ -81,7 +81,7 @@ pub(crate) struct Tracker {
     largest_acked: Option<u64>,
     /// Bytes flying.
     in_flight: u64,
-    /// When news last came of a datagram.
+    /// When something was last learnt of a datagram.
     pub(crate) last_ack: Time,
     /// The next to consider for a copy on another path.
     repeat_from: u64,

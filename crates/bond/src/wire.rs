@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use thiserror::Error;
 
-use crate::{Carrier, FlowKey, FlowPolicy, Open, PathId, PathNews, Target};
+use crate::{Carrier, FlowKey, FlowPolicy, Open, PathId, PathUpdate, Target};
 
 /// The largest integer that a varint holds.
 pub(crate) const MAX_VARINT: u64 = (1 << 62) - 1;
@@ -90,7 +90,7 @@ pub(crate) enum Frame {
     Stop { flow: FlowKey, code: u64 },
     Credit { flow: FlowKey, limit: u64 },
     TotalCredit { limit: u64 },
-    Path { path: PathId, news: PathNews },
+    Path { path: PathId, update: PathUpdate },
     Ping,
     Message { flow: FlowKey, number: u64, data: Bytes },
     Fragment { flow: FlowKey, number: u64, index: u8, count: u8, data: Bytes },
@@ -121,7 +121,7 @@ impl Frame {
             Self::Stop { flow, code } => put(out, kind::STOP, &[flow.0, *code]),
             Self::Credit { flow, limit } => put(out, kind::CREDIT, &[flow.0, *limit]),
             Self::TotalCredit { limit } => put(out, kind::TOTAL_CREDIT, &[*limit]),
-            Self::Path { path, news } => put(out, kind::PATH, &[u64::from(path.0), *news as u64]),
+            Self::Path { path, update } => put(out, kind::PATH, &[u64::from(path.0), *update as u64]),
             Self::Ping => out.put_u8(kind::PING),
             Self::Message { flow, number, data } => {
                 put(out, kind::MESSAGE, &[flow.0, *number, data.len() as u64]);
@@ -165,7 +165,7 @@ impl Frame {
             kind::STOP => Self::Stop { flow: take_flow(from)?, code: take_varint(from)? },
             kind::CREDIT => Self::Credit { flow: take_flow(from)?, limit: take_varint(from)? },
             kind::TOTAL_CREDIT => Self::TotalCredit { limit: take_varint(from)? },
-            kind::PATH => Self::Path { path: take_path(from)?, news: PathNews::decode(take_varint(from)?)? },
+            kind::PATH => Self::Path { path: take_path(from)?, update: PathUpdate::decode(take_varint(from)?)? },
             kind::PING => Self::Ping,
             kind::MESSAGE => Self::Message { flow: take_flow(from)?, number: take_varint(from)?, data: take_bytes(from)? },
             kind::FRAGMENT => {
@@ -296,7 +296,7 @@ impl FlowPolicy {
     }
 }
 
-impl PathNews {
+impl PathUpdate {
     fn decode(code: u64) -> Result<Self, WireError> {
         match code {
             0 => Ok(Self::Up),
@@ -427,7 +427,7 @@ mod tests {
             (any::<[u8; 16]>(), any::<u16>()).prop_map(|(ip, port)| Target::Address((ip, port).into())),
         ];
         let carrier = prop_oneof![Just(Carrier::Stream), Just(Carrier::Messages)];
-        let news = prop_oneof![Just(PathNews::Up), Just(PathNews::Down), Just(PathNews::Backup)];
+        let update = prop_oneof![Just(PathUpdate::Up), Just(PathUpdate::Down), Just(PathUpdate::Backup)];
         prop_oneof![
             ack().prop_map(Frame::Ack),
             (flow(), number(), any::<bool>(), data()).prop_map(|(flow, offset, fin, data)| Frame::Chunk { flow, offset, fin, data }),
@@ -435,7 +435,7 @@ mod tests {
             (flow(), number()).prop_map(|(flow, code)| Frame::Stop { flow, code }),
             (flow(), number()).prop_map(|(flow, limit)| Frame::Credit { flow, limit }),
             number().prop_map(|limit| Frame::TotalCredit { limit }),
-            (any::<u32>(), news).prop_map(|(path, news)| Frame::Path { path: PathId(path), news }),
+            (any::<u32>(), update).prop_map(|(path, update)| Frame::Path { path: PathId(path), update }),
             Just(Frame::Ping),
             (flow(), number(), data()).prop_map(|(flow, number, data)| Frame::Message { flow, number, data }),
             (flow(), number(), any::<u8>(), 1u8.., data()).prop_map(|(flow, number, index, count, data)| Frame::Fragment {
@@ -506,7 +506,7 @@ mod tests {
             ("STOP code 32", Frame::Stop { flow, code: 32 }),
             ("CREDIT 1048576", Frame::Credit { flow, limit: 1 << 20 }),
             ("TOTAL CREDIT 4611686018427387903", Frame::TotalCredit { limit: MAX_VARINT }),
-            ("PATH 2 is gone", Frame::Path { path: PathId(2), news: PathNews::Down }),
+            ("PATH 2 is gone", Frame::Path { path: PathId(2), update: PathUpdate::Down }),
             ("PING", Frame::Ping),
             ("MESSAGE 70, \"hi\"", Frame::Message { flow, number: 70, data: data.clone() }),
             ("FRAGMENT 1 of 3 of message 70, \"hi\"", Frame::Fragment { flow, number: 70, index: 1, count: 3, data: data.clone() }),

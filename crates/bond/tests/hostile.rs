@@ -346,7 +346,7 @@ fn policies_without_weight_or_copies_are_refused_and_odd_ones_kept() {
 }
 
 #[test]
-fn news_of_unknown_paths_and_unknown_news() {
+fn updates_of_unknown_paths_and_unknown_updates() {
     assert_eq!(tell(&mut server(), quiet().path(77, 1)), Ok(()));
     assert_eq!(tell(&mut server(), quiet().path(0, 3)), Err(BondError::Wire(WireError::Range("state of a path"))));
     assert_eq!(tell(&mut server(), quiet().path(1 << 32, 1)), Err(BondError::Wire(WireError::Range("path"))));

@@ -181,10 +181,10 @@ impl HistoryStore {
     /// Once a second: what every link does. Returns the sample.
     pub fn on_second(&mut self, at_ms: u64, links: Vec<Pulse>, power: Power) -> Sample {
         let links: Vec<Pulse> = links.into_iter().take(MAX_LINKS).collect();
-        let news = self.watched.on_second(&links, power);
-        for news in news {
-            self.days.today(at_ms).flows_moved += news.moved;
-            self.note(at_ms, news.kind, news.level, news.text);
+        let changes = self.watched.on_second(&links, power);
+        for change in changes {
+            self.days.today(at_ms).flows_moved += change.moved;
+            self.note(at_ms, change.kind, change.level, change.text);
         }
         let sample = self.sample(at_ms, &links);
         if let Some(before) = &self.before {

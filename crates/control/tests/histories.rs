@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::codes;
 use braid_control::config::{Config, Detect};
-use braid_control::core::{Core, Due, Names, Question, ServerNews};
+use braid_control::core::{Core, Due, Names, Question, ServerEvent};
 use braid_control::fake::network::{facts, network};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering, SteeringError};
@@ -444,17 +444,17 @@ impl History {
             16 | 17 => {
                 let ran: Vec<_> = self.ran.iter().copied().collect();
                 let Some(host) = self.chance.of(&ran) else { return };
-                let news = [
-                    ServerNews::Closed(443),
-                    ServerNews::Closed(22),
-                    ServerNews::Lost,
-                    ServerNews::Reached,
-                    ServerNews::AnotherKey,
-                    ServerNews::Elsewhere,
+                let events = [
+                    ServerEvent::Closed(443),
+                    ServerEvent::Closed(22),
+                    ServerEvent::Lost,
+                    ServerEvent::Reached,
+                    ServerEvent::AnotherKey,
+                    ServerEvent::Elsewhere,
                 ];
-                let news = news[self.chance.below(6)];
-                self.tell(format!("of {host}: {news:?}"));
-                let taken = self.core.on_server(self.now, host, news);
+                let event = events[self.chance.below(6)];
+                self.tell(format!("of {host}: {event:?}"));
+                let taken = self.core.on_server(self.now, host, event);
                 self.took(taken);
             }
             _ => self.poll(),

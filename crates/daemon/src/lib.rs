@@ -356,7 +356,7 @@ impl Daemon<'_> {
             };
             let firewall = async {
                 match &mut self.firewall {
-                    Some((_, news)) => news.changed().await,
+                    Some((_, filter)) => filter.changed().await,
                     None => std::future::pending().await,
                 }
             };
@@ -488,9 +488,9 @@ impl Daemon<'_> {
     }
 
     fn take_firewall(&mut self) {
-        let Some((_, news)) = &mut self.firewall else { return };
-        if news.has_changed().is_ok() {
-            let heard = news.borrow_and_update().clone();
+        let Some((_, filter)) = &mut self.firewall else { return };
+        if filter.has_changed().is_ok() {
+            let heard = filter.borrow_and_update().clone();
             return self.set_owner_filter(heard);
         }
         self.firewall = None;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use braid_api::Accepted;
 use braid_bond::PathState;
 use braid_control::RequestError;
-use braid_control::core::{PathNews, ServerNews};
+use braid_control::core::{PathEvent, ServerEvent};
 use braid_control::steering::SteeringError;
 use braid_decide::detection::DetectionAnswer;
 use braid_model::Time;
@@ -58,30 +58,30 @@ impl Daemon<'_> {
                 done
             }
             Change::Path(PathChange { link, family, state }) => {
-                let news = match state {
-                    PathState::Good => PathNews::Delivers,
-                    PathState::Dead => PathNews::Silent,
+                let event = match state {
+                    PathState::Good => PathEvent::Delivers,
+                    PathState::Dead => PathEvent::Silent,
                     // One that owes for a moment only says nothing of its link.
                     PathState::Probing | PathState::Suspect => return Ok(()),
                 };
-                self.core.on_path(now(), usize::from(link), family, news)
+                self.core.on_path(now(), usize::from(link), family, event)
             }
             Change::Named { hosts } => self.core.set_detected_names(now(), hosts),
             Change::Refused { name, host, code } => {
-                let (news, done) = self.core.on_refused(now(), &name, host, code);
-                if let Some(text) = news {
+                let (note, done) = self.core.on_refused(now(), &name, host, code);
+                if let Some(text) = note {
                     tracing::info!("{text}");
                     self.note("peer", "warning", text);
                 }
                 done
             }
-            Change::Server { host, news } => {
-                tracing::info!(%host, ?news, "news of the bond to a server");
-                if news == ServerNews::AnotherKey {
+            Change::Server { host, event } => {
+                tracing::info!(%host, news = ?event, "news of the bond to a server");
+                if event == ServerEvent::AnotherKey {
                     self.warn_of_impostor(host);
                     self.peers.end_server(host);
                 }
-                self.core.on_server(now(), host, news)
+                self.core.on_server(now(), host, event)
             }
         }
     }

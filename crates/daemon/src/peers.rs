@@ -11,7 +11,7 @@ use braid_api::{
 };
 use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
 use braid_control::RequestError;
-use braid_control::core::{Bonded, Ended, Grounds, Question, ServerNews};
+use braid_control::core::{Bonded, Ended, Grounds, Question, ServerEvent};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::AppId;
@@ -94,7 +94,7 @@ pub enum Change {
         /// The host.
         host: IpAddr,
         /// What it has met.
-        news: ServerNews,
+        event: ServerEvent,
     },
 }
 

@@ -22,16 +22,16 @@ use tokio::sync::watch;
 /// How long anything that should happen may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-type News = watch::Receiver<Arc<NetworkSnapshot>>;
+type Snapshots = watch::Receiver<Arc<NetworkSnapshot>>;
 
 /// Waits until the network is as `wanted`.
-fn until(news: &mut News, what: &str, wanted: impl Fn(&NetworkSnapshot) -> bool) -> Arc<NetworkSnapshot> {
+fn until(snapshots: &mut Snapshots, what: &str, wanted: impl Fn(&NetworkSnapshot) -> bool) -> Arc<NetworkSnapshot> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let found = runtime.block_on(async {
-        let found = tokio::time::timeout(LIMIT, news.wait_for(|network| wanted(network))).await;
+        let found = tokio::time::timeout(LIMIT, snapshots.wait_for(|network| wanted(network))).await;
         found.ok().map(|network| network.expect("the follower lives").clone())
     });
-    found.unwrap_or_else(|| panic!("never seen: {what}; last: {:#?}", news.borrow().interfaces))
+    found.unwrap_or_else(|| panic!("never seen: {what}; last: {:#?}", snapshots.borrow().interfaces))
 }
 
 fn link<'a>(network: &'a NetworkSnapshot, name: &str) -> &'a LinkFacts {
@@ -77,8 +77,9 @@ fn links_are_followed_through_their_lives() {
         return;
     }
     let world = World::new(2).unwrap();
-    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
-    let network = until(&mut news, "two links", |network| has(network, "link1", |link| link.usable(Family::V4) && link.usable(Family::V6)));
+    let (_follower, mut snapshots) = world.client.run(|| Follower::start().unwrap());
+    let network =
+        until(&mut snapshots, "two links", |network| has(network, "link1", |link| link.usable(Family::V4) && link.usable(Family::V6)));
     let link0 = link(&network, "link0");
     assert_eq!((link0.kind, link0.mtu, link0.nominal), (LinkKind::Virtual, 1500, None));
     assert_eq!(link(&network, "lo").kind, LinkKind::Loopback);
@@ -90,31 +91,31 @@ fn links_are_followed_through_their_lives() {
     assert_eq!(link(&network, "link1").gateways.v4[0].metric, 101);
 
     world.server.ip("link set dev peer0 down");
-    until(&mut news, "carrier lost", |network| has(network, "link0", |link| !link.carrier));
+    until(&mut snapshots, "carrier lost", |network| has(network, "link0", |link| !link.carrier));
     world.server.ip("link set dev peer0 up");
-    until(&mut news, "carrier back", |network| has(network, "link0", |link| link.carrier));
+    until(&mut snapshots, "carrier back", |network| has(network, "link0", |link| link.carrier));
 
     world.client.ip("addr add 10.99.0.5/24 dev link0");
     world.client.ip("addr del 10.77.0.2/24 dev link0");
-    until(&mut news, "another address", |network| {
+    until(&mut snapshots, "another address", |network| {
         has(network, "link0", |link| link.source(Family::V4) == Some("10.99.0.5".parse().unwrap()))
     });
     world.client.ip("route replace default via 10.99.0.1 dev link0 metric 7");
     world.client.ip("route add default via 10.99.0.9 dev link0 metric 3");
-    until(&mut news, "three default routes, the best first", |network| {
+    until(&mut snapshots, "three default routes, the best first", |network| {
         has(network, "link0", |link| link.gateways.v4.iter().map(|route| route.metric).collect::<Vec<_>>() == [3, 7, 100])
     });
     world.client.ip("link set dev link0 mtu 1400");
-    until(&mut news, "another packet size", |network| has(network, "link0", |link| link.mtu == 1400));
+    until(&mut snapshots, "another packet size", |network| has(network, "link0", |link| link.mtu == 1400));
     world.client.ip("rule add fwmark 0x7 lookup 99 priority 500");
-    let network = until(&mut news, "a rule", |network| network.rules.iter().any(|rule| rule.priority == 500));
+    let network = until(&mut snapshots, "a rule", |network| network.rules.iter().any(|rule| rule.priority == 500));
     let rule = network.rules.iter().find(|rule| rule.priority == 500).unwrap();
     assert_eq!((rule.mark, rule.action, rule.conditional, rule.ours), (Some((7, u32::MAX)), RuleAction::Table(99), false, false));
 
     world.client.ip("link del dev link1");
-    until(&mut news, "a link gone", |network| !has(network, "link1", |_| true));
+    until(&mut snapshots, "a link gone", |network| !has(network, "link1", |_| true));
     world.client.ip("link add dev late type veth peer name etal");
-    until(&mut news, "a link come", |network| has(network, "late", |_| true));
+    until(&mut snapshots, "a link come", |network| has(network, "late", |_| true));
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn resolvers_that_a_router_advertises_are_followed() {
     }
     let world = World::new(1).unwrap();
     world.client.sysctl("net.ipv6.conf.link0.accept_ra", "2");
-    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
+    let (_follower, mut snapshots) = world.client.run(|| Follower::start().unwrap());
     // An advertisement counts only from a link-local address that is no longer tentative, and towards one.
     for (namespace, device) in [(&world.client, "link0"), (&world.server, "peer0")] {
         let end = Instant::now() + LIMIT;
@@ -142,12 +143,12 @@ fn resolvers_that_a_router_advertises_are_followed() {
         }
     };
     world.server.run(|| advertise("peer0", &[(600, &["2001:db8:53::1"]), (2, &["2001:db8:53::2"])]));
-    until(&mut news, "two resolvers", resolvers(&["2001:db8:53::1", "2001:db8:53::2"]));
-    until(&mut news, "one whose time is over", resolvers(&["2001:db8:53::1"]));
+    until(&mut snapshots, "two resolvers", resolvers(&["2001:db8:53::1", "2001:db8:53::2"]));
+    until(&mut snapshots, "one whose time is over", resolvers(&["2001:db8:53::1"]));
     world.server.run(|| advertise("peer0", &[(0, &["2001:db8:53::1"]), (600, &["2001:db8:53::3"])]));
-    until(&mut news, "one taken back", resolvers(&["2001:db8:53::3"]));
+    until(&mut snapshots, "one taken back", resolvers(&["2001:db8:53::3"]));
     world.server.ip("link set dev peer0 down");
-    until(&mut news, "a network that is left", resolvers(&[]));
+    until(&mut snapshots, "a network that is left", resolvers(&[]));
 }
 
 /// Sends a router advertisement with these DNS servers (lifetime in seconds, addresses) to everyone on `device`.
@@ -173,11 +174,11 @@ fn advertise(device: &str, servers: &[(u32, &[&str])]) {
 #[test]
 fn a_dropped_follower_ends_at_once() {
     // Reads the machine's own network; changes nothing.
-    let (follower, mut news) = Follower::start().unwrap();
-    assert!(has(&news.borrow(), "lo", |lo| lo.kind == LinkKind::Loopback));
+    let (follower, mut snapshots) = Follower::start().unwrap();
+    assert!(has(&snapshots.borrow(), "lo", |lo| lo.kind == LinkKind::Loopback));
     drop(follower);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let ended = runtime.block_on(async { tokio::time::timeout(LIMIT, async { while news.changed().await.is_ok() {} }).await });
+    let ended = runtime.block_on(async { tokio::time::timeout(LIMIT, async { while snapshots.changed().await.is_ok() {} }).await });
     assert!(ended.is_ok(), "the sender is gone with the thread");
 }
 
@@ -364,8 +365,8 @@ fn a_changed_gateway_and_a_lost_link_replace_their_routes() {
     world.client.ip("-6 route del default dev link0");
     world.client.ip("-6 route add default via fd77::99 dev link0 metric 100");
     world.server.ip("link set dev peer1 down");
-    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
-    until(&mut news, "no carrier", |network| has(network, "link1", |link| !link.carrier));
+    let (_follower, mut snapshots) = world.client.run(|| Follower::start().unwrap());
+    until(&mut snapshots, "no carrier", |network| has(network, "link1", |link| !link.carrier));
     let network = braid_up(&world.client);
     let ours: Vec<_> = network.routes.iter().filter(|route| route.ours && route.destination.prefix_len() == 0).collect();
     let gateways: Vec<_> =
@@ -404,18 +405,18 @@ fn ten_thousand_routes_are_read_and_a_storm_of_changes_ends_in_the_truth() {
         return;
     }
     let world = World::new(1).unwrap();
-    let (_follower, mut news) = world.client.run(|| Follower::start().unwrap());
+    let (_follower, mut snapshots) = world.client.run(|| Follower::start().unwrap());
     let lines: String = (0..10_000).map(|n| format!("route add 100.{}.{}.0/24 via 10.77.0.1 dev link0\n", 64 + n / 250, n % 250)).collect();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), lines).unwrap();
     world.client.ip(&format!("-batch {}", file.path().display()));
-    let network = until(&mut news, "all routes", |network| network.routes.len() > 10_000);
+    let network = until(&mut snapshots, "all routes", |network| network.routes.len() > 10_000);
     assert!(network.routes.iter().filter(|route| route.table == 254 && route.family() == Family::V4).count() >= 10_000);
     let start = Instant::now();
     snapshot(&world.client);
     eprintln!("reading 10,000 routes took {:?}", start.elapsed());
     world.client.ip("link del dev link0");
-    until(&mut news, "no routes", |network| network.routes.len() < 100);
+    until(&mut snapshots, "no routes", |network| network.routes.len() < 100);
 }
 
 #[test]
@@ -428,8 +429,8 @@ fn without_privilege_the_network_is_read_and_changes_are_refused_with_the_remedy
     let outcome = world.client.run(move || {
         // SAFETY: plain system calls of this thread, which ends with the test; only this thread's ids change.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
-        let (_follower, news) = Follower::start().unwrap();
-        assert_eq!(news.borrow().rules, network.rules);
+        let (_follower, snapshots) = Follower::start().unwrap();
+        assert_eq!(snapshots.borrow().rules, network.rules);
         netlink::sweep()
     });
     let error = outcome.unwrap_err().to_string();
@@ -444,13 +445,13 @@ fn regression_rules_by_user_and_cgroup_are_seen_as_they_come_and_go() {
     let world = World::new(1).unwrap();
     world.client.run(|| {
         let nft = |words: &str| assert!(Command::new("nft").args(words.split(' ')).status().unwrap().success(), "nft {words}");
-        let (_firewall, mut news) = Firewall::start().unwrap();
-        assert_eq!(*news.borrow(), None);
+        let (_firewall, mut filter_changes) = Firewall::start().unwrap();
+        assert_eq!(*filter_changes.borrow(), None);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let mut until = |what: &str, wanted: fn(&str) -> bool| {
-            let found = news.wait_for(|filter| wanted(filter.as_deref().unwrap_or("none")));
+            let found = filter_changes.wait_for(|filter| wanted(filter.as_deref().unwrap_or("none")));
             let found = runtime.block_on(async { tokio::time::timeout(LIMIT, found).await.is_ok() });
-            assert!(found, "{what}: {:?}", news.borrow());
+            assert!(found, "{what}: {:?}", filter_changes.borrow());
         };
         nft("add table inet sandbox");
         nft("add chain inet sandbox out { type filter hook output priority 0 ; }");
@@ -465,7 +466,7 @@ fn regression_rules_by_user_and_cgroup_are_seen_as_they_come_and_go() {
         std::thread::spawn(|| {
             // SAFETY: no pointers; the thread alone becomes another user.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
-            assert!(Firewall::start().map_or(true, |(_, news)| news.borrow().is_some()));
+            assert!(Firewall::start().map_or(true, |(_, filter_changes)| filter_changes.borrow().is_some()));
         })
         .join()
         .unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::dialler::{Dialler, Due, LONGEST_PAUSE, Loss, Route};
 use braid_bond::host::{ConnectionId, Host, refusals};
-use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathNews, PathState, PathView, Secret};
+use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathState, PathUpdate, PathView, Secret};
 use braid_model::address::Address;
 use braid_model::key::PublicKey;
 use braid_model::{Family, PerFamily};
@@ -270,7 +270,7 @@ impl Keeper {
                     Some(notice) => self.on_notice(notice),
                     None => return,
                 },
-                news = self.found.news() => if news {
+                changed = self.found.changed() => if changed {
                     self.dialler.on_found(Instant::now());
                 },
                 () = tokio::time::sleep_until(due.into()) => self.on_due(),
@@ -285,7 +285,7 @@ impl Keeper {
             for gone in old.iter().filter(|link| address(link).is_some()) {
                 let now = self.links.iter().find(|link| link.number == gone.number);
                 if now.and_then(address).is_none() {
-                    self.tell(gone.number, ipv6, PathNews::Down);
+                    self.tell(gone.number, ipv6, PathUpdate::Down);
                 } else if now.and_then(address) != address(gone) {
                     // Another address: QUIC carries the path over to the new socket.
                     self.open_socket(gone.number, ipv6);
@@ -295,13 +295,13 @@ impl Keeper {
                 let before = old.iter().find(|before| before.number == link.number);
                 if before.and_then(address).is_none() {
                     self.open_socket(link.number, ipv6);
-                    let news = if link.backup { PathNews::Backup } else { PathNews::Up };
+                    let update = if link.backup { PathUpdate::Backup } else { PathUpdate::Up };
                     self.dialler.on_link(Instant::now(), (link.number, family(ipv6)));
-                    self.tell(link.number, ipv6, news);
+                    self.tell(link.number, ipv6, update);
                     continue;
                 }
                 if before.is_some_and(|before| before.backup != link.backup) {
-                    self.tell(link.number, ipv6, if link.backup { PathNews::Backup } else { PathNews::Up });
+                    self.tell(link.number, ipv6, if link.backup { PathUpdate::Backup } else { PathUpdate::Up });
                 }
                 let dead = |link: &ClientLink| *link.dead.get(family(ipv6));
                 if before.is_some_and(dead) && !dead(link) {
@@ -311,13 +311,13 @@ impl Keeper {
         }
     }
 
-    fn tell(&self, link: u8, ipv6: bool, news: PathNews) {
+    fn tell(&self, link: u8, ipv6: bool, update: PathUpdate) {
         let Some(path) = self.dialler.joined_path((link, family(ipv6))) else { return };
         let id = self.id();
         self.carrier.with(|host, now| {
             let time = host.time(now);
             if let Some(bond) = host.bond(id) {
-                bond.set_link(time, path, news);
+                bond.set_link(time, path, update);
             }
         });
     }

@@ -56,7 +56,7 @@ impl Found {
     }
 
     /// Waits for what is being looked up; whether there are addresses that were not known.
-    pub(crate) async fn news(&mut self) -> bool {
+    pub(crate) async fn changed(&mut self) -> bool {
         let Some(looking) = &mut self.looking else { return std::future::pending().await };
         let found = looking.await.unwrap_or_default();
         self.looking = None;
@@ -100,14 +100,14 @@ mod tests {
         let mut found = found(&["localhost:5757"]);
         assert_eq!((found.address(false, 0), found.address(true, 0)), (None, None));
         found.look();
-        assert!(found.news().await);
+        assert!(found.changed().await);
         let first = [false, true].map(|ipv6| found.address(ipv6, 0));
         assert!(first.iter().flatten().all(|address| address.ip().is_loopback()) && first != [None, None]);
         found.look();
-        assert!(!found.news().await, "the same again is no news");
+        assert!(!found.changed().await, "the same again is no news");
         found.names = vec!["no-such-host.invalid:5757".parse().unwrap()];
         found.look();
-        assert!(!found.news().await);
+        assert!(!found.changed().await);
         assert_eq!([false, true].map(|ipv6| found.address(ipv6, 0)), first);
     }
 }

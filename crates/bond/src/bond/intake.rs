@@ -9,7 +9,7 @@ use crate::path::PathState;
 use crate::report::{BondError, Event};
 use crate::tracker::{Acked, Control, Item};
 use crate::wire::{Ack, Frame, Header};
-use crate::{FlowKey, Open, PathId, PathNews, Side};
+use crate::{FlowKey, Open, PathId, PathUpdate, Side};
 
 /// A client's flow numbers may run ahead of what the server has seen by this many: chunks of later flows may come first.
 pub(super) const MAX_AHEAD: u64 = 1 << 16;
@@ -30,7 +30,7 @@ impl Bond {
         let Some(path) = self.paths.get_mut(&id) else { return Ok(()) };
         let link = path.link;
         if std::mem::take(&mut path.down_there) && !path.down_here {
-            // What comes over it says better than any news that it is back.
+            // What comes over it shows better than any update that it is back.
             path.next_probe = Some(now);
         }
         let header = Header::decode(&mut datagram)?;
@@ -99,8 +99,8 @@ impl Bond {
                 }
                 Ok(())
             }
-            Frame::Path { path, news } => {
-                self.on_news(now, path, news);
+            Frame::Path { path, update } => {
+                self.on_path_update(now, path, update);
                 Ok(())
             }
             Frame::Ping => Ok(()),
@@ -297,12 +297,12 @@ impl Bond {
         Ok(())
     }
 
-    fn on_news(&mut self, now: Time, id: PathId, news: PathNews) {
+    fn on_path_update(&mut self, now: Time, id: PathId, update: PathUpdate) {
         let Some(path) = self.paths.get_mut(&id) else { return };
-        match news {
-            PathNews::Down => path.down_there = true,
-            PathNews::Up => (path.down_there, path.backup) = (false, false),
-            PathNews::Backup => (path.down_there, path.backup) = (false, true),
+        match update {
+            PathUpdate::Down => path.down_there = true,
+            PathUpdate::Up => (path.down_there, path.backup) = (false, false),
+            PathUpdate::Backup => (path.down_there, path.backup) = (false, true),
         }
         let down = path.down_there;
         self.on_link(now, id, down);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use braid_bond::host::HostEvent;
-use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathId, PathNews, Side, Target};
+use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathId, PathUpdate, Side, Target};
 use braid_model::{Rate, Time};
 use braid_netem::{EmulatedLink, Loss, Packet, Profile};
 use braid_sim::{Pair, Quic};
@@ -214,7 +214,7 @@ impl World {
         self.links[link].iter_mut().for_each(|link| link.set_dark(now, dark));
         if told {
             let (bond, now) = self.end(0);
-            bond.set_link(now, PathId(link as u32), if dark { PathNews::Down } else { PathNews::Up });
+            bond.set_link(now, PathId(link as u32), if dark { PathUpdate::Down } else { PathUpdate::Up });
         }
     }
 

@@ -69,8 +69,8 @@ impl Forge {
         self.numbers(0x0b, &[limit])
     }
 
-    pub fn path(self, path: u64, news: u64) -> Self {
-        self.numbers(0x0c, &[path, news])
+    pub fn path(self, path: u64, update: u64) -> Self {
+        self.numbers(0x0c, &[path, update])
     }
 
     pub fn ping(self) -> Self {

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side, Target};
+use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side, Target};
 use braid_model::{ByteCount, Rate, Time};
 use bytes::{Bytes, BytesMut};
 
@@ -252,8 +252,8 @@ impl Play<'_> {
         let Some(wire) = self.wires.get_mut(wire) else { return };
         wire.dark = how & 3 == 1;
         if how & 4 == 0 {
-            let news = [PathNews::Up, PathNews::Down, PathNews::Backup, PathNews::Up][usize::from(how & 3)];
-            self.ends[side].set_link(self.now, wire.path, news);
+            let update = [PathUpdate::Up, PathUpdate::Down, PathUpdate::Backup, PathUpdate::Up][usize::from(how & 3)];
+            self.ends[side].set_link(self.now, wire.path, update);
         }
     }
 
@@ -381,7 +381,7 @@ impl Play<'_> {
         for wire in 0..self.wires.len() {
             self.wires[wire].dark = false;
             let path = self.wires[wire].path;
-            self.ends.iter_mut().for_each(|end| end.set_link(self.now, path, PathNews::Up));
+            self.ends.iter_mut().for_each(|end| end.set_link(self.now, path, PathUpdate::Up));
         }
         for (flow, _) in self.flows.clone() {
             self.ends[0].set_policy(flow, FlowPolicy::default());

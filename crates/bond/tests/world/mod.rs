@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_bond::{Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathNews, Side, Target};
+use braid_bond::{Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side, Target};
 use braid_model::{ByteCount, Rate, Time};
 use braid_netem::{EmulatedLink, Loss, Profile, PushOutcome};
 use bytes::{Bytes, BytesMut};
@@ -90,7 +90,7 @@ impl World {
         self.wires[wire].links.iter_mut().for_each(|link| link.set_dark(now, dark));
         if told {
             let id = self.wires[wire].id;
-            self.ends[0].set_link(now, id, if dark { PathNews::Down } else { PathNews::Up });
+            self.ends[0].set_link(now, id, if dark { PathUpdate::Down } else { PathUpdate::Up });
         }
     }
 

@@ -43,7 +43,7 @@ pub struct BondPolicy {
 
 /// What a bond says of a path over a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PathNews {
+pub enum PathEvent {
     /// It delivers.
     Delivers,
     /// It owes an acknowledgement for too long.
@@ -53,12 +53,12 @@ pub enum PathNews {
 impl<S: Steering> Core<S> {
     /// A bond's word counts in the health of the link in `slot`: what it delivers proves that the link lives, and a silent path has the link asked,
     /// since the peer may be gone instead.
-    pub fn on_path(&mut self, now: Time, slot: usize, family: Family, news: PathNews) -> Result<(), SteeringError> {
+    pub fn on_path(&mut self, now: Time, slot: usize, family: Family, event: PathEvent) -> Result<(), SteeringError> {
         if let Some(link) = self.links.in_slot_mut(slot) {
             let health = link.health.get_mut(family);
-            match news {
-                PathNews::Delivers => health.on_progress(now, now),
-                PathNews::Silent => health.on_suffering(now, Suffering::Timeout),
+            match event {
+                PathEvent::Delivers => health.on_progress(now, now),
+                PathEvent::Silent => health.on_suffering(now, Suffering::Timeout),
             }
         }
         self.judge(now)

@@ -39,7 +39,7 @@ pub struct Question {
 
 /// What a bond to a host that runs Braid has met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ServerNews {
+pub enum ServerEvent {
     /// It is there.
     Reached,
     /// No path to it answers.
@@ -89,13 +89,13 @@ impl<S: Steering> Core<S> {
     }
 
     /// What a bond to a host that runs Braid has met.
-    pub fn on_server(&mut self, now: Time, host: IpAddr, news: ServerNews) -> Result<(), SteeringError> {
-        match news {
-            ServerNews::Reached => self.detection.on_reached(now, host),
-            ServerNews::Lost => self.detection.on_lost(now, host),
-            ServerNews::AnotherKey => self.detection.on_another_key(now, host),
-            ServerNews::Closed(port) => self.detection.on_closed(now, host, port),
-            ServerNews::Elsewhere => self.detection.on_elsewhere(now, host),
+    pub fn on_server(&mut self, now: Time, host: IpAddr, event: ServerEvent) -> Result<(), SteeringError> {
+        match event {
+            ServerEvent::Reached => self.detection.on_reached(now, host),
+            ServerEvent::Lost => self.detection.on_lost(now, host),
+            ServerEvent::AnotherKey => self.detection.on_another_key(now, host),
+            ServerEvent::Closed(port) => self.detection.on_closed(now, host, port),
+            ServerEvent::Elsewhere => self.detection.on_elsewhere(now, host),
         }
         self.update_servers(now)
     }

@@ -27,12 +27,12 @@ pub(super) struct Told {
 }
 
 impl<S: Steering> Core<S> {
-    /// A relay has refused a flow, with one of [`codes`], which goes direct. What is to be noted, if that is news.
+    /// A relay has refused a flow, with one of [`codes`], which goes direct. What is to be noted, if that is new.
     pub fn on_refused(&mut self, now: Time, relay: &str, host: IpAddr, code: u64) -> (Option<String>, Result<(), SteeringError>) {
         match (code, purpose(host)) {
             (codes::NOT_OPENED, Some(purpose)) => {
-                let news = self.refusals.add(now, relay, host);
-                (news.then(|| self.note_destination(relay, host, purpose)).flatten(), self.update_refused(now))
+                let is_new = self.refusals.add(now, relay, host);
+                (is_new.then(|| self.note_destination(relay, host, purpose)).flatten(), self.update_refused(now))
             }
             // Something on the relay's way there: not so for other services of that host, nor for ever.
             (codes::NOT_OPENED, None) => (None, Ok(())),

@@ -15,7 +15,7 @@ pub(super) struct Watched {
 
 /// Something worth a note.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct StateChange {
     pub(super) kind: &'static str,
     pub(super) level: &'static str,
     pub(super) text: String,
@@ -23,32 +23,32 @@ pub(super) struct News {
     pub(super) moved: u64,
 }
 
-impl News {
+impl StateChange {
     fn new(kind: &'static str, level: &'static str, text: String) -> Self {
         Self { kind, level, text, moved: 0 }
     }
 }
 
 impl Watched {
-    pub(super) fn on_second(&mut self, links: &[Pulse], power: Power) -> Vec<News> {
-        let mut news = Vec::new();
+    pub(super) fn on_second(&mut self, links: &[Pulse], power: Power) -> Vec<StateChange> {
+        let mut changes = Vec::new();
         for link in links {
-            news.extend(self.links.get(&link.index).map_or_else(|| met(link), |before| changed(before, link, links)));
+            changes.extend(self.links.get(&link.index).map_or_else(|| met(link), |before| changed(before, link, links)));
         }
         for (index, gone) in &self.links {
             if lives(gone.state) && !links.iter().any(|link| link.index == *index) {
                 let after = Pulse { state: LinkState::Down, usable: false, ..gone.clone() };
-                news.push(fell(gone, &after, "was removed", links));
+                changes.push(fell(gone, &after, "was removed", links));
             }
         }
         self.links = links.iter().map(|link| (link.index, link.clone())).collect();
         let before = self.power.replace(power);
-        news.extend(before.map(|before| of_power(before, power)).unwrap_or_default());
-        news
+        changes.extend(before.map(|before| of_power(before, power)).unwrap_or_default());
+        changes
     }
 }
 
-fn met(link: &Pulse) -> Option<News> {
+fn met(link: &Pulse) -> Option<StateChange> {
     let text = match link.state {
         LinkState::Up => format!("{} is up", link.name),
         LinkState::Backup => format!("{} is up, as a backup", link.name),
@@ -56,49 +56,51 @@ fn met(link: &Pulse) -> Option<News> {
         // It is judged within seconds; nothing is to be said of what is not used.
         LinkState::Unknown | LinkState::Excluded | LinkState::Down | LinkState::Dead => return None,
     };
-    Some(News::new("link", "info", text))
+    Some(StateChange::new("link", "info", text))
 }
 
 fn lives(state: LinkState) -> bool {
     matches!(state, LinkState::Up | LinkState::Backup)
 }
 
-fn changed(before: &Pulse, link: &Pulse, all: &[Pulse]) -> Option<News> {
+fn changed(before: &Pulse, link: &Pulse, all: &[Pulse]) -> Option<StateChange> {
     let name = &link.name;
     if before.state == link.state {
         let fell = link.falls.saturating_sub(before.falls);
         let often = if fell > 1 { format!("{fell} times ") } else { String::new() };
         let text = format!("{name} went down {often}for less than a second, and is up again");
-        return (lives(link.state) && fell > 0).then(|| News::new("link", "warning", text));
+        return (lives(link.state) && fell > 0).then(|| StateChange::new("link", "warning", text));
     }
     match link.state {
         LinkState::Up | LinkState::Backup if lives(before.state) => {
             let role = if link.state == LinkState::Backup { "a backup" } else { "used like the others" };
-            Some(News::new("link", "info", format!("{name} is {role} from now on")))
+            Some(StateChange::new("link", "info", format!("{name} is {role} from now on")))
         }
         LinkState::Up | LinkState::Backup => {
             let again = if matches!(before.state, LinkState::Dead | LinkState::Down) { " again" } else { "" };
             let role = if link.state == LinkState::Backup { ", as a backup" } else { "" };
-            Some(News::new("link", "info", format!("{name} is up{again}{role}")))
+            Some(StateChange::new("link", "info", format!("{name} is up{again}{role}")))
         }
         LinkState::Dead if before.state == LinkState::Down => None,
         LinkState::Down if before.state == LinkState::Dead => {
-            Some(News::new("link", "info", format!("{name} went down{}", because(link.reason.as_deref()))))
+            Some(StateChange::new("link", "info", format!("{name} went down{}", because(link.reason.as_deref()))))
         }
         LinkState::Dead => Some(fell(link, link, "went dark", all)),
         LinkState::Down if before.state == LinkState::Excluded => None,
         LinkState::Down => Some(fell(link, link, "went down", all)),
         LinkState::Capped => {
             let text = format!("{name} has used up its allowance and gets no new flows{}", onto(link, all));
-            Some(News::new("link", "warning", text))
+            Some(StateChange::new("link", "warning", text))
         }
-        LinkState::Excluded => Some(News::new("link", "info", format!("{name} is not used any more{}", because(link.reason.as_deref())))),
+        LinkState::Excluded => {
+            Some(StateChange::new("link", "info", format!("{name} is not used any more{}", because(link.reason.as_deref()))))
+        }
         LinkState::Unknown => None,
     }
 }
 
 /// A link went. `flows` holds what it carried.
-fn fell(flows: &Pulse, link: &Pulse, how: &str, all: &[Pulse]) -> News {
+fn fell(flows: &Pulse, link: &Pulse, how: &str, all: &[Pulse]) -> StateChange {
     let others: Vec<&str> = all.iter().filter(|other| other.usable && other.index != link.index).map(|other| other.name.as_str()).collect();
     let mut text = format!("{} {how}{}", link.name, because(link.reason.as_deref()));
     let moved = if others.is_empty() { 0 } else { flows.bonded };
@@ -115,7 +117,7 @@ fn fell(flows: &Pulse, link: &Pulse, how: &str, all: &[Pulse]) -> News {
         parts.push("no other link can be used".to_owned());
     }
     text.push_str(&format!(": {}", parts.join(", ")));
-    News { kind: "link", level: "warning", text, moved }
+    StateChange { kind: "link", level: "warning", text, moved }
 }
 
 fn because(reason: Option<&str>) -> String {
@@ -139,22 +141,24 @@ fn list(names: &[&str]) -> String {
     }
 }
 
-fn of_power(before: Power, after: Power) -> Vec<News> {
-    let mut news = Vec::new();
+fn of_power(before: Power, after: Power) -> Vec<StateChange> {
+    let mut changes = Vec::new();
     match (before.plugged, after.plugged) {
-        (Some(true), Some(false)) => news.push(News::new("battery", "info", "the machine runs on its battery".to_owned())),
-        (Some(false), Some(true)) => news.push(News::new("battery", "info", "the machine is plugged in".to_owned())),
+        (Some(true), Some(false)) => changes.push(StateChange::new("battery", "info", "the machine runs on its battery".to_owned())),
+        (Some(false), Some(true)) => changes.push(StateChange::new("battery", "info", "the machine is plugged in".to_owned())),
         _ => {}
     }
     match (before.saving, after.saving) {
         (false, true) => {
             let text = "the battery is low: all flows take the link that needs least energy".to_owned();
-            news.push(News::new("battery", "warning", text));
+            changes.push(StateChange::new("battery", "warning", text));
         }
-        (true, false) => news.push(News::new("battery", "info", "power is saved no more: flows are spread as configured".to_owned())),
+        (true, false) => {
+            changes.push(StateChange::new("battery", "info", "power is saved no more: flows are spread as configured".to_owned()))
+        }
         _ => {}
     }
-    news
+    changes
 }
 
 #[cfg(test)]
@@ -162,8 +166,8 @@ mod tests {
     use super::super::tests::pulse;
     use super::*;
 
-    fn texts(news: &[News]) -> Vec<&str> {
-        news.iter().map(|news| news.text.as_str()).collect()
+    fn texts(changes: &[StateChange]) -> Vec<&str> {
+        changes.iter().map(|change| change.text.as_str()).collect()
     }
 
     #[test]
@@ -173,9 +177,9 @@ mod tests {
         assert_eq!(texts(&watched.on_second(&[wlan.clone(), lte.clone()], Power::default())), ["wlan0 is up", "lte0 is up"]);
         assert_eq!(watched.on_second(&[wlan.clone(), lte.clone()], Power::default()), []);
         let dead = Pulse { state: LinkState::Dead, usable: false, reason: Some("nothing answers".into()), ..wlan.clone() };
-        let news = watched.on_second(&[dead.clone(), lte.clone()], Power::default());
+        let changes = watched.on_second(&[dead.clone(), lte.clone()], Power::default());
         let text = "wlan0 went dark (nothing answers): 12 flows go on over lte0, 3 flows bound to it wait, new flows take lte0";
-        assert_eq!(news, [News { kind: "link", level: "warning", text: text.into(), moved: 12 }]);
+        assert_eq!(changes, [StateChange { kind: "link", level: "warning", text: text.into(), moved: 12 }]);
         assert_eq!(texts(&watched.on_second(&[wlan, lte], Power::default())), ["wlan0 is up again"]);
     }
 
@@ -185,7 +189,7 @@ mod tests {
             let mut watched = Watched::default();
             let at = |state| Pulse { state, usable: lives(state), ..pulse(1, "wlan0") };
             watched.on_second(&[&[at(before)], others].concat(), Power::default());
-            watched.on_second(&[&[at(after)], others].concat(), Power::default()).pop().map(|news| news.text)
+            watched.on_second(&[&[at(after)], others].concat(), Power::default()).pop().map(|change| change.text)
         };
         use LinkState::*;
         let others = [pulse(2, "lte0"), pulse(3, "eth0"), pulse(4, "eth1")];
@@ -227,7 +231,7 @@ mod tests {
     fn the_battery_is_told_of_when_it_changes() {
         let mut watched = Watched::default();
         let power = |plugged, saving| Power { plugged: Some(plugged), saving };
-        assert_eq!(watched.on_second(&[], power(false, false)), [], "how it began is no news");
+        assert_eq!(watched.on_second(&[], power(false, false)), [], "how it began is no change");
         assert_eq!(
             texts(&watched.on_second(&[], power(false, true))),
             ["the battery is low: all flows take the link that needs least energy"]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_api::ExplainRequest;
 use braid_control::config::{Config, Detect};
-use braid_control::core::{ServerNews, UNREAD};
+use braid_control::core::{ServerEvent, UNREAD};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, RedirectedFlow};
 use braid_decide::detection::{DetectionAnswer, FRESH};
@@ -179,9 +179,9 @@ fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
     let mut world = peer_direct(config.clone());
     let which = |world: &mut World| ["test", "bonded", "direct", "relayed"].map(|name| world.is_redirected(name));
     assert_eq!(which(&mut world), [true, true, false, false]);
-    for (news, there) in [(ServerNews::Lost, false), (ServerNews::Reached, true), (ServerNews::AnotherKey, false)] {
-        world.core.on_server(world.now, SERVER, news).unwrap();
-        assert_eq!(which(&mut world), [there, there, false, false], "{news:?}");
+    for (event, there) in [(ServerEvent::Lost, false), (ServerEvent::Reached, true), (ServerEvent::AnotherKey, false)] {
+        world.core.on_server(world.now, SERVER, event).unwrap();
+        assert_eq!(which(&mut world), [there, there, false, false], "{event:?}");
     }
     let now = world.now;
     let warnings = world.core.status(now).warnings;
@@ -340,14 +340,14 @@ fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
 #[test]
 fn a_service_that_is_shut_goes_direct_and_the_others_do_not() {
     let mut world = peer_direct(config(Scheduler::RoundRobin));
-    world.core.on_server(world.now, SERVER, ServerNews::Closed(443)).unwrap();
+    world.core.on_server(world.now, SERVER, ServerEvent::Closed(443)).unwrap();
     assert!(!world.is_redirected("test"));
     let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "test".to_owned() };
     let now = world.now;
     assert_eq!(world.core.steering().connect(now, &app, 1000, (SERVER, 80)), Steered::Redirected);
     world.run(Duration::from_secs(601));
     assert!(world.is_redirected("test"), "it may be open by now");
-    world.core.on_server(world.now, SERVER, ServerNews::Elsewhere).unwrap();
+    world.core.on_server(world.now, SERVER, ServerEvent::Elsewhere).unwrap();
     assert!(!world.is_redirected("test"));
 }
 
@@ -371,7 +371,7 @@ fn a_kernel_that_cannot_be_told_of_a_server_is_told_again() {
     world.answer(DetectionAnswer::Runs(KEY.into()));
     assert_eq!(world.core.steering().servers(), [SERVER]);
     world.core.steering().set_chaos(Some(1));
-    assert!(world.core.on_server(world.now, SERVER, ServerNews::Lost).is_err());
+    assert!(world.core.on_server(world.now, SERVER, ServerEvent::Lost).is_err());
     world.core.steering().set_chaos(None);
     world.run(Duration::from_secs(2));
     assert!(world.core.steering().servers().is_empty());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use braid_api::LinkStatus;
 use braid_control::config::Config;
-use braid_control::core::PathNews;
+use braid_control::core::PathEvent;
 use braid_control::fake::Steered;
 use braid_control::steering::Steering;
 use braid_decide::health::Outcome;
@@ -106,19 +106,19 @@ fn a_bonds_word_counts_in_the_health_of_its_links() {
     config.probe = ProbeMode::OnDemand;
     let mut world = World::new(config);
     world.run(Duration::from_secs(5));
-    let tell = |world: &mut World, news| world.core.on_path(world.now, 0, Family::V4, news).unwrap();
+    let tell = |world: &mut World, event| world.core.on_path(world.now, 0, Family::V4, event).unwrap();
     // A peer that is gone: the links answer.
-    tell(&mut world, PathNews::Silent);
+    tell(&mut world, PathEvent::Silent);
     world.run(Duration::from_secs(3));
     assert_eq!(world.state("wlan0"), "up");
     // A link that is gone is found by one silent probe, long before the next routine one.
     world.answering.insert(LinkIndex(1), false);
-    tell(&mut world, PathNews::Silent);
+    tell(&mut world, PathEvent::Silent);
     world.run(Duration::from_secs(3));
     assert_eq!((world.state("wlan0"), world.used()), ("dead".to_owned(), vec!["lte0".to_owned()]));
     let bonds = world.core.bond_links();
     assert_eq!(bonds.iter().map(|link| (link.v4.is_some(), link.dead.v4)).collect::<Vec<_>>(), [(true, true), (true, false)], "kept");
-    tell(&mut world, PathNews::Delivers);
+    tell(&mut world, PathEvent::Delivers);
     assert_eq!((world.state("wlan0"), world.used()), ("up".to_owned(), vec!["wlan0".to_owned(), "lte0".to_owned()]));
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
-use braid_control::core::{BondPolicy, Ended, Exit, ServerNews};
+use braid_control::core::{BondPolicy, Ended, Exit, ServerEvent};
 use braid_control::steering::RedirectedFlow;
 use braid_model::ByteCount;
 use braid_model::key::PublicKey;
@@ -133,13 +133,13 @@ impl Opened {
             Opening::Direct(Unopened::Silent)
         };
         match &self.far {
-            Far::Server { .. } if !reached => self.far.tell_server(ServerNews::Lost),
+            Far::Server { .. } if !reached => self.far.tell_server(ServerEvent::Lost),
             Far::Server { port, .. } => match opening {
                 // The program may have been let in before that was known. Others see it as it is.
                 Opening::Direct(Unopened::Declined(codes::NOT_OPENED)) | Opening::Refused(libc::ECONNREFUSED) => {
-                    self.far.tell_server(ServerNews::Closed(*port));
+                    self.far.tell_server(ServerEvent::Closed(*port));
                 }
-                Opening::Direct(Unopened::Declined(codes::NOT_ITS_OWN)) => self.far.tell_server(ServerNews::Elsewhere),
+                Opening::Direct(Unopened::Declined(codes::NOT_ITS_OWN)) => self.far.tell_server(ServerEvent::Elsewhere),
                 _ => {}
             },
             Far::Relay { name, host, changes } => {
@@ -153,9 +153,9 @@ impl Opened {
 }
 
 impl Far {
-    fn tell_server(&self, news: ServerNews) {
+    fn tell_server(&self, event: ServerEvent) {
         if let Self::Server { host, changes, .. } = self {
-            let _ = changes.send(Change::Server { host: *host, news });
+            let _ = changes.send(Change::Server { host: *host, event });
         }
     }
 }

@@ -33,7 +33,7 @@ impl Bounds {
 
 /// What the kernel's programs are to be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum News {
+enum LimitChange {
     /// A user has as many as it may have, or not any more.
     Heavy(u32, bool),
     /// There are as many as there may be, or not any more.
@@ -55,21 +55,21 @@ impl Counts {
         Self { bounds, users: BTreeMap::new(), all: 0, heavy: BTreeSet::new(), full: false }
     }
 
-    fn enter(&mut self, user: u32) -> Vec<News> {
+    fn enter(&mut self, user: u32) -> Vec<LimitChange> {
         self.all += 1;
         let own = self.users.entry(user).or_default();
         *own += 1;
-        let mut news = Vec::new();
+        let mut changes = Vec::new();
         if *own >= self.bounds.of_one && self.heavy.insert(user) {
-            news.push(News::Heavy(user, true));
+            changes.push(LimitChange::Heavy(user, true));
         }
         if self.all >= self.bounds.all && !std::mem::replace(&mut self.full, true) {
-            news.push(News::Full(true));
+            changes.push(LimitChange::Full(true));
         }
-        news
+        changes
     }
 
-    fn leave(&mut self, user: u32) -> Vec<News> {
+    fn leave(&mut self, user: u32) -> Vec<LimitChange> {
         let Entry::Occupied(mut own) = self.users.entry(user) else { return Vec::new() };
         self.all -= 1;
         *own.get_mut() -= 1;
@@ -77,14 +77,14 @@ impl Counts {
         if left == 0 {
             own.remove();
         }
-        let mut news = Vec::new();
+        let mut changes = Vec::new();
         if left <= eased(self.bounds.of_one) && self.heavy.remove(&user) {
-            news.push(News::Heavy(user, false));
+            changes.push(LimitChange::Heavy(user, false));
         }
         if self.all <= eased(self.bounds.all) && std::mem::take(&mut self.full) {
-            news.push(News::Full(false));
+            changes.push(LimitChange::Full(false));
         }
-        news
+        changes
     }
 }
 
@@ -124,8 +124,8 @@ impl FlowLimits {
     /// Counts a flow of this user.
     pub(super) fn enter(&self, user: u32) -> FlowPermit {
         let mut inner = self.lock();
-        let news = inner.counts.enter(user);
-        inner.pass_on(&news);
+        let changes = inner.counts.enter(user);
+        inner.pass_on(&changes);
         drop(inner);
         FlowPermit { flow_limits: self.clone(), user }
     }
@@ -152,17 +152,17 @@ impl FlowLimits {
 impl Drop for FlowPermit {
     fn drop(&mut self) {
         let mut inner = self.flow_limits.lock();
-        let news = inner.counts.leave(self.user);
-        inner.pass_on(&news);
+        let changes = inner.counts.leave(self.user);
+        inner.pass_on(&changes);
     }
 }
 
 impl Inner {
-    fn pass_on(&self, news: &[News]) {
-        for news in news {
-            match *news {
-                News::Full(_) => self.update_gate(),
-                News::Heavy(user, heavy) => {
+    fn pass_on(&self, changes: &[LimitChange]) {
+        for change in changes {
+            match *change {
+                LimitChange::Full(_) => self.update_gate(),
+                LimitChange::Heavy(user, heavy) => {
                     let most = self.counts.bounds.of_one;
                     if heavy {
                         tracing::info!(user, "a user has {most} bonded flows, the most there may be: its next ones go direct");
@@ -206,11 +206,11 @@ mod tests {
     #[test]
     fn one_user_is_stopped_long_before_all_are_and_let_go_on_later() {
         let mut counts = Counts::new(Bounds { all: 32, of_one: 8 });
-        let news: Vec<News> = (0..12).flat_map(|_| counts.enter(1000)).collect();
-        assert_eq!(news, [News::Heavy(1000, true)]);
+        let changes: Vec<LimitChange> = (0..12).flat_map(|_| counts.enter(1000)).collect();
+        assert_eq!(changes, [LimitChange::Heavy(1000, true)]);
         assert_eq!(counts.enter(1001), []);
-        let news: Vec<News> = (0..12).flat_map(|_| counts.leave(1000)).collect();
-        assert_eq!(news, [News::Heavy(1000, false)]);
+        let changes: Vec<LimitChange> = (0..12).flat_map(|_| counts.leave(1000)).collect();
+        assert_eq!(changes, [LimitChange::Heavy(1000, false)]);
         assert_eq!((counts.users.len(), counts.all, counts.heavy.len()), (1, 1, 0));
         assert_eq!(counts.leave(1000), [], "there is none of it any more");
     }
@@ -218,8 +218,8 @@ mod tests {
     #[test]
     fn all_together_are_stopped_too() {
         let mut counts = Counts::new(Bounds { all: 8, of_one: 4 });
-        let news: Vec<News> = (0..8).flat_map(|user| counts.enter(user)).collect();
-        assert_eq!(news, [News::Full(true)]);
-        assert_eq!((counts.leave(0), counts.leave(1)), (vec![News::Full(false)], vec![]));
+        let changes: Vec<LimitChange> = (0..8).flat_map(|user| counts.enter(user)).collect();
+        assert_eq!(changes, [LimitChange::Full(true)]);
+        assert_eq!((counts.leave(0), counts.leave(1)), (vec![LimitChange::Full(false)], vec![]));
     }
 }

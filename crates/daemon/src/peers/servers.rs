@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use braid_control::core::{Question, ServerNews};
+use braid_control::core::{Question, ServerEvent};
 use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_model::key::PublicKey;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
@@ -137,15 +137,15 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::Unb
     tokio::spawn(async move {
         let mut told = None;
         while state.changed().await.is_ok() {
-            let news = match &*state.borrow_and_update() {
+            let event = match &*state.borrow_and_update() {
                 State::Connecting => continue,
-                State::Up => ServerNews::Reached,
-                State::Unreachable(_) | State::Refused(_) => ServerNews::Lost,
-                State::AnotherKey => ServerNews::AnotherKey,
+                State::Up => ServerEvent::Reached,
+                State::Unreachable(_) | State::Refused(_) => ServerEvent::Lost,
+                State::AnotherKey => ServerEvent::AnotherKey,
             };
-            if told != Some(news) {
-                told = Some(news);
-                let _ = changes.send(Change::Server { host, news });
+            if told != Some(event) {
+                told = Some(event);
+                let _ = changes.send(Change::Server { host, event });
             }
         }
     });

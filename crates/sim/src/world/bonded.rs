@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use braid_bond::host::HostEvent;
-use braid_bond::{Carrier, Event as BondEvent, FlowKey, FlowPolicy, Limits, Open, PathId, PathNews, Scheduling, Side, Target};
+use braid_bond::{Carrier, Event as BondEvent, FlowKey, FlowPolicy, Limits, Open, PathId, PathUpdate, Scheduling, Side, Target};
 use braid_decide::connection::LinkMask;
 use braid_model::{ByteCount, Direction, Time};
 
@@ -164,7 +164,7 @@ impl World<'_> {
         let Some(bonded) = &mut self.bonded else { return };
         let path = bonded.paths[link];
         if let Some((bond, time)) = bonded.pair.end(quic.instant(self.now), Side::Client) {
-            bond.set_link(time, path, if dark { PathNews::Down } else { PathNews::Up });
+            bond.set_link(time, path, if dark { PathUpdate::Down } else { PathUpdate::Up });
         }
         self.drive_bond();
     }
