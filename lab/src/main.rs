@@ -55,7 +55,7 @@ enum Action {
         #[arg(long)]
         seed: Option<u64>,
     },
-    /// Makes the downloads that standard input orders: the demonstration's programs under one `braid run`.
+    /// Makes the downloads that standard input names: the demonstration's programs under one `braid run`.
     #[command(hide = true)]
     Download,
     /// Holds memory and wakes now and then: what the benchmark `overhead` compares the daemon with.
@@ -103,7 +103,7 @@ fn main() -> Result<()> {
             ensure!(was_root, "the benchmarks need root: they measure braid up");
             prove(braid, &names, &out, (quick, seed.unwrap_or_else(churn::any_seed)))
         }
-        Action::Download => workload::serve_orders(),
+        Action::Download => workload::serve_downloads(),
         Action::Placebo => bench::placebo(),
         Action::Ask { relay, targets } => ask(relay, &targets),
         Action::Verifier { objects } => verifier::run(&objects),

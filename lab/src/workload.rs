@@ -99,52 +99,55 @@ pub fn run(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&
 
 /// The same, where `launch` prepares a curl, under whatever name, for this very download: so that classes can be programs of their own.
 pub fn run_each(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {
-    perform(&orders(web, downloads, |_| limit)?, launch)
+    perform(&planned(web, downloads, |_| limit)?, launch)
 }
 
 /// The same by curl; what has not come by `end`, from the beginning of the workload, is cut off then.
 pub fn run_until(web: &Web, downloads: &[Download], end: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
     // To curl zero is no limit.
     let rest = |download: &Download| end.saturating_sub(download.at).max(Duration::from_millis(1));
-    perform(&orders(web, downloads, rest)?, |_| launch("curl"))
+    perform(&planned(web, downloads, rest)?, |_| launch("curl"))
 }
 
 /// The same, all by one process that `launch` prepares from a program and its arguments, and its children: what `braid run` steers together.
 pub fn run_in_one(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
-    let orders = orders(web, downloads, |_| limit)?;
+    let planned = planned(web, downloads, |_| limit)?;
     let program = std::env::current_exe().context("cannot tell which program this is")?;
     let mut command = launch(&program.to_string_lossy())?;
     let mut child = command.arg("download").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start the downloads")?;
     let input = child.stdin.take().context("the downloads' process has no input")?;
-    serde_json::to_writer(input, &orders)?;
+    serde_json::to_writer(input, &planned)?;
     let output = child.wait_with_output()?;
     anyhow::ensure!(output.status.success(), "the downloads' process failed: {}", output.status);
     serde_json::from_slice(&output.stdout).context("the downloads' process told no results")
 }
 
-/// Makes the downloads that standard input orders, and tells the results on standard output: the other end of [`run_in_one`].
-pub fn serve_orders() -> Result<()> {
-    let orders: Vec<Order> = serde_json::from_reader(std::io::stdin()).context("standard input orders no downloads")?;
-    let records = perform(&orders, |_| Ok(Command::new("curl")))?;
+/// Makes the downloads that standard input names, and prints the results on standard output: the other end of [`run_in_one`].
+pub fn serve_downloads() -> Result<()> {
+    let planned: Vec<PlannedDownload> = serde_json::from_reader(std::io::stdin()).context("standard input names no downloads")?;
+    let records = perform(&planned, |_| Ok(Command::new("curl")))?;
     Ok(serde_json::to_writer(std::io::stdout(), &records)?)
 }
 
 /// A download, and where from.
 #[derive(Debug, Serialize, Deserialize)]
-struct Order {
+struct PlannedDownload {
     download: Download,
     url: String,
     limit: Duration,
 }
 
-fn orders(web: &Web, downloads: &[Download], limit: impl Fn(&Download) -> Duration) -> Result<Vec<Order>> {
-    downloads.iter().map(|download| Ok(Order { download: *download, url: web.url(download.size)?, limit: limit(download) })).collect()
+fn planned(web: &Web, downloads: &[Download], limit: impl Fn(&Download) -> Duration) -> Result<Vec<PlannedDownload>> {
+    downloads
+        .iter()
+        .map(|download| Ok(PlannedDownload { download: *download, url: web.url(download.size)?, limit: limit(download) }))
+        .collect()
 }
 
-fn perform(orders: &[Order], launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {
+fn perform(planned: &[PlannedDownload], launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {
     let (results, finished) = mpsc::channel();
     let begin = Instant::now();
-    for (number, Order { download, url, limit }) in orders.iter().enumerate() {
+    for (number, PlannedDownload { download, url, limit }) in planned.iter().enumerate() {
         let mut command = launch(download)?;
         command.args(["-s", "-o", "/dev/null", "-w", "%{size_download} %{local_ip}", "--max-time"]);
         command.arg(limit.as_secs_f64().to_string()).arg(url);

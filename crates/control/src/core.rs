@@ -34,7 +34,7 @@ use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time};
 
 use crate::config::Config;
-use crate::links::{Link, LinkTable, ProbeOrder};
+use crate::links::{Link, LinkTable, ProbePlan};
 use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
@@ -56,7 +56,7 @@ pub struct Todo {
     /// Rules and routes to put in place.
     pub plan: Option<TablePlan>,
     /// Probes to send.
-    pub probes: Vec<ProbeOrder>,
+    pub probes: Vec<ProbePlan>,
     /// Flows to end.
     pub stuck: Vec<Stuck>,
     /// Hosts to ask whether they run Braid.

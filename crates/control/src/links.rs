@@ -22,7 +22,7 @@ pub const NO_SLOT: &str = "there are more links than the 32 that Braid can use a
 
 /// A probe to be sent out of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProbeOrder {
+pub struct ProbePlan {
     /// The link.
     pub link: LinkIndex,
     /// Its device's name.
@@ -195,7 +195,7 @@ impl LinkTable {
 
     /// Lets time pass in the health of links, and returns the probes that are due. `configured` are the targets of links that have none of their
     /// own.
-    pub fn poll_probes(&mut self, now: Time, configured: &[ProbeTarget]) -> Vec<ProbeOrder> {
+    pub fn poll_probes(&mut self, now: Time, configured: &[ProbeTarget]) -> Vec<ProbePlan> {
         let known = |family: Family| -> Vec<_> {
             let answered = self.links.values().filter_map(|link| *link.last_answer.get(family));
             // What belongs to a tunnel now is not asked outside it.
@@ -208,7 +208,7 @@ impl LinkTable {
                 let health = link.health.get_mut(family);
                 health.handle_timeout(now);
                 if let Some(request) = health.poll_probe(now) {
-                    probes.push(link.probe_order(family, request, configured, known.get(family)));
+                    probes.push(link.probe_plan(family, request, configured, known.get(family)));
                 }
             }
             link.count_falls();

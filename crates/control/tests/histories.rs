@@ -221,19 +221,19 @@ impl History {
     /// Does what the core wants done.
     fn obey(&mut self) {
         let todo = self.core.todo();
-        for order in todo.probes {
-            let answering = self.devices.get(&order.link.0).is_some_and(|device| device.answering && device.facts.carrier);
+        for plan in todo.probes {
+            let answering = self.devices.get(&plan.link.0).is_some_and(|device| device.answering && device.facts.carrier);
             let rtt = Duration::from_millis(5 + self.chance.next() % 60);
-            let unasked = self.chance.one_in(20) || order.gateways.is_empty() && order.targets.is_empty();
-            if let Some(device) = self.devices.get_mut(&order.link.0).filter(|_| unasked) {
+            let unasked = self.chance.one_in(20) || plan.gateways.is_empty() && plan.targets.is_empty();
+            if let Some(device) = self.devices.get_mut(&plan.link.0).filter(|_| unasked) {
                 device.asked = self.now;
             }
             let (after, outcome) = match answering {
                 _ if unasked => (Duration::ZERO, Outcome::Unasked),
                 true => (rtt, Outcome::Alive { rtt }),
-                false => (order.timeout, Outcome::Silent),
+                false => (plan.timeout, Outcome::Silent),
             };
-            self.probes.push((self.now + after, order.link, order.family, outcome));
+            self.probes.push((self.now + after, plan.link, plan.family, outcome));
         }
         for flow in todo.stuck {
             assert!(self.stuck.insert(flow.id), "{flow:?} is ended twice: {:#?}", self.told);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use braid_control::core::{Stuck, Todo};
-use braid_control::links::ProbeOrder;
+use braid_control::links::ProbePlan;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
 use braid_model::{Family, LinkIndex, Rate};
@@ -29,8 +29,8 @@ impl Daemon<'_> {
         if let Some(plan) = plan {
             self.apply(plan);
         }
-        for order in probes {
-            tokio::spawn(send_probe(order, self.probes.0.clone()));
+        for plan in probes {
+            tokio::spawn(send_probe(plan, self.probes.0.clone()));
         }
         let mut ended: BTreeMap<LinkIndex, u64> = BTreeMap::new();
         for flow in stuck {
@@ -70,9 +70,9 @@ impl Daemon<'_> {
     }
 }
 
-async fn send_probe(order: ProbeOrder, answers: mpsc::Sender<ProbeAnswer>) {
-    let (link, family) = (order.link, order.family);
-    let outcome = probe::perform(order).await;
+async fn send_probe(plan: ProbePlan, answers: mpsc::Sender<ProbeAnswer>) {
+    let (link, family) = (plan.link, plan.family);
+    let outcome = probe::perform(plan).await;
     let _ = answers.send((link, family, outcome)).await;
 }
 

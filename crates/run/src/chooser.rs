@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use braid_control::links::{BondLink, ProbeOrder};
+use braid_control::links::{BondLink, ProbePlan};
 use braid_decide::capacity::Busy;
 use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Request, steps};
 use braid_decide::health::Outcome;
@@ -233,7 +233,7 @@ impl Chooser {
     }
 
     /// The probes of links in doubt that are due.
-    pub(super) fn poll_probes(&mut self, now: Time) -> Vec<ProbeOrder> {
+    pub(super) fn poll_probes(&mut self, now: Time) -> Vec<ProbePlan> {
         self.links.poll_probes(now)
     }
 

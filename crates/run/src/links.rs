@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use braid_control::links::{BondLink, Link, LinkTable, ProbeOrder};
+use braid_control::links::{BondLink, Link, LinkTable, ProbePlan};
 use braid_decide::capacity::{Busy, Capacity};
 use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::health::{Outcome, Suffering};
@@ -196,7 +196,7 @@ impl Links {
     }
 
     /// The probes that are due.
-    pub(super) fn poll_probes(&mut self, now: Time) -> Vec<ProbeOrder> {
+    pub(super) fn poll_probes(&mut self, now: Time) -> Vec<ProbePlan> {
         self.table.poll_probes(now, &[])
     }
 
@@ -360,8 +360,8 @@ pub(super) mod tests {
         let server = "9.9.9.9:443".parse().unwrap();
         let at = |milliseconds: u64| Time::from_millis(10_000 + milliseconds);
         let answer = |links: &mut Links, milliseconds, outcome: [Outcome; 2]| {
-            for order in links.poll_probes(at(milliseconds)) {
-                links.on_probe(at(milliseconds), order.link, order.family, outcome[order.link.0 as usize - 1]);
+            for plan in links.poll_probes(at(milliseconds)) {
+                links.on_probe(at(milliseconds), plan.link, plan.family, outcome[plan.link.0 as usize - 1]);
             }
         };
         let alive = Outcome::Alive { rtt: Duration::from_millis(10) };
@@ -369,8 +369,8 @@ pub(super) mod tests {
         links.on_progress(at(100), at(0), 1, server);
         links.on_silence(at(1000), 0, Family::V4);
         assert_eq!(allowed(&links, "9.9.9.9"), [1, 2], "it is asked first");
-        let orders = links.poll_probes(at(1000));
-        let asked: Vec<_> = orders.iter().filter(|order| order.link == LinkIndex(1)).map(|order| order.targets.clone()).collect();
+        let plans = links.poll_probes(at(1000));
+        let asked: Vec<_> = plans.iter().filter(|plan| plan.link == LinkIndex(1)).map(|plan| plan.targets.clone()).collect();
         assert_eq!(asked, [vec![ProbeTarget::Tcp(server)]], "the host that answered on the other link");
         links.on_probe(at(1200), LinkIndex(1), Family::V4, Outcome::Silent);
         assert_eq!((allowed(&links, "9.9.9.9"), allowed(&links, "2620:fe::9")), (vec![2], vec![1, 2]));

@@ -326,8 +326,8 @@ mod tests {
         fn new() -> Self {
             let mut links = Links::default();
             links.on_network(at(0), &network(2), &[], steer, |_| false);
-            for order in links.poll_probes(at(0)) {
-                links.on_probe(at(0), order.link, order.family, ALIVE);
+            for plan in links.poll_probes(at(0)) {
+                links.on_probe(at(0), plan.link, plan.family, ALIVE);
             }
             Self { streams: Streams::default(), demands: Demands::default(), links }
         }
@@ -349,9 +349,9 @@ mod tests {
 
         /// The slots for new streams, after the probes that are due: on the first link nobody answers.
         fn allowed(&mut self, now: Time) -> u32 {
-            for order in self.links.poll_probes(now) {
-                let outcome = if order.link.0 == 1 { Outcome::Silent } else { ALIVE };
-                self.links.on_probe(now, order.link, order.family, outcome);
+            for plan in self.links.poll_probes(now) {
+                let outcome = if plan.link.0 == 1 { Outcome::Silent } else { ALIVE };
+                self.links.on_probe(now, plan.link, plan.family, outcome);
             }
             self.links.allowed(host(1).ip()).unwrap().0
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use braid_control::links::{BondLink, ProbeOrder};
+use braid_control::links::{BondLink, ProbePlan};
 use braid_decide::policy::{COPIES, Carry};
 use braid_decide::steer;
 use braid_model::{Family, NetworkSnapshot, Protocol, Time, printable};
@@ -290,14 +290,14 @@ impl Shared {
         self.known.1.notify_all();
     }
 
-    fn due_probes(&self) -> Vec<ProbeOrder> {
+    fn due_probes(&self) -> Vec<ProbePlan> {
         self.chooser().poll_probes(self.now())
     }
 
     /// Asks whether a link lives.
-    async fn ask(self: Arc<Self>, order: ProbeOrder) {
-        let (link, family) = (order.link, order.family);
-        let outcome = probe::perform(order).await;
+    async fn ask(self: Arc<Self>, plan: ProbePlan) {
+        let (link, family) = (plan.link, plan.family);
+        let outcome = probe::perform(plan).await;
         self.chooser().on_probe(self.now(), link, family, outcome);
         self.tell_bonds();
     }
@@ -373,8 +373,8 @@ pub(super) fn follow(shared: &Arc<Shared>) {
                     },
                     _ = look.tick() => {
                         shared.look();
-                        for order in shared.due_probes() {
-                            tokio::spawn(Arc::clone(shared).ask(order));
+                        for plan in shared.due_probes() {
+                            tokio::spawn(Arc::clone(shared).ask(plan));
                         }
                     }
                 }

@@ -23,14 +23,14 @@ use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
-mod clerk;
 mod clock;
 mod memory;
+mod registry_worker;
 
 pub use memory::MemoryLimits;
 
-use clerk::{Applicant, Clerk, Used, Word};
 use clock::Clock;
+use registry_worker::{Applicant, RegistryEvent, RegistryWorker, Used};
 
 use crate::account::Account;
 use crate::carrier::BondFlow;
@@ -131,7 +131,7 @@ const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
 struct Relay {
     carrier: Carrier,
     /// Has the registry; `None` with [`Reach::Itself`].
-    clerk: Option<Clerk>,
+    worker: Option<RegistryWorker>,
     policy: Policy,
     accounts: BTreeMap<PublicKey, Arc<Account>>,
     owners: BTreeMap<BondId, Owner>,
@@ -175,8 +175,10 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     carrier.set_socket(0, Some(socket), ipv6);
     ready(address);
     let mut share = Limits { flows: Some(ANONYMOUS_FLOWS_OF_ONE), ..Limits::default() };
-    let (clerk, policy) = match options.reach {
-        Reach::Internet { registry, allow, own } => (Some(Clerk::start(*registry).map_err(RelayError::Thread)?), Policy::relay(allow, own)),
+    let (worker, policy) = match options.reach {
+        Reach::Internet { registry, allow, own } => {
+            (Some(RegistryWorker::start(*registry).map_err(RelayError::Thread)?), Policy::relay(allow, own))
+        }
         Reach::Itself { own, ports, rate } => {
             (share.rate_down, share.rate_up) = (rate, rate);
             tracing::info!(%ports, "anyone may reach these ports of this host");
@@ -185,7 +187,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     };
     let mut relay = Relay {
         carrier,
-        clerk,
+        worker,
         policy,
         accounts: BTreeMap::new(),
         owners: BTreeMap::new(),
@@ -210,9 +212,9 @@ impl Relay {
         let mut flush = tokio::time::interval(FLUSH);
         let mut until = None;
         loop {
-            let word = async {
-                match &mut self.clerk {
-                    Some(clerk) => clerk.word().await,
+            let registry_event = async {
+                match &mut self.worker {
+                    Some(worker) => worker.event().await,
                     None => std::future::pending().await,
                 }
             };
@@ -226,7 +228,7 @@ impl Relay {
                     Some(notice) => self.on_notice(notice),
                     None => break,
                 },
-                word = word => self.on_word(word),
+                event = registry_event => self.on_registry_event(event),
                 _ = every_second.tick() => {
                     if let Some(jump) = self.clock.jump() {
                         tracing::warn!("{jump}");
@@ -235,7 +237,7 @@ impl Relay {
                     self.guard_memory();
                 }
                 _ = flush.tick() => {
-                    if self.clerk.as_ref().is_some_and(|clerk| !clerk.is_writing()) {
+                    if self.worker.as_ref().is_some_and(|worker| !worker.is_writing()) {
                         self.write_down();
                     }
                 }
@@ -248,8 +250,8 @@ impl Relay {
         self.carrier.with(|host, now| bonds.iter().for_each(|bond| host.end(now, *bond, "the relay is stopping")));
         self.write_down();
         self.carrier.farewell().await;
-        if let Some(clerk) = self.clerk.take() {
-            clerk.end().await;
+        if let Some(worker) = self.worker.take() {
+            worker.end().await;
         }
     }
 
@@ -285,7 +287,7 @@ impl Relay {
     /// Lets a path in, or asks the registry about it; or why it may not be.
     fn hear(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) -> Result<(), (u64, String)> {
         self.may_begin()?;
-        let Some(clerk) = &self.clerk else {
+        let Some(worker) = &self.worker else {
             let new = !self.owners.contains_key(&hello.bond);
             let fresh = || Account::new(self.share, None, &self.policy);
             let account = self.sources.take(Instant::now(), remote, new, fresh).map_err(|reason| (refusals::BUSY, reason.to_owned()))?;
@@ -294,7 +296,7 @@ impl Relay {
         };
         let key = self.carrier.with(|host, _| host.connection(connection).and_then(tls::peer_key));
         let key = key.ok_or_else(|| (refusals::UNKNOWN, "it has shown no key".to_owned()))?;
-        let asked = clerk.judge(Applicant { connection, hello, remote, key });
+        let asked = worker.judge(Applicant { connection, hello, remote, key });
         asked.then_some(()).ok_or_else(|| (refusals::BUSY, "too many wait for the relay's registry: try again later".to_owned()))
     }
 
@@ -331,9 +333,9 @@ impl Relay {
     }
 
     /// The registry has said something.
-    fn on_word(&mut self, word: Word) {
-        match word {
-            Word::Judged(applicant, decision) => {
+    fn on_registry_event(&mut self, event: RegistryEvent) {
+        match event {
+            RegistryEvent::Judged(applicant, decision) => {
                 let Applicant { connection, hello, remote, key } = applicant;
                 match self.may_begin().and(*decision) {
                     Ok((client, month)) => {
@@ -343,8 +345,8 @@ impl Relay {
                     Err((code, reason)) => self.turn_away(connection, remote, code, &reason),
                 }
             }
-            Word::Looked(clients) => clients.into_iter().for_each(|(key, client)| self.on_client(key, client)),
-            Word::Written => {}
+            RegistryEvent::Looked(clients) => clients.into_iter().for_each(|(key, client)| self.on_client(key, client)),
+            RegistryEvent::Written => {}
         }
     }
 
@@ -377,11 +379,11 @@ impl Relay {
             Err(Exceeded::Monthly(_)) => return flow.answer(codes::QUOTA),
         }
         let (account, counted) = (account.clone(), self.open.clone());
-        let policy = match self.clerk {
+        let policy = match self.worker {
             Some(_) => account.policy.clone(),
             None => account.policy.reached_at(self.carrier.with(|host, _| host.local_addresses(flow.bond()))),
         };
-        let named = self.clerk.is_none() && matches!(open.target, Target::Name(..));
+        let named = self.worker.is_none() && matches!(open.target, Target::Name(..));
         tokio::spawn(async move {
             match open.carrier {
                 // Strangers have no business with the resolver.
@@ -397,8 +399,8 @@ impl Relay {
     /// What others have changed in the registry is to take effect on those who are connected.
     fn look(&mut self) {
         self.sources.sweep(Instant::now());
-        if let Some(clerk) = &mut self.clerk {
-            clerk.look(self.accounts.keys().copied().collect());
+        if let Some(worker) = &mut self.worker {
+            worker.look(self.accounts.keys().copied().collect());
         }
     }
 
@@ -449,18 +451,18 @@ impl Relay {
 
     /// Has written down what clients have used, and now and then who is there.
     fn write_down(&mut self) {
-        let due = self.clerk.is_some() && self.present.elapsed() >= PRESENCE;
+        let due = self.worker.is_some() && self.present.elapsed() >= PRESENCE;
         let present = if due { self.present() } else { BTreeSet::new() };
         if due {
             self.present = Instant::now();
         }
-        let Some(clerk) = &mut self.clerk else { return };
+        let Some(worker) = &mut self.worker else { return };
         let used = |(key, account): (&PublicKey, &Arc<Account>)| {
             let client = account.client?;
             let [down, up] = [0, 1].map(|way: usize| ByteCount::new(account.moved[way].swap(0, Ordering::Relaxed)));
             (down != ByteCount::ZERO || up != ByteCount::ZERO || present.contains(key)).then_some(Used { client, down, up })
         };
-        clerk.write(self.accounts.iter().filter_map(used).collect());
+        worker.write(self.accounts.iter().filter_map(used).collect());
     }
 }
 

@@ -11,7 +11,7 @@ use braid_decide::health::{Health, Judgement, ProbeRequest};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
 use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};
 
-use super::ProbeOrder;
+use super::ProbePlan;
 use crate::steering::FlowRow;
 
 fn target_address(target: &ProbeTarget) -> IpAddr {
@@ -140,7 +140,7 @@ impl Link {
     ///
     /// The gateway answers for the radio only, a destination for the Internet: so a thorough probe asks the gateway only where no
     /// destination is known. `known` are destinations that answered elsewhere lately: where the last one here is silent, they may not be.
-    pub fn probe_order(&self, family: Family, request: ProbeRequest, configured: &[ProbeTarget], known: &[(IpAddr, u16)]) -> ProbeOrder {
+    pub fn probe_plan(&self, family: Family, request: ProbeRequest, configured: &[ProbeTarget], known: &[(IpAddr, u16)]) -> ProbePlan {
         let mut targets: Vec<ProbeTarget> = Vec::new();
         if request.thorough {
             let mine = if self.rule.probe_targets.is_empty() { configured } else { &self.rule.probe_targets };
@@ -158,7 +158,7 @@ impl Link {
             true => self.facts.gateways.get(family).iter().filter_map(|route| route.gateway).collect(),
             false => Vec::new(),
         };
-        ProbeOrder { link: self.facts.index, device: self.facts.name.clone(), family, gateways, targets, timeout: request.timeout }
+        ProbePlan { link: self.facts.index, device: self.facts.name.clone(), family, gateways, targets, timeout: request.timeout }
     }
 
     /// Estimated capacity.

@@ -90,10 +90,10 @@ fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not(
         world.now = end;
         let todo = world.core.todo();
         ended.extend(todo.stuck.iter().map(|stuck| stuck.id));
-        for order in todo.probes {
+        for plan in todo.probes {
             world
                 .core
-                .on_probe(end, order.link, order.family, if order.link.0 == 1 { Outcome::Silent } else { Outcome::Alive { rtt: RTT } })
+                .on_probe(end, plan.link, plan.family, if plan.link.0 == 1 { Outcome::Silent } else { Outcome::Alive { rtt: RTT } })
                 .unwrap();
         }
     }

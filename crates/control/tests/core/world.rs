@@ -92,10 +92,10 @@ impl World {
             self.core.tick(self.now).unwrap();
             let todo = self.core.todo();
             self.questions.extend(todo.questions);
-            for order in todo.probes {
-                let alive = self.answering.get(&order.link).copied().unwrap_or(true);
-                let (after, outcome) = if alive { (RTT, Outcome::Alive { rtt: RTT }) } else { (order.timeout, Outcome::Silent) };
-                self.probes.push((self.now + after, order.link, order.family, outcome));
+            for plan in todo.probes {
+                let alive = self.answering.get(&plan.link).copied().unwrap_or(true);
+                let (after, outcome) = if alive { (RTT, Outcome::Alive { rtt: RTT }) } else { (plan.timeout, Outcome::Silent) };
+                self.probes.push((self.now + after, plan.link, plan.family, outcome));
             }
         }
     }

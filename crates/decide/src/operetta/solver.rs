@@ -44,7 +44,7 @@ pub(super) struct Solution {
 }
 
 /// Packet links in rising order of price: what eq. 9 fills one after the other.
-struct Order {
+struct LinksByPrice {
     links: [u8; MAX_LINKS],
     count: usize,
 }
@@ -146,7 +146,7 @@ impl Instance {
         if self.new.is_some() && candidates.0 == 0 || self.links.0 == 0 {
             return Err(OperettaError::NoLink);
         }
-        let order = self.order(pool);
+        let by_price = self.by_price(pool);
         let bounds = self.bounds(pool);
         let choices = || {
             let links = slots(candidates).map(Some).chain(self.new.is_none().then_some(None));
@@ -159,29 +159,29 @@ impl Instance {
         let mut best: Option<(Choice, f64)> = None;
         for choice in choices().filter(|choice| choice.makespan <= bound) {
             let limit = choice.makespan.max(bounds.deadline);
-            let price = self.spread(choice.link, limit, &order, |_, _| ());
+            let price = self.spread(choice.link, limit, &by_price, |_, _| ());
             if best.is_none_or(|(_, least)| price < least * (1.0 - TIE)) {
                 best = Some((choice, price));
             }
         }
         let (choice, _) = best.ok_or(OperettaError::NoLink)?;
-        Ok(self.solution(choice, bounds.deadline, &order, feasible))
+        Ok(self.solution(choice, bounds.deadline, &by_price, feasible))
     }
 
-    fn order(&self, pool: LinkMask) -> Order {
-        let mut order = Order { links: [0; MAX_LINKS], count: 0 };
+    fn by_price(&self, pool: LinkMask) -> LinksByPrice {
+        let mut by_price = LinksByPrice { links: [0; MAX_LINKS], count: 0 };
         if self.packet > 0.0 {
             for link in slots(pool) {
-                let mut place = order.count;
-                while place > 0 && self.price[usize::from(order.links[place - 1])] > self.price[link] {
-                    order.links[place] = order.links[place - 1];
+                let mut place = by_price.count;
+                while place > 0 && self.price[usize::from(by_price.links[place - 1])] > self.price[link] {
+                    by_price.links[place] = by_price.links[place - 1];
                     place -= 1;
                 }
-                order.links[place] = link as u8;
-                order.count += 1;
+                by_price.links[place] = link as u8;
+                by_price.count += 1;
             }
         }
-        order
+        by_price
     }
 
     fn bounds(&self, pool: LinkMask) -> Bounds {
@@ -212,16 +212,16 @@ impl Instance {
 
     /// Eq. 9: fills the packet links in order of price, each up to what it moves within `limit` seconds. Tells `give` the load of
     /// each, and returns the price of the new stream and all packets.
-    fn spread(&self, chosen: Option<usize>, limit: f64, order: &Order, mut give: impl FnMut(usize, f64)) -> f64 {
+    fn spread(&self, chosen: Option<usize>, limit: f64, by_price: &LinksByPrice, mut give: impl FnMut(usize, f64)) -> f64 {
         let load = self.new.map_or(0.0, |(load, _)| load);
         let mut price = chosen.map_or(0.0, |link| self.price[link] * load);
         let mut left = self.packet;
-        for (place, link) in order.links[..order.count].iter().enumerate() {
+        for (place, link) in by_price.links[..by_price.count].iter().enumerate() {
             let link = usize::from(*link);
             let taken = self.carried[link] + if chosen == Some(link) { load } else { 0.0 };
             let room = (limit * self.rate[link] - taken).max(0.0);
             let dust = DUST * (limit * self.rate[link] + self.packet);
-            let share = if left <= room + dust || place + 1 == order.count { left } else { room };
+            let share = if left <= room + dust || place + 1 == by_price.count { left } else { room };
             left -= share;
             price += self.price[link] * share;
             give(link, share);
@@ -229,13 +229,13 @@ impl Instance {
         price
     }
 
-    fn solution(&self, choice: Choice, deadline: f64, order: &Order, feasible: bool) -> Solution {
+    fn solution(&self, choice: Choice, deadline: f64, by_price: &LinksByPrice, feasible: bool) -> Solution {
         let mut weights = [0.0; MAX_LINKS];
         let mut load = self.carried;
         if let (Some(link), Some((new, _))) = (choice.link, self.new) {
             load[link] += new;
         }
-        self.spread(choice.link, choice.makespan.max(deadline), order, |link, share| {
+        self.spread(choice.link, choice.makespan.max(deadline), by_price, |link, share| {
             weights[link] = share / self.packet;
             load[link] += share;
         });

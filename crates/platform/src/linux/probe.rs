@@ -12,7 +12,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use braid_control::links::ProbeOrder;
+use braid_control::links::ProbePlan;
 use braid_decide::health::Outcome;
 use braid_decide::policy::{HttpTarget, ProbeTarget};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -77,15 +77,15 @@ pub enum ProbeOutcome {
 }
 
 /// Sends the probe that a link's health orders, and says what came of it.
-pub async fn perform(order: ProbeOrder) -> Outcome {
-    let mut targets: Vec<_> = order.gateways.iter().map(|gateway| Target::Gateway(*gateway)).collect();
-    targets.extend(order.targets.into_iter().map(Target::from));
-    match probe_any(&order.device, &targets, order.timeout).await {
+pub async fn perform(plan: ProbePlan) -> Outcome {
+    let mut targets: Vec<_> = plan.gateways.iter().map(|gateway| Target::Gateway(*gateway)).collect();
+    targets.extend(plan.targets.into_iter().map(Target::from));
+    match probe_any(&plan.device, &targets, plan.timeout).await {
         ProbeOutcome::Alive { rtt } => Outcome::Alive { rtt },
         ProbeOutcome::Silent => Outcome::Silent,
         ProbeOutcome::Portal { .. } => Outcome::Portal,
         ProbeOutcome::Failed { reason } => {
-            tracing::debug!(device = order.device, "a probe could not be sent: {reason}");
+            tracing::debug!(device = plan.device, "a probe could not be sent: {reason}");
             Outcome::Unasked
         }
     }

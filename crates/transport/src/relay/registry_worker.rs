@@ -11,7 +11,7 @@ use braid_model::key::PublicKey;
 use braid_peer::registry::{ClientId, Month, RedeemError, RegisteredClient, Registry};
 use tokio::sync::{mpsc, oneshot};
 
-/// Orders that wait at most. Each is of a connection that has not been let in, of which there are no more, or one of two others.
+/// Commands that wait at most. Each is of a connection that has not been let in, of which there are no more, or one of two others.
 const WAITING: usize = 1026;
 /// How long the last usage may take to be written down.
 const LAST_WORD: Duration = Duration::from_secs(10);
@@ -33,9 +33,9 @@ pub(super) struct Used {
     pub(super) up: ByteCount,
 }
 
-/// What the registry is asked for.
+/// What the registry's thread is asked to do.
 #[derive(Debug)]
-enum Order {
+enum RegistryCommand {
     Judge(Applicant),
     /// Whether others have changed it, and what these clients are now.
     Look(Vec<PublicKey>),
@@ -45,9 +45,9 @@ enum Order {
 /// Who an applicant is, and what it has used of its month; or a code of [`refusals`] and the reason.
 pub(super) type RegistryDecision = Result<(RegisteredClient, Month), (u64, String)>;
 
-/// What it says.
+/// What the registry's thread reports.
 #[derive(Debug)]
-pub(super) enum Word {
+pub(super) enum RegistryEvent {
     /// Whether an applicant may have a path.
     Judged(Applicant, Box<RegistryDecision>),
     /// Who the clients are now that were asked for; empty if nobody has changed anything.
@@ -57,46 +57,46 @@ pub(super) enum Word {
 }
 
 /// The relay's end.
-pub(super) struct Clerk {
-    orders: SyncSender<Order>,
-    words: mpsc::UnboundedReceiver<Word>,
+pub(super) struct RegistryWorker {
+    commands: SyncSender<RegistryCommand>,
+    events: mpsc::UnboundedReceiver<RegistryEvent>,
     ended: oneshot::Receiver<()>,
     looking: bool,
     writing: bool,
 }
 
-impl Clerk {
+impl RegistryWorker {
     /// Gives the registry its thread.
     pub(super) fn start(registry: Registry) -> std::io::Result<Self> {
-        let (orders, inbox) = sync_channel(WAITING);
-        let (say, words) = mpsc::unbounded_channel();
+        let (commands, inbox) = sync_channel(WAITING);
+        let (say, events) = mpsc::unbounded_channel();
         let (end, ended) = oneshot::channel();
         std::thread::Builder::new().name("registry".to_owned()).spawn(move || {
             work(registry, &inbox, &say);
             let _ = end.send(());
         })?;
-        Ok(Self { orders, words, ended, looking: false, writing: false })
+        Ok(Self { commands, events, ended, looking: false, writing: false })
     }
 
-    /// What it says next.
-    pub(super) async fn word(&mut self) -> Word {
-        let Some(word) = self.words.recv().await else { return std::future::pending().await };
-        match word {
-            Word::Judged(..) => {}
-            Word::Looked(_) => self.looking = false,
-            Word::Written => self.writing = false,
+    /// The next event.
+    pub(super) async fn event(&mut self) -> RegistryEvent {
+        let Some(event) = self.events.recv().await else { return std::future::pending().await };
+        match event {
+            RegistryEvent::Judged(..) => {}
+            RegistryEvent::Looked(_) => self.looking = false,
+            RegistryEvent::Written => self.writing = false,
         }
-        word
+        event
     }
 
     /// Asks who an applicant is; `false` where too many wait.
     pub(super) fn judge(&self, applicant: Applicant) -> bool {
-        self.orders.try_send(Order::Judge(applicant)).is_ok()
+        self.commands.try_send(RegistryCommand::Judge(applicant)).is_ok()
     }
 
     /// Asks what these clients are now, unless the last answer is still awaited.
     pub(super) fn look(&mut self, clients: Vec<PublicKey>) {
-        self.looking = self.looking || self.orders.try_send(Order::Look(clients)).is_ok();
+        self.looking = self.looking || self.commands.try_send(RegistryCommand::Look(clients)).is_ok();
     }
 
     /// Whether usage is still being written down.
@@ -106,37 +106,37 @@ impl Clerk {
 
     /// Has usage written down.
     pub(super) fn write(&mut self, used: Vec<Used>) {
-        self.writing |= self.orders.try_send(Order::Write(used)).is_ok();
+        self.writing |= self.commands.try_send(RegistryCommand::Write(used)).is_ok();
     }
 
     /// Waits until all is written down, but not for a disk that does not answer.
     pub(super) async fn end(self) {
-        let Self { orders, ended, .. } = self;
-        drop(orders);
+        let Self { commands, ended, .. } = self;
+        drop(commands);
         if tokio::time::timeout(LAST_WORD, ended).await.is_err() {
             tracing::error!("the registry's disk does not answer: what clients used last is not written down");
         }
     }
 }
 
-fn work(mut registry: Registry, orders: &Receiver<Order>, words: &mpsc::UnboundedSender<Word>) {
-    while let Ok(order) = orders.recv() {
-        let word = match order {
-            Order::Judge(applicant) => {
+fn work(mut registry: Registry, commands: &Receiver<RegistryCommand>, events: &mpsc::UnboundedSender<RegistryEvent>) {
+    while let Ok(command) = commands.recv() {
+        let event = match command {
+            RegistryCommand::Judge(applicant) => {
                 let decision = judge(&mut registry, &applicant);
-                Word::Judged(applicant, Box::new(decision))
+                RegistryEvent::Judged(applicant, Box::new(decision))
             }
-            Order::Look(clients) => Word::Looked(look(&mut registry, clients)),
-            Order::Write(used) => {
+            RegistryCommand::Look(clients) => RegistryEvent::Looked(look(&mut registry, clients)),
+            RegistryCommand::Write(used) => {
                 used.into_iter().for_each(|used| registry.count(used.client, used.down, used.up, SystemTime::now()));
                 if let Some(trouble) = registry.flush() {
                     tracing::error!(trouble, "usage cannot be written down");
                 }
-                Word::Written
+                RegistryEvent::Written
             }
         };
         // Once the relay listens no more, usage is still written down.
-        let _ = words.send(word);
+        let _ = events.send(event);
     }
 }
 
