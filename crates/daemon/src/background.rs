@@ -2,12 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use braid_platform::linux::sys::process::{
@@ -19,6 +20,8 @@ use braid_store::lock;
 const ENDING: Duration = Duration::from_secs(10);
 /// How much of the end of its log is read.
 const LOG_END: u64 = 256 << 10;
+/// A log that is longer is cut to its end: its folder is in memory, and a daemon runs for months.
+const LOG_MOST: u64 = 4 << 20;
 /// Lines of the log that are shown where it does not name an error.
 const LINES: usize = 20;
 
@@ -112,11 +115,47 @@ impl Drop for Background {
     }
 }
 
+/// Whether this process is a daemon in the background, whose standard output is its log.
+static DETACHED: AtomicBool = AtomicBool::new(false);
+
+/// Cuts the log to its end where it has grown long. To be called now and then by a daemon; it does nothing where the log is not this program's.
+///
+/// # Errors
+/// Those of reading and writing the log.
+pub fn bound_log() -> io::Result<()> {
+    if !DETACHED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    bound(&File::from(io::stdout().as_fd().try_clone_to_owned()?), LOG_MOST)
+}
+
+fn bound(mut log: &File, most: u64) -> io::Result<()> {
+    let facts = log.metadata()?;
+    if !facts.is_file() || facts.len() <= most {
+        return Ok(());
+    }
+    let end = end_of(log)?;
+    let first = end.find('\n').map_or(0, |line| line + 1);
+    log.set_len(0)?;
+    log.write_all(format!("(what was here was cut off: {most} bytes are kept at most)\n{}", &end[first..]).as_bytes())
+}
+
+/// The end of a log.
+fn end_of(file: &File) -> io::Result<String> {
+    let length = file.metadata()?.len();
+    let first = length.saturating_sub(LOG_END);
+    let mut bytes = vec![0; usize::try_from(length - first).map_err(io::Error::other)?];
+    // The writers' place in the file is this one's too: it must not move.
+    file.read_exact_at(&mut bytes, first)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// Leaves the starter's session and open files. Call it first thing: it closes every file but the standard ones.
 ///
 /// # Errors
 /// Those of `close_range` and `setsid`.
 pub fn detach() -> io::Result<()> {
+    DETACHED.store(true, Ordering::Relaxed);
     close_inherited(&[])?;
     leave_session()?;
     // Of the name it was started by, /proc/self/exe, the kernel shows "exe".
@@ -158,12 +197,7 @@ impl Log {
     }
 
     fn end(&self) -> io::Result<String> {
-        let length = self.file.metadata()?.len();
-        let first = length.saturating_sub(LOG_END);
-        let mut bytes = vec![0; usize::try_from(length - first).map_err(io::Error::other)?];
-        // The writers' place in the file is this one's too: it must not move.
-        self.file.read_exact_at(&mut bytes, first)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        end_of(&self.file)
     }
 }
 
@@ -198,6 +232,24 @@ mod tests {
         assert_eq!(last_words(&lines).lines().collect::<Vec<_>>().len(), LINES);
         assert!(last_words(&lines).ends_with("INFO 29"));
         assert_eq!(last_words(""), "");
+    }
+
+    #[test]
+    fn a_long_log_is_cut_to_its_end_and_written_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Log::create(&folder.path().join("run/network-1.log")).unwrap();
+        let mut writer = log.writer().unwrap();
+        let line = |number: u32| format!("INFO {number:08}\n");
+        (0..50_000).for_each(|number| writer.write_all(line(number).as_bytes()).unwrap());
+        bound(&log.file, 1 << 20).unwrap();
+        assert_eq!(log.file.metadata().unwrap().len(), 50_000 * 14, "it is not long yet");
+        bound(&log.file, 600_000).unwrap();
+        writer.write_all(b"INFO next\n").unwrap();
+        let left = std::fs::read_to_string(&log.path).unwrap();
+        let lines: Vec<&str> = left.lines().collect();
+        assert!(left.len() as u64 <= LOG_END + 200 && lines[0].contains("cut off"), "{}", lines[0]);
+        assert!(lines[1].len() == 13 && lines[1].starts_with("INFO 000"), "whole lines: {}", lines[1]);
+        assert_eq!(&lines[lines.len() - 2..], ["INFO 00049999", "INFO next"]);
     }
 
     #[test]

@@ -410,6 +410,9 @@ impl Daemon<'_> {
                     self.keep_pins();
                     self.peers.sweep();
                     let_go_of_code();
+                    if let Err(error) = background::bound_log() {
+                        tracing::warn!("the daemon's log cannot be cut: {error}");
+                    }
                 }
                 Some(request) = self.inbox.recv() => {
                     if self.on_request(request) {
