@@ -70,7 +70,7 @@ words! {
         Connecting = "connecting",
         /// It is reached.
         Up = "up",
-        /// It turned this machine away.
+        /// It refused this machine.
         Refused = "refused",
         /// A server to which no flow needs a bond now.
         Idle = "idle",

@@ -82,7 +82,7 @@ pub struct Counters {
     pub untracked: Option<u64>,
     /// Events of the kernel that were lost.
     pub lost_events: Option<u64>,
-    /// Connections turned to the daemon, which carries them to a peer.
+    /// Connections redirected to the daemon, which forwards them to a peer.
     pub redirected: Option<u64>,
     /// Connections that should have been, and went direct for want of room or of a way.
     pub not_redirected: Option<u64>,

@@ -57,7 +57,7 @@ pub enum Loss {
     Silent,
     /// The other end has closed it, or does not know it any more. Until a path has joined, anybody on the way may have said so.
     Closed,
-    /// The peer turned the client away, or has shown another key.
+    /// The peer refused the client, or has shown another key.
     Refused,
     /// The peer does not know the bond.
     UnknownBond,

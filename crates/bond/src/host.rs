@@ -109,7 +109,7 @@ pub enum DialError {
     NoBond(BondId),
 }
 
-/// What a server has of bonds and connections at most; what is beyond is turned away with [`refusals::BUSY`], or by QUIC.
+/// What a server has of bonds and connections at most; what is beyond is refused with [`refusals::BUSY`], or by QUIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostLimits {
     /// Bonds.

@@ -8,7 +8,7 @@ use braid_model::{ByteCount, Rate, Time};
 use crate::tracker::{ACK_DELAY, Item, Received, Tracker};
 use crate::{FlowKey, PathFacts};
 
-/// Silence beyond what is due is borne at least this long before a path is suspected.
+/// Silence beyond what is due is tolerated at least this long before a path is suspected.
 const MIN_SLACK: Duration = Duration::from_millis(20);
 /// and at most this long, however long acknowledgements took before: one that was long under way must not keep a path from being asked.
 const MAX_WAIT: Duration = Duration::from_secs(10);

@@ -48,9 +48,9 @@ fn frames_cut_or_with_a_bit_turned_do_no_harm() {
         let mut datagram = vec![0];
         datagram.extend(digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8));
         for bit in 0..datagram.len() * 8 {
-            let mut turned = datagram.clone();
-            turned[bit / 8] ^= 1 << (bit % 8);
-            entry::frames(&turned);
+            let mut flipped = datagram.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            entry::frames(&flipped);
             entry::frames(&datagram[..bit / 8]);
             count += 1;
         }

@@ -308,7 +308,7 @@ fn selectors(value: &Value<'_>, links: &[LinkEntry], world: &World) -> Option<Ve
     (!read.is_empty()).then_some(read)
 }
 
-/// Notes a link that no entry and no device bears, and one that is excluded.
+/// Notes a name that no entry and no device has, and one that is excluded.
 fn known(value: &Value<'_>, selector: &LinkSelector, links: &[LinkEntry], world: &World) {
     let LinkSelector::Name(pattern) = selector else { return };
     let declared = || links.iter().filter_map(|link| Some((link.rule.matcher.name.as_ref()?, link.rule.role)));

@@ -41,7 +41,7 @@ pub(super) fn entries(value: Value<'_>, profiles: &Profiles, world: &World) -> V
     read
 }
 
-/// Warns of a name that no device bears now. A pattern says by itself that devices come and go, and a start may be before them.
+/// Warns of a name that no device has now. A pattern says by itself that devices come and go, and a start may be before them.
 fn absent(value: &Value<'_>, entry: &LinkEntry, world: &World) {
     let Some(name) = entry.rule.matcher.name.as_ref().filter(|name| !name.as_str().contains('*')) else { return };
     if !world.strict || world.devices.is_empty() || world.devices.iter().any(|device| name.matches(device)) {

@@ -241,7 +241,7 @@ fn a_start_takes_names_this_machine_does_not_have() {
 }
 
 #[test]
-fn regression_a_link_that_no_device_bears_is_warned_of() {
+fn regression_a_link_that_no_device_has_is_warned_of() {
     let text = "[[link]]\nname = \"wlan7\"\n[[link]]\nname = \"usb*\"\n[[link]]\nname = \"eth0\"\n";
     let [warning] = &parse(text).warnings[..] else { panic!("{:?}", parse(text).warnings) };
     assert_eq!((warning.line, warning.nearest.as_deref(), warning.severity), (1, Some("wlan0"), Severity::Warning));

@@ -23,7 +23,7 @@ use crate::steering::{
 pub enum Steered {
     /// It was given the link in this slot.
     To(usize, FlowId),
-    /// It was turned to the daemon.
+    /// It was redirected to the daemon.
     Redirected,
     /// It was left to the system.
     LeftAlone,

@@ -317,7 +317,7 @@ pub struct SteeringCounters {
     pub lost_events: u64,
     /// Flows ended.
     pub ended: u64,
-    /// Connections turned to the daemon.
+    /// Connections redirected to the daemon.
     pub redirected: u64,
     /// Connections that should have been, and went direct for want of room or of a way.
     pub not_redirected: u64,

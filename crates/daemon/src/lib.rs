@@ -389,7 +389,7 @@ impl Daemon<'_> {
                     self.log_and_retry(STEERING, done);
                 }
                 _ = tick.tick() => self.on_tick(),
-                Some((walked, spent)) = self.polls.1.recv() => self.end_poll(walked, spent),
+                Some((dumped, spent)) = self.polls.1.recv() => self.end_poll(dumped, spent),
                 Some((link, rate)) = self.measured.1.recv() => {
                     let done = self.core.on_measured(now(), link, rate);
                     self.log_and_retry(STEERING, done);

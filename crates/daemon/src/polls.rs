@@ -1,4 +1,4 @@
-//! Looks at the flows: what they move, and what that teaches.
+//! Polls the flows: what they move, and what that teaches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::system::unix;
 
 /// Up to so many flows are read in between; more of them by a thread of its own, since clients and packets must not wait for it.
 const FEW_FLOWS: usize = 200;
-/// Looks at the flows take one part in so many of a processor's time at most.
+/// Polls take one part in so many of a processor's time at most.
 const POLL_SHARE: u32 = 50;
 /// Whoever asks for many flows may be told of a poll so old.
 const FRESH: Duration = Duration::from_secs(1);

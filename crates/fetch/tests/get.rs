@@ -150,10 +150,10 @@ fn what_changed_since_is_fetched_anew() {
     let turn = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let now = turn.clone();
     let server = Server::start(move |asked| {
-        let turned = now.load(std::sync::atomic::Ordering::SeqCst);
+        let has_changed = now.load(std::sync::atomic::Ordering::SeqCst);
         match asked.range {
-            Some((start, _)) if start >= 1_500_000 && !turned => send(answer("404 Not Found", "", b"")),
-            _ if turned => send(good_with(asked, &served, "ETag: \"new\"\r\n")),
+            Some((start, _)) if start >= 1_500_000 && !has_changed => send(answer("404 Not Found", "", b"")),
+            _ if has_changed => send(good_with(asked, &served, "ETag: \"new\"\r\n")),
             _ => send(good(asked, &old)),
         }
     });

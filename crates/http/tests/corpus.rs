@@ -1,4 +1,4 @@
-//! Replays the fuzzer's corpus: each file of `tests/corpus` through the entry that its name begins with, whole, cut, and with a bit turned.
+//! Replays the fuzzer's corpus: each file of `tests/corpus` through the entry that its name begins with, whole, cut, and with a bit flipped.
 
 #[path = "support/entry.rs"]
 mod entry;
@@ -65,9 +65,9 @@ fn what_is_cut_or_has_a_bit_turned_does_no_harm() {
         // Some hundred places of a long one.
         let step = (bytes.len() / 200).max(1);
         for at in (0..bytes.len()).step_by(step) {
-            let mut turned = bytes.clone();
-            turned[at] ^= 1 << (at % 7);
-            through(&kind, &turned);
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << (at % 7);
+            through(&kind, &flipped);
             through(&kind, &bytes[..at]);
             count += 1;
         }

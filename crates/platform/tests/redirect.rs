@@ -286,7 +286,7 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         fetch(addr("203.0.113.10:80"), 1000);
         assert_eq!(told(&mut TcpStream::connect("203.0.113.10:53").unwrap()), addr("203.0.113.10:53"), "its rule asks for it");
         steering.set_servers(&servers, &[(servers[0], 53)]).unwrap();
-        assert!(TcpStream::connect("203.0.113.10:53").is_err(), "that service is shut");
+        assert!(TcpStream::connect("203.0.113.10:53").is_err(), "that port is closed");
         steering.set_servers(&[], &[]).unwrap();
         fetch(addr("203.0.113.10:80"), 1000);
         assert_eq!(taker.taken().len(), 5);

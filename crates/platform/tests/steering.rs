@@ -165,8 +165,8 @@ fn datagrams_are_counted_only_while_a_udp_socket_is_steered() {
         drop(socket);
         // The kernel frees a closed socket a little later.
         let closed = std::time::Instant::now();
-        for walk in 4.. {
-            steering.flows(later(20 * walk)).unwrap();
+        for dump in 4.. {
+            steering.flows(later(20 * dump)).unwrap();
             if !steering.counts_datagrams() {
                 break;
             }

@@ -45,7 +45,7 @@ impl Default for Users {
     }
 }
 
-/// Why a client is turned away.
+/// Why a client is refused.
 #[derive(Debug, Error)]
 pub(crate) enum TurnedAway {
     /// It is from elsewhere.

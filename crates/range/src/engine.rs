@@ -90,7 +90,7 @@ impl Request {
 /// One server over one link.
 #[derive(Debug, Default)]
 pub(crate) struct Reach {
-    /// Connections that the server bears.
+    /// Connections that the server accepts at a time.
     pub(crate) limit: Option<usize>,
     pub(crate) not_before: Time,
     pub(crate) failures: u32,

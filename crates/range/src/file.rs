@@ -39,7 +39,7 @@ pub(crate) struct File {
 pub(crate) enum Adopted {
     /// No other answer has shown yet that there are ranges that fit; this one goes on alone.
     Doubt(RequestId),
-    /// All comes by this one: there are none, or, where `hope`, the server does not bear another question now.
+    /// All comes by this one: there are none, or, where `hope`, the server accepts no further request now.
     Whole { first: RequestId, hope: bool },
     /// There are; it is a file like any other.
     Proven,

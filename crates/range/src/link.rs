@@ -1,4 +1,4 @@
-//! A link: what it brings, how many requests it bears, whether it answers.
+//! A link: what it brings, how many requests it takes at a time, whether it answers.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub(crate) struct Silent {
     pub(crate) pause: Duration,
 }
 
-/// The search for the number of requests that a link bears.
+/// The search for the number of requests that a link takes at a time.
 #[derive(Debug, Clone, Copy)]
 struct Climb {
     since: Time,

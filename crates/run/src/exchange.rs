@@ -23,9 +23,9 @@ use tokio::net::UdpSocket;
 use super::carrying::{Carrying, source};
 use super::redirect_states::{RedirectState, State};
 
-/// How often it is looked whether the program's socket is still there.
-const LOOK: Duration = Duration::from_millis(250);
-/// How often it is looked whether a thread that waits for a datagram has a signal to handle.
+/// How often Braid checks whether the program's socket is still there.
+const POLL: Duration = Duration::from_millis(250);
+/// How often Braid checks whether a thread that waits for a datagram has a signal to handle.
 const SIGNALS: Duration = Duration::from_millis(50);
 
 /// A datagram socket whose datagrams Braid forwards.
@@ -82,13 +82,13 @@ impl Carrying {
 
     async fn forward_exchange(&self, exchange: RedirectedExchange) {
         let mut onward: Option<UdpExchange> = None;
-        let mut look = tokio::time::interval(LOOK);
+        let mut poll = tokio::time::interval(POLL);
         let mut quiet = false;
         loop {
             tokio::select! {
                 ready = exchange.ours.readable() => {
                     quiet = false;
-                    // An error: its program's socket is closed, which the next look shows too.
+                    // An error: its program's socket is closed, which the next poll shows too.
                     let Ok(payload) = ready.and_then(|()| datagram::try_receive(&exchange.ours)) else { continue };
                     if onward.is_none() {
                         onward = self.open(&exchange).await;
@@ -102,8 +102,8 @@ impl Carrying {
                     // The flow is over; the next datagram opens another.
                     Err(_) => onward = None,
                 },
-                _ = look.tick() => {
-                    // What it sent last may come after it is gone: one look more.
+                _ = poll.tick() => {
+                    // What it sent last may come after it is gone: one poll more.
                     let here = exchange.is_here() && self.is_current(&exchange);
                     if !here && quiet {
                         break;

@@ -14,7 +14,7 @@ const AROUND: u64 = 64;
 const BACK: u64 = 1 << 20;
 
 /// How often it is looked whether the supervisor gets on with its work. One that does not for that long is taken for hung.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_secs(2);
 
 /// How far the supervisor has come, in memory that it shares with the guard.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ pub(super) fn run(listener: &Listener, lifeline: &PipeReader, progress: Progress
     let mut before = None;
     loop {
         // Asked for no data on the listener: a call does not wake this process while the supervisor lives.
-        match process::poll([(lifeline.as_fd(), true), (listener.as_fd(), false)], Some(LOOK)) {
+        match process::poll([(lifeline.as_fd(), true), (listener.as_fd(), false)], Some(POLL)) {
             Ok([alive, _]) if alive.hung_up => break,
             Ok([_, command]) if command.hung_up => return,
             Ok(_) => {}

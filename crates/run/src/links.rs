@@ -385,10 +385,10 @@ pub(super) mod tests {
     fn what_was_learnt_of_a_link_outlives_it() {
         let mut links = links(&network(2), &[]);
         let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true, queued: false }; 2];
-        for look in 0..40u64 {
+        for poll in 0..40u64 {
             links.on_counters(
-                Time::from_millis(1000 + look * 250),
-                [(LinkIndex(2), ByteCount::new(look * 625_000), ByteCount::ZERO)],
+                Time::from_millis(1000 + poll * 250),
+                [(LinkIndex(2), ByteCount::new(poll * 625_000), ByteCount::ZERO)],
                 busy,
             );
         }
@@ -409,9 +409,9 @@ pub(super) mod tests {
         assert_eq!(rate(&links, NOW), Rate::from_mbps(100));
         let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true, queued: false }; 2];
         let mut now = NOW;
-        for look in 0..40u64 {
-            now = Time::from_millis(1000 + look * 250);
-            links.on_counters(now, [(LinkIndex(1), ByteCount::new(look * 625_000), ByteCount::ZERO)], busy);
+        for poll in 0..40u64 {
+            now = Time::from_millis(1000 + poll * 250);
+            links.on_counters(now, [(LinkIndex(1), ByteCount::new(poll * 625_000), ByteCount::ZERO)], busy);
         }
         let found = rate(&links, now).bps() as f64 / 20e6;
         assert!((0.85..1.15).contains(&found), "{found}");

@@ -29,7 +29,7 @@ use super::relays::Relay;
 use super::streams::StreamSeen;
 
 /// How often followed streams are looked up.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL: Duration = Duration::from_millis(250);
 /// How long the first connect waits for the network to be known.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
@@ -313,7 +313,7 @@ impl Shared {
         }
     }
 
-    fn look(&self) {
+    fn poll_sockets(&self) {
         if !self.chooser().has_streams() {
             return;
         }
@@ -352,8 +352,8 @@ pub(super) fn follow(shared: &Arc<Shared>) {
             Err(error) => return failed(&error),
         };
         let mut refused = Vec::new();
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut poll = tokio::time::interval(POLL);
+        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let snapshot = network.borrow_and_update().clone();
             let now_refused = shared.on_network(&snapshot);
@@ -371,8 +371,8 @@ pub(super) fn follow(shared: &Arc<Shared>) {
                         Ok(()) => break,
                         Err(error) => return failed(&error),
                     },
-                    _ = look.tick() => {
-                        shared.look();
+                    _ = poll.tick() => {
+                        shared.poll_sockets();
                         for plan in shared.due_probes() {
                             tokio::spawn(Arc::clone(shared).ask(plan));
                         }

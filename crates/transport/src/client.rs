@@ -75,7 +75,7 @@ pub enum State {
     Up,
     /// It was there, or could be, and no path answers: why, as the last one said.
     Unreachable(String),
-    /// The peer turned this client away.
+    /// The peer refused this client.
     Refused(String),
     /// Whoever answers there has another key than the peer: nothing is sent to it.
     AnotherKey,
@@ -340,7 +340,7 @@ impl Keeper {
             self.found.place(ipv6, old.address(ipv6, before)?)
         };
         self.dialler.on_addresses(place);
-        self.found.look();
+        self.found.resolve();
     }
 
     fn on_due(&mut self) {
@@ -365,12 +365,12 @@ impl Keeper {
         let (place, failed_before) = self.dialler.address(route);
         let Some(remote) = self.found.address(family == Family::V6, place) else {
             self.dialler.on_undialled(Instant::now(), route, false);
-            self.found.look();
+            self.found.resolve();
             return;
         };
         if failed_before {
             // It may have moved.
-            self.found.look();
+            self.found.resolve();
         }
         let path = self.dialler.next_path();
         let (id, tls, name, token) = (self.id(), self.tls.clone(), self.peer.name.clone(), self.peer.token);

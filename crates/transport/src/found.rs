@@ -12,7 +12,7 @@ pub(crate) struct Found {
     given: Vec<SocketAddr>,
     /// Those that names led to last.
     named: Vec<SocketAddr>,
-    looking: Option<JoinHandle<Vec<SocketAddr>>>,
+    resolving: Option<JoinHandle<Vec<SocketAddr>>>,
 }
 
 impl Found {
@@ -22,7 +22,7 @@ impl Found {
             Host::Name(_) => None,
         });
         let names = addresses.iter().filter(|address| matches!(address.host, Host::Name(_))).cloned().collect();
-        Self { names, given: given.collect(), named: Vec::new(), looking: None }
+        Self { names, given: given.collect(), named: Vec::new(), resolving: None }
     }
 
     /// The address to try now: those of the family in turn.
@@ -41,12 +41,12 @@ impl Found {
     }
 
     /// Begins to look names up, unless that goes on already.
-    pub(crate) fn look(&mut self) {
-        if self.looking.is_some() || self.names.is_empty() {
+    pub(crate) fn resolve(&mut self) {
+        if self.resolving.is_some() || self.names.is_empty() {
             return;
         }
         let names = self.names.clone();
-        self.looking = Some(tokio::spawn(async move {
+        self.resolving = Some(tokio::spawn(async move {
             let mut found = Vec::new();
             for name in names {
                 found.extend(tokio::net::lookup_host(name.to_string()).await.into_iter().flatten());
@@ -57,9 +57,9 @@ impl Found {
 
     /// Waits for what is being looked up; whether there are addresses that were not known.
     pub(crate) async fn changed(&mut self) -> bool {
-        let Some(looking) = &mut self.looking else { return std::future::pending().await };
-        let found = looking.await.unwrap_or_default();
-        self.looking = None;
+        let Some(resolving) = &mut self.resolving else { return std::future::pending().await };
+        let found = resolving.await.unwrap_or_default();
+        self.resolving = None;
         let fresh = found.iter().any(|address| !self.named.contains(address));
         // One that cannot be looked up now may still be where it was.
         if !found.is_empty() {
@@ -71,8 +71,8 @@ impl Found {
 
 impl Drop for Found {
     fn drop(&mut self) {
-        if let Some(looking) = &self.looking {
-            looking.abort();
+        if let Some(resolving) = &self.resolving {
+            resolving.abort();
         }
     }
 }
@@ -86,27 +86,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn addresses_take_turns_in_their_family_and_need_no_looking_up() {
+    async fn addresses_take_turns_in_their_family_and_need_no_look_up() {
         let mut found = found(&["192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.2:3"]);
         let turns: Vec<String> = (0..3).filter_map(|place| found.address(false, place)).map(|address| address.to_string()).collect();
         assert_eq!(turns, ["192.0.2.1:1", "192.0.2.2:3", "192.0.2.1:1"]);
         assert_eq!(found.address(true, 7).unwrap().to_string(), "[2001:db8::1]:2");
-        found.look();
-        assert!(found.looking.is_none());
+        found.resolve();
+        assert!(found.resolving.is_none());
     }
 
     #[tokio::test]
     async fn a_name_is_news_once_and_kept_when_it_cannot_be_looked_up() {
         let mut found = found(&["localhost:5757"]);
         assert_eq!((found.address(false, 0), found.address(true, 0)), (None, None));
-        found.look();
+        found.resolve();
         assert!(found.changed().await);
         let first = [false, true].map(|ipv6| found.address(ipv6, 0));
         assert!(first.iter().flatten().all(|address| address.ip().is_loopback()) && first != [None, None]);
-        found.look();
+        found.resolve();
         assert!(!found.changed().await, "the same again is no news");
         found.names = vec!["no-such-host.invalid:5757".parse().unwrap()];
-        found.look();
+        found.resolve();
         assert!(!found.changed().await);
         assert_eq!([false, true].map(|ipv6| found.address(ipv6, 0)), first);
     }

@@ -233,7 +233,7 @@ impl Relay {
                     if let Some(jump) = self.clock.jump() {
                         tracing::warn!("{jump}");
                     }
-                    self.look();
+                    self.refresh();
                     self.guard_memory();
                 }
                 _ = flush.tick() => {
@@ -345,7 +345,7 @@ impl Relay {
                     Err((code, reason)) => self.turn_away(connection, remote, code, &reason),
                 }
             }
-            RegistryEvent::Looked(clients) => clients.into_iter().for_each(|(key, client)| self.on_client(key, client)),
+            RegistryEvent::Refreshed(clients) => clients.into_iter().for_each(|(key, client)| self.on_client(key, client)),
             RegistryEvent::Written => {}
         }
     }
@@ -397,10 +397,10 @@ impl Relay {
     }
 
     /// What others have changed in the registry is to take effect on those who are connected.
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         self.sources.sweep(Instant::now());
         if let Some(worker) = &mut self.worker {
-            worker.look(self.accounts.keys().copied().collect());
+            worker.refresh(self.accounts.keys().copied().collect());
         }
     }
 

@@ -398,7 +398,7 @@ async fn regression_a_relay_that_stops_delivers_what_it_has_taken_first() {
     flow.finish();
     tokio::time::timeout(PATIENCE, taken).await.expect("the relay takes all").unwrap();
     drop(relay.stop.take());
-    // Longer than from one look of the relay's to the next.
+    // Longer than from one poll of the relay's to the next.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let mut read = 0;
     while let Some(data) = tokio::time::timeout(PATIENCE, flow.read()).await.expect("no silence").expect("no reset") {

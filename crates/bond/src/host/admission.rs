@@ -21,7 +21,7 @@ const STRANGERS: usize = 1024;
 const STRANGERS_OF_ONE: usize = 128;
 /// With fewer strangers than this nobody counts whose they are.
 const FEW: usize = 64;
-/// One that was turned away is closed after this.
+/// One that was refused is closed after this.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Connections of one bond at a time: each of its paths may be replaced by another.
 const CONNECTIONS: usize = 2 * midrr::MAX_LINKS;

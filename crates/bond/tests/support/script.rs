@@ -386,7 +386,7 @@ impl Play<'_> {
         for (flow, _) in self.flows.clone() {
             self.ends[0].set_policy(flow, FlowPolicy::default());
         }
-        // Silences are borne for ten seconds at most, a few times over.
+        // Silences are tolerated for ten seconds at most, a few times over.
         for _ in 0..12_000 {
             self.deliver_all();
             self.pump();

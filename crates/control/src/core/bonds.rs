@@ -64,7 +64,7 @@ impl<S: Steering> Core<S> {
         self.judge(now)
     }
 
-    /// A peer can be reached from now on, or cannot: connections whose rule asks for it are turned to the daemon, or go direct. Those that
+    /// A peer can be reached from now on, or cannot: connections whose rule asks for it are redirected to the daemon, or go direct. Those that
     /// run are not touched.
     pub fn set_peer_ready(&mut self, now: Time, name: &str, ready: bool) -> Result<(), SteeringError> {
         let changed = if ready { self.peers.insert(name.to_owned()) } else { self.peers.remove(name) };

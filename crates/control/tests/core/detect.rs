@@ -49,7 +49,7 @@ impl World {
 }
 
 /// A flow to the server that was redirected.
-fn turned(now: Time) -> RedirectedFlow {
+fn redirected_flow(now: Time) -> RedirectedFlow {
     RedirectedFlow {
         id: FlowId(1),
         remote: (SERVER, 443).into(),
@@ -264,7 +264,7 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
     world.set_network();
     world.spoken_with("test", ("203.0.113.10", 443), false);
     world.answer(DetectionAnswer::Runs(KEY.into()));
-    let flow = turned(world.now);
+    let flow = redirected_flow(world.now);
     assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
     world.core.on_network(world.now, network).unwrap();
     assert_eq!(world.core.server_of(world.now, &flow), None);
@@ -280,7 +280,7 @@ fn regression_nothing_goes_straight_past_a_firewall_that_looks_at_who_sends() {
     world.core.set_owner_filter(world.now, Some("a rule looks at users".into())).unwrap();
     assert!(world.core.steering().servers().is_empty() && !world.is_redirected("test"));
     assert!(world.is_redirected("relayed"), "its rule asks for it");
-    let to_server = RedirectedFlow { filtered: false, ..turned(world.now) };
+    let to_server = RedirectedFlow { filtered: false, ..redirected_flow(world.now) };
     assert_eq!(world.core.server_of(world.now, &to_server), None, "a relay carries it");
     let told = explained(&mut world, "test");
     assert!(told.contains("runs Braid, but a rule looks at users: the flow goes direct"), "{told}");
@@ -312,7 +312,7 @@ fn regression_a_flow_whose_cgroup_others_filter_keeps_to_its_socket() {
     world.run(Duration::from_millis(300));
     let told = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..Default::default() }).unwrap().reason;
     assert!(told.contains("a BPF program that is not Braid's filters the flow's cgroup"), "{told}");
-    let flow = RedirectedFlow { filtered: true, ..turned(world.now) };
+    let flow = RedirectedFlow { filtered: true, ..redirected_flow(world.now) };
     assert_eq!(world.core.server_of(world.now, &flow), None, "what a rule bonds goes to a relay");
 }
 

@@ -65,12 +65,13 @@ fn what_asks_for_a_relay_is_redirected_while_that_can_be_reached() {
     assert_eq!(redirected(&mut world), [true, true, false, false]);
     world.core.set_peer_ready(world.now, "home", false).unwrap();
     assert_eq!(redirected(&mut world), [false; 4]);
-    let relays = [Some(2), Some(3), Some(0), Some(9), None].map(|rule| world.core.rule_of(&turned(rule)).map(|rule| rule.relay.clone()));
+    let relays =
+        [Some(2), Some(3), Some(0), Some(9), None].map(|rule| world.core.rule_of(&redirected_flow(rule)).map(|rule| rule.relay.clone()));
     assert_eq!(relays, [Some(Some("home".to_owned())), Some(None), None, None, None], "the first rule is an exclusion");
 }
 
-/// A flow that was turned to the daemon by the rule of this number.
-fn turned(rule: Option<u8>) -> RedirectedFlow {
+/// A flow that was redirected to the daemon by the rule of this number.
+fn redirected_flow(rule: Option<u8>) -> RedirectedFlow {
     RedirectedFlow {
         id: FlowId(1),
         remote: (SERVER, 443).into(),
@@ -104,7 +105,7 @@ fn regression_what_no_relay_takes_leaves_as_the_kernel_would_have_steered_it() {
     let mut world = World::new(config.clone());
     world.run(Duration::from_secs(1));
     let found = |world: &World| {
-        [0, 1, 2, 3].map(|rule| world.core.bond_policy(world.now, &turned(Some(rule)))).map(|policy| (policy.exit, policy.links))
+        [0, 1, 2, 3].map(|rule| world.core.bond_policy(world.now, &redirected_flow(Some(rule)))).map(|policy| (policy.exit, policy.links))
     };
     let by = |name: &str| Exit::Device(name.to_owned());
     let all = u64::MAX;
@@ -136,7 +137,7 @@ fn a_relays_refusals_are_noted_within_bounds_and_believed_of_private_addresses_o
     let quota: Vec<String> = (0..3).filter_map(|_| refused(0x0808_0808, QUOTA)).collect();
     assert!(quota.len() == 1 && quota[0].contains("bytes of the month"), "{quota:#?}");
     let refusing = |world: &World, remote: [u8; 4]| {
-        let flow = RedirectedFlow { remote: (remote, 443).into(), ..turned(None) };
+        let flow = RedirectedFlow { remote: (remote, 443).into(), ..redirected_flow(None) };
         world.core.bond_policy(world.now, &flow).refusing
     };
     assert_eq!((refusing(&world, [10, 0, 0, 7]), refusing(&world, [8, 8, 8, 8])), (vec!["home".to_owned()], Vec::new()));

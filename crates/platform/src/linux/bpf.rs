@@ -66,8 +66,8 @@ pub struct BpfSteering {
     prefixes: [Vec<(IpNet, bool)>; 2],
     /// How many prefixes found no room there, by family.
     missing_prefixes: [usize; 2],
-    /// When the banks were turned last.
-    turned: Option<Time>,
+    /// When the banks were switched last.
+    switched: Option<Time>,
     /// What redirected sockets need is attached, or there are none, since nothing is attached.
     serves_redirected: bool,
     heal: heal::Heal,
@@ -248,7 +248,7 @@ impl Steering for BpfSteering {
         let undirected = noted.is_err().then(|| params.without_redirection());
         let params = undirected.as_ref().unwrap_or(params);
         let bank = self.bank ^ 1;
-        if self.turned.is_some_and(|turned| sys::now().since(turned) < LONGEST_RUN) {
+        if self.switched.is_some_and(|switched| sys::now().since(switched) < LONGEST_RUN) {
             // A program that began before the last turn may still read the bank that is written now.
             sys::wait_for_programs();
         }
@@ -263,7 +263,7 @@ impl Steering for BpfSteering {
         let raw = convert::params(params, self.netns, self.exempt);
         typed_map!(self, Array, "params", "put a new policy in force").set(bank, raw, 0).map_err(failed(ACTION))?;
         self.bank = bank;
-        self.turned = Some(sys::now());
+        self.switched = Some(sys::now());
         self.params = params.clone();
         self.heartbeat(sys::now())?;
         noted

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// Less is what time servers correct every day.
 const NOTABLE: Duration = Duration::from_secs(60);
 
-/// The two clocks as they stood at the last look.
+/// The two clocks as they stood at the last reading.
 #[derive(Debug)]
 pub(super) struct Clock {
     steady: Instant,
@@ -26,7 +26,7 @@ impl Clock {
         Self { steady: Instant::now(), wall: SystemTime::now() }
     }
 
-    /// A jump since the last look.
+    /// A jump since the last reading.
     pub(super) fn jump(&mut self) -> Option<Jump> {
         let now = Self::start();
         let jump = between(now.steady.saturating_duration_since(self.steady), self.wall, now.wall);

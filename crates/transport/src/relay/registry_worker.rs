@@ -38,7 +38,7 @@ pub(super) struct Used {
 enum RegistryCommand {
     Judge(Applicant),
     /// Whether others have changed it, and what these clients are now.
-    Look(Vec<PublicKey>),
+    Refresh(Vec<PublicKey>),
     Write(Vec<Used>),
 }
 
@@ -51,7 +51,7 @@ pub(super) enum RegistryEvent {
     /// Whether an applicant may have a path.
     Judged(Applicant, Box<RegistryDecision>),
     /// Who the clients are now that were asked for; empty if nobody has changed anything.
-    Looked(Vec<(PublicKey, Option<RegisteredClient>)>),
+    Refreshed(Vec<(PublicKey, Option<RegisteredClient>)>),
     /// Usage is written down, or kept for the next time.
     Written,
 }
@@ -61,7 +61,7 @@ pub(super) struct RegistryWorker {
     commands: SyncSender<RegistryCommand>,
     events: mpsc::UnboundedReceiver<RegistryEvent>,
     ended: oneshot::Receiver<()>,
-    looking: bool,
+    refreshing: bool,
     writing: bool,
 }
 
@@ -75,7 +75,7 @@ impl RegistryWorker {
             work(registry, &inbox, &say);
             let _ = end.send(());
         })?;
-        Ok(Self { commands, events, ended, looking: false, writing: false })
+        Ok(Self { commands, events, ended, refreshing: false, writing: false })
     }
 
     /// The next event.
@@ -83,7 +83,7 @@ impl RegistryWorker {
         let Some(event) = self.events.recv().await else { return std::future::pending().await };
         match event {
             RegistryEvent::Judged(..) => {}
-            RegistryEvent::Looked(_) => self.looking = false,
+            RegistryEvent::Refreshed(_) => self.refreshing = false,
             RegistryEvent::Written => self.writing = false,
         }
         event
@@ -95,8 +95,8 @@ impl RegistryWorker {
     }
 
     /// Asks what these clients are now, unless the last answer is still awaited.
-    pub(super) fn look(&mut self, clients: Vec<PublicKey>) {
-        self.looking = self.looking || self.commands.try_send(RegistryCommand::Look(clients)).is_ok();
+    pub(super) fn refresh(&mut self, clients: Vec<PublicKey>) {
+        self.refreshing = self.refreshing || self.commands.try_send(RegistryCommand::Refresh(clients)).is_ok();
     }
 
     /// Whether usage is still being written down.
@@ -126,7 +126,7 @@ fn work(mut registry: Registry, commands: &Receiver<RegistryCommand>, events: &m
                 let decision = judge(&mut registry, &applicant);
                 RegistryEvent::Judged(applicant, Box::new(decision))
             }
-            RegistryCommand::Look(clients) => RegistryEvent::Looked(look(&mut registry, clients)),
+            RegistryCommand::Refresh(clients) => RegistryEvent::Refreshed(refresh(&mut registry, clients)),
             RegistryCommand::Write(used) => {
                 used.into_iter().for_each(|used| registry.count(used.client, used.down, used.up, SystemTime::now()));
                 if let Some(trouble) = registry.flush() {
@@ -169,7 +169,7 @@ fn judge(registry: &mut Registry, applicant: &Applicant) -> RegistryDecision {
 }
 
 /// What these clients are now, if others have changed the registry.
-fn look(registry: &mut Registry, clients: Vec<PublicKey>) -> Vec<(PublicKey, Option<RegisteredClient>)> {
+fn refresh(registry: &mut Registry, clients: Vec<PublicKey>) -> Vec<(PublicKey, Option<RegisteredClient>)> {
     let failed = |error| tracing::error!(%error, "the registry cannot be read: who is known stays so");
     match registry.changed() {
         Ok(true) => {}

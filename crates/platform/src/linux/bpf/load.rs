@@ -266,7 +266,7 @@ impl BpfSteering {
             netns,
             prefixes: [Vec::new(), Vec::new()],
             missing_prefixes: [0; 2],
-            turned: None,
+            switched: None,
             serves_redirected: true,
             heal: Default::default(),
             dumps: Default::default(),

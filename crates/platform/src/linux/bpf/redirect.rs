@@ -26,11 +26,11 @@ const SILENT_FOR: Duration = Duration::from_secs(10);
 const AT_MOST: Duration = Duration::from_secs(180);
 
 /// All exchanges are looked at for a stranger's datagram no more often than this: it takes milliseconds.
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+const DUMP_PAUSE: Duration = Duration::from_millis(100);
 /// What an unconnected socket sends to one remote is forgotten after this long without a datagram from it.
 const UNCONNECTED_FOR: Duration = Duration::from_secs(120);
 
-/// A connection that was turned to the daemon.
+/// A connection that was redirected to the daemon.
 #[derive(Debug)]
 pub struct Redirected {
     /// To the program.
@@ -59,7 +59,7 @@ pub struct ExchangeKey {
     far: SocketAddr,
 }
 
-/// A datagram that was turned to the daemon.
+/// A datagram that was redirected to the daemon.
 #[derive(Debug)]
 pub struct Datagram {
     /// The exchange it belongs to.
@@ -101,7 +101,7 @@ struct Maps {
     /// Exchanges whose sender has been looked at, with their keys.
     known: BTreeMap<ExchangeKey, (u32, u64)>,
     /// When all exchanges were looked at last for a stranger's datagram.
-    looked: Option<Instant>,
+    dumped: Option<Instant>,
 }
 
 impl BpfSteering {
@@ -144,7 +144,7 @@ impl BpfSteering {
             exchange_keys: HashMap::try_from(map("exchange_keys")?).map_err(failed(ACTION))?,
             heavy_users: HashMap::try_from(map("heavy_users")?).map_err(failed(ACTION))?,
             known: BTreeMap::new(),
-            looked: None,
+            dumped: None,
         };
         Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, maps: Mutex::new(maps) })
     }
@@ -290,7 +290,7 @@ impl Redirect {
         self.maps().arrivals.keys().filter_map(Result::ok).count()
     }
 
-    /// Takes the entry of the connection between these two, if it is the one that the programs turned here.
+    /// Takes the entry of the connection between these two, if it is the one that the programs redirected here.
     fn claim(&self, local: SocketAddr, peer: SocketAddr) -> Option<RedirectedFlow> {
         let mut maps = self.maps();
         let (key, source) = match (local.ip(), peer.ip()) {
@@ -306,7 +306,7 @@ impl Redirect {
         Some(convert::redirected(&arrival))
     }
 
-    /// Whether a datagram is of an exchange that the programs turned here; with the first of one, whose it is.
+    /// Whether a datagram is of an exchange that the programs redirected here; with the first of one, whose it is.
     fn recognise(&self, exchange: ExchangeKey) -> Option<Option<RedirectedFlow>> {
         let mut maps = self.maps();
         if let Some((key, socket)) = maps.known.get(&exchange)
@@ -350,13 +350,13 @@ impl Maps {
     /// The exchange at ::1 whose socket had this address and is closed. All exchanges are looked at for it, so that it is not done for every
     /// datagram of strangers: what a closed socket sent last may be lost meanwhile.
     fn closed(&mut self, far: SocketAddr) -> Option<(u32, abi::Arrival)> {
-        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK_PAUSE) {
+        if self.dumped.is_some_and(|dumped| dumped.elapsed() < DUMP_PAUSE) {
             return None;
         }
         let found = self.exchanges.iter().filter_map(Result::ok).find(|(_, entry)| closed_at(entry, far));
         // One that is found will be asked for again by nobody else.
         if found.is_none() {
-            self.looked = Some(Instant::now());
+            self.dumped = Some(Instant::now());
         }
         found
     }

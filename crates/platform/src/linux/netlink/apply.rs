@@ -16,7 +16,7 @@ use super::facts::address_family;
 use super::follow;
 use super::talk::Conversation;
 
-/// Where unconnected IPv6 sockets' datagrams are turned to; `REDIRECT_PREFIX` in `redirect.h`. A private prefix that no network was given
+/// Where unconnected IPv6 sockets' datagrams are redirected to; `REDIRECT_PREFIX` in `redirect.h`. A private prefix that no network was given
 /// (RFC 4193 has them chosen by lot), and local here: nothing that is sent there leaves the machine.
 pub const LOOPBACK_PREFIX: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd62, 0x7261, 0x6964, 0x5757, 0, 0, 0, 0), 64));
 

@@ -42,7 +42,7 @@ const MATCHES: [&str; 3] = ["owner", "cgroup", "bpf"];
 /// Where the older iptables names its tables; nobody tells of changes there.
 const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 /// How often it is looked at.
-const LOOK: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_secs(10);
 /// After a reading of length t nothing is read for this many times t: following takes a tenth of one core at most.
 const REST: u32 = 9;
 /// So many messages are left out at once: whoever sends them faster than they are read must not keep the rules from being read.
@@ -61,7 +61,7 @@ pub struct Firewall {
 
 #[derive(Debug)]
 struct Shared {
-    news: Socket,
+    notifications: Socket,
     stop: AtomicBool,
 }
 
@@ -71,15 +71,15 @@ impl Firewall {
     /// # Errors
     /// The kernel does not let us ask or listen, or no thread could be had.
     pub fn start() -> io::Result<(Self, watch::Receiver<Option<String>>)> {
-        let mut news = Socket::new(NETLINK_NETFILTER)?;
-        news.bind_auto()?;
-        news.connect(&SocketAddr::new(0, 0))?;
-        news.add_membership(NFNLGRP_NFTABLES)?;
-        SockRef::from(&news).set_read_timeout(Some(LOOK))?;
+        let mut notifications = Socket::new(NETLINK_NETFILTER)?;
+        notifications.bind_auto()?;
+        notifications.connect(&SocketAddr::new(0, 0))?;
+        notifications.add_membership(NFNLGRP_NFTABLES)?;
+        SockRef::from(&notifications).set_read_timeout(Some(POLL))?;
         // Opened here: it belongs to this thread's namespace.
         let mut kernel = Conversation::with(NETLINK_NETFILTER)?;
         let (sender, receiver) = watch::channel(in_the_way(&mut kernel));
-        let shared = Arc::new(Shared { news, stop: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { notifications, stop: AtomicBool::new(false) });
         let following = shared.clone();
         thread::Builder::new().name("braid-firewall".into()).spawn(move || following.follow(&mut kernel, &sender))?;
         Ok((Self { shared }, receiver))
@@ -89,7 +89,7 @@ impl Firewall {
 impl Drop for Firewall {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        wake(&self.shared.news);
+        wake(&self.shared.notifications);
     }
 }
 
@@ -98,7 +98,7 @@ impl Shared {
         let (mut piece, mut rest_until) = (Vec::with_capacity(talk::PIECE), Instant::now());
         loop {
             piece.clear();
-            let heard = self.news.recv(&mut piece, 0);
+            let heard = self.notifications.recv(&mut piece, 0);
             if self.stop.load(Ordering::Acquire) || sender.is_closed() {
                 return;
             }
@@ -112,16 +112,16 @@ impl Shared {
             };
             let rest = rest_until.saturating_duration_since(Instant::now());
             match heard.map_err(|error| error.raw_os_error()) {
-                // Lost news are news.
+                // A lost notification counts as one.
                 Ok(_) | Err(Some(libc::ENOBUFS)) if !rest.is_zero() => {
                     tell(Some(CHANGED.to_owned()));
                 }
                 Ok(_) | Err(Some(libc::ENOBUFS | libc::EAGAIN | libc::EINTR)) => {}
-                // There may be no news any more: it is looked at as often as without.
-                Err(_) => thread::sleep(LOOK),
+                // There may be no notifications any more: it is looked at as often as without.
+                Err(_) => thread::sleep(POLL),
             }
             thread::sleep(rest);
-            self.skip_news(&mut piece);
+            self.skip_notifications(&mut piece);
             let begin = Instant::now();
             tell(in_the_way(kernel));
             rest_until = Instant::now() + begin.elapsed() * REST;
@@ -129,9 +129,9 @@ impl Shared {
     }
 
     /// Leaves out what is about to be read anyway.
-    fn skip_news(&self, piece: &mut Vec<u8>) {
+    fn skip_notifications(&self, piece: &mut Vec<u8>) {
         for _ in 0..MOST_NEWS {
-            if self.news.recv(piece, libc::MSG_DONTWAIT).is_err() {
+            if self.notifications.recv(piece, libc::MSG_DONTWAIT).is_err() {
                 break;
             }
             piece.clear();

@@ -33,7 +33,7 @@ use crate::linux::resolvers::Resolvers;
 const COALESCE: Duration = Duration::from_millis(20);
 /// After a reading of length t nothing is read for this many times t.
 const REST: u32 = 4;
-/// Services write a link's resolvers a little after the kernel's news, and tell nobody: look again this long after a change.
+/// Services write a link's resolvers a little after the kernel's notifications, and tell nobody: look again this long after a change.
 const SETTLE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
 /// How long to wait after a reading failed.
 const RETRY: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ pub struct Follower {
 }
 
 struct Shared {
-    news: Socket,
+    notifications: Socket,
     /// News of IPsec policies, where they can be had.
     policies: Option<Socket>,
     stop: AtomicBool,
@@ -94,13 +94,13 @@ impl Follower {
 
     /// The same with other places for what the kernel does not tell.
     pub fn with_files(files: Files) -> Result<(Self, watch::Receiver<Arc<NetworkSnapshot>>), FollowError> {
-        let news = listen().map_err(FollowError::Listen)?;
+        let notifications = listen().map_err(FollowError::Listen)?;
         let policies = ipsec::listen().map_err(FollowError::Listen)?;
         // All sockets are opened here: they belong to this thread's namespace.
         let mut kernel = Conversation::open().map_err(FollowError::Listen)?;
         let first = Arc::new(take(&mut kernel, &files, &Advertised::default())?);
         let (sender, receiver) = watch::channel(first);
-        let shared = Arc::new(Shared { news, policies, stop: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { notifications, policies, stop: AtomicBool::new(false) });
         if shared.policies.is_some() {
             let hearing = shared.clone();
             thread::Builder::new().name("braid-ipsec".into()).spawn(move || hearing.pass_on_policies()).map_err(FollowError::Thread)?;
@@ -116,12 +116,12 @@ impl Follower {
 impl Drop for Follower {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        wake(&self.shared.news);
+        wake(&self.shared.notifications);
         self.shared.policies.iter().for_each(wake);
     }
 }
 
-/// The kernel's answer to an empty request wakes the thread that waits for news.
+/// The kernel's answer to an empty request wakes the thread that waits for notifications.
 pub(super) fn wake(socket: &Socket) {
     let _ = socket.send(&talk::request(NetlinkPayload::Noop, NLM_F_REQUEST | NLM_F_ACK, 0), 0);
 }
@@ -141,7 +141,7 @@ impl Shared {
                 }
                 _ => {}
             }
-            wake(&self.news);
+            wake(&self.notifications);
         }
     }
 }
@@ -202,15 +202,15 @@ impl Reader {
             self.wait(Some(end.saturating_duration_since(Instant::now())));
         }
         thread::sleep(self.rest_until.saturating_duration_since(Instant::now()));
-        self.take_news();
+        self.take_notifications();
         self.went_down = false;
     }
 
-    /// Waits for news, for at most `limit`. Tells whether there were some; lost ones count.
+    /// Waits for notifications, for at most `limit`. Returns whether there were some; lost ones count.
     fn wait(&mut self, limit: Option<Duration>) -> bool {
         // A timeout of zero would be none.
         let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
-        if let Err(error) = SockRef::from(&self.shared.news).set_read_timeout(limit) {
+        if let Err(error) = SockRef::from(&self.shared.notifications).set_read_timeout(limit) {
             tracing::warn!(%error, "no timeout on the network's news");
         }
         match self.receive(0) {
@@ -225,8 +225,8 @@ impl Reader {
         }
     }
 
-    /// Drops the news that the coming reading will show anyway.
-    fn take_news(&mut self) {
+    /// Drops the notifications that the coming reading will show anyway.
+    fn take_notifications(&mut self) {
         let lost = |error: &io::Error| error.raw_os_error() == Some(libc::ENOBUFS);
         loop {
             match self.receive(libc::MSG_DONTWAIT) {
@@ -237,10 +237,10 @@ impl Reader {
         }
     }
 
-    /// Takes in one piece of news.
+    /// Takes in one notification.
     fn receive(&mut self, flags: i32) -> io::Result<()> {
         self.piece.clear();
-        self.shared.news.recv(&mut self.piece, flags)?;
+        self.shared.notifications.recv(&mut self.piece, flags)?;
         for message in talk::messages(&self.piece) {
             match message.message_type() {
                 RTM_NEWNDUSEROPT => self.advertised.on_message(Instant::now(), message.payload()),

@@ -121,7 +121,7 @@ pub(super) fn request(payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, 
     bytes
 }
 
-/// The messages of one piece; what is cut short or malformed ends the walk. (The library reads one message, and leaves finding the
+/// The messages of one piece; what is cut short or malformed ends the parse. (The library reads one message, and leaves finding the
 /// next to its user.)
 pub(super) fn messages(piece: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
     let mut rest = piece;

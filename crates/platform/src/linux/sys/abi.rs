@@ -4,7 +4,7 @@ use braid_decide::connection::MAX_LINKS;
 
 /// Redirected connections that may wait for the daemon.
 pub const MAX_ARRIVALS: usize = 4096;
-/// Hosts that run Braid themselves, at most, and services of theirs that are shut.
+/// Hosts that run Braid themselves, at most, and services of theirs whose ports are closed.
 pub const MAX_SERVERS: usize = 1024;
 /// Destinations that no relay opens, at most.
 pub const MAX_REFUSED: usize = 512;

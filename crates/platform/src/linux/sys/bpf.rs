@@ -72,7 +72,7 @@ pub fn attach_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Resu
     bpf(BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
-/// Starts one walk of an attached iterator: reading the file runs the program.
+/// Starts one dump by an attached iterator: reading the file runs the program.
 pub fn start_iterator(link: BorrowedFd<'_>) -> io::Result<File> {
     let mut attr = [link.as_raw_fd() as u32, 0];
     bpf(BPF_ITER_CREATE, &mut attr).map(|fd| File::from(owned(fd)))
