@@ -13,8 +13,8 @@ use hyper::{Method, Request, Response, Uri, Version};
 use tokio::sync::oneshot;
 
 use crate::answer::{Asked, ResponseAction, judge};
+use crate::connections::{ConnectionEvent, HttpConnection, Shared};
 use crate::error::FetchError;
-use crate::lanes::{Connection, LaneEvent, Shared};
 
 /// A rest of an answer up to this size is read and thrown away; for a longer one the connection is given up.
 const WORTH_READING: u64 = 32 * 1024;
@@ -35,15 +35,15 @@ pub(crate) struct OutgoingRequest {
 /// Asks, tells what comes, and gives the connection back if it can be asked again: not if much of an answer that is not wanted is still to come.
 pub(crate) async fn run(
     shared: Arc<Shared>,
-    connection: Connection,
+    connection: HttpConnection,
     outgoing: OutgoingRequest,
     mut stop: oneshot::Receiver<()>,
-) -> Option<Connection> {
+) -> Option<HttpConnection> {
     let request = outgoing.request;
     let (connection, answer) = match send(connection, &outgoing, &mut stop).await? {
         Ok(sent) => sent,
         Err(error) => {
-            let _ = shared.events.send(LaneEvent::Failed { request, failure: Failure::Lost, error }).await;
+            let _ = shared.events.send(ConnectionEvent::Failed { request, failure: Failure::Lost, error }).await;
             return None;
         }
     };
@@ -51,18 +51,18 @@ pub(crate) async fn run(
     let set = parts.headers.get_all(header::SET_COOKIE).iter();
     let lines: Vec<String> = set.filter_map(|line| Some(line.to_str().ok()?.to_owned())).collect();
     if !lines.is_empty() {
-        shared.events.send(LaneEvent::Cookies { url: outgoing.asked.url.clone(), lines }).await.ok()?;
+        shared.events.send(ConnectionEvent::Cookies { url: outgoing.asked.url.clone(), lines }).await.ok()?;
     }
     let event = match judge(&outgoing.asked, parts.status, &parts.headers) {
-        ResponseAction::Body { head, validator } => LaneEvent::Head { request, head, validator },
+        ResponseAction::Body { head, validator } => ConnectionEvent::Head { request, head, validator },
         ResponseAction::Empty => {
             let head = Head { size: Some(braid_model::ByteCount::ZERO), span: None, joinable: true };
-            LaneEvent::Head { request, head, validator: None }
+            ConnectionEvent::Head { request, head, validator: None }
         }
-        ResponseAction::Elsewhere(to) => LaneEvent::Elsewhere { request, from: outgoing.asked.url.clone(), to },
-        ResponseAction::Refused(failure, error) => LaneEvent::Failed { request, failure, error },
+        ResponseAction::Elsewhere(to) => ConnectionEvent::Elsewhere { request, from: outgoing.asked.url.clone(), to },
+        ResponseAction::Refused(failure, error) => ConnectionEvent::Failed { request, failure, error },
     };
-    let wanted = matches!(event, LaneEvent::Head { .. });
+    let wanted = matches!(event, ConnectionEvent::Head { .. });
     shared.events.send(event).await.ok()?;
     if !wanted {
         return drain(&connection, body).await.then_some(connection);
@@ -72,22 +72,22 @@ pub(crate) async fn run(
 
 /// Sends the request; `None` if it is stopped meanwhile.
 async fn send(
-    connection: Connection,
+    connection: HttpConnection,
     outgoing: &OutgoingRequest,
     stop: &mut oneshot::Receiver<()>,
-) -> Option<Result<(Connection, Response<Incoming>), FetchError>> {
+) -> Option<Result<(HttpConnection, Response<Incoming>), FetchError>> {
     let broken = |reason: String| FetchError::Broken { host: host(outgoing), link: outgoing.link.clone(), reason };
     let sending = async {
         match connection {
-            Connection::One(mut sender) => {
+            HttpConnection::One(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
                 let answer = sender.send_request(build(outgoing, Version::HTTP_11)?).await.map_err(|error| reason(&error))?;
-                Ok((Connection::One(sender), answer))
+                Ok((HttpConnection::One(sender), answer))
             }
-            Connection::Two(mut sender) => {
+            HttpConnection::Two(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
                 let answer = sender.send_request(build(outgoing, Version::HTTP_2)?).await.map_err(|error| reason(&error))?;
-                Ok((Connection::Two(sender), answer))
+                Ok((HttpConnection::Two(sender), answer))
             }
         }
     };
@@ -135,7 +135,7 @@ fn build(outgoing: &OutgoingRequest, version: Version) -> Result<Request<Empty<B
 async fn read(
     shared: &Shared,
     outgoing: &OutgoingRequest,
-    connection: &Connection,
+    connection: &HttpConnection,
     mut body: Incoming,
     stop: &mut oneshot::Receiver<()>,
 ) -> bool {
@@ -156,26 +156,26 @@ async fn read(
                     _ = &mut *stop => return drain(connection, body).await,
                     () = shared.throttle.pass(bytes.len()) => {}
                 }
-                if shared.events.send(LaneEvent::Data { request, bytes }).await.is_err() {
+                if shared.events.send(ConnectionEvent::Data { request, bytes }).await.is_err() {
                     return false;
                 }
             }
             Some(Err(error)) => {
                 let error = FetchError::Broken { host: host(outgoing), link: outgoing.link.clone(), reason: reason(&error) };
-                let _ = shared.events.send(LaneEvent::Failed { request, failure: Failure::Lost, error }).await;
+                let _ = shared.events.send(ConnectionEvent::Failed { request, failure: Failure::Lost, error }).await;
                 return false;
             }
-            None => return shared.events.send(LaneEvent::End { request }).await.is_ok(),
+            None => return shared.events.send(ConnectionEvent::End { request }).await.is_ok(),
         }
     }
 }
 
 /// Reads what is left of a body that nobody wants, if that is little. On HTTP/2 nobody waits for it.
-async fn drain(connection: &Connection, mut body: Incoming) -> bool {
+async fn drain(connection: &HttpConnection, mut body: Incoming) -> bool {
     if body.size_hint().upper().is_none_or(|left| left > WORTH_READING) {
         return false;
     }
-    if matches!(connection, Connection::Two(_)) {
+    if matches!(connection, HttpConnection::Two(_)) {
         return true;
     }
     let rest = async {

@@ -13,6 +13,8 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod connection;
+mod connections;
 mod cookies;
 mod credentials;
 mod error;
@@ -20,8 +22,6 @@ mod events;
 mod exchange;
 mod files;
 mod job;
-mod lane;
-mod lanes;
 mod names;
 mod netrc;
 mod network;

@@ -8,26 +8,26 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use braid_decide::midrr::LinkSet;
 use braid_model::{ByteCount, Rate, Time};
 use braid_range::{
-    Action, Cause, Config, Engine, Failure, FileId, FileSetup, Head, LaneId, LinkId, LinkSetup, RequestId, ServerId, SourceId,
+    Action, Cause, Config, ConnectionId, Engine, Failure, FileId, FileSetup, Head, LinkId, LinkSetup, RequestId, ServerId, SourceId,
 };
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use url::Url;
 
+use crate::connection::{self, Origin};
+use crate::connections::{ConnectionCommand, ConnectionEvent, Shared};
 use crate::credentials::shown;
 use crate::error::FetchError;
 use crate::events::{Event, LinkProgress, Outcome, Progress};
 use crate::files::Download;
 use crate::job::{Job, Sink, Source, WINDOW, finish};
-use crate::lane::{self, Origin};
-use crate::lanes::{LaneCommand, LaneEvent, Shared};
 use crate::network::Network;
 use crate::options::{Options, Output};
 use crate::throttle::Throttle;
 use crate::tls::Tls;
 
-/// Pieces that lanes may have read and the run not yet written.
+/// Pieces that connections may have read and the run not yet written.
 const AHEAD: usize = 64;
 /// How often progress is told.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -63,9 +63,9 @@ pub async fn fetch(
     Ok(order.into_iter().map(|index| run.outcome(index)).collect())
 }
 
-/// A lane's task.
+/// A connection's task.
 struct Handle {
-    commands: mpsc::UnboundedSender<LaneCommand>,
+    commands: mpsc::UnboundedSender<ConnectionCommand>,
     task: JoinHandle<()>,
     link: LinkId,
     server: ServerId,
@@ -82,7 +82,7 @@ struct ActiveRequest {
     job: usize,
     file: FileId,
     source: SourceId,
-    lane: LaneId,
+    connection: ConnectionId,
     link: LinkId,
 }
 
@@ -93,7 +93,7 @@ struct Run<T> {
     origins: Vec<Origin>,
     jobs: Vec<Job>,
     by_file: BTreeMap<FileId, usize>,
-    lanes: BTreeMap<LaneId, Handle>,
+    connections: BTreeMap<ConnectionId, Handle>,
     requests: BTreeMap<RequestId, ActiveRequest>,
     /// The servers whose names do not exist, by link.
     nameless: BTreeSet<(ServerId, LinkId)>,
@@ -107,8 +107,8 @@ struct Run<T> {
 impl<T: FnMut(Event)> Run<T> {
     fn new(shared: Arc<Shared>, options: Options, tell: T) -> Result<Self, FetchError> {
         let config = Config {
-            lanes_first: Config::default().lanes_first.min(options.connections.max(1)),
-            lanes_most: options.connections.max(1),
+            connections_first: Config::default().connections_first.min(options.connections.max(1)),
+            connections_most: options.connections.max(1),
             patience: options.patience,
             tries: options.tries,
             budget: options.max_cost,
@@ -126,7 +126,7 @@ impl<T: FnMut(Event)> Run<T> {
             origins: Vec::new(),
             jobs: Vec::new(),
             by_file: BTreeMap::new(),
-            lanes: BTreeMap::new(),
+            connections: BTreeMap::new(),
             requests: BTreeMap::new(),
             nameless: BTreeSet::new(),
             answered: BTreeSet::new(),
@@ -208,7 +208,7 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    async fn work(&mut self, mut events: mpsc::Receiver<LaneEvent>, stop: impl Future<Output = ()>) {
+    async fn work(&mut self, mut events: mpsc::Receiver<ConnectionEvent>, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let mut progress = tokio::time::interval(PROGRESS);
         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -242,7 +242,7 @@ impl<T: FnMut(Event)> Run<T> {
             }
         }
         self.tell_progress();
-        self.lanes.clear();
+        self.connections.clear();
     }
 
     /// Does all that the engine wants done now.
@@ -255,26 +255,26 @@ impl<T: FnMut(Event)> Run<T> {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Connect { lane, link, server } => {
+            Action::Connect { connection, link, server } => {
                 let (commands, receiver) = mpsc::unbounded_channel();
                 let origin = self.origins[server.0].clone();
-                let task = tokio::spawn(lane::run(self.shared.clone(), lane, link.0, origin, receiver));
-                self.lanes.insert(lane, Handle { commands, task, link, server });
+                let task = tokio::spawn(connection::run(self.shared.clone(), connection, link.0, origin, receiver));
+                self.connections.insert(connection, Handle { commands, task, link, server });
             }
-            Action::Ask { request, lane, file, source, span } => {
-                let (Some(handle), Some(job)) = (self.lanes.get(&lane), self.by_file.get(&file)) else { return };
+            Action::Ask { request, connection, file, source, span } => {
+                let (Some(handle), Some(job)) = (self.connections.get(&connection), self.by_file.get(&file)) else { return };
                 let (asked, headers) = self.jobs[*job].asked(source.0, span, &self.options);
-                self.requests.insert(request, ActiveRequest { job: *job, file, source, lane, link: handle.link });
-                let _ = handle.commands.send(LaneCommand::Ask { request, asked: Box::new(asked), headers });
+                self.requests.insert(request, ActiveRequest { job: *job, file, source, connection, link: handle.link });
+                let _ = handle.commands.send(ConnectionCommand::Ask { request, asked: Box::new(asked), headers });
             }
             Action::Stop { request } => {
-                if let Some(handle) = self.requests.remove(&request).and_then(|active| self.lanes.get(&active.lane)) {
-                    let _ = handle.commands.send(LaneCommand::Stop(request));
+                if let Some(handle) = self.requests.remove(&request).and_then(|active| self.connections.get(&active.connection)) {
+                    let _ = handle.commands.send(ConnectionCommand::Stop(request));
                 }
             }
-            Action::Close { lane } => {
-                self.lanes.remove(&lane);
-                self.requests.retain(|_, active| active.lane != lane);
+            Action::Close { connection } => {
+                self.connections.remove(&connection);
+                self.requests.retain(|_, active| active.connection != connection);
             }
             Action::Restart { file } => {
                 let Some(job) = self.by_file.get(&file).copied() else { return };
@@ -287,23 +287,23 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    fn on_event(&mut self, event: LaneEvent) {
+    fn on_event(&mut self, event: ConnectionEvent) {
         let now = self.now();
         match event {
-            LaneEvent::Connected { lane, depth } => self.engine.on_connected(now, lane, depth),
-            LaneEvent::Lost { lane, error } => self.on_lost(now, lane, error),
-            LaneEvent::Head { request, head, validator } => self.on_head(now, request, head, validator),
-            LaneEvent::Data { request, bytes } => self.on_data(now, request, bytes),
-            LaneEvent::End { request } => {
+            ConnectionEvent::Connected { connection, depth } => self.engine.on_connected(now, connection, depth),
+            ConnectionEvent::Lost { connection, error } => self.on_lost(now, connection, error),
+            ConnectionEvent::Head { request, head, validator } => self.on_head(now, request, head, validator),
+            ConnectionEvent::Data { request, bytes } => self.on_data(now, request, bytes),
+            ConnectionEvent::End { request } => {
                 self.requests.remove(&request);
                 self.engine.on_end(now, request);
             }
-            LaneEvent::Cookies { url, lines } => {
+            ConnectionEvent::Cookies { url, lines } => {
                 let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
                 lines.iter().for_each(|line| self.options.cookies.learn(&url, line, unix));
             }
-            LaneEvent::Elsewhere { request, from, to } => self.on_elsewhere(now, request, &from, to),
-            LaneEvent::Failed { request, failure, error } => {
+            ConnectionEvent::Elsewhere { request, from, to } => self.on_elsewhere(now, request, &from, to),
+            ConnectionEvent::Failed { request, failure, error } => {
                 if let Some(active) = self.requests.remove(&request) {
                     self.jobs[active.job].trouble = Some(error);
                 }
@@ -312,15 +312,15 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    fn on_lost(&mut self, now: Time, lane: LaneId, error: FetchError) {
-        let Some(handle) = self.lanes.remove(&lane) else { return };
-        self.requests.retain(|_, active| active.lane != lane);
+    fn on_lost(&mut self, now: Time, connection: ConnectionId, error: FetchError) {
+        let Some(handle) = self.connections.remove(&connection) else { return };
+        self.requests.retain(|_, active| active.connection != connection);
         for job in self.jobs.iter_mut().filter(|job| job.outcome.is_none()) {
             if job.sources.iter().any(|source| source.server == handle.server) {
                 job.trouble = Some(error.clone());
             }
         }
-        self.engine.on_lane_lost(now, lane);
+        self.engine.on_connection_lost(now, connection);
         if matches!(error, FetchError::Resolve { absent: true, .. }) {
             self.nameless.insert((handle.server, handle.link));
             self.drop_nameless(&error);

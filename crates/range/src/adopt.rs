@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use braid_model::{ByteCount, Time};
 
-use crate::engine::{Engine, Lane, Request};
+use crate::engine::{Connection, Engine, Request};
 use crate::file::{Adopted, File};
 use crate::meter::Meter;
 use crate::plan::{FIRST, LEAST};
 use crate::spans::{Span, Spans};
-use crate::types::{Cause, Failure, FileId, FileSetup, LaneId, LinkId, RangeError, RequestId};
+use crate::types::{Cause, ConnectionId, Failure, FileId, FileSetup, LinkId, RangeError, RequestId};
 
 /// How far ahead of the answer the first range elsewhere begins, besides the round trips it takes.
 const AHEAD: Duration = Duration::from_millis(100);
@@ -26,23 +26,24 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Self::add_file`], and without a size or with an unknown link.
-    pub fn adopt(&mut self, now: Time, link: LinkId, setup: FileSetup) -> Result<(FileId, LaneId, RequestId), RangeError> {
+    pub fn adopt(&mut self, now: Time, link: LinkId, setup: FileSetup) -> Result<(FileId, ConnectionId, RequestId), RangeError> {
         let size = setup.size.ok_or(RangeError::NoSize)?.get();
         if link.0 >= self.links.len() {
             return Err(RangeError::UnknownLink(link));
         }
         let server = *setup.sources.first().ok_or(RangeError::NoSource)?;
         let id = self.add_file(now, setup)?;
-        let (lane, request) = (LaneId(self.fresh_id()), RequestId(self.fresh_id()));
-        let Some(file) = self.files.get_mut(&id).filter(|_| size > 0) else { return Ok((id, lane, request)) };
+        let (connection, request) = (ConnectionId(self.fresh_id()), RequestId(self.fresh_id()));
+        let Some(file) = self.files.get_mut(&id).filter(|_| size > 0) else { return Ok((id, connection, request)) };
         (file.active, file.adopted, file.free) = (true, Some(Adopted::Doubt(request)), Spans::default());
         let source = file.source_at(server).unwrap_or_else(|| unreachable!("a file's sources are good at first"));
-        self.lanes.insert(lane, Lane { link, server, since: now, connected: true, depth: 1, requests: vec![request], once: true });
+        self.connections
+            .insert(connection, Connection { link, server, since: now, connected: true, depth: 1, requests: vec![request], once: true });
         self.links[link.0].meter.begin(now);
         let mut meter = Meter::default();
         meter.begin(now);
         let entry = Request {
-            lane,
+            connection,
             link,
             file: id,
             source,
@@ -58,7 +59,7 @@ impl Engine {
             stalled: false,
         };
         self.requests.insert(request, entry);
-        Ok((id, lane, request))
+        Ok((id, connection, request))
     }
 
     /// The place before which the answer of an adopted file may be read now.

@@ -15,14 +15,16 @@ impl Engine {
         let first = !std::mem::replace(&mut request.head, true);
         if first {
             // Behind another request on the same connection an answer comes later than the link's latency.
-            if self.lanes.get(&request.lane).is_some_and(|lane| lane.requests.first() == Some(&id)) {
+            if self.connections.get(&request.connection).is_some_and(|connection| connection.requests.first() == Some(&id)) {
                 self.links[request.link.0].on_latency(now.since(request.asked));
             }
             request.meter.begin(now);
         }
         request.heard = now;
         let (file_id, source, at) = (request.file, request.source, request.at);
-        if let Some(reach) = self.lanes.get(&request.lane).and_then(|lane| self.reach.get_mut(&(lane.link, lane.server))) {
+        if let Some(reach) =
+            self.connections.get(&request.connection).and_then(|connection| self.reach.get_mut(&(connection.link, connection.server)))
+        {
             reach.failures = 0;
         }
         let Some(file) = self.files.get_mut(&file_id) else { return };
@@ -174,8 +176,8 @@ impl Engine {
     /// Takes a request off, ended or failed; what it did not bring is free unless another brings it.
     pub(crate) fn finish_request(&mut self, _: Time, id: RequestId) {
         let Some(request) = self.requests.remove(&id) else { return };
-        if let Some(lane) = self.lanes.get_mut(&request.lane) {
-            lane.requests.retain(|other| *other != id);
+        if let Some(connection) = self.connections.get_mut(&request.connection) {
+            connection.requests.retain(|other| *other != id);
         }
         let link = request.link;
         if !self.requests.values().any(|other| other.link == link) {
@@ -188,9 +190,9 @@ impl Engine {
         if request.at < request.told {
             self.actions.push_back(Action::Stop { request: id });
         }
-        if self.lanes.get(&request.lane).is_some_and(|lane| lane.once) {
-            self.lanes.remove(&request.lane);
-            self.actions.push_back(Action::Close { lane: request.lane });
+        if self.connections.get(&request.connection).is_some_and(|connection| connection.once) {
+            self.connections.remove(&request.connection);
+            self.actions.push_back(Action::Close { connection: request.connection });
         }
     }
 

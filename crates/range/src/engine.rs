@@ -11,8 +11,8 @@ use crate::link::{RETRY_FIRST, RETRY_MOST, ScheduledLink};
 use crate::meter::Meter;
 use crate::spans::{Span, Spans};
 use crate::types::{
-    Action, Cause, Config, Failure, FileId, FileSetup, FileView, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId, ServerId,
-    SourceId,
+    Action, Cause, Config, ConnectionId, Failure, FileId, FileSetup, FileView, LinkId, LinkSetup, LinkView, RangeError, RequestId,
+    ServerId, SourceId,
 };
 
 /// What a file of weight 1 is given in one turn of miDRR.
@@ -31,7 +31,7 @@ pub struct Engine {
     pub(crate) links: Vec<ScheduledLink>,
     servers: BTreeSet<ServerId>,
     pub(crate) files: BTreeMap<FileId, File>,
-    pub(crate) lanes: BTreeMap<LaneId, Lane>,
+    pub(crate) connections: BTreeMap<ConnectionId, Connection>,
     pub(crate) requests: BTreeMap<RequestId, Request>,
     pub(crate) reach: BTreeMap<(LinkId, ServerId), Reach>,
     pub(crate) midrr: Midrr,
@@ -45,7 +45,7 @@ pub struct Engine {
 
 /// One connection.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Connection {
     pub(crate) link: LinkId,
     pub(crate) server: ServerId,
     pub(crate) since: Time,
@@ -60,7 +60,7 @@ pub(crate) struct Lane {
 /// One request at work.
 #[derive(Debug)]
 pub(crate) struct Request {
-    pub(crate) lane: LaneId,
+    pub(crate) connection: ConnectionId,
     pub(crate) link: LinkId,
     pub(crate) file: FileId,
     pub(crate) source: SourceId,
@@ -119,7 +119,7 @@ impl Engine {
             links: Vec::new(),
             servers: BTreeSet::new(),
             files: BTreeMap::new(),
-            lanes: BTreeMap::new(),
+            connections: BTreeMap::new(),
             requests: BTreeMap::new(),
             reach: BTreeMap::new(),
             midrr,
@@ -150,8 +150,9 @@ impl Engine {
         there.silent = None;
         self.midrr.forget();
         if !up {
-            let lanes: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| lane.link == link).map(|(id, _)| *id).collect();
-            lanes.into_iter().for_each(|lane| self.close(now, lane));
+            let connections: Vec<ConnectionId> =
+                self.connections.iter().filter(|(_, connection)| connection.link == link).map(|(id, _)| *id).collect();
+            connections.into_iter().for_each(|connection| self.close(now, connection));
         }
         self.dirty = true;
     }
@@ -168,8 +169,9 @@ impl Engine {
         if self.files.values().any(|file| file.setup.sources.contains(&id)) || !self.servers.remove(&id) {
             return;
         }
-        let lanes: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| lane.server == id).map(|(id, _)| *id).collect();
-        lanes.into_iter().for_each(|lane| self.close(now, lane));
+        let connections: Vec<ConnectionId> =
+            self.connections.iter().filter(|(_, connection)| connection.server == id).map(|(id, _)| *id).collect();
+        connections.into_iter().for_each(|connection| self.close(now, connection));
         self.reach.retain(|(_, server), _| *server != id);
     }
 
@@ -223,41 +225,41 @@ impl Engine {
     }
 
     /// A connection stands; `depth` requests may overlap on it.
-    pub fn on_connected(&mut self, now: Time, id: LaneId, depth: usize) {
-        let Some(lane) = self.lanes.get_mut(&id) else { return };
-        if lane.connected {
+    pub fn on_connected(&mut self, now: Time, id: ConnectionId, depth: usize) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if connection.connected {
             return;
         }
-        (lane.connected, lane.depth) = (true, depth.max(1));
+        (connection.connected, connection.depth) = (true, depth.max(1));
         for file in self.files.values_mut() {
-            if let Some(source) = file.source_at(lane.server) {
+            if let Some(source) = file.source_at(connection.server) {
                 file.faults[source.0] = 0;
             }
         }
-        let took = now.since(lane.since);
-        self.links[lane.link.0].on_first_handshake(took, self.config.lanes_most);
+        let took = now.since(connection.since);
+        self.links[connection.link.0].on_first_handshake(took, self.config.connections_most);
         self.dirty = true;
     }
 
     /// A connection could not be had, or is gone, with its requests.
-    pub fn on_lane_lost(&mut self, now: Time, id: LaneId) {
-        let Some(lane) = self.lanes.remove(&id) else { return };
-        let unheard = lane.requests.iter().any(|request| self.requests.get(request).is_some_and(|request| !request.head));
-        if lane.connected && unheard {
-            self.reach.entry((lane.link, lane.server)).or_default().on_failure(now, None);
+    pub fn on_connection_lost(&mut self, now: Time, id: ConnectionId) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        let unheard = connection.requests.iter().any(|request| self.requests.get(request).is_some_and(|request| !request.head));
+        if connection.connected && unheard {
+            self.reach.entry((connection.link, connection.server)).or_default().on_failure(now, None);
         }
-        for request in &lane.requests {
+        for request in &connection.requests {
             self.fail_request(now, *request, Failure::Lost);
         }
-        if !lane.connected {
-            self.reach.entry((lane.link, lane.server)).or_default().on_failure(now, None);
-            let alone = !self.lanes.values().any(|other| other.link == lane.link && other.connected);
+        if !connection.connected {
+            self.reach.entry((connection.link, connection.server)).or_default().on_failure(now, None);
+            let alone = !self.connections.values().any(|other| other.link == connection.link && other.connected);
             if alone {
-                self.links[lane.link.0].on_silence(now);
+                self.links[connection.link.0].on_silence(now);
             }
-            let waiting: Vec<FileId> = self.waiting_for(lane.server).collect();
+            let waiting: Vec<FileId> = self.waiting_for(connection.server).collect();
             for file in waiting {
-                self.blame(now, file, lane.server);
+                self.blame(now, file, connection.server);
             }
         }
         self.dirty = true;
@@ -350,16 +352,16 @@ impl Engine {
     }
 
     /// Closes a connection of one's own accord.
-    pub(crate) fn close(&mut self, now: Time, id: LaneId) {
-        let Some(lane) = self.lanes.remove(&id) else { return };
-        for request in lane.requests {
+    pub(crate) fn close(&mut self, now: Time, id: ConnectionId) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        for request in connection.requests {
             // Closing stops them.
             if let Some(request) = self.requests.get_mut(&request) {
                 request.told = request.at;
             }
             self.finish_request(now, request);
         }
-        self.actions.push_back(Action::Close { lane: id });
+        self.actions.push_back(Action::Close { connection: id });
     }
 
     pub(crate) fn fail_request(&mut self, now: Time, id: RequestId, failure: Failure) {
@@ -368,9 +370,9 @@ impl Engine {
         let barren = request.at == request.from;
         // Whoever reports a failure has ended it; an answer that this engine refuses is still to be stopped.
         request.told = request.told.max(request.at + 1);
-        let lane = request.lane;
+        let connection = request.connection;
         self.finish_request(now, id);
-        let server = self.lanes.get(&lane).map(|lane| lane.server);
+        let server = self.connections.get(&connection).map(|connection| connection.server);
         let several = self.files.get(&file_id).is_some_and(|file| file.sources().count() > 1);
         if self.fail_adopted(now, file_id, id, failure, barren) {
             return;
@@ -400,8 +402,11 @@ impl Engine {
             }
             Failure::Refused { wait } => {
                 let Some(server) = server else { return self.count_failure(now, file_id) };
-                let at_work =
-                    self.lanes.values().filter(|lane| (lane.link, lane.server) == (link, server) && !lane.requests.is_empty()).count();
+                let at_work = self
+                    .connections
+                    .values()
+                    .filter(|connection| (connection.link, connection.server) == (link, server) && !connection.requests.is_empty())
+                    .count();
                 // Those under way may be why, and an attempt has failed only when they have too.
                 let elsewhere = self.requests.values().any(|other| other.file == file_id);
                 let reach = self.reach.entry((link, server)).or_default();

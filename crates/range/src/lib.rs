@@ -9,12 +9,12 @@
 //! use braid_model::{ByteCount, Rate, Time};
 //! use braid_range::{Action, Config, Engine, FileSetup, Head, LinkSetup, Span};
 //!
-//! let mut engine = Engine::new(Config { lanes_first: 1, ..Config::default() });
+//! let mut engine = Engine::new(Config { connections_first: 1, ..Config::default() });
 //! let link = engine.add_link(LinkSetup::default()).unwrap();
 //! let server = engine.add_server();
 //! let file = engine.add_file(Time::ZERO, FileSetup::new(vec![server])).unwrap();
-//! let Some(Action::Connect { lane, .. }) = engine.poll(Time::ZERO) else { panic!() };
-//! engine.on_connected(Time::from_millis(20), lane, 1);
+//! let Some(Action::Connect { connection, .. }) = engine.poll(Time::ZERO) else { panic!() };
+//! engine.on_connected(Time::from_millis(20), connection, 1);
 //! let Some(Action::Ask { request, span: Some(span), .. }) = engine.poll(Time::from_millis(20)) else { panic!() };
 //! let head = Head { size: Some(ByteCount::new(1000)), span: Some(Span::new(ByteCount::ZERO, ByteCount::new(1000))), joinable: true };
 //! engine.on_head(Time::from_millis(40), request, head);
@@ -27,12 +27,12 @@
 //!
 //! # Words
 //!
-//! A *lane* is one connection over one link to one server; it has one request at a time, or two where the protocol lets requests overlap. A
+//! A *connection* goes over one link to one server; it has one request at a time, or two where the protocol lets requests overlap. A
 //! *source* is one of a file's servers (mirrors). A byte is *fresh* once: whoever brings it first.
 //!
 //! # How ranges are chosen
 //!
-//! - **Size**: what a lane brings in a third of the time that the file still takes over all links together, between 0.3 and 4 seconds: large
+//! - **Size**: what a connection brings in a third of the time that the file still takes over all links together, between 0.3 and 4 seconds: large
 //!   while much is left, so that requests cost little, and ever smaller towards the end, so that all links finish together. Where several
 //!   files have bytes to ask for, always the least: what is asked for already cannot be shared out anew when links change. Short, too, where a
 //!   reader wants a file in order, and then so that a link's places end in turns.
@@ -60,6 +60,6 @@ mod types;
 pub use engine::Engine;
 pub use spans::{Span, Spans};
 pub use types::{
-    Action, Cause, Config, Failure, FileId, FileSetup, FileView, Head, LaneId, LinkId, LinkSetup, LinkView, RangeError, RequestId,
+    Action, Cause, Config, ConnectionId, Failure, FileId, FileSetup, FileView, Head, LinkId, LinkSetup, LinkView, RangeError, RequestId,
     ServerId, SourceId,
 };

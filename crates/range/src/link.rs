@@ -71,7 +71,7 @@ impl ScheduledLink {
             guessed: true,
             moved: 0,
             twice: 0,
-            places: config.lanes_first.clamp(1, config.lanes_most.max(1)),
+            places: config.connections_first.clamp(1, config.connections_most.max(1)),
             climb,
             silent: None,
         }

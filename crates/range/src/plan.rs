@@ -6,11 +6,11 @@ use std::time::Duration;
 use braid_decide::midrr::{FlowKey, LinkSet};
 use braid_model::{ByteCount, Time};
 
-use crate::engine::{ENDLESS, Engine, Lane, Request};
+use crate::engine::{Connection, ENDLESS, Engine, Request};
 use crate::file::File;
 use crate::meter::Meter;
 use crate::spans::Span;
-use crate::types::{Action, Cause, FileId, LaneId, LinkId, RequestId, ServerId};
+use crate::types::{Action, Cause, ConnectionId, FileId, LinkId, RequestId, ServerId};
 
 /// The least that is worth a request of its own, and the least of a part taken over.
 pub(crate) const LEAST: u64 = 64 * 1024;
@@ -52,7 +52,7 @@ impl Engine {
         self.review = None;
         self.watch_requests(now);
         self.watch_files(now);
-        self.watch_lanes(now);
+        self.watch_connections(now);
     }
 
     fn watch_requests(&mut self, now: Time) {
@@ -60,14 +60,16 @@ impl Engine {
         let mut next: Option<Time> = None;
         for (id, request) in &self.requests {
             // A request behind another on its connection waits for that one.
-            if self.lanes.get(&request.lane).is_some_and(|lane| lane.requests.first() != Some(id)) || self.excused(request) {
+            if self.connections.get(&request.connection).is_some_and(|connection| connection.requests.first() != Some(id))
+                || self.excused(request)
+            {
                 continue;
             }
             let patience = self.links[request.link.0].stall();
             let stall = request.heard + patience;
             let end = request.heard + DEAD.max(patience * 2);
             if end <= now {
-                dead.insert(request.lane);
+                dead.insert(request.connection);
             } else if !request.stalled && stall <= now {
                 stalled.push(*id);
             }
@@ -77,9 +79,9 @@ impl Engine {
         for id in stalled {
             self.stall(now, id);
         }
-        for lane in dead {
-            self.on_lane_lost(now, lane);
-            self.actions.push_back(Action::Close { lane });
+        for connection in dead {
+            self.on_connection_lost(now, connection);
+            self.actions.push_back(Action::Close { connection });
         }
         next.into_iter().for_each(|next| self.remind(next));
     }
@@ -141,19 +143,22 @@ impl Engine {
         silent.into_iter().for_each(|id| self.give_up(now, id, Cause::Silent));
     }
 
-    fn watch_lanes(&mut self, now: Time) {
+    fn watch_connections(&mut self, now: Time) {
         let wanted: BTreeSet<ServerId> =
             self.files.values().filter(|file| file.ended.is_none()).flat_map(|file| file.sources().map(|(_, server)| server)).collect();
-        let idle =
-            |lane: &Lane| lane.connected && lane.requests.is_empty() && (now.since(lane.since) > IDLE || !wanted.contains(&lane.server));
-        let idle: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| idle(lane)).map(|(id, _)| *id).collect();
-        idle.into_iter().for_each(|lane| self.close(now, lane));
+        let idle = |connection: &Connection| {
+            connection.connected
+                && connection.requests.is_empty()
+                && (now.since(connection.since) > IDLE || !wanted.contains(&connection.server))
+        };
+        let idle: Vec<ConnectionId> = self.connections.iter().filter(|(_, connection)| idle(connection)).map(|(id, _)| *id).collect();
+        idle.into_iter().for_each(|connection| self.close(now, connection));
         for link in 0..self.links.len() {
             let busy = self.at_work(LinkId(link));
             self.links[link].on_busy(now, busy);
             let long = self.files.values().filter(|file| file.active && file.setup.links.contains(link)).map(File::open).sum::<u64>();
             let long = self.links[link].rate(now).is_some_and(|rate| rate.time_for(ByteCount::new(long)) > Duration::from_secs(1));
-            let most = self.config.lanes_most;
+            let most = self.config.connections_most;
             self.links[link].climb(now, busy, most, long);
             if busy > 0 && long {
                 self.remind(now + Duration::from_millis(500));
@@ -167,7 +172,10 @@ impl Engine {
 
     /// Places of a link that are taken: connections at work or on the way.
     fn at_work(&self, link: LinkId) -> usize {
-        self.lanes.values().filter(|lane| lane.link == link && !(lane.connected && lane.requests.is_empty())).count()
+        self.connections
+            .values()
+            .filter(|connection| connection.link == link && !(connection.connected && connection.requests.is_empty()))
+            .count()
     }
 
     /// Fills every free place of every link.
@@ -192,9 +200,10 @@ impl Engine {
             return;
         }
         let cuts: Vec<_> = self.files.iter().flat_map(|(id, file)| self.late(now, *id, file)).collect();
-        for (id, lane, keep) in cuts {
+        for (id, connection, keep) in cuts {
             // Behind what the server has sent of the rest already, nothing would come soon.
-            let behind: Vec<RequestId> = self.lanes.get(&lane).map_or(Vec::new(), |lane| lane.requests[1..].to_vec());
+            let behind: Vec<RequestId> =
+                self.connections.get(&connection).map_or(Vec::new(), |connection| connection.requests[1..].to_vec());
             behind.into_iter().for_each(|request| self.finish_request(now, request));
             let Some(request) = self.requests.get_mut(&id) else { continue };
             let old = request.rest();
@@ -205,7 +214,7 @@ impl Engine {
     }
 
     /// The requests of a file that would end late, their connections, and how many bytes each can still bring in time.
-    fn late(&self, now: Time, id: FileId, file: &File) -> Vec<(RequestId, LaneId, u64)> {
+    fn late(&self, now: Time, id: FileId, file: &File) -> Vec<(RequestId, ConnectionId, u64)> {
         if !file.active || file.ended.is_some() || file.ranged != Some(true) || file.doubt() || file.setup.window.is_some() {
             return Vec::new();
         }
@@ -219,7 +228,7 @@ impl Engine {
             (late && keep + LEAST * 2 < rest).then_some(keep)
         };
         let at_work = self.requests.iter().filter(|(_, request)| ours(request) && !self.queued(request));
-        at_work.filter_map(|(id, request)| Some((*id, request.lane, keeps(request)?))).collect()
+        at_work.filter_map(|(id, request)| Some((*id, request.connection, keeps(request)?))).collect()
     }
 
     /// What all usable links bring of `file` together, in bytes per second.
@@ -254,7 +263,11 @@ impl Engine {
         self.pipeline(now, link);
         loop {
             let places = if trying { 1 } else { self.places(link) };
-            let stuck = if trying { self.lanes.values().filter(|lane| lane.link == link && !lane.requests.is_empty()).count() } else { 0 };
+            let stuck = if trying {
+                self.connections.values().filter(|connection| connection.link == link && !connection.requests.is_empty()).count()
+            } else {
+                0
+            };
             if self.at_work(link).saturating_sub(stuck) >= places {
                 return;
             }
@@ -271,7 +284,7 @@ impl Engine {
     fn places(&self, link: LinkId) -> usize {
         let small = |file: &&File| file.active && file.setup.links.contains(link.0) && file.size.is_none_or(|size| size <= FIRST);
         let small = self.files.values().filter(small).count().div_ceil(self.links.len().max(1));
-        self.links[link.0].places.max(small).min(self.config.lanes_most)
+        self.links[link.0].places.max(small).min(self.config.connections_most)
     }
 
     /// What a link may still be asked for, by its allowance and the budget.
@@ -299,9 +312,9 @@ impl Engine {
         heads.iter().for_each(|(_, id, size)| self.offer(*id, link, *size));
         let Some(grant) = self.midrr.next(link.0) else { return false };
         let Some(file) = heads.into_iter().find(|(flow, _, _)| *flow == grant.flow).map(|(_, file, _)| file) else { return false };
-        let Some((server, lane)) = self.door(now, link, &self.files[&file]) else { return false };
-        match lane {
-            Some(lane) => self.ask_next(now, lane, file, grant.size.get()),
+        let Some((server, connection)) = self.door(now, link, &self.files[&file]) else { return false };
+        match connection {
+            Some(connection) => self.ask_next(now, connection, file, grant.size.get()),
             None => self.connect(now, link, server),
         }
         true
@@ -387,16 +400,16 @@ impl Engine {
     }
 
     /// A way to one of the file's servers over `link`: the one that is least busy, by an idle connection, else by leave to open one.
-    fn door(&self, now: Time, link: LinkId, file: &File) -> Option<(ServerId, Option<LaneId>)> {
+    fn door(&self, now: Time, link: LinkId, file: &File) -> Option<(ServerId, Option<ConnectionId>)> {
         let ways = file.sources().filter_map(|(_, server)| {
             let (mut here, mut idle, mut busy, mut coming, mut all) = (0, None, 0, 0, 0);
-            for (id, lane) in self.lanes.iter().filter(|(_, lane)| lane.server == server) {
-                all += usize::from(!lane.connected || !lane.requests.is_empty());
-                if lane.link == link {
+            for (id, connection) in self.connections.iter().filter(|(_, connection)| connection.server == server) {
+                all += usize::from(!connection.connected || !connection.requests.is_empty());
+                if connection.link == link {
                     here += 1;
-                    busy += usize::from(!lane.requests.is_empty());
-                    coming += usize::from(!lane.connected);
-                    idle = if lane.connected && lane.requests.is_empty() { Some(*id) } else { idle };
+                    busy += usize::from(!connection.requests.is_empty());
+                    coming += usize::from(!connection.connected);
+                    idle = if connection.connected && connection.requests.is_empty() { Some(*id) } else { idle };
                 }
             }
             let reach = self.reach.get(&(link, server));
@@ -410,15 +423,17 @@ impl Engine {
     }
 
     fn connect(&mut self, now: Time, link: LinkId, server: ServerId) {
-        let lane = LaneId(self.fresh_id());
-        self.lanes.insert(lane, Lane { link, server, since: now, connected: false, depth: 1, requests: Vec::new(), once: false });
+        let connection = ConnectionId(self.fresh_id());
+        self.connections
+            .insert(connection, Connection { link, server, since: now, connected: false, depth: 1, requests: Vec::new(), once: false });
         self.reach.entry((link, server)).or_default();
-        self.actions.push_back(Action::Connect { lane, link, server });
+        self.actions.push_back(Action::Connect { connection, link, server });
     }
 
     /// Opens one connection over a link that waits to learn more of a file.
     fn warm(&mut self, now: Time, link: LinkId) {
-        if self.files.values().filter(|file| file.active).count() > 2 || self.lanes.values().any(|lane| lane.link == link) {
+        if self.files.values().filter(|file| file.active).count() > 2 || self.connections.values().any(|connection| connection.link == link)
+        {
             return;
         }
         let waits = |file: &File| file.active && (file.ranged.is_none() || file.doubt()) && file.setup.links.contains(link.0);
@@ -429,12 +444,12 @@ impl Engine {
     }
 
     /// Asks for the lowest free part of a file.
-    fn ask_next(&mut self, now: Time, lane: LaneId, id: FileId, size: u64) {
+    fn ask_next(&mut self, now: Time, connection: ConnectionId, id: FileId, size: u64) {
         let Some(file) = self.files.get(&id) else { return };
         if file.doubt() {
-            let link = self.lanes.get(&lane).map(|lane| lane.link);
+            let link = self.connections.get(&connection).map(|connection| connection.link);
             let trial = link.and_then(|link| self.trial(now, link, id, file));
-            return trial.into_iter().for_each(|span| self.ask(now, lane, id, Some(span)));
+            return trial.into_iter().for_each(|span| self.ask(now, connection, id, Some(span)));
         }
         let span = match (file.ranged, file.free.first_below(file.limit())) {
             (Some(false), _) => None,
@@ -442,22 +457,22 @@ impl Engine {
             (Some(true), Some(gap)) => Some(Span::raw(gap.start, gap.end.min(gap.start + size))),
             (Some(true), None) => return,
         };
-        self.ask(now, lane, id, span);
+        self.ask(now, connection, id, span);
     }
 
-    fn ask(&mut self, now: Time, lane_id: LaneId, id: FileId, span: Option<Span>) {
+    fn ask(&mut self, now: Time, connection_id: ConnectionId, id: FileId, span: Option<Span>) {
         let request = RequestId(self.fresh_id());
-        let (Some(lane), Some(file)) = (self.lanes.get_mut(&lane_id), self.files.get_mut(&id)) else { return };
-        let Some(source) = file.source_at(lane.server) else { return };
-        lane.requests.push(request);
-        lane.since = now;
+        let (Some(connection), Some(file)) = (self.connections.get_mut(&connection_id), self.files.get_mut(&id)) else { return };
+        let Some(source) = file.source_at(connection.server) else { return };
+        connection.requests.push(request);
+        connection.since = now;
         let whole = Span::raw(0, file.size.unwrap_or(ENDLESS));
         let range = span.unwrap_or(whole);
         file.free.remove(range);
-        self.links[lane.link.0].meter.begin(now);
+        self.links[connection.link.0].meter.begin(now);
         let entry = Request {
-            lane: lane_id,
-            link: lane.link,
+            connection: connection_id,
+            link: connection.link,
             file: id,
             source,
             from: range.start,
@@ -472,7 +487,7 @@ impl Engine {
             stalled: false,
         };
         self.requests.insert(request, entry);
-        self.actions.push_back(Action::Ask { request, lane: lane_id, file: id, source, span });
+        self.actions.push_back(Action::Ask { request, connection: connection_id, file: id, source, span });
         let patience = self.links[self.requests[&request].link.0].stall();
         self.remind(now + patience);
     }
@@ -481,20 +496,22 @@ impl Engine {
     fn pipeline(&mut self, now: Time, link: LinkId) {
         let share = self.links[link.0].share(now).unwrap_or(0.0);
         let ahead = share * self.links[link.0].latency().as_secs_f64() * 1.5;
-        let ends = |lane: &Lane| {
-            let rest: u64 = lane.requests.iter().filter_map(|id| self.requests.get(id)).map(|request| request.rest().size()).sum();
-            let flows = lane
+        let ends = |connection: &Connection| {
+            let rest: u64 = connection.requests.iter().filter_map(|id| self.requests.get(id)).map(|request| request.rest().size()).sum();
+            let flows = connection
                 .requests
                 .iter()
                 .filter_map(|id| self.requests.get(id))
                 .all(|request| request.head && !request.stalled && !request.whole && request.told <= request.end);
             flows && (rest as f64) < ahead
         };
-        let lanes =
-            self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && (1..lane.depth).contains(&lane.requests.len()));
-        let lanes: Vec<(LaneId, ServerId)> = lanes.filter(|(_, lane)| ends(lane)).map(|(id, lane)| (*id, lane.server)).collect();
+        let connections = self.connections.iter().filter(|(_, connection)| {
+            connection.link == link && connection.connected && (1..connection.depth).contains(&connection.requests.len())
+        });
+        let connections: Vec<(ConnectionId, ServerId)> =
+            connections.filter(|(_, connection)| ends(connection)).map(|(id, connection)| (*id, connection.server)).collect();
         let allowed = self.allowed(link);
-        for (lane, server) in lanes {
+        for (connection, server) in connections {
             let fits = |file: &File| {
                 let ready = file.active && file.ended.is_none() && allowed >= LEAST_STOLEN;
                 ready && file.ranged == Some(true) && !file.doubt() && file.source_at(server).is_some()
@@ -505,7 +522,7 @@ impl Engine {
             heads.into_iter().for_each(|(id, size)| self.offer(id, link, size));
             let Some(grant) = self.midrr.next(link.0) else { continue };
             let file = self.files.iter().find(|(_, file)| file.flow == grant.flow).map(|(id, _)| *id);
-            file.into_iter().for_each(|file| self.ask_next(now, lane, file, grant.size.get()));
+            file.into_iter().for_each(|file| self.ask_next(now, connection, file, grant.size.get()));
         }
     }
 
@@ -514,11 +531,14 @@ impl Engine {
         if self.requests.values().any(|request| !request.stalled) {
             self.remind(now + REVIEW);
         }
-        let lanes = self.lanes.iter().filter(|(_, lane)| lane.link == link && lane.connected && lane.requests.is_empty());
-        let lanes: Vec<(LaneId, ServerId)> = lanes.map(|(id, lane)| (*id, lane.server)).collect();
+        let connections = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.link == link && connection.connected && connection.requests.is_empty());
+        let connections: Vec<(ConnectionId, ServerId)> = connections.map(|(id, connection)| (*id, connection.server)).collect();
         let allowed = self.allowed(link);
-        let best = lanes.iter().filter_map(|(lane, server)| Some((*lane, self.theft(now, link, *server, allowed)?)));
-        let Some((lane, theft)) = best.max_by(|(_, a), (_, b)| a.gain.total_cmp(&b.gain)) else { return false };
+        let best = connections.iter().filter_map(|(connection, server)| Some((*connection, self.theft(now, link, *server, allowed)?)));
+        let Some((connection, theft)) = best.max_by(|(_, a), (_, b)| a.gain.total_cmp(&b.gain)) else { return false };
         let Some(victim) = self.requests.get_mut(&theft.victim) else { return false };
         let file = victim.file;
         if !theft.twice {
@@ -527,7 +547,7 @@ impl Engine {
         if victim.rest().size() == 0 {
             self.finish_request(now, theft.victim);
         }
-        self.ask(now, lane, file, Some(theft.span));
+        self.ask(now, connection, file, Some(theft.span));
         true
     }
 
@@ -582,7 +602,7 @@ impl Engine {
 
     /// The request that a connection is at, where this one waits behind it; else this one.
     fn front<'a>(&'a self, request: &'a Request) -> &'a Request {
-        let first = self.lanes.get(&request.lane).and_then(|lane| lane.requests.first());
+        let first = self.connections.get(&request.connection).and_then(|connection| connection.requests.first());
         first.and_then(|first| self.requests.get(first)).unwrap_or(request)
     }
 
@@ -604,7 +624,12 @@ impl Engine {
     /// How fast a request goes on, in bytes per second: as it did, else by its share of its link.
     pub(crate) fn pace(&self, now: Time, request: &Request) -> f64 {
         let request = self.front(request);
-        let on_link = self.lanes.values().filter(|lane| lane.link == request.link && !lane.requests.is_empty()).count().max(1);
+        let on_link = self
+            .connections
+            .values()
+            .filter(|connection| connection.link == request.link && !connection.requests.is_empty())
+            .count()
+            .max(1);
         let link = self.links[request.link.0].rate(now).map_or(0.0, |rate| rate.bps() as f64 / 8.0 / on_link as f64);
         let own = request.meter.rate(now).map(|rate| rate.bps() as f64 / 8.0);
         // Silence tells before the means do.

@@ -23,7 +23,7 @@ ids! {
     /// A file.
     FileId(u64);
     /// A connection over a link to a server.
-    LaneId(u64);
+    ConnectionId(u64);
     /// One request and its answer.
     RequestId(u64);
     /// One of a file's sources, by its place in [`FileSetup::sources`].
@@ -34,9 +34,9 @@ ids! {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
     /// Requests at once on a link, at first.
-    pub lanes_first: usize,
+    pub connections_first: usize,
     /// Requests at once on a link, at most.
-    pub lanes_most: usize,
+    pub connections_most: usize,
     /// Files fetched side by side; others wait.
     pub files_at_once: usize,
     /// A file that gets nothing for so long is given up.
@@ -49,7 +49,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { lanes_first: 3, lanes_most: 8, files_at_once: 16, patience: Duration::from_secs(60), tries: 12, budget: None }
+        Self { connections_first: 3, connections_most: 8, files_at_once: 16, patience: Duration::from_secs(60), tries: 12, budget: None }
     }
 }
 
@@ -139,10 +139,10 @@ pub enum Cause {
 /// What to do now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Open a connection; answer with [`crate::Engine::on_connected`] or [`crate::Engine::on_lane_lost`].
+    /// Open a connection; answer with [`crate::Engine::on_connected`] or [`crate::Engine::on_connection_lost`].
     Connect {
         /// Its name from now on.
-        lane: LaneId,
+        connection: ConnectionId,
         /// Over this link.
         link: LinkId,
         /// To this server.
@@ -153,7 +153,7 @@ pub enum Action {
         /// Its name from now on.
         request: RequestId,
         /// On this connection.
-        lane: LaneId,
+        connection: ConnectionId,
         /// Of this file.
         file: FileId,
         /// From this source.
@@ -161,7 +161,7 @@ pub enum Action {
         /// The range; `None`: the whole file.
         span: Option<Span>,
     },
-    /// Read no more of a request's answer; its lane is free, after a reconnect if need be (no new [`Action::Connect`] will come).
+    /// Read no more of a request's answer; its connection is free, after a reconnect if need be (no new [`Action::Connect`] will come).
     Stop {
         /// The request.
         request: RequestId,
@@ -169,7 +169,7 @@ pub enum Action {
     /// Close a connection, with its requests.
     Close {
         /// The connection.
-        lane: LaneId,
+        connection: ConnectionId,
     },
     /// Begin anew: what came of the file so far is worth nothing.
     Restart {

@@ -119,7 +119,7 @@ fn a_file_of_one_link_goes_on_undivided_while_it_is_alone() {
 #[test]
 fn regression_a_file_keeps_its_share_while_links_ask_that_it_may_not_use() {
     // The thesis's figure 4.5, as files that came with an answer: every one of them on a link that its row of Π has.
-    let config = Config { lanes_first: 3, lanes_most: 3, ..Config::default() };
+    let config = Config { connections_first: 3, connections_most: 3, ..Config::default() };
     let mut world = World::new(config, vec![SimLink::new(3.0, 20), SimLink::new(10.0, 20)], Manners::default());
     let shapes = [(0, 0b01, 1.0, 3.0), (0, 0b11, 2.0, 20.0 / 3.0), (1, 0b10, 1.0, 10.0 / 3.0)];
     let files = shapes.map(|(link, links, weight, _)| {

@@ -140,7 +140,7 @@ fn a_server_of_two_connections_is_given_two() {
 
 #[test]
 fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
-    let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
+    let mut engine = Engine::new(Config { connections_first: 1, connections_most: 1, ..Config::default() });
     engine.add_link(LinkSetup { rate: Some(Rate::from_mbps(8)), ..LinkSetup::default() }).unwrap();
     engine.add_link(LinkSetup::default()).unwrap();
     let size = ByteCount::new(900_000);
@@ -151,7 +151,7 @@ fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     let step = |engine: &mut Engine, now: Time, asked: &mut Vec<(RequestId, Span)>| {
         while let Some(action) = engine.poll(now) {
             match action {
-                Action::Connect { lane, .. } => engine.on_connected(now, lane, 1),
+                Action::Connect { connection, .. } => engine.on_connected(now, connection, 1),
                 Action::Ask { request, span: Some(span), .. } => asked.push((request, span)),
                 Action::Stop { request } => asked.retain(|(other, _)| *other != request),
                 _ => {}

@@ -44,7 +44,7 @@ fn connections_that_loss_holds_back_are_many() {
     let links = vec![SimLink::new(20.0, 10), SimLink::new(10.0, 60), SimLink::new(5.0, 100).each(1.0)];
     let (time, ideal, world) = one(40 * MB, links, Manners::default());
     println!("{:.3} of the ideal, {} requests", time / ideal, world.asked);
-    assert!(time < ideal * 1.07, "{time:.2} s of {ideal:.2} s, {} lanes at most", world.most_lanes);
+    assert!(time < ideal * 1.07, "{time:.2} s of {ideal:.2} s, {} connections at most", world.most_connections);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn many_small_files_are_not_fetched_one_by_one() {
 #[test]
 fn files_share_links_by_weight_and_preference() {
     // As in the thesis's figure 4.5: a on link 0, b on both with weight 2, c on link 1; links of 3 and 10 Mbit/s.
-    let config = Config { lanes_first: 3, lanes_most: 3, ..Config::default() };
+    let config = Config { connections_first: 3, connections_most: 3, ..Config::default() };
     let mut world = World::new(config, vec![SimLink::new(3.0, 20), SimLink::new(10.0, 20)], Manners::default());
     let a = world.add(100 * MB, |file| file.links = LinkSet(0b01));
     let b = world.add(100 * MB, |file| (file.links, file.weight) = (LinkSet(0b11), 2.0));
@@ -136,16 +136,16 @@ fn regression_a_round_trip_of_seconds_is_borne() {
 
 #[test]
 fn regression_the_late_head_of_a_stalled_request_takes_nothing_from_others() {
-    let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
+    let mut engine = Engine::new(Config { connections_first: 1, connections_most: 1, ..Config::default() });
     let fast = LinkSetup { rate: Some(Rate::from_mbps(20)), ..LinkSetup::default() };
     let links = [engine.add_link(fast).unwrap(), engine.add_link(LinkSetup::default()).unwrap()];
     let server = engine.add_server();
     let size = ByteCount::new(4 * MB);
     let file = engine.add_file(Time::ZERO, FileSetup { size: Some(size), ..FileSetup::new(vec![server]) }).unwrap();
-    let mut lanes = [None; 2];
+    let mut connections = [None; 2];
     while let Some(action) = engine.poll(Time::ZERO) {
-        let Action::Connect { lane, link, .. } = action else { panic!("{action:?}") };
-        lanes[link.0] = Some(lane);
+        let Action::Connect { connection, link, .. } = action else { panic!("{action:?}") };
+        connections[link.0] = Some(connection);
     }
     let head = |span: Span| Head { size: Some(size), span: Some(span), joinable: true };
     let asked = |engine: &mut Engine, now: Time| {
@@ -154,13 +154,13 @@ fn regression_the_late_head_of_a_stalled_request_takes_nothing_from_others() {
             _ => None,
         })
     };
-    engine.on_connected(Time::from_millis(10), lanes[0].unwrap(), 1);
+    engine.on_connected(Time::from_millis(10), connections[0].unwrap(), 1);
     let (first, long) = asked(&mut engine, Time::from_millis(10)).unwrap();
     // It stalls, and the other link begins to bring the same, in smaller pieces.
     let late = Time::from_millis(5000);
     assert_eq!(asked(&mut engine, late), None);
     assert!(!engine.link(late, links[0]).unwrap().used);
-    engine.on_connected(late, lanes[1].unwrap(), 1);
+    engine.on_connected(late, connections[1].unwrap(), 1);
     let mut next = asked(&mut engine, late);
     assert!(next.unwrap().1.end() < long.end(), "{next:?} of {long:?}");
     engine.on_head(late, first, head(long));
@@ -178,13 +178,13 @@ fn regression_the_late_head_of_a_stalled_request_takes_nothing_from_others() {
 
 #[test]
 fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
-    let mut engine = Engine::new(Config { lanes_first: 1, lanes_most: 1, ..Config::default() });
+    let mut engine = Engine::new(Config { connections_first: 1, connections_most: 1, ..Config::default() });
     let links = [0, 1].map(|_| engine.add_link(LinkSetup { rate: Some(Rate::from_mbps(16)), ..LinkSetup::default() }).unwrap());
     let server = engine.add_server();
     let size = ByteCount::new(40 * MB);
     engine.add_file(Time::ZERO, FileSetup { size: Some(size), ..FileSetup::new(vec![server]) }).unwrap();
     let head = |span: Span| Head { size: Some(size), span: Some(span), joinable: true };
-    let mut lanes = Vec::new();
+    let mut connections = Vec::new();
     // By link: what it was asked for last, and how much of that has come.
     let mut work: [Option<(braid_range::RequestId, Span, u64)>; 2] = [None; 2];
     let mut long: Option<Span> = None;
@@ -192,12 +192,12 @@ fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
     while now < Time::from_millis(6000) {
         while let Some(action) = engine.poll(now) {
             match action {
-                Action::Connect { lane, link, .. } => {
-                    lanes.push((lane, link));
-                    engine.on_connected(now, lane, 1);
+                Action::Connect { connection, link, .. } => {
+                    connections.push((connection, link));
+                    engine.on_connected(now, connection, 1);
                 }
-                Action::Ask { request, lane, span, .. } => {
-                    let link = lanes.iter().find(|(known, _)| *known == lane).unwrap().1;
+                Action::Ask { request, connection, span, .. } => {
+                    let link = connections.iter().find(|(known, _)| *known == connection).unwrap().1;
                     let span = span.unwrap();
                     let inside = |long: Span| long.start() < span.start() && span.start() < long.end();
                     if link == links[1] && long.is_some_and(inside) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use braid_decide::midrr::LinkSet;
 use braid_model::{ByteCount, Rate, Time};
 use braid_netem::{EmulatedLink, Packet, Profile};
-use braid_range::{Action, Config, Engine, FileId, FileSetup, Head, LaneId, LinkSetup, RangeError, RequestId, Span};
+use braid_range::{Action, Config, ConnectionId, Engine, FileId, FileSetup, Head, LinkSetup, RangeError, RequestId, Span};
 
 use crate::tcp::{Ack, AckTiming, HANDSHAKE, HANDSHAKE_WAIT, HEADERS, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
 
@@ -105,7 +105,7 @@ pub fn fetch_ranges(ranged: &Ranged) -> Result<Fetched, RangeError> {
         down: ranged.links.iter().enumerate().map(|(number, link)| way(&link.down, 2 * number)).collect(),
         up: ranged.links.iter().enumerate().map(|(number, link)| way(&link.up, 2 * number + 1)).collect(),
         changed: vec![0; ranged.links.len()],
-        lanes: BTreeMap::new(),
+        connections: BTreeMap::new(),
         fetched: Fetched {
             bins: vec![vec![ByteCount::ZERO; spans]; ranged.files.len()],
             ended: vec![None; ranged.files.len()],
@@ -117,10 +117,10 @@ pub fn fetch_ranges(ranged: &Ranged) -> Result<Fetched, RangeError> {
     Ok(world.fetched)
 }
 
-/// What travels: of which lane, and of its which connection.
+/// What travels: of which connection, and since which of its reconnects.
 #[derive(Debug)]
 struct Parcel {
-    lane: LaneId,
+    connection: ConnectionId,
     epoch: u32,
     what: What,
 }
@@ -145,9 +145,9 @@ impl Packet for Parcel {
     }
 }
 
-/// A lane and its connection as it is now: both ends.
+/// A connection as it is now: both ends.
 #[derive(Debug)]
-struct Lane {
+struct Connection {
     link: usize,
     epoch: u32,
     /// When the handshake is repeated; `None`: the connection stands.
@@ -175,7 +175,7 @@ struct World<'a> {
     down: Vec<EmulatedLink<Parcel>>,
     up: Vec<EmulatedLink<Parcel>>,
     changed: Vec<usize>,
-    lanes: BTreeMap<LaneId, Lane>,
+    connections: BTreeMap<ConnectionId, Connection>,
     fetched: Fetched,
 }
 
@@ -206,9 +206,13 @@ impl World<'_> {
 
     fn next_event(&self) -> Option<Time> {
         let links = self.down.iter().chain(&self.up).filter_map(EmulatedLink::poll_timeout);
-        let lanes = self.lanes.values().flat_map(|lane| [lane.handshake, lane.sender.deadline(), lane.receiver.deadline()]).flatten();
+        let connections = self
+            .connections
+            .values()
+            .flat_map(|connection| [connection.handshake, connection.sender.deadline(), connection.receiver.deadline()])
+            .flatten();
         let changes = self.ranged.links.iter().zip(&self.changed).filter_map(|(link, done)| link.changes.get(*done)).map(|(at, _)| *at);
-        links.chain(lanes).chain(changes).chain(self.engine.poll_timeout()).min()
+        links.chain(connections).chain(changes).chain(self.engine.poll_timeout()).min()
     }
 
     fn change(&mut self) {
@@ -224,22 +228,22 @@ impl World<'_> {
 
     fn timers(&mut self) {
         let due = |at: Option<Time>, now: Time| at.is_some_and(|at| at <= now);
-        let ids: Vec<LaneId> = self.lanes.keys().copied().collect();
+        let ids: Vec<ConnectionId> = self.connections.keys().copied().collect();
         for id in ids {
             let now = self.now;
-            let Some(lane) = self.lanes.get_mut(&id) else { continue };
-            if due(lane.handshake, now) {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            if due(connection.handshake, now) {
                 self.open(id);
                 continue;
             }
-            if due(lane.sender.deadline(), now) {
-                lane.sender.on_timeout(now);
+            if due(connection.sender.deadline(), now) {
+                connection.sender.on_timeout(now);
             }
-            if due(lane.receiver.deadline(), now)
-                && let Some(ack) = lane.receiver.take_ack()
+            if due(connection.receiver.deadline(), now)
+                && let Some(ack) = connection.receiver.take_ack()
             {
-                let (link, epoch) = (lane.link, lane.epoch);
-                self.up[link].push(now, Parcel { lane: id, epoch, what: What::Ack(ack) });
+                let (link, epoch) = (connection.link, connection.epoch);
+                self.up[link].push(now, Parcel { connection: id, epoch, what: What::Ack(ack) });
             }
             self.send(id);
         }
@@ -249,13 +253,13 @@ impl World<'_> {
     fn act(&mut self) {
         while let Some(action) = self.engine.poll(self.now) {
             match action {
-                Action::Connect { lane, link, .. } => {
-                    self.lanes.insert(lane, Lane::new(link.0, &self.ranged.tcp));
-                    self.open(lane);
+                Action::Connect { connection, link, .. } => {
+                    self.connections.insert(connection, Connection::new(link.0, &self.ranged.tcp));
+                    self.open(connection);
                 }
-                Action::Ask { request, lane, file, span, .. } => self.ask(request, lane, file, span),
+                Action::Ask { request, connection, file, span, .. } => self.ask(request, connection, file, span),
                 Action::Stop { request } => self.stop(request),
-                Action::Close { lane } => drop(self.lanes.remove(&lane)),
+                Action::Close { connection } => drop(self.connections.remove(&connection)),
                 Action::Done { file, .. } => {
                     if let Some(place) = self.ids.iter().position(|id| *id == file) {
                         self.fetched.ended[place] = Some(self.now);
@@ -267,98 +271,101 @@ impl World<'_> {
     }
 
     /// Sends a handshake's first packet, again if need be.
-    fn open(&mut self, id: LaneId) {
-        let Some(lane) = self.lanes.get_mut(&id) else { return };
-        lane.handshake = Some(self.now + HANDSHAKE_WAIT);
-        self.up[lane.link].push(self.now, Parcel { lane: id, epoch: lane.epoch, what: What::Open });
+    fn open(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.handshake = Some(self.now + HANDSHAKE_WAIT);
+        self.up[connection.link].push(self.now, Parcel { connection: id, epoch: connection.epoch, what: What::Open });
     }
 
-    fn ask(&mut self, request: RequestId, id: LaneId, file: FileId, span: Option<Span>) {
+    fn ask(&mut self, request: RequestId, id: ConnectionId, file: FileId, span: Option<Span>) {
         self.fetched.requests += 1;
         let size = self.ids.iter().position(|known| *known == file).map_or(ByteCount::ZERO, |place| self.ranged.files[place].size);
         let span = span.unwrap_or(Span::new(ByteCount::ZERO, size));
         let span = Span::new(span.start().min(size), span.end().min(size));
-        let Some(lane) = self.lanes.get_mut(&id) else { return };
-        lane.answers.push_back((Some(request), HEAD, span.len().get()));
-        if lane.handshake.is_some() {
-            lane.waiting.push_back(span);
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.answers.push_back((Some(request), HEAD, span.len().get()));
+        if connection.handshake.is_some() {
+            connection.waiting.push_back(span);
         } else {
-            self.up[lane.link].push(self.now, Parcel { lane: id, epoch: lane.epoch, what: What::Request(span) });
+            self.up[connection.link].push(self.now, Parcel { connection: id, epoch: connection.epoch, what: What::Request(span) });
         }
     }
 
     fn stop(&mut self, request: RequestId) {
-        let of = |lane: &Lane| lane.answers.iter().position(|(whose, ..)| *whose == Some(request));
-        let Some((id, place)) = self.lanes.iter().find_map(|(id, lane)| Some((*id, of(lane)?))) else { return };
-        let Some(lane) = self.lanes.get_mut(&id) else { return };
-        let (whose, _, rest) = &mut lane.answers[place];
+        let of = |connection: &Connection| connection.answers.iter().position(|(whose, ..)| *whose == Some(request));
+        let Some((id, place)) = self.connections.iter().find_map(|(id, connection)| Some((*id, of(connection)?))) else { return };
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let (whose, _, rest) = &mut connection.answers[place];
         if *rest <= WORTH_READING {
             *whose = None;
             return;
         }
-        *lane = Lane { epoch: lane.epoch + 1, ..Lane::new(lane.link, &self.ranged.tcp) };
+        *connection = Connection { epoch: connection.epoch + 1, ..Connection::new(connection.link, &self.ranged.tcp) };
         self.open(id);
     }
 
     fn at_server(&mut self, parcel: Parcel) {
-        let Some(lane) = self.lanes.get_mut(&parcel.lane).filter(|lane| lane.epoch == parcel.epoch) else { return };
+        let Some(connection) = self.connections.get_mut(&parcel.connection).filter(|connection| connection.epoch == parcel.epoch) else {
+            return;
+        };
         match parcel.what {
             What::Open => {
-                let opened = Parcel { lane: parcel.lane, epoch: parcel.epoch, what: What::Opened };
-                self.down[lane.link].push(self.now, opened);
+                let opened = Parcel { connection: parcel.connection, epoch: parcel.epoch, what: What::Opened };
+                self.down[connection.link].push(self.now, opened);
             }
-            What::Request(span) => lane.backlog += HEAD + span.len().get(),
-            What::Ack(ack) => lane.sender.on_ack(self.now, &ack),
+            What::Request(span) => connection.backlog += HEAD + span.len().get(),
+            What::Ack(ack) => connection.sender.on_ack(self.now, &ack),
             What::Opened | What::Data(..) => {}
         }
-        self.send(parcel.lane);
+        self.send(parcel.connection);
     }
 
     /// The server sends what its window lets it.
-    fn send(&mut self, id: LaneId) {
-        let Some(lane) = self.lanes.get_mut(&id) else { return };
+    fn send(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
         loop {
-            let segment = match lane.sender.next(self.now) {
+            let segment = match connection.sender.next(self.now) {
                 Sending::Again(segment) => segment,
-                Sending::Room if lane.backlog > 0 => {
-                    let size = lane.backlog.min(SEGMENT.get());
-                    lane.backlog -= size;
-                    lane.sizes.push_back(size as u16);
-                    lane.sender.send(self.now, 0, size as u16)
+                Sending::Room if connection.backlog > 0 => {
+                    let size = connection.backlog.min(SEGMENT.get());
+                    connection.backlog -= size;
+                    connection.sizes.push_back(size as u16);
+                    connection.sender.send(self.now, 0, size as u16)
                 }
                 Sending::Room | Sending::Full => return,
             };
-            self.down[lane.link].push(self.now, Parcel { lane: id, epoch: lane.epoch, what: What::Data(segment, self.now) });
+            self.down[connection.link]
+                .push(self.now, Parcel { connection: id, epoch: connection.epoch, what: What::Data(segment, self.now) });
         }
     }
 
     fn at_client(&mut self, parcel: Parcel) {
-        let (id, epoch) = (parcel.lane, parcel.epoch);
-        let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.epoch == epoch) else { return };
+        let (id, epoch) = (parcel.connection, parcel.epoch);
+        let Some(connection) = self.connections.get_mut(&id).filter(|connection| connection.epoch == epoch) else { return };
         match parcel.what {
-            What::Opened if lane.handshake.is_some() && lane.trips + 1 < self.ranged.round_trips => {
-                lane.trips += 1;
+            What::Opened if connection.handshake.is_some() && connection.trips + 1 < self.ranged.round_trips => {
+                connection.trips += 1;
                 self.open(id);
             }
-            What::Opened if lane.handshake.take().is_some() => {
-                let link = lane.link;
-                for span in std::mem::take(&mut lane.waiting) {
-                    self.up[link].push(self.now, Parcel { lane: id, epoch, what: What::Request(span) });
+            What::Opened if connection.handshake.take().is_some() => {
+                let link = connection.link;
+                for span in std::mem::take(&mut connection.waiting) {
+                    self.up[link].push(self.now, Parcel { connection: id, epoch, what: What::Request(span) });
                 }
                 self.engine.on_connected(self.now, id, 1);
             }
             What::Data(segment, sent) => {
-                let (_, timing) = lane.receiver.on_segment(self.now, segment.number, sent);
-                let in_order = lane.receiver.in_order();
+                let (_, timing) = connection.receiver.on_segment(self.now, segment.number, sent);
+                let in_order = connection.receiver.in_order();
                 let mut bytes = 0;
-                while lane.came < in_order {
-                    lane.came += 1;
-                    bytes += u64::from(lane.sizes.pop_front().unwrap_or(0));
+                while connection.came < in_order {
+                    connection.came += 1;
+                    bytes += u64::from(connection.sizes.pop_front().unwrap_or(0));
                 }
                 if timing == AckTiming::Now
-                    && let Some(ack) = lane.receiver.take_ack()
+                    && let Some(ack) = connection.receiver.take_ack()
                 {
-                    self.up[lane.link].push(self.now, Parcel { lane: id, epoch, what: What::Ack(ack) });
+                    self.up[connection.link].push(self.now, Parcel { connection: id, epoch, what: What::Ack(ack) });
                 }
                 self.read(id, epoch, bytes);
             }
@@ -368,11 +375,11 @@ impl World<'_> {
     }
 
     /// The client reads the next `bytes` of a connection.
-    fn read(&mut self, id: LaneId, epoch: u32, mut bytes: u64) {
+    fn read(&mut self, id: ConnectionId, epoch: u32, mut bytes: u64) {
         while bytes > 0 {
             // What the engine does about an answer may end its connection.
-            let Some(lane) = self.lanes.get_mut(&id).filter(|lane| lane.epoch == epoch) else { return };
-            let Some((request, head, rest)) = lane.answers.front_mut() else { return };
+            let Some(connection) = self.connections.get_mut(&id).filter(|connection| connection.epoch == epoch) else { return };
+            let Some((request, head, rest)) = connection.answers.front_mut() else { return };
             let request = *request;
             if *head > 0 {
                 let part = bytes.min(*head);
@@ -389,7 +396,7 @@ impl World<'_> {
             (*rest, bytes) = (*rest - part, bytes - part);
             let ended = *rest == 0;
             if ended {
-                lane.answers.pop_front();
+                connection.answers.pop_front();
             }
             if let Some(request) = request {
                 self.on_body(request, part, ended);
@@ -424,7 +431,7 @@ impl World<'_> {
     }
 }
 
-impl Lane {
+impl Connection {
     fn new(link: usize, tcp: &TcpConfig) -> Self {
         Self {
             link,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use braid_decide::midrr::LinkSet;
 use braid_model::{ByteCount, Time};
-use braid_range::{Action, Cause, Config, Engine, Failure, FileId, FileSetup, LaneId, LinkId, LinkSetup, RequestId, ServerId, Span};
+use braid_range::{Action, Cause, Config, ConnectionId, Engine, Failure, FileId, FileSetup, LinkId, LinkSetup, RequestId, ServerId, Span};
 use http_body_util::BodyExt;
 use hyper::Uri;
 use hyper::body::Incoming;
@@ -18,10 +18,10 @@ use url::Url;
 
 use super::{Begun, Command, SpliceError};
 use crate::answer::{Asked, Validator};
+use crate::connection::{self, Origin};
+use crate::connections::{ConnectionCommand, ConnectionEvent, Shared};
 use crate::error::FetchError;
 use crate::exchange::reason;
-use crate::lane::{self, Origin};
-use crate::lanes::{LaneCommand, LaneEvent, Shared};
 use crate::throttle::Throttle;
 
 /// Pieces that connections may have read and the run not yet taken.
@@ -70,13 +70,13 @@ pub(super) async fn work(mut commands: mpsc::UnboundedReceiver<Command>) {
 struct Run {
     engine: Engine,
     begin: Instant,
-    events: mpsc::Sender<LaneEvent>,
+    events: mpsc::Sender<ConnectionEvent>,
     links: usize,
     servers: BTreeMap<ServerId, Server>,
     downloads: BTreeMap<FileId, Download>,
     files: BTreeMap<u64, FileId>,
-    lanes: BTreeMap<LaneId, Lane>,
-    requests: BTreeMap<RequestId, (FileId, LaneId)>,
+    connections: BTreeMap<ConnectionId, ConnectionTask>,
+    requests: BTreeMap<RequestId, (FileId, ConnectionId)>,
 }
 
 /// Where downloads of one name come from.
@@ -101,7 +101,7 @@ struct Download {
 }
 
 /// A connection's task, which ends with it.
-enum Lane {
+enum ConnectionTask {
     /// The one that a download came with, and how far it may be read.
     First {
         task: AbortHandle,
@@ -111,11 +111,11 @@ enum Lane {
     Further {
         task: AbortHandle,
         server: ServerId,
-        commands: mpsc::UnboundedSender<LaneCommand>,
+        commands: mpsc::UnboundedSender<ConnectionCommand>,
     },
 }
 
-impl Drop for Lane {
+impl Drop for ConnectionTask {
     fn drop(&mut self) {
         match self {
             Self::First { task, .. } | Self::Further { task, .. } => task.abort(),
@@ -124,9 +124,9 @@ impl Drop for Lane {
 }
 
 impl Run {
-    fn new(events: mpsc::Sender<LaneEvent>) -> Self {
+    fn new(events: mpsc::Sender<ConnectionEvent>) -> Self {
         // Every download is under way when it comes: none can wait for others to end.
-        let engine = Engine::new(Config { files_at_once: usize::MAX, lanes_first: PLACES, ..Config::default() });
+        let engine = Engine::new(Config { files_at_once: usize::MAX, connections_first: PLACES, ..Config::default() });
         Self {
             engine,
             begin: Instant::now(),
@@ -135,7 +135,7 @@ impl Run {
             servers: BTreeMap::new(),
             downloads: BTreeMap::new(),
             files: BTreeMap::new(),
-            lanes: BTreeMap::new(),
+            connections: BTreeMap::new(),
             requests: BTreeMap::new(),
         }
     }
@@ -178,7 +178,7 @@ impl Run {
         (setup.weight, setup.size, setup.window) = (weight, Some(offer.size), Some(window));
         setup.links = links.iter().copied().chain([link]).collect::<LinkSet>();
         let adopted = self.know_links(&setup).and_then(|()| self.engine.adopt(now, LinkId(link), setup).map_err(|error| error.to_string()));
-        let (file, lane, request) = match adopted {
+        let (file, connection, request) = match adopted {
             Ok(adopted) => adopted,
             Err(error) => {
                 let _ = pieces.send(Err(SpliceError(error)));
@@ -188,8 +188,8 @@ impl Run {
         let (limit, readable) = watch::channel(self.engine.limit(file).get());
         let host = url.host_str().unwrap_or("").to_owned();
         let task = tokio::spawn(read(body, request, host, self.events.clone(), readable)).abort_handle();
-        self.lanes.insert(lane, Lane::First { task, file, limit });
-        self.requests.insert(request, (file, lane));
+        self.connections.insert(connection, ConnectionTask::First { task, file, limit });
+        self.requests.insert(request, (file, connection));
         self.files.insert(number, file);
         let (validator, waiting) = (offer.validator, BTreeMap::new());
         let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, trouble: None };
@@ -229,21 +229,24 @@ impl Run {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Connect { lane, link, server } => {
+            Action::Connect { connection, link, server } => {
                 let Some(there) = self.servers.get(&server) else { return };
                 let (commands, receiver) = mpsc::unbounded_channel();
-                let task = tokio::spawn(lane::run(there.shared.clone(), lane, link.0, there.origin.clone(), receiver)).abort_handle();
-                self.lanes.insert(lane, Lane::Further { task, server, commands });
+                let task =
+                    tokio::spawn(connection::run(there.shared.clone(), connection, link.0, there.origin.clone(), receiver)).abort_handle();
+                self.connections.insert(connection, ConnectionTask::Further { task, server, commands });
             }
-            Action::Ask { request, lane, file, span, .. } => self.ask(request, lane, file, span),
-            Action::Stop { request } => match self.requests.remove(&request).map(|(_, lane)| (lane, self.lanes.get(&lane))) {
-                Some((_, Some(Lane::Further { commands, .. }))) => drop(commands.send(LaneCommand::Stop(request))),
-                Some((lane, Some(Lane::First { .. }))) => drop(self.lanes.remove(&lane)),
-                _ => {}
-            },
-            Action::Close { lane } => {
-                self.lanes.remove(&lane);
-                self.requests.retain(|_, (_, of)| *of != lane);
+            Action::Ask { request, connection, file, span, .. } => self.ask(request, connection, file, span),
+            Action::Stop { request } => {
+                match self.requests.remove(&request).map(|(_, connection)| (connection, self.connections.get(&connection))) {
+                    Some((_, Some(ConnectionTask::Further { commands, .. }))) => drop(commands.send(ConnectionCommand::Stop(request))),
+                    Some((connection, Some(ConnectionTask::First { .. }))) => drop(self.connections.remove(&connection)),
+                    _ => {}
+                }
+            }
+            Action::Close { connection } => {
+                self.connections.remove(&connection);
+                self.requests.retain(|_, (_, of)| *of != connection);
             }
             Action::Done { file, .. } => self.forget(file),
             Action::GiveUp { file, cause } => self.give_up(file, cause),
@@ -252,9 +255,13 @@ impl Run {
         }
     }
 
-    fn ask(&mut self, request: RequestId, lane: LaneId, file: FileId, span: Option<Span>) {
-        let (Some(Lane::Further { commands, .. }), Some(download)) = (self.lanes.get(&lane), self.downloads.get(&file)) else { return };
-        self.requests.insert(request, (file, lane));
+    fn ask(&mut self, request: RequestId, connection: ConnectionId, file: FileId, span: Option<Span>) {
+        let (Some(ConnectionTask::Further { commands, .. }), Some(download)) =
+            (self.connections.get(&connection), self.downloads.get(&file))
+        else {
+            return;
+        };
+        self.requests.insert(request, (file, connection));
         let asked = Asked {
             url: download.url.clone(),
             target: Some(download.target.clone()),
@@ -262,27 +269,27 @@ impl Run {
             expected: Some(download.validator.clone()),
             encoded: false,
         };
-        let _ = commands.send(LaneCommand::Ask { request, asked: Box::new(asked), headers: download.headers.clone() });
+        let _ = commands.send(ConnectionCommand::Ask { request, asked: Box::new(asked), headers: download.headers.clone() });
     }
 
-    fn on_event(&mut self, event: LaneEvent) {
+    fn on_event(&mut self, event: ConnectionEvent) {
         let now = self.now();
         match event {
-            LaneEvent::Connected { lane, depth } => self.engine.on_connected(now, lane, depth),
-            LaneEvent::Lost { lane, error } => self.on_lost(now, lane, error),
-            LaneEvent::Head { request, head, .. } => self.engine.on_head(now, request, head),
-            LaneEvent::Data { request, bytes } => self.on_data(now, request, bytes),
-            LaneEvent::End { request } => {
+            ConnectionEvent::Connected { connection, depth } => self.engine.on_connected(now, connection, depth),
+            ConnectionEvent::Lost { connection, error } => self.on_lost(now, connection, error),
+            ConnectionEvent::Head { request, head, .. } => self.engine.on_head(now, request, head),
+            ConnectionEvent::Data { request, bytes } => self.on_data(now, request, bytes),
+            ConnectionEvent::End { request } => {
                 self.requests.remove(&request);
                 self.engine.on_end(now, request);
             }
             // The client has its cookies from the first answer.
-            LaneEvent::Cookies { .. } => {}
-            LaneEvent::Elsewhere { request, from, to } => {
+            ConnectionEvent::Cookies { .. } => {}
+            ConnectionEvent::Elsewhere { request, from, to } => {
                 let reason = format!("a part of the file is said to be elsewhere, at {to}");
                 self.on_failed(now, request, Failure::NoRanges, FetchError::Protocol { url: from.to_string(), reason });
             }
-            LaneEvent::Failed { request, failure, error } => self.on_failed(now, request, failure, error),
+            ConnectionEvent::Failed { request, failure, error } => self.on_failed(now, request, failure, error),
         }
     }
 
@@ -292,13 +299,13 @@ impl Run {
         self.engine.on_failed(now, request, failure);
     }
 
-    fn on_lost(&mut self, now: Time, lane: LaneId, error: FetchError) {
-        if let Some(Lane::Further { server, .. }) = self.lanes.remove(&lane).as_ref() {
+    fn on_lost(&mut self, now: Time, connection: ConnectionId, error: FetchError) {
+        if let Some(ConnectionTask::Further { server, .. }) = self.connections.remove(&connection).as_ref() {
             let here = self.downloads.values_mut().filter(|download| download.server == *server);
             here.for_each(|download| download.trouble = Some(error.clone()));
         }
-        self.requests.retain(|_, (_, of)| *of != lane);
-        self.engine.on_lane_lost(now, lane);
+        self.requests.retain(|_, (_, of)| *of != connection);
+        self.engine.on_connection_lost(now, connection);
     }
 
     fn on_data(&mut self, now: Time, request: RequestId, bytes: bytes::Bytes) {
@@ -314,8 +321,8 @@ impl Run {
     /// A first answer may be read further.
     fn tell_limit(&self, file: FileId) {
         let upto = self.engine.limit(file).get();
-        for lane in self.lanes.values() {
-            if let Lane::First { file: of, limit, .. } = lane
+        for connection in self.connections.values() {
+            if let ConnectionTask::First { file: of, limit, .. } = connection
                 && *of == file
             {
                 limit.send_replace(upto);
@@ -366,7 +373,13 @@ impl Download {
 }
 
 /// Reads a first answer, as far as it may be.
-async fn read(mut body: Incoming, request: RequestId, host: String, events: mpsc::Sender<LaneEvent>, mut limit: watch::Receiver<u64>) {
+async fn read(
+    mut body: Incoming,
+    request: RequestId,
+    host: String,
+    events: mpsc::Sender<ConnectionEvent>,
+    mut limit: watch::Receiver<u64>,
+) {
     let mut at = 0;
     let last = loop {
         if limit.wait_for(|limit| at < *limit).await.is_err() {
@@ -376,15 +389,15 @@ async fn read(mut body: Incoming, request: RequestId, host: String, events: mpsc
             Some(Ok(frame)) => {
                 let Ok(bytes) = frame.into_data() else { continue };
                 at += bytes.len() as u64;
-                if !bytes.is_empty() && events.send(LaneEvent::Data { request, bytes }).await.is_err() {
+                if !bytes.is_empty() && events.send(ConnectionEvent::Data { request, bytes }).await.is_err() {
                     return;
                 }
             }
             Some(Err(error)) => {
                 let error = FetchError::Broken { host, link: "the first link".to_owned(), reason: reason(&error) };
-                break LaneEvent::Failed { request, failure: Failure::Lost, error };
+                break ConnectionEvent::Failed { request, failure: Failure::Lost, error };
             }
-            None => break LaneEvent::End { request },
+            None => break ConnectionEvent::End { request },
         }
     };
     let _ = events.send(last).await;

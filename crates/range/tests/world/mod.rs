@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use braid_model::{ByteCount, Rate, Time};
-use braid_range::{Action, Config, Engine, Failure, FileId, FileSetup, Head, LaneId, LinkId, LinkSetup, RequestId, ServerId, Span, Spans};
+use braid_range::{
+    Action, Config, ConnectionId, Engine, Failure, FileId, FileSetup, Head, LinkId, LinkSetup, RequestId, ServerId, Span, Spans,
+};
 
 pub(crate) const STEP: Duration = Duration::from_millis(1);
 
@@ -69,7 +71,7 @@ struct SimResponse {
     carry: f64,
 }
 
-struct SimLane {
+struct SimConnection {
     link: usize,
     ready: Time,
     told: bool,
@@ -82,7 +84,7 @@ pub(crate) struct World {
     pub links: Vec<SimLink>,
     pub manners: Manners,
     pub server: ServerId,
-    lanes: BTreeMap<LaneId, SimLane>,
+    connections: BTreeMap<ConnectionId, SimConnection>,
     pub sizes: BTreeMap<FileId, u64>,
     pub kept: BTreeMap<FileId, Spans>,
     pub ended: BTreeMap<FileId, (Time, Action)>,
@@ -91,7 +93,7 @@ pub(crate) struct World {
     /// Readers in order: how fast, and what they took.
     pub readers: BTreeMap<FileId, (Rate, f64, u64)>,
     pub asked: usize,
-    pub most_lanes: usize,
+    pub most_connections: usize,
     /// Answers that files came with: their connections are read only as far as the window reaches.
     adopted: BTreeSet<RequestId>,
 }
@@ -109,14 +111,14 @@ impl World {
             links,
             manners,
             server,
-            lanes: BTreeMap::new(),
+            connections: BTreeMap::new(),
             sizes: BTreeMap::new(),
             kept: BTreeMap::new(),
             ended: BTreeMap::new(),
             served: BTreeMap::new(),
             readers: BTreeMap::new(),
             asked: 0,
-            most_lanes: 0,
+            most_connections: 0,
             adopted: BTreeSet::new(),
         }
     }
@@ -136,10 +138,10 @@ impl World {
         let mut setup = FileSetup::new(vec![self.server]);
         (setup.size, setup.window) = (Some(ByteCount::new(size)), Some(ByteCount::new(window)));
         change(&mut setup);
-        let (file, lane, request) = self.engine.adopt(self.now, LinkId(link), setup).unwrap();
+        let (file, connection, request) = self.engine.adopt(self.now, LinkId(link), setup).unwrap();
         let span = Span::new(ByteCount::ZERO, ByteCount::new(size));
         let response = SimResponse { request, file, span, whole: true, at: 0, begins: self.now, head: true, carry: 0.0 };
-        self.lanes.insert(lane, SimLane { link, ready: self.now, told: true, responses: vec![response] });
+        self.connections.insert(connection, SimConnection { link, ready: self.now, told: true, responses: vec![response] });
         self.adopted.insert(request);
         self.sizes.insert(file, size);
         self.kept.insert(file, Spans::default());
@@ -173,12 +175,12 @@ impl World {
             count += 1;
             assert!(count < 100_000, "the engine does not come to rest: {action:?}");
             match action {
-                Action::Connect { lane, link, .. } => {
+                Action::Connect { connection, link, .. } => {
                     let ready = self.now + self.links[link.0].rtt * 3;
-                    self.lanes.insert(lane, SimLane { link: link.0, ready, told: false, responses: Vec::new() });
-                    self.most_lanes = self.most_lanes.max(self.lanes.len());
+                    self.connections.insert(connection, SimConnection { link: link.0, ready, told: false, responses: Vec::new() });
+                    self.most_connections = self.most_connections.max(self.connections.len());
                 }
-                Action::Ask { request, lane, file, span, .. } => {
+                Action::Ask { request, connection, file, span, .. } => {
                     self.asked += 1;
                     let size = self.sizes[&file];
                     let whole = span.is_none();
@@ -190,16 +192,16 @@ impl World {
                     } else {
                         Span::new(wanted.start(), ByteCount::new(end))
                     };
-                    let lane = self.lanes.get_mut(&lane).expect("asked on a lane that was connected");
-                    assert!(lane.told, "asked on a lane before it stood");
-                    let begins = self.now + self.links[lane.link].rtt;
+                    let connection = self.connections.get_mut(&connection).expect("asked on a connection that was connected");
+                    assert!(connection.told, "asked on a connection before it stood");
+                    let begins = self.now + self.links[connection.link].rtt;
                     let at = span.start().get();
-                    lane.responses.push(SimResponse { request, file, span, whole, at, begins, head: false, carry: 0.0 });
+                    connection.responses.push(SimResponse { request, file, span, whole, at, begins, head: false, carry: 0.0 });
                 }
                 Action::Stop { request } => {
-                    self.lanes.values_mut().for_each(|lane| lane.responses.retain(|response| response.request != request))
+                    self.connections.values_mut().for_each(|connection| connection.responses.retain(|response| response.request != request))
                 }
-                Action::Close { lane } => drop(self.lanes.remove(&lane)),
+                Action::Close { connection } => drop(self.connections.remove(&connection)),
                 Action::Restart { file } => {
                     assert!(self.manners.loose, "what can be joined is kept");
                     self.kept.insert(file, Spans::default());
@@ -220,20 +222,20 @@ impl World {
         if rate == Rate::ZERO {
             return;
         }
-        for (id, lane) in self.lanes.iter_mut().filter(|(_, lane)| lane.link == link) {
-            if !lane.told && lane.ready <= self.now {
-                lane.told = true;
+        for (id, connection) in self.connections.iter_mut().filter(|(_, connection)| connection.link == link) {
+            if !connection.told && connection.ready <= self.now {
+                connection.told = true;
                 self.engine.on_connected(self.now, *id, self.manners.depth.max(1));
             }
         }
         let busy = self
-            .lanes
+            .connections
             .values()
-            .filter(|lane| lane.link == link)
-            .filter(|lane| lane.responses.first().is_some_and(|response| response.begins <= self.now));
+            .filter(|connection| connection.link == link)
+            .filter(|connection| connection.responses.first().is_some_and(|response| response.begins <= self.now));
         let (count, mut left) = (busy.count(), rate.bps() as f64 / 8.0 * STEP.as_secs_f64());
         let mut share = left / count.max(1) as f64;
-        let ids: Vec<LaneId> = self.lanes.iter().filter(|(_, lane)| lane.link == link).map(|(id, _)| *id).collect();
+        let ids: Vec<ConnectionId> = self.connections.iter().filter(|(_, connection)| connection.link == link).map(|(id, _)| *id).collect();
         share = share.min(each.bps() as f64 / 8.0 * STEP.as_secs_f64());
         let mut serving = 0;
         for id in ids {
@@ -243,14 +245,14 @@ impl World {
         assert!(left > -1e9);
     }
 
-    /// One step of the first answer of a lane; 1 if it is served.
-    fn serve(&mut self, id: LaneId, share: f64, serving: usize) -> usize {
-        let Some(lane) = self.lanes.get_mut(&id) else { return 0 };
-        let Some(response) = lane.responses.first_mut().filter(|response| response.begins <= self.now) else { return 0 };
+    /// One step of the first answer of a connection; 1 if it is served.
+    fn serve(&mut self, id: ConnectionId, share: f64, serving: usize) -> usize {
+        let Some(connection) = self.connections.get_mut(&id) else { return 0 };
+        let Some(response) = connection.responses.first_mut().filter(|response| response.begins <= self.now) else { return 0 };
         let (request, file) = (response.request, response.file);
         if !response.head {
             if self.manners.limit.is_some_and(|limit| serving >= limit) {
-                lane.responses.remove(0);
+                connection.responses.remove(0);
                 self.engine.on_failed(self.now, request, Failure::Refused { wait: None });
                 return 0;
             }
@@ -260,8 +262,8 @@ impl World {
             self.engine.on_head(self.now, request, head);
             self.act();
         }
-        let Some(lane) = self.lanes.get_mut(&id) else { return 1 };
-        let Some(response) = lane.responses.first_mut().filter(|response| response.request == request) else { return 1 };
+        let Some(connection) = self.connections.get_mut(&id) else { return 1 };
+        let Some(response) = connection.responses.first_mut().filter(|response| response.request == request) else { return 1 };
         response.carry += share;
         let mut count = (response.carry as u64).min(response.span.end().get() - response.at);
         if self.adopted.contains(&request) {
@@ -276,7 +278,7 @@ impl World {
             self.manners.breaks.is_some_and(|most| response.at - response.span.start().get() >= most),
         );
         if ended {
-            lane.responses.remove(0);
+            connection.responses.remove(0);
         }
         if count > 0 {
             let place = self.engine.place(request);
@@ -296,8 +298,8 @@ impl World {
         if ended {
             self.engine.on_end(self.now, request);
         } else if broke {
-            self.lanes.remove(&id);
-            self.engine.on_lane_lost(self.now, id);
+            self.connections.remove(&id);
+            self.engine.on_connection_lost(self.now, id);
         }
         1
     }

@@ -124,7 +124,7 @@ fn setting() -> Ranged {
             .iter()
             .map(|(_, mask)| RangedFile { size: ByteCount::new(1_000_000_000), weight: 1.0, links: LinkSet(*mask) })
             .collect(),
-        config: Config { lanes_first: 3, lanes_most: 3, ..Config::default() },
+        config: Config { connections_first: 3, connections_most: 3, ..Config::default() },
         tcp: TcpConfig::default(),
         round_trips: 1,
         duration: Duration::from_secs(END as u64),

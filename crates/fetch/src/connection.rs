@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use braid_range::{LaneId, RequestId};
+use braid_range::{ConnectionId, RequestId};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use url::Url;
 
+use crate::connections::{ConnectionCommand, ConnectionEvent, HttpConnection, Shared};
 use crate::error::FetchError;
 use crate::exchange::{self, OutgoingRequest};
-use crate::lanes::{Connection, LaneCommand, LaneEvent, Shared};
 use crate::proxy;
 
 /// Requests that overlap on a connection of HTTP/2.
@@ -22,7 +22,7 @@ const CONNECTION_WINDOW: u32 = 2 << 20;
 /// The most of a body that is read at once.
 const BUFFER: usize = 128 * 1024;
 
-/// Where a lane leads.
+/// Where a connection leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) tls: bool,
@@ -31,13 +31,13 @@ pub(crate) struct Origin {
     pub(crate) proxy: Option<Url>,
 }
 
-/// An exchange at work on a lane.
+/// An exchange at work on a connection.
 struct Work {
     request: RequestId,
     /// It shares its connection with others: HTTP/2.
     overlaps: bool,
     stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Option<Connection>>,
+    task: JoinHandle<Option<HttpConnection>>,
 }
 
 impl Drop for Work {
@@ -49,25 +49,25 @@ impl Drop for Work {
 /// Connects, and does as it is told until nobody tells it anything.
 pub(crate) async fn run(
     shared: Arc<Shared>,
-    lane: LaneId,
+    id: ConnectionId,
     link: usize,
     origin: Origin,
-    mut commands: mpsc::UnboundedReceiver<LaneCommand>,
+    mut commands: mpsc::UnboundedReceiver<ConnectionCommand>,
 ) {
     let name = shared.network.links()[link].name.clone();
     let mut idle = match open(&shared, link, &origin).await {
         Ok(connection) => {
-            let depth = if matches!(connection, Connection::Two(_)) { DEPTH } else { 1 };
-            let _ = shared.events.send(LaneEvent::Connected { lane, depth }).await;
+            let depth = if matches!(connection, HttpConnection::Two(_)) { DEPTH } else { 1 };
+            let _ = shared.events.send(ConnectionEvent::Connected { connection: id, depth }).await;
             Some(connection)
         }
-        Err(error) => return drop(shared.events.send(LaneEvent::Lost { lane, error }).await),
+        Err(error) => return drop(shared.events.send(ConnectionEvent::Lost { connection: id, error }).await),
     };
     let mut works: Vec<Work> = Vec::new();
     while let Some(command) = commands.recv().await {
         works.retain(|work| !(work.overlaps && work.task.is_finished()));
         match command {
-            LaneCommand::Stop(request) => {
+            ConnectionCommand::Stop(request) => {
                 let Some(place) = works.iter().position(|work| work.request == request) else { continue };
                 if let Some(stop) = works[place].stop.take() {
                     let _ = stop.send(());
@@ -77,13 +77,13 @@ pub(crate) async fn run(
                     idle = None;
                 }
             }
-            LaneCommand::Ask { request, asked, headers } => {
+            ConnectionCommand::Ask { request, asked, headers } => {
                 let connection = match ready(&shared, link, &origin, &mut idle, &mut works).await {
                     Ok(connection) => connection,
-                    Err(error) => return drop(shared.events.send(LaneEvent::Lost { lane, error }).await),
+                    Err(error) => return drop(shared.events.send(ConnectionEvent::Lost { connection: id, error }).await),
                 };
                 let (stop, stopped) = oneshot::channel();
-                let overlaps = matches!(connection, Connection::Two(_));
+                let overlaps = matches!(connection, HttpConnection::Two(_));
                 let through_proxy = !origin.tls && origin.proxy.as_ref().is_some_and(|proxy| !proxy::is_socks(proxy));
                 let outgoing = OutgoingRequest { request, asked: *asked, headers, link: name.clone(), through_proxy };
                 let task = tokio::spawn(exchange::run(shared.clone(), connection, outgoing, stopped));
@@ -98,13 +98,13 @@ async fn ready(
     shared: &Shared,
     link: usize,
     origin: &Origin,
-    idle: &mut Option<Connection>,
+    idle: &mut Option<HttpConnection>,
     works: &mut Vec<Work>,
-) -> Result<Connection, FetchError> {
-    if let Some(Connection::Two(sender)) = idle
+) -> Result<HttpConnection, FetchError> {
+    if let Some(HttpConnection::Two(sender)) = idle
         && !sender.is_closed()
     {
-        return Ok(Connection::Two(sender.clone()));
+        return Ok(HttpConnection::Two(sender.clone()));
     }
     let mut kept = idle.take();
     // An exchange of HTTP/1.1 gives its connection back.
@@ -112,11 +112,11 @@ async fn ready(
         kept = (&mut work.task).await.unwrap_or(None).or(kept);
     }
     match kept {
-        Some(Connection::One(sender)) if !sender.is_closed() => Ok(Connection::One(sender)),
+        Some(HttpConnection::One(sender)) if !sender.is_closed() => Ok(HttpConnection::One(sender)),
         _ => {
             let new = open(shared, link, origin).await?;
-            if let Connection::Two(sender) = &new {
-                *idle = Some(Connection::Two(sender.clone()));
+            if let HttpConnection::Two(sender) = &new {
+                *idle = Some(HttpConnection::Two(sender.clone()));
             }
             Ok(new)
         }
@@ -124,7 +124,7 @@ async fn ready(
 }
 
 /// Opens a connection, with TLS and through the proxy where there are some.
-async fn open(shared: &Shared, link: usize, origin: &Origin) -> Result<Connection, FetchError> {
+async fn open(shared: &Shared, link: usize, origin: &Origin) -> Result<HttpConnection, FetchError> {
     let name = shared.network.links()[link].name.clone();
     let target = format!("{}:{}", origin.host, origin.port);
     let opened = tokio::time::timeout(shared.connect_timeout, shake(shared, link, origin)).await;
@@ -134,7 +134,7 @@ async fn open(shared: &Shared, link: usize, origin: &Origin) -> Result<Connectio
     })
 }
 
-async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<Connection, FetchError> {
+async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<HttpConnection, FetchError> {
     let (host, port) = match &origin.proxy {
         Some(proxy) => (proxy.host_str().unwrap_or(""), proxy::port(proxy)),
         None => (origin.host.as_str(), origin.port),
@@ -160,9 +160,9 @@ async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<Connecti
         builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         let (sender, connection) = builder.handshake(io).await.map_err(broken)?;
         tokio::spawn(connection);
-        return Ok(Connection::Two(sender));
+        return Ok(HttpConnection::Two(sender));
     }
     let (sender, connection) = http1::Builder::new().max_buf_size(BUFFER).handshake(io).await.map_err(broken)?;
     tokio::spawn(connection);
-    Ok(Connection::One(sender))
+    Ok(HttpConnection::One(sender))
 }

@@ -1,9 +1,9 @@
-//! What all lanes share: commands to them, what they report, and connections.
+//! What all connections share: commands to them, what they report, and the HTTP connection itself.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use braid_range::{Failure, Head, LaneId, RequestId};
+use braid_range::{ConnectionId, Failure, Head, RequestId};
 use bytes::Bytes;
 use http_body_util::Empty;
 use hyper::client::conn::{http1, http2};
@@ -17,31 +17,31 @@ use crate::network::Network;
 use crate::throttle::Throttle;
 use crate::tls::Tls;
 
-/// What all lanes share.
+/// What all connections share.
 pub(crate) struct Shared {
     pub(crate) network: Arc<dyn Network>,
     /// `None`: where no server of TLS is asked.
     pub(crate) tls: Option<Tls>,
     pub(crate) throttle: Throttle,
     pub(crate) connect_timeout: Duration,
-    pub(crate) events: mpsc::Sender<LaneEvent>,
+    pub(crate) events: mpsc::Sender<ConnectionEvent>,
 }
 
-/// What a lane is told.
-pub(crate) enum LaneCommand {
+/// What a connection is told.
+pub(crate) enum ConnectionCommand {
     Ask { request: RequestId, asked: Box<Asked>, headers: HeaderMap },
     Stop(RequestId),
 }
 
-/// What lanes tell.
+/// What connections tell.
 #[derive(Debug)]
-pub(crate) enum LaneEvent {
+pub(crate) enum ConnectionEvent {
     Connected {
-        lane: LaneId,
+        connection: ConnectionId,
         depth: usize,
     },
     Lost {
-        lane: LaneId,
+        connection: ConnectionId,
         error: FetchError,
     },
     Head {
@@ -74,7 +74,7 @@ pub(crate) enum LaneEvent {
 }
 
 /// A connection that can be asked.
-pub(crate) enum Connection {
+pub(crate) enum HttpConnection {
     One(http1::SendRequest<Empty<Bytes>>),
     Two(http2::SendRequest<Empty<Bytes>>),
 }
