@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use braid_bond::{Carrier, FlowPolicy, Open, Target};
+use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_transport::FlowEnd;
 use braid_transport::client::{Client, ClientLink, Peer, State};
 
@@ -27,7 +27,7 @@ pub fn ask(relay: SocketAddr, targets: &[SocketAddr]) -> Result<()> {
         let settled = settled.await.context("the relay is silent")??.clone();
         ensure!(settled == State::Up, "the relay lets nobody in: {settled:?}");
         for target in targets {
-            let flow = client.open(Open { carrier: Carrier::Stream, target: Target::Address(*target), policy: FlowPolicy::default() })?;
+            let flow = client.open(Open { kind: FlowKind::Stream, target: Target::Address(*target), policy: FlowPolicy::default() })?;
             match tokio::time::timeout(PATIENCE, flow.opened()).await.context("the relay does not answer")? {
                 Ok(()) => println!("{target} opened"),
                 Err(FlowEnd(code)) => println!("{target} refused {code}"),

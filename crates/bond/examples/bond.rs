@@ -158,7 +158,7 @@ fn rules() {
 
 /// What two bonds cost without QUIC between them: 400 MB over two paths, both ends in this thread.
 fn cost() {
-    use braid_bond::{Bond, Carrier, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
+    use braid_bond::{Bond, FlowKind, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
     use braid_model::{ByteCount, Rate, Time};
     println!("\n| flows | ns a datagram, both ends | Gbit/s |\n|---|---|---|");
     for count in [1, 64] {
@@ -176,7 +176,7 @@ fn cost() {
         let flows: Vec<_> = (0..count)
             .map(|_| {
                 let target = Target::Name("server".into(), 80);
-                ends[0].open(now, Open { carrier: Carrier::Stream, target, policy: FlowPolicy::default() }).expect("a flow")
+                ends[0].open(now, Open { kind: FlowKind::Stream, target, policy: FlowPolicy::default() }).expect("a flow")
             })
             .collect();
         let data = bytes::Bytes::from(vec![7; 65_536]);

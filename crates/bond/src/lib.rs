@@ -13,7 +13,7 @@
 //! Nothing here reads a clock, opens a socket or rolls dice. Whoever drives a bond passes everything in, then drains it:
 //!
 //! ```
-//! use braid_bond::{Bond, Carrier, Event, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
+//! use braid_bond::{Bond, FlowKind, Event, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
 //! use braid_model::Time;
 //! use bytes::{Bytes, BytesMut};
 //!
@@ -25,7 +25,7 @@
 //! server.add_path(now, path, 0, PathFacts::default());
 //!
 //! let target = Target::Name("example.org".into(), 80);
-//! let flow = client.open(now, Open { carrier: Carrier::Stream, target, policy: FlowPolicy::default() })?;
+//! let flow = client.open(now, Open { kind: FlowKind::Stream, target, policy: FlowPolicy::default() })?;
 //! client.write(flow, Bytes::from_static(b"hello"));
 //! let mut datagram = BytesMut::new();
 //! while client.poll_datagram(now, path, 1200, &mut datagram) {
@@ -105,7 +105,7 @@ impl fmt::Display for PathId {
 
 /// How a flow's data travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Carrier {
+pub enum FlowKind {
     /// As bytes in order, none missing: TCP.
     Stream = 0,
     /// As messages that may be lost: UDP.
@@ -154,7 +154,7 @@ impl Default for FlowPolicy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Open {
     /// Bytes or messages.
-    pub carrier: Carrier,
+    pub kind: FlowKind,
     /// Whom it is for.
     pub target: Target,
     /// How it is to be treated.

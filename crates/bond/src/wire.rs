@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use thiserror::Error;
 
-use crate::{Carrier, FlowKey, FlowPolicy, Open, PathId, PathUpdate, Target};
+use crate::{FlowKey, FlowKind, FlowPolicy, Open, PathId, PathUpdate, Target};
 
 /// The largest integer that a varint holds.
 pub(crate) const MAX_VARINT: u64 = (1 << 62) - 1;
@@ -224,7 +224,7 @@ impl Open {
     const V6: u8 = 6;
 
     fn encode(&self, out: &mut impl BufMut) {
-        out.put_u8(self.carrier as u8);
+        out.put_u8(self.kind as u8);
         match &self.target {
             Target::Name(name, port) => {
                 out.put_u8(Self::NAME);
@@ -247,9 +247,9 @@ impl Open {
     }
 
     fn decode(from: &mut Bytes) -> Result<Self, WireError> {
-        let carrier = match take_u8(from)? {
-            0 => Carrier::Stream,
-            1 => Carrier::Messages,
+        let kind = match take_u8(from)? {
+            0 => FlowKind::Stream,
+            1 => FlowKind::Messages,
             _ => return Err(WireError::Range("kind of flow")),
         };
         let target = match take_u8(from)? {
@@ -271,7 +271,7 @@ impl Open {
             }
             _ => return Err(WireError::Range("kind of target")),
         };
-        Ok(Self { carrier, target, policy: FlowPolicy::decode(from)? })
+        Ok(Self { kind, target, policy: FlowPolicy::decode(from)? })
     }
 }
 
@@ -426,7 +426,7 @@ mod tests {
             (any::<[u8; 4]>(), any::<u16>()).prop_map(|(ip, port)| Target::Address((ip, port).into())),
             (any::<[u8; 16]>(), any::<u16>()).prop_map(|(ip, port)| Target::Address((ip, port).into())),
         ];
-        let carrier = prop_oneof![Just(Carrier::Stream), Just(Carrier::Messages)];
+        let kind = prop_oneof![Just(FlowKind::Stream), Just(FlowKind::Messages)];
         let update = prop_oneof![Just(PathUpdate::Up), Just(PathUpdate::Down), Just(PathUpdate::Backup)];
         prop_oneof![
             ack().prop_map(Frame::Ack),
@@ -445,8 +445,8 @@ mod tests {
                 count,
                 data
             }),
-            (flow(), carrier, target, policy())
-                .prop_map(|(flow, carrier, target, policy)| Frame::Open { flow, open: Open { carrier, target, policy } }),
+            (flow(), kind, target, policy())
+                .prop_map(|(flow, kind, target, policy)| Frame::Open { flow, open: Open { kind, target, policy } }),
             (flow(), number()).prop_map(|(flow, code)| Frame::Opened { flow, code }),
             (flow(), number(), policy()).prop_map(|(flow, version, policy)| Frame::Policy { flow, version, policy }),
         ]
@@ -493,7 +493,7 @@ mod tests {
     fn documented() -> Vec<(&'static str, Option<u64>, Option<Frame>)> {
         let (flow, data) = (FlowKey(5), Bytes::from_static(b"hi"));
         let policy = FlowPolicy { weight: 100, links: 3, copies: 1, urgent: false };
-        let open = |carrier, target, policy| Frame::Open { flow, open: Open { carrier, target, policy } };
+        let open = |kind, target, policy| Frame::Open { flow, open: Open { kind, target, policy } };
         let address = |text: &str| Target::Address(text.parse().unwrap());
         let twice = FlowPolicy { copies: 2, urgent: true, ..policy };
         let chunk = |fin| Frame::Chunk { flow, offset: 1000, fin, data: data.clone() };
@@ -510,9 +510,9 @@ mod tests {
             ("PING", Frame::Ping),
             ("MESSAGE 70, \"hi\"", Frame::Message { flow, number: 70, data: data.clone() }),
             ("FRAGMENT 1 of 3 of message 70, \"hi\"", Frame::Fragment { flow, number: 70, index: 1, count: 3, data: data.clone() }),
-            ("OPEN stream to 192.0.2.1:443", open(Carrier::Stream, address("192.0.2.1:443"), policy)),
-            ("OPEN messages to [2001:db8::1]:53, urgent, 2 copies", open(Carrier::Messages, address("[2001:db8::1]:53"), twice)),
-            ("OPEN stream to example.org:80", open(Carrier::Stream, Target::Name("example.org".into(), 80), policy)),
+            ("OPEN stream to 192.0.2.1:443", open(FlowKind::Stream, address("192.0.2.1:443"), policy)),
+            ("OPEN messages to [2001:db8::1]:53, urgent, 2 copies", open(FlowKind::Messages, address("[2001:db8::1]:53"), twice)),
+            ("OPEN stream to example.org:80", open(FlowKind::Stream, Target::Name("example.org".into(), 80), policy)),
             ("OPENED code 111", Frame::Opened { flow, code: 111 }),
             ("POLICY version 2", Frame::Policy { flow, version: 2, policy }),
         ];

@@ -4,7 +4,7 @@ mod world;
 
 use std::time::Duration;
 
-use braid_bond::{Carrier, FlowKey, FlowPolicy, PathId, Scheduling};
+use braid_bond::{FlowKey, FlowKind, FlowPolicy, PathId, Scheduling};
 use braid_model::ByteCount;
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -110,7 +110,7 @@ fn two_copies_hide_most_losses() {
     let mut lost = Vec::new();
     for copies in [1, 2] {
         let mut world = World::new(&[lossy, lossy], 5);
-        let flow = world.open(FlowPolicy { copies, urgent: true, ..FlowPolicy::default() }, Carrier::Messages);
+        let flow = world.open(FlowPolicy { copies, urgent: true, ..FlowPolicy::default() }, FlowKind::Messages);
         for number in 0..3000u32 {
             assert!(world.ends[0].send_message(flow, Bytes::copy_from_slice(&number.to_be_bytes())));
             world.run(Duration::from_millis(2), |_| false);
@@ -129,7 +129,7 @@ fn two_copies_hide_most_losses() {
 #[test]
 fn a_message_larger_than_a_datagram_arrives_whole() {
     let mut world = World::new(&[TWENTY, TEN], 6);
-    let flow = world.open(FlowPolicy::default(), Carrier::Messages);
+    let flow = world.open(FlowPolicy::default(), FlowKind::Messages);
     let large = Bytes::from(pattern(flow, 65_507));
     assert!(world.ends[0].send_message(flow, large.clone()) && !world.ends[0].send_message(flow, Bytes::from(vec![0; 65_508])));
     world.ends[0].send_message(flow, Bytes::from_static(b""));
@@ -142,7 +142,7 @@ fn weights_and_preferences_hold_at_the_far_end() {
     // The thesis's figure 4.5: a may use the first link, b both, c the second; weights 1, 2, 1; 3 and 10 Mbit/s.
     let mut world = World::new(&[Spec { mbps: 3, delay_ms: 10, loss: 0.0 }, Spec { mbps: 10, delay_ms: 10, loss: 0.0 }], 7);
     let policy = |weight, links| FlowPolicy { weight, links, ..FlowPolicy::default() };
-    let flows = [policy(100, 0b01), policy(200, 0b11), policy(100, 0b10)].map(|policy| world.open(policy, Carrier::Stream));
+    let flows = [policy(100, 0b01), policy(200, 0b11), policy(100, 0b10)].map(|policy| world.open(policy, FlowKind::Stream));
     let mut written = [0usize; 3];
     let fill = |world: &mut World, written: &mut [usize; 3]| {
         for (flow, written) in flows.iter().zip(written) {
@@ -219,7 +219,7 @@ proptest! {
         let mut world = World::new(&specs, u64::from(seed));
         let start = world.now;
         let flows: Vec<FlowKey> = sizes.iter().map(|(_, _, copies, urgent)| {
-            world.open(FlowPolicy { copies: *copies, urgent: *urgent, ..FlowPolicy::default() }, Carrier::Stream)
+            world.open(FlowPolicy { copies: *copies, urgent: *urgent, ..FlowPolicy::default() }, FlowKind::Stream)
         }).collect();
         let mut written = vec![[0usize; 2]; flows.len()];
         let mut cuts: Vec<_> = cuts.iter().flat_map(|(at, wire, span, told)| {

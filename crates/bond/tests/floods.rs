@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use braid_bond::host::{ConnectionId, Host, HostEvent, HostLimits, refusals};
-use braid_bond::{BondId, Carrier, Event, FlowPolicy, Hello, Limits, Open, PathId, Secret, Target};
+use braid_bond::{BondId, Event, FlowKind, FlowPolicy, Hello, Limits, Open, PathId, Secret, Target};
 use bytes::{Bytes, BytesMut};
 use memory::growth;
 use noq_proto::crypto::rustls::QuicClientConfig;
@@ -457,7 +457,7 @@ fn regression_a_second_path_of_a_number_does_not_take_the_first_along() {
     let paths: Vec<_> = net.server.bonds().flat_map(|(_, bond)| bond.paths()).collect();
     assert_eq!(paths.len(), 1, "the first is still there");
     let (id, now) = (net.clients[client].bonds().next().unwrap().0, net.clients[client].time(net.now));
-    let open = Open { carrier: Carrier::Stream, target: Target::Name("x".into(), 1), policy: FlowPolicy::default() };
+    let open = Open { kind: FlowKind::Stream, target: Target::Name("x".into(), 1), policy: FlowPolicy::default() };
     net.clients[client].bond(id).unwrap().open(now, open).unwrap();
     net.pass(Duration::from_secs(1), true);
     assert!(net.told.iter().any(|event| matches!(event, HostEvent::Bond(_, Event::Incoming { .. }))), "and works");

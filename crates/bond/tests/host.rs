@@ -4,7 +4,7 @@ mod quic;
 
 use std::time::Duration;
 
-use braid_bond::{Carrier, FlowPolicy, Scheduling};
+use braid_bond::{FlowKind, FlowPolicy, Scheduling};
 use quic::scenes::{self, DOWN, UP, ms, share};
 use quic::{Spec, World};
 
@@ -37,7 +37,7 @@ fn regression_a_far_link_takes_part_from_the_beginning() {
 fn a_fast_short_way_is_filled_in_few_bursts_though_timers_are_late() {
     let mut world = World::up(&[Spec::new(300.0, 0)], 1);
     world.tick = ms(1);
-    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     world.send(DOWN, flow, 60_000_000);
     world.run(ms(500), |_| false);
     world.bursts = Default::default();
@@ -60,7 +60,7 @@ fn a_link_that_goes_costs_a_moment_and_its_return_nothing() {
 #[test]
 fn regression_a_server_that_vanished_is_given_up_once_a_new_path_is_not_answered() {
     let mut world = World::up(&[Spec::new(20.0, 5); 2], 1);
-    world.open(FlowPolicy::default(), Carrier::Stream);
+    world.open(FlowPolicy::default(), FlowKind::Stream);
     world.run(ms(500), |_| false);
     (0..2).for_each(|link| world.set_dark(link, true, false));
     world.run(Duration::from_secs(80), |_| false);
@@ -76,7 +76,7 @@ fn regression_a_server_that_vanished_is_given_up_once_a_new_path_is_not_answered
 #[test]
 fn a_flow_outlasts_two_minutes_in_which_all_links_are_dark() {
     let mut world = World::up(&[Spec::new(20.0, 5)], 1);
-    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     world.send(DOWN, flow, 5_000_000);
     world.run(ms(500), |_| false);
     world.set_dark(0, true, false);

@@ -11,7 +11,7 @@ mod script;
 use std::time::Duration;
 
 use braid_bond::{
-    Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, MIN_DATAGRAM, Open, PathFacts, PathId, PathState, ReceiveError, Side,
+    Bond, BondError, Event, FlowKey, FlowKind, FlowPolicy, Limits, MIN_DATAGRAM, Open, PathFacts, PathId, PathState, ReceiveError, Side,
     Target, WireError,
 };
 use braid_model::{ByteCount, Rate, Time};
@@ -39,10 +39,10 @@ fn server() -> Bond {
     bond(Side::Server)
 }
 
-fn client_with(carrier: Carrier) -> (Bond, FlowKey) {
+fn client_with(kind: FlowKind) -> (Bond, FlowKey) {
     let mut bond = bond(Side::Client);
     let target = Target::Name("example.org".into(), 80);
-    let flow = bond.open(START, Open { carrier, target, policy: FlowPolicy::default() }).unwrap();
+    let flow = bond.open(START, Open { kind, target, policy: FlowPolicy::default() }).unwrap();
     (bond, flow)
 }
 
@@ -123,7 +123,7 @@ fn what_was_never_sent_is_not_acknowledged() {
 
 #[test]
 fn regression_an_acknowledgement_costs_no_more_than_what_was_sent() {
-    let (mut bond, flow) = client_with(Carrier::Stream);
+    let (mut bond, flow) = client_with(FlowKind::Stream);
     bond.write(flow, Bytes::from(vec![0; 400_000]));
     let count = sent(&mut bond, START).len() as u64;
     assert!(count > 300);
@@ -197,7 +197,7 @@ fn regression_what_pieces_and_flows_cost_is_told() {
 
 #[test]
 fn regression_what_is_acknowledged_here_and_there_does_not_pile_up() {
-    let (mut bond, flow) = client_with(Carrier::Stream);
+    let (mut bond, flow) = client_with(FlowKind::Stream);
     const WINDOW: u64 = 512 << 10;
     bond.write(flow, Bytes::from(vec![0; 2 << 20]));
     let before = sent(&mut bond, START).len() as u64;
@@ -237,10 +237,10 @@ fn regression_idle_flows_keep_no_buffers() {
 
 #[test]
 fn regression_many_small_pieces_in_one_datagram_are_counted() {
-    let (mut bond, _) = client_with(Carrier::Stream);
+    let (mut bond, _) = client_with(FlowKind::Stream);
     let target = || Target::Name("example.org".into(), 80);
     let flows: Vec<_> = (0..100)
-        .map(|_| bond.open(START, Open { carrier: Carrier::Stream, target: target(), policy: FlowPolicy::default() }).unwrap())
+        .map(|_| bond.open(START, Open { kind: FlowKind::Stream, target: target(), policy: FlowPolicy::default() }).unwrap())
         .collect();
     let (held, ()) = growth(|| {
         for _ in 0..500 {
@@ -256,7 +256,7 @@ fn regression_many_small_pieces_in_one_datagram_are_counted() {
 fn flow_numbers_far_ahead_end_the_bond() {
     assert_eq!(tell(&mut server(), quiet().open((1 << 16) - 1, 0)), Ok(()));
     assert_eq!(tell(&mut server(), quiet().open(1 << 16, 0)), Err(BondError::Never("a flow")));
-    let (mut client, _) = client_with(Carrier::Stream);
+    let (mut client, _) = client_with(FlowKind::Stream);
     for forge in [quiet().credit(1, 9), quiet().opened(1, 0), quiet().message(7, 0, b"x"), quiet().reset(1, 0, 0), quiet().stop(1, 0)] {
         assert_eq!(tell(&mut client, forge), Err(BondError::Never("a flow")));
     }
@@ -395,7 +395,7 @@ fn regression_messages_for_a_path_with_larger_datagrams_are_cut_for_another() {
     assert!(bond.send_message(FlowKey(0), Bytes::from(text.clone())));
     let mut out = BytesMut::new();
     assert!(bond.poll_datagram(START, PATH, 1400, &mut out));
-    let mut client = client_with(Carrier::Messages).0;
+    let mut client = client_with(FlowKind::Messages).0;
     let mut pieces = 0;
     loop {
         out.clear();
@@ -437,7 +437,7 @@ fn replays_deliver_nothing_twice() {
 
 #[test]
 fn regression_what_is_said_again_is_told_once() {
-    let (mut client, flow) = client_with(Carrier::Stream);
+    let (mut client, flow) = client_with(FlowKind::Stream);
     flood(&mut client, 1000, |datagram, _| datagram.stop(0, 32).opened(0, 0).reset(0, 104, 0)).unwrap();
     let told = events(&mut client);
     assert_eq!(told.len(), 3, "{told:?}");
@@ -457,7 +457,7 @@ fn regression_a_reset_that_overtakes_its_opening_is_told_behind_it() {
 
 #[test]
 fn regression_a_path_that_never_answers_is_probed_without_growing() {
-    let (mut bond, flow) = client_with(Carrier::Stream);
+    let (mut bond, flow) = client_with(FlowKind::Stream);
     bond.write(flow, Bytes::from(vec![0; 100_000]));
     let mut now = START;
     let mut hours = |bond: &mut Bond, hours: u32| {
@@ -499,7 +499,7 @@ fn a_slow_reader_costs_what_it_is_granted() {
 
 #[test]
 fn a_path_of_tiny_datagrams_is_not_used() {
-    let (mut bond, flow) = client_with(Carrier::Messages);
+    let (mut bond, flow) = client_with(FlowKind::Messages);
     bond.send_message(flow, Bytes::from(vec![0; 5000]));
     for max in [0, 5, 60, MIN_DATAGRAM - 1] {
         assert!(!bond.poll_datagram(START, PATH, max, &mut BytesMut::new()));

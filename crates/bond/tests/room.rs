@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_bond::{Bond, Carrier, Event, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
+use braid_bond::{Bond, Event, FlowKind, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
 use braid_model::{ByteCount, Rate, Time};
 use bytes::{Bytes, BytesMut};
 
@@ -27,7 +27,7 @@ fn regression_a_flow_that_others_left_no_room_is_told_when_there_is_some() {
     for bond in [&mut client, &mut server] {
         assert!(bond.add_path(now, PATH, 0, PathFacts::default()));
     }
-    let open = || Open { carrier: Carrier::Stream, target: Target::Name("server".to_owned(), 80), policy: FlowPolicy::default() };
+    let open = || Open { kind: FlowKind::Stream, target: Target::Name("server".to_owned(), 80), policy: FlowPolicy::default() };
     let (first, second) = (client.open(now, open()).unwrap(), client.open(now, open()).unwrap());
     let mut left = total_window as usize;
     for flow in [first, second] {

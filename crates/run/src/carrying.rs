@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use braid_bond::{Carrier, FlowPolicy, Open, Target};
+use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
 use braid_transport::client::{Client, ClientLink, State as Relayed};
@@ -229,7 +229,7 @@ impl Carrying {
 
     async fn connect(&self, mut attempt: Attempt) {
         let remote = attempt.remote;
-        let mut opening = pin!(self.bond(remote, Carrier::Stream));
+        let mut opening = pin!(self.bond(remote, FlowKind::Stream));
         let opening = match &attempt.stage {
             Stage::Begun(_) => opening.await,
             Stage::Held(..) => match tokio::time::timeout(HELD, &mut opening).await {
@@ -352,12 +352,12 @@ impl Carrying {
     }
 
     /// Opens a flow to `remote`, as soon as the relay is there.
-    pub(super) async fn bond(&self, remote: SocketAddr, carrier: Carrier) -> Opening {
+    pub(super) async fn bond(&self, remote: SocketAddr, kind: FlowKind) -> Opening {
         if !self.relay_comes().await {
             return Opening::Direct(Unopened::Silent);
         }
         let policy = FlowPolicy { copies: self.copies, ..FlowPolicy::default() };
-        match self.client.open(Open { carrier, target: Target::Address(remote), policy }) {
+        match self.client.open(Open { kind, target: Target::Address(remote), policy }) {
             Ok(flow) => self.client.opening(flow).await,
             Err(_) => Opening::Direct(Unopened::Silent),
         }

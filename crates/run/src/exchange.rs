@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use braid_bond::Carrier;
+use braid_bond::FlowKind;
 use braid_model::Family;
 use braid_platform::linux::seccomp::told::Told;
 use braid_platform::linux::seccomp::{RawCall, Reaches, Socket};
@@ -121,7 +121,7 @@ impl Carrying {
     }
 
     async fn open(&self, exchange: &RedirectedExchange) -> Option<UdpExchange> {
-        match self.bond(exchange.remote, Carrier::Messages).await {
+        match self.bond(exchange.remote, FlowKind::Messages).await {
             Opening::Bonded(flow) => Some(UdpExchange::Bonded(flow)),
             Opening::Direct(_) => self.choice.exchange(exchange.remote).ok().map(|socket| UdpExchange::Direct(Arc::new(socket))),
             Opening::Refused(_) => None,

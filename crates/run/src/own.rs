@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use braid_bond::{Carrier, FlowPolicy, Open, Target};
+use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_decide::connection::LinkMask;
 use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Scheduler, admit};
 use braid_model::{LinkFacts, Role};
@@ -86,17 +86,17 @@ impl OwnFlows {
     }
 
     /// Opens a flow through the relay, which looks a name up: direct where none may carry it or can be reached.
-    pub async fn bond(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Opening {
-        match self.begin(carrier, target, ruling) {
+    pub async fn bond(&self, kind: FlowKind, target: Target, ruling: Ruling<'_>) -> Opening {
+        match self.begin(kind, target, ruling) {
             // What is sent meanwhile waits, and is lost where the relay does not take it.
-            Some((_, flow)) if carrier == Carrier::Messages => Opening::Bonded(flow),
+            Some((_, flow)) if kind == FlowKind::Messages => Opening::Bonded(flow),
             Some((client, flow)) => client.opening(flow).await,
             None => Opening::Direct(Unopened::Silent),
         }
     }
 
     /// Asks the relay for a flow; `None`: there is none that can be reached and may carry it, or this bond has no more room.
-    fn begin(&self, carrier: Carrier, target: Target, ruling: Ruling<'_>) -> Option<(&Client, BondFlow)> {
+    fn begin(&self, kind: FlowKind, target: Target, ruling: Ruling<'_>) -> Option<(&Client, BondFlow)> {
         let only = ruling.rule.and_then(|rule| rule.relay.as_deref());
         let may = |(relay, client): &&(String, Client)| only.is_none_or(|only| only == relay) && client.is_up();
         let (_, client) = self.0.bond.get().filter(may)?;
@@ -110,7 +110,7 @@ impl OwnFlows {
         let Admission::Use(links) = admission else { return None };
         let weight = (weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
         let policy = FlowPolicy { weight, links: u64::from(links.0), copies, urgent: copies > 1 };
-        Some((client, client.open(Open { carrier, target, policy }).ok()?))
+        Some((client, client.open(Open { kind, target, policy }).ok()?))
     }
 
     /// Connects to `remote` over the link that is best for it, and gives that link's slot where it was bound to one.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use braid_bond::host::{Source, source};
-use braid_bond::{Carrier, Target};
+use braid_bond::{FlowKind, Target};
 use braid_decide::policy::{AppRule, Carry, Policy, ProxyClient, Resolve, Scheduler, Subject};
 use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
@@ -166,7 +166,7 @@ impl Inner {
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer()) {
-            match self.flows.bond(Carrier::Stream, Target::Address(remote), ruling).await {
+            match self.flows.bond(FlowKind::Stream, Target::Address(remote), ruling).await {
                 Opening::Bonded(flow) => return Ok(Opened { stream: Box::new(FlowStream::new(flow)), route: None }),
                 Opening::Refused(errno) => return Err(io::Error::from_raw_os_error(errno)),
                 Opening::Direct(_) => {}
@@ -194,7 +194,7 @@ impl Inner {
         if ruled.excluded || !ruled.rule.as_ref().is_some_and(asked) {
             return None;
         }
-        match self.flows.bond(Carrier::Stream, Target::Name(name, target.port()), ruled.ruling(&self.policy)).await {
+        match self.flows.bond(FlowKind::Stream, Target::Name(name, target.port()), ruled.ruling(&self.policy)).await {
             Opening::Bonded(flow) => Some(Ok(Opened { stream: Box::new(FlowStream::new(flow)), route: None })),
             Opening::Direct(_) => None,
             Opening::Refused(errno) => {
@@ -233,7 +233,7 @@ impl Inner {
         }
         let ruling = ruled.ruling(&self.policy);
         if ruled.rule.as_ref().is_some_and(|rule| rule.carry.needs_peer())
-            && let Opening::Bonded(flow) = self.flows.bond(Carrier::Messages, Target::Address(remote), ruling).await
+            && let Opening::Bonded(flow) = self.flows.bond(FlowKind::Messages, Target::Address(remote), ruling).await
         {
             return Ok(UdpExchange::Bonded(flow));
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use braid_bond::{Carrier, FlowPolicy, Open, Target};
+use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
@@ -84,7 +84,7 @@ fn main() {
         let received = Arc::new(AtomicU64::new(0));
         for _ in 0..flows {
             let flow = client
-                .open(Open { carrier: Carrier::Stream, target: Target::Address(target), policy: FlowPolicy::default() })
+                .open(Open { kind: FlowKind::Stream, target: Target::Address(target), policy: FlowPolicy::default() })
                 .expect("a flow");
             let received = received.clone();
             if upload {

@@ -18,9 +18,9 @@ use braid_peer::tls::{self, Expect};
 use noq_proto::crypto::rustls::QuicClientConfig;
 use tokio::sync::{broadcast, mpsc, watch};
 
-use crate::carrier::BondFlow;
-use crate::carrier::{Carrier, Notice};
 use crate::found::Found;
+use crate::host_driver::BondFlow;
+use crate::host_driver::{HostDriver, Notice};
 use crate::relay::{RelayError, random};
 use crate::socket::{Binding, UdpLink};
 
@@ -90,7 +90,7 @@ const LATE: Duration = Duration::from_secs(3);
 /// A bond to a peer.
 #[derive(Clone)]
 pub struct Client {
-    carrier: Carrier,
+    driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
     links: watch::Sender<Vec<ClientLink>>,
     addresses: watch::Sender<Vec<Address>>,
@@ -104,14 +104,14 @@ impl Client {
     pub fn start(peer: Peer, keys: Option<&KeyPair>, mark: Option<u32>) -> Result<Self, RelayError> {
         let expect = peer.key.map_or(Expect::Any, Expect::Pinned);
         let tls = tls::client(keys, expect)?;
-        let (carrier, notices) = Carrier::start(Host::client(random()?, Instant::now()));
+        let (driver, notices) = HostDriver::start(Host::client(random()?, Instant::now()));
         let (links, links_seen) = watch::channel(Vec::new());
         let (addresses, addresses_seen) = watch::channel(peer.addresses.clone());
         let (told, state) = watch::channel(State::Connecting);
         let path_changes = broadcast::Sender::new(PATH_CHANGES);
         let bond = Arc::new(Mutex::new(BondId(random()?)));
         let keeper = Keeper {
-            carrier: carrier.clone(),
+            driver: driver.clone(),
             bond: bond.clone(),
             found: Found::new(&peer.addresses),
             peer,
@@ -125,7 +125,7 @@ impl Client {
         };
         keeper.begin()?;
         tokio::spawn(keeper.run(links_seen, addresses_seen, notices));
-        Ok(Self { carrier, bond, links, addresses, state, paths: path_changes })
+        Ok(Self { driver, bond, links, addresses, state, paths: path_changes })
     }
 
     /// The links there are now.
@@ -156,12 +156,12 @@ impl Client {
     /// from a peer that is not there.
     pub fn is_answered(&self) -> bool {
         let id = self.bond();
-        self.carrier.with(|host, _| host.has_heard_of(id))
+        self.driver.with(|host, _| host.has_heard_of(id))
     }
 
     /// Opens a flow.
     pub fn open(&self, open: Open) -> Result<BondFlow, FlowError> {
-        self.carrier.open(self.bond(), open)
+        self.driver.open(self.bond(), open)
     }
 
     /// What becomes of paths from now on; it ends with the last handle of this client. Who listens too slowly misses the oldest.
@@ -172,7 +172,7 @@ impl Client {
     /// The paths there are now.
     pub fn paths(&self) -> Vec<(PathId, PathView)> {
         let id = self.bond();
-        self.carrier.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
+        self.driver.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
     }
 
     /// Ends once the peer owes an acknowledgement and nothing at all is heard from it for as long as one should take, as when its host has
@@ -201,13 +201,13 @@ impl Client {
     /// How many flows there are, those included whose last bytes are still on their way.
     pub fn flows(&self) -> usize {
         let id = self.bond();
-        self.carrier.with(|host, _| host.bond(id).map_or(0, |bond| bond.flows()))
+        self.driver.with(|host, _| host.bond(id).map_or(0, |bond| bond.flows()))
     }
 
     /// Ends the bond, and tells the peer. What is on its way is lost, and nothing more can be opened.
     pub fn end(&self) {
         let id = std::mem::replace(&mut *self.bond.lock().unwrap_or_else(PoisonError::into_inner), BondId([0; 16]));
-        self.carrier.with(|host, now| host.end(now, id, "not needed any more"));
+        self.driver.with(|host, now| host.end(now, id, "not needed any more"));
     }
 
     fn bond(&self) -> BondId {
@@ -217,7 +217,7 @@ impl Client {
 
 /// The task that keeps paths alive.
 struct Keeper {
-    carrier: Carrier,
+    driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
     peer: Peer,
     tls: Arc<QuicClientConfig>,
@@ -234,7 +234,7 @@ impl Keeper {
     fn begin(&self) -> Result<(), RelayError> {
         let (id, secret) = (BondId(random()?), Secret(random()?));
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner) = id;
-        self.carrier.with(|host, now| host.begin(now, id, secret, self.limits));
+        self.driver.with(|host, now| host.begin(now, id, secret, self.limits));
         Ok(())
     }
 
@@ -255,8 +255,8 @@ impl Keeper {
                     if changed.is_err() {
                         // The last handle is gone, and the bond with it.
                         let id = self.id();
-                        self.carrier.with(|host, now| host.end(now, id, "not needed any more"));
-                        return self.carrier.farewell().await;
+                        self.driver.with(|host, now| host.end(now, id, "not needed any more"));
+                        return self.driver.farewell().await;
                     }
                     let now = links.borrow_and_update().clone();
                     self.on_links(now);
@@ -314,7 +314,7 @@ impl Keeper {
     fn tell(&self, link: u8, ipv6: bool, update: PathUpdate) {
         let Some(path) = self.dialler.joined_path((link, family(ipv6))) else { return };
         let id = self.id();
-        self.carrier.with(|host, now| {
+        self.driver.with(|host, now| {
             let time = host.time(now);
             if let Some(bond) = host.bond(id) {
                 bond.set_link(time, path, update);
@@ -326,7 +326,7 @@ impl Keeper {
         let Some(link) = self.links.iter().find(|link| link.number == number) else { return };
         let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
         match UdpLink::bind(ipv6, &Binding { address, device: link.device.clone(), mark: self.mark }) {
-            Ok(socket) => self.carrier.set_socket(number, Some(socket), ipv6),
+            Ok(socket) => self.driver.set_socket(number, Some(socket), ipv6),
             Err(error) => tracing::warn!(link = number, device = link.device, %error, "no socket for a path over this link"),
         }
     }
@@ -345,10 +345,10 @@ impl Keeper {
 
     fn on_due(&mut self) {
         for route @ (link, family) in self.dialler.due(Instant::now()) {
-            let (now, heard) = (Instant::now(), |connection| self.carrier.with(|host, _| host.has_heard(connection)));
+            let (now, heard) = (Instant::now(), |connection| self.driver.with(|host, _| host.has_heard(connection)));
             let Due::Dials(given_up) = self.dialler.on_due(now, route, heard) else { continue };
             if let Some(connection) = given_up {
-                self.carrier.with(|host, now| {
+                self.driver.with(|host, now| {
                     host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked on the way")
                 });
             }
@@ -374,7 +374,7 @@ impl Keeper {
         }
         let path = self.dialler.next_path();
         let (id, tls, name, token) = (self.id(), self.tls.clone(), self.peer.name.clone(), self.peer.token);
-        let dialled = self.carrier.with(|host, now| host.dial(now, id, (path, link, backup), remote, tls, tls::SERVER_NAME, (token, name)));
+        let dialled = self.driver.with(|host, now| host.dial(now, id, (path, link, backup), remote, tls, tls::SERVER_NAME, (token, name)));
         match dialled {
             Ok(connection) => self.dialler.on_dialled(Instant::now(), route, connection, path),
             Err(error) => {
@@ -445,7 +445,7 @@ impl Keeper {
     fn judge(&self, reason: &str) {
         let id = self.id();
         let good = |bond: &Bond| bond.paths().any(|(_, path)| path.state == PathState::Good);
-        let up = self.carrier.with(|host, _| host.bonds().any(|(of, bond)| of == id && good(bond)));
+        let up = self.driver.with(|host, _| host.bonds().any(|(of, bond)| of == id && good(bond)));
         let next = if up { State::Up } else { State::Unreachable(reason.to_owned()) };
         self.told.send_if_modified(|state| {
             let changed = if up { *state != State::Up } else { *state == State::Up || *state == State::Connecting };
@@ -459,7 +459,7 @@ impl Keeper {
     /// The bond is lost, and all its flows with it: a new one for what comes next.
     fn begin_again(&mut self, reason: &str) {
         let old = self.id();
-        self.carrier.with(|host, now| host.end(now, old, reason));
+        self.driver.with(|host, now| host.end(now, old, reason));
         if let Err(error) = self.begin() {
             tracing::error!(%error, "no new bond");
         }
@@ -496,11 +496,11 @@ pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey
     let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
     let binding = Binding { address, device: link.device.clone(), mark };
     let tls = tls::client(None, expect.map_or(Expect::Any, Expect::Pinned))?;
-    let (carrier, mut notices) = Carrier::start(Host::client(random()?, Instant::now()));
+    let (driver, mut notices) = HostDriver::start(Host::client(random()?, Instant::now()));
     let (id, secret) = (BondId(random()?), Secret(random()?));
     let socket = UdpLink::bind(ipv6, &binding).map_err(|error| RelayError::Socket(link.device.clone().unwrap_or_default(), error))?;
-    carrier.set_socket(number, Some(socket), ipv6);
-    let dialled = carrier.with(|host, now| {
+    driver.set_socket(number, Some(socket), ipv6);
+    let dialled = driver.with(|host, now| {
         host.set_first_rtt(QUESTION);
         host.begin(now, id, secret, Limits::ANONYMOUS);
         host.dial(now, id, (PathId(0), number, false), remote, tls, tls::SERVER_NAME, (None, String::new()))
@@ -509,30 +509,30 @@ pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey
         Ok(connection) => connection,
         Err(error) => return Ok(HostAnswer::Refused(error.to_string())),
     };
-    let answer = match tokio::time::timeout(QUESTION, answer_to(&carrier, connection, &mut notices)).await {
+    let answer = match tokio::time::timeout(QUESTION, answer_to(&driver, connection, &mut notices)).await {
         Ok(answer) => answer,
-        Err(_) if !carrier.with(|host, _| host.has_heard(connection)) => HostAnswer::Silent,
+        Err(_) if !driver.with(|host, _| host.has_heard(connection)) => HostAnswer::Silent,
         Err(_) => {
-            let rest = tokio::time::timeout(CONVERSATION, answer_to(&carrier, connection, &mut notices)).await;
+            let rest = tokio::time::timeout(CONVERSATION, answer_to(&driver, connection, &mut notices)).await;
             rest.unwrap_or(HostAnswer::Unfinished)
         }
     };
     if answer == HostAnswer::Silent {
         // Without its socket nothing is said to whom does not listen.
-        carrier.set_socket(number, None, ipv6);
+        driver.set_socket(number, None, ipv6);
     }
-    carrier.with(|host, now| host.end(now, id, "asked, and answered"));
+    driver.with(|host, now| host.end(now, id, "asked, and answered"));
     if answer != HostAnswer::Silent {
-        tokio::spawn(async move { carrier.farewell().await });
+        tokio::spawn(async move { driver.farewell().await });
     }
     Ok(answer)
 }
 
-async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mpsc::UnboundedReceiver<Notice>) -> HostAnswer {
+async fn answer_to(driver: &HostDriver, connection: ConnectionId, notices: &mut mpsc::UnboundedReceiver<Notice>) -> HostAnswer {
     loop {
         match notices.recv().await {
             Some(Notice::Joined(..)) => {
-                let key = carrier.with(|host, _| host.connection(connection).and_then(tls::peer_key));
+                let key = driver.with(|host, _| host.connection(connection).and_then(tls::peer_key));
                 return key.map_or_else(|| HostAnswer::Refused("it has shown no key".to_owned()), HostAnswer::Runs);
             }
             Some(Notice::Lost { another_key: true, .. }) => return HostAnswer::AnotherKey,
@@ -547,7 +547,7 @@ async fn answer_to(carrier: &Carrier, connection: ConnectionId, notices: &mut mp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_bond::{Carrier as Kind, FlowPolicy, Target};
+    use braid_bond::{FlowKind, FlowPolicy, Target};
 
     /// How long anything that should happen may take on a busy machine.
     const ENOUGH: Duration = Duration::from_secs(60);
@@ -557,9 +557,9 @@ mod tests {
         let peer = Peer { addresses: Vec::new(), key: None, token: None, name: String::new() };
         let client = Client::start(peer, None, None).unwrap();
         let (id, mut state) = (client.bond(), client.state());
-        let open = || Open { carrier: Kind::Stream, target: Target::Name("server".into(), 80), policy: FlowPolicy::default() };
+        let open = || Open { kind: FlowKind::Stream, target: Target::Name("server".into(), 80), policy: FlowPolicy::default() };
         let flow = client.open(open()).unwrap();
-        client.carrier.with(|host, now| host.end(now, id, "nothing was heard"));
+        client.driver.with(|host, now| host.end(now, id, "nothing was heard"));
         assert_eq!(flow.opened().await.unwrap_err().0, libc::ECONNRESET as u64);
         let told = tokio::time::timeout(ENOUGH, state.wait_for(|state| *state == State::Unreachable("nothing was heard".into())));
         told.await.expect("it is told").unwrap();

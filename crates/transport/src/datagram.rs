@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::net::UdpSocket;
 
-use crate::carrier::BondFlow;
+use crate::host_driver::BondFlow;
 
 /// The longest datagram.
 const LONGEST: usize = 65_535;

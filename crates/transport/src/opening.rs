@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use braid_bond::codes;
 
-use crate::carrier::{BondFlow, FlowEnd};
 use crate::client::{Client, State};
+use crate::host_driver::{BondFlow, FlowEnd};
 
 /// A flow waits this long for a peer that has sent nothing.
 const SILENCE: Duration = Duration::from_secs(1);

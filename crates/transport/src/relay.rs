@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bond::host::{ConnectionId, Host, HostLimits, refusals};
-use braid_bond::{Bond, BondId, Carrier as Kind, Hello, Limits as BondLimits, Open, PathState, Target, codes};
+use braid_bond::{Bond, BondId, FlowKind, Hello, Limits as BondLimits, Open, PathState, Target, codes};
 use braid_model::address::Address;
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Rate};
@@ -33,9 +33,9 @@ use clock::Clock;
 use registry_worker::{Applicant, RegistryEvent, RegistryWorker, Used};
 
 use crate::account::Account;
-use crate::carrier::BondFlow;
-use crate::carrier::{Carrier, Notice};
 use crate::datagram;
+use crate::host_driver::BondFlow;
+use crate::host_driver::{HostDriver, Notice};
 use crate::socket::{Binding, UdpLink};
 use crate::sources::Sources;
 use crate::splice::{code, splice_metered};
@@ -129,7 +129,7 @@ const ANONYMOUS_BONDS: usize = 512;
 const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
 
 struct Relay {
-    carrier: Carrier,
+    driver: HostDriver,
     /// Has the registry; `None` with [`Reach::Itself`].
     worker: Option<RegistryWorker>,
     policy: Policy,
@@ -167,12 +167,12 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         // Whoever may be served without a key must at least be where it says.
         host.set_limits(HostLimits { unproven: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
     }
-    let (carrier, mut notices) = Carrier::start(host);
+    let (driver, mut notices) = HostDriver::start(host);
     let ipv6 = options.listen.is_ipv6();
     let binding = Binding { address: Some(options.listen), ..Binding::default() };
     let socket = UdpLink::bind(ipv6, &binding).map_err(|error| RelayError::Listen(options.listen, error))?;
     let address = socket.local_addr().map_err(|error| RelayError::Listen(options.listen, error))?;
-    carrier.set_socket(0, Some(socket), ipv6);
+    driver.set_socket(0, Some(socket), ipv6);
     ready(address);
     let mut share = Limits { flows: Some(ANONYMOUS_FLOWS_OF_ONE), ..Limits::default() };
     let (worker, policy) = match options.reach {
@@ -186,7 +186,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         }
     };
     let mut relay = Relay {
-        carrier,
+        driver,
         worker,
         policy,
         accounts: BTreeMap::new(),
@@ -247,9 +247,9 @@ impl Relay {
             }
         }
         let bonds: Vec<BondId> = self.owners.keys().copied().collect();
-        self.carrier.with(|host, now| bonds.iter().for_each(|bond| host.end(now, *bond, "the relay is stopping")));
+        self.driver.with(|host, now| bonds.iter().for_each(|bond| host.end(now, *bond, "the relay is stopping")));
         self.write_down();
-        self.carrier.farewell().await;
+        self.driver.farewell().await;
         if let Some(worker) = self.worker.take() {
             worker.end().await;
         }
@@ -261,7 +261,7 @@ impl Relay {
 
     /// Whether there are flows, or ends of flows whose last bytes are still on their way.
     fn is_busy(&self) -> bool {
-        self.flows() > 0 || self.carrier.with(|host, _| host.bonds().any(|(_, bond)| bond.flows() > 0))
+        self.flows() > 0 || self.driver.with(|host, _| host.bonds().any(|(_, bond)| bond.flows() > 0))
     }
 
     fn on_notice(&mut self, notice: Notice) {
@@ -294,7 +294,7 @@ impl Relay {
             self.let_in(connection, &hello, remote, None, account);
             return Ok(());
         };
-        let key = self.carrier.with(|host, _| host.connection(connection).and_then(tls::peer_key));
+        let key = self.driver.with(|host, _| host.connection(connection).and_then(tls::peer_key));
         let key = key.ok_or_else(|| (refusals::UNKNOWN, "it has shown no key".to_owned()))?;
         let asked = worker.judge(Applicant { connection, hello, remote, key });
         asked.then_some(()).ok_or_else(|| (refusals::BUSY, "too many wait for the relay's registry: try again later".to_owned()))
@@ -306,7 +306,7 @@ impl Relay {
 
     fn turn_away(&self, connection: ConnectionId, remote: SocketAddr, code: u64, reason: &str) {
         tracing::info!(%remote, reason, "a path is turned away");
-        self.carrier.with(|host, now| host.refuse(now, connection, code, reason));
+        self.driver.with(|host, now| host.refuse(now, connection, code, reason));
     }
 
     fn let_in(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr, key: Option<PublicKey>, account: Arc<Account>) {
@@ -315,7 +315,7 @@ impl Relay {
         let others = self.owners.iter().filter(theirs).count();
         let limits = if key.is_some() { self.memory.part(self.limit, others) } else { BondLimits::ANONYMOUS };
         let known = self.owners.contains_key(&hello.bond);
-        let admitted = self.carrier.with(|host, now| {
+        let admitted = self.driver.with(|host, now| {
             // Its end waits among the notices: let in now, it would live on without an owner, counted by nobody.
             if known && host.bond(hello.bond).is_none() {
                 host.refuse(now, connection, refusals::FORGOTTEN, "this bond has just ended");
@@ -381,15 +381,15 @@ impl Relay {
         let (account, counted) = (account.clone(), self.open.clone());
         let policy = match self.worker {
             Some(_) => account.policy.clone(),
-            None => account.policy.reached_at(self.carrier.with(|host, _| host.local_addresses(flow.bond()))),
+            None => account.policy.reached_at(self.driver.with(|host, _| host.local_addresses(flow.bond()))),
         };
         let named = self.worker.is_none() && matches!(open.target, Target::Name(..));
         tokio::spawn(async move {
-            match open.carrier {
+            match open.kind {
                 // Strangers have no business with the resolver.
                 _ if named => flow.answer(libc::EACCES as u64),
-                Kind::Stream => stream(flow, &open.target, &account, &policy).await,
-                Kind::Messages => messages(flow, &open.target, &account, &policy).await,
+                FlowKind::Stream => stream(flow, &open.target, &account, &policy).await,
+                FlowKind::Messages => messages(flow, &open.target, &account, &policy).await,
             }
             account.meter(Meter::close_flow);
             drop(counted);
@@ -415,7 +415,7 @@ impl Relay {
             None => {
                 let theirs = self.owners.iter().filter(|(_, owner)| owner.key == Some(key)).map(|(bond, _)| *bond);
                 let theirs: Vec<BondId> = theirs.collect();
-                self.carrier.with(|host, now| theirs.iter().for_each(|bond| host.end(now, *bond, "revoked")));
+                self.driver.with(|host, now| theirs.iter().for_each(|bond| host.end(now, *bond, "revoked")));
             }
         }
     }
@@ -426,10 +426,10 @@ impl Relay {
         let accounts: BTreeMap<*const Account, &Account> =
             self.owners.values().map(|owner| (Arc::as_ptr(&owner.account), &*owner.account)).collect();
         let sockets: BTreeMap<BondId, ByteCount> = accounts.values().flat_map(|account| account.sockets.held()).collect();
-        let bonds: Vec<_> = self.carrier.with(|host, _| host.bonds().map(|(bond, state)| (bond, state.held())).collect());
+        let bonds: Vec<_> = self.driver.with(|host, _| host.bonds().map(|(bond, state)| (bond, state.held())).collect());
         for (bond, _) in bonds.iter().filter(|(bond, _)| !self.owners.contains_key(bond)) {
             tracing::error!(%bond, "a bond without an owner is ended");
-            self.carrier.with(|host, now| host.end(now, *bond, "it has no owner"));
+            self.driver.with(|host, now| host.end(now, *bond, "it has no owner"));
         }
         let all = |(bond, held): (BondId, ByteCount)| {
             let owner = Arc::as_ptr(&self.owners.get(&bond)?.account);
@@ -438,14 +438,14 @@ impl Relay {
         let held: Vec<_> = bonds.into_iter().filter_map(all).collect();
         for (bond, excess) in self.memory.excess(&held) {
             tracing::warn!(%bond, "a bond is ended: {}", excess.reason());
-            self.carrier.with(|host, now| host.end(now, bond, excess.reason()));
+            self.driver.with(|host, now| host.end(now, bond, excess.reason()));
         }
     }
 
     /// Clients with a path that works: a bond outlives its client for a while.
     fn present(&self) -> BTreeSet<PublicKey> {
         let good = |bond: &Bond| bond.paths().any(|(_, path)| path.state == PathState::Good);
-        let bonds: Vec<BondId> = self.carrier.with(|host, _| host.bonds().filter(|(_, bond)| good(bond)).map(|(id, _)| id).collect());
+        let bonds: Vec<BondId> = self.driver.with(|host, _| host.bonds().filter(|(_, bond)| good(bond)).map(|(id, _)| id).collect());
         bonds.iter().filter_map(|bond| self.owners.get(bond)?.key).collect()
     }
 

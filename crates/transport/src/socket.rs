@@ -31,7 +31,7 @@ pub struct Binding {
     pub mark: Option<u32>,
 }
 
-/// One socket of a carrier.
+/// One socket of a driver.
 #[derive(Debug)]
 pub struct UdpLink {
     io: UdpSocket,

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::account::Account;
-use crate::carrier::{BondFlow, FlowEnd};
+use crate::host_driver::{BondFlow, FlowEnd};
 use crate::lasting::{IDLE, Lull, copy_within, keep_alive};
 
 /// The most that is read at a time.

@@ -10,7 +10,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::carrier::{BondFlow, FlowEnd};
+use crate::host_driver::{BondFlow, FlowEnd};
 use crate::lasting::keep_alive;
 
 /// A flow that is open. Its shutdown finishes it; dropped before, it is reset. A reset shows as the error that `read` or `write` would have

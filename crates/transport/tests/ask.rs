@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use braid_bond::{Carrier as Kind, FlowPolicy, Open, Target};
+use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_model::key::PublicKey;
 use braid_peer::destination::Ports;
 use braid_peer::keys::KeyPair;
@@ -198,8 +198,8 @@ async fn a_server_opens_nothing_of_others_and_looks_up_no_names() {
         (Target::Address((loopback.ip(), server.address.port()).into()), libc::EACCES),
         (Target::Name("localhost".parse().unwrap(), loopback.port()), libc::EACCES),
     ] {
-        for carrier in [Kind::Stream, Kind::Messages] {
-            let flow = client.open(Open { carrier, target: target.clone(), policy }).unwrap();
+        for kind in [FlowKind::Stream, FlowKind::Messages] {
+            let flow = client.open(Open { kind, target: target.clone(), policy }).unwrap();
             let opened = tokio::time::timeout(PATIENCE, flow.opened()).await.unwrap();
             assert_eq!(opened, Err(FlowEnd(code as u64)), "{target}");
         }

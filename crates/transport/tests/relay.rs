@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
-use braid_bond::{Carrier as Kind, FlowPolicy, Open, PathState, Target, codes};
+use braid_bond::{FlowKind, FlowPolicy, Open, PathState, Target, codes};
 use braid_peer::invite::Token;
 use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
@@ -142,8 +142,8 @@ async fn a_relay_is_found_by_its_name_and_a_name_that_nobody_knows_holds_nothing
     until(&client, |state| *state == State::Up).await;
 }
 
-fn to(target: SocketAddr, carrier: Kind) -> Open {
-    Open { carrier, target: Target::Address(target), policy: FlowPolicy::default() }
+fn to(target: SocketAddr, kind: FlowKind) -> Open {
+    Open { kind, target: Target::Address(target), policy: FlowPolicy::default() }
 }
 
 /// A server that sends back what it gets and ends when the client does.
@@ -166,7 +166,7 @@ async fn connect(client: &Client, target: SocketAddr) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (accepted, _) = listener.accept().await.unwrap();
-    let flow = client.open(to(target, Kind::Stream)).unwrap();
+    let flow = client.open(to(target, FlowKind::Stream)).unwrap();
     tokio::spawn(splice(accepted, flow));
     stream
 }
@@ -201,9 +201,9 @@ async fn what_cannot_be_reached_says_why() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let closed = socket.local_addr().unwrap();
-    let flow = client.open(to(closed, Kind::Stream)).unwrap();
+    let flow = client.open(to(closed, FlowKind::Stream)).unwrap();
     assert_eq!(flow.opened().await, Err(FlowEnd(libc::ECONNREFUSED as u64)));
-    let private = client.open(to(([10, 1, 2, 3], 80).into(), Kind::Stream)).unwrap();
+    let private = client.open(to(([10, 1, 2, 3], 80).into(), FlowKind::Stream)).unwrap();
     assert!(matches!(private.opened().await, Err(FlowEnd(code)) if code != 0 && code != codes::BUSY));
     // The program's connection ends with a reset.
     let mut stream = connect(&client, closed).await;
@@ -222,7 +222,7 @@ async fn messages_go_there_and_back() {
             let _ = server.send_to(&buffer[..size], from).await;
         }
     });
-    let flow = client.open(to(address, Kind::Messages)).unwrap();
+    let flow = client.open(to(address, FlowKind::Messages)).unwrap();
     for size in [1, 1000, 20_000, 60_000] {
         assert!(flow.send(Bytes::from(vec![size as u8; size])));
         let back = tokio::time::timeout(PATIENCE, flow.receive()).await.unwrap().unwrap();
@@ -313,7 +313,7 @@ async fn what_a_client_moves_is_written_down_and_its_month_holds_after_a_restart
     let again = TestRelay::start_in(relay.dir.take().unwrap(), relay.address).await;
     let second = begin(&again, false);
     until(&second, |state| *state == State::Up).await;
-    let flow = second.open(to(echo().await, Kind::Stream)).unwrap();
+    let flow = second.open(to(echo().await, FlowKind::Stream)).unwrap();
     assert_eq!(flow.opened().await, Err(FlowEnd(codes::QUOTA)));
 }
 
@@ -361,7 +361,7 @@ async fn a_relay_that_is_told_to_stop_lets_flows_end_and_takes_no_new_ones() {
     running.read_exact(&mut [0; 3]).await.unwrap();
     drop(relay.stop.take());
     let refused = async {
-        while client.open(to(target, Kind::Stream)).unwrap().opened().await != Err(FlowEnd(codes::BUSY)) {
+        while client.open(to(target, FlowKind::Stream)).unwrap().opened().await != Err(FlowEnd(codes::BUSY)) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -393,7 +393,7 @@ async fn regression_a_relay_that_stops_delivers_what_it_has_taken_first() {
         told.send(()).unwrap();
     });
     // A flow whose bytes nobody takes at first: they wait in the relay.
-    let flow = client.open(to(target, Kind::Stream)).unwrap();
+    let flow = client.open(to(target, FlowKind::Stream)).unwrap();
     flow.opened().await.unwrap();
     flow.finish();
     tokio::time::timeout(PATIENCE, taken).await.expect("the relay takes all").unwrap();
@@ -413,7 +413,7 @@ async fn regression_one_client_leaves_flows_for_others_and_its_own_limit_counts(
     let relay = TestRelay::start_with(tempfile::tempdir().unwrap(), ([127, 0, 0, 1], 0).into(), MemoryLimits::default(), 3).await;
     let greedy = client(&relay).await;
     let target = echo().await;
-    let open = |client: &Client| client.open(to(target, Kind::Stream)).unwrap();
+    let open = |client: &Client| client.open(to(target, FlowKind::Stream)).unwrap();
     let flows: Vec<_> = (0..5).map(|_| open(&greedy)).collect();
     let mut said = Vec::new();
     for flow in &flows {
@@ -509,12 +509,12 @@ async fn regression_a_crowd_of_one_client_leaves_room_for_another() {
     let (target, greedy) = (echo().await, KeyPair::generate().unwrap());
     // A bond has 10,000 flows at most; a client may have several.
     let (mut peer, mut bonds, mut flows) = (invited(&relay, "greedy"), Vec::new(), Vec::new());
-    for carrier in [Kind::Stream, Kind::Stream, Kind::Messages] {
+    for kind in [FlowKind::Stream, FlowKind::Stream, FlowKind::Messages] {
         let bond = Client::start(peer, Some(&greedy), None).unwrap();
         peer = relay.peer(false);
         bond.set_links(links(1));
         until(&bond, |state| *state == State::Up).await;
-        flows.extend((0..10_000).map(|_| bond.open(to(target, carrier)).unwrap()));
+        flows.extend((0..10_000).map(|_| bond.open(to(target, kind)).unwrap()));
         bonds.push(bond);
     }
     let (mut taken, mut refused) = (0, 0);
@@ -526,6 +526,6 @@ async fn regression_a_crowd_of_one_client_leaves_room_for_another() {
         }
     }
     assert_eq!((taken, refused), (relay::CLIENT_FLOWS, 30_000 - relay::CLIENT_FLOWS));
-    let flow = other.open(to(target, Kind::Stream)).unwrap();
+    let flow = other.open(to(target, FlowKind::Stream)).unwrap();
     assert_eq!(tokio::time::timeout(PATIENCE, flow.opened()).await.expect("an answer"), Ok(()));
 }

@@ -11,7 +11,7 @@ use crate::flow::FlowState;
 use crate::path::{Extra, PathState};
 use crate::report::Event;
 use crate::tracker::{Control, Item};
-use crate::{Carrier, FlowKey, FlowPolicy, Open, PathId, Side};
+use crate::{FlowKey, FlowKind, FlowPolicy, Open, PathId, Side};
 
 /// Flows that go before others at a time, since each datagram looks through them; more take turns with the rest.
 const MAX_URGENT: usize = 256;
@@ -191,7 +191,7 @@ impl Bond {
 
     /// Whether a flow carries messages.
     pub(crate) fn is_messages(&self, id: FlowKey) -> bool {
-        self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.carrier == Carrier::Messages)
+        self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.kind == FlowKind::Messages)
     }
 }
 
@@ -214,8 +214,7 @@ mod tests {
         let mut bond = Bond::new(Side::Client, Limits::default(), now);
         let (rtt, amount) = (Duration::from_millis(20), ByteCount::new(1 << 20));
         assert!(bond.add_path(now, PathId(0), 0, PathFacts { rtt, rate: Rate::from_mbps(100), room: amount, window: amount }));
-        let open =
-            || Open { carrier: Carrier::Stream, target: Target::Address(([192, 0, 2, 1], 80).into()), policy: FlowPolicy::default() };
+        let open = || Open { kind: FlowKind::Stream, target: Target::Address(([192, 0, 2, 1], 80).into()), policy: FlowPolicy::default() };
         let flows: Vec<FlowKey> = (0..FLOWS).map(|_| bond.open(now, open()).unwrap()).collect();
         bond.send_limit = bond.sent_total;
         bond.write(flows[0], Bytes::from_static(b"late"));

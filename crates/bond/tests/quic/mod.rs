@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use braid_bond::host::HostEvent;
-use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathId, PathUpdate, Side, Target};
+use braid_bond::{Bond, Event, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathId, PathUpdate, Side, Target};
 use braid_model::{Rate, Time};
 use braid_netem::{EmulatedLink, Loss, Packet, Profile};
 use braid_sim::{Pair, Quic};
@@ -203,8 +203,8 @@ impl World {
         self.quic.time(self.now)
     }
 
-    pub fn open(&mut self, policy: FlowPolicy, carrier: Carrier) -> FlowKey {
-        let open = Open { carrier, target: Target::Name("server".into(), 80), policy };
+    pub fn open(&mut self, policy: FlowPolicy, kind: FlowKind) -> FlowKey {
+        let open = Open { kind, target: Target::Name("server".into(), 80), policy };
         let (bond, now) = self.end(0);
         bond.open(now, open).unwrap()
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_bond::{Carrier, FlowPolicy, PathId, Scheduling};
+use braid_bond::{FlowKind, FlowPolicy, PathId, Scheduling};
 use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_model::Rate;
 use braid_netem::Random;
@@ -21,7 +21,7 @@ pub const DOWN: usize = 1;
 /// How long a transfer of `size` bytes over `links` takes on a bond that was idle; `None` if more than `limit`.
 pub fn transfer(specs: &[Spec], seed: u64, side: usize, links: u64, size: usize, limit: Duration) -> Option<Duration> {
     let mut world = World::up(specs, seed);
-    let flow = world.open(FlowPolicy { links, ..FlowPolicy::default() }, Carrier::Stream);
+    let flow = world.open(FlowPolicy { links, ..FlowPolicy::default() }, FlowKind::Stream);
     let start = world.now;
     world.send(side, flow, size);
     world.run(limit, |world| world.received(1 - side, flow) == size).then(|| world.now - start)
@@ -50,7 +50,7 @@ pub struct Account {
 /// Accounts for a transfer of `size` bytes by `side`; `None` if it takes more than a minute.
 pub fn account(specs: &[Spec], seed: u64, side: usize, size: usize) -> Option<Account> {
     let mut world = World::up(specs, seed);
-    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     let carried = |world: &World| (0..specs.len()).map(|link| world.delivered(link, side) as f64).collect::<Vec<_>>();
     let (start, before) = (world.now, carried(&world));
     world.send(side, flow, size);
@@ -89,7 +89,7 @@ pub fn scheduled(specs: &[Spec], seed: u64, scheduling: Scheduling, size: usize)
     let (bond, _) = world.end(DOWN);
     bond.set_scheduling(scheduling);
     (0..specs.len()).for_each(|at| bond.set_share(PathId(at as u32), specs[at].mbps / sum));
-    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     let start = world.now;
     world.send(DOWN, flow, size);
     let done = world.run(Duration::from_secs(60), |world| world.received(UP, flow) == size);
@@ -129,7 +129,7 @@ pub struct Cut {
 /// The second proof: two links, one of them away for three seconds.
 pub fn cut(seed: u64, link: usize, told: bool) -> Cut {
     let mut world = World::up(&[Spec::new(20.0, 5), Spec::new(10.0, 30)], seed);
-    let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+    let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     world.send(DOWN, flow, usize::MAX);
     world.run(ms(2000 + seed * 37), |_| false);
     world.set_dark(link, true, told);
@@ -174,7 +174,7 @@ pub fn profiles() -> Vec<[Spec; 2]> {
 pub fn both_and_best(specs: &[Spec], seed: u64, seconds: u64) -> (f64, f64) {
     let rate = |links| {
         let mut world = World::up(specs, seed);
-        let flow = world.open(FlowPolicy { links, ..FlowPolicy::default() }, Carrier::Stream);
+        let flow = world.open(FlowPolicy { links, ..FlowPolicy::default() }, FlowKind::Stream);
         world.send(DOWN, flow, usize::MAX);
         world.rate(UP, flow, Duration::from_secs(seconds))
     };
@@ -205,7 +205,7 @@ pub fn churn(seed: u64, seconds: u64) -> Churn {
     let mut world = World::up(&specs, seed);
     // About what all links carry in that time, so that they are still busy at its end.
     let size = 35_000_000 / 8 * seconds as usize / 20;
-    let flows: Vec<_> = (0..20).map(|_| world.open(FlowPolicy::default(), Carrier::Stream)).collect();
+    let flows: Vec<_> = (0..20).map(|_| world.open(FlowPolicy::default(), FlowKind::Stream)).collect();
     flows.iter().for_each(|flow| world.send(DOWN, *flow, size));
     let mut random = Random::new(seed);
     let mut dark = [false; 3];
@@ -237,8 +237,8 @@ pub fn churn(seed: u64, seconds: u64) -> Churn {
 /// rate as a share of what the copies leave of the links.
 pub fn messages(seed: u64, copies: u8, count: usize) -> (f64, f64) {
     let mut world = World::up(&lossy(&[Spec::new(20.0, 5), Spec::new(10.0, 30), Spec::new(10.0, 15)], 0.03), seed);
-    let call = world.open(FlowPolicy { copies, urgent: true, ..FlowPolicy::default() }, Carrier::Messages);
-    let bulk = world.open(FlowPolicy::default(), Carrier::Stream);
+    let call = world.open(FlowPolicy { copies, urgent: true, ..FlowPolicy::default() }, FlowKind::Messages);
+    let bulk = world.open(FlowPolicy::default(), FlowKind::Stream);
     world.send(DOWN, bulk, usize::MAX);
     world.run(ms(3000), |_| false);
     let (before, start) = (world.received(UP, bulk), world.now);
@@ -258,9 +258,9 @@ pub fn messages(seed: u64, copies: u8, count: usize) -> (f64, f64) {
 /// One urgent message every 20 ms on a 5 Mbit/s link, alone and beside a bulk flow: the median and the 99th percentile of what they take.
 pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
     let mut world = World::up(&[Spec::new(5.0, 10)], seed);
-    let call = world.open(FlowPolicy { urgent: true, ..FlowPolicy::default() }, Carrier::Messages);
+    let call = world.open(FlowPolicy { urgent: true, ..FlowPolicy::default() }, FlowKind::Messages);
     if bulk {
-        let flow = world.open(FlowPolicy::default(), Carrier::Stream);
+        let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
         world.send(DOWN, flow, usize::MAX);
     }
     world.run(ms(3000), |_| false);
@@ -283,7 +283,7 @@ pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
 pub fn fair(seed: u64) -> Vec<Vec<(f64, f64)>> {
     let mut world = World::up(&[Spec::new(3.0, 10), Spec::new(10.0, 10)], seed);
     let policy = |weight, links| FlowPolicy { weight, links, ..FlowPolicy::default() };
-    let flows = [policy(100, 0b01), policy(200, 0b11), policy(100, 0b10)].map(|policy| world.open(policy, Carrier::Stream));
+    let flows = [policy(100, 0b01), policy(200, 0b11), policy(100, 0b10)].map(|policy| world.open(policy, FlowKind::Stream));
     let may: [&[usize]; 3] = [&[0], &[0, 1], &[1]];
     flows.iter().for_each(|flow| world.send(DOWN, *flow, usize::MAX));
     let mut links = Vec::new();

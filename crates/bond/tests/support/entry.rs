@@ -1,7 +1,7 @@
 //! What the corpus and the fuzzer hand bytes to.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
-use braid_bond::{Bond, Carrier, FlowPolicy, Hello, Limits, Open, PathFacts, PathId, Side, Target, Welcome};
+use braid_bond::{Bond, FlowKind, FlowPolicy, Hello, Limits, Open, PathFacts, PathId, Side, Target, Welcome};
 use braid_model::Time;
 use bytes::{Bytes, BytesMut};
 
@@ -11,7 +11,7 @@ pub fn frames(datagram: &[u8]) {
     for side in [Side::Client, Side::Server] {
         let mut bond = Bond::new(side, Limits::default(), now);
         bond.add_path(now, path, 0, PathFacts::default());
-        let open = Open { carrier: Carrier::Stream, target: Target::Name("x".into(), 80), policy: FlowPolicy::default() };
+        let open = Open { kind: FlowKind::Stream, target: Target::Name("x".into(), 80), policy: FlowPolicy::default() };
         // At a server this fails, and flows come in the datagram.
         if let Ok(flow) = bond.open(now, open) {
             bond.write(flow, Bytes::from_static(b"hello"));

@@ -86,8 +86,8 @@ impl Forge {
     }
 
     /// To 192.0.2.1:80, as a stream (0) or messages (1).
-    pub fn open(self, flow: u64, carrier: u8) -> Self {
-        self.numbers(0x11, &[flow]).byte(carrier).raw(&[4, 192, 0, 2, 1, 0, 80]).policy_fields(100, u64::MAX, 1, 0)
+    pub fn open(self, flow: u64, kind: u8) -> Self {
+        self.numbers(0x11, &[flow]).byte(kind).raw(&[4, 192, 0, 2, 1, 0, 80]).policy_fields(100, u64::MAX, 1, 0)
     }
 
     pub fn opened(self, flow: u64, code: u64) -> Self {

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use braid_bond::{Bond, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side, Target};
+use braid_bond::{Bond, Event, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side, Target};
 use braid_model::{ByteCount, Rate, Time};
 use bytes::{Bytes, BytesMut};
 
@@ -39,7 +39,7 @@ struct Play<'a> {
     ends: [Bond; 2],
     wires: Vec<Wire>,
     next_path: u32,
-    flows: Vec<(FlowKey, Carrier)>,
+    flows: Vec<(FlowKey, FlowKind)>,
     incoming: BTreeSet<FlowKey>,
     model: BTreeMap<(usize, FlowKey), Direction>,
     messages: BTreeMap<(usize, Bytes), bool>,
@@ -190,23 +190,23 @@ impl Play<'_> {
 
     fn open(&mut self) {
         let how = self.byte();
-        let carrier = if how & 1 == 0 { Carrier::Stream } else { Carrier::Messages };
+        let kind = if how & 1 == 0 { FlowKind::Stream } else { FlowKind::Messages };
         let policy = FlowPolicy { copies: 1 + (how >> 1 & 1), urgent: how & 4 == 4, ..FlowPolicy::default() };
         let target = Target::Name("x".into(), 80);
-        if let Ok(flow) = self.ends[0].open(self.now, Open { carrier, target, policy }) {
-            self.flows.push((flow, carrier));
+        if let Ok(flow) = self.ends[0].open(self.now, Open { kind, target, policy }) {
+            self.flows.push((flow, kind));
         }
     }
 
-    fn flow(&mut self, carrier: Carrier) -> Option<FlowKey> {
-        let of_kind: Vec<FlowKey> = self.flows.iter().filter(|(_, of)| *of == carrier).map(|(flow, _)| *flow).collect();
+    fn flow(&mut self, kind: FlowKind) -> Option<FlowKey> {
+        let of_kind: Vec<FlowKey> = self.flows.iter().filter(|(_, of)| *of == kind).map(|(flow, _)| *flow).collect();
         let at = self.index(of_kind.len());
         of_kind.get(at).copied()
     }
 
     fn write(&mut self, side: usize) {
         let size = [1, 40, 1500, 30_000][self.index(4)];
-        let Some(flow) = self.flow(Carrier::Stream).filter(|flow| side == 0 || self.incoming.contains(flow)) else { return };
+        let Some(flow) = self.flow(FlowKind::Stream).filter(|flow| side == 0 || self.incoming.contains(flow)) else { return };
         let direction = self.model.entry((side, flow)).or_default();
         let size = size.min(self.ends[side].writable(self.now, flow)).min(WRITTEN.saturating_sub(self.sent[side]));
         if size == 0 || direction.finished {
@@ -220,7 +220,7 @@ impl Play<'_> {
 
     fn end_flow(&mut self, side: usize) {
         let how = self.byte();
-        let Some(flow) = self.flow(Carrier::Stream).filter(|flow| side == 0 || self.incoming.contains(flow)) else { return };
+        let Some(flow) = self.flow(FlowKind::Stream).filter(|flow| side == 0 || self.incoming.contains(flow)) else { return };
         match how % 4 {
             0 => self.ends[side].reset(self.now, flow, 104),
             1 => self.ends[side].stop(self.now, flow, 32),
@@ -237,7 +237,7 @@ impl Play<'_> {
 
     fn send_message(&mut self, side: usize) {
         let size = [0, 9, 900, 5000][self.index(4)];
-        let Some(flow) = self.flow(Carrier::Messages).filter(|flow| side == 0 || self.incoming.contains(flow)) else { return };
+        let Some(flow) = self.flow(FlowKind::Messages).filter(|flow| side == 0 || self.incoming.contains(flow)) else { return };
         if self.sent[side] < WRITTEN {
             self.sent[side] += size + 8;
             let mut data = self.messages.len().to_be_bytes().to_vec();

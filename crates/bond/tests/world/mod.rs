@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_bond::{Bond, BondError, Carrier, Event, FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side, Target};
+use braid_bond::{Bond, BondError, Event, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side, Target};
 use braid_model::{ByteCount, Rate, Time};
 use braid_netem::{EmulatedLink, Loss, Profile, PushOutcome};
 use bytes::{Bytes, BytesMut};
@@ -75,13 +75,13 @@ impl World {
         world
     }
 
-    pub fn open(&mut self, policy: FlowPolicy, carrier: Carrier) -> FlowKey {
-        let open = Open { carrier, target: Target::Name("server".into(), 80), policy };
+    pub fn open(&mut self, policy: FlowPolicy, kind: FlowKind) -> FlowKey {
+        let open = Open { kind, target: Target::Name("server".into(), 80), policy };
         self.ends[0].open(self.now, open).unwrap()
     }
 
     pub fn stream(&mut self) -> FlowKey {
-        self.open(FlowPolicy::default(), Carrier::Stream)
+        self.open(FlowPolicy::default(), FlowKind::Stream)
     }
 
     /// Makes a link dark, or light again, without telling the bonds; or with.

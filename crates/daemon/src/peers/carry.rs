@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
+use braid_bond::{FlowKind, FlowPolicy, Open, Target, codes};
 use braid_control::core::{BondPolicy, Ended, Exit, ServerEvent};
 use braid_control::steering::RedirectedFlow;
 use braid_model::ByteCount;
@@ -167,7 +167,7 @@ impl Peers {
         facts: &RedirectedFlow,
         application: String,
         policy: &BondPolicy,
-        carrier: Carrier,
+        kind: FlowKind,
         server: Option<PublicKey>,
     ) -> Option<Opened> {
         let host = facts.remote.ip();
@@ -182,7 +182,7 @@ impl Peers {
         };
         let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
         let bond = FlowPolicy { weight, links: policy.links, copies: policy.copies, urgent: policy.urgent };
-        let flow = client.open(Open { carrier, target: Target::Address(facts.remote), policy: bond }).ok()?;
+        let flow = client.open(Open { kind, target: Target::Address(facts.remote), policy: bond }).ok()?;
         let carried = Carried {
             application,
             app: facts.app.clone(),
@@ -192,7 +192,7 @@ impl Peers {
             peer,
             started: facts.started,
             policy: bond,
-            protocol: if carrier == Carrier::Stream { "tcp" } else { "udp" },
+            protocol: if kind == FlowKind::Stream { "tcp" } else { "udp" },
             flow: flow.clone(),
             grounds: None,
             counted: Default::default(),
@@ -228,7 +228,7 @@ impl Peers {
         server: Option<PublicKey>,
     ) {
         let (exchanges, exit, permit) = (self.exchanges.clone(), policy.exit.clone(), self.flow_limits.enter(facts.user));
-        let Some(opened) = self.open_flow(&facts, application, policy, Carrier::Messages, server) else {
+        let Some(opened) = self.open_flow(&facts, application, policy, FlowKind::Messages, server) else {
             tokio::spawn(async move {
                 let _permit = permit;
                 exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
@@ -275,7 +275,7 @@ impl Peers {
     pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
         let Redirected { stream, flow: facts } = redirected;
         let (exit, permit) = (policy.exit.clone(), self.flow_limits.enter(facts.user));
-        let Some(opened) = self.open_flow(&facts, application, policy, Carrier::Stream, server) else {
+        let Some(opened) = self.open_flow(&facts, application, policy, FlowKind::Stream, server) else {
             tokio::spawn(async move {
                 let _permit = permit;
                 carry_directly(stream, facts.remote, exit).await;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use braid_bond::host::HostEvent;
-use braid_bond::{Carrier, Event as BondEvent, FlowKey, FlowPolicy, Limits, Open, PathId, PathUpdate, Scheduling, Side, Target};
+use braid_bond::{Event as BondEvent, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathId, PathUpdate, Scheduling, Side, Target};
 use braid_decide::connection::LinkMask;
 use braid_model::{ByteCount, Direction, Time};
 
@@ -137,7 +137,7 @@ impl World<'_> {
         let sources = &self.streams[stream as usize].sources;
         let left = [Direction::Up, Direction::Down].map(|direction| sources[direction as usize].total().get());
         let policy = FlowPolicy { links: u64::from(allowed.0), ..FlowPolicy::default() };
-        let open = Open { carrier: Carrier::Stream, target: Target::Name("server".to_owned(), 80), policy };
+        let open = Open { kind: FlowKind::Stream, target: Target::Name("server".to_owned(), 80), policy };
         let opened = bonded.pair.end(quic.instant(self.now), Side::Client).and_then(|(bond, time)| bond.open(time, open).ok());
         if let Some(key) = opened {
             bonded.flows.insert(key, BondedStream { stream, left, received: [BTreeMap::new(), BTreeMap::new()] });

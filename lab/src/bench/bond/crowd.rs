@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use braid_bond::{Carrier, FlowPolicy, Open, Target, codes};
+use braid_bond::{FlowKind, FlowPolicy, Open, Target, codes};
 use braid_peer::invite::Invite;
 use braid_peer::keys::KeyPair;
 use braid_transport::client::{Client, ClientLink, Peer, State};
@@ -22,7 +22,7 @@ use crate::relay::Relay;
 use crate::spec::LinkSpec;
 
 /// What the greedy client asks for: connections, and exchanges of datagrams.
-const CROWD: [(Carrier, usize); 2] = [(Carrier::Stream, 20_000), (Carrier::Messages, 10_000)];
+const CROWD: [(FlowKind, usize); 2] = [(FlowKind::Stream, 20_000), (FlowKind::Messages, 10_000)];
 /// Flows that one bond asks for at a time: a client may have several.
 const OF_ONE_BOND: usize = 10_000;
 /// A new flow of the other client is to be open within this, 99 % of the time.
@@ -99,10 +99,10 @@ async fn measure(
     found.alone = opened(&other, to, count).await?;
     let mut bonds = Vec::new();
     let mut crowd = Vec::new();
-    for (carrier, wanted) in CROWD {
+    for (kind, wanted) in CROWD {
         for part in 0..wanted.div_ceil(OF_ONE_BOND) {
             let bond = join(&invites[0], bonds.is_empty(), &greedy, links).await?;
-            let begin = |_| bond.open(open(carrier, to)).context("the greedy client cannot ask for a flow");
+            let begin = |_| bond.open(open(kind, to)).context("the greedy client cannot ask for a flow");
             crowd.extend((0..OF_ONE_BOND.min(wanted - part * OF_ONE_BOND)).map(begin).collect::<Result<Vec<BondFlow>>>()?);
             bonds.push(bond);
         }
@@ -142,8 +142,8 @@ async fn join(line: &str, first: bool, keys: &KeyPair, links: &[String]) -> Resu
     Ok(client)
 }
 
-fn open(carrier: Carrier, to: SocketAddr) -> Open {
-    Open { carrier, target: Target::Address(to), policy: FlowPolicy::default() }
+fn open(kind: FlowKind, to: SocketAddr) -> Open {
+    Open { kind, target: Target::Address(to), policy: FlowPolicy::default() }
 }
 
 /// How long each of so many flows takes to be open, in seconds.
@@ -151,7 +151,7 @@ async fn opened(client: &Client, to: SocketAddr, count: usize) -> Result<Vec<f64
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
         let begin = Instant::now();
-        let flow = client.open(open(Carrier::Stream, to))?;
+        let flow = client.open(open(FlowKind::Stream, to))?;
         let said = tokio::time::timeout(PATIENCE, flow.opened()).await.context("the relay does not answer")?;
         ensure!(said.is_ok(), "the other client is refused: {said:?}");
         times.push(begin.elapsed().as_secs_f64());

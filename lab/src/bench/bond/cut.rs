@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use braid_model::ByteCount;
 use serde_json::json;
 
-use super::origin::{Carrier, Origin};
+use super::origin::{Origin, TcpVariant};
 use super::{Bonded, Settings, allow_multipath};
 use crate::bench::progress;
 use crate::bench::report::Report;
@@ -30,7 +30,7 @@ const BACK: (f64, f64) = (1.0, 0.150);
 #[derive(Debug, Clone, Copy)]
 struct Case {
     who: &'static str,
-    carrier: Carrier,
+    variant: TcpVariant,
     victim: usize,
     /// The link's carrier goes too.
     pulled: bool,
@@ -110,8 +110,8 @@ fn measure(settings: &Settings, multipath: bool, count: usize) -> Result<Vec<(Ca
     let links = LINKS.iter().zip(["wlan0", "lte0"]);
     let links = links.map(|((rate, round_trip), name)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*round_trip) / 2));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
-    let (who, carrier) = if multipath { ("MPTCP BBR", Carrier::multipath("bbr")) } else { ("Braid", Carrier::PLAIN) };
-    let origin = Origin::start(&lab, 10, 8080, carrier)?;
+    let (who, variant) = if multipath { ("MPTCP BBR", TcpVariant::multipath("bbr")) } else { ("Braid", TcpVariant::PLAIN) };
+    let origin = Origin::start(&lab, 10, 8080, variant)?;
     let bonded = if multipath {
         allow_multipath(&lab)?;
         None
@@ -121,7 +121,7 @@ fn measure(settings: &Settings, multipath: bool, count: usize) -> Result<Vec<(Ca
     let mut cases = Vec::new();
     for pulled in if multipath { &[false][..] } else { &[false, true] } {
         for victim in 0..LINKS.len() {
-            let case = Case { who, carrier, victim, pulled: *pulled };
+            let case = Case { who, variant, victim, pulled: *pulled };
             let mut outcomes = Vec::new();
             for number in 0..count {
                 if let Some(bonded) = &bonded {
@@ -141,7 +141,7 @@ fn one(lab: &Lab, origin: &Origin, case: &Case) -> Result<Outcome> {
     let arrivals = Mutex::new(Vec::new());
     let whole: Duration = SPANS.iter().sum();
     let note = |count| arrivals.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((Instant::now(), count));
-    let download = || lab.client().run(|| origin.get(case.carrier, ByteCount::new(1 << 40), whole + ms(500), note))?;
+    let download = || lab.client().run(|| origin.get(case.variant, ByteCount::new(1 << 40), whole + ms(500), note))?;
     let (cut, returned, back) = thread::scope(|scope| -> Result<_> {
         let download = scope.spawn(download);
         thread::sleep(SPANS[0]);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_link_that_never_came_back_is_told() {
-        let case = Case { who: "Braid", carrier: Carrier::PLAIN, victim: 0, pulled: true };
+        let case = Case { who: "Braid", variant: TcpVariant::PLAIN, victim: 0, pulled: true };
         assert!((case.aim() - 0.1).abs() < 1e-9);
         let mut report = Report::new("bond-cut", "", "");
         judge(&case, 0.2, f64::INFINITY, 0.1, &mut report);

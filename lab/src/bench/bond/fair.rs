@@ -10,7 +10,7 @@ use braid_model::{ByteCount, Rate};
 use serde_json::json;
 
 use super::Settings;
-use super::origin::{Carrier, Origin};
+use super::origin::{Origin, TcpVariant};
 use crate::bench::progress;
 use crate::bench::report::{Figure, Report};
 use crate::daemon::Daemon;
@@ -53,7 +53,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let (phase, alone) = (Duration::from_secs(phase), Duration::from_secs(alone));
     let links = LINKS.iter().map(|(name, rate, round_trip)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*round_trip) / 2));
     let lab = links.fold(Lab::builder(), |builder, link| builder.link(link)).start()?;
-    let origins = |ports: &[u16]| ports.iter().map(|port| Origin::start(&lab, 10, *port, Carrier::PLAIN)).collect::<Result<Vec<_>>>();
+    let origins = |ports: &[u16]| ports.iter().map(|port| Origin::start(&lab, 10, *port, TcpVariant::PLAIN)).collect::<Result<Vec<_>>>();
     let (origins, probes) = (origins(&FLOW_PORTS)?, origins(&LINK_PORTS)?);
     let relay = Relay::start(&lab, &settings.braid)?;
     let daemon = Daemon::start(&lab, &settings.braid, "max-throughput", &rules())?;
@@ -95,7 +95,7 @@ fn rules() -> String {
 fn download(origin: &Origin, began: Instant, end: Duration) -> Result<Arrivals> {
     let arrivals = Mutex::new(Vec::new());
     let note = |count| arrivals.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((began.elapsed(), count));
-    origin.get(Carrier::PLAIN, ByteCount::new(1 << 40), end.saturating_sub(began.elapsed()), note)?;
+    origin.get(TcpVariant::PLAIN, ByteCount::new(1 << 40), end.saturating_sub(began.elapsed()), note)?;
     Ok(arrivals.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use braid_model::ByteCount;
 use serde_json::json;
 
-use super::origin::{Carrier, Origin};
+use super::origin::{Origin, TcpVariant};
 use super::{Bonded, Settings};
 use crate::bench::progress;
 use crate::bench::report::Report;
@@ -85,7 +85,7 @@ fn one(settings: &Settings, pair: &[LinkParams; 2], span: Duration) -> Result<[[
         LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*trip) / 2).queue(queue).loss(*loss)
     };
     let lab = pair.iter().zip(NAMES).map(link).fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
-    let origins = PORTS.map(|port| Origin::start(&lab, 10, port, Carrier::PLAIN));
+    let origins = PORTS.map(|port| Origin::start(&lab, 10, port, TcpVariant::PLAIN));
     let kept = NAMES.iter().zip(&PORTS[1..]).map(|(name, port)| rule(*port, &format!("links = [\"{name}\"]\n")));
     let rules: String = [rule(PORTS[0], "")].into_iter().chain(kept).collect();
     let mut rates = [[0.0; 3]; 2];
@@ -95,9 +95,9 @@ fn one(settings: &Settings, pair: &[LinkParams; 2], span: Duration) -> Result<[[
         let _bonded = Bonded::with_rules(settings, &lab, &rules)?;
         [rates[0][place], rates[1][place]] = lab.client().run(|| -> Result<[f64; 2]> {
             let (begin, mut got) = (Instant::now(), 0);
-            origin.get(Carrier::PLAIN, ByteCount::new(1 << 40), span, |count| got += count as u64)?;
+            origin.get(TcpVariant::PLAIN, ByteCount::new(1 << 40), span, |count| got += count as u64)?;
             let down = ByteCount::new(got).per(begin.elapsed());
-            let (sent, took) = origin.put(Carrier::PLAIN, ByteCount::new(1 << 40), span)?;
+            let (sent, took) = origin.put(TcpVariant::PLAIN, ByteCount::new(1 << 40), span)?;
             Ok([down, sent.per(took)].map(|rate| rate.bps() as f64 / 1e6))
         })??;
     }

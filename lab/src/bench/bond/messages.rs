@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use braid_model::ByteCount;
 use serde_json::json;
 
-use super::origin::{Carrier, Origin};
+use super::origin::{Origin, TcpVariant};
 use super::{Bonded, Settings};
 use crate::bench::progress;
 use crate::bench::report::Report;
@@ -93,7 +93,7 @@ fn several(settings: &Settings, copies: u8, count: usize) -> Result<Found> {
     let link =
         |(at, (rate, trip)): (usize, &(u64, u64))| LinkSpec::new(&format!("link{at}")).rate(mbps(*rate)).delay(ms(*trip) / 2).loss(LOSS);
     let lab = links.map(link).fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
-    let origin = Origin::start(&lab, 10, BULKY, Carrier::PLAIN)?;
+    let origin = Origin::start(&lab, 10, BULKY, TcpVariant::PLAIN)?;
     let more = format!("class = \"real-time\"\ncarry = \"duplicate\"\ncopies = {copies}\n");
     let _bonded = Bonded::with_rules(settings, &lab, &(rule(NUMBERED, &more) + &rule(BULKY, "carry = \"bond\"\n")))?;
     let (sink, to) = served(&lab, NUMBERED)?;
@@ -103,7 +103,7 @@ fn several(settings: &Settings, copies: u8, count: usize) -> Result<Found> {
         let sink = scope.spawn(|| take_in(&sink, count, settle + span + LATE));
         // A thread of its own has the namespace of the one that began it.
         let bulk = lab.client().run(|| -> Result<f64> {
-            let upload = scope.spawn(|| origin.put(Carrier::PLAIN, ByteCount::new(1 << 40), settle + span));
+            let upload = scope.spawn(|| origin.put(TcpVariant::PLAIN, ByteCount::new(1 << 40), settle + span));
             thread::sleep(settle);
             let (begin, before) = (Instant::now(), origin.received());
             send_out(to, count)?;
@@ -121,7 +121,7 @@ fn several(settings: &Settings, copies: u8, count: usize) -> Result<Found> {
 /// Round trips, in seconds, of urgent packets alone, beside a download, and beside an upload.
 fn urgent(settings: &Settings, span: Duration) -> Result<[Vec<f64>; 3]> {
     let lab = Lab::builder().link(LinkSpec::new("link0").rate(mbps(SLOW.0)).delay(ms(SLOW.1) / 2)).start()?;
-    let origin = Origin::start(&lab, 10, BULKY, Carrier::PLAIN)?;
+    let origin = Origin::start(&lab, 10, BULKY, TcpVariant::PLAIN)?;
     let _bonded = Bonded::with_rules(
         settings,
         &lab,
@@ -138,8 +138,8 @@ fn urgent(settings: &Settings, span: Duration) -> Result<[Vec<f64>; 3]> {
             let beside = |down: bool| -> Result<Vec<f64>> {
                 let origin = &origin;
                 let bulk = scope.spawn(move || match down {
-                    true => origin.drain(Carrier::PLAIN, Instant::now() + all).map(|_| ()),
-                    false => origin.put(Carrier::PLAIN, ByteCount::new(1 << 40), all).map(|_| ()),
+                    true => origin.drain(TcpVariant::PLAIN, Instant::now() + all).map(|_| ()),
+                    false => origin.put(TcpVariant::PLAIN, ByteCount::new(1 << 40), all).map(|_| ()),
                 });
                 thread::sleep(settle);
                 let trips = ask(to, span)?;

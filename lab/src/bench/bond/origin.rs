@@ -20,16 +20,16 @@ const PERIOD: usize = 999_983;
 /// No byte for so long is a failure.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// What carries a connection.
+/// Which TCP a connection uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Carrier {
+pub(super) struct TcpVariant {
     /// Multipath TCP, else TCP.
     pub(super) multipath: bool,
     /// The congestion control; `None` is the system's choice.
     pub(super) congestion: Option<&'static str>,
 }
 
-impl Carrier {
+impl TcpVariant {
     /// TCP as the system has it.
     pub(super) const PLAIN: Self = Self { multipath: false, congestion: None };
 
@@ -66,16 +66,16 @@ pub(super) struct Origin {
 
 impl Origin {
     /// Starts it at 203.0.113.`host`.
-    pub(super) fn start(lab: &Lab, host: u8, port: u16, carrier: Carrier) -> Result<Self> {
+    pub(super) fn start(lab: &Lab, host: u8, port: u16, variant: TcpVariant) -> Result<Self> {
         let address: SocketAddr = (Lab::internet(host), port).into();
         let listener = lab.server().run(|| -> io::Result<Socket> {
-            let socket = carrier.socket()?;
+            let socket = variant.socket()?;
             socket.set_reuse_address(true)?;
             socket.bind(&address.into())?;
             socket.listen(4096)?;
             Ok(socket)
         })?;
-        let listener = listener.with_context(|| format!("cannot listen at {address} with {carrier:?}"))?;
+        let listener = listener.with_context(|| format!("cannot listen at {address} with {variant:?}"))?;
         let received = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&received);
         let content: Arc<[u8]> = content().into();
@@ -96,8 +96,8 @@ impl Origin {
 
     /// Gets `size` bytes, or what comes within `limit`; every piece is compared with what it should be and then told to `arrived`. To be
     /// called inside the client namespace.
-    pub(super) fn get(&self, carrier: Carrier, size: ByteCount, limit: Duration, mut arrived: impl FnMut(usize)) -> Result<()> {
-        let (mut stream, early) = self.ask(carrier, size)?;
+    pub(super) fn get(&self, variant: TcpVariant, size: ByteCount, limit: Duration, mut arrived: impl FnMut(usize)) -> Result<()> {
+        let (mut stream, early) = self.ask(variant, size)?;
         let begin = Instant::now();
         let content = content();
         let (mut buffer, mut got, mut count) = (vec![0; 256 * 1024], 0u64, early.len());
@@ -118,8 +118,8 @@ impl Origin {
     }
 
     /// Gets without end and without a look at the content until `end`; gives how much came. To be called inside the client namespace.
-    pub(super) fn drain(&self, carrier: Carrier, end: Instant) -> Result<ByteCount> {
-        let (mut stream, early) = self.ask(carrier, ByteCount::new(1 << 50))?;
+    pub(super) fn drain(&self, variant: TcpVariant, end: Instant) -> Result<ByteCount> {
+        let (mut stream, early) = self.ask(variant, ByteCount::new(1 << 50))?;
         let (mut buffer, mut got) = (vec![0; 1 << 20], early.len() as u64);
         while Instant::now() < end {
             let count = stream.read(&mut buffer).with_context(|| format!("nothing came any more after {got} bytes"))?;
@@ -130,8 +130,8 @@ impl Origin {
     }
 
     /// A connection that will bring `size` bytes, and those that are there.
-    fn ask(&self, carrier: Carrier, size: ByteCount) -> Result<(TcpStream, Vec<u8>)> {
-        let mut stream = carrier.connect(self.address)?;
+    fn ask(&self, variant: TcpVariant, size: ByteCount) -> Result<(TcpStream, Vec<u8>)> {
+        let mut stream = variant.connect(self.address)?;
         write!(stream, "GET /{} HTTP/1.1\r\nHost: lab\r\n\r\n", size.get())?;
         let (_, early) = head(&mut stream)?;
         Ok((stream, early))
@@ -139,8 +139,8 @@ impl Origin {
 
     /// Puts `size` bytes and waits for the answer, for `limit` at most; gives what the server received and how long that took. To be called
     /// inside the client namespace.
-    pub(super) fn put(&self, carrier: Carrier, size: ByteCount, limit: Duration) -> Result<(ByteCount, Duration)> {
-        let mut stream = carrier.connect(self.address)?;
+    pub(super) fn put(&self, variant: TcpVariant, size: ByteCount, limit: Duration) -> Result<(ByteCount, Duration)> {
+        let mut stream = variant.connect(self.address)?;
         let before = self.received();
         let begin = Instant::now();
         write!(stream, "PUT / HTTP/1.1\r\nHost: lab\r\nContent-Length: {}\r\n\r\n", size.get())?;

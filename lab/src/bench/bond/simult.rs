@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use braid_model::ByteCount;
 use serde_json::json;
 
-use super::origin::{Carrier, Origin};
+use super::origin::{Origin, TcpVariant};
 use super::{Bonded, Settings};
 use crate::bench::progress;
 use crate::bench::report::Report;
@@ -69,14 +69,14 @@ fn one(settings: &Settings, case: &[RateDelay; 2], seed: u64) -> Result<[f64; 2]
     let links = case.iter().zip(["link0", "link1"]);
     let links = links.map(|((rate, delay), name)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*delay)));
     let lab = links.fold(Lab::builder().rp_filter(2).seed(seed), |builder, link| builder.link(link)).start()?;
-    let origin = Origin::start(&lab, 10, 8080, Carrier::PLAIN)?;
+    let origin = Origin::start(&lab, 10, 8080, TcpVariant::PLAIN)?;
     let bonded = Bonded::start(settings, &lab)?;
     let patience = Duration::from_secs(60);
     let seconds = lab.client().run(|| -> Result<[f64; 2]> {
         let begin = Instant::now();
-        origin.get(Carrier::PLAIN, SIZE, patience, |_| ())?;
+        origin.get(TcpVariant::PLAIN, SIZE, patience, |_| ())?;
         let down = begin.elapsed();
-        let (_, up) = origin.put(Carrier::PLAIN, SIZE, patience)?;
+        let (_, up) = origin.put(TcpVariant::PLAIN, SIZE, patience)?;
         Ok([down, up].map(|took| took.as_secs_f64()))
     })?;
     drop(bonded);

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use braid_model::ByteCount;
 use serde_json::{Value, json};
 
-use super::origin::{Carrier, Origin};
+use super::origin::{Origin, TcpVariant};
 use super::stream::{self, Outcome, parse_spent};
 use super::{Bonded, Settings};
 use crate::bench::overhead::cpu;
@@ -70,9 +70,9 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
          in turns; and one stream of QUIC alone (noq as it comes, first link, the bond's sockets) that begins and ends in its two threads. CPU: /proc/PID/stat of the two ends and /proc/stat of the machine, by gigabyte received.",
     );
     let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
-    let bonding = Origin::start(&lab, 10, 8080, Carrier::PLAIN)?;
-    let bare = Origin::start(&lab, 10, 9000, Carrier::PLAIN)?;
-    let beyond = Origin::start(&lab, BEYOND, 9000, Carrier::PLAIN)?;
+    let bonding = Origin::start(&lab, 10, 8080, TcpVariant::PLAIN)?;
+    let bare = Origin::start(&lab, 10, 9000, TcpVariant::PLAIN)?;
+    let beyond = Origin::start(&lab, BEYOND, 9000, TcpVariant::PLAIN)?;
     let (rounds, span) = if settings.quick { (1, 3) } else { (5, 5) };
     let span = Duration::from_secs(span);
     let mut runs = Vec::new();
@@ -152,7 +152,7 @@ fn measure(lab: &Lab, stack: Stack, origin: &Origin, flows: usize, span: Duratio
     let begin = Instant::now();
     let bytes = lab.client().run(|| -> Result<ByteCount> {
         thread::scope(|scope| {
-            let downloads: Vec<_> = (0..flows).map(|_| scope.spawn(|| origin.drain(Carrier::PLAIN, begin + span))).collect();
+            let downloads: Vec<_> = (0..flows).map(|_| scope.spawn(|| origin.drain(TcpVariant::PLAIN, begin + span))).collect();
             downloads.into_iter().try_fold(ByteCount::ZERO, |sum, download| {
                 Ok(sum + download.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
             })

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use braid_model::{ByteCount, Direction, Rate};
 use serde_json::{Value, json};
 
-use super::origin::{Carrier, Origin};
+use super::origin::{Origin, TcpVariant};
 use super::{Bonded, Settings, allow_multipath};
 use crate::air::{Counters, Sample};
 use crate::bench::progress;
@@ -191,11 +191,11 @@ fn one(settings: &Settings, case: &Case, span: Duration) -> Result<[Outcome; 2]>
     allow_multipath(&lab)?;
     let mut peers = Vec::new();
     for (port, congestion) in [(8081, "bbr"), (8082, "cubic")] {
-        let carrier = Carrier::multipath(congestion);
-        let origin = Origin::start(&lab, 10, port, carrier)?;
-        peers.push(multipath(&lab, &origin, carrier, size, span * 5 / 4)?);
+        let variant = TcpVariant::multipath(congestion);
+        let origin = Origin::start(&lab, 10, port, variant)?;
+        peers.push(multipath(&lab, &origin, variant, size, span * 5 / 4)?);
     }
-    let (web, origin) = (Web::start(&lab)?, Origin::start(&lab, 10, 8080, Carrier::PLAIN)?);
+    let (web, origin) = (Web::start(&lab)?, Origin::start(&lab, 10, 8080, TcpVariant::PLAIN)?);
     let url = web.url(size)?;
     let bonded = Bonded::start(settings, &lab)?;
     let transfer = |arguments: &[&str], size: &str, direction: Direction| -> Result<Transfer> {
@@ -241,12 +241,12 @@ fn name(path: &Path) -> String {
 }
 
 /// Down and up by multipath TCP.
-fn multipath(lab: &Lab, origin: &Origin, carrier: Carrier, size: ByteCount, limit: Duration) -> Result<[Rate; 2]> {
+fn multipath(lab: &Lab, origin: &Origin, variant: TcpVariant, size: ByteCount, limit: Duration) -> Result<[Rate; 2]> {
     lab.client().run(|| {
         let (begin, mut got) = (Instant::now(), 0);
-        origin.get(carrier, size, limit, |count| got += count as u64)?;
+        origin.get(variant, size, limit, |count| got += count as u64)?;
         let down = ByteCount::new(got).per(begin.elapsed());
-        let (sent, took) = origin.put(carrier, size, limit)?;
+        let (sent, took) = origin.put(variant, size, limit)?;
         Ok([down, sent.per(took)])
     })?
 }

@@ -9,7 +9,7 @@ use braid_bond::{BondId, Event, FlowKey, FlowPolicy, FlowView};
 use braid_model::ByteCount;
 use bytes::Bytes;
 
-use super::Carrier;
+use super::HostDriver;
 
 /// What a flow's tasks are told; kept for them beyond the flow's end.
 #[derive(Debug, Default)]
@@ -104,7 +104,7 @@ pub struct FlowEnd(pub u64);
 pub struct BondFlow(Arc<Handle>);
 
 struct Handle {
-    carrier: Carrier,
+    driver: HostDriver,
     bond: BondId,
     key: FlowKey,
     slot: Arc<Slot>,
@@ -133,8 +133,8 @@ impl BondFlow {
         Moved(self.0.slot.clone())
     }
 
-    pub(crate) fn new(carrier: Carrier, bond: BondId, key: FlowKey, slot: Arc<Slot>) -> Self {
-        Self(Arc::new(Handle { carrier, bond, key, slot }))
+    pub(crate) fn new(driver: HostDriver, bond: BondId, key: FlowKey, slot: Arc<Slot>) -> Self {
+        Self(Arc::new(Handle { driver, bond, key, slot }))
     }
 
     /// Its number in its bond.
@@ -149,7 +149,7 @@ impl BondFlow {
 
     /// What can be told of it.
     pub fn view(&self) -> Option<FlowView> {
-        self.0.carrier.lock().host.bonds().find(|(id, _)| *id == self.0.bond)?.1.flow(self.0.key)
+        self.0.driver.lock().host.bonds().find(|(id, _)| *id == self.0.bond)?.1.flow(self.0.key)
     }
 
     /// Waits for the server's word on it.
@@ -263,11 +263,11 @@ impl BondFlow {
 
 impl Handle {
     fn act<T>(&self, act: impl FnOnce(&mut braid_bond::Bond, braid_model::Time, FlowKey) -> T) -> Option<T> {
-        let mut inner = self.carrier.lock();
+        let mut inner = self.driver.lock();
         let time = inner.host.time(Instant::now());
         let result = inner.host.bond(self.bond).map(|bond| act(bond, time, self.key));
         drop(inner);
-        self.carrier.wake();
+        self.driver.wake();
         result
     }
 }

@@ -21,7 +21,7 @@ pub use flow::{BondFlow, FlowEnd, Moved};
 /// How long goodbyes may take that wait for their turn.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// What a carrier's owner is told.
+/// What a driver's owner is told.
 #[derive(Debug)]
 pub enum Notice {
     /// A client wants a path: to be answered with the host's `admit` or `refuse`.
@@ -51,9 +51,9 @@ pub enum Notice {
     Closed(BondId, FlowKey, Vec<(u8, ByteCount, ByteCount)>),
 }
 
-/// A host with its sockets. Clones are the same carrier.
+/// A host with its sockets. Clones share it.
 #[derive(Clone)]
-pub struct Carrier(Arc<Shared>);
+pub struct HostDriver(Arc<Shared>);
 
 struct Shared {
     inner: Mutex<Inner>,
@@ -92,7 +92,7 @@ impl Drop for Socket {
     }
 }
 
-impl Carrier {
+impl HostDriver {
     /// Begins to drive `host`; what its owner must know comes out of the channel. To be called inside a tokio runtime.
     pub fn start(host: Host) -> (Self, mpsc::UnboundedReceiver<Notice>) {
         let (notices, receiver) = mpsc::unbounded_channel();
@@ -109,7 +109,7 @@ impl Carrier {
             return;
         };
         let socket = Arc::new(socket);
-        let (carrier, io) = (Arc::downgrade(&self.0), socket.clone());
+        let (driver, io) = (Arc::downgrade(&self.0), socket.clone());
         let reader = tokio::spawn(async move {
             let mut buffer = Vec::new();
             let mut failures = 0;
@@ -124,7 +124,7 @@ impl Carrier {
                     read = io.receive(&mut buffer, |from, to, ecn, data| datagrams.push((from, to, ecn, data))) => read,
                     flushed = io.flush() => flushed,
                 };
-                let Some(shared) = carrier.upgrade() else { return };
+                let Some(shared) = driver.upgrade() else { return };
                 match read {
                     Ok(()) => failures = 0,
                     Err(error) => {
@@ -134,16 +134,16 @@ impl Carrier {
                         }
                     }
                 }
-                let carrier = Self(shared);
-                let mut inner = carrier.lock();
+                let driver = Self(shared);
+                let mut inner = driver.lock();
                 let now = Instant::now();
                 for (from, to, ecn, data) in datagrams {
                     inner.host.receive(now, link, (from, to), ecn, data);
                 }
                 inner.host.take_in(now);
-                carrier.tell(&mut inner);
+                driver.tell(&mut inner);
                 drop(inner);
-                carrier.wake();
+                driver.wake();
             }
         });
         self.lock().sockets.insert((link, ipv6), Socket { link: socket, reader });
@@ -223,7 +223,7 @@ impl Carrier {
         while let Some(event) = host.poll_event() {
             any = true;
             if let Some(notice) = self.dispatch(slots, event) {
-                // Nobody listens any more when the carrier is being taken down.
+                // Nobody listens any more when the driver is being taken down.
                 let _ = self.0.notices.send(notice);
             }
         }
@@ -272,22 +272,22 @@ impl Carrier {
 }
 
 /// Follows up whatever was done to the host, and its timers.
-async fn drive(carrier: Weak<Shared>, work: Arc<Notify>) {
+async fn drive(driver: Weak<Shared>, work: Arc<Notify>) {
     let far = Duration::from_secs(3600);
     let sleep = tokio::time::sleep(far);
     tokio::pin!(sleep);
-    while let Some(shared) = carrier.upgrade() {
+    while let Some(shared) = driver.upgrade() {
         let due = {
-            let carrier = Carrier(shared);
-            let mut inner = carrier.lock();
+            let driver = HostDriver(shared);
+            let mut inner = driver.lock();
             let now = Instant::now();
             if inner.host.poll_timeout().is_some_and(|due| due <= now) {
                 inner.host.handle_timeout(now);
             }
             // Nobody need wake who is awake.
             inner.deadline = Some(now);
-            carrier.pump(inner);
-            let mut inner = carrier.lock();
+            driver.pump(inner);
+            let mut inner = driver.lock();
             inner.deadline = inner.host.poll_timeout();
             inner.deadline.unwrap_or(now + far)
         };
@@ -310,12 +310,12 @@ mod tests {
     #[tokio::test]
     async fn regression_what_the_system_refused_leaves_though_nothing_comes_in() {
         let other = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let (carrier, _notices) = Carrier::start(Host::client([1; 32], Instant::now()));
+        let (driver, _notices) = HostDriver::start(Host::client([1; 32], Instant::now()));
         let address = Some("127.0.0.1:0".parse().unwrap());
-        carrier.set_socket(0, Some(UdpLink::bind(false, &Binding { address, ..Binding::default() }).unwrap()), false);
+        driver.set_socket(0, Some(UdpLink::bind(false, &Binding { address, ..Binding::default() }).unwrap()), false);
         // The reader waits for datagrams by now.
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let link = carrier.lock().sockets[&(0, false)].link.clone();
+        let link = driver.lock().sockets[&(0, false)].link.clone();
         link.park(other.local_addr().unwrap(), b"late");
         let mut buffer = [0; 16];
         let came = tokio::time::timeout(Duration::from_secs(60), other.recv(&mut buffer)).await;
