@@ -107,7 +107,7 @@ impl Air {
         let shared = Arc::new(Shared { state: Mutex::new(state), wake: sys::event().context("cannot make an eventfd")? });
         let theirs = Arc::clone(&shared);
         let work = move || {
-            if let Err(error) = carry(&theirs) {
+            if let Err(error) = forward(&theirs) {
                 eprintln!("lab: the emulator stopped: {error}");
             }
         };
@@ -184,7 +184,7 @@ impl Shared {
 }
 
 /// The thread's life.
-fn carry(shared: &Shared) -> io::Result<()> {
+fn forward(shared: &Shared) -> io::Result<()> {
     sys::precise_timers();
     let fds: Vec<_> = {
         let state = shared.lock();

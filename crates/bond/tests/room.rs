@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 
 const PATH: PathId = PathId(0);
 
-fn carry(now: Time, from: &mut Bond, to: &mut Bond) {
+fn deliver(now: Time, from: &mut Bond, to: &mut Bond) {
     let window = ByteCount::new(10_000_000);
     from.set_facts(PATH, PathFacts { rtt: Duration::from_millis(1), rate: Rate::from_mbps(1000), room: window, window });
     let mut out = BytesMut::new();
@@ -42,8 +42,8 @@ fn regression_a_flow_that_others_left_no_room_is_told_when_there_is_some() {
         now = now + Duration::from_millis(5);
         client.handle_timeout(now);
         server.handle_timeout(now);
-        carry(now, &mut client, &mut server);
-        carry(now, &mut server, &mut client);
+        deliver(now, &mut client, &mut server);
+        deliver(now, &mut server, &mut client);
     }
     assert!(client.writable(now, first) > 0, "what was written has arrived");
     let told = std::iter::from_fn(|| client.poll_event()).any(|event| event == Event::Writable(third));

@@ -77,7 +77,7 @@ pub struct Core<S> {
     /// The living flows as of the last poll.
     flows: LivingFlows,
     /// The links and families that have any.
-    carrying: BTreeSet<(LinkIndex, Family)>,
+    links_with_flows: BTreeSet<(LinkIndex, Family)>,
     /// Those that ended since, and when they began.
     ended: BTreeMap<living::Key, Time>,
     /// What applications moved since that was asked for.
@@ -142,7 +142,7 @@ impl<S: Steering> Core<S> {
             apps: Apps::default(),
             executables: Executables::default(),
             flows: LivingFlows::default(),
-            carrying: BTreeSet::new(),
+            links_with_flows: BTreeSet::new(),
             ended: BTreeMap::new(),
             moved: BTreeMap::new(),
             recent: VecDeque::new(),
@@ -305,10 +305,10 @@ impl<S: Steering> Core<S> {
             }
         }
         // Flows may be left on a device that is gone altogether.
-        for lane in self.carrying.iter().filter(|(index, _)| self.links.get(*index).is_none()) {
-            self.dead_since.entry(*lane).or_insert(now);
+        for link in self.links_with_flows.iter().filter(|(index, _)| self.links.get(*index).is_none()) {
+            self.dead_since.entry(*link).or_insert(now);
         }
-        self.dead_since.retain(|lane, _| self.links.get(lane.0).is_some() || self.carrying.contains(lane));
+        self.dead_since.retain(|link, _| self.links.get(link.0).is_some() || self.links_with_flows.contains(link));
     }
 
     /// Executables may have been replaced.

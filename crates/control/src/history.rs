@@ -65,7 +65,7 @@ pub struct Pulse {
     pub money_per_gb: f64,
     /// Live flows bound to it.
     pub flows: u64,
-    /// Live flows that a peer carries and that used it.
+    /// Live bonded flows that used it.
     pub bonded: u64,
 }
 

@@ -135,7 +135,7 @@ pub enum RedirectPolicy {
     Redirect,
 }
 
-/// Which flows to hosts that run Braid themselves the daemon carries. None that may use a single link only.
+/// Which flows to hosts that run Braid themselves are redirected to the daemon. None that may use a single link only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PeerDirect {
     /// As [`SteerParams::peer_direct`] says.
@@ -367,7 +367,7 @@ pub trait Steering {
     fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError>;
     /// Seeds an estimate of an earlier run.
     fn seed(&mut self, learnt: &DemandEstimate) -> Result<(), SteeringError>;
-    /// Learns from a flow that peers carried, as from one of its own: an application's, to a port, that moved so much and ended now.
+    /// Learns from a bonded flow, as from one of its own: an application's, to a port, that moved so much and ended now.
     fn learn(&mut self, app: &AppId, port: u16, down: ByteCount, up: ByteCount, now: Time) -> Result<(), SteeringError>;
     /// All estimates.
     fn estimates(&mut self) -> Result<Vec<DemandEstimate>, SteeringError>;

@@ -445,8 +445,8 @@ impl Daemon<'_> {
     fn on_second(&mut self, time: Time) {
         let bonded = self.peers.flows_by_device();
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
-        let carried = self.peers.take_moved(self.core.slot_costs(time));
-        let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(carried).collect();
+        let bonded = self.peers.take_moved(self.core.slot_costs(time));
+        let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
         if self.handler.heard() {
             let apps = self.tellings.is_multiple_of(APPS_EVERY);
@@ -464,7 +464,7 @@ impl Daemon<'_> {
         self.log_and_retry(STEERING, done);
     }
 
-    /// Learns from the flows that peers carried to their end.
+    /// Learns from the bonded flows that ended.
     fn take_carried(&mut self, time: Time) {
         for (flow, energy) in self.peers.take_ended(time) {
             let learnt = self.core.on_carried(&flow, energy);

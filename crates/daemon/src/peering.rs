@@ -1,4 +1,4 @@
-//! Peers, and the flows that they carry.
+//! Peers, and the flows that are bonded with them.
 
 use std::net::IpAddr;
 
@@ -101,7 +101,7 @@ impl Daemon<'_> {
         self.peers.set_links(self.core.bond_links());
         tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
         match (arrival, &self.redirect) {
-            (Arrival::Connection(redirected), _) => self.peers.carry(*redirected, application, &policy, server),
+            (Arrival::Connection(redirected), _) => self.peers.forward(*redirected, application, &policy, server),
             (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
                 self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy, server);
             }

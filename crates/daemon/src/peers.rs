@@ -1,4 +1,4 @@
-//! Hosts that carry flows over several links: the relays the user joined, servers that run Braid themselves, and the flows that go there.
+//! Hosts with which flows are bonded over several links: the relays the user joined, servers that run Braid themselves, and the flows that go there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -29,16 +29,16 @@ use braid_transport::{BondFlow, Moved};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
-mod carry;
 mod explained;
 mod flow_limits;
+mod forward;
 mod names;
 pub(crate) mod pins;
 pub(crate) mod redirected;
 mod servers;
 
-use carry::Exchanges;
 use flow_limits::FlowLimits;
+use forward::Exchanges;
 use servers::{Servers, Standing};
 
 /// Why a peer is refused that cannot prove to be the one of before.
@@ -114,13 +114,13 @@ pub struct Peers {
     changes: mpsc::UnboundedSender<Change>,
 }
 
-type Flows = Arc<Mutex<Carrying>>;
+type Flows = Arc<Mutex<BondedFlows>>;
 
-/// The flows that are carried now.
+/// The flows that are bonded now.
 #[derive(Default)]
-struct Carrying {
+struct BondedFlows {
     /// By their id.
-    living: BTreeMap<u64, Carried>,
+    living: BTreeMap<u64, BondedFlow>,
     /// What those that ended moved, received and sent, since that was asked for; by application.
     moved: BTreeMap<String, [ByteCount; 2]>,
     /// Those that ended since they were asked for.
@@ -141,7 +141,7 @@ impl Known {
     }
 }
 
-struct Carried {
+struct BondedFlow {
     application: String,
     app: AppId,
     process: u32,
@@ -178,7 +178,7 @@ impl Cost {
     }
 }
 
-impl Carried {
+impl BondedFlow {
     /// What it has moved, received and sent, since the last call; in all at least `least`.
     fn count(&mut self, least: [ByteCount; 2], costs: &BTreeMap<u8, ByteCost>) -> [ByteCount; 2] {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
@@ -325,7 +325,7 @@ impl Peers {
     /// Ends bonds to servers that nothing uses any more.
     pub fn sweep(&mut self) {
         let flows = self.flows.clone();
-        self.servers.sweep(|host| carry::uses(&flows, host));
+        self.servers.sweep(|host| forward::uses(&flows, host));
     }
 
     /// `POST /v1/move`.
@@ -344,17 +344,17 @@ impl Peers {
         };
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut moved, mut kept) = (0, BTreeMap::<String, String>::new());
-        for (id, carried) in flows.living.iter_mut() {
-            if id.to_string() != request.what && carried.application != request.what && carried.app.name != request.what {
+        for (id, bonded) in flows.living.iter_mut() {
+            if id.to_string() != request.what && bonded.application != request.what && bonded.app.name != request.what {
                 continue;
             }
             // Where nothing gets through, it would wait for good.
-            if let Some(why) = to.and_then(|link| self.without_path(&carried.peer, link)) {
-                kept.insert(carried.peer.clone(), why);
+            if let Some(why) = to.and_then(|link| self.without_path(&bonded.peer, link)) {
+                kept.insert(bonded.peer.clone(), why);
                 continue;
             }
-            carried.policy.links = to.map_or(carried.ruled, |link| 1 << link.slot);
-            carried.flow.set_policy(carried.policy);
+            bonded.policy.links = to.map_or(bonded.ruled, |link| 1 << link.slot);
+            bonded.flow.set_policy(bonded.policy);
             moved += 1;
         }
         let kept: Vec<String> = kept.into_iter().map(|(peer, why)| format!("no path to {peer}: {why}")).collect();
@@ -439,17 +439,17 @@ impl Peers {
         PeerView { name, kind, address, state, reason, paths }
     }
 
-    /// The flows that peers carry, for `GET /v1/flows`.
+    /// The bonded flows, for `GET /v1/flows`.
     pub fn flow_views(&self, now: Time, scheduler: &str) -> Vec<FlowView> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        flows.living.iter().map(|(id, carried)| self.flow_view(*id, carried, now, scheduler)).collect()
+        flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now, scheduler)).collect()
     }
 
-    /// How many flows that peers carry have used each device.
+    /// How many bonded flows have used each device.
     pub fn flows_by_device(&self) -> BTreeMap<String, u64> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut counts = BTreeMap::new();
-        for link in flows.living.values().filter_map(|carried| carried.flow.view()).flat_map(|view| view.by_link) {
+        for link in flows.living.values().filter_map(|bonded| bonded.flow.view()).flat_map(|view| view.by_link) {
             *counts.entry(self.device(link.0)).or_default() += 1;
         }
         counts
@@ -458,29 +458,29 @@ impl Peers {
     /// What applications moved through peers since the last call, with what a byte costs on each link, by its slot.
     pub fn take_moved(&self, costs: BTreeMap<u8, ByteCost>) -> Vec<AppPulse> {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        let Carrying { living, moved, costs: known, .. } = &mut *flows;
+        let BondedFlows { living, moved, costs: known, .. } = &mut *flows;
         *known = costs;
         let mut sums: BTreeMap<String, ([ByteCount; 2], u64)> = BTreeMap::new();
         for (application, moved) in std::mem::take(moved) {
             sums.insert(application, (moved, 0));
         }
-        for carried in living.values_mut() {
-            let more = carried.count([ByteCount::ZERO; 2], known);
-            let (moved, count) = sums.entry(carried.application.clone()).or_default();
+        for bonded in living.values_mut() {
+            let more = bonded.count([ByteCount::ZERO; 2], known);
+            let (moved, count) = sums.entry(bonded.application.clone()).or_default();
             (*moved, *count) = ([moved[0] + more[0], moved[1] + more[1]], *count + 1);
         }
         let pulse = |(application, ([rx, tx], flows)): (String, ([ByteCount; 2], u64))| AppPulse { application, rx, tx, flows };
         sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > ByteCount::ZERO).collect()
     }
 
-    /// The living flows that peers carry.
+    /// The living bonded flows.
     pub fn living(&self) -> Bonded {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut living = Bonded::new();
-        for carried in flows.living.values() {
-            let (count, energy) = living.entry((carried.app.clone(), carried.remote.port())).or_default();
+        for bonded in flows.living.values() {
+            let (count, energy) = living.entry((bonded.app.clone(), bonded.remote.port())).or_default();
             *count += 1;
-            energy.absorb(carried.cost.energy);
+            energy.absorb(bonded.cost.energy);
         }
         living
     }
@@ -489,7 +489,7 @@ impl Peers {
     /// one: their bonds may have a last word on them.
     pub fn take_ended(&self, now: Time) -> Vec<(Ended, EnergyMeter)> {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        let Carrying { ended, costs, .. } = &mut *flows;
+        let BondedFlows { ended, costs, .. } = &mut *flows;
         let settled = ended.extract_if(.., |(flow, ..)| now.since(flow.at) >= LAST_WORD);
         let told = settled.map(|(flow, mut cost, moved)| {
             cost.count(&moved.by_link(), costs);
@@ -498,35 +498,35 @@ impl Peers {
         told.collect()
     }
 
-    fn flow_view(&self, id: u64, carried: &Carried, now: Time, scheduler: &str) -> FlowView {
-        let moved = carried.flow.view().map(|view| view.by_link).unwrap_or_default();
+    fn flow_view(&self, id: u64, bonded: &BondedFlow, now: Time, scheduler: &str) -> FlowView {
+        let moved = bonded.flow.view().map(|view| view.by_link).unwrap_or_default();
         let by_link: Vec<LinkBytes> =
             moved.iter().map(|(link, tx, rx)| LinkBytes { link: self.device(*link), rx_bytes: rx.get(), tx_bytes: tx.get() }).collect();
         let links: Vec<&str> = by_link.iter().map(|link| link.link.as_str()).collect();
         FlowView {
             id,
-            application: carried.application.clone(),
-            protocol: carried.protocol.to_owned(),
+            application: bonded.application.clone(),
+            protocol: bonded.protocol.to_owned(),
             local: None,
-            remote: carried.remote.to_string(),
+            remote: bonded.remote.to_string(),
             link: links.join("+"),
             carry: "bond".to_owned(),
             scheduler: scheduler.to_owned(),
             rx_bytes: Some(by_link.iter().map(|link| link.rx_bytes).sum()),
             tx_bytes: Some(by_link.iter().map(|link| link.tx_bytes).sum()),
             rtt_us: None,
-            age_ms: Some(now.since(carried.started).as_millis() as u64),
-            name: Some(carried.app.name.clone()),
-            pid: Some(carried.process),
-            user: Some(carried.user),
+            age_ms: Some(now.since(bonded.started).as_millis() as u64),
+            name: Some(bonded.app.name.clone()),
+            pid: Some(bonded.process),
+            user: Some(bonded.user),
             cgroup: None,
-            class: carried.grounds.as_ref().map(|grounds| grounds.class.to_string()),
-            demand_bytes: carried.grounds.as_ref().map(|grounds| grounds.demand.get()),
+            class: bonded.grounds.as_ref().map(|grounds| grounds.class.to_string()),
+            demand_bytes: bonded.grounds.as_ref().map(|grounds| grounds.demand.get()),
             retransmissions: None,
             delivery_rate_bps: None,
-            rule: carried.grounds.as_ref().and_then(|grounds| grounds.rule),
-            energy_j: carried.cost.energy.total().map(Joules::get),
-            peer: Some(carried.peer.clone()),
+            rule: bonded.grounds.as_ref().and_then(|grounds| grounds.rule),
+            energy_j: bonded.cost.energy.total().map(Joules::get),
+            peer: Some(bonded.peer.clone()),
             by_link,
         }
     }

@@ -20,8 +20,8 @@ use braid_transport::{Opening, UdpExchange, datagram};
 use bytes::Bytes;
 use tokio::net::UdpSocket;
 
-use super::carrying::{Carrying, source};
 use super::redirect_states::{RedirectState, State};
+use super::redirector::{Redirector, source};
 
 /// How often Braid checks whether the program's socket is still there.
 const POLL: Duration = Duration::from_millis(250);
@@ -39,7 +39,7 @@ struct RedirectedExchange {
     ours: UdpSocket,
 }
 
-impl Carrying {
+impl Redirector {
     /// Connects a datagram socket to us, where that is to be.
     pub(super) fn on_connect_datagrams(self: &Arc<Self>, call: &RawCall, socket: &Socket, remote: SocketAddr) -> bool {
         let cookie = socket.cookie();
@@ -51,7 +51,7 @@ impl Carrying {
         let local = socket.local();
         // One with a port of its own is no server if it is connected.
         let free = local.ip().is_unspecified() && !socket.is_directed() && socket.route(family).is_none();
-        if !free || !self.may_carry(remote) {
+        if !free || !self.may_redirect(remote) {
             return false;
         }
         let number = self.number();
@@ -60,9 +60,9 @@ impl Carrying {
             return false;
         };
         self.redirect_states.put(cookie, RedirectState { remote, local: source(remote), state: State::Datagrams(number) });
-        let (carrying, active) = (self.clone(), self.active());
+        let (redirector, active) = (self.clone(), self.active());
         self.runtime.spawn(async move {
-            carrying.forward_exchange(exchange).await;
+            redirector.forward_exchange(exchange).await;
             drop(active);
         });
         self.listener.answer(call.id, Ok(0));
@@ -132,7 +132,7 @@ impl Carrying {
         self.redirect_states.get(exchange.cookie).is_some_and(|redirect_state| redirect_state.state == State::Datagrams(exchange.number))
     }
 
-    /// A datagram that names its destination, on a socket that is carried.
+    /// A datagram that names its destination, on a socket that is redirected.
     pub(super) fn on_send(&self, call: &RawCall, socket: &Socket, remote: SocketAddr, cookie: u64, redirect_state: RedirectState) -> bool {
         let State::Datagrams(_) = redirect_state.state else { return false };
         if remote == redirect_state.remote {
@@ -158,11 +158,11 @@ impl Carrying {
             self.listener.answer(call.id, told);
             return true;
         }
-        let (carrying, call, hold) = (self.clone(), *call, self.hold(call.id));
+        let (redirector, call, hold) = (self.clone(), *call, self.hold(call.id));
         self.runtime.spawn_blocking(move || {
-            let told = carrying.wait_for_datagram(&call, &socket, from);
+            let told = redirector.wait_for_datagram(&call, &socket, from);
             drop(socket);
-            carrying.listener.answer(call.id, told);
+            redirector.listener.answer(call.id, told);
             drop(hold);
         });
         true

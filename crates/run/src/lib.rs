@@ -20,8 +20,8 @@
 //! left alone 8, an unconnected datagram 13, and every `sendmsg` 5, since a filter cannot see whether it names a destination.
 //! Connected datagrams, and all that is sent by `write`, `send` and `sendto` without an address, cost nothing.
 //!
-//! With a relay ([`relays`]) the supervisor carries TCP connections and connected datagram sockets over all links at once
-//! (`carrying`, `exchange`), and answers what the program asks about them (`seccomp::told`). Then the filter asks about `getpeername`,
+//! With a relay ([`relays`]) the supervisor forwards TCP connections and connected datagram sockets over all links at once
+//! (`redirector`, `exchange`), and answers what the program asks about them (`seccomp::told`). Then the filter asks about `getpeername`,
 //! `getsockname`, `recvmsg`, `recvmmsg`, `recvfrom` with room for an address and `SO_ERROR` too, for every socket. Unconnected datagrams,
 //! and sockets that wait for their first bytes (`TCP_FASTOPEN_CONNECT`), go direct. The supervisor stays until what the command sent last
 //! has arrived, but for a minute at most.
@@ -35,7 +35,6 @@
 
 #![forbid(unsafe_code)]
 
-mod carrying;
 mod choice;
 mod chooser;
 mod exchange;
@@ -49,6 +48,7 @@ mod own;
 pub mod proxy;
 mod reach;
 mod redirect_states;
+mod redirector;
 pub mod relays;
 mod streams;
 mod supervisor;

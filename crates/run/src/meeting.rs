@@ -1,6 +1,6 @@
-//! Where the command's connections and their carrier meet: the loopback, with no listener that could answer too soon.
+//! Where the command's connections and the redirector meet: the loopback, with no listener that could answer too soon.
 //!
-//! A socket that is carried connects to an address where a listener's queue stays full, so that every handshake is ignored there, and stays
+//! A socket that is redirected connects to an address where a listener's queue stays full, so that every handshake is ignored there, and stays
 //! in the state that the program expects of one whose handshake is under way. When its flow is open (or refused), a socket of ours at that very address connects to it in turn: TCP's
 //! simultaneous open (RFC 9293, 3.5), which completes at once. Nobody else can do that, since the address is ours, and whoever else connects
 //! there meets silence.

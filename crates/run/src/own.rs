@@ -85,7 +85,7 @@ impl OwnFlows {
         Ok(joined)
     }
 
-    /// Opens a flow through the relay, which looks a name up: direct where none may carry it or can be reached.
+    /// Opens a flow through the relay, which looks a name up: direct where none may forward it or can be reached.
     pub async fn bond(&self, kind: FlowKind, target: Target, ruling: Ruling<'_>) -> Opening {
         match self.begin(kind, target, ruling) {
             // What is sent meanwhile waits, and is lost where the relay does not take it.
@@ -95,7 +95,7 @@ impl OwnFlows {
         }
     }
 
-    /// Asks the relay for a flow; `None`: there is none that can be reached and may carry it, or this bond has no more room.
+    /// Asks the relay for a flow; `None`: there is none that can be reached and may forward it, or this bond has no more room.
     fn begin(&self, kind: FlowKind, target: Target, ruling: Ruling<'_>) -> Option<(&Client, BondFlow)> {
         let only = ruling.rule.and_then(|rule| rule.relay.as_deref());
         let may = |(relay, client): &&(String, Client)| only.is_none_or(|only| only == relay) && client.is_up();

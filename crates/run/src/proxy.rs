@@ -43,9 +43,9 @@ pub struct ProxyOptions {
     pub scheduler: Scheduler,
     /// The links to use; empty for all.
     pub links: Vec<String>,
-    /// Who may use which links, and how flows are carried.
+    /// Who may use which links, and how flows are forwarded.
     pub policy: Policy,
-    /// How flows are carried that no rule speaks of.
+    /// How flows are forwarded that no rule speaks of.
     pub carry: Carry,
     /// The relay, by its name; `None`: the first that was joined.
     pub relay: Option<String>,
@@ -203,7 +203,7 @@ impl Inner {
         }
     }
 
-    /// How a download may be divided: over the links that its rule allows, unless it is to be carried over one, or the scheduler keeps to
+    /// How a download may be divided: over the links that its rule allows, unless it is to go over one, or the scheduler keeps to
     /// few links for their price or steadiness.
     fn share(&self, origin: &Origin, route: ConnectionRoute) -> Option<Share> {
         let ruled = self.rule(origin, route.remote);

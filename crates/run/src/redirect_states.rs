@@ -1,4 +1,4 @@
-//! What the command's carried sockets are to look like.
+//! What the command's redirected sockets are to look like.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

@@ -19,12 +19,12 @@ use braid_platform::linux::{probe, reverse_path, sockdiag};
 use braid_transport::client::{Client, ClientLink};
 
 use super::RunOptions;
-use super::carrying::Carrying;
 use super::choice::Choice;
 use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
 use super::guard::{self, Progress};
 use super::learnt_store::{self, LearntStore};
 use super::message::Message;
+use super::redirector::Redirector;
 use super::relays::Relay;
 use super::streams::StreamSeen;
 
@@ -46,7 +46,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
         return 1;
     }
     // From here on nothing that fails may end this process: the command runs.
-    // It may carry what the command connects. The command, which is started, keeps the limit that it was given.
+    // It may forward what the command connects. The command, which is started, keeps the limit that it was given.
     let _ = process::raise_open_files();
     let _ = process::leave_session();
     let _ = process::silence(&[0, 1]);
@@ -60,8 +60,8 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
     let shared = Arc::new(Shared::new(options));
     if let Some(relay) = relay {
         let copies = if options.carry == Carry::Duplicate { COPIES } else { 1 };
-        match Carrying::start(relay, (copies, options.relay_wait), listener.clone(), shared.choice.clone(), progress.oldest) {
-            Ok(carrying) => drop(shared.carrying.set(carrying)),
+        match Redirector::start(relay, (copies, options.relay_wait), listener.clone(), shared.choice.clone(), progress.oldest) {
+            Ok(redirector) => drop(shared.redirector.set(redirector)),
             Err(error) => eprintln!("braid: no relay can be used: {}; connections go direct", printable(&error)),
         }
     }
@@ -76,8 +76,8 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
         return 1;
     }
     let _ = reaper.join();
-    if let Some(carrying) = shared.carrying.get() {
-        carrying.finish();
+    if let Some(redirector) = shared.redirector.get() {
+        redirector.finish();
     }
     0
 }
@@ -129,7 +129,7 @@ fn reap(command: i32, mut front: PipeWriter) {
 
 pub(super) struct Shared {
     pub(super) choice: Arc<Choice>,
-    carrying: OnceLock<Arc<Carrying>>,
+    redirector: OnceLock<Arc<Redirector>>,
     /// A bond that is used otherwise, and told of links too, behind the name of its relay.
     pub(super) bond: OnceLock<(String, Client)>,
     learnt_store: Option<Mutex<LearntStore>>,
@@ -143,7 +143,7 @@ impl Shared {
         let chooser = Mutex::new(Chooser::new(options.scheduler, options.links.clone()));
         Self {
             choice: Arc::new(Choice::new(chooser)),
-            carrying: OnceLock::new(),
+            redirector: OnceLock::new(),
             bond: OnceLock::new(),
             learnt_store: learnt_store::folder(|name| std::env::var_os(name)).map(|folder| Mutex::new(LearntStore::open(&folder))),
             known: (Mutex::new(false), Condvar::new()),
@@ -179,11 +179,11 @@ impl Shared {
     fn hear(&self, listener: &Listener, progress: Progress) -> io::Result<()> {
         while let Heard::Call(call) = listener.next()? {
             progress.taken.store(call.id, Ordering::SeqCst);
-            let carried = self.handle(listener, &call).unwrap_or_else(|error| {
+            let handled = self.handle(listener, &call).unwrap_or_else(|error| {
                 self.warn(&call, &error);
                 false
             });
-            if !carried {
+            if !handled {
                 listener.let_go_on(call.id);
             }
             progress.answered.store(call.id, Ordering::SeqCst);
@@ -191,11 +191,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Carries what `call` is about to reach, or steers it; `true` if the call is answered, or will be.
+    /// Redirects what `call` is about to reach, or steers it; `true` if the call is answered, or will be.
     fn handle(&self, listener: &Listener, call: &RawCall) -> io::Result<bool> {
         let intent = listener.intent(call)?;
-        if let Some(carrying) = self.carrying.get()
-            && carrying.take(call, intent)?
+        if let Some(redirector) = self.redirector.get()
+            && redirector.take(call, intent)?
         {
             return Ok(true);
         }
@@ -308,8 +308,8 @@ impl Shared {
         if let Some((_, bond)) = self.bond.get() {
             bond.set_links(links.clone());
         }
-        if let Some(carrying) = self.carrying.get() {
-            carrying.set_links(links);
+        if let Some(redirector) = self.redirector.get() {
+            redirector.set_links(links);
         }
     }
 

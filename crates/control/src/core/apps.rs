@@ -52,7 +52,7 @@ pub struct Traffic {
     first: Option<Time>,
 }
 
-/// A flow at its end, whoever carried it.
+/// A flow at its end, bonded or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// Its application.

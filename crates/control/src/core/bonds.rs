@@ -22,7 +22,7 @@ pub enum Exit {
     Nowhere,
 }
 
-/// How a connection is to be carried to a peer.
+/// How a connection is to be bonded with a peer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BondPolicy {
     /// φ.
@@ -33,7 +33,7 @@ pub struct BondPolicy {
     pub copies: u8,
     /// Before others.
     pub urgent: bool,
-    /// The only peer that may carry it.
+    /// The only peer that it may be bonded with.
     pub relay: Option<String>,
     /// Where it may leave if no peer takes it.
     pub exit: Exit,

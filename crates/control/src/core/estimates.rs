@@ -24,7 +24,7 @@ pub struct AppsView {
     now: Time,
 }
 
-/// The living flows that peers carry, by application and remote port: how many they are, and what they have cost.
+/// The living bonded flows, by application and remote port: how many they are, and what they have cost.
 pub type Bonded = BTreeMap<(AppId, u16), (u64, EnergyMeter)>;
 
 impl<S: Steering> Core<S> {

@@ -107,7 +107,7 @@ impl<S: Steering> Core<S> {
         self.apps.ended(&row.into(), energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
     }
 
-    /// A flow that a peer carried has ended: its application's demand and traffic are learnt from it as from those over one link.
+    /// A bonded flow has ended: its application's demand and traffic are learnt from it as from those over one link.
     pub fn on_carried(&mut self, flow: &Ended, energy: EnergyMeter) -> Result<(), SteeringError> {
         let class = self.apps.ended(flow, energy);
         class.map_or(Ok(()), |class| self.steering.set_class(&flow.app, class))?;
@@ -155,7 +155,7 @@ impl<S: Steering> Core<S> {
             }
             next
         });
-        self.carrying = moved.keys().copied().collect();
+        self.links_with_flows = moved.keys().copied().collect();
         for ((index, family), (received, waiting)) in moved {
             if let Some(link) = self.links.get_mut(index) {
                 let health = link.health.get_mut(family);
@@ -191,7 +191,7 @@ impl<S: Steering> Core<S> {
         self.stuck_due = None;
         let Some(grace) = self.config.reconnect_after else { return };
         // Asked at every turn, while links seldom die and flows may be thousands.
-        if !self.carrying.iter().any(|lane| self.dead_since.contains_key(lane)) {
+        if !self.links_with_flows.iter().any(|link| self.dead_since.contains_key(link)) {
             return;
         }
         let exclusions = rules::exclusions(&self.config.policy);

@@ -1,4 +1,4 @@
-//! Why flows are carried to a peer, for people.
+//! Why flows are bonded, for people.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use super::views::matcher_text;
 use super::{Core, rules};
 use crate::steering::{RedirectPolicy, RedirectedFlow, Steering};
 
-/// Why a flow is carried to a peer, as it was when it began.
+/// Why a flow is bonded, as it was when it began.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grounds {
     /// The `[[app]]` entry that matched, counted from 1.
@@ -28,7 +28,7 @@ pub struct Grounds {
 }
 
 impl<S: Steering> Core<S> {
-    /// Why a redirected flow is carried to a peer; `peer_direct` to its own server.
+    /// Why a redirected flow is bonded; `peer_direct`: with its own server.
     pub fn grounds(&self, flow: &RedirectedFlow, peer_direct: bool) -> Grounds {
         let (place, rule) = self.placed_rule_of(flow).unzip();
         Grounds {

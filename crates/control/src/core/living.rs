@@ -130,7 +130,7 @@ impl<S: Steering> Core<S> {
         FlowsView { flows: self.flows.clone(), names: Arc::new(names), now }
     }
 
-    /// `GET /v1/flows`, without those that peers carry.
+    /// `GET /v1/flows`, without the bonded ones.
     pub fn flows(&self, now: Time) -> Vec<Flow> {
         self.flows_view(now).iter().collect()
     }

@@ -88,7 +88,7 @@ impl<S: Steering> Core<S> {
         device.map_or_else(|| living::gone(row.link), |device| device.name.clone())
     }
 
-    /// What every link does, for the history. `bonded` counts the flows that peers carry over a device.
+    /// What every link does, for the history. `bonded` counts the bonded flows that use a device.
     pub fn pulses(&self, now: Time, bonded: impl Fn(&str) -> u64) -> Vec<Pulse> {
         let pulse = |link: &Link| Pulse {
             index: link.facts.index,

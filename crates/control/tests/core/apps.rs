@@ -88,7 +88,7 @@ fn a_long_call_is_no_download() {
 }
 
 #[test]
-fn flows_that_peers_carry_count_as_those_over_one_link() {
+fn bonded_flows_count_as_those_over_one_link() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     requests(&mut world, "backup", 1);
     let ended = |world: &World, rx: u64, seconds: u64| Ended {

@@ -206,7 +206,7 @@ fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
         (0..3).filter_map(|_| if let Steered::To(0, id) = world.connect("bulk", 8) { Some(id) } else { None }).collect();
     assert_eq!(flows.len(), 3);
     let mut received = ByteCount::ZERO;
-    let mut carry = |world: &mut World, quarters: u32, bytes: u64| {
+    let mut transfer = |world: &mut World, quarters: u32, bytes: u64| {
         for _ in 0..quarters {
             flows.iter().for_each(|id| world.core.steering().transfer(*id, ByteCount::new(bytes), ByteCount::ZERO));
             received += ByteCount::new(bytes * flows.len() as u64);
@@ -217,23 +217,23 @@ fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
         let now = world.now;
         world.core.links(now)[0].capacity_down_bps.unwrap() as f64 / 1e6
     };
-    let proven = carry(&mut world, 40, 500_000);
+    let proven = transfer(&mut world, 40, 500_000);
     assert!((45.0..60.0).contains(&proven), "{proven}");
-    let dying = carry(&mut world, 16, 200);
+    let dying = transfer(&mut world, 16, 200);
     assert!(dying < 40.0, "nothing tells it from a slow link so far: {dying}");
     world.devices[0].carrier = false;
     world.set_network();
-    let gone = carry(&mut world, 4, 0);
+    let gone = transfer(&mut world, 4, 0);
     world.devices[0].carrier = true;
     world.set_network();
-    let back = carry(&mut world, 8, 1000);
+    let back = transfer(&mut world, 8, 1000);
     for kept in [gone, back] {
         assert!((45.0..60.0).contains(&kept), "{kept} after {proven}");
     }
 }
 
 /// Moves so many bytes (received, sent) by each flow, and as much by the device, every quarter of a second; gives wlan0 at the end.
-fn carry(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2], sample: Option<Rate>) -> LinkStatus {
+fn transfer(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2], sample: Option<Rate>) -> LinkStatus {
     let seen = |world: &mut World| {
         let now = world.now;
         world.core.links(now).into_iter().find(|link| link.name == "wlan0").unwrap()
@@ -272,16 +272,16 @@ fn regression_requests_and_acknowledgements_teach_no_capacity_to_send() {
     let flow = sender(&mut world);
     let rate = |world: &mut World| world.core.steering().params().unwrap().links[0].as_ref().unwrap().rate;
     let guess = rate(&mut world);
-    let link = carry(&mut world, &[flow], 240, [1_000, 4_970], None);
+    let link = transfer(&mut world, &[flow], 240, [1_000, 4_970], None);
     assert_eq!((link.capacity_up_bps, link.capacity_up_age_ms, link.capacity_up_confidence), (None, None, Some(0.0)));
     assert_eq!(rate(&mut world), guess, "the rule is not misled either");
     // A sample of long ago, before the requests.
-    let link = carry(&mut world, &[flow], 240, [1_000, 4_970], Some(Rate::from_mbps(12)));
+    let link = transfer(&mut world, &[flow], 240, [1_000, 4_970], Some(Rate::from_mbps(12)));
     assert_eq!(link.capacity_up_bps, None);
-    let link = carry(&mut world, &[flow], 240, [1_000, 375_000], Some(Rate::from_mbps(12)));
+    let link = transfer(&mut world, &[flow], 240, [1_000, 375_000], Some(Rate::from_mbps(12)));
     let learnt = link.capacity_up_bps.unwrap() as f64 / 12e6;
     assert!((0.95..1.2).contains(&learnt) && link.capacity_up_confidence > Some(0.5), "{link:?}");
-    let link = carry(&mut world, &[flow], 480, [1_000, 4_970], Some(Rate::from_mbps(12)));
+    let link = transfer(&mut world, &[flow], 480, [1_000, 4_970], Some(Rate::from_mbps(12)));
     assert!(link.capacity_up_bps.unwrap() > 11_000_000, "small talk afterwards changes nothing: {link:?}");
 }
 
@@ -290,10 +290,10 @@ fn regression_an_upload_that_nobody_expected_does_not_teach_a_capacity_to_receiv
     let mut world = World::new(config(Scheduler::OnlyOne));
     world.run(Duration::from_secs(1));
     let Steered::To(0, id) = world.connect("unheard-of", 10) else { panic!() };
-    let link = carry(&mut world, &[id], 120, [4_970, 375_000], Some(Rate::from_mbps(12)));
+    let link = transfer(&mut world, &[id], 120, [4_970, 375_000], Some(Rate::from_mbps(12)));
     assert_eq!(link.capacity_down_bps, None, "{link:?}");
     assert!(link.capacity_up_bps.is_some());
-    let link = carry(&mut world, &[id], 60, [1_000_000, 4_970], None);
+    let link = transfer(&mut world, &[id], 60, [1_000_000, 4_970], None);
     assert!((30_000_000..36_000_000).contains(&link.capacity_down_bps.unwrap()), "{link:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Why a flow that a peer carries is carried there, and how it is spread over the links.
+//! Why a bonded flow is bonded, and how it is spread over the links.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -9,34 +9,34 @@ use braid_control::core::Grounds;
 use braid_model::{Direction, Time};
 use braid_transport::client::State;
 
-use super::{Carried, Peers, path_state, why_no_path};
+use super::{BondedFlow, Peers, path_state, why_no_path};
 
 impl Peers {
-    /// Keeps why a flow is carried, for as long as it is.
+    /// Keeps why a flow is bonded, for as long as it is.
     pub(crate) fn note_grounds(&self, id: u64, grounds: Grounds) {
-        if let Some(carried) = self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.get_mut(&id) {
-            carried.grounds = Some(grounds);
+        if let Some(bonded) = self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.get_mut(&id) {
+            bonded.grounds = Some(grounds);
         }
     }
 
-    /// `POST /v1/explain` of a flow that a peer carries; `None` if none carries it.
+    /// `POST /v1/explain` of a bonded flow; `None` if it is none.
     pub(crate) fn explain(&self, id: u64, now: Time, scheduler: &str) -> Option<Explanation> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        let carried = flows.living.get(&id)?;
-        let paths = self.shares(carried);
-        let grounds = carried.grounds.as_ref();
-        let age = now.since(carried.started).as_secs_f64();
+        let bonded = flows.living.get(&id)?;
+        let paths = self.shares(bonded);
+        let grounds = bonded.grounds.as_ref();
+        let age = now.since(bonded.started).as_secs_f64();
         let why = grounds.map_or("", |grounds| grounds.reason.as_str());
-        let copies = match carried.policy.copies {
+        let copies = match bonded.policy.copies {
             0 | 1 => String::new(),
             copies => format!(", each packet over {copies} of them"),
         };
         let used: Vec<String> = paths.iter().filter(|share| share.share > Some(0.0)).map(in_words).collect();
         let used =
             if used.is_empty() { "no byte of it has arrived yet".to_owned() } else { format!("its bytes went over {}", used.join(", ")) };
-        let over = match carried.policy.links != carried.ruled {
+        let over = match bonded.policy.links != bonded.ruled {
             true => {
-                let ordered = self.links.iter().filter(|link| carried.policy.links >> link.slot & 1 == 1);
+                let ordered = self.links.iter().filter(|link| bonded.policy.links >> link.slot & 1 == 1);
                 let ordered: Vec<&str> = ordered.map(|link| link.device.as_str()).collect();
                 let gone = "a link that is gone";
                 format!("by order over {} only", if ordered.is_empty() { gone.to_owned() } else { ordered.join(" and ") })
@@ -44,11 +44,11 @@ impl Peers {
             false => "over every link it may use".to_owned(),
         };
         Some(Explanation {
-            subject: format!("{} to {}", carried.application, carried.remote),
+            subject: format!("{} to {}", bonded.application, bonded.remote),
             outcome: Outcome::Bonded,
             link: None,
             runner_up: None,
-            reason: format!("{why}: {} carries it since {age:.1} s, {over}{copies}; {used}", carried.peer),
+            reason: format!("{why}: {} carries it since {age:.1} s, {over}{copies}; {used}", bonded.peer),
             rule: grounds.and_then(|grounds| grounds.rule),
             rule_text: grounds.and_then(|grounds| grounds.rule_text.clone()),
             scheduler: scheduler.to_owned(),
@@ -57,17 +57,17 @@ impl Peers {
             demand_bytes: grounds.map(|grounds| grounds.demand.get()),
             direction: grounds.map(|grounds| if grounds.direction == Direction::Up { "up" } else { "down" }.to_owned()),
             candidates: Vec::new(),
-            peer: Some(carried.peer.clone()),
+            peer: Some(bonded.peer.clone()),
             paths,
             program_known: None,
         })
     }
 
     /// Every link, and those that are gone but have carried some of the flow.
-    fn shares(&self, carried: &Carried) -> Vec<Share> {
-        let client = self.known.get(&carried.peer).map(|known| &known.client).or_else(|| self.servers.client(&carried.peer));
+    fn shares(&self, bonded: &BondedFlow) -> Vec<Share> {
+        let client = self.known.get(&bonded.peer).map(|known| &known.client).or_else(|| self.servers.client(&bonded.peer));
         let up = client.is_some_and(|client| *client.state().borrow() == State::Up);
-        let moved = carried.flow.view().map(|view| view.by_link).unwrap_or_default();
+        let moved = bonded.flow.view().map(|view| view.by_link).unwrap_or_default();
         let whole: u64 = moved.iter().map(|(_, tx, rx)| tx.get() + rx.get()).sum();
         let mut links: BTreeMap<u8, Share> = BTreeMap::new();
         let empty = |link: u8| Share { link: self.device(link), ..Share::default() };
@@ -95,14 +95,14 @@ impl Peers {
         for (link, share) in &mut links {
             share.share = (whole > 0).then(|| (share.rx_bytes + share.tx_bytes) as f64 / whole as f64);
             let path = best.get(link);
-            share.allowed = u32::from(*link) < u64::BITS && carried.policy.links & 1 << link != 0;
+            share.allowed = u32::from(*link) < u64::BITS && bonded.policy.links & 1 << link != 0;
             share.reason = match path {
-                _ if !share.allowed && carried.ruled & 1 << link != 0 => Some("it was moved to another link by order".to_owned()),
+                _ if !share.allowed && bonded.ruled & 1 << link != 0 => Some("it was moved to another link by order".to_owned()),
                 _ if !share.allowed => Some("its rule does not name it".to_owned()),
                 _ if !up => Some("the peer cannot be reached now: what is on the way waits".to_owned()),
                 None => {
                     let known = self.links.iter().find(|known| known.slot == usize::from(*link));
-                    let why = known.and_then(|known| why_no_path(known, &carried.peer, &[]));
+                    let why = known.and_then(|known| why_no_path(known, &bonded.peer, &[]));
                     Some(format!("no path over it: {}", why.as_deref().unwrap_or("the link is gone")))
                 }
                 Some(path) if path.backup => Some("used only while no other is good".to_owned()),

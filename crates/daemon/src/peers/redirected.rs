@@ -10,8 +10,8 @@ use braid_platform::linux::sys::bpf::now;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::carry::Exchanges;
 use super::flow_limits::FlowLimits;
+use super::forward::Exchanges;
 
 /// What waits for the daemon at most; more wait in the system's queues.
 const WAITING: usize = 256;
@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// So many more files must be there before flows are taken again.
 const ROOM: usize = 16;
 
-/// A flow that is to be carried.
+/// A flow that is to be forwarded.
 #[derive(Debug)]
 pub(crate) enum Arrival {
     /// A connection.

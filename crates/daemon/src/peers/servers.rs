@@ -14,7 +14,7 @@ use super::Change;
 
 /// Where hosts that run Braid are asked (docs/protocol.md).
 pub(super) const PORT: u16 = 5757;
-/// A bond that carries nothing is ended after this.
+/// A bond without flows is ended after this.
 const IDLE: Duration = Duration::from_secs(60);
 /// Bonds at a time: each has sockets on every link.
 const BONDS: usize = 32;
@@ -45,7 +45,7 @@ impl Servers {
         self.0.get(&name.parse().ok()?).map(|server| &server.client)
     }
 
-    /// The bond to `host`, which is begun if there is none; `None`: there are too many. `busy` tells whether a bond carries anything.
+    /// The bond to `host`, which is begun if there is none; `None`: there are too many. `busy` tells whether a bond has flows.
     pub(super) fn bond(
         &mut self,
         host: IpAddr,
@@ -70,7 +70,7 @@ impl Servers {
         Some(server.client.clone())
     }
 
-    /// Ends what has carried nothing for a while.
+    /// Ends bonds that have had no flows for a while.
     pub(super) fn sweep(&mut self, busy: impl Fn(IpAddr) -> bool) {
         let now = Instant::now();
         self.0.retain(|host, server| {

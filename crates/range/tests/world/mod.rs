@@ -161,7 +161,7 @@ impl World {
         self.act();
         self.now = self.now + STEP;
         for link in 0..self.links.len() {
-            self.carry(link);
+            self.serve_link(link);
         }
         self.read();
     }
@@ -217,7 +217,7 @@ impl World {
         assert!(self.engine.poll_timeout().is_none_or(|due| due > self.now), "nothing to do, and yet due");
     }
 
-    fn carry(&mut self, link: usize) {
+    fn serve_link(&mut self, link: usize) {
         let (rate, each) = ((self.links[link].rate)(self.now), self.links[link].each);
         if rate == Rate::ZERO {
             return;

@@ -241,7 +241,7 @@ impl Redirect {
         socket.try_io(Interest::WRITABLE, || datagram::send(socket.as_fd(), exchange.near, exchange.far, payload))
     }
 
-    /// What carried an exchange is gone, and its program need not know: its next datagram is told with its flow again, as its first was.
+    /// What forwarded an exchange is gone, and its program need not know: its next datagram is told with its flow again, as its first was.
     pub fn renew(&self, exchange: &ExchangeKey) {
         self.maps().known.remove(exchange);
     }

@@ -1,4 +1,4 @@
-//! Carries the command's connections to a relay, over all links at once.
+//! Redirects the command's connections to a relay, over all links at once.
 //!
 //! A connection's flow is opened first, and only then is the program's socket connected, so the program hears what the far end said: a
 //! blocking `connect` waits for its answer here, for a second at most, then in the kernel; one that does not block is told that it is
@@ -32,8 +32,8 @@ const HELD: Duration = Duration::from_secs(1);
 /// For how long what the command left behind may still be on its way.
 const LAST: Duration = Duration::from_secs(60);
 
-/// Carries flows until it is dropped.
-pub(super) struct Carrying {
+/// Forwards flows until it is dropped.
+pub(super) struct Redirector {
     pub(super) listener: Arc<Listener>,
     pub(super) choice: Arc<Choice>,
     pub(super) redirect_states: RedirectStates,
@@ -57,7 +57,7 @@ pub(super) struct Carrying {
     connections: AtomicU64,
 }
 
-/// A connect that is to be carried.
+/// A connect that is to be redirected.
 struct Attempt {
     call: RawCall,
     cookie: u64,
@@ -75,7 +75,7 @@ enum Stage {
     Begun(SocketAddr),
 }
 
-impl Carrying {
+impl Redirector {
     /// Begins to bond with `relay`, on a thread of its own. The links are still to be told.
     pub(super) fn start(
         relay: Relay,
@@ -90,7 +90,7 @@ impl Carrying {
             let _inside = runtime.enter();
             Client::start(relay.peer.clone(), Some(&relay.keys), None).map_err(|error| error.to_string())?
         };
-        let carrying = Arc::new(Self {
+        let redirector = Arc::new(Self {
             listener,
             choice,
             redirect_states: RedirectStates::default(),
@@ -108,9 +108,9 @@ impl Carrying {
             failed: Notify::new(),
             connections: AtomicU64::new(0),
         });
-        let carried = carrying.clone();
-        std::thread::spawn(move || runtime.block_on(carried.watch(relay)));
-        Ok(carrying)
+        let watcher = redirector.clone();
+        std::thread::spawn(move || runtime.block_on(watcher.watch(relay)));
+        Ok(redirector)
     }
 
     /// The links there are now.
@@ -180,7 +180,7 @@ impl Carrying {
                 self.listener.tell_address(call, socket.reaches(), SocketAddr::new(local, socket.local().port()))
             }
             (Question::Error, State::Failing(error) | State::Failed(error)) => {
-                let told = move |carrying: &Self, call: &RawCall| carrying.listener.tell_error(call, error);
+                let told = move |redirector: &Self, call: &RawCall| redirector.listener.tell_error(call, error);
                 return self.tell_failure(call, socket, cookie, told);
             }
             (Question::Datagram, State::Datagrams(_)) => return self.on_receive(call, socket, redirect_state.remote),
@@ -201,7 +201,9 @@ impl Carrying {
             None => {}
         }
         let free = !socket.is_directed() && socket.local().ip().is_unspecified() && socket.is_fresh_stream() && !socket.connects_late();
-        let Some(meeting_address) = self.meeting.address(socket.reaches()).filter(|_| free && self.may_carry(remote)) else { return false };
+        let Some(meeting_address) = self.meeting.address(socket.reaches()).filter(|_| free && self.may_redirect(remote)) else {
+            return false;
+        };
         let application = std::fs::read_link(format!("/proc/{}/exe", call.thread)).unwrap_or_default();
         let (inode, blocks) = (socket.inode(), !socket.is_nonblocking());
         self.redirect_states.put(cookie, RedirectState { remote, local: source(remote), state: State::Waiting });
@@ -219,9 +221,9 @@ impl Carrying {
         };
         let application = application.to_string_lossy().into_owned();
         let attempt = Attempt { call: *call, cookie, inode, remote, application, meeting_address, stage };
-        let (carrying, active) = (self.clone(), self.active());
+        let (redirector, active) = (self.clone(), self.active());
         self.runtime.spawn(async move {
-            carrying.connect(attempt).await;
+            redirector.connect(attempt).await;
             drop(active);
         });
         true
@@ -324,20 +326,20 @@ impl Carrying {
     where
         T: FnOnce(&Self, &RawCall) -> Result<i64, i32> + Send + 'static,
     {
-        let (carrying, call, hold) = (self.clone(), *call, self.hold(call.id));
+        let (redirector, call, hold) = (self.clone(), *call, self.hold(call.id));
         self.runtime.spawn(async move {
             loop {
-                let failed = carrying.failed.notified();
-                match carrying.redirect_states.get(cookie).map(|redirect_state| redirect_state.state) {
+                let failed = redirector.failed.notified();
+                match redirector.redirect_states.get(cookie).map(|redirect_state| redirect_state.state) {
                     Some(State::Failing(_)) => failed.await,
                     _ => break,
                 }
             }
             let _ = socket.take_error();
-            carrying.redirect_states.forget(cookie);
+            redirector.redirect_states.forget(cookie);
             drop(socket);
-            let told = told(&carrying, &call);
-            carrying.listener.answer(call.id, told);
+            let told = told(&redirector, &call);
+            redirector.listener.answer(call.id, told);
             drop(hold);
         });
         true
@@ -364,7 +366,7 @@ impl Carrying {
     }
 
     /// Whether a flow to `remote` is to go to the relay now.
-    pub(super) fn may_carry(&self, remote: SocketAddr) -> bool {
+    pub(super) fn may_redirect(&self, remote: SocketAddr) -> bool {
         let there = self.is_up() || (self.may_come() && self.grace_end() > Instant::now());
         there && self.choice.chooser().may_bond(remote.ip())
     }
@@ -459,7 +461,7 @@ pub(super) fn source(remote: SocketAddr) -> Option<IpAddr> {
 }
 
 /// Something that must be done before the end.
-pub(super) struct Active(Arc<Carrying>);
+pub(super) struct Active(Arc<Redirector>);
 
 impl Drop for Active {
     fn drop(&mut self) {
@@ -468,7 +470,7 @@ impl Drop for Active {
 }
 
 /// A call that waits here.
-pub(super) struct Hold(Arc<Carrying>, u64);
+pub(super) struct Hold(Arc<Redirector>, u64);
 
 impl Drop for Hold {
     fn drop(&mut self) {

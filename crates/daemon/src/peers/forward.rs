@@ -1,4 +1,4 @@
-//! Carries redirected flows: over the bond to a server or a relay, or, where none can take them, over a link of theirs.
+//! Forwards redirected flows: over the bond to a server or a relay, or, where none can take them, over a link of theirs.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +20,7 @@ use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc};
 
-use super::{Carried, Change, Cost, Flows, Peers};
+use super::{BondedFlow, Change, Cost, Flows, Peers};
 
 /// An exchange of datagrams whose bond has ended waits this long for the bond to be there again.
 const RESTART: Duration = Duration::from_secs(1);
@@ -183,7 +183,7 @@ impl Peers {
         let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
         let bond = FlowPolicy { weight, links: policy.links, copies: policy.copies, urgent: policy.urgent };
         let flow = client.open(Open { kind, target: Target::Address(facts.remote), policy: bond }).ok()?;
-        let carried = Carried {
+        let bonded = BondedFlow {
             application,
             app: facts.app.clone(),
             process: facts.process,
@@ -199,7 +199,7 @@ impl Peers {
             cost: Cost::default(),
             ruled: policy.links,
         };
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, carried);
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, bonded);
         Some(Opened { flow, client, far })
     }
 
@@ -218,7 +218,7 @@ impl Peers {
         Some((known.client.clone(), known.stored.name.clone()))
     }
 
-    /// Carries an exchange of datagrams, whose first is `payload`. Without a peer it goes direct.
+    /// Forwards an exchange of datagrams, whose first is `payload`. Without a peer it goes direct.
     pub(crate) fn exchange(
         &mut self,
         redirect: Arc<Redirect>,
@@ -270,15 +270,15 @@ impl Peers {
         });
     }
 
-    /// Carries a redirected connection: straight to its `server`, if that has this key, or to a relay. The peer may have gone since the
+    /// Forwards a redirected connection: straight to its `server`, if that has this key, or to a relay. The peer may have gone since the
     /// program's connect: a connection of the daemon's own is next best.
-    pub(crate) fn carry(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
+    pub(crate) fn forward(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
         let Redirected { stream, flow: facts } = redirected;
         let (exit, permit) = (policy.exit.clone(), self.flow_limits.enter(facts.user));
         let Some(opened) = self.open_flow(&facts, application, policy, FlowKind::Stream, server) else {
             tokio::spawn(async move {
                 let _permit = permit;
-                carry_directly(stream, facts.remote, exit).await;
+                forward_directly(stream, facts.remote, exit).await;
             });
             return;
         };
@@ -300,7 +300,7 @@ impl Peers {
                 }
                 Opening::Direct(_) => {
                     forget(&flows, id, moved);
-                    carry_directly(stream, facts.remote, exit).await;
+                    forward_directly(stream, facts.remote, exit).await;
                 }
             }
             forget(&flows, id, moved);
@@ -311,27 +311,27 @@ impl Peers {
 /// Whether any flow goes straight to `host`.
 pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
     let peer = host.to_string();
-    flows.lock().unwrap_or_else(PoisonError::into_inner).living.values().any(|carried| carried.peer == peer)
+    flows.lock().unwrap_or_else(PoisonError::into_inner).living.values().any(|bonded| bonded.peer == peer)
 }
 
 /// A flow has ended, which moved so much, received and sent, as far as that is known: its bond may have forgotten it before.
 fn forget(flows: &Flows, id: u64, known: [ByteCount; 2]) {
     let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(mut carried) = flows.living.remove(&id) else { return };
-    let more = carried.count(known, &flows.costs);
+    let Some(mut bonded) = flows.living.remove(&id) else { return };
+    let more = bonded.count(known, &flows.costs);
     // Over the links some of it may have gone twice.
-    let [rx, tx] = [0, 1].map(|way| if known[way] > ByteCount::ZERO { known[way] } else { carried.counted[way] });
-    let moved = flows.moved.entry(carried.application).or_default();
+    let [rx, tx] = [0, 1].map(|way| if known[way] > ByteCount::ZERO { known[way] } else { bonded.counted[way] });
+    let moved = flows.moved.entry(bonded.application).or_default();
     *moved = [moved[0] + more[0], moved[1] + more[1]];
     if rx + tx > ByteCount::ZERO {
-        let port = carried.remote.port();
-        let ended = Ended { app: carried.app, port, started: carried.started, at: now(), rx, tx };
-        flows.ended.push((ended, carried.cost, carried.flow.moved()));
+        let port = bonded.remote.port();
+        let ended = Ended { app: bonded.app, port, started: bonded.started, at: now(), rx, tx };
+        flows.ended.push((ended, bonded.cost, bonded.flow.moved()));
     }
 }
 
-/// Carries a connection as if its program had made it.
-async fn carry_directly(stream: TcpStream, remote: SocketAddr, exit: Exit) {
+/// Forwards a connection as if its program had made it.
+async fn forward_directly(stream: TcpStream, remote: SocketAddr, exit: Exit) {
     match connect(remote, exit).await {
         Ok(onward) => splice_connections(stream, onward).await,
         Err(error) => {
