@@ -35,8 +35,8 @@
 //! - **Size**: what a connection brings in a third of the time that the file still takes over all links together, between 0.3 and 4 seconds: large
 //!   while much is left, so that requests cost little, and ever smaller towards the end, so that all links finish together. Where several
 //!   files have bytes to ask for, always the least: what is asked for already cannot be shared out anew when links change. Short, too, where a
-//!   reader wants a file in order, and then so that a link's places end in turns.
-//! - **File**: miDRR with the files' weights and links (Π), on every free place of a link.
+//!   reader wants a file in order, and then so that a link's requests end in turns.
+//! - **File**: miDRR with the files' weights and links (Π), for every further request that a link may have.
 //! - **How many at once**: three requests a link at first, and one more for each 40 ms of its round trip, up to three; more for as long as that
 //!   brings more, as on links with loss.
 //! - **Slower links**: a request that would go on long after all else is there is cut to what it brings until then; the rest is free.

@@ -30,14 +30,14 @@ pub(crate) struct ScheduledLink {
     pub(crate) latency: Option<Duration>,
     /// The least of it.
     quickest: Option<Duration>,
-    /// What it brought when all its places were last taken.
+    /// What it brought when it had its limit of requests last.
     full: Option<Rate>,
     /// It was only guessed so far, from handshakes.
     guessed: bool,
     pub(crate) moved: u64,
     pub(crate) twice: u64,
-    /// Requests at once.
-    pub(crate) places: usize,
+    /// Requests at a time, at most.
+    pub(crate) request_limit: usize,
     climb: Climb,
     /// All its requests stall: since when it is tried again, and for how long it is left alone next.
     pub(crate) silent: Option<Silent>,
@@ -71,7 +71,7 @@ impl ScheduledLink {
             guessed: true,
             moved: 0,
             twice: 0,
-            places: config.connections_first.clamp(1, config.connections_most.max(1)),
+            request_limit: config.connections_first.clamp(1, config.connections_most.max(1)),
             climb,
             silent: None,
         }
@@ -97,7 +97,7 @@ impl ScheduledLink {
         if self.latency.is_none() {
             self.latency = Some(took / 2);
             let farther = (took.as_nanos() / 2 / FARTHER.as_nanos()).min(3) as usize;
-            self.places = (self.places + farther).min(most.max(1));
+            self.request_limit = (self.request_limit + farther).min(most.max(1));
         }
     }
 
@@ -118,14 +118,14 @@ impl ScheduledLink {
 
     /// So many requests are at work.
     pub(crate) fn on_busy(&mut self, now: Time, busy: usize) {
-        if busy >= self.places {
+        if busy >= self.request_limit {
             self.full = self.meter.rate(now).or(self.full);
         }
     }
 
     /// What one of its requests brings.
     pub(crate) fn share(&self, now: Time) -> Option<f64> {
-        Some(self.rate(now)?.bps() as f64 / 8.0 / self.places as f64)
+        Some(self.rate(now)?.bps() as f64 / 8.0 / self.request_limit as f64)
     }
 
     /// How long a request may bring nothing before its range is given to others.
@@ -152,7 +152,7 @@ impl ScheduledLink {
 
     /// Whether more requests at once bring more. `busy`: requests at work; `long`: there is enough to do for a while.
     pub(crate) fn climb(&mut self, now: Time, busy: usize, most: usize, long: bool) {
-        if busy < self.places || !long {
+        if busy < self.request_limit || !long {
             self.climb.since = now;
             return;
         }
@@ -167,14 +167,14 @@ impl ScheduledLink {
         };
         self.climb.since = now;
         match self.climb.before {
-            Some((before, places)) if rate < before.scale(CLIMB_GAIN) => {
-                self.places = places;
+            Some((before, request_limit)) if rate < before.scale(CLIMB_GAIN) => {
+                self.request_limit = request_limit;
                 self.climb.before = None;
                 self.climb.not_before = now + CLIMB_AGAIN;
             }
-            _ if self.places < most => {
-                self.climb.before = Some((rate, self.places));
-                self.places = (self.places + 2).min(most);
+            _ if self.request_limit < most => {
+                self.climb.before = Some((rate, self.request_limit));
+                self.request_limit = (self.request_limit + 2).min(most);
             }
             _ => self.climb.not_before = now + CLIMB_AGAIN,
         }

@@ -178,7 +178,7 @@ impl Engine {
             .count()
     }
 
-    /// Fills every free place of every link.
+    /// Gives every link requests up to its limit.
     pub(crate) fn plan(&mut self, now: Time) {
         self.cut_slow(now);
         let mut order: Vec<usize> = (0..self.links.len()).collect();
@@ -262,13 +262,13 @@ impl Engine {
         let trying = there.silent.is_some();
         self.pipeline(now, link);
         loop {
-            let places = if trying { 1 } else { self.places(link) };
+            let request_limit = if trying { 1 } else { self.request_limit(link) };
             let stuck = if trying {
                 self.connections.values().filter(|connection| connection.link == link && !connection.requests.is_empty()).count()
             } else {
                 0
             };
-            if self.at_work(link).saturating_sub(stuck) >= places {
+            if self.at_work(link).saturating_sub(stuck) >= request_limit {
                 return;
             }
             if !self.give(now, link) && !self.steal(now, link) {
@@ -281,10 +281,10 @@ impl Engine {
     }
 
     /// How many requests a link has at once: many small files take more than a few large ones.
-    fn places(&self, link: LinkId) -> usize {
+    fn request_limit(&self, link: LinkId) -> usize {
         let small = |file: &&File| file.active && file.setup.links.contains(link.0) && file.size.is_none_or(|size| size <= FIRST);
         let small = self.files.values().filter(small).count().div_ceil(self.links.len().max(1));
-        self.links[link.0].places.max(small).min(self.config.connections_most)
+        self.links[link.0].request_limit.max(small).min(self.config.connections_most)
     }
 
     /// What a link may still be asked for, by its allowance and the budget.
@@ -303,7 +303,7 @@ impl Engine {
         there.left(pending(link), budget)
     }
 
-    /// Gives one file a range on a free place of `link`; false if there is nothing to give.
+    /// Gives one file a range over `link`, which is below its limit of requests; false if there is nothing to give.
     fn give(&mut self, now: Time, link: LinkId) -> bool {
         let allowed = self.allowed(link);
         let here = self.files.iter().filter(|(_, file)| file.setup.links.contains(link.0));
@@ -358,7 +358,7 @@ impl Engine {
         others.filter_map(|other| self.links[other].rate(now)).max() <= mine
     }
 
-    /// How much of `file` a place of `link` should ask for now; `None`: nothing is left to ask for.
+    /// How much of `file` a request over `link` should ask for now; `None`: nothing is left to ask for.
     fn size(&self, now: Time, link: LinkId, file: &File) -> Option<u64> {
         let gap = file.free.first_below(file.limit())?;
         let unknown = if file.setup.window.is_some() { LEAST } else { FIRST };
@@ -385,13 +385,13 @@ impl Engine {
         Some(if gap.size() < size + size / 3 { gap.size() } else { size }.min(MOST))
     }
 
-    /// What part of a range a place of `link` should ask for so that its places end in turns: beside a full one that was asked for just now,
+    /// What part of a range a request over `link` should ask for so that its requests end in turns: beside a full one that was asked for just now,
     /// less. Otherwise all would wait for their next answers at the same time.
     fn in_turn(&self, now: Time, link: LinkId, time: f64) -> f64 {
-        let places = self.links[link.0].places.max(1) as f64;
-        let beside = |request: &&Request| request.link == link && now.since(request.asked).as_secs_f64() < time / places / 2.0;
+        let request_limit = self.links[link.0].request_limit.max(1) as f64;
+        let beside = |request: &&Request| request.link == link && now.since(request.asked).as_secs_f64() < time / request_limit / 2.0;
         let beside = self.requests.values().filter(beside).count() as f64;
-        (1.0 - beside / places).max(1.0 / places)
+        (1.0 - beside / request_limit).max(1.0 / request_limit)
     }
 
     /// Whether several files have bytes to ask for.
