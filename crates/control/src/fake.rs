@@ -167,7 +167,7 @@ impl FakeSteering {
         let known = self.learnt.get(&(app.clone(), to.1));
         let demand = known.map_or(params.default_demand, |known| known.down + known.up);
         let direction = if known.is_some_and(|known| known.up > known.down) { Direction::Up } else { Direction::Down };
-        self.sync_lanes(&params);
+        self.sync_link_loads(&params);
         let Some(slot) = self.load_table.choose(params.mode_for(direction), &Request { allowed: mask, direction, demand }) else {
             return Steered::LeftAlone;
         };
@@ -211,7 +211,7 @@ impl FakeSteering {
         Steered::To(slot, id)
     }
 
-    fn sync_lanes(&mut self, params: &SteerParams) {
+    fn sync_link_loads(&mut self, params: &SteerParams) {
         for (slot, link) in params.links.iter().enumerate() {
             if let Some(link) = link {
                 let link_load = &mut self.load_table.loads[slot];
@@ -310,7 +310,7 @@ impl Steering for FakeSteering {
         self.call("put a new policy in force")?;
         self.params = Some(params.clone());
         self.changes += 1;
-        self.sync_lanes(params);
+        self.sync_link_loads(params);
         Ok(())
     }
 

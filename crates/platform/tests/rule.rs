@@ -112,7 +112,7 @@ fn length(bits: u32) -> impl Strategy<Value = u64> {
     prop_oneof![2 => any, 1 => (0..bits).prop_map(|bit| 1 << bit)]
 }
 
-/// Lanes of one rate and much the same load, and a demand: what decides is how much of each load counts before the flow, up to products
+/// Links of one rate and much the same load, and a demand: what decides is how much of each load counts before the flow, up to products
 /// of flows and demand above 64 bits.
 fn loads() -> impl Strategy<Value = (Vec<LinkLoad>, u64)> {
     (1..62u32).prop_flat_map(|bits| {

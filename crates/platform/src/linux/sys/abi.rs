@@ -36,7 +36,7 @@ macro_rules! abi {
 }
 
 abi! {
-    /// `struct braid_lane`.
+    /// `struct braid_link_load`.
     LinkLoad { load: [u64; 2], tag: u64, flows: u32, pad: u32, }
     /// `struct braid_load_table` behind its lock.
     LoadTable { lock: u32, pad: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, loads: [LinkLoad; MAX_LINKS], }
