@@ -93,9 +93,9 @@ struct Got {
 }
 
 /// A client's connection.
-struct Client(TcpStream);
+struct TestClient(TcpStream);
 
-impl Client {
+impl TestClient {
     fn new(proxy: SocketAddr) -> Self {
         let stream = TcpStream::connect(proxy).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -144,7 +144,7 @@ fn download(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Send + Sync + 'static) 
         None => slowly(good(asked, &bytes)),
         Some(_) => ranges(asked, &bytes),
     });
-    let got = Client::new(proxy(two(), SplitBounds::default())).get(&server, "");
+    let got = TestClient::new(proxy(two(), SplitBounds::default())).get(&server, "");
     assert!(got.head.starts_with("http/1.1 200 ok\r\n") && got.head.contains("etag: \"one\""), "{}", got.head);
     (server, got)
 }
@@ -178,7 +178,7 @@ fn comes_undivided(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Send + Sync + 's
 fn goes_as_it_is(headers: &str, serve: impl Fn(&Asked, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Got {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(serve(asked, &bytes)));
-    let got = Client::new(proxy(two(), SplitBounds::default())).get(&server, headers);
+    let got = TestClient::new(proxy(two(), SplitBounds::default())).get(&server, headers);
     assert!(got.whole);
     assert_eq!(server.requests().len(), 1);
     got
@@ -196,7 +196,7 @@ fn what_the_client_said_is_said_again_but_for_conditions() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
     let asks = "Cookie: a=b\r\nX-Own: 1\r\nAccept-Encoding: gzip\r\nIf-None-Match: \"zero\"\r\nProxy-Connection: keep-alive\r\n";
-    let got = Client::new(proxy(two(), SplitBounds::default())).get(&server, asks);
+    let got = TestClient::new(proxy(two(), SplitBounds::default())).get(&server, asks);
     assert!(got.whole && got.body == content(SIZE));
     assert!(server.requests()[0].headers.contains_key("if-none-match"));
     for asked in parts(&server) {
@@ -215,7 +215,7 @@ fn the_first_answer_s_head_is_the_client_s() {
         None => slowly(good_with(asked, &bytes, first)),
         Some(_) => slowly(good_with(asked, &bytes, "ETag: \"one\"\r\nAge: 9\r\nSet-Cookie: s=2\r\n")),
     });
-    let got = Client::new(proxy(two(), SplitBounds::default())).get(&server, "");
+    let got = TestClient::new(proxy(two(), SplitBounds::default())).get(&server, "");
     assert!(got.body == content(SIZE));
     for line in ["age: 7", "vary: accept", "cache-control: max-age=60", "set-cookie: s=1", "via: 1.1 braid", "content-length: 3000000"] {
         assert!(got.head.lines().any(|found| found == line), "{line}: {}", got.head);
@@ -371,7 +371,7 @@ fn a_first_answer_that_breaks_off_is_gone_on_with_by_ranges() {
         None => slowly(good(asked, &bytes)[..100_000].to_vec()).into_iter().chain([Act::Close]).collect(),
         Some(_) => slowly(good(asked, &bytes)),
     });
-    let got = Client::new(proxy(two(), SplitBounds::default())).get(&server, "");
+    let got = TestClient::new(proxy(two(), SplitBounds::default())).get(&server, "");
     assert!(got.whole && got.body == content(SIZE));
 }
 
@@ -382,7 +382,7 @@ fn a_first_answer_that_breaks_off_where_there_are_no_ranges_is_seen_to() {
         None => slowly(good(asked, &bytes)[..2_000_000].to_vec()).into_iter().chain([Act::Close]).collect(),
         Some(_) => slowly(answer("404 Not Found", "", b"no")),
     });
-    let got = Client::new(proxy(two(), SplitBounds::default())).get(&server, "");
+    let got = TestClient::new(proxy(two(), SplitBounds::default())).get(&server, "");
     assert!(!got.whole && content(SIZE).starts_with(&got.body), "what came is true, and the end is missed");
 }
 
@@ -406,7 +406,7 @@ fn a_second_link_that_refuses_costs_nothing() {
     for second in [true, false] {
         let bytes = content(SIZE);
         let server = Server::start(move |asked| slowly(good(asked, &bytes)));
-        let got = Client::new(proxy(Links { count: 2, second: Some(second) }, SplitBounds::default())).get(&server, "");
+        let got = TestClient::new(proxy(Links { count: 2, second: Some(second) }, SplitBounds::default())).get(&server, "");
         assert!(got.whole && got.body == content(SIZE));
         assert!(server.requests().iter().all(|asked| asked.link == 0));
     }
@@ -442,7 +442,7 @@ fn a_head_and_a_form_are_no_downloads() {
             all.truncate(if body { all.len() } else { all.len() - SIZE });
             slowly(all)
         });
-        let mut client = Client::new(proxy(two(), SplitBounds::default()));
+        let mut client = TestClient::new(proxy(two(), SplitBounds::default()));
         client.ask(&format!("{line} {} HTTP/1.1", server.url("/file")), "Content-Length: 0\r\n");
         let head = client.head();
         assert!(head.contains("content-length: 3000000"), "{head}");
@@ -457,7 +457,7 @@ fn a_head_and_a_form_are_no_downloads() {
 fn a_client_s_connection_is_kept_from_download_to_download() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
-    let mut client = Client::new(proxy(two(), SplitBounds::default()));
+    let mut client = TestClient::new(proxy(two(), SplitBounds::default()));
     for _ in 0..3 {
         let got = client.get(&server, "");
         assert!(got.whole && got.body == content(SIZE));
@@ -468,7 +468,7 @@ fn a_client_s_connection_is_kept_from_download_to_download() {
 fn an_old_client_is_answered_too() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
-    let mut client = Client::new(proxy(two(), SplitBounds::default()));
+    let mut client = TestClient::new(proxy(two(), SplitBounds::default()));
     client.ask(&format!("GET {} HTTP/1.0", server.url("/file")), "");
     let head = client.head();
     assert!(client.body(head).body == content(SIZE));
@@ -495,7 +495,7 @@ fn a_client_that_reads_nothing_is_waited_for_in_bounded_memory() {
     let bytes = content(LARGE);
     let served = bytes.clone();
     let server = Server::start(move |asked| vec![Act::Send(good(asked, &served))]);
-    let mut client = Client::new(proxy(two(), SplitBounds { one: ByteCount::new(2 << 20), all: ByteCount::new(8 << 20) }));
+    let mut client = TestClient::new(proxy(two(), SplitBounds { one: ByteCount::new(2 << 20), all: ByteCount::new(8 << 20) }));
     client.ask(&format!("GET {} HTTP/1.1", server.url("/file")), "");
     let head = client.head();
     // The window, and what the system keeps of three connections.
@@ -509,7 +509,7 @@ fn a_client_that_reads_nothing_is_waited_for_in_bounded_memory() {
 fn no_connection_outlives_its_client() {
     let bytes = content(SIZE * 10);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
-    let mut client = Client::new(proxy(two(), SplitBounds::default()));
+    let mut client = TestClient::new(proxy(two(), SplitBounds::default()));
     client.ask(&format!("GET {} HTTP/1.1", server.url("/file")), "");
     client.head();
     let begin = Instant::now();
@@ -529,9 +529,9 @@ fn downloads_that_find_no_memory_go_on_undivided() {
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
     let small = SplitBounds { one: ByteCount::new(1 << 20), all: ByteCount::new(1_200_000) };
     let proxy = proxy(two(), small);
-    let clients: Vec<Client> = (0..3)
+    let clients: Vec<TestClient> = (0..3)
         .map(|_| {
-            let mut client = Client::new(proxy);
+            let mut client = TestClient::new(proxy);
             client.ask(&format!("GET {} HTTP/1.1", server.url("/file")), "");
             client
         })
@@ -553,7 +553,7 @@ fn many_downloads_side_by_side_come_true() {
         .map(|which| {
             let url = server.url(&format!("/{which}"));
             thread::spawn(move || {
-                let mut client = Client::new(proxy);
+                let mut client = TestClient::new(proxy);
                 client.ask(&format!("GET {url} HTTP/1.1"), "");
                 let head = client.head();
                 assert!(client.body(head).body == content_of(which, SIZE / 2), "{which}");

@@ -182,13 +182,13 @@ pub(crate) struct Connection(SendRequest<Full<Bytes>>);
 
 /// An answer, read to its end.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     pub(crate) status: u16,
     pub(crate) headers: hyper::HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Answer {
+impl TestResponse {
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -215,13 +215,13 @@ impl Connection {
         self.0.send_request(request).await
     }
 
-    pub(crate) async fn send(&mut self, request: hyper::Request<Full<Bytes>>) -> Result<Answer, hyper::Error> {
+    pub(crate) async fn send(&mut self, request: hyper::Request<Full<Bytes>>) -> Result<TestResponse, hyper::Error> {
         let (head, body) = self.begin(request).await?.into_parts();
-        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body: body.collect().await?.to_bytes() })
+        Ok(TestResponse { status: head.status.as_u16(), headers: head.headers, body: body.collect().await?.to_bytes() })
     }
 
     /// `METHOD /path`, with headers and a body.
-    pub(crate) async fn ask(&mut self, what: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub(crate) async fn ask(&mut self, what: &str, headers: &[(&str, &str)], body: &str) -> TestResponse {
         self.send(request(what, headers, body)).await.unwrap()
     }
 }
